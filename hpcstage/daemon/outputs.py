@@ -24,6 +24,9 @@ from hpcstage.node.kept import KeptLock, KeptPlace
 from hpcstage.outputs.drain import OutputDrain
 from hpcstage.outputs.journal import recall
 from hpcstage.outputs.prepare import OutputPlace, PreparedPlace
+from hpcstage.outputs.told import ToldPaths, told_of
+from hpcstage.protocol.daemonspec import DaemonSpec
+from hpcstage.protocol.rundir import told_path
 from hpcstage.protocol.shim import DISORDERLY, Answer, Kind
 from hpcstage.reading import readable
 from hpcstage.writing import replace_text
@@ -107,6 +110,12 @@ def _prepared(place: KeptPlace) -> PreparedPlace:
     return PreparedPlace(output, recalled.charter, recalled.ledger.entries)
 
 
+def _told(spec: DaemonSpec, prepared: PreparedPlace) -> ToldPaths | None:
+    """Returns where the nodes of the run tell each other of output files; None if this one is alone."""
+    hosts = spec.membership.hosts if prepared.charter.node else []
+    return told_of({host: told_path(Path(spec.run_dir), host, spec.run_id) for host in hosts}, prepared.charter.node)
+
+
 @dataclass(frozen=True)
 class _Pipe:
     """Stands for a descriptor that `work` reads. Two are unequal if a number is that of another pipe meanwhile, so that
@@ -125,7 +134,8 @@ class _Outputs(OutputDrain):
         """Raises ValueError, or OSError where the kernel has no queue of events left."""
         self._base = base
         self._is_ending = False
-        super().__init__(_prepared(place), self._pause_after, base.spec.own_drain_rate_bytes_per_s)
+        spec, prepared = base.spec, _prepared(place)
+        super().__init__(prepared, self._pause_after, spec.own_drain_rate_bytes_per_s, _told(spec, prepared))
         replace_text(place.watched, "")
 
     def end(self, now: float, *, is_orderly: bool = True) -> None:

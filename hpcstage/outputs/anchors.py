@@ -54,6 +54,16 @@ class Anchors:
                 os.unlink(anchor)
                 self._known().pop(status.st_ino, None)
 
+    def forget(self, link: int) -> None:
+        """Removes the anchor of a link that has lost its name, by the link's own inode; if it is the last of those that
+        the target's file has, since they are found by counting."""
+        with self._lock:
+            inode = self._known().get(link)
+            links = [] if inode is None else list(self._links(inode))
+            if links and links[-1][1].st_ino == link:
+                os.unlink(links[-1][0])
+                self._known().pop(link, None)
+
     def is_still_shown(self, found: os.stat_result, path: str) -> bool:
         """Tells whether a link in the watched directory leads to what the target has at a path. Where the target has
         a file under several names, a link that leads to another one of them does not count."""
@@ -84,9 +94,14 @@ class Anchors:
         """Returns the path of the second name of a spare link."""
         return f"{self.directory}/{os.path.basename(spare)}{_SPARE}"
 
-    def follow(self, replaced: str, second: str, inode: int) -> None:
-        """Lets the anchor of a replaced link be that of the new one; a link without an anchor gets none."""
+    def follow(self, replaced: str, second: str, inode: int, *, is_other: bool = False) -> None:
+        """Lets the anchor of a replaced link be that of the new one; a link without an anchor gets none. `is_other`:
+        the new one stands for another inode, and gets an anchor of its own."""
         was, now = os.lstat(replaced).st_ino, os.lstat(second).st_ino
+        if is_other:
+            self.add(second, inode)
+            self.forget(was)
+            return
         with self._lock:
             for path, status in self._links(inode):
                 if status.st_ino == was:

@@ -15,14 +15,25 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 
-from hpcstage.outputs.contents import Contents, open_for_reading, special_kind
-from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, EntryKind, Fingerprint, TargetEntry
+from hpcstage.outputs.contents import Contents, are_equal, open_for_reading, special_kind
+from hpcstage.outputs.facts import (
+    Action,
+    ActionResult,
+    Deed,
+    Ending,
+    EntryKind,
+    Fingerprint,
+    News,
+    TargetEntry,
+    ancestors,
+)
 from hpcstage.outputs.freeing import Freeing, freed
 from hpcstage.outputs.guard import TargetGuard, has_inode
 from hpcstage.outputs.journal import Charter, Journal
 from hpcstage.outputs.links import LocalLinks
 from hpcstage.outputs.namechanges import NameChanges
 from hpcstage.outputs.target import Target, change_mode, status_of
+from hpcstage.outputs.told import Told
 
 OPEN_COPY_BYTES = 64 << 20
 """A larger file that is still open is copied for the first time when it is closed."""
@@ -43,21 +54,25 @@ class Carrier:
         charter: Charter,
         journal: Journal,
         pace: Callable[[int], object] | None = None,
+        told: Told | None = None,
     ) -> None:
-        """`scratch` is a directory on the file system of `root`, not below it."""
+        """`scratch` is a directory on the file system of `root`, not below it. `told` is what nodes tell each other."""
+        self._told = told
         self._root = root
         self._target = Target(charter)
         self._links = LocalLinks(root, scratch, self._target)
         self._journal = journal
         self._contents = Contents(pace)
         self._guard = TargetGuard(self._target, self._links)
-        changes = NameChanges(root, charter, self._target, self._links)
+        changes = NameChanges(root, charter, self._target, self._links, self._tell_taken)
         self._ways = {
             Deed.CARRY: self._carry,
             Deed.MOVE: changes.move,
             Deed.ERASE: changes.erase,
             Deed.STAMP: changes.stamp,
             Deed.FREE: Freeing(root, self._target, self._links, self._contents).free,
+            Deed.SHOW: self._show,
+            Deed.HIDE: self._hide,
         }
 
     def do(self, action: Action) -> ActionResult:
@@ -71,8 +86,10 @@ class Carrier:
             text = f"{error.strerror or error}{where}"
             result = ActionResult(action.deed, action.name, Ending.FAILED, errno=error.errno or 0, text=text)
         result = replace(result, took_s=time.monotonic() - started)
+        if self._told is not None and result.ending is Ending.DONE:
+            self._told.tell(self._given(action, result))
         is_known = action.deed is Deed.CARRY and result.ending is Ending.DONE and result.entry is None
-        stays = action.deed is Deed.FREE and result.ending in {Ending.KEPT, Ending.FAILED}
+        stays = action.deed in {Deed.FREE, Deed.SHOW, Deed.HIDE} and result.ending is not Ending.DONE
         if not (is_known or stays or result.ending in {Ending.HELD, Ending.MISPLACED}):
             self._journal.did(result)
         return result
@@ -83,6 +100,61 @@ class Carrier:
             self._target.remove_temporary(name)
         self._links.recover()
         self._guard.was_written = self._journal.intents(names) if names else {}
+
+    # ---- what nodes tell each other
+
+    def _given(self, action: Action, result: ActionResult) -> list[News]:
+        """Returns what the other nodes may show: the new names."""
+        entry = result.entry
+        if action.deed is Deed.MOVE and not action.is_dir:
+            found = status_of(self._target.path(action.new))
+            return [] if found is None else [News(action.new, found.st_ino, found.st_mtime_ns, True)]
+        if action.deed is not Deed.CARRY or entry is None or entry.kind is EntryKind.EARLIER:
+            return []
+        is_known = action.entry is not None and action.entry.there == entry.there
+        mode = entry.mode if entry.kind is EntryKind.DIRECTORY else -1
+        return [] if is_known else [News(action.name, entry.there.inode, entry.there.mtime_ns, True, mode)]
+
+    def _tell_taken(self, name: str, found: os.stat_result) -> None:
+        if self._told is not None and not stat.S_ISDIR(found.st_mode):
+            self._told.tell([News(name, found.st_ino, found.st_mtime_ns, False)])
+
+    def _is_taken(self, name: str, entry: TargetEntry) -> bool:
+        """Tells whether another node removed or renamed the copy of a file, which it saw as a link."""
+        there = entry.there
+        return self._told is not None and self._told.is_taken(name, there.inode, there.mtime_ns)
+
+    def _show(self, action: Action) -> ActionResult:
+        name, shown = action.name, action.new_entry
+        done = ActionResult(Deed.SHOW, name, Ending.DONE, shown)
+        assert shown is not None
+        if not self._is_in_directories(name):
+            return replace(done, ending=Ending.ABSENT, entry=None)
+        if action.is_dir:
+            with suppress(FileExistsError):
+                os.mkdir(f"{self._root}/{name}", 0o700)
+                os.chmod(f"{self._root}/{name}", shown.mode)
+                return done
+        elif action.entry is None:
+            if self._links.show_new(name, shown.there.inode):
+                return done
+        elif self._links.is_shown(name, action.entry.there.inode):
+            if action.entry.there.inode != shown.there.inode:
+                self._links.readdress(name, shown.there.inode)
+            return done
+        return replace(done, ending=Ending.KEPT, entry=None)
+
+    def _hide(self, action: Action) -> ActionResult:
+        assert action.entry is not None
+        is_done = self._links.withdraw(action.name, action.entry.there.inode)
+        return ActionResult(Deed.HIDE, action.name, Ending.DONE if is_done else Ending.KEPT)
+
+    def _is_in_directories(self, name: str) -> bool:
+        """Tells whether the directories above a name are there, and none of them is a link."""
+        above = (status_of(f"{self._root}/{one}") for one in ancestors(name)[1:])
+        return all(status is not None and stat.S_ISDIR(status.st_mode) for status in above)
+
+    # ---- contents
 
     def _carry(self, action: Action) -> ActionResult:
         name = action.name
@@ -102,12 +174,11 @@ class Carrier:
         if stat.S_ISLNK(status.st_mode):
             return self._carry_link(action, status)
         if stat.S_ISREG(status.st_mode):
-            if (
-                entry is not None
-                and _is_unchanged(entry, status, is_written=action.is_written)
-                and self._has(name, entry)
-            ):
-                return self._match_mode(name, entry, status)
+            if entry is not None and _is_unchanged(entry, status, is_written=action.is_written):
+                if self._has(name, entry):
+                    return self._match_mode(name, entry, status)
+                if self._is_taken(name, entry):
+                    return ActionResult(Deed.CARRY, name, Ending.DONE)
             return self._carry_file(action)
         return ActionResult(Deed.CARRY, name, Ending.SKIPPED, text=special_kind(status.st_mode) or "special file")
 
@@ -194,9 +265,14 @@ class Carrier:
             os.close(source)
 
     def _has(self, name: str, entry: TargetEntry) -> bool:
-        """Tells whether the target still has what was written there. Only other nodes could have replaced it."""
-        found = status_of(self._target.path(name)) if self._target.is_shared else None
-        return not self._target.is_shared or (found is not None and has_inode(entry, found))
+        """Tells whether the target still has what was written there. Only other nodes could have replaced it, or have
+        written to it through a link."""
+        if not self._target.is_shared:
+            return True
+        found = status_of(self._target.path(name))
+        if found is None or not has_inode(entry, found):
+            return False
+        return Fingerprint.of(found) == entry.there or are_equal(f"{self._root}/{name}", self._target.path(name))
 
     def _match_mode(self, name: str, entry: TargetEntry, status: os.stat_result) -> ActionResult:
         mode = stat.S_IMODE(status.st_mode)

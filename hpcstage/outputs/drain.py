@@ -17,6 +17,7 @@ from hpcstage.outputs.facts import (
     Action,
     ActionResult,
     Deed,
+    Ending,
     EntryKind,
     Fingerprint,
     Leftover,
@@ -28,6 +29,7 @@ from hpcstage.outputs.ledger import Ledger
 from hpcstage.outputs.places import found_below
 from hpcstage.outputs.prepare import PreparedPlace
 from hpcstage.outputs.state import DrainFindings
+from hpcstage.outputs.told import ToldPaths
 from hpcstage.outputs.watch import PAIR_S, TreeWatch
 from hpcstage.outputs.workers import THREADS, CarrierProcess
 
@@ -63,20 +65,23 @@ class OutputDrain:
         prepared: PreparedPlace,
         may_copy: Callable[[int], float] = lambda _: 0.0,
         rate: float | None = None,
+        told: ToldPaths | None = None,
     ) -> None:
         """`may_copy` is asked before a file of so many bytes is carried, and returns the seconds to wait after it.
-        Raises OSError where the kernel has no queue of events left."""
+        `told` is where the nodes of a run tell each other of names. Raises OSError where the kernel has no queue of
+        events left."""
         self._root = prepared.place.root
         self._target = prepared.charter.target
         self._is_shared = bool(prepared.charter.node)
         self._watch = TreeWatch(self._root, prepared.place.scratch)
         self._ledger = Ledger(dict(prepared.entries))
         self._journal = Journal.open(prepared.place.journal)
-        self._process = CarrierProcess(prepared.place, prepared.charter, self._journal, rate)
+        self._process = CarrierProcess(prepared.place, prepared.charter, self._journal, rate, told)
         self._may_copy = may_copy
         self._wait_until = 0.0
         self._last_look: Iterator[SeenEvent] | None = None
         self._files = self._bytes = 0
+        self._process.listen()
 
     # ---- as a service
 
@@ -92,6 +97,8 @@ class OutputDrain:
         self._look_again(now)
         for result in self._process.receive():
             self._took(result, now)
+        for news in self._process.heard():
+            self._ledger.hear(news)
         while actions := self._ledger.actions(now, self._slots(now)):
             self._give(actions, now)
 
@@ -153,6 +160,8 @@ class OutputDrain:
     def _take(self, event: SeenEvent, now: float) -> None:
         if event.kind is SeenKind.FOUND and self._is_current(event.name):
             return
+        if event.kind is SeenKind.MADE and event.name not in self._ledger.removed and self._is_link(event.name):
+            return
         renames = len(self._ledger.renames)
         noted = self._ledger.see(event, now)
         if noted is not None:
@@ -177,6 +186,17 @@ class OutputDrain:
             is_same = Fingerprint.of(status) == entry.here and not entry.appending
             return is_same and (entry.kind is EntryKind.LINK or stat.S_IMODE(status.st_mode) == entry.mode)
         return False
+
+    def _is_link(self, name: str) -> bool:
+        """Tells whether a name is that of a link to what the target has, which was just made by hpcstage."""
+        entry = self._ledger.entries.get(name)
+        return entry is not None and entry.kind is EntryKind.EARLIER and self._is_current(name)
+
+    def _forget_mark(self, name: str) -> None:
+        """Forgets the mark of a name that was made to show what another node wrote, if it is still that."""
+        mark = self._ledger.marks.by_name.pop(name, None)
+        if mark is not None and not self._is_current(name):
+            self._ledger.marks.put(name, mark)
 
     def _look_again(self, now: float) -> None:
         if self._last_look is None:
@@ -205,6 +225,8 @@ class OutputDrain:
     def _took(self, result: ActionResult, now: float) -> None:
         for renamed in self._ledger.take(result, now):
             self._journal.saw(renamed)
+        if result.deed is Deed.SHOW and result.ending is Ending.DONE:
+            self._forget_mark(result.name)
         if result.deed is Deed.CARRY and result.entry is not None and result.entry.kind is EntryKind.FILE:
             self._files += 1
             self._bytes += result.bytes_carried

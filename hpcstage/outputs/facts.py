@@ -52,18 +52,21 @@ class TargetEntry:
     """The name in the target that the local symbolic link to an EARLIER entry leads to."""
     appending: bool = False
     """Whether bytes are being appended in place: the target's file may be longer and newer than `there`."""
+    is_others: bool = False
+    """Whether another node wrote it during the run: it is shown here, and never replaced."""
 
     def to_json(self) -> list[Any]:
         """Returns plain data."""
         here = None if self.here is None else list(self.here)
-        return [self.kind.value, list(self.there), here, self.ctime_ns, self.mode, self.shown_as, self.appending]
+        more = [self.ctime_ns, self.mode, self.shown_as, self.appending, self.is_others]
+        return [self.kind.value, list(self.there), here, *more]
 
     @classmethod
     def from_json(cls, data: list[Any]) -> TargetEntry:
         """Reads the data of `to_json`."""
-        kind, there, here, ctime_ns, mode, shown_as, appending = data
+        kind, there, here, *more = data
         found = None if here is None else Fingerprint(*here)
-        return cls(EntryKind(kind), Fingerprint(*there), found, ctime_ns, mode, shown_as, appending)
+        return cls(EntryKind(kind), Fingerprint(*there), found, *more)
 
 
 # ---- what the watch sees
@@ -100,6 +103,23 @@ class SeenEvent(NamedTuple):
     is_dir: bool = False
 
 
+class News(NamedTuple):
+    """What another node says of a name in the target: that it gave the name to what has this inode and time, or that it
+    takes the name away from it."""
+
+    name: str
+    inode: int
+    mtime_ns: int
+    is_given: bool
+    mode: int = -1
+    """Of a directory its mode; of all else -1."""
+
+    @property
+    def is_dir(self) -> bool:
+        """Whether it is a directory."""
+        return self.mode >= 0
+
+
 # ---- what is to be done in the target
 
 
@@ -116,6 +136,10 @@ class Deed(Enum):
     """Give a directory its exact mode and times."""
     FREE = "free"
     """Put a link to the target's entry in the place of a local file that is the same."""
+    SHOW = "show"
+    """Give the watched directory a link to what another node wrote, or that directory, unless it has the name."""
+    HIDE = "hide"
+    """Remove the link to what another node took away."""
 
 
 @dataclass(frozen=True)

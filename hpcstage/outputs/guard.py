@@ -34,10 +34,13 @@ class TargetGuard:
         return self._links.is_still_shown(action.name, found)
 
     def is_in_the_way(self, action: Action, found: os.stat_result) -> bool:
-        """Tells whether what the target has under a name keeps it, so that the local entry lands beside."""
+        """Tells whether what the target has under a name keeps it, so that the local entry lands beside. What
+        another node wrote does, until the end of the run decides."""
         if self._links.is_still_shown(action.name, found):
             return True
         is_directory = stat.S_ISDIR(found.st_mode)
+        if action.entry is not None and action.entry.is_others:
+            return True
         if not action.is_late:
             known = (action.entry, action.new_entry, self.was_written.get(action.name))
             return not is_directory and not any(self._is_ours(entry, found) for entry in known)

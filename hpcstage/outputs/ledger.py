@@ -21,8 +21,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 
-from hpcstage.outputs.facts import Action, Deed, EntryKind, Leftover, SeenEvent, SeenKind, TargetEntry
+from hpcstage.outputs.facts import (
+    Action,
+    Deed,
+    EntryKind,
+    Fingerprint,
+    Leftover,
+    News,
+    SeenEvent,
+    SeenKind,
+    TargetEntry,
+)
 from hpcstage.outputs.marks import Mark
 from hpcstage.outputs.namequeue import AFTER_ALL, MOST_ERASES, MOST_TRIES, PendingRename, Removal
 from hpcstage.outputs.outcomes import Outcomes
@@ -30,6 +42,9 @@ from hpcstage.outputs.seen import Intake
 from hpcstage.outputs.state import DrainFindings, DrainState
 
 NO_TIME = "there was no time left"
+MOST_SHOWN = 100_000
+"""So many names of other nodes are shown at most."""
+_SHOWN_AT_ONCE = 256
 MOST_FREED = 64
 """The files that are freed at once at most."""
 LEAST_FREED_BYTES = 64 << 10
@@ -79,6 +94,13 @@ class Ledger:
     def command_ended(self) -> None:
         """Carries no removal and no rename over that is seen from here on."""
         self._state.is_over = True
+        self._state.news.clear()
+
+    def hear(self, one: News) -> None:
+        """Takes in what another node says; nothing is shown after the command's end."""
+        if not self._state.is_over:
+            self._state.news.pop(one.name, None)
+            self._state.news[one.name] = one
 
     def end(self, now: float) -> None:
         """Makes everything due: all was looked at once more after the command's end."""
@@ -91,7 +113,7 @@ class Ledger:
         """Returns what is to be done now, with at most so many files to be carried. Renames and removals are kept
         in their order."""
         state = self._state
-        found = list(self._structural(now))
+        found = [*self._structural(now), *self._of_others()]
         for name, mark in self.marks.take_due(now, state.is_blocked, slots):
             state.flying[name] = mark
             found.append(self._carry(name, mark))
@@ -150,6 +172,41 @@ class Ledger:
             entry, intent = self.entries.get(name), self.intents.get(name)
             is_late = state.is_late
             yield Action(Deed.ERASE, name, is_dir=removal.is_dir, entry=entry, new_entry=intent, is_late=is_late)
+
+    def _of_others(self) -> Iterator[Action]:
+        """Yields what is to be shown and hidden of what other nodes said; names that wait for something wait here, too.
+        A name that is this node's own stays."""
+        state = self._state
+        free = (name for name in state.news if not (self._waits(name) or state.is_blocked(name)))
+        for name in list(islice(free, max(0, _SHOWN_AT_ONCE - len(state.showing)))):
+            one, entry = state.news.pop(name), self.entries.get(name)
+            action = self._to_show(one, entry) if one.is_given else self._to_hide(one, entry)
+            if action is not None:
+                state.flying[name] = Mark(0, 0.0, is_open=True)
+                state.showing.add(name)
+                yield action
+
+    def _waits(self, name: str) -> bool:
+        return name in self.marks.by_name or name in self.removed
+
+    def _to_show(self, one: News, entry: TargetEntry | None) -> Action | None:
+        there = Fingerprint(one.inode, -1, one.mtime_ns)
+        if entry is None and self._state.shown < MOST_SHOWN:
+            kind = EntryKind.DIRECTORY if one.is_dir else EntryKind.EARLIER
+            shown = TargetEntry(
+                kind, there, mode=max(0, one.mode), shown_as="" if one.is_dir else one.name, is_others=not one.is_dir
+            )
+            return Action(Deed.SHOW, one.name, is_dir=one.is_dir, new_entry=shown)
+        is_link = entry is not None and entry.kind is EntryKind.EARLIER and entry.shown_as == one.name
+        if entry is None or not is_link or one.is_dir or entry.there == there:
+            return None
+        return Action(
+            Deed.SHOW, one.name, entry=entry, new_entry=replace(entry, there=there, here=None, is_others=True)
+        )
+
+    def _to_hide(self, one: News, entry: TargetEntry | None) -> Action | None:
+        is_link = entry is not None and entry.kind is EntryKind.EARLIER and entry.there.inode == one.inode
+        return Action(Deed.HIDE, one.name, entry=entry) if is_link else None
 
     def _move(self, rename: PendingRename) -> Action:
         return Action(

@@ -15,7 +15,9 @@ from hpcstage.outputs.facts import EntryKind, TargetEntry
 from hpcstage.outputs.places import found_below
 from hpcstage.outputs.target import Target, status_of
 
-_EXCHANGE = 2
+_NOREPLACE, _EXCHANGE = 1, 2
+_WITHDRAWN, _ITS_NAME = ".withdrawn", ".name"
+"""The names of links that are being removed end so, and those of links that tell which name they had."""
 _STANDS_IN = ".instead"
 """The names of spare links end so that are about to take the place of a file."""
 _AT_FDCWD = -100
@@ -49,9 +51,10 @@ class LocalLinks:
         """Tells whether a local link, of whatever name, leads to what the target has under a name."""
         return self._anchors.is_still_shown(found, self._target.path(name))
 
-    def show(self, name: str, expected: str, inode: int) -> None:
+    def show(self, name: str, expected: str, inode: int, *, is_other: bool = False) -> None:
         """Lets the local link to an earlier entry follow a rename of the file of this inode. The two names are
-        exchanged, and exchanged back if the program has put something else there in between."""
+        exchanged, and exchanged back if the program has put something else there in between. `is_other`: the link stood
+        for another file."""
         spare = self._spare_link(name)
         second = self._anchors.prepare(spare)
         try:
@@ -59,7 +62,7 @@ class LocalLinks:
             if not os.path.islink(spare) or os.readlink(spare) != expected:
                 exchange(spare, f"{self._root}/{name}")
             else:
-                self._anchors.follow(spare, second, inode)
+                self._anchors.follow(spare, second, inode, is_other=is_other)
         finally:
             with suppress(OSError):
                 os.unlink(second)
@@ -72,11 +75,16 @@ class LocalLinks:
         its spare link has taken the local one's place, or not yet. A file that was replaced is in the target; it stays
         where it is, since a program may have written through the link meanwhile."""
         with suppress(OSError):
-            for name in os.listdir(self._scratch):
+            for name in sorted(os.listdir(self._scratch)):
                 with suppress(OSError):
                     self._finish(f"{self._scratch}/{name}")
 
     def _finish(self, spare: str) -> None:
+        if spare.endswith(_WITHDRAWN):
+            local = os.readlink(spare + _ITS_NAME).removeprefix(self._target.root)
+            if self.inode_shown_by(os.lstat(spare)) is None:
+                rename(spare, self._root + local, _NOREPLACE)
+                return
         second = self._anchors.second(spare)
         link, found = status_of(second), os.lstat(spare)
         if link is not None and link.st_ino != found.st_ino:
@@ -117,6 +125,58 @@ class LocalLinks:
                 if os.path.islink(spare):
                     os.unlink(spare)
                     self._anchors.drop(anchor)
+
+    def show_new(self, name: str, inode: int) -> bool:
+        """Gives the watched directory a link to what another node wrote, with an anchor, unless it has the name, or
+        lacks the directory. Returns whether it did. Raises OSError."""
+        spare = self._spare_link(name)
+        anchor = self._anchors.add(spare, inode)
+        try:
+            os.link(spare, f"{self._root}/{name}", follow_symlinks=False)
+        except (FileExistsError, FileNotFoundError, NotADirectoryError):
+            return False
+        finally:
+            os.unlink(spare)
+            self._anchors.drop(anchor)  # it stays if the link has its name
+        return True
+
+    def is_shown(self, name: str, inode: int) -> bool:
+        """Tells whether a name is that of the local link to what the target has under the same name, or had, with an
+        inode."""
+        found = status_of(f"{self._root}/{name}")
+        return found is not None and self.inode_shown_by(found) == inode
+
+    def readdress(self, name: str, inode: int) -> None:
+        """Lets the local link of a name stand for another inode, which another node gave the name. Raises OSError."""
+        self.show(name, self._target.path(name), inode, is_other=True)
+
+    def withdraw(self, name: str, inode: int) -> bool:
+        """Removes the link to what another node took away, unless the program has put something else there. Returns
+        whether it did. Raises OSError."""
+        path = f"{self._root}/{name}"
+        found = status_of(path)
+        if found is None or self.inode_shown_by(found) != inode:
+            return False
+        spare = f"{self._scratch}/{os.getpid()}.{next(self._numbers)}{_WITHDRAWN}"
+        os.symlink(self._target.path(name), spare + _ITS_NAME)
+        try:
+            os.rename(path, spare)
+            return self._is_withdrawn(spare, path, found.st_ino)
+        finally:
+            os.unlink(spare + _ITS_NAME)
+
+    def _is_withdrawn(self, spare: str, path: str, link: int) -> bool:
+        """Removes a link that was taken away; what the program had put in its place gets its name back, unless the
+        program has given it to something else since."""
+        if os.lstat(spare).st_ino != link:
+            with suppress(FileExistsError):
+                rename(spare, path, _NOREPLACE)
+                return False
+        else:
+            self._anchors.forget(link)
+        if not os.path.isdir(spare) or os.path.islink(spare):
+            os.unlink(spare)
+        return True
 
     def _give_back(self, name: str, spare: str, link: int) -> None:
         """Gives a file its name back from the link that stands there, also if the program has renamed the link; the
@@ -164,7 +224,12 @@ class LocalLinks:
 
 def exchange(one: str, other: str) -> None:
     """Exchanges two names in one step. Raises OSError."""
+    rename(one, other, _EXCHANGE)
+
+
+def rename(one: str, other: str, flags: int) -> None:
+    """Renames in one step, in one of the kernel's ways. Raises OSError."""
     names = (ctypes.c_char_p(os.fsencode(one)), ctypes.c_char_p(os.fsencode(other)))
-    if _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE):
+    if _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], flags):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), other)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeGuard
 
@@ -18,7 +19,16 @@ from hpcstage.outputs.target import Target, change_mode, is_same, status_of
 class NameChanges:
     """Owns the ways of names from a watched directory to its target."""
 
-    def __init__(self, root: str, charter: Charter, target: Target, links: LocalLinks) -> None:
+    def __init__(
+        self,
+        root: str,
+        charter: Charter,
+        target: Target,
+        links: LocalLinks,
+        taking: Callable[[str, os.stat_result], None],
+    ) -> None:
+        """`taking` is called before a name is taken from what has it in the target."""
+        self._taking = taking
         self._root = root
         self._root_inode = charter.root_inode
         self._target = target
@@ -39,6 +49,7 @@ class NameChanges:
         self._remove_first(action)
         if _is_copy(entry) and not self._may_take(new, entry):
             return ActionResult(Deed.MOVE, old, Ending.CHANGED)
+        self._taking(old, found)
         try:
             if entry is not None and entry.kind is EntryKind.EARLIER:
                 return ActionResult(Deed.MOVE, old, Ending.DONE, self._move_earlier(old, new, entry))
@@ -62,7 +73,8 @@ class NameChanges:
             if self._links.is_still_shown(action.new, other):
                 instead = Ending.HELD if instead is Ending.KEPT and not action.is_dir else instead
                 return instead, f"a local link of another name leads to {action.new}"
-            if not stat.S_ISDIR(other.st_mode) and not has_inode(action.new_entry, other):
+            is_others = action.new_entry is not None and action.new_entry.is_others
+            if not stat.S_ISDIR(other.st_mode) and (is_others or not has_inode(action.new_entry, other)):
                 return instead, f"{action.new} is in the way"
         if not action.is_dir and not has_inode(action.entry, found):
             return instead, "the target's is another file by now"
@@ -146,6 +158,7 @@ class NameChanges:
             return ActionResult(Deed.ERASE, name, Ending.KEPT, text="the target's is another file by now")
         if action.is_late and not is_last_seen(action, found):
             return ActionResult(Deed.ERASE, name, Ending.KEPT, text="it was removed here, and changed there by others")
+        self._taking(name, found)
         try:
             self._target.remove(name)
         except OSError as error:

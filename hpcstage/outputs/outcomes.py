@@ -32,6 +32,8 @@ class Outcomes:
                 self._state.flying.pop(result.name, None)
             case Deed.FREE:
                 self._freed(result, now)
+            case Deed.SHOW | Deed.HIDE:
+                self._shown(result)
         return []
 
     def _carried(self, result: ActionResult, now: float) -> list[SeenEvent]:
@@ -130,6 +132,18 @@ class Outcomes:
         if result.ending is Ending.CHANGED:
             state.known.entries.pop(name, None)
             state.marks.add(name, now, is_written=True)
+
+    def _shown(self, result: ActionResult) -> None:
+        state, name = self._state, result.name
+        state.flying.pop(name, None)
+        state.showing.discard(name)
+        if result.ending is not Ending.DONE:
+            return
+        if result.deed is Deed.HIDE:
+            state.known.entries.pop(name, None)
+        elif result.entry is not None:
+            state.shown += name not in state.known.entries
+            state.known.entries[name] = result.entry
 
     def _erased(self, result: ActionResult, now: float) -> None:
         state, name = self._state, result.name

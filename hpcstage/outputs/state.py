@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hpcstage.outputs.facts import TargetEntry
+from hpcstage.outputs.facts import News, TargetEntry
 from hpcstage.outputs.known import KnownTarget
 from hpcstage.outputs.marks import Mark, Marks
 from hpcstage.outputs.namequeue import AFTER_ALL, NameQueue
@@ -42,6 +42,12 @@ class DrainState:
         """The names of files in whose place a link is being put."""
         self.unfreeable: dict[str, float] = {}
         """By name: the time until which a file stays, since a program had it open."""
+        self.news: dict[str, News] = {}
+        """By name: what another node said last, and was not done yet."""
+        self.showing: set[str] = set()
+        """The names that are being shown or hidden."""
+        self.shown = 0
+        """The number of names of other nodes that were shown."""
         self.findings = DrainFindings()
         self.is_late = is_late
         self.is_over = is_late

@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,21 +20,33 @@ from queue import SimpleQueue
 
 from hpcstage.forked import become_quiet, die_with_parent, reap
 from hpcstage.outputs.carrier import Carrier
-from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending
+from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, News
 from hpcstage.outputs.journal import Charter, Journal
 from hpcstage.outputs.prepare import OutputPlace
+from hpcstage.outputs.told import Told, ToldPaths
 from hpcstage.store.largecopy import Pacer
 
 THREADS = 4
 MOST_STARTS = 20
+_NEWS_AT_ONCE = 200
 _READ_BYTES = 1 << 16
 
 
 class CarrierProcess:
     """Owns the process, starts it again when it has died, and answers for what it had been given."""
 
-    def __init__(self, place: OutputPlace, charter: Charter, journal: Journal, rate: float | None = None) -> None:
-        """`rate` is the most bytes per second that are written to the target."""
+    def __init__(
+        self,
+        place: OutputPlace,
+        charter: Charter,
+        journal: Journal,
+        rate: float | None = None,
+        told: ToldPaths | None = None,
+    ) -> None:
+        """`rate` is the most bytes per second that are written to the target. `told` is where nodes tell each other of
+        names; the process hears of them from its first action on, or from `listen`."""
+        self._told = told
+        self._heard: list[News] = []
         self._place = place
         self._charter = charter
         self._journal = journal
@@ -66,6 +79,17 @@ class CarrierProcess:
                 self._start()
         self.flush()
 
+    def listen(self) -> None:
+        """Starts the process where other nodes may have something to say."""
+        if self._told is not None and not self._pid:
+            with suppress(OSError):
+                self._start()
+
+    def heard(self) -> list[News]:
+        """Returns what other nodes said, as far as it came with `receive`."""
+        heard, self._heard = self._heard, []
+        return heard
+
     def flush(self) -> bool:
         """Sends what the pipe takes. Returns whether all is sent."""
         with suppress(BlockingIOError, BrokenPipeError):
@@ -84,7 +108,9 @@ class CarrierProcess:
                 self._end(0.5)
                 return self._lost()
         *lines, self._rest = (self._rest + data).split(b"\n")
-        results = [ActionResult.from_json(json.loads(line)) for line in lines]
+        said = [json.loads(line) for line in lines]
+        self._heard += [News(*one) for data in said if isinstance(data, dict) for one in data["news"]]
+        results = [ActionResult.from_json(data) for data in said if isinstance(data, list)]
         for result in results:
             self._given.pop((result.deed.value, result.name), None)
         return results
@@ -130,9 +156,10 @@ class CarrierProcess:
                 os.nice(10)
             pace = None if self._rate is None else Pacer(self._rate)
             place = self._place
-            carrier = Carrier(place.root, place.scratch, self._charter, self._journal, pace)
+            told = None if self._told is None else Told(self._told)
+            carrier = Carrier(place.root, place.scratch, self._charter, self._journal, pace, told)
             carrier.take_over(self._lost_names)
-            _serve(carrier, commands, results)
+            _serve(carrier, commands, results, told)
             code = 0
         except BaseException:  # noqa: BLE001  nothing may return into the parent's frames
             traceback.print_exc()
@@ -140,7 +167,7 @@ class CarrierProcess:
             os._exit(code)
 
 
-def _serve(carrier: Carrier, commands: int, results: int) -> None:
+def _serve(carrier: Carrier, commands: int, results: int, told: Told | None) -> None:
     """Does actions until the pipe closes."""
     lanes: tuple[SimpleQueue[Action], SimpleQueue[Action]] = (SimpleQueue(), SimpleQueue())
     lock = threading.Lock()
@@ -151,10 +178,20 @@ def _serve(carrier: Carrier, commands: int, results: int) -> None:
         except Exception as error:  # noqa: BLE001  a mistake of ours costs this file's drain, and is named
             traceback.print_exc()
             result = ActionResult(action.deed, action.name, Ending.FAILED, text=f"{type(error).__name__}: {error}")
-        data = json.dumps(result.to_json()).encode() + b"\n"
+        say(result.to_json())
+
+    def say(what: object) -> None:
+        data = json.dumps(what).encode() + b"\n"
         with lock:
             while data:
                 data = data[os.write(results, data) :]
+
+    def listen(told: Told) -> None:
+        while True:
+            news = told.look()
+            for first in range(0, len(news), _NEWS_AT_ONCE):
+                say({"news": news[first : first + _NEWS_AT_ONCE]})
+            time.sleep(told.look_s)
 
     def work(lane: SimpleQueue[Action]) -> None:
         while True:
@@ -162,6 +199,8 @@ def _serve(carrier: Carrier, commands: int, results: int) -> None:
 
     for lane in (lanes[0], *[lanes[1]] * THREADS):
         threading.Thread(target=work, args=(lane,), daemon=True).start()
+    if told is not None:
+        threading.Thread(target=listen, args=(told,), daemon=True).start()
     rest = b""
     while data := os.read(commands, _READ_BYTES):
         *lines, rest = (rest + data).split(b"\n")

@@ -35,6 +35,11 @@ def checkpoints_path(run_dir: Path, host: str) -> Path:
     return run_dir / NODES / f"{host}.checkpoints"
 
 
+def told_path(run_dir: Path, host: str, run_id: str) -> Path:
+    """Returns the path of what a node tells the others of its output files while the run goes on."""
+    return run_dir / NODES / f"{host}.told-{run_id}"
+
+
 def claims_path(run_dir: Path, host: str) -> Path:
     """Returns the path of what a node claims of the files that several nodes wrote under one name."""
     return run_dir / NODES / f"{host}.claims"

@@ -20,7 +20,7 @@ from hpcstage.errors import NotDrained
 from hpcstage.outputs.claims import Claim, claims_of, settle
 from hpcstage.outputs.prepare import OutputPlace
 from hpcstage.protocol import leadspec
-from hpcstage.protocol.rundir import checkpoints_path, claims_path, outputs_path
+from hpcstage.protocol.rundir import checkpoints_path, claims_path, outputs_path, told_path
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.wrapper import messages, outputpart
 from hpcstage.wrapper.outputs import RunNode, RunOutputs
@@ -67,10 +67,11 @@ class OtherNodes:
             found[host] = [Claim(**one) for one in self._said(claims_path(self.run_dir, host)).get("claims", ())]
         return found
 
-    def forget(self) -> None:
+    def forget(self, own_host: str = "") -> None:
         """Removes what the nodes said from the run directory; the record has it by then."""
-        for host in self.places:
-            for path in (named(self.run_dir, host) for named in (outputs_path, claims_path, checkpoints_path)):
+        for host in filter(None, (own_host, *self.places)):
+            paths = [named(self.run_dir, host) for named in (outputs_path, claims_path, checkpoints_path)]
+            for path in (*paths, told_path(self.run_dir, host, self.run_id)):
                 with suppress(OSError):
                     path.unlink()
 
@@ -126,7 +127,8 @@ class SharedOutputs(RunOutputs):
             self.give_up(why)
         elif why is not None:
             messages.warn(
-                f"each node has a {{out}} of its own; what others write there is found in {self.part.directory}"
+                "each node has a {out} of its own; what others write there is seen as links some seconds after it is "
+                f"in {self.part.directory}"
             )
         return why is not None
 
@@ -163,7 +165,7 @@ class SharedOutputs(RunOutputs):
         """See RunOutputs."""
         problems = super().collect()
         if self._others is not None:
-            self._others.forget()
+            self._others.forget(self._host)
         return problems
 
     def _collect(self, place: kept.KeptPlace) -> None:

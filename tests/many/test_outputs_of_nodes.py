@@ -39,6 +39,24 @@ for first, name in enumerate(("early", "late")):
     write(1 - first, name)
 """
 """A program on two virtual nodes, whose directories have the same path but for the number of the node."""
+SHOWN = """
+import os, sys, time
+out, results = sys.argv[1:]
+places = [out.replace(".v0/", f".v{index}/") for index in range(2)]
+def wait_for(condition):
+    end = time.monotonic() + 30
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+for name in ("removed", "renamed", "stays"):
+    with open(f"{places[0]}/{name}", "w") as file:
+        file.write(name)
+wait_for(lambda: all(os.path.exists(f"{places[1]}/{name}") for name in ("removed", "renamed", "stays")))
+for name in ("removed", "renamed", "stays"):
+    print(os.readlink(f"{places[1]}/{name}"), open(f"{places[1]}/{name}").read())
+os.unlink(f"{places[1]}/removed")
+os.rename(f"{places[1]}/renamed", f"{places[1]}/new")
+"""
+"""What the first node wrote, the second one sees as links, which it removes and renames."""
 KEPT = """
 import os, sys, time
 out, flag = sys.argv[1:]
@@ -89,6 +107,17 @@ def test_each_node_drains_what_it_wrote_and_the_last_gets_the_name(
     beside = {(one["name"], one["why"], one["host"]) for one in part["beside"]}
     assert beside == {("early", f"early.{host}.v0", f"{host}.v0"), ("late", f"late.{host}.v1", f"{host}.v1")}
     assert "several nodes wrote early" in hpcstage("report").stdout.decode().replace("\n", " ")
+
+
+def test_what_one_node_wrote_is_shown_on_the_others(hpcstage: Hpcstage, tmp_path: Path, local_dir: Path) -> None:
+    results = tmp_path / "results"
+    done = hpcstage("run", "--nodes", "2", "--out", results, "--", *python_command(SHOWN, "{out}", str(results)))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().splitlines() == [f"{results}/{name} {name}" for name in ("removed", "renamed", "stays")]
+    assert contents(results) == {"new": "renamed", "stays": "stays"}
+    assert left_on(local_dir) == []
+    (run_dir,) = tmp_path.glob("hpcstage-runs/*")
+    assert not list(run_dir.glob("nodes/*.told*")), "what the nodes told each other goes with the run"
 
 
 @pytest.mark.timeout(90)

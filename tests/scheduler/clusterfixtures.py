@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import resuming
 from clusterproject import NODES, READABLE, Limited, Project, batch, behind, processes_of, write_dataset
 from conftest import REPO
 from gridlab import GridEngine
@@ -82,6 +83,7 @@ def limited(slurm: Slurm) -> Limited:
         submit("warned", batch(leave_on_usr1), "--signal=B:USR1@20"),
         submit("ranks-warned", behind(leave_on_usr1), "--signal=USR1@20", "--nodes=2", "--ntasks-per-node=2"),
         submit("unwarned", batch("--patient")),
+        submit("resumed", resuming.SCRIPT),
     )
 
 

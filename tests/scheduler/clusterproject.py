@@ -93,6 +93,8 @@ class Limited:
     """Ranks behind srun on two nodes, `--signal=USR1@20`."""
     unwarned: tuple[Project, int]
     """One node, nothing but the limit."""
+    resumed: tuple[Project, int]
+    """One node, with checkpoints and outputs; the next job goes on."""
 
 
 def batch(options: str = "") -> str:

@@ -1,48 +1,20 @@
-"""Checkpoints under real schedulers, whose local directories go with the job: the next job of the same script goes on
-where the one before was."""
+"""Checkpoints and outputs under real schedulers, whose local directories go with the job: the next job of the same
+script goes on where the one before was. What runs into a time limit of Slurm is in `test_slurm_signals`."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 from clusterproject import Project
 from gridlab import GridEngine
-from nodeslab import LOCAL, until
+from nodeslab import until
+from resuming import SCRIPT, SOME, check, drained, wait_for_some
 from slurmlab import Slurm
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("zstandard", reason="needs the extra `checkpoint`")
 pytest_plugins = ("clusterfixtures",)
 
-SCRIPT = """#!/bin/bash
-. .venv/bin/activate
-exec hpcstage run --checkpoint ckpt -- python steps.py {checkpoint}
-"""
 OPTIONS = ("-cwd", "-j", "y", "-S", "/bin/bash", "-o", "job.out")
-SOME = 3
-
-
-def drained(project: Project) -> list[int]:
-    """The steps in DIR."""
-    there = project.outside / "ckpt"
-    names = [name for name in os.listdir(there) if not name.startswith(".")] if there.exists() else []
-    assert all(name.removeprefix("step").isdigit() for name in names), names
-    return sorted(int(name.removeprefix("step")) for name in names)
-
-
-def wait_for_some(project: Project) -> None:
-    until(lambda: len(drained(project)) >= SOME, 60, f"{SOME} steps in DIR")
-
-
-def check(project: Project, before: list[int]) -> None:
-    """The second process went on behind the last step that the first one had drained, from its local disk."""
-    first, second = project.said("steps-*.said")
-    assert (first["first"], second["first"]) == (0, before[-1] + 1), project.log()
-    assert second["whole"]
-    assert second["at"].startswith(f"{LOCAL}/")
-    assert drained(project) == list(range(second["first"] + 1))
-    assert "verified" in project.record(f"hpcstage-runs/{project.run_dirs()[-1].name}")["checkpoints"]["restored"]
 
 
 def test_scancel_and_the_next_job(slurm: Slurm, project: Project) -> None:
@@ -79,3 +51,29 @@ def test_the_hard_limit_and_the_next_job(gridengine: GridEngine, project: Projec
     job = gridengine.submit(*OPTIONS, env=project.env, cwd=project.path, script=SCRIPT)
     assert gridengine.wait(job)["exit_status"] == "0", project.log()
     check(project, before)
+
+
+def test_qdel_and_the_next_job(gridengine: GridEngine, project: Project) -> None:
+    """With a notice before: the command ends, and what it had closed by then is in DIR."""
+    job = gridengine.submit(*OPTIONS, "-notify", env=project.env, cwd=project.path, script=SCRIPT)
+    wait_for_some(project)
+    gridengine.cancel(job)
+    gridengine.wait(job)
+    before = drained(project)
+    (project.outside / "enough").touch()
+    job = gridengine.submit(*OPTIONS, env=project.env, cwd=project.path, script=SCRIPT)
+    assert gridengine.wait(job)["exit_status"] == "0", project.log()
+    check(project, before)
+
+
+def test_a_job_that_grid_engine_starts_again(gridengine: GridEngine, project: Project) -> None:
+    job = gridengine.submit(*OPTIONS, "-r", "y", env=project.env, cwd=project.path, script=SCRIPT)
+    wait_for_some(project)
+    gridengine.reschedule(job)
+    until(lambda: len(project.said("steps-*.said")) == 2, 120, "the second start")
+    (project.outside / "enough").touch()
+    assert gridengine.wait(job)["exit_status"] == "0", project.log()
+    first, second = project.said("steps-*.said")
+    assert (first["first"], second["whole"]) == (0, True), project.log()
+    check(project, list(range(second["first"])))
+    assert second["first"] >= SOME

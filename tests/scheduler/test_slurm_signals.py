@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+import resuming
 from clusterproject import Limited, Project, batch, behind, heard, ranks_wait
 from nodeslab import until
 from slurmlab import KILL_WAIT_S, Slurm
@@ -95,3 +96,18 @@ def test_the_time_limit(slurm: Slurm, limited: Limited) -> None:
     assert record["complete"] is True, record["problems"]
     assert record["run"]["exit_code"] == LEFT_ON_TERM
     assert slurm.left_by(job) == {done["NodeList"]: ""}
+
+
+@pytest.mark.slow
+def test_the_time_limit_and_the_next_job(slurm: Slurm, limited: Limited) -> None:
+    for name in ("xxhash", "zstandard"):
+        pytest.importorskip(name, reason="needs the extra `checkpoint`")
+    project, job = limited.resumed
+    assert slurm.wait(job, 110)["JobState"] == "TIMEOUT", project.log()
+    before = resuming.drained(project)
+    assert len(before) >= resuming.SOME, project.log()
+    assert resuming.logged(project) == list(range(len(resuming.logged(project))))
+    (project.outside / "enough").touch()
+    job = slurm.submit(env=project.env, cwd=project.path, script=resuming.SCRIPT)
+    assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
+    resuming.check(project, before)
