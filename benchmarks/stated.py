@@ -138,6 +138,7 @@ def _way(result: Result, way: str) -> str:
 
 
 X1, NETS = "cnn x1 E1 high", ("alexnet", "resnet")
+PLAIN = "sequences that left a plain directory's tree"
 ROWS: tuple[Row, ...] = (
     Row(
         "staging",
@@ -316,6 +317,14 @@ ROWS: tuple[Row, ...] = (
         lambda r: (
             f"{r.figure('kills after which all ended as without hpcstage'):.0f}, "
             + ("all of them" if r.figure("all tries ended as without hpcstage") == 1 else "NOT all")
+        ),
+    ),
+    Row(
+        "outputs",
+        "Output files, three processes that write at random: sequences that left the tree of a plain directory; daemon, wrapper, both or all killed at random moments, then `clean --drain`: tries in which no closed file was lost",
+        lambda r: (
+            f"{r.figure(PLAIN):.0f} of 100; "
+            f"{r.figure('kills after which no closed file was lost'):.0f} of 100"
         ),
     ),
     Row(

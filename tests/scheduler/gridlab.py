@@ -111,10 +111,6 @@ class GridEngine:
         """qdel."""
         self.nodes.run(1, "qdel", str(job), user=True, env=ENV)
 
-    def reschedule(self, job: int) -> None:
-        """qmod -rj: the job is ended and starts again."""
-        self.nodes.run(1, "qmod", "-rj", str(job), user=True, env=ENV)
-
     def listed(self, job: int) -> bool:
         """Whether the job waits or runs."""
         done = self.nodes.run(1, "qstat", "-u", "*", env=ENV)

@@ -7,7 +7,7 @@ import pytest
 from clusterproject import Project
 from gridlab import GridEngine
 from nodeslab import until
-from resuming import SCRIPT, SOME, check, drained, wait_for_some
+from resuming import SCRIPT, check, drained, wait_for_some
 from slurmlab import Slurm
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
@@ -64,16 +64,3 @@ def test_qdel_and_the_next_job(gridengine: GridEngine, project: Project) -> None
     job = gridengine.submit(*OPTIONS, env=project.env, cwd=project.path, script=SCRIPT)
     assert gridengine.wait(job)["exit_status"] == "0", project.log()
     check(project, before)
-
-
-def test_a_job_that_grid_engine_starts_again(gridengine: GridEngine, project: Project) -> None:
-    job = gridengine.submit(*OPTIONS, "-r", "y", env=project.env, cwd=project.path, script=SCRIPT)
-    wait_for_some(project)
-    gridengine.reschedule(job)
-    until(lambda: len(project.said("steps-*.said")) == 2, 120, "the second start")
-    (project.outside / "enough").touch()
-    assert gridengine.wait(job)["exit_status"] == "0", project.log()
-    first, second = project.said("steps-*.said")
-    assert (first["first"], second["whole"]) == (0, True), project.log()
-    check(project, list(range(second["first"])))
-    assert second["first"] >= SOME
