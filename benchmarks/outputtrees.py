@@ -53,22 +53,27 @@ def differences(found: Path, expected: Path) -> list[str]:
 
 
 def missing(found: Path, expected: Path, unfinished: Collection[str], known: Collection[str]) -> list[str]:
-    """What is below the expected directory, was complete, and is not below the other one under its name or one beside
-    it; and names there that nobody ever used."""
+    """What is below the expected directory, was complete, and is not below the other one under its name, one beside it,
+    or the former one of a file of the start that the program had written to, whose rename nobody saw; and names there
+    that nobody ever used."""
     there, lost = entries(found), []
+    expected_entries = entries(expected)
+    at_former_names = {one[1] for name, one in there.items() if one[0] == "file" and one != expected_entries.get(name)}
     beside: dict[str, list[str]] = {}
     for name in there:
         beside.setdefault(_BESIDE.sub("", name), []).append(name)
-    for name, (kind, what, _) in entries(expected).items():
+    for name, (kind, what, _) in expected_entries.items():
         if any(is_below(name.removesuffix(".tmp"), one) for one in unfinished):
             continue
         names = beside.get(name, [])
+        if kind == "file" and what in at_former_names:
+            continue
         if not any(there[one][:2] == (kind, what) or _leads_to(found / one, what) for one in names):
             lost.append(f"{name} is lost: {[there[one] for one in names]} instead of {(kind, what)}")
     above = {parent for name in known for parent in (name, posixpath.dirname(name))}
     for name, (kind, *_) in there.items():
         plain = _BESIDE.sub("", name).removesuffix(".tmp")
-        is_known = name in entries(expected) or any(plain == one or is_below(plain, one) for one in above if one)
+        is_known = name in expected_entries or any(plain == one or is_below(plain, one) for one in above if one)
         if not is_known and kind != "directory":
             lost.append(f"{name}: nobody made it")
     return lost

@@ -32,7 +32,7 @@ touch -d '2001-02-03 04:05:06' c/empty; rm earlier0; mv earlier1 moved; echo mor
 for n in 1 2 3 4 5; do echo "$n" > tmp && mv tmp latest; done; mkdir gone; echo x > gone/x; rm -r gone
 chmod 500 a/b; mkdir -m 2750 group; truncate -s 5M c/sparse
 dd if=/dev/zero of=c/sparse bs=1 seek=1000000 count=1 conv=notrunc
-split -b 1000 earlier3 part. ; cat part.* > joined; gzip -k joined; tee -a c/log < joined > /dev/null; cp -r c copied
+split -b 1000 earlier3 part. ; cat part.* > joined; gzip -kn joined; tee -a c/log < joined > /dev/null; cp -r c copied
 """
 ROTATE = r"""
 cd "$OUT" || exit 1
@@ -46,7 +46,8 @@ cp log.1 kept && : > log.1   # as logrotate's copytruncate
 TAR = r"""
 mkdir "$OUT/from" && cd "$OUT/from" && mkdir -p x/y/z && for n in $(seq 300); do echo "$n" > "x/y/z/$n"; done
 ln -s y/z x/short; ln x/y/z/1 x/hard; chmod 751 x/y
-tar -C "$OUT/from" --mtime=@0 -cf "$OUT/all.tar" . && mkdir "$OUT/to" && tar -C "$OUT/to" -xpf "$OUT/all.tar"
+tar -C "$OUT/from" --mtime=@0 --sort=name -cf "$OUT/all.tar" . && mkdir "$OUT/to"
+tar -C "$OUT/to" -xpf "$OUT/all.tar"
 tar -C "$OUT/from" -cz . | tar -C "$OUT/to" -xz
 """
 NAMES = r"""

@@ -323,6 +323,7 @@ ROWS: tuple[Row, ...] = (
         "outputs",
         "Output files, three processes that write at random: sequences that left the tree of a plain directory; daemon, wrapper, both or all killed at random moments, then `clean --drain`: tries in which no closed file was lost",
         lambda r: f"{r.figure(PLAIN):.0f} of 100; {r.figure('kills after which no closed file was lost'):.0f} of 100",
+        optional=True,
     ),
     Row(
         "coder",

@@ -36,12 +36,16 @@ class ToldPaths:
 class Told:
     """Owns this node's file, and what the others have said. Its calls may hang as the shared file system does."""
 
-    def __init__(self, paths: ToldPaths) -> None:
+    def __init__(self, paths: ToldPaths, *, is_again: bool = False) -> None:
+        """`is_again`: an earlier process has heard what is there already, and what it showed may have been removed."""
         self._paths = paths
         self._offsets = dict.fromkeys(paths.others, 0)
         self._taken: set[tuple[str, int, int]] = set()
         self._unread: list[News] = []
         self._lock = threading.Lock()
+        if is_again:
+            self._read()
+            self._unread = []
         self.look_s = LOOK_S + LOOK_PER_NODE_S * len(paths.others)
 
     def tell(self, news: Sequence[News]) -> None:

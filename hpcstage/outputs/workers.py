@@ -156,7 +156,7 @@ class CarrierProcess:
                 os.nice(10)
             pace = None if self._rate is None else Pacer(self._rate)
             place = self._place
-            told = None if self._told is None else Told(self._told)
+            told = None if self._told is None else Told(self._told, is_again=self._starts > 1)
             carrier = Carrier(place.root, place.scratch, self._charter, self._journal, pace, told)
             carrier.take_over(self._lost_names)
             _serve(carrier, commands, results, told)

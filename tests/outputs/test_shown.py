@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -177,6 +178,17 @@ def test_a_late_drain_does_not_replace_what_another_node_wrote(nodes: Nodes, res
     assert report.findings.beside == {"file": "file.b"}
     nodes[0].end()
     assert files(results) == {"file": b"of a", "file.b": b"of b", "old": b"old"}
+
+
+def test_what_was_shown_and_removed_is_not_shown_again_when_the_carrier_died(nodes: Nodes, results: Path) -> None:
+    link = shown(nodes, "file", "1")
+    link.unlink()
+    both_until(nodes, lambda: not (results / "file").exists())
+    os.kill(nodes[1].drain._process._pid, signal.SIGKILL)
+    write(nodes[1].out / "mine", "2")
+    both_until(nodes, (results / "mine").exists)
+    shown(nodes, "last", "3")
+    assert not os.path.lexists(link)
 
 
 def test_what_is_written_through_the_link_loses_nothing(nodes: Nodes, results: Path) -> None:
