@@ -97,8 +97,10 @@ def test_a_local_name_is_never_taken(nodes: Nodes, results: Path) -> None:
     shown(nodes, "second", "2")
     assert not (nodes[1].out / "log").is_symlink()
     held.close()
-    assert both_end(nodes) == {"log": {"a": "log.a"}}
-    assert files(results) == {"first": b"1", "second": b"2", "log": b"mine", "log.a": b"other", "old": b"old"}
+    (beside,) = both_end(nodes)["log"].values()  # the two changes are too near each other to say whose
+    found = files(results)
+    assert {found.pop("log"), found.pop(beside)} == {b"mine", b"other"}
+    assert found == {"first": b"1", "second": b"2", "old": b"old"}
 
 
 def test_a_name_in_a_directory_that_is_a_link_is_not_shown(nodes: Nodes, tmp_path: Path) -> None:
@@ -165,8 +167,9 @@ def test_what_takes_the_place_of_the_link_loses_nothing(nodes: Nodes, results: P
     if how == "removed first":
         link.unlink()
     write(link, "of b")
-    assert both_end(nodes) == {"file": {"a": "file.a"}}
-    assert files(results) == {"file": b"of b", "file.a": b"of a", "old": b"old"}
+    (beside,) = both_end(nodes)["file"].values()
+    assert {beside} | {"file", "old"} == files(results).keys()
+    assert set(files(results).values()) == {b"of a", b"of b", b"old"}
 
 
 def test_a_late_drain_does_not_replace_what_another_node_wrote(nodes: Nodes, results: Path) -> None:
