@@ -240,7 +240,10 @@ def test_a_plan_is_measured(kind: str) -> None:
     done = subprocess.run(words, check=True, capture_output=True, timeout=60, cwd=REPO)
     found = json.loads(done.stdout)
     assert found["seconds"] > 0
-    assert found["unplaced_files"] == (0 if kind != "half" else pytest.approx(10000, rel=0.1))
+    if kind == "half":  # half of the files, and those whose room each node sets aside for temporary copies
+        assert 10000 <= found["unplaced_files"] <= 13000
+    else:
+        assert found["unplaced_files"] == 0
 
 
 def test_command(tmp_path: Path) -> None:
