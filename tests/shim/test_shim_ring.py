@@ -13,7 +13,7 @@ import pytest
 from shimlab import Lab, Responder, compile_library, direct, ready
 
 from hpcstage.daemon.process.page import Page
-from hpcstage.daemon.reading.opens import Event, Lost, Marked, Opened, Opens
+from hpcstage.daemon.reading.opens import Event, LostRecords, Marked, Opened, Opens
 from hpcstage.protocol import shim
 
 pytest_plugins = ("shimfixtures",)
@@ -268,7 +268,7 @@ step()
     lines = talk(lab.start(STEP + code, stdin=subprocess.PIPE))
     next(lines)
     (lost,) = logged.events()
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, LostRecords)
     assert lost.lost_bytes == 9000 * 32 == logged.opens.lost_bytes
     next(lines)
     assert logged.plain() == [(2, 1)]
