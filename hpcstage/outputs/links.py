@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import posixpath
 from collections.abc import Callable
@@ -14,14 +13,12 @@ from hpcstage.outputs.anchors import Anchors, anchors_beside
 from hpcstage.outputs.facts import EntryKind, TargetEntry
 from hpcstage.outputs.places import found_below
 from hpcstage.outputs.target import Target, status_of
+from hpcstage.renaming import exchange_names, rename_if_free
 
-_NOREPLACE, _EXCHANGE = 1, 2
 _WITHDRAWN, _ITS_NAME = ".withdrawn", ".name"
 """The names of links that are being removed end so, and those of links that tell which name they had."""
 _STANDS_IN = ".instead"
 """The names of spare links end so that are about to take the place of a file."""
-_AT_FDCWD = -100
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LocalLinks:
@@ -58,9 +55,9 @@ class LocalLinks:
         spare = self._spare_link(name)
         second = self._anchors.prepare(spare)
         try:
-            exchange(spare, f"{self._root}/{name}")
+            exchange_names(spare, f"{self._root}/{name}")
             if not os.path.islink(spare) or os.readlink(spare) != expected:
-                exchange(spare, f"{self._root}/{name}")
+                exchange_names(spare, f"{self._root}/{name}")
             else:
                 self._anchors.follow(spare, second, inode, is_other=is_other)
         finally:
@@ -83,7 +80,7 @@ class LocalLinks:
         if spare.endswith(_WITHDRAWN):
             local = os.readlink(spare + _ITS_NAME).removeprefix(self._target.root)
             if self.inode_shown_by(os.lstat(spare)) is None:
-                rename(spare, self._root + local, _NOREPLACE)
+                rename_if_free(spare, self._root + local)
                 return
         second = self._anchors.second(spare)
         link, found = status_of(second), os.lstat(spare)
@@ -95,7 +92,7 @@ class LocalLinks:
                 local = os.readlink(second).removeprefix(self._target.root)
                 if os.lstat(self._root + local).st_ino != link.st_ino:
                     return
-                exchange(spare, self._root + local)
+                exchange_names(spare, self._root + local)
         with suppress(OSError):
             os.unlink(second)
         if os.path.islink(spare):
@@ -110,7 +107,7 @@ class LocalLinks:
         second = self._anchors.prepare(spare)
         anchor = self._anchors.add(spare, inode)
         try:
-            exchange(spare, f"{self._root}/{name}")
+            exchange_names(spare, f"{self._root}/{name}")
             with suppress(OSError):
                 if may_go(spare):
                     os.unlink(second)
@@ -170,7 +167,7 @@ class LocalLinks:
         program has given it to something else since."""
         if os.lstat(spare).st_ino != link:
             with suppress(FileExistsError):
-                rename(spare, path, _NOREPLACE)
+                rename_if_free(spare, path)
                 return False
         else:
             self._anchors.forget(link)
@@ -185,10 +182,10 @@ class LocalLinks:
         for path in (f"{self._root}/{one}" for one in names):
             found = status_of(path)
             if found is not None and found.st_ino == link:
-                exchange(spare, path)
+                exchange_names(spare, path)
                 if os.lstat(spare).st_ino == link:
                     return
-                exchange(spare, path)  # the program has put something else there in between
+                exchange_names(spare, path)  # the program has put something else there in between
         os.unlink(spare)
 
     def _spare_link(self, name: str, suffix: str = "") -> str:
@@ -220,16 +217,3 @@ class LocalLinks:
             if entry.kind is EntryKind.EARLIER and os.readlink(f"{self._root}/{name}") == self._target.path(name):
                 return replace(entry, shown_as=name)
         return entry
-
-
-def exchange(one: str, other: str) -> None:
-    """Exchanges two names in one step. Raises OSError."""
-    rename(one, other, _EXCHANGE)
-
-
-def rename(one: str, other: str, flags: int) -> None:
-    """Renames in one step, in one of the kernel's ways. Raises OSError."""
-    names = (ctypes.c_char_p(os.fsencode(one)), ctypes.c_char_p(os.fsencode(other)))
-    if _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], flags):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), other)

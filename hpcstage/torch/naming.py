@@ -7,7 +7,6 @@ What changes names passes through `Files.call`, so that a test can end the proce
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
@@ -17,12 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcstage.checkpoint.generations.files import Files
+from hpcstage.renaming import KNOWS_NOT, exchange_names
 
 _HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{12}")
-_AT_FDCWD, _EXCHANGE = -100, 2
-_NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
-"""The errors of a file system, a kernel or a C library that cannot exchange two names."""
-_libc = ctypes.CDLL(None, use_errno=True)
 _claims: set[int] = set()
 """The descriptors by which this process claims hidden names."""
 
@@ -112,9 +108,9 @@ def _exchanged(files: Files, temporary: Path, path: Path) -> Path:
     """Gives a checkpoint the name that another has, in one step; where the file system cannot, the other steps aside
     first, and back if that fails. Returns where the other is."""
     try:
-        files.call(_exchange, temporary, path)
+        files.call(exchange_names, temporary, path)
     except OSError as error:
-        if error.errno not in _NO_EXCHANGE:
+        if error.errno not in KNOWS_NOT:
             raise
     else:
         return temporary
@@ -126,15 +122,6 @@ def _exchanged(files: Files, temporary: Path, path: Path) -> Path:
         files.call(os.rename, aside, path)
         raise
     return aside
-
-
-def _exchange(one: Path, other: Path) -> None:
-    exchange = getattr(_libc, "renameat2", None)
-    if exchange is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if exchange(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _EXCHANGE):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), one, None, other)
 
 
 def _is_directory(path: Path) -> bool:

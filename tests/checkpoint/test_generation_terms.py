@@ -164,8 +164,8 @@ class TestEntries:
             (state / "sharded" / "rank1").write_bytes(b"new")
             store.commit(FileTree(state))
             if without_flags:
-                monkeypatch.setattr("hpcstage.checkpoint.generations.restoring._EXCHANGE", 1 << 20)
-                monkeypatch.setattr("hpcstage.checkpoint.generations.restoring._ONLY_NEW", 1 << 21)
+                monkeypatch.setattr("hpcstage.renaming._EXCHANGE", 1 << 20)
+                monkeypatch.setattr("hpcstage.renaming._ONLY_NEW", 1 << 21)
             found = restore(store.source(), 2, target)
             assert (found.placed, found.kept, restored.read_bytes()) == (("a", "sharded"), (), b"new")
             assert tree(target) == tree(state)

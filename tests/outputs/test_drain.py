@@ -240,7 +240,7 @@ def test_renames_and_removals_of_what_was_there(start, earlier):
 
 
 def test_names_that_are_exchanged(start, earlier):
-    from hpcstage.outputs.links import exchange as exchange_names
+    from hpcstage.renaming import exchange_names
 
     running = start(earlier)
     (running.out / "new").write_text("new")

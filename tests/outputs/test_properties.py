@@ -22,8 +22,8 @@ from hpcstage.outputs.anchors import Anchors, anchors_beside
 from hpcstage.outputs.drain import DrainReport
 from hpcstage.outputs.facts import is_below
 from hpcstage.outputs.late import drain_late
-from hpcstage.outputs.links import exchange as exchange_names
 from hpcstage.outputs.target import TEMPORARY
+from hpcstage.renaming import exchange_names
 
 NAMES = ("a", "b", "d", "e")
 NAME = st.sampled_from(NAMES)

@@ -48,7 +48,7 @@ class KilledFiles(Files):
                 fd, data, offset = arguments
                 os.pwrite(fd, data[: len(data) // 8192 * 4096], offset)
             os._exit(KILLED)
-        if function.__name__ == "_exchange" and not self.exchanges:
+        if function.__name__ == "exchange_names" and not self.exchanges:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return super().call(function, *arguments, **options)
 
@@ -127,7 +127,7 @@ class WatchedFiles(Files):
         self.calls: list[str] = []
 
     def call(self, function, /, *arguments, **options):
-        if function.__name__ in ("mkdir", "pwrite", "fsync", "rename", "_exchange", "unlink"):
+        if function.__name__ in ("mkdir", "pwrite", "fsync", "rename", "exchange_names", "unlink"):
             self.calls.append(function.__name__)
         return super().call(function, *arguments, **options)
 
@@ -149,7 +149,7 @@ def test_the_name_is_on_the_disk_before_the_one_before_goes(tmp_path: Path) -> N
     write_entry(files, tmp_path / "step-00000001", *described(1))
     files.calls.clear()
     write_entry(files, tmp_path / "step-00000001", *described(2))
-    assert files.calls[-4:] == ["rename", "_exchange", "fsync", "unlink"]
+    assert files.calls[-4:] == ["rename", "exchange_names", "fsync", "unlink"]
     assert value(tmp_path) == 2
 
 
@@ -161,7 +161,7 @@ class RefusingFiles(Files):
         self.refused = 0
 
     def call(self, function, /, *arguments, **options):
-        if function.__name__ == "_exchange":
+        if function.__name__ == "exchange_names":
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         if function is os.rename and not arguments[1].name.startswith("."):
             self.refused += 1

@@ -9,7 +9,6 @@ the next one removes.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
@@ -24,9 +23,7 @@ from hpcstage.checkpoint.generations.files import RESTORING
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest, SavedEntry
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, OpenGeneration
 from hpcstage.errors import HpcstageError
-
-_AT_FDCWD, _ONLY_NEW, _EXCHANGE = -100, 1, 2
-_libc = ctypes.CDLL(None, use_errno=True)
+from hpcstage.renaming import KNOWS_NOT, exchange_names, rename_if_free
 
 
 @dataclass(frozen=True)
@@ -196,26 +193,35 @@ def place(made: Path, target: Path, time_ns: int) -> bool:
     """Renames an entry to its name; returns False if one that is not older has it. An older one changes places with it
     and goes with the directory in which the entry was made."""
     try:
-        _rename(made, target, _ONLY_NEW)
+        _take(made, target)
     except FileExistsError:
         if newest_ns(target) >= time_ns:
             return False
-        _rename(made, target, _EXCHANGE)
+        _take_over(made, target)
     return True
 
 
-def _rename(old: Path, new: Path, flags: int) -> None:
-    """Renames as the flags say, by plain renames where the file system knows no flags."""
-    if not _libc.renameat2(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), flags):
-        return
-    number = ctypes.get_errno()
-    if number not in (errno.EINVAL, errno.ENOSYS):
-        raise OSError(number, os.strerror(number), os.fspath(old), None, os.fspath(new))
-    if os.path.lexists(new):
-        if flags == _ONLY_NEW:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(new))
+def _take(old: Path, new: Path) -> None:
+    """Renames to a free name, also where the file system knows plain renames only. Raises FileExistsError."""
+    try:
+        rename_if_free(old, new)
+    except OSError as error:
+        if error.errno not in KNOWS_NOT:
+            raise
+        if os.path.lexists(new):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(new)) from None
+        old.rename(new)
+
+
+def _take_over(old: Path, new: Path) -> None:
+    """Exchanges two names; where the file system cannot, the other entry steps aside first."""
+    try:
+        exchange_names(old, new)
+    except OSError as error:
+        if error.errno not in KNOWS_NOT:
+            raise
         new.rename(old.with_name(f"{RESTORING}{old.name}"))
-    old.rename(new)
+        old.rename(new)
 
 
 def newest_ns(path: Path) -> int:

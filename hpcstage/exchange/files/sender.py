@@ -15,7 +15,7 @@ from hpcstage.exchange.lane import Lane
 from hpcstage.exchange.transport.buffers import Buffer
 from hpcstage.exchange.transport.frames import BULK_TAG, CONTROL_TAG, ControlFrame, Sort
 from hpcstage.exchange.transport.mpi import Post
-from hpcstage.protocol.exchange import Why
+from hpcstage.protocol.exchange import MAX_IDS, Why
 from hpcstage.store.catalog import Catalog
 
 MOST_PER_NODE = 6
@@ -57,8 +57,8 @@ class Sender:
 
     def refuse(self, to: int, why: Why, ids: Sequence[int]) -> None:
         """Tells a node which files it does not get, and why."""
-        for start in range(0, len(ids), 4096):
-            message = ControlFrame(Sort.REFUSE, why=why, ids=tuple(ids[start : start + 4096]))
+        for start in range(0, len(ids), MAX_IDS):
+            message = ControlFrame(Sort.REFUSE, why=why, ids=tuple(ids[start : start + MAX_IDS]))
             self._post.send(message.pack(), to, CONTROL_TAG)
 
     def stop(self) -> None:
