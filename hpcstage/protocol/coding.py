@@ -36,18 +36,24 @@ class CodingLinkError(ValueError):
     """The bytes are no message of ours."""
 
 
-@dataclass(frozen=True)
-class Hold:
-    """Keeper: the generations below this directory of this node are what others mean by the key."""
+class CodingMessage:
+    """A message of either side."""
 
     BODY: ClassVar[str] = ""
+    """The field whose bytes are sent as they are, behind the head; empty: there is none."""
+
+
+@dataclass(frozen=True)
+class Hold(CodingMessage):
+    """Keeper: the generations below this directory of this node are what others mean by the key."""
+
     key: str
     directory: str
 
 
 @dataclass(frozen=True)
-class Tell:
-    """Keeper: give this to the keeper of that node."""
+class KeeperMessage(CodingMessage):
+    """Keeper: give this to the keeper of that node. Exchange: the keeper of that node gave this."""
 
     BODY: ClassVar[str] = "message"
     node: int
@@ -55,10 +61,9 @@ class Tell:
 
 
 @dataclass(frozen=True)
-class Encode:
+class Encode(CodingMessage):
     """Keeper: encode a generation with the others of a group; see `checkpoint.protection.orders`."""
 
-    BODY: ClassVar[str] = ""
     number: int
     attempt: str
     trial: int
@@ -75,10 +80,9 @@ class Encode:
 
 
 @dataclass(frozen=True)
-class Read:
-    """Keeper: give me bytes of a file of a generation of that node; answered by one Answer with its id."""
+class Read(CodingMessage):
+    """Keeper: give me bytes of a file of a generation of that node; answered by one StoreAnswer with its id."""
 
-    BODY: ClassVar[str] = ""
     id: int
     node: int
     key: str
@@ -89,25 +93,23 @@ class Read:
 
 
 @dataclass(frozen=True)
-class ListStore:
-    """Keeper: which generations does that node have; answered by one Answer, with the numbers in JSON."""
+class ListStore(CodingMessage):
+    """Keeper: which generations does that node have; answered by one StoreAnswer, with the numbers in JSON."""
 
-    BODY: ClassVar[str] = ""
     id: int
     node: int
     key: str
 
 
 @dataclass(frozen=True)
-class Welcome:
+class Welcome(CodingMessage):
     """Exchange: the index of this node."""
 
-    BODY: ClassVar[str] = ""
     node: int
 
 
 @dataclass(frozen=True)
-class Members:
+class Members(CodingMessage):
     """Exchange: the membership (`protocol.membership`), packed."""
 
     BODY: ClassVar[str] = "packed"
@@ -115,27 +117,17 @@ class Members:
 
 
 @dataclass(frozen=True)
-class Said:
-    """Exchange: the keeper of that node told this."""
+class KeeperGone(CodingMessage):
+    """Exchange: the keeper of that node closed its link or died, and what was told to it lately may be lost. Its node
+    may be there, and another keeper may come."""
 
-    BODY: ClassVar[str] = "message"
-    node: int
-    message: bytes
-
-
-@dataclass(frozen=True)
-class KeeperGone:
-    """Exchange: the keeper of that node has gone, and what was told to it lately may be lost."""
-
-    BODY: ClassVar[str] = ""
     node: int
 
 
 @dataclass(frozen=True)
-class EncodeEnded:
+class EncodeEnded(CodingMessage):
     """Exchange: what became of an order. Without a failure the record lies beside the generation, on all nodes."""
 
-    BODY: ClassVar[str] = ""
     number: int
     attempt: str
     trial: int
@@ -146,7 +138,7 @@ class EncodeEnded:
 
 
 @dataclass(frozen=True)
-class Answer:
+class StoreAnswer(CodingMessage):
     """Exchange: the answer to a question. `errno` is 0, or says why there is none; `size_bytes` is the file's size."""
 
     BODY: ClassVar[str] = "content"
@@ -157,8 +149,8 @@ class Answer:
     content: bytes
 
 
-FromKeeper = Hold | Tell | Encode | Read | ListStore
-FromExchange = Welcome | Members | Said | KeeperGone | EncodeEnded | Answer
+FromKeeper = Hold | KeeperMessage | Encode | Read | ListStore
+FromExchange = Welcome | Members | KeeperMessage | KeeperGone | EncodeEnded | StoreAnswer
 Message = FromKeeper | FromExchange
 _CLASSES: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 _TYPES: dict[str, type | tuple[type, ...]] = {

@@ -24,12 +24,12 @@ from hpcstage.checkpoint.generations.files import OWN_PARTS, GenerationPart
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.restoring import restore_newest, verify
 from hpcstage.checkpoint.protection.groups import CodeSize
-from hpcstage.checkpoint.protection.link import Encoded, GroupLink, LinkLost, Lost, Told
+from hpcstage.checkpoint.protection.link import Encoded, GroupLink, LinkLost
 from hpcstage.checkpoint.protection.rebuilding import GroupSource
 from hpcstage.checkpoint.protection.refilling import refill
 from hpcstage.checkpoint.protection.remote import RemoteSource
 from hpcstage.exchange.coding.stripework import ROUND_BYTES
-from hpcstage.protocol.coding import MAX_TOLD_BYTES
+from hpcstage.protocol.coding import MAX_TOLD_BYTES, KeeperGone, KeeperMessage
 
 if not MPIEXEC.exists():
     pytest.skip("needs the mpiexec of mpi4py's MPI", allow_module_level=True)
@@ -186,8 +186,8 @@ def test_a_keeper_that_goes_ends_the_order_of_all_and_is_lost_to_the_others(codi
         one.links[index].encode(one.order(identity, index, rate_bytes_per_s=20_000.0))
     one.links[2].close()
     for index in (0, 1):
-        found = one.heard(index, lambda event: isinstance(event, Lost))
-        assert Lost(2) in found
+        found = one.heard(index, lambda event: isinstance(event, KeeperGone))
+        assert KeeperGone(2) in found
         if not any(isinstance(each, Encoded) for each in found):
             found += one.heard(index, lambda event: isinstance(event, Encoded))
         (ended,) = [each for each in found if isinstance(each, Encoded)]
@@ -317,16 +317,16 @@ def test_messages_come_whole_in_order_and_wait_for_a_keeper(coding):
     found: list[object] = []
     while len(found) < len(messages):
         found += other.events(10.0)
-    assert found == [Told(0, message) for message in messages]
+    assert found == [KeeperMessage(0, message) for message in messages]
     link.send(0, b"to itself")
-    assert link.events(10.0) == [Told(0, b"to itself")]
+    assert link.events(10.0) == [KeeperMessage(0, b"to itself")]
     other.close()
-    assert link.events(10.0) == [Lost(1)]
+    assert link.events(10.0) == [KeeperGone(1)]
     link.send(1, b"for the next keeper")
     link.send(2, b"after it")
-    assert Told(0, b"after it") in one.heard(2, lambda event: isinstance(event, Told))
+    assert KeeperMessage(0, b"after it") in one.heard(2, lambda event: isinstance(event, KeeperMessage))
     one.links[1] = GroupLink.open(one.group.nodes[1].path, 10.0)
-    assert one.links[1].events(10.0) == [Told(0, b"for the next keeper")]
+    assert one.links[1].events(10.0) == [KeeperMessage(0, b"for the next keeper")]
     with pytest.raises(ValueError, match="up to 65536 bytes"):
         link.send(1, b"x" * (MAX_TOLD_BYTES + 1))
     assert one.end() == 0

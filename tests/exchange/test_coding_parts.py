@@ -13,7 +13,7 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from conftest import wait_for
 
-from hpcstage.checkpoint.protection.link import Event, GroupLink, MembershipChanged, Told
+from hpcstage.checkpoint.protection.link import Event, GroupLink, MembershipChanged
 from hpcstage.exchange.coding import stores
 from hpcstage.exchange.coding.pace import OWED_S, PATIENCE_S, QUIET_S, Pace
 from hpcstage.exchange.coding.port import KeeperPort
@@ -26,16 +26,16 @@ from hpcstage.protocol.membership import Membership
 
 MESSAGES = [
     coding.Hold("own", "/local/ckpt"),
-    coding.Tell(3, b"\0\xff" * 100),
+    coding.KeeperMessage(3, b"\0\xff" * 100),
     coding.Encode(7, "ab" * 16, 2, "/local/ckpt", [0, 2, 1], ["a", "b", "ä"], 2, 1, 4096, "fan-in", 0.5, 0.0, 60.0),
     coding.Read(1, 2, "own", 7, "data", 1 << 40, 10),
     coding.ListStore(2, 0, "own"),
     coding.Welcome(4),
     coding.Members(b"{}"),
-    coding.Said(1, b""),
+    coding.KeeperMessage(1, b""),
     coding.KeeperGone(2),
     coding.EncodeEnded(7, "ab" * 16, 2, "n1: No space left on device", 1.5, 1 << 40, 5),
-    coding.Answer(1, 2, "No such file or directory", 0, b"x" * 70_000),
+    coding.StoreAnswer(1, 2, "No such file or directory", 0, b"x" * 70_000),
 ]
 
 
@@ -178,19 +178,19 @@ def test_a_message_that_comes_with_the_greeting_is_not_lost(port, tmp_path):
         link.close()
 
     membership = Membership.of(["a", "b"])
-    greeting = coding.Welcome(1), coding.Members(membership.pack()), coding.Said(0, b"told before")
+    greeting = coding.Welcome(1), coding.Members(membership.pack()), coding.KeeperMessage(0, b"told before")
     thread = threading.Thread(target=keeper)
     thread.start()
     wait_for(port.accept)
     port._connection.sendall(b"".join(map(pack, greeting)))  # at once
     thread.join()
-    assert found == [MembershipChanged(membership), Told(0, b"told before")]
+    assert found == [MembershipChanged(membership), coding.KeeperMessage(0, b"told before")]
 
 
 def test_messages_wait_for_a_keeper_that_is_slow(port):
     with connected() as keeper:
         assert port.accept()
-        answer = coding.Answer(1, 0, "", 0, os.urandom(1 << 20))
+        answer = coding.StoreAnswer(1, 0, "", 0, os.urandom(1 << 20))
         for _ in range(8):
             port.send(answer)
         stream, found = MessageStream(), []

@@ -18,23 +18,21 @@ from hpcstage.checkpoint.jobwide.words import (
     Ending,
     EntryState,
     Generation,
-    JobRow,
     Ledger,
     Order,
     OrderKind,
     Outcome,
     Word,
 )
+from hpcstage.checkpoint.keeping.facts import LOCAL_KEPT, MOST_ROWS, SavedRow
 from hpcstage.checkpoint.protection.groups import CodeSize, ProtectionPlan, protect
 
 SOON_S = 0.3
 """A state that changed while it was saved is tried again so much later."""
 RETRY_S = 60.0
+"""A state that could not be saved is tried again so much later."""
 END_S = 5.0
 """The longest that a state which changes is tried again after the program has ended."""
-"""A state that could not be saved is tried again so much later."""
-LOCAL_KEPT = 2
-MOST_ROWS = 100
 _TARGET = "target"
 
 
@@ -574,11 +572,11 @@ def _after_place(ledger: Ledger, order: Order, outcome: Outcome) -> Ledger:
     return replace(done, drained=int(order.body["number"]), drained_marks=marks, since_drain=0)
 
 
-def _row(made: Generation, facts: Mapping[str, Mapping[str, Any]]) -> JobRow:
+def _row(made: Generation, facts: Mapping[str, Mapping[str, Any]]) -> SavedRow:
     largest = max(facts.values(), key=lambda one: int(one["state_bytes"]))
     kinds = sorted({str(one["kind"]) for one in facts.values() if one["state_bytes"]} or {str(largest["kind"])})
     shares = sum(one["changed_share"] * one["state_bytes"] for one in facts.values())
-    return JobRow(
+    return SavedRow(
         made.number,
         kinds[0] if len(kinds) == 1 else str(largest["kind"]),
         str(largest["why"]),

@@ -26,7 +26,6 @@ from hpcstage.checkpoint.keeping.facts import (
     CheckpointPlace,
     DrainTerms,
     KeepingReport,
-    SavedRow,
     UndrainedEntry,
 )
 from hpcstage.checkpoint.keeping.keeper import all_closed
@@ -310,12 +309,11 @@ class JobKeeper:
             self._tell_report(self._reported(ledger))
 
     def _reported(self, ledger: Ledger) -> KeepingReport:
-        rows = tuple(SavedRow(**vars(row)) for row in ledger.rows)
         protected = max((one.number for one in ledger.generations if one.size), default=None)
         return KeepingReport(
             restored=ledger.restored,
             restored_s=self._restored_s,
-            saved=rows,
+            saved=ledger.rows,
             saved_count=ledger.saved_count,
             drained_number=ledger.drained or None,
             protection=ledger.plan or "none was needed yet",

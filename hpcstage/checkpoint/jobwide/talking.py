@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.checkpoint.jobwide.words import Word
-from hpcstage.checkpoint.protection.link import Encoded, GroupLink, LinkLost, Lost, MembershipChanged, Told
-from hpcstage.protocol.coding import MAX_TOLD_BYTES
+from hpcstage.checkpoint.protection.link import Encoded, GroupLink, LinkLost, MembershipChanged
+from hpcstage.protocol.coding import MAX_TOLD_BYTES, KeeperGone, KeeperMessage
 from hpcstage.reading import readable
 
 _PIECE = struct.Struct("<QII")
@@ -141,11 +141,11 @@ class Talk:
         assert self._link is not None
         try:
             for event in self._link.events(0.0):
-                if isinstance(event, Told):
+                if isinstance(event, KeeperMessage):
                     found += self._piece(event)
                 elif isinstance(event, Encoded):
                     found.append(event)
-                elif isinstance(event, Lost):
+                elif isinstance(event, KeeperGone):
                     self._gone.add(event.node)
                     self._see_members()
                 elif isinstance(event, MembershipChanged):
@@ -161,7 +161,7 @@ class Talk:
         self._view = View(membership.generation * _VIEWS + len(self._gone), present)
         self.apart_since = None
 
-    def _piece(self, event: Told) -> list[News]:
+    def _piece(self, event: KeeperMessage) -> list[News]:
         serial, index, count = _PIECE.unpack_from(event.message)
         for other in [key for key in self._pieces if key[0] == event.node and key[1] < serial]:
             del self._pieces[other]

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from hpcstage.checkpoint.keeping.facts import SavedRow
+
 
 class Ending(str, Enum):
     """What a node's daemon says of the command."""
@@ -107,23 +109,6 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class JobRow:
-    """What is said of one generation in the report."""
-
-    number: int
-    kind: str
-    why: str
-    entries: int
-    state_bytes: int
-    written_bytes: int
-    changed_share: float
-    took_s: float
-    protected: str = ""
-    """The code, and the groups, or why there is none."""
-    encode_s: float = 0.0
-
-
-@dataclass(frozen=True)
 class Ledger:
     """What the coordinator knows and decided so far."""
 
@@ -157,7 +142,7 @@ class Ledger:
     undrained_why: str = ""
     """Why the newest generation is not in the target."""
     saved_count: int = 0
-    rows: tuple[JobRow, ...] = ()
+    rows: tuple[SavedRow, ...] = ()
     lines: tuple[str, ...] = ()
     """What was refused, could not be saved, or is less protected than was asked, one line each."""
     plan: str = ""
@@ -179,7 +164,7 @@ class Ledger:
     def from_json(cls, data: Mapping[str, Any]) -> Ledger:
         """Reads what `asdict` returned."""
         tuples = {key: tuple(data[key]) for key in ("failed", "seen", "lines", "unclosed", "copied")}
-        rows = tuple(JobRow(**row) for row in data["rows"])
+        rows = tuple(SavedRow(**row) for row in data["rows"])
         generations = tuple(map(Generation.from_json, data["generations"]))
         return cls(**{**data, **tuples, "rows": rows, "generations": generations})
 

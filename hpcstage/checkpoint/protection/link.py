@@ -42,14 +42,6 @@ class LinkLost(HpcstageError):
 
 
 @dataclass(frozen=True)
-class Told:
-    """The keeper of another node sent a message."""
-
-    node: int
-    message: bytes
-
-
-@dataclass(frozen=True)
 class MembershipChanged:
     """A node has left the group: its run has ended. A newer value of `GroupLink.membership`."""
 
@@ -74,15 +66,7 @@ class Encoded:
     """The bytes of the generation that this node read."""
 
 
-@dataclass(frozen=True)
-class Lost:
-    """The keeper of another node closed its link or died; what was sent to it lately may be lost. Its node may be
-    there, and another keeper may come."""
-
-    node: int
-
-
-Event = Told | MembershipChanged | Encoded | Lost
+Event = coding.KeeperMessage | MembershipChanged | Encoded | coding.KeeperGone
 
 
 class GroupLink:
@@ -92,7 +76,7 @@ class GroupLink:
         self._socket = connection
         self._stream = coding.MessageStream()
         self._events: deque[Event] = deque()
-        self._answers: dict[int, coding.Answer] = {}
+        self._answers: dict[int, coding.StoreAnswer] = {}
         self._asked: set[int] = set()
         self._ids = itertools.count(1)
         self._node: int | None = None
@@ -128,7 +112,7 @@ class GroupLink:
         return link
 
     def close(self) -> None:
-        """Closes the link. The other keepers get Lost, orders that are under way fail."""
+        """Closes the link. The other keepers get KeeperGone, orders that are under way fail."""
         self._socket.close()
         self._gone = self._gone or "the link was closed"
 
@@ -166,7 +150,7 @@ class GroupLink:
         """
         if len(message) > coding.MAX_TOLD_BYTES:
             raise ValueError(f"a message between keepers has up to {coding.MAX_TOLD_BYTES} bytes, not {len(message)}")
-        self._send(coding.Tell(node, message))
+        self._send(coding.KeeperMessage(node, message))
 
     def events(self, timeout_s: float) -> list[Event]:
         """Returns what has happened, in its order; waits if nothing has, and returns nothing after the time.
@@ -258,7 +242,7 @@ class GroupLink:
         self._send(kind(asked, *values))
         return asked
 
-    def _answer(self, asked: int, node: int, timeout_s: float) -> coding.Answer:
+    def _answer(self, asked: int, node: int, timeout_s: float) -> coding.StoreAnswer:
         came = self._wait_until(lambda: asked in self._answers, timeout_s)
         self._asked.discard(asked)
         if not came:
@@ -313,13 +297,11 @@ class GroupLink:
                 self._gone = f"it says what makes no sense: {error}"
 
     def _note(self, message: coding.Message) -> None:
-        if isinstance(message, coding.Answer):
+        if isinstance(message, coding.StoreAnswer):
             if message.id in self._asked:
                 self._answers[message.id] = message
-        elif isinstance(message, coding.Said):
-            self._events.append(Told(message.node, message.message))
-        elif isinstance(message, coding.KeeperGone):
-            self._events.append(Lost(message.node))
+        elif isinstance(message, coding.KeeperMessage | coding.KeeperGone):
+            self._events.append(message)
         elif isinstance(message, coding.Welcome):
             self._node = message.node
         elif isinstance(message, coding.Members):

@@ -57,7 +57,7 @@ class CodingService(ExchangeService):
         self._membership = station.membership
         self._read_at = -math.inf
         """When somebody read last."""
-        self._held: deque[tuple[int, bytes]] = deque()
+        self._held: deque[coding.KeeperMessage] = deque()
         self._held_bytes = 0
         self._asked: dict[tuple[int, int], int] = {}
         """The nodes that were asked, by the keeper's number and the id of its question."""
@@ -101,7 +101,7 @@ class CodingService(ExchangeService):
         self._port.send(coding.Welcome(self._node))
         self._port.send(coding.Members(self.station.membership.pack()))
         while self._held:
-            self._port.send(coding.Said(*self._held.popleft()))
+            self._port.send(self._held.popleft())
         self._held_bytes = 0
 
     def _keeper_gone(self) -> None:
@@ -113,14 +113,14 @@ class CodingService(ExchangeService):
     def _obey(self, message: coding.FromKeeper) -> None:
         if isinstance(message, coding.Hold):
             self._stores.hold(message.key, message.directory)
-        elif isinstance(message, coding.Tell):
+        elif isinstance(message, coding.KeeperMessage):
             self._tell(message)
         elif isinstance(message, coding.Encode):
             self._encode(message)
         else:
             self._ask(message)
 
-    def _tell(self, message: coding.Tell) -> None:
+    def _tell(self, message: coding.KeeperMessage) -> None:
         if message.node == self._node:
             self._deliver(self._node, message.message)
         else:
@@ -128,9 +128,9 @@ class CodingService(ExchangeService):
 
     def _deliver(self, node: int, message: bytes) -> None:
         if self._port.is_connected:
-            self._port.send(coding.Said(node, message))
+            self._port.send(coding.KeeperMessage(node, message))
             return
-        self._held.append((node, message))
+        self._held.append(coding.KeeperMessage(node, message))
         self._held_bytes += len(message)
         if self._held_bytes > MOST_HELD_BYTES:  # a keeper that never comes; who counted on it hears of it
             self._held.clear()
@@ -159,7 +159,7 @@ class CodingService(ExchangeService):
     def _unreachable(self, key: tuple[int, int]) -> None:
         node = self._asked.pop(key)
         if key[0] == self._port.number:
-            self._port.send(coding.Answer(key[1], errno.EHOSTUNREACH, f"node {node} is not in the group", 0, b""))
+            self._port.send(coding.StoreAnswer(key[1], errno.EHOSTUNREACH, f"node {node} is not in the group", 0, b""))
 
     def _heard_read(self, node: int, word: Word) -> None:
         where = word.number("number"), word.text("part"), word.number("offset"), word.number("length")
@@ -192,7 +192,7 @@ class CodingService(ExchangeService):
 
     def _answer(self, key: tuple[int, int], found: Found) -> None:
         if key[0] == self._port.number:
-            self._port.send(coding.Answer(key[1], found.errno, found.why, found.size_bytes, found.content))
+            self._port.send(coding.StoreAnswer(key[1], found.errno, found.why, found.size_bytes, found.content))
 
     # ---- orders
 
