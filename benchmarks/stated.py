@@ -440,7 +440,7 @@ ROWS += (
     _ratio(2.5),
     Row(
         "staging-processor",
-        "One epoch, computing on the processor: against copying first; reading directly; `runtime` / ideal time",
+        "One epoch, computing on the two processors, of which the emulated storage, its competing load and copying take their part too (one round): against copying first; reading directly; `runtime` / ideal time",
         lambda r: (
             f"{_less(r, X1, 'upfront')}; {_less(r, X1, 'direct')} less time; {r.figure(X1 + ': runtime / bound'):.2f}"
         ),
