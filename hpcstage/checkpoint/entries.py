@@ -51,12 +51,12 @@ class _Entry:
     was_renamed: bool
     """Whether it was renamed to its name and is what it was then."""
     leads_to: str | None
-    """Of a symbolic link, which is made in one step, the entry to which it leads; empty: elsewhere. None: no link."""
+    """The entry to which a symbolic link leads, which is made in one step; empty: elsewhere. None: it is no link."""
     is_complete: bool = False
 
     @cached_property
     def mark(self) -> str:
-        """What differs when the entry does."""
+        """Returns a mark that differs when the entry does."""
         return _mark(self.found)
 
 

@@ -64,7 +64,7 @@ def _coming(given: dict[str, Any], *, with_probe: bool) -> Plan:
     from hpcstage.config import load
     from hpcstage.preview.inputs import Inputs
     from hpcstage.preview.pipeline import find, forecast, look
-    from hpcstage.protocol.shim import Progress
+    from hpcstage.protocol.shim import WorkProgress
     from hpcstage.report.progress import ProgressLine
 
     config = load(given, os.environ, inherited.directory())
@@ -75,7 +75,7 @@ def _coming(given: dict[str, Any], *, with_probe: bool) -> Plan:
     with ProgressLine(quiet=bool(given.get("quiet"))) as line:
 
         def on_found(files: int, size_bytes: int) -> None:
-            line.show("scanning", Progress(files, size_bytes))
+            line.show("scanning", WorkProgress(files, size_bytes))
 
         found = find(inputs, on_found)
     if not len(found.scan.manifest):

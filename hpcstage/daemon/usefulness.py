@@ -13,7 +13,7 @@ from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.openfiles import LargeInUse
 from hpcstage.daemon.copying.sightings import Sightings
 from hpcstage.daemon.queue.useful import Little, Unserved
-from hpcstage.daemon.reading.watch import Watch
+from hpcstage.daemon.reading.watch import OpenWatch
 from hpcstage.daemon.resources import Resources
 from hpcstage.problem import Problem
 from hpcstage.protocol.shim import Counter
@@ -46,7 +46,7 @@ class LocalUsefulness(Usefulness):
     """Follows the programs of a node without a group. It calls `stop` where copying is in vain."""
 
     def __init__(
-        self, base: Resources, engine: Engine, watch: Watch, in_use: LargeInUse, stop: Callable[[], None]
+        self, base: Resources, engine: Engine, watch: OpenWatch, in_use: LargeInUse, stop: Callable[[], None]
     ) -> None:
         super().__init__()
         self._base = base

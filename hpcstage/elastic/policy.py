@@ -122,7 +122,7 @@ class ScalePolicy:
 
 
 class Policy(Protocol):
-    """What can be asked: a class of the user need not inherit."""
+    """An object that can be asked: a class of the user need not inherit."""
 
     ok2run: Any
 

@@ -30,7 +30,7 @@ from hpcstage.elastic.frozen import FrozenProcesses
 from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.deciding import Patience
-from hpcstage.elastic.membership.keeping import Keeper, Setting
+from hpcstage.elastic.membership.keeping import AgentSetting, Keeper
 from hpcstage.elastic.membership.leading import Bounds
 from hpcstage.elastic.membership.store import StoreLost, connect
 from hpcstage.elastic.membership.values import Generation, Node
@@ -48,9 +48,9 @@ T = TypeVar("T")
 
 
 class Handler(RendezvousHandler):
-    """What an agent of `torchrun` asks."""
+    """Answers an agent of `torchrun`."""
 
-    def __init__(self, keeper: Keeper, run_id: str, setting: Setting) -> None:
+    def __init__(self, keeper: Keeper, run_id: str, setting: AgentSetting) -> None:
         self._keeper = keeper
         self._run_id = run_id
         self._setting = setting
@@ -170,7 +170,7 @@ def directory_of(parameters: RendezvousParameters) -> Path:
     return Path(given).absolute() / f"elastic-{name}"
 
 
-def setting_of(parameters: RendezvousParameters) -> Setting:
+def setting_of(parameters: RendezvousParameters) -> AgentSetting:
     """Reads the command line. Raises UsageError."""
     known = {field.name for field in (*fields(Patience), *fields(Bounds))}
     allowed = known | {"dir", "policy", "host", "processes", "join_limit_s", "is_host"}
@@ -189,7 +189,7 @@ def setting_of(parameters: RendezvousParameters) -> Setting:
     is_here = _is_here(parameters, host)
     address = parameters.local_addr or (host if host and is_here else socket.getfqdn())
     name = parameters.get("host") or socket.gethostname()
-    return Setting(
+    return AgentSetting(
         Node(uuid.uuid4().hex, name, address, _processes(parameters)),
         port,
         is_here or not host,

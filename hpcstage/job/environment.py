@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpcstage.job import ranks as launcher
 from hpcstage.job.ranks import Ranks
-from hpcstage.job.schedulers import SCHEDULERS, Facts, ReadText
+from hpcstage.job.schedulers import SCHEDULERS, ReadText, SchedulerFacts
 from hpcstage.job.types import Job
 
 
@@ -28,7 +28,7 @@ def detect(
 
     `parent_pid` tells apart launches that have no name of their own: the ranks of a node share their parent.
     """
-    facts = next((f for scheduler in SCHEDULERS if (f := scheduler(env, read_text))), Facts("none", ""))
+    facts = next((f for scheduler in SCHEDULERS if (f := scheduler(env, read_text))), SchedulerFacts("none", ""))
     ranks = launcher.from_launcher(env)
     if ranks and facts.ranks and not ranks.launch:
         # Under srun with PMI both describe the same launch. srun may know what the MPI library's variables do not say.
@@ -71,7 +71,7 @@ def _first(one: int | None, other: int | None) -> int | None:
     return other if one is None else one
 
 
-def _locate(facts: Facts, hostname: str, *, is_passed_on: bool) -> tuple[str, tuple[str, ...], int | None]:
+def _locate(facts: SchedulerFacts, hostname: str, *, is_passed_on: bool) -> tuple[str, tuple[str, ...], int | None]:
     """Returns this host's name, the nodes, and its position among them, which is None on a login node (in salloc's
     shell).
 
@@ -97,7 +97,7 @@ def _same_host(one: str, other: str) -> bool:
     return one == other or (one.partition(".")[0] == other.partition(".")[0] and ("." not in one or "." not in other))
 
 
-def _run_key(facts: Facts, ranks: Ranks, parent_pid: int | None) -> str | None:
+def _run_key(facts: SchedulerFacts, ranks: Ranks, parent_pid: int | None) -> str | None:
     if ranks.ranks == 1:
         return None
     launch = facts.step_id if ranks.launch == f"step-{facts.step_id}" else ranks.launch

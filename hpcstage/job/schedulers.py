@@ -23,7 +23,7 @@ _MAX_PARTS = 1024
 
 
 @dataclass(frozen=True)
-class Facts:
+class SchedulerFacts:
     """The facts that a scheduler tells; `environment` adds host name and launcher."""
 
     scheduler: str
@@ -45,7 +45,7 @@ class Facts:
     notes: tuple[str, ...] = ()
 
 
-def slurm(env: Env, _read_text: ReadText) -> Facts | None:
+def slurm(env: Env, _read_text: ReadText) -> SchedulerFacts | None:
     """Reads Slurm's variables. In a batch script PROCID and LOCALID are 0 and NTASKS > 1: only a step id means `behind
     srun`."""
     job_id = env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID")
@@ -62,7 +62,7 @@ def slurm(env: Env, _read_text: ReadText) -> Facts | None:
     else:
         parts = ()
     end = number(env.get("SLURM_JOB_END_TIME"))
-    return Facts(
+    return SchedulerFacts(
         "slurm",
         job_id,
         array_task=env.get("SLURM_ARRAY_TASK_ID"),
@@ -102,14 +102,14 @@ def _slurm_ranks(env: Env, launch: str) -> Ranks | None:
     return Ranks(rank, number(env.get("SLURM_LOCALID")), ranks, launch)
 
 
-def pbs(env: Env, read_text: ReadText) -> Facts | None:
+def pbs(env: Env, read_text: ReadText) -> SchedulerFacts | None:
     """Reads PBS Professional, OpenPBS, Torque: `PBS_JOBID` is `123.server` or, of an array, `123[4].server`."""
     job_id = env.get("PBS_JOBID")
     if not job_id or not (env.get("PBS_ENVIRONMENT") or env.get("PBS_NODEFILE")):
         return None
     lines, notes = _host_file(env.get("PBS_NODEFILE"), read_text)
     bracket = job_id.partition("[")[2].partition("]")[0]
-    return Facts(
+    return SchedulerFacts(
         "pbs",
         job_id,
         array_task=env.get("PBS_ARRAY_INDEX") or env.get("PBS_ARRAYID") or bracket or None,
@@ -121,7 +121,7 @@ def pbs(env: Env, read_text: ReadText) -> Facts | None:
     )
 
 
-def gridengine(env: Env, read_text: ReadText) -> Facts | None:
+def gridengine(env: Env, read_text: ReadText) -> SchedulerFacts | None:
     """Reads Grid Engine in all its kinds. SGE_ROOT alone is set on login nodes as well; JOB_ID alone may belong to
     another program."""
     job_id = env.get("JOB_ID")
@@ -130,7 +130,7 @@ def gridengine(env: Env, read_text: ReadText) -> Facts | None:
     lines, notes = _host_file(env.get("PE_HOSTFILE"), read_text)
     task = number(env.get("SGE_TASK_ID"))
     slots = {line[0]: n for line in lines if len(line) > 1 and (n := number(line[1]))}
-    return Facts(
+    return SchedulerFacts(
         "gridengine",
         job_id,
         array_task=str(task) if task is not None else None,
@@ -151,19 +151,19 @@ def _own_slots(slots: Mapping[str, int], env: Env) -> int | None:
     return number(env.get("NSLOTS")) if len(slots) <= 1 else None
 
 
-def pjm(env: Env, read_text: ReadText) -> Facts | None:
+def pjm(env: Env, read_text: ReadText) -> SchedulerFacts | None:
     """Reads Fujitsu's Technical Computing Suite (Fugaku, Flow, Wisteria)."""
     job_id = env.get("PJM_JOBID")
     if not job_id:
         return None
     lines, notes = _host_file(env.get("PJM_O_NODEINF"), read_text)
     nodes = tuple(dict.fromkeys(line[0] for line in lines))
-    return Facts(
+    return SchedulerFacts(
         "pjm", job_id, array_task=env.get("PJM_BULKNUM"), nodes=nodes, submit_dir=env.get("PJM_O_WORKDIR"), notes=notes
     )
 
 
-def lsf(env: Env, read_text: ReadText) -> Facts | None:
+def lsf(env: Env, read_text: ReadText) -> SchedulerFacts | None:
     """Reads LSF's variables."""
     job_id = env.get("LSB_JOBID")
     if not job_id:
@@ -171,16 +171,18 @@ def lsf(env: Env, read_text: ReadText) -> Facts | None:
     lines, notes = _host_file(env.get("LSB_DJOB_HOSTFILE"), read_text)
     task = number(env.get("LSB_JOBINDEX"))
     nodes = tuple(dict.fromkeys(line[0] for line in lines))
-    return Facts("lsf", job_id, str(task) if task else None, nodes=nodes, submit_dir=env.get("LS_SUBCWD"), notes=notes)
+    return SchedulerFacts(
+        "lsf", job_id, str(task) if task else None, nodes=nodes, submit_dir=env.get("LS_SUBCWD"), notes=notes
+    )
 
 
-def flux(env: Env, _read_text: ReadText) -> Facts | None:
+def flux(env: Env, _read_text: ReadText) -> SchedulerFacts | None:
     """Reads Flux's variables; its node list needs a command, which detection does not run."""
     job_id = env.get("FLUX_JOB_ID")
-    return Facts("flux", job_id) if job_id else None
+    return SchedulerFacts("flux", job_id) if job_id else None
 
 
-SCHEDULERS: tuple[Callable[[Env, ReadText], Facts | None], ...] = (flux, slurm, pbs, gridengine, pjm, lsf)
+SCHEDULERS: tuple[Callable[[Env, ReadText], SchedulerFacts | None], ...] = (flux, slurm, pbs, gridengine, pjm, lsf)
 """Flux goes first: it is often started inside a job of another scheduler, whose facts then do not apply."""
 
 

@@ -41,7 +41,7 @@ def is_staging(path: Path) -> bool:
         return True
 
 
-def note_progress(path: Path, progress: shim.Progress) -> None:
+def note_progress(path: Path, progress: shim.WorkProgress) -> None:
     """Writes how far the daemon is, for `progress`. A page that cannot be opened is not read, either."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -51,18 +51,18 @@ def note_progress(path: Path, progress: shim.Progress) -> None:
             os.close(fd)
 
 
-def progress(path: Path) -> tuple[shim.State, shim.Progress] | None:
+def progress(path: Path) -> tuple[shim.State, shim.WorkProgress] | None:
     """Returns the daemon's state and how far it is; None if there is no page."""
     try:
         with path.open("rb") as file:
             head = file.read(shim.PROGRESS_OFFSET + shim.PROGRESS.size)
         state = int.from_bytes(head[shim.STATE_OFFSET : shim.STATE_OFFSET + 4], "little")
-        return shim.State(state), shim.Progress(*shim.PROGRESS.unpack_from(head, shim.PROGRESS_OFFSET))
+        return shim.State(state), shim.WorkProgress(*shim.PROGRESS.unpack_from(head, shim.PROGRESS_OFFSET))
     except (OSError, ValueError, struct.error):
         return None
 
 
-def summed_progress(paths: Sequence[Path]) -> tuple[shim.State, shim.Progress] | None:
+def summed_progress(paths: Sequence[Path]) -> tuple[shim.State, shim.WorkProgress] | None:
     """Returns the state of the first node, and how far all nodes together are; None if the first one has no page.
     Nodes that still scan are left out while the first one stages, for what they have found is not copied."""
     found = [progress(path) for path in paths]
@@ -71,7 +71,7 @@ def summed_progress(paths: Sequence[Path]) -> tuple[shim.State, shim.Progress] |
     first = found[0][0]
     begun = first >= shim.State.STAGING
     each = [done for state, done in filter(None, found) if (state >= shim.State.STAGING) == begun]
-    return first, shim.Progress(*map(sum, zip(*each, strict=True)))
+    return first, shim.WorkProgress(*map(sum, zip(*each, strict=True)))
 
 
 def waits_until_staging(path: Path, timeout_s: float) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 PIECE_BYTES = 1 << 20
 _SUMMED_BYTES = 256 << 10
-"""What is read at once for sums; many files are summed at a time."""
+"""The bytes that are read at once for sums; many files are summed at a time."""
 MOST_SUMS = 100_000
 _BLOCK_BYTES = 512
 

@@ -35,7 +35,7 @@ from hpcstage.outputs.workers import THREADS, CarrierProcess
 
 FLUSH_S = 0.05
 LEAST_WAIT_S = 0.02
-"""What is due after `work` waits for something else."""
+"""The shortest wait for what is due: the carrier gets that long to take what it has been given."""
 LOOK_AT_ONCE = 2000
 """The names that one turn of the last look takes in."""
 

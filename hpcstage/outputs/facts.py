@@ -104,15 +104,15 @@ class SeenEvent(NamedTuple):
 
 
 class News(NamedTuple):
-    """What another node says of a name in the target: that it gave the name to what has this inode and time, or that it
-    takes the name away from it."""
+    """Another node says of a name in the target that it gave the name to what has this inode and time, or that it takes
+    the name away from it."""
 
     name: str
     inode: int
     mtime_ns: int
     is_given: bool
     mode: int = -1
-    """Of a directory its mode; of all else -1."""
+    """The mode of a directory; -1 for all else."""
 
     @property
     def is_dir(self) -> bool:
@@ -197,7 +197,7 @@ class Ending(Enum):
     CHANGED = "changed"
     """The file changed while it was copied. Of FREE: the target's entry is not known any more."""
     HELD = "held"
-    """What would be replaced is shown by a local link of another name, which has to be followed first."""
+    """A local link of another name shows what would be replaced, and has to be followed first."""
     MISPLACED = "misplaced"
     """The local link stands for an entry of the start which the target has under another name."""
     FAILED = "failed"

@@ -115,7 +115,7 @@ def facts(path: str) -> Iterator[list[Any]]:
 
 @dataclass
 class Recalled:
-    """What a journal says."""
+    """The content of a journal."""
 
     charter: Charter
     ledger: Ledger

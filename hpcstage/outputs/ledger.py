@@ -43,7 +43,7 @@ from hpcstage.outputs.state import DrainFindings, DrainState
 
 NO_TIME = "there was no time left"
 MOST_SHOWN = 100_000
-"""So many names of other nodes are shown at most."""
+"""The most names of other nodes that are shown."""
 _SHOWN_AT_ONCE = 256
 MOST_FREED = 64
 """The files that are freed at once at most."""

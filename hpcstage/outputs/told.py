@@ -1,4 +1,4 @@
-"""What the nodes of a run tell each other of the target: which names they gave to what, and which they took away.
+"""Owns what the nodes of a run tell each other of the target: which names they gave to what, and which they took away.
 
 Each node adds lines of JSON to a file of its own on the shared file system, and reads what the others add to theirs.
 Nobody waits for that, and nothing that is not told is lost: it is found in the target. Whoever takes a name away tells

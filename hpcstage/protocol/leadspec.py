@@ -64,7 +64,7 @@ class LeadSpec:
     of the daemon's specification, on every node."""
     out_inode: int = 0
     checkpoint: dict[str, Any] = field(default_factory=dict)
-    """What each node's charter of checkpoints says, but for the node itself; empty: there are none. `earlier` has, for
+    """The charter of checkpoints, but for the node itself; empty: there are none. `earlier` has, for
     virtual nodes, by index the places of earlier runs that belong to the same directory."""
     parts: list[list[str]] = field(default_factory=list)
     """The nodes by part of the job, where it has several: a step of srun is told which parts it runs in."""

@@ -188,7 +188,7 @@ UNLINKED = 1
 DEVICE_OFFSET = 64
 PROGRESS_OFFSET = 72
 PROGRESS = struct.Struct("<4Q")
-"""The fields of `Progress`. While the state is SCANNING they say what was found, and the last two are 0."""
+"""The fields of `WorkProgress`. While the state is SCANNING they say what was found, and the last two are 0."""
 FREE_OFFSET = 4096
 SLOT_FREE = 1
 SLOTS = 4096
@@ -292,7 +292,7 @@ class Counter(IntEnum):
     """40 + Reason: opens for reading that went to the source for that reason."""
 
 
-class Progress(NamedTuple):
+class WorkProgress(NamedTuple):
     """The work that is done, and all that there is to do, which is 0 where it is not known."""
 
     files: int

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hpcstage import stderr
-from hpcstage.protocol.shim import Progress
+from hpcstage.protocol.shim import WorkProgress
 from hpcstage.units import format_duration, format_rate, format_size
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ class CopyPace:
 
     def __init__(self, begun_s: float) -> None:
         self.begun_s = begun_s
-        self._seen: deque[tuple[float, Progress]] = deque()
+        self._seen: deque[tuple[float, WorkProgress]] = deque()
 
-    def add(self, at_s: float, done: Progress) -> None:
+    def add(self, at_s: float, done: WorkProgress) -> None:
         """Adds what is done at this moment."""
         self._seen.append((at_s, done))
         while len(self._seen) > 2 and at_s - self._seen[1][0] > WINDOW_S:
@@ -119,7 +119,7 @@ class ProgressLine:
         self._end_bar()
         self._quiet = self._quiet or self._on_terminal
 
-    def show(self, doing: str, done: Progress) -> None:
+    def show(self, doing: str, done: WorkProgress) -> None:
         """Says how far `doing` is, if it is time to say it."""
         now_s = time.monotonic()
         if self._quiet or (self._on_terminal and doing == self._doing and now_s < self._drawn_s + LIVE_EVERY_S):

@@ -33,7 +33,7 @@ class RunProgress:
         if self.line.is_silent or (self.group is not None and self.group.index):
             return
         pages = [directory / nodedir.PAGE for directory in self._directories_here()]
-        state, done = page.summed_progress(pages) or (shim.State.ENDED, shim.Progress(0, 0))
+        state, done = page.summed_progress(pages) or (shim.State.ENDED, shim.WorkProgress(0, 0))
         if state is shim.State.SCANNING:
             self.line.show("scanning", done)
         elif state in _DOING and done.all_files:

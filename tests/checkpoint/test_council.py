@@ -17,9 +17,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hpcstage.checkpoint.jobwide.council import Council, CouncilTerms, Do, Place, Say
+from hpcstage.checkpoint.jobwide.council import Council, CouncilTerms, Do, PlaceShares, Say
 from hpcstage.checkpoint.jobwide.families import FoundStore
-from hpcstage.checkpoint.jobwide.words import EntryState, Generation, Order, OrderKind, Outcome, Word
+from hpcstage.checkpoint.jobwide.words import EntryState, JobGeneration, JobOrder, KeeperWord, OrderKind, Outcome
 from hpcstage.checkpoint.protection.groups import CodeSize
 
 NAMES = ("step1", "step2", "latest")
@@ -38,9 +38,9 @@ class Node:
         self.restored: set[str] = set()
         self.store: dict[int, tuple[str, dict[str, str]]] = {}
         self.encoded: set[int] = set()
-        self.known: dict[int, Generation] = {}
+        self.known: dict[int, JobGeneration] = {}
         """Generations that are complete, as orders said."""
-        self.todo: deque[Do | Place] = deque()
+        self.todo: deque[Do | PlaceShares] = deque()
         self.is_over = False
         self.council.find(job.found[index], job.target_ns)
 
@@ -64,7 +64,7 @@ class Node:
         for one in order.ledger.generations:
             self.known[one.number] = one
         facts = {} if error else getattr(self, f"_{order.kind.value}")(order)
-        if isinstance(act, Place):
+        if isinstance(act, PlaceShares):
             self.job.drained = order.body.get("number", self.job.drained)
             done = {"beside": {}, "files": 1, "size_bytes": 1, "lines": []}
             self.council.placed(order, Outcome(order.key, error, facts=done))
@@ -73,7 +73,7 @@ class Node:
             self.is_over = self.council.is_over
         self.take()
 
-    def _begin(self, order: Order) -> dict[str, Any]:
+    def _begin(self, order: JobOrder) -> dict[str, Any]:
         state = order.body["state"]
         names = set() if state is None else {n for share in state["generation"]["shares"].values() for n in share}
         self.restored = set(names)
@@ -81,17 +81,17 @@ class Node:
         self.see()
         return {"restored": order.body["key"], "seen": sorted(names), "floor": 7, "after_ns": 70, "lines": []}
 
-    def _ready(self, order: Order) -> dict[str, Any]:
+    def _ready(self, order: JobOrder) -> dict[str, Any]:
         self.council.ready()
         return {}
 
-    def _close(self, order: Order) -> dict[str, Any]:
+    def _close(self, order: JobOrder) -> dict[str, Any]:
         for name, one in self.entries.items():
             self.entries[name] = EntryState(one.mark, True, one.is_restored)
         self.see()
         return {}
 
-    def _commit(self, order: Order) -> dict[str, Any]:
+    def _commit(self, order: JobOrder) -> dict[str, Any]:
         number = order.body["number"]
         assert number > max(self.store, default=0), "the number of a generation that is there"
         share = order.body["shares"][self.name]
@@ -102,26 +102,26 @@ class Node:
             "kind": "full", "why": "", "changed_share": 1.0, "took_s": 0.1,
         }  # fmt: skip
 
-    def _encode(self, order: Order) -> dict[str, Any]:
+    def _encode(self, order: JobOrder) -> dict[str, Any]:
         assert order.body["number"] in self.store
         assert any(self.name in group for group in order.body["groups"])
         self.encoded.add(order.body["number"])
         return {"seconds": 0.1}
 
-    def _share(self, order: Order) -> dict[str, Any]:
+    def _share(self, order: JobOrder) -> dict[str, Any]:
         assert order.body["number"] in self.store
         return {}
 
-    def _copy(self, order: Order) -> dict[str, Any]:
+    def _copy(self, order: JobOrder) -> dict[str, Any]:
         return {}
 
-    def _keep(self, order: Order) -> dict[str, Any]:
+    def _keep(self, order: JobOrder) -> dict[str, Any]:
         retained = set(order.body["retained"])
         for number in [n for n in self.store if n not in retained and n < order.body["newest"]]:
             del self.store[number]
         return {}
 
-    def _finish(self, order: Order) -> dict[str, Any]:
+    def _finish(self, order: JobOrder) -> dict[str, Any]:
         return {}
 
     _refuse = _finish
@@ -166,7 +166,7 @@ class Job:
 
     def deliver(self, pair: tuple[int, int]) -> None:
         sender, to = pair
-        word = Word.from_json(json.loads(self.sent[pair].popleft()))
+        word = KeeperWord.from_json(json.loads(self.sent[pair].popleft()))
         if to in self.nodes:
             self.nodes[to].council.heard(sender, word)
             self.nodes[to].take()
@@ -209,7 +209,7 @@ class Job:
         node.take()
 
     @property
-    def last(self) -> Generation | None:
+    def last(self) -> JobGeneration | None:
         return self.nodes[min(self.nodes)].council.ledger.last
 
     def begun(self) -> Job:
@@ -317,8 +317,10 @@ def test_without_room_complete_entries_are_copied_as_they_are() -> None:
     assert ledger.last is not None, "it is tried again later"
 
 
-def earlier(number: int, created_ns: int, members: int = 2) -> Generation:
-    return Generation(number, f"{number:032x}", created_ns, {f"m{i}": {f"e{number}-{i}": ""} for i in range(members)})
+def earlier(number: int, created_ns: int, members: int = 2) -> JobGeneration:
+    return JobGeneration(
+        number, f"{number:032x}", created_ns, {f"m{i}": {f"e{number}-{i}": ""} for i in range(members)}
+    )
 
 
 def test_the_start_takes_the_newest_that_can_be_restored() -> None:
@@ -374,7 +376,7 @@ class Disorder(RuleBasedStateMachine):
     @initialize(count=st.integers(2, 4), asked=st.sampled_from([None, CodeSize(2, 1), CodeSize(1, 2)]))
     def begin(self, count: int, asked: CodeSize | None) -> None:
         self.job = Job(count, asked).begun()
-        self.whole: dict[int, Generation] = {}
+        self.whole: dict[int, JobGeneration] = {}
         self.lost: set[str] = set()
         self.is_ended = False
 

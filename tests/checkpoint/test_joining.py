@@ -15,7 +15,7 @@ from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.jobwide.families import FoundStore, earlier_states
 from hpcstage.checkpoint.jobwide.gathering import Gathering, Share, opened_whole, parts_of, restore_whole
-from hpcstage.checkpoint.jobwide.words import CarriedEntry, Generation
+from hpcstage.checkpoint.jobwide.words import CarriedEntry, JobGeneration
 from hpcstage.checkpoint.keeping.plain import damaged, described
 
 
@@ -57,7 +57,7 @@ def test_shares_are_one_tree_in_the_target_that_can_be_verified(tmp_path: Path, 
         gathering.put(share, share.names)
         assert gathering.has(share.node, 1)
     whole = opened_whole(shares)
-    generation = Generation(1, "0" * 32, 5, {share.node: dict.fromkeys(share.names, "") for share in shares})
+    generation = JobGeneration(1, "0" * 32, 5, {share.node: dict.fromkeys(share.names, "") for share in shares})
     placed = gathering.give_names(whole, generation, generation.names)
     gathering.remove()
     assert contents(target) == WHOLE
@@ -92,7 +92,7 @@ def test_a_share_that_was_cut_off_is_not_there(tmp_path: Path, shares: list[Shar
 
 def test_carried_entries_are_of_the_older_generation() -> None:
     carried = {"old": CarriedEntry(3, {"n0": "a", "n1": "b"})}
-    generation = Generation(5, "0" * 32, 1, {"n0": {"new": "c"}, "n2": {}}, carried)
+    generation = JobGeneration(5, "0" * 32, 1, {"n0": {"new": "c"}, "n2": {}}, carried)
     assert parts_of(generation) == [
         (5, "n0", frozenset({"new"})),
         (3, "n0", frozenset({"old"})),
@@ -101,7 +101,7 @@ def test_carried_entries_are_of_the_older_generation() -> None:
 
 
 def test_states_of_a_family_are_known_by_any_of_its_nodes() -> None:
-    first, second = (Generation(n, f"{n:032x}", n, {"a": {}, "b": {}}) for n in (1, 2))
+    first, second = (JobGeneration(n, f"{n:032x}", n, {"a": {}, "b": {}}) for n in (1, 2))
     found = {0: [FoundStore("r", "a", "ka", (first,))], 1: [FoundStore("r", "b", "kb", (first, second))]}
     states = earlier_states(found)
     assert [state.generation.number for state in states] == [2, 1]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.signing import Forged, Signer, UnsafeKey, read_or_make_key
-from hpcstage.elastic.membership.values import Beat, End, Generation, Node, Term, View
+from hpcstage.elastic.membership.values import Beat, Generation, Node, Term, TrainingEnd, View
 from hpcstage.elastic.membership.watching import AwakeClock, Watch
 
 NODES = (Node("1", "a", "a", 2), Node("2", "b", "10.0.0.2"))
@@ -53,11 +53,11 @@ def test_what_is_written_is_read_by_others(tmp_path: Path) -> None:
     assert mine.claim_generation(Generation(9, 1, NODES, "start"))
     assert mine.claim_generation(later)
     mine.beat(2, 7)
-    mine.end_term(2, End("over", 75))
+    mine.end_term(2, TrainingEnd("over", 75))
     assert other.newest_term() == Term(2, "1", "a", "a", 5)
     assert other.term_before(2) == Term(1, "1", "a", "a", 5)
     assert other.newest_generation() == later
-    assert (other.last_beat(), other.end_of(2), other.end_of(1)) == ((2, 7), End("over", 75), None)
+    assert (other.last_beat(), other.end_of(2), other.end_of(1)) == ((2, 7), TrainingEnd("over", 75), None)
 
 
 def test_a_file_that_another_wrote_or_that_was_moved_is_refused(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_all_processes_get_one_key_that_others_cannot_read(tmp_path: Path) -> No
 
 def test_values_keep_what_they_were() -> None:
     beat = Beat(NODES[0], 3, "training", 2)
-    view = View(4, 2, True, End("over", 75))
+    view = View(4, 2, True, TrainingEnd("over", 75))
     later = Generation(3, 1, NODES, "loss", ("c",), ("b",), 0.25, 2.0)
     signer = Signer(b"k" * 32)
     assert Beat.from_json(signer.read("v", signer.sign("v", asdict(beat)))) == beat

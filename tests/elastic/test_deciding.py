@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.elastic import FailStop, KeepBatch, MinMax, WaitFor
-from hpcstage.elastic.membership.deciding import Decider, Patience, Proposal, Seen, change_of, is_complete
+from hpcstage.elastic.membership.deciding import Decider, Patience, Proposal, SeenNode, change_of, is_complete
 from hpcstage.elastic.membership.values import GONE, Beat, Generation, Node
 from hpcstage.elastic.policy import AskedPolicy, Host
 
@@ -20,15 +20,15 @@ def node(name: str) -> Node:
     return Node(f"id-{name}", name, name)
 
 
-def seen(name: str, state: str = "ready", generation: int = 0, silent_s: float = 0.0) -> Seen:
-    return Seen(Beat(node(name), 1, state, generation), silent_s)
+def seen(name: str, state: str = "ready", generation: int = 0, silent_s: float = 0.0) -> SeenNode:
+    return SeenNode(Beat(node(name), 1, state, generation), silent_s)
 
 
 def generation(names: str, number: int = 1) -> Generation:
     return Generation(number, 1, tuple(map(node, names)), "start")
 
 
-def trains(names: str, number: int = 1, silent_s: float = 0.0) -> list[Seen]:
+def trains(names: str, number: int = 1, silent_s: float = 0.0) -> list[SeenNode]:
     return [seen(name, "training", number, silent_s) for name in names]
 
 
@@ -57,7 +57,7 @@ def trains(names: str, number: int = 1, silent_s: float = 0.0) -> list[Seen]:
     ],
 )
 def test_what_differs(
-    current: str, there: list[Seen], kind: str | None, lost: str, failed: str, stay: str, join: str
+    current: str, there: list[SeenNode], kind: str | None, lost: str, failed: str, stay: str, join: str
 ) -> None:
     change = change_of(generation(current) if current else None, there, 2)
     assert (change.kind if change else None) == kind
@@ -76,7 +76,7 @@ class Play:
         self.now_s = 0.0
         self.line = ""
 
-    def until(self, there: Sequence[Seen], limit_s: float = 30, step_s: float = 0.25) -> float | None:
+    def until(self, there: Sequence[SeenNode], limit_s: float = 30, step_s: float = 0.25) -> float | None:
         """Passes time until a generation is agreed or the training ends; returns how long that took."""
         began_s = self.now_s
         while self.now_s <= began_s + limit_s:
@@ -212,7 +212,7 @@ def test_whatever_happens_a_generation_has_only_hosts_that_live_and_not_too_many
         ([seen("c", "finished", 1)], False),
     ],
 )
-def test_a_training_is_complete_when_one_has_finished_and_nobody_trains(there: list[Seen], complete: bool) -> None:
+def test_a_training_is_complete_when_one_has_finished_and_nobody_trains(there: list[SeenNode], complete: bool) -> None:
     assert is_complete(generation("ab"), there, 2) == complete
     assert not is_complete(None, there, 2)
 

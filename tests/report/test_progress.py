@@ -20,7 +20,7 @@ import pytest
 from conftest import Hpcstage, python_command, wait_for
 
 from hpcstage.node import page
-from hpcstage.protocol.shim import Progress, State
+from hpcstage.protocol.shim import State, WorkProgress
 from hpcstage.report.progress import CopyPace
 from hpcstage.stderr import PATIENCE_S, UnwaitingStream
 
@@ -210,16 +210,16 @@ def test_a_terminal_that_takes_nothing_but_says_it_would_is_given_up(monkeypatch
 
 
 def test_what_scanning_nodes_have_found_does_not_count_as_copied(tmp_path: Path) -> None:
-    told = [(State.STAGING, Progress(1, 10, 4, 40)), (State.SCANNING, Progress(3, 30)), None]
-    told.append((State.SETTLED, Progress(4, 40, 4, 40)))
+    told = [(State.STAGING, WorkProgress(1, 10, 4, 40)), (State.SCANNING, WorkProgress(3, 30)), None]
+    told.append((State.SETTLED, WorkProgress(4, 40, 4, 40)))
     paths = [tmp_path / str(index) for index in range(len(told))]
     for path, one in zip(paths, told, strict=True):
         if one is not None:
             page.create(path)
             page.set_state(path, one[0])
             page.note_progress(path, one[1])
-    assert page.summed_progress(paths) == (State.STAGING, Progress(5, 50, 8, 80))
-    assert page.summed_progress(paths[1:]) == (State.SCANNING, Progress(3, 30))
+    assert page.summed_progress(paths) == (State.STAGING, WorkProgress(5, 50, 8, 80))
+    assert page.summed_progress(paths[1:]) == (State.SCANNING, WorkProgress(3, 30))
     assert page.summed_progress(paths[2:]) is None
 
 
@@ -262,7 +262,7 @@ def _emptied(fd: int, size_bytes: int) -> bytes:
 # ---- the arithmetic
 
 
-def pace(*seen: tuple[float, Progress]) -> CopyPace:
+def pace(*seen: tuple[float, WorkProgress]) -> CopyPace:
     found = CopyPace(0.0)
     for at_s, done in seen:
         found.add(at_s, done)
@@ -270,25 +270,25 @@ def pace(*seen: tuple[float, Progress]) -> CopyPace:
 
 
 def test_share_rate_and_time_left() -> None:
-    found = pace((0.0, Progress(0, 0, 100, 10**9)), (10.0, Progress(25, 200 * 10**6, 100, 10**9)))
+    found = pace((0.0, WorkProgress(0, 0, 100, 10**9)), (10.0, WorkProgress(25, 200 * 10**6, 100, 10**9)))
     assert found.share == 0.2
     assert found.left_s == pytest.approx(40)
     assert found.text() == "20 %, 40 s left, 20 MB/s, 200 MB of 1 GB, 25 of 100 files"
 
 
 def test_the_rate_is_that_of_the_last_half_minute() -> None:
-    slow = [(float(second), Progress(second, second * 10**6, 1000, 10**9)) for second in range(100)]
-    fast = [(100.0 + second, Progress(100, (100 + 9 * second) * 10**6, 1000, 10**9)) for second in range(60)]
+    slow = [(float(second), WorkProgress(second, second * 10**6, 1000, 10**9)) for second in range(100)]
+    fast = [(100.0 + second, WorkProgress(100, (100 + 9 * second) * 10**6, 1000, 10**9)) for second in range(60)]
     assert "9 MB/s" in pace(*slow, *fast).text()
 
 
 def test_what_is_not_known_is_not_told() -> None:
-    assert pace((0.0, Progress(0, 0)), (2.0, Progress(500, 10**6))).text() == "500 files, 1 MB, 250 files/s"
-    stuck = pace((0.0, Progress(1, 10, 4, 100)), (5.0, Progress(1, 10, 4, 100)))
+    assert pace((0.0, WorkProgress(0, 0)), (2.0, WorkProgress(500, 10**6))).text() == "500 files, 1 MB, 250 files/s"
+    stuck = pace((0.0, WorkProgress(1, 10, 4, 100)), (5.0, WorkProgress(1, 10, 4, 100)))
     assert stuck.left_s is None
     assert "10 %, time left unknown" in stuck.text()
 
 
 def test_files_without_bytes_count_by_their_number() -> None:
-    found = pace((0.0, Progress(0, 0, 8, 0)), (1.0, Progress(2, 0, 8, 0)))
+    found = pace((0.0, WorkProgress(0, 0, 8, 0)), (1.0, WorkProgress(2, 0, 8, 0)))
     assert (found.share, found.left_s) == (0.25, pytest.approx(3.0))

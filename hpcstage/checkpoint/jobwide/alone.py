@@ -21,9 +21,9 @@ from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReade
 from hpcstage.checkpoint.generations.restoring import making_in, newest_ns
 from hpcstage.checkpoint.generations.restoring import place as place_entry
 from hpcstage.checkpoint.jobwide.gathering import Gathering, opened_whole, restore_whole
-from hpcstage.checkpoint.jobwide.holdings import Holdings
+from hpcstage.checkpoint.jobwide.holdings import RunStores
 from hpcstage.checkpoint.jobwide.known import known_generations
-from hpcstage.checkpoint.jobwide.words import Generation
+from hpcstage.checkpoint.jobwide.words import JobGeneration
 from hpcstage.checkpoint.keeping.draining import EntryDrain
 from hpcstage.checkpoint.keeping.facts import (
     CheckpointCharter,
@@ -40,7 +40,7 @@ from hpcstage.errors import HpcstageError
 def end_alone(
     place: CheckpointPlace,
     charter: CheckpointCharter,
-    generation: Generation | None,
+    generation: JobGeneration | None,
     others: Mapping[str, Path] | None = None,
 ) -> list[UndrainedEntry]:
     """Brings a node's share of a generation to the target, and all of it if it can be put together; returns what is not
@@ -56,7 +56,7 @@ def end_alone(
 
 
 def _gathered(
-    place: CheckpointPlace, charter: CheckpointCharter, generation: Generation, others: Mapping[str, Path]
+    place: CheckpointPlace, charter: CheckpointCharter, generation: JobGeneration, others: Mapping[str, Path]
 ) -> list[UndrainedEntry]:
     target = Path(charter.target)
     before = described(target)
@@ -66,7 +66,7 @@ def _gathered(
     gathering = Gathering(target, f"{charter.run_id}-{generation.number}", charter.run_id)
     stores = {charter.node: place.store, **others}
     with _sources(stores) as sources, _locked(gathering):
-        holdings = Holdings(sources)
+        holdings = RunStores(sources)
         shares = holdings.shares(generation)
         missing: dict[str, set[str]] = {}
         for share in shares:
@@ -110,7 +110,7 @@ def restore_here(place: CheckpointPlace, charter: CheckpointCharter, to: Path) -
     for generation in reversed(known_generations(place)):
         stores = {charter.node: place.store, **_siblings(place, charter)}
         with _sources(stores) as sources, suppress(DamagedGeneration), making_in(to) as made:
-            whole = opened_whole(Holdings(sources).shares(generation))
+            whole = opened_whole(RunStores(sources).shares(generation))
             tree = made / "tree"
             tree.mkdir()
             restore_whole(whole, made, tree)

@@ -15,14 +15,14 @@ from typing import Any
 from hpcstage.checkpoint.jobwide.families import FoundStore, earlier_states
 from hpcstage.checkpoint.jobwide.naming import NamedShares, name_shares
 from hpcstage.checkpoint.jobwide.words import (
-    Ending,
+    CommandEnding,
     EntryState,
-    Generation,
-    Ledger,
-    Order,
+    JobGeneration,
+    JobLedger,
+    JobOrder,
+    KeeperWord,
     OrderKind,
     Outcome,
-    Word,
 )
 from hpcstage.checkpoint.keeping.facts import LOCAL_KEPT, MOST_ROWS, SavedRow
 from hpcstage.checkpoint.protection.groups import CodeSize, ProtectionPlan, protect
@@ -38,7 +38,7 @@ _TARGET = "target"
 
 @dataclass(frozen=True)
 class CouncilTerms:
-    """What the decisions of a job go by."""
+    """The terms of a job's decisions."""
 
     asked: CodeSize | None = None
     domains: Mapping[str, str] = field(default_factory=dict)
@@ -51,24 +51,24 @@ class CouncilTerms:
 class Say:
     """The word is to be told to all other nodes that are there."""
 
-    word: Word
+    word: KeeperWord
 
 
 @dataclass(frozen=True)
 class Do:
     """An order is to be carried out, and `did` to be called with the outcome."""
 
-    order: Order
+    order: JobOrder
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceShares:
     """All shares of an order are in the target: they are to be given their names, and `placed` to be called."""
 
-    order: Order
+    order: JobOrder
 
 
-Act = Say | Do | Place
+Act = Say | Do | PlaceShares
 
 
 class Council:
@@ -78,18 +78,18 @@ class Council:
         self._me = me
         self._hosts = hosts
         self._terms = terms
-        self._word = Word(domain=domain)
+        self._word = KeeperWord(domain=domain)
         self._is_dirty = False
-        self._heard: dict[int, Word] = {}
+        self._heard: dict[int, KeeperWord] = {}
         self._present: frozenset[int] = frozenset()
         self._doing: tuple[int, int] | None = None
         self._acts: list[Act] = []
         self._led = -1
         """The view in which this node has taken over."""
-        self._current: Order | None = None
+        self._current: JobOrder | None = None
         """The order that this node gave and that is not concluded."""
-        self._placing: Order | None = None
-        self._ledger = Ledger()
+        self._placing: JobOrder | None = None
+        self._ledger = JobLedger()
         self._seq = 0
         self._tried: set[str] = set()
         self._retry_at = self._end_at = 0.0
@@ -106,7 +106,7 @@ class Council:
             self._present, self._doing = there, None
             self._tell(view=view)
 
-    def heard(self, node: int, word: Word) -> None:
+    def heard(self, node: int, word: KeeperWord) -> None:
         """Takes the word of another node."""
         self._heard[node] = word
 
@@ -124,7 +124,7 @@ class Council:
 
     def end(self, *, is_orderly: bool) -> None:
         """Notes that the program has ended."""
-        self._tell(ending=Ending.ORDERLY if is_orderly else Ending.DISORDERLY)
+        self._tell(ending=CommandEnding.ORDERLY if is_orderly else CommandEnding.DISORDERLY)
 
     def hurry(self) -> None:
         """Notes that the job's time ends: all that is saved is drained at once."""
@@ -138,8 +138,8 @@ class Council:
             order = self._word.order
             self.is_over = order is not None and order.kind in (OrderKind.FINISH, OrderKind.REFUSE)
 
-    def placed(self, order: Order, outcome: Outcome) -> None:
-        """Takes the result of a Place."""
+    def placed(self, order: JobOrder, outcome: Outcome) -> None:
+        """Takes the result of a PlaceShares."""
         if self._placing is not None and self._placing.key == order.key:
             self._placing = None
             self._ledger = _after_place(self._ledger, order, outcome)
@@ -167,12 +167,12 @@ class Council:
         return self._present
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> JobLedger:
         """The newest ledger that this node knows."""
         order = self._word.order
         if self._leads and self._led == self._word.view:
             return self._ledger
-        return Ledger() if order is None else order.ledger
+        return JobLedger() if order is None else order.ledger
 
     @property
     def are_all_over(self) -> bool:
@@ -185,10 +185,10 @@ class Council:
     def _leads(self) -> bool:
         return bool(self._present) and self._me == min(self._present)
 
-    def _of(self, node: int) -> Word | None:
+    def _of(self, node: int) -> KeeperWord | None:
         return self._word if node == self._me else self._heard.get(node)
 
-    def _tell(self, **news: Any) -> None:  # noqa: ANN401  a Word's fields
+    def _tell(self, **news: Any) -> None:  # noqa: ANN401  a KeeperWord's fields
         changed = replace(self._word, **news)
         if changed != self._word:
             self._word, self._is_dirty = changed, True
@@ -210,7 +210,7 @@ class Council:
     def _lead(self, now: float) -> None:
         if not self._leads or self._placing is not None:
             return
-        words: dict[int, Word] = {}
+        words: dict[int, KeeperWord] = {}
         for node in self._present:
             word = self._of(node)
             if word is None or word.view != self._word.view:
@@ -228,7 +228,7 @@ class Council:
         if self._placing is None and self._current is None and not self._is_done:
             self._next(words, now)
 
-    def _take_over(self, words: Mapping[int, Word], now: float) -> None:
+    def _take_over(self, words: Mapping[int, KeeperWord], now: float) -> None:
         """Goes on from the newest order that a node knows."""
         self._led, self._current, self._tried, self._retry_at = self._word.view, None, set(), 0.0
         self._end_at = now + END_S
@@ -243,17 +243,17 @@ class Council:
 
     def _give(self, kind: OrderKind, **body: Any) -> None:  # noqa: ANN401  what JSON takes
         self._seq += 1
-        self._current = Order(self._seq, self._me, self._word.view, kind, body, self._ledger)
+        self._current = JobOrder(self._seq, self._me, self._word.view, kind, body, self._ledger)
         self._tell(order=self._current)
         self._doing = self._current.key
         self._acts.append(Do(self._current))
 
-    def _next(self, words: Mapping[int, Word], now: float) -> None:
+    def _next(self, words: Mapping[int, KeeperWord], now: float) -> None:
         """Gives the next order, if there is one to give."""
         if not self._ledger.is_begun or not all(word.is_ready for word in words.values()):
             self._begin(words)
             return
-        if all(word.ending is not Ending.NOT for word in words.values()):
+        if all(word.ending is not CommandEnding.NOT for word in words.values()):
             steps: tuple[Callable[[], bool], ...] = (
                 lambda: self._close(words),
                 lambda: self._commit(words, now),
@@ -277,7 +277,7 @@ class Council:
 
     # ---- the start
 
-    def _begin(self, words: Mapping[int, Word]) -> None:
+    def _begin(self, words: Mapping[int, KeeperWord]) -> None:
         """Chooses the state that is put into all directories: the newest of which nothing says that it cannot be."""
         if len(words) < len(self._hosts) or any(word.found is None for word in words.values()):
             return
@@ -296,7 +296,7 @@ class Council:
         else:
             self._give(OrderKind.BEGIN, key=_TARGET, state=None)
 
-    def _after_begin(self, order: Order, outcomes: Mapping[str, Outcome]) -> None:
+    def _after_begin(self, order: JobOrder, outcomes: Mapping[str, Outcome]) -> None:
         ledger = self._ledger
         failed = {node: one for node, one in outcomes.items() if one.error}
         if failed:
@@ -326,7 +326,7 @@ class Council:
 
     # ---- a generation
 
-    def _commit(self, words: Mapping[int, Word], now: float) -> bool:
+    def _commit(self, words: Mapping[int, KeeperWord], now: float) -> bool:
         if now < self._retry_at:
             return False
         self._retry_at = 0.0
@@ -363,7 +363,7 @@ class Council:
                 return True
         return False
 
-    def _put_there(self, made: Generation) -> dict[str, dict[str, str]]:
+    def _put_there(self, made: JobGeneration) -> dict[str, dict[str, str]]:
         """Returns the marks of what came from the target at the start: it has that already."""
         words = {self._hosts[node]: word for node in self._present if (word := self._of(node)) is not None}
         found = {name: made.marks(name) for name in made.names}
@@ -373,7 +373,7 @@ class Council:
             if marks and all(name in words[node].entries and words[node].entries[name].is_restored for node in marks)
         }
 
-    def _after_commit(self, order: Order, outcomes: Mapping[str, Outcome], now: float) -> None:
+    def _after_commit(self, order: JobOrder, outcomes: Mapping[str, Outcome], now: float) -> None:
         body, ledger = order.body, self._ledger
         number = int(body["number"])
         failed = {node: one for node, one in outcomes.items() if one.error}
@@ -389,7 +389,7 @@ class Council:
                 self._copy_due = True
             return
         facts = {node: one.facts for node, one in outcomes.items()}
-        made = Generation.from_json(
+        made = JobGeneration.from_json(
             {
                 "number": number,
                 "attempt": body["attempt"],
@@ -425,7 +425,7 @@ class Council:
         told = {host: word.domain for host, word in words.items() if word is not None and word.domain}
         return protect(list(words), self._terms.asked, {**told, **self._terms.domains})
 
-    def _is_of_present(self, generation: Generation) -> bool:
+    def _is_of_present(self, generation: JobGeneration) -> bool:
         return generation.shares.keys() == {self._hosts[node] for node in self._present}
 
     def _encode(self, *, is_ending: bool = False) -> bool:
@@ -440,7 +440,7 @@ class Council:
         )
         return True
 
-    def _after_encode(self, order: Order, outcomes: Mapping[str, Outcome]) -> None:
+    def _after_encode(self, order: JobOrder, outcomes: Mapping[str, Outcome]) -> None:
         ledger, plan = self._ledger, self._plan()
         failed = {node: one for node, one in outcomes.items() if one.error}
         row = ledger.rows[-1]
@@ -476,7 +476,7 @@ class Council:
         self._give(OrderKind.SHARE, number=last.number, attempt=last.attempt, staging=staging, names=names)
         return True
 
-    def _copy(self, words: Mapping[int, Word]) -> bool:
+    def _copy(self, words: Mapping[int, KeeperWord]) -> bool:
         """Has complete entries copied as they are, since no generation could be saved."""
         if not self._copy_due:
             return False
@@ -489,14 +489,14 @@ class Council:
         self._give(OrderKind.COPY, staging=self._terms.new_attempt(), shares=shares, copied=sorted(marks))
         return True
 
-    def _after_share(self, order: Order, outcomes: Mapping[str, Outcome]) -> None:
+    def _after_share(self, order: JobOrder, outcomes: Mapping[str, Outcome]) -> None:
         failed = {node: one for node, one in outcomes.items() if one.error}
         if failed:
             node, outcome = next(iter(sorted(failed.items())))
             self._ledger = replace(self._ledger, undrained_why=f"{outcome.error} (on {node})")
             return
         self._placing = order
-        self._acts.append(Place(order))
+        self._acts.append(PlaceShares(order))
 
     def _keep(self) -> bool:
         """Has all nodes know the ledger, and drop what none retains."""
@@ -514,11 +514,11 @@ class Council:
 
     # ---- the end
 
-    def _close(self, words: Mapping[int, Word]) -> bool:
+    def _close(self, words: Mapping[int, KeeperWord]) -> bool:
         if self._ledger.is_closed:
             return False
         first = words.get(0)
-        self._give(OrderKind.CLOSE, is_orderly=first is not None and first.ending is Ending.ORDERLY)
+        self._give(OrderKind.CLOSE, is_orderly=first is not None and first.ending is CommandEnding.ORDERLY)
         return True
 
     def _finish(self) -> bool:
@@ -527,7 +527,7 @@ class Council:
 
     # ---- all of them
 
-    def _conclude(self, order: Order, outcomes: Mapping[str, Outcome], now: float) -> None:
+    def _conclude(self, order: JobOrder, outcomes: Mapping[str, Outcome], now: float) -> None:
         kind, ledger = order.kind, self._ledger
         if kind is OrderKind.BEGIN:
             self._after_begin(order, outcomes)
@@ -549,11 +549,11 @@ class Council:
         self._tried.add(what)
         return is_first
 
-    def _by_name(self, words: Mapping[int, Word]) -> dict[str, Word]:
+    def _by_name(self, words: Mapping[int, KeeperWord]) -> dict[str, KeeperWord]:
         return {self._hosts[node]: words[node] for node in sorted(words)}
 
 
-def _after_place(ledger: Ledger, order: Order, outcome: Outcome) -> Ledger:
+def _after_place(ledger: JobLedger, order: JobOrder, outcome: Outcome) -> JobLedger:
     if outcome.error:
         return replace(ledger, undrained_why=outcome.error)
     facts = outcome.facts
@@ -572,7 +572,7 @@ def _after_place(ledger: Ledger, order: Order, outcome: Outcome) -> Ledger:
     return replace(done, drained=int(order.body["number"]), drained_marks=marks, since_drain=0)
 
 
-def _row(made: Generation, facts: Mapping[str, Mapping[str, Any]]) -> SavedRow:
+def _row(made: JobGeneration, facts: Mapping[str, Mapping[str, Any]]) -> SavedRow:
     largest = max(facts.values(), key=lambda one: int(one["state_bytes"]))
     kinds = sorted({str(one["kind"]) for one in facts.values() if one["state_bytes"]} or {str(largest["kind"])})
     shares = sum(one["changed_share"] * one["state_bytes"] for one in facts.values())

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpcstage.checkpoint.jobwide.words import Generation
+from hpcstage.checkpoint.jobwide.words import JobGeneration
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class FoundStore:
     """The node's name in that run, by which coding records know it."""
     key: str
     """The name under which others read it."""
-    generations: tuple[Generation, ...]
+    generations: tuple[JobGeneration, ...]
     """Those that all nodes of the run had committed, as far as this store knows."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FoundStore:
         """Reads what `to_json` returned."""
-        return cls(**{**data, "generations": tuple(map(Generation.from_json, data["generations"]))})
+        return cls(**{**data, "generations": tuple(map(JobGeneration.from_json, data["generations"]))})
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data."""
@@ -48,7 +48,7 @@ class EarlierState:
     """A state that may be restored."""
 
     run_id: str
-    generation: Generation
+    generation: JobGeneration
     stores: Mapping[str, StorePlace]
     """By member of the run: the stores that are there."""
 
@@ -70,13 +70,13 @@ class EarlierState:
     def from_json(cls, data: Mapping[str, Any]) -> EarlierState:
         """Reads what `to_json` returned."""
         stores = {name: StorePlace(**one) for name, one in data["stores"].items()}
-        return cls(data["run_id"], Generation.from_json(data["generation"]), stores)
+        return cls(data["run_id"], JobGeneration.from_json(data["generation"]), stores)
 
 
 def earlier_states(found: Mapping[int, Sequence[FoundStore]]) -> list[EarlierState]:
     """Returns the states of all families, the newest first."""
     stores: dict[str, dict[str, StorePlace]] = {}
-    states: dict[tuple[str, int, str], Generation] = {}
+    states: dict[tuple[str, int, str], JobGeneration] = {}
     for node in sorted(found):
         for store in found[node]:
             stores.setdefault(store.run_id, {}).setdefault(store.member, StorePlace(node, store.key))

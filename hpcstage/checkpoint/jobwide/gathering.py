@@ -18,7 +18,7 @@ from hpcstage.checkpoint.generations.manifest import EntryType, GenerationManife
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, OpenGeneration, read_whole
 from hpcstage.checkpoint.generations.restoring import making_in, place, restore, sync_directory, times_of
 from hpcstage.checkpoint.jobwide.joining import Joined, describe, join, share_of
-from hpcstage.checkpoint.jobwide.words import Generation
+from hpcstage.checkpoint.jobwide.words import JobGeneration
 from hpcstage.checkpoint.keeping.plain import (
     DESCRIPTION,
     HIDDEN,
@@ -60,7 +60,7 @@ class Whole:
     """Entries that nobody has any more, and why."""
 
 
-def shares_of(generation: Generation, number: int, names: Collection[str]) -> dict[str, frozenset[str]]:
+def shares_of(generation: JobGeneration, number: int, names: Collection[str]) -> dict[str, frozenset[str]]:
     """Returns which nodes had some entries in a generation with that number: the newest one, or one that carried
     entries are of."""
     if number == generation.number:
@@ -72,7 +72,7 @@ def shares_of(generation: Generation, number: int, names: Collection[str]) -> di
     return {node: frozenset(of) for node, of in found.items()}
 
 
-def parts_of(generation: Generation) -> list[tuple[int, str, frozenset[str]]]:
+def parts_of(generation: JobGeneration) -> list[tuple[int, str, frozenset[str]]]:
     """Returns all parts of a generation: number, node and entries; the parts of carried entries are those of older
     ones."""
     numbers = {generation.number, *(one.number for one in generation.carried.values())}
@@ -186,7 +186,7 @@ def _clear(path: Path) -> None:
 
 @dataclass(frozen=True)
 class PlacedWhole:
-    """What became of a whole in the target."""
+    """The result of giving a whole its names in the target."""
 
     files: int
     size_bytes: int
@@ -239,7 +239,7 @@ class Gathering:
             Files().write_new(made / part, read_whole(share.source, share.number, part))
 
     def give_names(
-        self, whole: Whole, generation: Generation, names: Collection[str], *, is_behind: bool = False
+        self, whole: Whole, generation: JobGeneration, names: Collection[str], *, is_behind: bool = False
     ) -> PlacedWhole:
         """Gives the entries of some names, all of whose shares are there, their names in the target, each at once;
         where the target has a later state of another run (`is_behind`), NAME.RUN-ID. Raises OSError; then each entry of
@@ -306,7 +306,7 @@ def remove_stale(target: Path) -> None:
 
 
 @dataclass
-class Superseded:
+class SupersededRemoval:
     """Removes from the target what the program removed, when a newer checkpoint is there."""
 
     target: Path

@@ -9,7 +9,7 @@ from pathlib import Path
 from hpcstage.checkpoint.generations.reading import BlockSource, LocalSource
 from hpcstage.checkpoint.jobwide.families import StorePlace
 from hpcstage.checkpoint.jobwide.gathering import Share, parts_of
-from hpcstage.checkpoint.jobwide.words import Generation
+from hpcstage.checkpoint.jobwide.words import JobGeneration
 from hpcstage.checkpoint.protection.link import GroupLink
 from hpcstage.checkpoint.protection.rebuilding import GroupSource
 from hpcstage.checkpoint.protection.remote import RemoteSource
@@ -18,7 +18,7 @@ OWN = "own"
 """The key of the store to which this run writes."""
 
 
-class Holdings:
+class RunStores:
     """The stores of one run's nodes, as far as they can be read."""
 
     def __init__(self, sources: Mapping[str, BlockSource]) -> None:
@@ -29,7 +29,7 @@ class Holdings:
     @contextmanager
     def opened(
         cls, stores: Mapping[str, StorePlace], me: int, local: Mapping[str, Path], link: GroupLink | None
-    ) -> Iterator[Holdings]:
+    ) -> Iterator[RunStores]:
         """Gives the stores; `local` has the directories of those of this node by their keys."""
         with ExitStack() as stack:
             found: dict[str, BlockSource] = {}
@@ -46,7 +46,7 @@ class Holdings:
             self._rebuilding[member] = GroupSource(member, self._sources)
         return self._rebuilding[member]
 
-    def shares(self, generation: Generation, names: Collection[str] | None = None) -> list[Share]:
+    def shares(self, generation: JobGeneration, names: Collection[str] | None = None) -> list[Share]:
         """Returns the shares of a generation, those of carried entries, too."""
         wanted = generation.names if names is None else names
         found = ((number, node, of & frozenset(wanted)) for number, node, of in parts_of(generation))

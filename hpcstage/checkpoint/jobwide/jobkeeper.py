@@ -16,9 +16,9 @@ from pathlib import Path
 from hpcstage.checkpoint.entries import CompleteEntries, mark_of
 from hpcstage.checkpoint.generations.restoring import remove_leftovers
 from hpcstage.checkpoint.jobwide.alone import end_alone
-from hpcstage.checkpoint.jobwide.council import Council, CouncilTerms, Do, Place, Say
-from hpcstage.checkpoint.jobwide.talking import Heard, Talk, View, wait
-from hpcstage.checkpoint.jobwide.words import EntryState, Ledger, Order, OrderKind, Outcome
+from hpcstage.checkpoint.jobwide.council import Council, CouncilTerms, Do, PlaceShares, Say
+from hpcstage.checkpoint.jobwide.talking import Heard, PresentNodes, Talk, wait
+from hpcstage.checkpoint.jobwide.words import EntryState, JobLedger, JobOrder, OrderKind, Outcome
 from hpcstage.checkpoint.jobwide.work import NodeWork
 from hpcstage.checkpoint.keeping.facts import (
     CannotKeep,
@@ -76,7 +76,7 @@ class JobKeeper:
         self._restored: dict[str, str] = {}
         """The entries that were put into the directory at the start, with their marks."""
         self._is_gone = False
-        self._encoding: dict[tuple[int, str, int], Order] = {}
+        self._encoding: dict[tuple[int, str, int], JobOrder] = {}
         self._lost: set[str] = set()
         self._why_refused = ""
         self._is_ready = False
@@ -134,7 +134,7 @@ class JobKeeper:
             self._council.hurry()
         news = self._talk.news()
         for one in news:
-            if isinstance(one, View):
+            if isinstance(one, PresentNodes):
                 self._meet(one)
             elif isinstance(one, Heard):
                 self._council.heard(one.node, one.word)
@@ -166,7 +166,7 @@ class JobKeeper:
                 waits.append(look_s)
         wait(self._talk, fds, max(0.0, min(waits)))
 
-    def _meet(self, view: View) -> None:
+    def _meet(self, view: PresentNodes) -> None:
         if self._is_ready:
             there = {self._charter.nodes[node] for node in view.present}
             self._lost = set(self._charter.nodes) - there if there else self._lost
@@ -195,7 +195,7 @@ class JobKeeper:
 
     # ---- orders
 
-    def _do(self, order: Order) -> None:
+    def _do(self, order: JobOrder) -> None:
         """Carries out an order; that of encoding ends when the exchange says so."""
         self._work.know(order.ledger)
         kind = order.kind
@@ -215,7 +215,7 @@ class JobKeeper:
             outcome = self._work.done(order)
         self._council.did(outcome)
 
-    def _make_ready(self, order: Order) -> Outcome:
+    def _make_ready(self, order: JobOrder) -> Outcome:
         tree = self._place.tree
         if self._entries is not None:
             self._entries.close()
@@ -228,7 +228,7 @@ class JobKeeper:
         self._council.ready()
         return Outcome(order.key)
 
-    def _encode(self, order: Order) -> None:
+    def _encode(self, order: JobOrder) -> None:
         try:
             key = self._work.encode(order)
         except (LinkLost, ValueError) as error:
@@ -245,13 +245,13 @@ class JobKeeper:
             facts = {"seconds": event.seconds, "bytes": event.bytes_sent}
             self._council.did(Outcome(order.key, event.failure, facts=facts))
 
-    def _put_in_place(self, act: Place) -> None:
+    def _put_in_place(self, act: PlaceShares) -> None:
         ledger = act.order.ledger
         self._council.placed(act.order, self._work.placed(act.order, ledger))
 
     # ---- the end
 
-    def _close(self, order: Order) -> Outcome:
+    def _close(self, order: JobOrder) -> Outcome:
         """Looks for the last time. After an orderly end all is complete that is closed."""
         tree, now = self._place.tree, time.monotonic()
         if self._entries is not None:
@@ -267,7 +267,7 @@ class JobKeeper:
             self._see(states)
         return Outcome(order.key)
 
-    def _finish(self, order: Order) -> Outcome:
+    def _finish(self, order: JobOrder) -> Outcome:
         if not (self._is_gone and not self._place.tree.is_dir()):
             missing, beside = self._work.carry_leftovers(order.ledger, self._restored)
             self._undrained, self._unclosed = tuple(missing), tuple(beside.values())
@@ -279,7 +279,7 @@ class JobKeeper:
 
     def _end_apart(self) -> None:
         """Ends without the others, which are not connected any more."""
-        self._close(Order(0, 0, 0, OrderKind.CLOSE, {"is_orderly": self._is_orderly}))
+        self._close(JobOrder(0, 0, 0, OrderKind.CLOSE, {"is_orderly": self._is_orderly}))
         ledger = self._council.ledger
         missing = end_alone(self._place, self._charter, ledger.last)
         leftovers, beside = self._work.carry_leftovers(ledger, self._restored)
@@ -292,7 +292,7 @@ class JobKeeper:
             for one in self._talk.news():
                 if isinstance(one, Heard):
                     self._council.heard(one.node, one.word)
-                elif isinstance(one, View):
+                elif isinstance(one, PresentNodes):
                     return
             for act in self._council.take(time.monotonic()):
                 if isinstance(act, Say):
@@ -308,7 +308,7 @@ class JobKeeper:
             self._said = said
             self._tell_report(self._reported(ledger))
 
-    def _reported(self, ledger: Ledger) -> KeepingReport:
+    def _reported(self, ledger: JobLedger) -> KeepingReport:
         protected = max((one.number for one in ledger.generations if one.size), default=None)
         return KeepingReport(
             restored=ledger.restored,

@@ -13,7 +13,7 @@ from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.jobwide.families import FoundStore
-from hpcstage.checkpoint.jobwide.words import CarriedEntry, Generation
+from hpcstage.checkpoint.jobwide.words import CarriedEntry, JobGeneration
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
 from hpcstage.checkpoint.keeping.history import generations_of, whole_versions
 from hpcstage.writing import replace_text
@@ -22,7 +22,7 @@ ALONE = "alone"
 """The name of the node of a run that had one."""
 
 
-def note_generations(place: CheckpointPlace, generations: Iterable[Generation]) -> None:
+def note_generations(place: CheckpointPlace, generations: Iterable[JobGeneration]) -> None:
     """Notes the generations that all nodes have; what is known of others goes. Raises OSError."""
     found = {f"{one.number:08}.json": json.dumps(asdict(one), sort_keys=True) for one in generations}
     for name, text in found.items():
@@ -34,14 +34,14 @@ def note_generations(place: CheckpointPlace, generations: Iterable[Generation]) 
             (place.shares / name).unlink(missing_ok=True)
 
 
-def known_generations(place: CheckpointPlace) -> list[Generation]:
+def known_generations(place: CheckpointPlace) -> list[JobGeneration]:
     """Returns the generations of a place that all nodes of its run have, oldest first."""
     if not place.shares.is_dir():
         return _of_one_node(place)
     found = []
     for name in sorted(os.listdir(place.shares)):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            found.append(Generation.from_json(json.loads((place.shares / name).read_text())))
+            found.append(JobGeneration.from_json(json.loads((place.shares / name).read_text())))
     return found
 
 
@@ -54,7 +54,7 @@ def found_at(key: str, place: CheckpointPlace) -> FoundStore | None:
         return None
 
 
-def _of_one_node(place: CheckpointPlace) -> list[Generation]:
+def _of_one_node(place: CheckpointPlace) -> list[JobGeneration]:
     made = [one for one in generations_of(place) if isinstance(one, GenerationManifest)]
     if not made:
         return []
@@ -62,7 +62,7 @@ def _of_one_node(place: CheckpointPlace) -> list[Generation]:
         older = whole_versions(source, place.tree, made[-1].number)
     carried = {name: CarriedEntry(number, {ALONE: ""}) for number, names in older.items() for name in names}
     return [
-        Generation(
+        JobGeneration(
             one.number,
             one.attempt,
             one.created_ns,

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpcstage.checkpoint.jobwide.words import CarriedEntry, Generation, Word
+from hpcstage.checkpoint.jobwide.words import CarriedEntry, JobGeneration, KeeperWord
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class NamedShares:
         """Tells whether no node has an entry."""
         return not any(self.shares.values())
 
-    def differ(self, last: Generation) -> bool:
+    def differ(self, last: JobGeneration) -> bool:
         """Tells whether there is something new since a generation of the same nodes."""
         is_new = any(last.shares[node].get(name) != mark for node in self.shares for name, mark in _of(self, node))
         return is_new or bool(self.removed)
@@ -40,7 +40,7 @@ def _of(named: NamedShares, node: str) -> list[tuple[str, str]]:
     return list(named.shares[node].items())
 
 
-def name_shares(words: Mapping[str, Word], last: Generation | None) -> NamedShares:
+def name_shares(words: Mapping[str, KeeperWord], last: JobGeneration | None) -> NamedShares:
     """Returns the entries of the next generation, by the words of the nodes that are there; `last` is the newest."""
     incomplete = {name for word in words.values() for name, one in word.entries.items() if not one.is_complete}
     removed = _removed(words, last)
@@ -57,14 +57,14 @@ def name_shares(words: Mapping[str, Word], last: Generation | None) -> NamedShar
     return NamedShares(shares, carried, dropped, removed & (frozenset() if last is None else last.names))
 
 
-def _owners(words: Mapping[str, Word], name: str) -> list[str]:
+def _owners(words: Mapping[str, KeeperWord], name: str) -> list[str]:
     """Returns the nodes that save a complete entry: those where the program made it; one of those where it was put."""
     holders = sorted(node for node, word in words.items() if name in word.entries)
     made = [node for node in holders if not words[node].entries[name].is_restored]
     return made or [holders[zlib.crc32(name.encode("utf-8", "surrogateescape")) % len(holders)]]
 
 
-def _removed(words: Mapping[str, Word], last: Generation | None) -> frozenset[str]:
+def _removed(words: Mapping[str, KeeperWord], last: JobGeneration | None) -> frozenset[str]:
     """Returns the entries that the program removed: a node had them and lists them no more, and is there."""
     removed = {name for word in words.values() for name in word.removed if not word.is_gone}
     if last is not None:
@@ -80,7 +80,7 @@ def _removed(words: Mapping[str, Word], last: Generation | None) -> frozenset[st
     return frozenset(removed - made_anew)
 
 
-def _is_new(last: Generation | None, name: str, mark: str) -> bool:
+def _is_new(last: JobGeneration | None, name: str, mark: str) -> bool:
     """Tells whether a part of an entry is none that the newest generation knows."""
     if last is None:
         return True
@@ -91,11 +91,13 @@ def _is_new(last: Generation | None, name: str, mark: str) -> bool:
     return mark not in marks
 
 
-def _lists(words: Mapping[str, Word], node: str) -> bool:
+def _lists(words: Mapping[str, KeeperWord], node: str) -> bool:
     return node in words and not words[node].is_gone
 
 
-def _dropped(words: Mapping[str, Word], last: Generation | None, removed: frozenset[str]) -> dict[str, dict[str, str]]:
+def _dropped(
+    words: Mapping[str, KeeperWord], last: JobGeneration | None, removed: frozenset[str]
+) -> dict[str, dict[str, str]]:
     """Returns what other nodes still have of removed entries; no generation has it until the program changes it."""
     dropped = {name: _marks(words, name) for name in removed}
     for name, marks in (last.dropped if last is not None else {}).items():
@@ -105,12 +107,12 @@ def _dropped(words: Mapping[str, Word], last: Generation | None, removed: frozen
     return {name: marks for name, marks in dropped.items() if marks}
 
 
-def _marks(words: Mapping[str, Word], name: str) -> dict[str, str]:
+def _marks(words: Mapping[str, KeeperWord], name: str) -> dict[str, str]:
     return {node: word.entries[name].mark for node, word in words.items() if name in word.entries}
 
 
 def _carried(
-    words: Mapping[str, Word], last: Generation, incomplete: set[str], gone: frozenset[str] | set[str]
+    words: Mapping[str, KeeperWord], last: JobGeneration, incomplete: set[str], gone: frozenset[str] | set[str]
 ) -> dict[str, CarriedEntry]:
     carried = {}
     for name in sorted(last.names - gone):
@@ -121,7 +123,7 @@ def _carried(
     return carried
 
 
-def _is_replaced(words: Mapping[str, Word], name: str, before: CarriedEntry) -> bool:
+def _is_replaced(words: Mapping[str, KeeperWord], name: str, before: CarriedEntry) -> bool:
     """Tells whether nodes have all of an entry by themselves: it was put there at the start, or written anew."""
     found = {node: word.entries[name] for node, word in words.items() if name in word.entries}
     return any(one.is_restored or before.marks.get(node) != one.mark for node, one in found.items())

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcstage.checkpoint.jobwide.words import Word
+from hpcstage.checkpoint.jobwide.words import KeeperWord
 from hpcstage.checkpoint.protection.link import Encoded, GroupLink, LinkLost, MembershipChanged
 from hpcstage.protocol.coding import MAX_TOLD_BYTES, KeeperGone, KeeperMessage
 from hpcstage.reading import readable
@@ -33,7 +33,7 @@ STANDING = "standing.json"
 
 
 @dataclass(frozen=True)
-class View:
+class PresentNodes:
     """Who is there. None: this node is not connected."""
 
     number: int
@@ -45,10 +45,10 @@ class Heard:
     """The word of another node."""
 
     node: int
-    word: Word
+    word: KeeperWord
 
 
-News = View | Heard | Encoded
+News = PresentNodes | Heard | Encoded
 
 
 class Talk:
@@ -64,7 +64,7 @@ class Talk:
         self._serial = 0
         self._pieces: dict[tuple[int, int], dict[int, bytes]] = {}
         self._open_at = self._standing_at = 0.0
-        self._view = View(-1, frozenset())
+        self._view = PresentNodes(-1, frozenset())
         self.apart_since: float | None = time.monotonic()
         """Since when this node is not connected; None: it is, or needs nobody."""
 
@@ -92,7 +92,7 @@ class Talk:
             except LinkLost:
                 self._lose()
 
-    def say(self, word: Word, nodes: Iterable[int]) -> None:
+    def say(self, word: KeeperWord, nodes: Iterable[int]) -> None:
         """Tells a word; to whom it cannot be told, a later one will be."""
         data = zlib.compress(json.dumps(word.to_json()).encode(), 1)
         self._serial += 1
@@ -158,7 +158,7 @@ class Talk:
         assert self._link is not None
         membership = self._link.membership
         present = frozenset(membership.present) - self._gone
-        self._view = View(membership.generation * _VIEWS + len(self._gone), present)
+        self._view = PresentNodes(membership.generation * _VIEWS + len(self._gone), present)
         self.apart_since = None
 
     def _piece(self, event: KeeperMessage) -> list[News]:
@@ -171,13 +171,13 @@ class Talk:
             return []
         del self._pieces[event.node, serial]
         data = zlib.decompress(b"".join(pieces[one] for one in range(count)))
-        return [Heard(event.node, Word.from_json(json.loads(data)))]
+        return [Heard(event.node, KeeperWord.from_json(json.loads(data)))]
 
     def _lose(self) -> None:
         if self._link is not None:
             self._link.close()
         self._link, self._pieces = None, {}
-        self._view = View(-1, frozenset())
+        self._view = PresentNodes(-1, frozenset())
         now = time.monotonic()
         self.apart_since = now if self.apart_since is None else self.apart_since
         self._open_at, self._standing_at = now, now + _STANDING_EVERY_S
@@ -193,7 +193,7 @@ class Talk:
         except (OSError, ValueError, KeyError, TypeError):
             return
         if is_alone:
-            self._view = View(int(found["generation"]) * _VIEWS + _VIEWS - 1, frozenset({self._me}))
+            self._view = PresentNodes(int(found["generation"]) * _VIEWS + _VIEWS - 1, frozenset({self._me}))
             self.apart_since = None
 
 

@@ -1,4 +1,4 @@
-"""What the keepers of a job tell each other, as frozen values with a JSON form. Pure.
+"""Owns what the keepers of a job tell each other: frozen values with a JSON form. Pure.
 
 Each keeper tells its whole word anew whenever it changes, so that a word that was lost with a connection costs nothing:
 the next one has all. The keeper of the lowest node that is there, the coordinator, puts orders into its word, one after
@@ -15,8 +15,8 @@ from typing import Any
 from hpcstage.checkpoint.keeping.facts import SavedRow
 
 
-class Ending(str, Enum):
-    """What a node's daemon says of the command."""
+class CommandEnding(str, Enum):
+    """The end of the command, as a node's daemon tells it."""
 
     NOT = ""
     """It runs."""
@@ -73,7 +73,7 @@ class CarriedEntry:
 
 
 @dataclass(frozen=True)
-class Generation:
+class JobGeneration:
     """A generation of a job that all its nodes have committed."""
 
     number: int
@@ -102,15 +102,15 @@ class Generation:
         return {node: share[name] for node, share in self.shares.items() if name in share}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Generation:
+    def from_json(cls, data: Mapping[str, Any]) -> JobGeneration:
         """Reads what `asdict` returned."""
         carried = {name: CarriedEntry(**one) for name, one in data["carried"].items()}
         return cls(**{**data, "carried": carried, "needs": tuple(data["needs"])})
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """What the coordinator knows and decided so far."""
+class JobLedger:
+    """Holds all that the coordinator knows and decided so far."""
 
     is_begun: bool = False
     """Whether a state was chosen and lies on all nodes."""
@@ -126,7 +126,7 @@ class Ledger:
     next_number: int = 1
     after_ns: int = 0
     """All generations of this run are made after this time."""
-    generations: tuple[Generation, ...] = ()
+    generations: tuple[JobGeneration, ...] = ()
     """The complete ones that are kept, oldest first."""
     is_closed: bool = False
     """Whether the program has ended on all nodes, and they have looked for the last time."""
@@ -144,7 +144,7 @@ class Ledger:
     saved_count: int = 0
     rows: tuple[SavedRow, ...] = ()
     lines: tuple[str, ...] = ()
-    """What was refused, could not be saved, or is less protected than was asked, one line each."""
+    """One line for each state that was refused, could not be saved, or is less protected than was asked."""
     plan: str = ""
     """The protection: code, groups and what is less than was asked."""
     beside: Mapping[str, str] = field(default_factory=dict)
@@ -156,21 +156,21 @@ class Ledger:
     """Entries that were copied as they are, with their marks."""
 
     @property
-    def last(self) -> Generation | None:
+    def last(self) -> JobGeneration | None:
         """Returns the newest complete generation of this run."""
         return self.generations[-1] if self.generations else None
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Ledger:
+    def from_json(cls, data: Mapping[str, Any]) -> JobLedger:
         """Reads what `asdict` returned."""
         tuples = {key: tuple(data[key]) for key in ("failed", "seen", "lines", "unclosed", "copied")}
         rows = tuple(SavedRow(**row) for row in data["rows"])
-        generations = tuple(map(Generation.from_json, data["generations"]))
+        generations = tuple(map(JobGeneration.from_json, data["generations"]))
         return cls(**{**data, **tuples, "rows": rows, "generations": generations})
 
 
 @dataclass(frozen=True)
-class Order:
+class JobOrder:
     """One order of a coordinator. Orders of a job are numbered; a newer one replaces an older one."""
 
     seq: int
@@ -180,7 +180,7 @@ class Order:
     """The membership for which it holds."""
     kind: OrderKind
     body: Mapping[str, Any] = field(default_factory=dict)
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: JobLedger = field(default_factory=JobLedger)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -188,14 +188,14 @@ class Order:
         return self.seq, self.by
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Order:
+    def from_json(cls, data: Mapping[str, Any]) -> JobOrder:
         """Reads what `asdict` returned."""
-        return cls(**{**data, "kind": OrderKind(data["kind"]), "ledger": Ledger.from_json(data["ledger"])})
+        return cls(**{**data, "kind": OrderKind(data["kind"]), "ledger": JobLedger.from_json(data["ledger"])})
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an order on one node."""
+    """The result of an order on one node."""
 
     key: tuple[int, int]
     error: str = ""
@@ -211,28 +211,28 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Word:
+class KeeperWord:
     """All that a keeper says."""
 
     view: int = -1
-    order: Order | None = None
+    order: JobOrder | None = None
     """The newest order that the keeper knows."""
     outcome: Outcome | None = None
-    """What became of the last order that it carried out."""
+    """The result of the last order that it carried out."""
     entries: Mapping[str, EntryState] = field(default_factory=dict)
     removed: tuple[str, ...] = ()
     """Entries that were put there at the start and that the program removed."""
     is_gone: bool = False
     """Whether the directory of the program is gone: nothing that is not there was removed by the program."""
     found: tuple[Mapping[str, Any], ...] | None = None
-    """What earlier runs left on the node; see `families`. None: that is not known yet."""
+    """The stores that earlier runs left on the node; see `families`. None: that is not known yet."""
     domain: str = ""
     """The node's failure domain; empty: nobody knows of one."""
     target_ns: int = 0
     """When the state in the target was made; 0: nothing says that."""
     is_ready: bool = False
     """Whether the program may use the directory."""
-    ending: Ending = Ending.NOT
+    ending: CommandEnding = CommandEnding.NOT
     hurries: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -240,15 +240,15 @@ class Word:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Word:
+    def from_json(cls, data: Mapping[str, Any]) -> KeeperWord:
         """Reads what `to_json` returned. Raises ValueError, KeyError or TypeError."""
         order, outcome = data["order"], data["outcome"]
         read = {
-            "order": None if order is None else Order.from_json(order),
+            "order": None if order is None else JobOrder.from_json(order),
             "outcome": None if outcome is None else Outcome.from_json(outcome),
             "entries": {name: EntryState(**one) for name, one in data["entries"].items()},
             "removed": tuple(data["removed"]),
             "found": None if data["found"] is None else tuple(data["found"]),
-            "ending": Ending(data["ending"]),
+            "ending": CommandEnding(data["ending"]),
         }
         return cls(**{**data, **read})

@@ -25,7 +25,7 @@ from hpcstage.checkpoint.jobwide.families import EarlierState, FoundStore, Store
 from hpcstage.checkpoint.jobwide.gathering import (
     Gathering,
     Share,
-    Superseded,
+    SupersededRemoval,
     build,
     opened_whole,
     remove_stale,
@@ -33,11 +33,11 @@ from hpcstage.checkpoint.jobwide.gathering import (
     tops_of,
     with_target,
 )
-from hpcstage.checkpoint.jobwide.holdings import OWN, Holdings
+from hpcstage.checkpoint.jobwide.holdings import OWN, RunStores
 from hpcstage.checkpoint.jobwide.joining import ShareEntry, join
 from hpcstage.checkpoint.jobwide.known import found_at, known_generations, note_generations
 from hpcstage.checkpoint.jobwide.talking import Talk
-from hpcstage.checkpoint.jobwide.words import Generation, Ledger, Order, OrderKind, Outcome
+from hpcstage.checkpoint.jobwide.words import JobGeneration, JobLedger, JobOrder, OrderKind, Outcome
 from hpcstage.checkpoint.keeping.beginning import check_room, from_target
 from hpcstage.checkpoint.keeping.draining import EntryDrain, PacedSource
 from hpcstage.checkpoint.keeping.facts import (
@@ -62,7 +62,7 @@ _CHANGED_GROUP = "the nodes, or what protects them, are not those of the generat
 
 
 class NodeWork:
-    """What one node does."""
+    """Carries out one node's part of each order."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class NodeWork:
         talk.hold(OWN, place.store)
         for key, earlier in self._earlier.items():
             talk.hold(key, earlier.store)
-        self._superseded = Superseded(Path(charter.target), place.tree)
+        self._superseded = SupersededRemoval(Path(charter.target), place.tree)
         self._origin: str = ""
         """The id of the run from which this one goes on."""
         self._is_confirmed = False
@@ -101,7 +101,7 @@ class NodeWork:
         made = [found_at(key, earlier) for key, earlier in self._earlier.items()]
         return [one for one in made if one is not None], 0 if drained is None else drained.manifest.created_ns
 
-    def know(self, ledger: Ledger) -> None:
+    def know(self, ledger: JobLedger) -> None:
         """Notes the generations that all nodes have, and what is in the target."""
         with suppress(OSError):
             note_generations(self._place, ledger.generations)
@@ -116,7 +116,7 @@ class NodeWork:
                 numbers = [one.number for one in known_generations(earlier)]
                 earlier.note_continued(max(numbers, default=0))
 
-    def done(self, order: Order) -> Outcome:
+    def done(self, order: JobOrder) -> Outcome:
         """Carries out an order and returns the outcome."""
         try:
             facts = {
@@ -138,7 +138,7 @@ class NodeWork:
 
     # ---- the start
 
-    def _begin(self, order: Order) -> dict[str, object]:
+    def _begin(self, order: JobOrder) -> dict[str, object]:
         self._charter.check_target()
         target, tree = Path(self._charter.target), self._place.tree
         if order.by == self._me:
@@ -175,7 +175,7 @@ class NodeWork:
         generation = state.generation
         check_room(self._place, generation.state_bytes, "what a killed run left")
         local = {key: earlier.store for key, earlier in self._earlier.items()}
-        with Holdings.opened(state.stores, self._me, local, self._talk.link) as holdings:
+        with RunStores.opened(state.stores, self._me, local, self._talk.link) as holdings:
             own = [share for share in holdings.shares(generation) if share.number == generation.number]
             carried = [share for share in holdings.shares(generation) if share.number != generation.number]
             kept, lines = list(own), list[str]()
@@ -205,7 +205,7 @@ class NodeWork:
 
     # ---- a generation
 
-    def _commit(self, order: Order) -> dict[str, object]:
+    def _commit(self, order: JobOrder) -> dict[str, object]:
         body = order.body
         share: Mapping[str, str] = body["shares"][self._charter.node]
         tree = self._place.tree
@@ -234,7 +234,7 @@ class NodeWork:
             "took_s": round(time.monotonic() - began_s, 6),
         }
 
-    def encode(self, order: Order) -> tuple[int, str, int] | None:
+    def encode(self, order: JobOrder) -> tuple[int, str, int] | None:
         """Has the exchange encode this node's part; returns by what its end is known, None where the node is in no
         group. Raises LinkLost and ValueError."""
         body = order.body
@@ -250,7 +250,7 @@ class NodeWork:
         link.encode(EncodeOrder(identity, self._place.store, nodes, tuple(group), size, trial=order.seq))
         return identity.number, identity.attempt, order.seq
 
-    def _keep(self, order: Order) -> dict[str, object]:
+    def _keep(self, order: JobOrder) -> dict[str, object]:
         newest, retained = int(order.body["newest"]), set(order.body["retained"])
         if newest:
             later = {number for number in self._store.numbers() if number > newest}
@@ -259,10 +259,10 @@ class NodeWork:
 
     # ---- the target
 
-    def _gathering(self, order: Order) -> Gathering:
+    def _gathering(self, order: JobOrder) -> Gathering:
         return Gathering(Path(self._charter.target), str(order.body["staging"]), self._charter.run_id)
 
-    def _share(self, order: Order) -> dict[str, object]:
+    def _share(self, order: JobOrder) -> dict[str, object]:
         self._charter.check_target()
         generation, names = order.ledger.last, frozenset(order.body["names"])
         assert generation is not None
@@ -273,7 +273,7 @@ class NodeWork:
                 self._gathering(order).put(Share(self._charter.node, generation.number, paced, own), own)
         return {}
 
-    def placed(self, order: Order, ledger: Ledger) -> Outcome:
+    def placed(self, order: JobOrder, ledger: JobLedger) -> Outcome:
         """Gives what all nodes brought to the target its names."""
         gathering = self._gathering(order)
         try:
@@ -288,14 +288,14 @@ class NodeWork:
         finally:
             gathering.remove()
 
-    def _place_generation(self, gathering: Gathering, order: Order, ledger: Ledger) -> dict[str, object]:
+    def _place_generation(self, gathering: Gathering, order: JobOrder, ledger: JobLedger) -> dict[str, object]:
         generation, names = ledger.last, frozenset(order.body["names"])
         assert generation is not None
         stores = {
             name: StorePlace(index, OWN) for index, name in enumerate(self._charter.nodes) if index in self._there()
         }
         before = described(gathering.target)
-        with Holdings.opened(stores, self._me, {OWN: self._place.store}, self._talk.link) as holdings:
+        with RunStores.opened(stores, self._me, {OWN: self._place.store}, self._talk.link) as holdings:
             shares, gone = self._brought(gathering, holdings, generation, names)
             whole = opened_whole(shares)
             if gone:
@@ -317,7 +317,7 @@ class NodeWork:
         return frozenset({self._me}) if link is None else frozenset(link.membership.present)
 
     def _brought(
-        self, gathering: Gathering, holdings: Holdings, generation: Generation, names: frozenset[str]
+        self, gathering: Gathering, holdings: RunStores, generation: JobGeneration, names: frozenset[str]
     ) -> tuple[list[Share], frozenset[str]]:
         """Brings to the target what the nodes could not, since they are lost. Returns all shares that can be read, and
         the entries of which a part is gone for good."""
@@ -340,7 +340,7 @@ class NodeWork:
     def _present_names(self) -> set[str]:
         return {self._charter.nodes[index] for index in self._there()}
 
-    def _copy(self, order: Order) -> dict[str, object]:
+    def _copy(self, order: JobOrder) -> dict[str, object]:
         self._charter.check_target()
         own = dict(order.body["shares"].get(self._charter.node, {}))
         if own:
@@ -351,7 +351,7 @@ class NodeWork:
             place_copies(self._place.tree, {name: name for name in own}, directory, pace=self._wait_for)
         return {}
 
-    def _place_copies(self, gathering: Gathering, order: Order) -> dict[str, object]:
+    def _place_copies(self, gathering: Gathering, order: JobOrder) -> dict[str, object]:
         shares = {node: gathering.of(node, 0) for node, share in order.body["shares"].items() if share}
         directories = [(node, path) for node, path in sorted(shares.items()) if path.is_dir()]
         joined = join([_scanned(node, path, index) for index, (node, path) in enumerate(directories)])
@@ -377,7 +377,7 @@ class NodeWork:
     # ---- the end
 
     def carry_leftovers(
-        self, ledger: Ledger, restored: Mapping[str, str]
+        self, ledger: JobLedger, restored: Mapping[str, str]
     ) -> tuple[list[UndrainedEntry], dict[str, str]]:
         """Brings what is in no generation to the target, under a name that no program takes for a checkpoint."""
         node, last = self._charter.node, ledger.last

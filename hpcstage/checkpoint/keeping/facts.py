@@ -54,7 +54,7 @@ class CheckpointPlace:
 
     @property
     def shares(self) -> Path:
-        """What is known of the generations that all nodes of a job have, a file for each."""
+        """The directory with a file for each generation that all nodes of a job have."""
         return self.base / "shares"
 
     @property

@@ -29,7 +29,7 @@ class NoOrder(ValueError):
 
 @dataclass(frozen=True)
 class EncodeOrder:
-    """What the exchanges of a group are to do together.
+    """Tells the exchanges of a group what to do together.
 
     All fields but `directory`, `processor_share`, `rate_bytes_per_s` and `wait_s` are the same on all nodes, or the
     exchanges wait for each other in vain and say so after `wait_s`.

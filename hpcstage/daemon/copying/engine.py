@@ -20,7 +20,7 @@ from hpcstage.daemon.queue import width
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.protocol.shim import Progress, Reason
+from hpcstage.protocol.shim import Reason, WorkProgress
 from hpcstage.store.copyfile import Status
 from hpcstage.store.directory import Store
 from hpcstage.store.messages import Result
@@ -133,14 +133,14 @@ class Engine:
         self.width = width.begin(pool.transfers, self._mean_bytes, programs_wait=queue.source.limits.programs_wait)
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> WorkProgress:
         """How much this node has of what it is to keep; files that it does not keep are taken to have the mean size."""
         files, size_bytes = len(self.manifest), self.manifest.total_bytes
         states = self.queue.states
         refused = (FileState.REFUSED,) if states.closed in (Reason.NONE, Reason.FULL) else ()
         kept = files - sum(map(states.count, (FileState.FAILED, FileState.VOID, FileState.AWAY, *refused)))
         kept_bytes = size_bytes * kept // max(files, 1)
-        return Progress(min(self.copies.files, kept), min(self.copies.size_bytes, kept_bytes), kept, kept_bytes)
+        return WorkProgress(min(self.copies.files, kept), min(self.copies.size_bytes, kept_bytes), kept, kept_bytes)
 
     # ---- handing out
 

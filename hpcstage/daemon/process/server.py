@@ -1,4 +1,4 @@
-"""Owns the daemon's socket: connections, requests, answers. Owns no decision; a `Handler` makes them.
+"""Owns the daemon's socket: connections, requests, answers. Owns no decision; a `RequestHandler` makes them.
 
 A token stands for a connection. A handler answers at once by returning a reply, or later through `answer`.
 """
@@ -33,7 +33,7 @@ class Reply:
     keep: bool = False
 
 
-class Handler(Protocol):
+class RequestHandler(Protocol):
     """Decides what requests are answered."""
 
     def request(self, token: int, kind: Kind, pid: int, payload: bytes) -> Reply | None:
@@ -46,7 +46,7 @@ class Handler(Protocol):
 class Server:
     """A listening socket and its connections, watched by a selector."""
 
-    def __init__(self, listener: socket.socket, selector: selectors.BaseSelector, handler: Handler) -> None:
+    def __init__(self, listener: socket.socket, selector: selectors.BaseSelector, handler: RequestHandler) -> None:
         self._listener = listener
         self._selector = selector
         self._handler = handler

@@ -18,7 +18,7 @@ from hpcstage.daemon.reading.epochs import Announced, Mapped, MappingJob, Mappin
 from hpcstage.daemon.reading.learn import Rows, Table
 from hpcstage.daemon.reading.lists import SHORT_BYTES
 from hpcstage.daemon.reading.streams import Stream, Streams, Who
-from hpcstage.daemon.reading.watch import Watch
+from hpcstage.daemon.reading.watch import OpenWatch
 from hpcstage.daemon.resources import Resources
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol import nodedir
@@ -52,7 +52,7 @@ class Announcements:
     def __init__(
         self,
         base: Resources,
-        watch: Watch,
+        watch: OpenWatch,
         manifest: Manifest,
         queue: Queue,
         on_order: OnOrder,

@@ -22,7 +22,7 @@ from hpcstage.daemon.reading.announcements import Announcements
 from hpcstage.daemon.reading.lists import HELPER, Lists, ReadList
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.daemon.reading.streams import merge
-from hpcstage.daemon.reading.watch import OpenLog, Watch
+from hpcstage.daemon.reading.watch import OpenLog, OpenWatch
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
 from hpcstage.plan.order import orders
@@ -67,7 +67,7 @@ class Ordering(Service):
         self._trace: str | None = None
         """Why no trace was left; empty if one was; None while it is not known."""
         self._log = log
-        self.watch = Watch(
+        self.watch = OpenWatch(
             log, traces.learner(base.node_dir, len(manifest)), manifest, queue, base.started, self._wrong
         )
         self._lists = Lists(base.node_dir, base.helpers, len(manifest), self._listed)

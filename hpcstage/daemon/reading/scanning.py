@@ -29,7 +29,7 @@ from hpcstage.problem import Problem
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import RESOLVED
-from hpcstage.protocol.shim import Progress
+from hpcstage.protocol.shim import WorkProgress
 
 AUTO_MODE, DIRECT_MODE, RUNTIME_MODE = "auto", "direct", "runtime"
 ASKED_FOR = "asked for"
@@ -85,7 +85,7 @@ def scan_into(spec: DaemonSpec, opened: Callable[[], Iterable[bytes]]) -> bytes:
 
     node_dir = Path(spec.node_dir)
     inputs = Inputs.of_spec(spec, Resolved.load(node_dir / RESOLVED))
-    found = find(inputs, lambda *seen: page.note_progress(node_dir / nodedir.PAGE, Progress(*seen)))
+    found = find(inputs, lambda *seen: page.note_progress(node_dir / nodedir.PAGE, WorkProgress(*seen)))
     plan = found.plan
     if spec.mode == AUTO_MODE:
         plan = forecast(inputs, found, look(inputs, found, RUN_PROBE_S, opened))

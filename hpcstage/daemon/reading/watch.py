@@ -127,7 +127,7 @@ class OpenLog:
         return read
 
 
-class Watch:
+class OpenWatch:
     """Handles what programs open, once there is a manifest. It calls `on_wrong` with the key of a dataset whose table
     proved wrong."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.elastic.membership.signing import Signer, read_or_make_key
-from hpcstage.elastic.membership.values import End, Generation, Term
+from hpcstage.elastic.membership.values import Generation, Term, TrainingEnd
 from hpcstage.writing import replacing
 
 KEY = "key"
@@ -25,7 +25,7 @@ _NUMBERED = re.compile(r"(generation|term)-([0-9]{8,})")
 
 
 class Arbiter:
-    """What is agreed, in a directory for one training."""
+    """Owns the directory in which one training keeps what its nodes agreed on."""
 
     def __init__(self, directory: Path) -> None:
         """Makes the directory, for this user alone, and its key. Raises OSError, or UnsafeKey."""
@@ -63,14 +63,14 @@ class Arbiter:
         """Returns whether the store is now where this term says; False if another host was first."""
         return self._claim(_name("term", term.number), asdict(term))
 
-    def end_term(self, number: int, end: End) -> None:
+    def end_term(self, number: int, end: TrainingEnd) -> None:
         """Writes that the training ends in this term."""
         self._claim(_name("ended", number), asdict(end))
 
-    def end_of(self, number: int) -> End | None:
+    def end_of(self, number: int) -> TrainingEnd | None:
         """Returns how the training ended in this term, if it did."""
         try:
-            return End(**self._read(_name("ended", number)))
+            return TrainingEnd(**self._read(_name("ended", number)))
         except FileNotFoundError:
             return None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hpcstage.elastic.membership.values import GONE, Beat, End, Generation, Node
+from hpcstage.elastic.membership.values import GONE, Beat, Generation, Node, TrainingEnd
 from hpcstage.elastic.policy import Answer, Cause, Facts, Host, PolicyFailed, Progress
 from hpcstage.units import format_duration
 
@@ -33,7 +33,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenNode:
     """A node, as the host of the store sees it."""
 
     beat: Beat
@@ -55,8 +55,8 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Change:
-    """What differs from the generation that is agreed."""
+class MembershipChange:
+    """The difference between the generation that is agreed and the nodes that are there."""
 
     kind: str
     lost: tuple[Node, ...]
@@ -92,7 +92,7 @@ class Decider:
         self._ask_at_s = 0.0
         self._hosts_at_start = hosts_at_start
 
-    def look(self, now_s: float, current: Generation | None, seen: Sequence[Seen]) -> tuple[bool, Proposal | None]:
+    def look(self, now_s: float, current: Generation | None, seen: Sequence[SeenNode]) -> tuple[bool, Proposal | None]:
         """Returns whether the generation is over, and what to ask the policy, if it is time to."""
         change = change_of(current, seen, self._patience.lease_s)
         chosen = self._chosen(change) if change else ()
@@ -109,7 +109,7 @@ class Decider:
             return is_over, None
         return is_over, self._proposal(now_s, change, chosen, seen)
 
-    def answered(self, now_s: float, proposal: Proposal, answer: Answer, policy: str) -> End | None:
+    def answered(self, now_s: float, proposal: Proposal, answer: Answer, policy: str) -> TrainingEnd | None:
         """Takes the policy's answer. Returns why the training ends, if it does."""
         cause = proposal.facts.cause
         hosts = ", ".join(proposal.facts.hosts)
@@ -117,7 +117,9 @@ class Decider:
             what = f"policy {policy} said fail for {hosts}" + (
                 f" without {', '.join(cause.lost)}" if cause.lost else ""
             )
-            return End(f"{what}: the training ends (submit it again, or choose another policy)", PolicyFailed.exit_code)
+            return TrainingEnd(
+                f"{what}: the training ends (submit it again, or choose another policy)", PolicyFailed.exit_code
+            )
         if answer == "ok":
             self._ids, self._change_since_s = (), None
             if cause.kind == "start":
@@ -127,7 +129,7 @@ class Decider:
         limit_s = self._patience.wait_limit_s
         if cause.kind != "join" and cause.waited_s >= limit_s:
             waited = f"policy {policy} said wait for {format_duration(limit_s)} with {hosts}: the training ends"
-            return End(f"{waited} (submit it with the hosts that it needs)", PolicyFailed.exit_code)
+            return TrainingEnd(f"{waited} (submit it with the hosts that it needs)", PolicyFailed.exit_code)
         return None
 
     def _since(self, now_s: float) -> float:
@@ -135,7 +137,7 @@ class Decider:
             self._change_since_s = now_s
         return self._change_since_s
 
-    def _settled_after_s(self, change: Change, chosen: Sequence[Node]) -> float:
+    def _settled_after_s(self, change: MembershipChange, chosen: Sequence[Node]) -> float:
         patience = self._patience
         if change.kind == "start":
             return 0.0 if len(chosen) >= self._most else patience.last_call_s
@@ -143,14 +145,16 @@ class Decider:
             return patience.failure_s
         return patience.settle_s
 
-    def _chosen(self, change: Change) -> tuple[Node, ...]:
+    def _chosen(self, change: MembershipChange) -> tuple[Node, ...]:
         """Returns the nodes that would train: who stays comes first, and who is too many is a spare. A policy that
         would take none is asked about one, so that its answer ends the wait."""
         there = (*change.stay, *change.join)
         hosts = [Host(node.host, node.processes) for node in there[: self._most]]
         return there[: max(1, self._takes(hosts))] if hosts else ()
 
-    def _proposal(self, now_s: float, change: Change, chosen: tuple[Node, ...], seen: Sequence[Seen]) -> Proposal:
+    def _proposal(
+        self, now_s: float, change: MembershipChange, chosen: tuple[Node, ...], seen: Sequence[SeenNode]
+    ) -> Proposal:
         lost, joined = _names(change.lost), _names([node for node in change.join if node in chosen])
         cause = Cause(change.kind, lost, joined, now_s - self._since(now_s))  # type: ignore[arg-type]
         hosts = tuple(Host(node.host, node.processes) for node in chosen)
@@ -159,7 +163,7 @@ class Decider:
         return Proposal(chosen, facts, max((node.silent_s for node in seen if node.beat.node.id in gone), default=0.0))
 
 
-def change_of(current: Generation | None, seen: Sequence[Seen], lease_s: float) -> Change | None:
+def change_of(current: Generation | None, seen: Sequence[SeenNode], lease_s: float) -> MembershipChange | None:
     """Returns what differs from the generation that is agreed, or None."""
     alive = [node.beat for node in seen if node.silent_s < lease_s and node.beat.state not in GONE]
     if current is None:
@@ -180,12 +184,12 @@ def change_of(current: Generation | None, seen: Sequence[Seen], lease_s: float) 
     if not stay:
         if not join and not lost:
             return None
-        return Change("start", tuple(lost) if current else (), (), (), tuple(join))
+        return MembershipChange("start", tuple(lost) if current else (), (), (), tuple(join))
     kind = "loss" if lost else "failure" if failed else "join" if join else ""
-    return Change(kind, tuple(lost), tuple(failed), tuple(stay), tuple(join)) if kind else None
+    return MembershipChange(kind, tuple(lost), tuple(failed), tuple(stay), tuple(join)) if kind else None
 
 
-def is_complete(current: Generation | None, seen: Sequence[Seen], lease_s: float) -> bool:
+def is_complete(current: Generation | None, seen: Sequence[SeenNode], lease_s: float) -> bool:
     """Returns whether the training has come to its end: a node has finished, and none of the others trains any more."""
     members = {node.id for node in current.nodes} if current else set()
     there = [node for node in seen if node.beat.node.id in members]

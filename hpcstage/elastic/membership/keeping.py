@@ -22,7 +22,7 @@ from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.deciding import Patience
 from hpcstage.elastic.membership.leading import Bounds, Leader
 from hpcstage.elastic.membership.store import Board, StoreLost, connect, serve
-from hpcstage.elastic.membership.values import Beat, End, Generation, Node, State, Term, View
+from hpcstage.elastic.membership.values import Beat, Generation, Node, State, Term, TrainingEnd, View
 from hpcstage.elastic.membership.watching import Watch
 from hpcstage.elastic.policy import AskedPolicy
 from hpcstage.errors import HpcstageError
@@ -30,7 +30,7 @@ from hpcstage.units import format_duration
 
 T = TypeVar("T")
 _WATCHERS = 4
-"""So many nodes, by rank, always watch the store's host in the run directory; others only when it is silent."""
+"""The number of nodes, by rank, that always watch the store's host in the run directory; others do in its silence."""
 
 
 class CutOff(HpcstageError):
@@ -40,14 +40,14 @@ class CutOff(HpcstageError):
 class TrainingEnded(HpcstageError):
     """The training ends on every host."""
 
-    def __init__(self, end: End) -> None:
+    def __init__(self, end: TrainingEnd) -> None:
         super().__init__(end.line)
         self.exit_code = end.exit_code
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What an agent knows from its command line."""
+class AgentSetting:
+    """The facts that an agent has from its command line."""
 
     node: Node
     port: int
@@ -64,14 +64,14 @@ class Setting:
 class Keeper:
     """Keeps one agent in a training."""
 
-    def __init__(self, arbiter: Arbiter, setting: Setting) -> None:
+    def __init__(self, arbiter: Arbiter, setting: AgentSetting) -> None:
         self._arbiter = arbiter
         self._setting = setting
         self._changed = threading.Condition()
         self._beat = Beat(setting.node, 0, "ready", 0)
         self._agreed: Generation | None = None
         self._view = View(0)
-        self._end: End | None = None
+        self._end: TrainingEnd | None = None
         self._error: Exception | None = None
         self._contact_s = time.monotonic()
         self._leader: Leader | None = None
@@ -117,7 +117,7 @@ class Keeper:
             return is_cut or self._view.generation > mine or (self._view.is_over and self._view.generation == mine)
 
     @property
-    def end(self) -> End | None:
+    def end(self) -> TrainingEnd | None:
         """Why the training ends on every host, if it does."""
         return self._end
 
@@ -324,7 +324,7 @@ class Keeper:
                 self._end = view.end
             self._changed.notify_all()
 
-    def _set_end(self, end: End | None) -> None:
+    def _set_end(self, end: TrainingEnd | None) -> None:
         with self._changed:
             self._end = end
             self._changed.notify_all()

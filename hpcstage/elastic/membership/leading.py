@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 from hpcstage import stderr
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.bounded import Caller
-from hpcstage.elastic.membership.deciding import Decider, Patience, Proposal, Seen, is_complete
+from hpcstage.elastic.membership.deciding import Decider, Patience, Proposal, SeenNode, is_complete
 from hpcstage.elastic.membership.store import Board
-from hpcstage.elastic.membership.values import GONE, Beat, End, Generation, Term, View
+from hpcstage.elastic.membership.values import GONE, Beat, Generation, Term, TrainingEnd, View
 from hpcstage.elastic.membership.watching import AwakeClock, Watch
 from hpcstage.elastic.policy import Answer, AskedPolicy, PolicyError
 from hpcstage.errors import HpcstageError
@@ -134,13 +134,13 @@ class Leader:
         seen = self._seen(now_s)
         is_over = False
         if self._view.end is None and is_complete(self._current, seen, self._patience.lease_s):
-            self._end(End("the training is complete", 0))
+            self._end(TrainingEnd("the training is complete", 0))
         if self._view.end is None and self._decides:
             try:
                 is_over, proposal = self._decider.look(now_s, self._current, seen)
                 self._decide(now_s, proposal)
             except PolicyError as error:
-                self._end(End(f"{error.line()}: the training ends", error.exit_code))
+                self._end(TrainingEnd(f"{error.line()}: the training ends", error.exit_code))
         number = self._current.number if self._current else 0
         is_over = is_over and number == self._view.generation
         self._view = self._view.followed(generation=number, is_over=is_over)
@@ -159,24 +159,24 @@ class Leader:
             watch.see(beat.count, now_s)
             self._beats[place] = beat
 
-    def _seen(self, now_s: float) -> list[Seen]:
+    def _seen(self, now_s: float) -> list[SeenNode]:
         """Returns all nodes: those that have spoken in this term, and those of the generation that have yet to."""
-        spoken: dict[str, Seen] = {}
+        spoken: dict[str, SeenNode] = {}
         for place in sorted(self._beats):  # a node that lost its connection has two places
-            node = Seen(self._beats[place], self._watches[place].unchanged_s(now_s))
+            node = SeenNode(self._beats[place], self._watches[place].unchanged_s(now_s))
             before = spoken.get(node.beat.node.id)
             if before is None or before.beat.count < node.beat.count:
                 spoken[node.beat.node.id] = node
         return [*self._unspoken(now_s, spoken), *spoken.values()]
 
-    def _unspoken(self, now_s: float, spoken: dict[str, Seen]) -> list[Seen]:
+    def _unspoken(self, now_s: float, spoken: dict[str, SeenNode]) -> list[SeenNode]:
         if self._current is None:
             return []
         silent_s = max(0.0, now_s - self._began_s - self._bounds.grace_s)
         missing = [node for node in self._current.nodes if node.id not in spoken]
         lease_s = self._patience.lease_s
         return [
-            Seen(
+            SeenNode(
                 Beat(node, 0, "training", self._current.number),
                 # The host of the store before has been silent for a lease: that is why this one leads.
                 lease_s + now_s - self._began_s if self._former and self._former.node == node.id else silent_s,
@@ -224,7 +224,7 @@ class Leader:
         else:
             self._current = self._call(self._arbiter.newest_generation)
 
-    def _end(self, end: End) -> None:
+    def _end(self, end: TrainingEnd) -> None:
         self._call(lambda: self._arbiter.end_term(self.term.number, end))
         self._view = self._view.followed(end=end)
 

@@ -27,7 +27,7 @@ _LATE_S = 0.3
 """PyTorch's own bound holds unless a server is silent, and is somewhat late. A thread that is left alone in its code
 while Python ends would abort the process."""
 MOST_NODES = 8192
-"""So many nodes are looked for, whatever the store's count says."""
+"""The most nodes that are looked for, whatever the store's count says."""
 
 
 class StoreLost(HpcstageError):
@@ -46,7 +46,7 @@ def connect(address: str, port: int, limit_s: float) -> TCPStore:
 
 
 class Board:
-    """What the nodes tell each other, in the store of one term."""
+    """Owns the values of all nodes in the store of one term."""
 
     def __init__(self, store: TCPStore, signer: Signer, limit_s: float) -> None:
         self._open: TCPStore | None = store

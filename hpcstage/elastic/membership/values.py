@@ -1,5 +1,5 @@
-"""What the agents of a training tell each other, and what they write into the run directory. Owns the values and their
-plain form, no behaviour."""
+"""Owns the values that the agents of a training tell each other and write into the run directory, and their plain form.
+It has no behaviour."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Beat:
-    """What a node says of itself again and again. Whoever does not see `count` change takes the node for lost."""
+    """A node says this of itself again and again. Whoever does not see `count` change takes the node for lost."""
 
     node: Node
     count: int
@@ -83,7 +83,7 @@ class Beat:
 
 
 @dataclass(frozen=True)
-class End:
+class TrainingEnd:
     """Why the training ends on every host."""
 
     line: str
@@ -92,13 +92,13 @@ class End:
 
 @dataclass(frozen=True)
 class View:
-    """What the store's host says of the training again and again."""
+    """The store's host says this of the training again and again."""
 
     count: int
     generation: int = 0
     is_over: bool = False
     """Whether nobody may train in this generation any more: hosts are lost, and the next one is not agreed yet."""
-    end: End | None = None
+    end: TrainingEnd | None = None
 
     def followed(self, **changes: Any) -> View:  # noqa: ANN401 - the fields
         """Returns the next view."""
@@ -107,4 +107,4 @@ class View:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> View:
         """Reads what `asdict` returned. Raises TypeError or KeyError for anything else."""
-        return cls(**{**data, "end": data["end"] and End(**data["end"])})
+        return cls(**{**data, "end": data["end"] and TrainingEnd(**data["end"])})

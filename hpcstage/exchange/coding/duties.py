@@ -1,4 +1,4 @@
-"""What one duty does with a node's own block and with what came from others: messages for others, or a block to keep.
+"""Carries out one duty: makes messages for others, or a block to keep, of a node's own block and what came from others.
 
 A duty of a stripe whose blocks are all there and of full length is the same in every cycle, but for the numbers; it
 adds to the sums in the buffer in which they came, and sends that on. The stripes at the end, where blocks are shorter

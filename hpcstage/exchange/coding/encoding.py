@@ -39,8 +39,8 @@ _T = TypeVar("_T")
 
 
 @dataclass
-class Offer:
-    """What a member has of the generation."""
+class MemberOffer:
+    """A member says this of its share of the generation."""
 
     sizes_bytes: tuple[int, ...] = ()
     record: bytes = b""
@@ -68,7 +68,7 @@ class _Pieces:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EncodingOutcome:
     """How an order ended."""
 
     failure: str
@@ -84,13 +84,13 @@ class Encoding:
         """`send` sends to a member."""
         self.order = order
         self.place = order.nodes.index(node)
-        self.outcome: Outcome | None = None
+        self.outcome: EncodingOutcome | None = None
         self._lane = lane
         self._send = send
         self._began = time.monotonic()
         self._heard = self._began
         self._others = [place for place in range(len(order.nodes)) if place != self.place]
-        self._offers: dict[int, Offer] = {}
+        self._offers: dict[int, MemberOffer] = {}
         self._stripes: StripeWork | None = None
         self._is_opening = False
         self._rounds: Counter[int] = Counter()
@@ -121,7 +121,7 @@ class Encoding:
             sizes, checksum, others = word.numbers("sizes"), word.text("checksum"), word.text("others")
             if len(sizes) != len(OWN_PARTS):
                 raise FrameError(f"an offer with {len(sizes)} sizes")
-            self._offers[place] = Offer(sizes, checksum=checksum, others=others)
+            self._offers[place] = MemberOffer(sizes, checksum=checksum, others=others)
             self._agree()
         elif word.kind == "round":
             self._rounds[word.number("round")] += 1
@@ -187,7 +187,7 @@ class Encoding:
 
     # ---- the beginning
 
-    def _offer(self, offer: Offer) -> None:
+    def _offer(self, offer: MemberOffer) -> None:
         self._offers[self.place] = offer
         self._say("offer", sizes=list(offer.sizes_bytes), checksum=offer.checksum, others=offer.others)
         self._agree()
@@ -312,7 +312,7 @@ class Encoding:
 
     def _end(self, failure: str) -> None:
         stripes = self._stripes
-        self.outcome = Outcome(
+        self.outcome = EncodingOutcome(
             failure, time.monotonic() - self._began, self._bytes_sent, 0 if stripes is None else stripes.bytes_read
         )
         if failure and stripes is not None:
@@ -368,7 +368,7 @@ class Encoding:
 # ---- in the thread of the lane
 
 
-def _offered(order: EncodeOrder) -> Offer:
+def _offered(order: EncodeOrder) -> MemberOffer:
     """Returns what this node has. Raises HpcstageError and OSError."""
     from hpcstage.checkpoint.coding.checksums import checksum
     from hpcstage.checkpoint.generations.manifest import DamagedGeneration
@@ -382,11 +382,11 @@ def _offered(order: EncodeOrder) -> Offer:
         sizes = tuple(source.size_bytes(number, part) for part in OWN_PARTS)
         record = read_record(source, number)
     if record is None or record.generation != order.generation:
-        return Offer(sizes)
+        return MemberOffer(sizes)
     if not _is_ours(order, record):
-        return Offer(sizes, others=", ".join(member.name for member in record.members))
+        return MemberOffer(sizes, others=", ".join(member.name for member in record.members))
     content = record.to_bytes()
-    return Offer(sizes, content, checksum(content).hex())
+    return MemberOffer(sizes, content, checksum(content).hex())
 
 
 def _opened(order: EncodeOrder, place: int, sizes_bytes: list[tuple[int, ...]]) -> StripeWork:

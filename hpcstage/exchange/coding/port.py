@@ -19,7 +19,7 @@ MOST_UNSENT_BYTES = 128 << 20
 _CREDENTIALS = struct.Struct("3i")
 _READ_BYTES = 1 << 20
 _MOST_READ_BYTES = 8 << 20
-"""So many bytes are taken before others get their turn."""
+"""The bytes that are taken before others get their turn."""
 
 
 class KeeperPort:

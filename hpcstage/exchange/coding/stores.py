@@ -28,7 +28,7 @@ class Found:
 
 
 class Stores:
-    """What this node's keeper holds."""
+    """Reads the generations that this node's keeper holds."""
 
     def __init__(self) -> None:
         self._directories: dict[str, Path] = {}

@@ -42,7 +42,7 @@ class BecameShorter(OSError):
     """A file of the generation is not as long as it was."""
 
 
-class GivenUp(Exception):
+class EncodingGivenUp(Exception):
     """Ends what is open, without giving it its name."""
 
 
@@ -67,7 +67,7 @@ Sending = tuple[int, bytearray]
 
 
 class StripeWork:
-    """What one node does, from the first stripe to parities under their name."""
+    """Does the work of one node, from the first stripe to parities under their name."""
 
     def __init__(self, order: EncodeOrder, place: int, sizes_bytes: list[tuple[int, ...]]) -> None:
         """Opens the generation and makes the file of its parities. Raises OSError."""
@@ -229,7 +229,7 @@ class StripeWork:
 
     def give_up(self) -> None:
         """Removes what was made."""
-        with contextlib.suppress(GivenUp, OSError), self._opened:
-            raise GivenUp
+        with contextlib.suppress(EncodingGivenUp, OSError), self._opened:
+            raise EncodingGivenUp
         with contextlib.suppress(OSError):
             self._writer.discard()

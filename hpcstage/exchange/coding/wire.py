@@ -1,6 +1,6 @@
-"""What exchanges say to each other about checkpoints, behind the byte that says the sort.
+"""The messages about checkpoints between exchanges, behind the byte that says the sort.
 
-Owns the bytes, and checks that they are whole; what names and numbers mean the receiver checks. Little-endian.
+Owns their bytes, and checks that they are whole; what names and numbers mean the receiver checks. Little-endian.
 
     word    u8 sort, u32 length of the head, the head in JSON, the body as it is
     block   u8 sort, 3 bytes of nothing, u32 stripe, u64 digest of the order, u16 index of the block of the sender in

@@ -62,7 +62,7 @@ class Sort(IntEnum):
     MEMBERS = 7
     """A piece of the membership that replaces the one before."""
     WORD = 8
-    """What keepers and exchanges say to each other about checkpoints."""
+    """A message about checkpoints, between keepers or exchanges."""
     BLOCK = 9
     """A block of a stripe, or sums of it."""
     FILES = 64

@@ -81,7 +81,7 @@ class Names:
 Task = Directory | Names
 
 
-class Bounds:
+class WalkBounds:
     """Decides which directories a walk enters. `exclude` holds absolute paths that it does not enter."""
 
     def __init__(self, exclude: frozenset[bytes] = frozenset()) -> None:
@@ -112,7 +112,7 @@ def above(path: bytes) -> tuple[tuple[int, int], ...]:
 
 
 def list_directory(
-    task: Directory, root: bytes, findings: ScanFindings, push: Callable[[Task], None], bounds: Bounds
+    task: Directory, root: bytes, findings: ScanFindings, push: Callable[[Task], None], bounds: WalkBounds
 ) -> int:
     """Lists a directory; returns how many entries it has."""
     path = join(root, task.path)

@@ -19,11 +19,11 @@ from hpcstage.plan.dataset.globs import WHOLE, Pattern
 from hpcstage.plan.dataset.listing import (
     BATCH,
     SKIPPED_LIMIT,
-    Bounds,
     Directory,
     Names,
     ScanFindings,
     Task,
+    WalkBounds,
     above,
     list_directory,
     look,
@@ -127,7 +127,7 @@ class _Walk:
 
     def __init__(self, resolved: Resolved, exclude: frozenset[bytes], cancel: threading.Event) -> None:
         self._roots = [dataset.root for dataset in resolved.datasets]
-        self._bounds = Bounds(exclude)
+        self._bounds = WalkBounds(exclude)
         self._cancel = cancel
         self._tasks: deque[Task] = deque()
         self._feed: Iterator[Task] = iter(())
