@@ -17,7 +17,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hpcstage.checkpoint.jobwide.council import Council, CouncilTerms, Do, PlaceShares, Say
+from hpcstage.checkpoint.jobwide.coordinator import CouncilTerms
+from hpcstage.checkpoint.jobwide.council import Council, Do, PlaceShares, Say
 from hpcstage.checkpoint.jobwide.families import FoundStore
 from hpcstage.checkpoint.jobwide.words import EntryState, JobGeneration, JobOrder, KeeperWord, OrderKind, Outcome
 from hpcstage.checkpoint.protection.groups import CodeSize

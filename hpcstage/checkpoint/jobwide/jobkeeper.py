@@ -16,7 +16,8 @@ from pathlib import Path
 from hpcstage.checkpoint.entries import CompleteEntries, mark_of
 from hpcstage.checkpoint.generations.restoring import remove_leftovers
 from hpcstage.checkpoint.jobwide.alone import end_alone
-from hpcstage.checkpoint.jobwide.council import Council, CouncilTerms, Do, PlaceShares, Say
+from hpcstage.checkpoint.jobwide.coordinator import CouncilTerms
+from hpcstage.checkpoint.jobwide.council import Council, Do, PlaceShares, Say
 from hpcstage.checkpoint.jobwide.talking import Heard, PresentNodes, Talk, wait
 from hpcstage.checkpoint.jobwide.words import EntryState, JobLedger, JobOrder, OrderKind, Outcome
 from hpcstage.checkpoint.jobwide.work import NodeWork

@@ -1,0 +1,184 @@
+"""Concludes the orders of a job: owns what the ledger says after an order, by the outcomes on all nodes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hpcstage.checkpoint.jobwide.words import JobGeneration, JobLedger, JobOrder, KeeperWord, OrderKind, Outcome
+from hpcstage.checkpoint.keeping.facts import MOST_ROWS, SavedRow
+from hpcstage.checkpoint.protection.groups import ProtectionPlan
+
+Outcomes = Mapping[str, Outcome]
+"""The outcomes of an order, by host."""
+
+
+def first_failure(outcomes: Outcomes, *, with_soon: bool = True) -> tuple[str, Outcome] | None:
+    """Returns the first host on which an order failed; `with_soon`: also if it is to be tried again soon."""
+    failed = ((host, one) for host, one in sorted(outcomes.items()) if one.error and (with_soon or not one.is_soon))
+    return next(failed, None)
+
+
+def _with_line(ledger: JobLedger, line: str) -> JobLedger:
+    return replace(ledger, lines=(*ledger.lines, line))
+
+
+# ---- the start
+
+
+def after_begin(ledger: JobLedger, order: JobOrder, outcomes: Outcomes, first: str) -> JobLedger:
+    """Notes that a state lies in all directories; what is said of it the host `first` knows."""
+    facts = [one.facts for one in outcomes.values()]
+    said = outcomes[first].facts
+    is_from_target = order.body["state"] is None
+    return replace(
+        ledger,
+        is_begun=True,
+        restored=said["restored"],
+        is_unsaved=not is_from_target,
+        seen=tuple(sorted({name for one in facts for name in one["seen"]})),
+        next_number=max(ledger.next_number, *(one["floor"] + 1 for one in facts)),
+        after_ns=max(ledger.after_ns, *(one["after_ns"] for one in facts)),
+        lines=(*ledger.lines, *said["lines"]),
+        is_from_target=is_from_target,
+    )
+
+
+def after_failed_begin(ledger: JobLedger, keys: Sequence[str], line: str) -> JobLedger:
+    """Notes the states that cannot be had."""
+    return _with_line(replace(ledger, failed=(*ledger.failed, *keys)), line)
+
+
+# ---- a generation
+
+
+def after_commit(
+    ledger: JobLedger, order: JobOrder, outcomes: Outcomes, words: Mapping[str, KeeperWord], plan: ProtectionPlan
+) -> JobLedger:
+    """Notes a generation that all nodes have committed."""
+    facts = {host: one.facts for host, one in outcomes.items()}
+    made = _generation(order.body, facts)
+    if ledger.is_from_target and not ledger.generations:
+        ledger = replace(ledger, drained_marks=_marks_of_put(made, words))
+    return replace(
+        ledger,
+        generations=(*ledger.generations, made),
+        next_number=made.number + 1,
+        after_ns=made.created_ns,
+        is_last_whole=True,
+        is_unsaved=False,
+        since_drain=ledger.since_drain + 1,
+        saved_count=ledger.saved_count + 1,
+        rows=(*ledger.rows, _row(made, facts))[-MOST_ROWS:],
+        plan=described(plan),
+    )
+
+
+def after_failed_commit(ledger: JobLedger, order: JobOrder, failure: tuple[str, Outcome] | None) -> JobLedger:
+    """Notes that a number is spent, and a failure that is not about to pass."""
+    spent = replace(ledger, next_number=int(order.body["number"]) + 1, is_last_whole=False)
+    if failure is None:
+        return spent
+    line = f"a state could not be saved on {failure[0]}, and was copied as it is: {failure[1].error}"
+    return spent if line in ledger.lines else _with_line(spent, line)
+
+
+def _generation(body: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]]) -> JobGeneration:
+    return JobGeneration.from_json(
+        {
+            "number": int(body["number"]),
+            "attempt": body["attempt"],
+            "created_ns": max(one["created_ns"] for one in facts.values()),
+            "shares": body["shares"],
+            "carried": body["carried"],
+            "dropped": body["dropped"],
+            "needs": sorted({need for one in facts.values() for need in one["needs"]}),
+            "size": "",
+            "state_bytes": sum(one["state_bytes"] for one in facts.values()),
+        }
+    )
+
+
+def _marks_of_put(made: JobGeneration, words: Mapping[str, KeeperWord]) -> dict[str, dict[str, str]]:
+    """Returns the marks of what came from the target at the start: it has that already."""
+    found = {name: made.marks(name) for name in made.names}
+    return {
+        name: marks
+        for name, marks in found.items()
+        if marks and all(name in words[host].entries and words[host].entries[name].is_restored for host in marks)
+    }
+
+
+def _row(made: JobGeneration, facts: Mapping[str, Mapping[str, Any]]) -> SavedRow:
+    largest = max(facts.values(), key=lambda one: int(one["state_bytes"]))
+    kinds = sorted({str(one["kind"]) for one in facts.values() if one["state_bytes"]} or {str(largest["kind"])})
+    shares = sum(one["changed_share"] * one["state_bytes"] for one in facts.values())
+    return SavedRow(
+        made.number,
+        kinds[0] if len(kinds) == 1 else str(largest["kind"]),
+        str(largest["why"]),
+        len({name for share in made.shares.values() for name in share}),
+        made.state_bytes,
+        sum(int(one["written_bytes"]) for one in facts.values()),
+        round(shares / made.state_bytes, 6) if made.state_bytes else 0.0,
+        max(float(one["took_s"]) for one in facts.values()),
+    )
+
+
+# ---- protection
+
+
+def after_encode(ledger: JobLedger, order: JobOrder, outcomes: Outcomes, plan: ProtectionPlan) -> JobLedger:
+    """Notes that the newest generation is protected, or why it is not."""
+    failure, row = first_failure(outcomes), ledger.rows[-1]
+    if failure is not None:
+        why = f"not protected: {failure[1].error} (on {failure[0]})"
+        noted = replace(ledger, rows=(*ledger.rows[:-1], replace(row, protected=why)))
+        return _with_line(noted, f"state {order.body['number']} is {why}")
+    size = f"{order.body['k']}+{order.body['m']}"
+    seconds = max(float(one.facts.get("seconds", 0.0)) for one in outcomes.values())
+    return replace(
+        ledger,
+        generations=(*ledger.generations[:-1], replace(ledger.generations[-1], size=size)),
+        rows=(*ledger.rows[:-1], replace(row, protected=size, encode_s=round(seconds, 6))),
+        plan=described(plan),
+    )
+
+
+def described(plan: ProtectionPlan) -> str:
+    """Says how the nodes protect each other, for people."""
+    if plan.size is None:
+        return plan.line or "one node has no other that could keep parities"
+    count = len(plan.groups)
+    groups = "one group" if count == 1 else f"{count} groups"
+    more = f"; {plan.line}" if plan.line else ""
+    return f"{plan.size}: any {plan.size.m} of the nodes of a group may be lost, {groups}{more}"
+
+
+# ---- the target
+
+
+def after_failed_share(ledger: JobLedger, failure: tuple[str, Outcome]) -> JobLedger:
+    """Notes why the newest generation is not in the target."""
+    return replace(ledger, undrained_why=f"{failure[1].error} (on {failure[0]})")
+
+
+def after_place(ledger: JobLedger, order: JobOrder, outcome: Outcome) -> JobLedger:
+    """Notes that shares have their names in the target, or why they have not."""
+    if outcome.error:
+        return replace(ledger, undrained_why=outcome.error)
+    facts = outcome.facts
+    done = replace(
+        ledger,
+        undrained_why="",
+        beside={**ledger.beside, **facts["beside"]},
+        files=ledger.files + facts["files"],
+        size_bytes=ledger.size_bytes + facts["size_bytes"],
+        lines=(*ledger.lines, *facts["lines"]),
+    )
+    if order.kind is OrderKind.COPY:
+        return replace(done, copied=tuple(order.body["copied"]))
+    last = order.ledger.last
+    marks = {} if last is None else {name: last.marks(name) for name in last.names}
+    return replace(done, drained=int(order.body["number"]), drained_marks=marks, since_drain=0)

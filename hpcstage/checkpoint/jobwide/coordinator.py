@@ -1,0 +1,333 @@
+"""Decides which order the nodes of a job get next, on the node that gives them. Pure: it has no clock.
+
+Owns the order of things: what is saved, protected, drained and dropped, and when. It sees the words of all nodes that
+are there, gives one order, and gives the next when all of them have carried it out (`conclusions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from hpcstage.checkpoint.jobwide import conclusions
+from hpcstage.checkpoint.jobwide.conclusions import Outcomes, first_failure
+from hpcstage.checkpoint.jobwide.families import FoundStore, earlier_states
+from hpcstage.checkpoint.jobwide.naming import NamedShares, name_shares
+from hpcstage.checkpoint.jobwide.words import (
+    CommandEnding,
+    JobGeneration,
+    JobLedger,
+    JobOrder,
+    KeeperWord,
+    OrderKind,
+    Outcome,
+)
+from hpcstage.checkpoint.keeping.facts import LOCAL_KEPT
+from hpcstage.checkpoint.protection.groups import CodeSize, ProtectionPlan, protect
+
+SOON_S = 0.3
+"""A state that changed while it was saved is tried again so much later."""
+RETRY_S = 60.0
+"""A state that could not be saved is tried again so much later."""
+END_S = 5.0
+"""The longest that a state which changes is tried again after the program has ended."""
+_TARGET = "target"
+
+
+@dataclass(frozen=True)
+class CouncilTerms:
+    """The terms of a job's decisions."""
+
+    asked: CodeSize | None = None
+    domains: Mapping[str, str] = field(default_factory=dict)
+    drain_every: int | None = None
+    new_attempt: Callable[[], str] = str
+    """Returns a random name for an attempt at a generation."""
+
+
+class Coordinator:
+    """Gives orders, from the moment at which its node takes over."""
+
+    def __init__(self, me: int, hosts: Sequence[str], terms: CouncilTerms) -> None:
+        self._me = me
+        self._hosts = hosts
+        self._terms = terms
+        self.ledger = JobLedger()
+        self.placing: JobOrder | None = None
+        """The order whose shares are to be given their names, until `placed`."""
+        self._words: Mapping[str, KeeperWord] = {}
+        """The words of the nodes that are there, by host."""
+        self._view = -1
+        """The membership for which this node has taken over."""
+        self._seq = 0
+        self._current: JobOrder | None = None
+        """The order that was given and is not concluded."""
+        self._tried: set[str] = set()
+        self._retry_at = self._end_at = 0.0
+        self._copy_due = self._is_done = False
+
+    def has_taken_over(self, view: int) -> bool:
+        """Tells whether this node is the coordinator of a membership."""
+        return self._view == view
+
+    def wake_at(self) -> float | None:
+        """Returns the time at which there is an order to give though nothing happens; None for never."""
+        return self._retry_at if self._current is None and not self._is_done and self._retry_at else None
+
+    def lead(self, view: int, words: Mapping[int, KeeperWord], now: float) -> JobOrder | None:
+        """Returns the order that is to be given now, if there is one. `words` are those of all nodes that are there."""
+        self._words = {self._hosts[node]: words[node] for node in sorted(words)}
+        if self._view != view:
+            self._take_over(view, now)
+        if self._current is not None:
+            found = {host: word.outcome for host, word in self._words.items()}
+            outcomes = {host: one for host, one in found.items() if one and one.key == self._current.key}
+            if len(outcomes) < len(words):
+                return None
+            order, self._current = self._current, None
+            self._conclude(order, outcomes, now)
+        if self.placing is None and self._current is None and not self._is_done:
+            self._next(now)
+        return self._current
+
+    def placed(self, order: JobOrder, outcome: Outcome) -> None:
+        """Takes the result of giving shares their names."""
+        if self.placing is not None and self.placing.key == order.key:
+            self.placing = None
+            self.ledger = conclusions.after_place(self.ledger, order, outcome)
+
+    def _take_over(self, view: int, now: float) -> None:
+        """Goes on from the newest order that a node knows."""
+        self._view, self._current, self._tried, self._retry_at = view, None, set(), 0.0
+        self._end_at = now + END_S
+        orders = (word.order for word in self._words.values() if word.order)
+        newest = max(orders, key=lambda one: one.key, default=None)
+        if newest is None:
+            return
+        self._seq = max(self._seq, newest.seq)
+        if newest.by != self._me or newest.ledger.saved_count > self.ledger.saved_count:
+            self.ledger = newest.ledger
+        if newest.kind is OrderKind.COMMIT and newest.body["number"] >= self.ledger.next_number:
+            self.ledger = replace(self.ledger, next_number=newest.body["number"] + 1, is_last_whole=False)
+
+    def _give(self, kind: OrderKind, **body: Any) -> None:  # noqa: ANN401  what JSON takes
+        self._seq += 1
+        self._current = JobOrder(self._seq, self._me, self._view, kind, body, self.ledger)
+
+    def _next(self, now: float) -> None:
+        """Gives the next order, if there is one to give."""
+        words = self._words.values()
+        if not self.ledger.is_begun or not all(word.is_ready for word in words):
+            self._begin()
+            return
+        if all(word.ending is not CommandEnding.NOT for word in words):
+            steps: tuple[Callable[[], bool], ...] = (
+                self._close,
+                lambda: self._commit(now),
+                lambda: now < self._retry_at <= self._end_at,
+                self._copy,
+                lambda: self._share(is_due=True),
+                lambda: self._encode(is_ending=True),
+                self._keep,
+                self._finish,
+            )
+        else:
+            is_due = any(word.hurries for word in words)
+            steps = (
+                self._encode,
+                lambda: self._share(is_due=is_due),
+                self._keep,
+                self._copy,
+                lambda: self._commit(now),
+            )
+        any(step() for step in steps)
+
+    def _conclude(self, order: JobOrder, outcomes: Outcomes, now: float) -> None:
+        if order.kind is OrderKind.BEGIN:
+            self._after_begin(order, outcomes)
+        elif order.kind is OrderKind.COMMIT:
+            self._after_commit(order, outcomes, now)
+        elif order.kind is OrderKind.ENCODE:
+            self.ledger = conclusions.after_encode(self.ledger, order, outcomes, self._plan())
+        elif order.kind in (OrderKind.SHARE, OrderKind.COPY):
+            self._after_share(order, outcomes)
+        elif order.kind is OrderKind.CLOSE:
+            self.ledger = replace(self.ledger, is_closed=True, is_orderly=bool(order.body["is_orderly"]))
+            self._retry_at, self._end_at = 0.0, now + END_S
+        elif order.kind in (OrderKind.FINISH, OrderKind.REFUSE):
+            self._is_done = True
+
+    # ---- the start
+
+    def _begin(self) -> None:
+        """Chooses the state that is put into all directories: the newest of which nothing says that it cannot be."""
+        words = self._words
+        if len(words) < len(self._hosts) or any(word.found is None for word in words.values()):
+            return
+        if self.ledger.is_begun:
+            self._give(OrderKind.READY)
+            return
+        found = {
+            self._hosts.index(host): [FoundStore.from_json(one) for one in word.found or ()]
+            for host, word in words.items()
+        }
+        target_ns = words[self._hosts[self._me]].target_ns
+        for state in earlier_states(found):
+            if state.generation.created_ns < target_ns:
+                break
+            if state.key not in self.ledger.failed:
+                self._give(OrderKind.BEGIN, key=state.key, state=state.to_json())
+                return
+        if _TARGET in self.ledger.failed:
+            self._give(OrderKind.REFUSE, why=self.ledger.lines[-1])
+        else:
+            self._give(OrderKind.BEGIN, key=_TARGET, state=None)
+
+    def _after_begin(self, order: JobOrder, outcomes: Outcomes) -> None:
+        failure = first_failure(outcomes)
+        if failure is None:
+            self.ledger = conclusions.after_begin(self.ledger, order, outcomes, self._hosts[self._me])
+            return
+        host, outcome = failure
+        key, is_refused = order.body["key"], outcome.facts.get("refuses")
+        line = outcome.error if is_refused or key == _TARGET else f"{outcome.error} (on {host})"
+        keys = (key, _TARGET) if is_refused else (key,)
+        self.ledger = conclusions.after_failed_begin(self.ledger, keys, line)
+        if is_refused:
+            self._give(OrderKind.REFUSE, why=line)
+
+    # ---- a generation
+
+    def _commit(self, now: float) -> bool:
+        if now < self._retry_at:
+            return False
+        self._retry_at = 0.0
+        last = self.ledger.last
+        named = name_shares(self._words, last)
+        if not self._is_wanted(named):
+            return False
+        plan = self._plan()
+        is_chained = last is not None and self._is_of_present(last) and (last.size != "" or plan.size is None)
+        self._give(
+            OrderKind.COMMIT,
+            number=self.ledger.next_number,
+            attempt=self._terms.new_attempt(),
+            after_ns=self.ledger.after_ns,
+            is_full=not (is_chained and self.ledger.is_last_whole),
+            **asdict(named) | {"removed": sorted(named.removed)},
+        )
+        return True
+
+    def _is_wanted(self, named: NamedShares) -> bool:
+        """Tells whether there is something to save that no generation has."""
+        last = self.ledger.last
+        if named.is_empty:
+            return False
+        if last is not None:
+            return not self._is_of_present(last) or named.differ(last)
+        return self.ledger.is_unsaved or self._is_made(named)
+
+    def _is_made(self, named: NamedShares) -> bool:
+        """Tells whether the program made one of the entries."""
+        entries = {host: self._words[host].entries for host in named.shares}
+        return any(not entries[host][name].is_restored for host, share in named.shares.items() for name in share)
+
+    def _after_commit(self, order: JobOrder, outcomes: Outcomes, now: float) -> None:
+        if first_failure(outcomes) is None:
+            self.ledger = conclusions.after_commit(self.ledger, order, outcomes, self._words, self._plan())
+            return
+        hard = first_failure(outcomes, with_soon=False)
+        self.ledger = conclusions.after_failed_commit(self.ledger, order, hard)
+        self._retry_at = now + (SOON_S if hard is None else RETRY_S)
+        self._copy_due = self._copy_due or hard is not None
+
+    def _is_of_present(self, generation: JobGeneration) -> bool:
+        return generation.shares.keys() == self._words.keys()
+
+    # ---- protection
+
+    def _plan(self) -> ProtectionPlan:
+        told = {host: word.domain for host, word in self._words.items() if word.domain}
+        return protect(list(self._words), self._terms.asked, {**told, **self._terms.domains})
+
+    def _encode(self, *, is_ending: bool = False) -> bool:
+        last, plan = self.ledger.last, self._plan()
+        if last is None or last.size or plan.size is None or not self._is_of_present(last):
+            return False
+        if (is_ending and self.ledger.drained == last.number) or not self._try(f"encode {last.number}"):
+            return False
+        groups = [list(group) for group in plan.groups]
+        self._give(
+            OrderKind.ENCODE, number=last.number, attempt=last.attempt, groups=groups, k=plan.size.k, m=plan.size.m
+        )
+        return True
+
+    # ---- the target
+
+    def _share(self, *, is_due: bool) -> bool:
+        last = self.ledger.last
+        if last is None or self.ledger.drained == last.number:
+            return False
+        is_lost = not last.shares.keys() <= self._words.keys()
+        if not (is_due or is_lost or self.ledger.since_drain >= (self._terms.drain_every or 1)):
+            return False
+        if not self._try(f"share {last.number}"):
+            return False
+        names = sorted(name for name in last.names if last.marks(name) != self.ledger.drained_marks.get(name))
+        staging = self._terms.new_attempt()
+        self._give(OrderKind.SHARE, number=last.number, attempt=last.attempt, staging=staging, names=names)
+        return True
+
+    def _copy(self) -> bool:
+        """Has complete entries copied as they are, since no generation could be saved."""
+        if not self._copy_due:
+            return False
+        self._copy_due = False
+        named = name_shares(self._words, self.ledger.last)
+        marks = [f"{host}\0{name}\0{mark}" for host, share in named.shares.items() for name, mark in share.items()]
+        if set(marks) <= set(self.ledger.copied):
+            return False
+        shares = {host: dict(share) for host, share in named.shares.items()}
+        self._give(OrderKind.COPY, staging=self._terms.new_attempt(), shares=shares, copied=sorted(marks))
+        return True
+
+    def _after_share(self, order: JobOrder, outcomes: Outcomes) -> None:
+        failure = first_failure(outcomes)
+        if failure is None:
+            self.placing = order
+        else:
+            self.ledger = conclusions.after_failed_share(self.ledger, failure)
+
+    def _keep(self) -> bool:
+        """Has all nodes know the ledger, and drop what none retains."""
+        newest = self._words[self._hosts[self._me]].order
+        if newest is not None and newest.ledger == self.ledger:
+            return False
+        generations = self.ledger.generations
+        kept = {one.number for one in generations[-LOCAL_KEPT:]}
+        kept |= {one.number for each in generations[-LOCAL_KEPT:] for one in each.carried.values()}
+        stay = [one for one in generations if one.number in kept]
+        retained = kept | {need for one in stay for need in one.needs}
+        self.ledger = replace(self.ledger, generations=tuple(stay))
+        self._give(OrderKind.KEEP, retained=sorted(retained), newest=max(kept, default=0))
+        return True
+
+    # ---- the end
+
+    def _close(self) -> bool:
+        if self.ledger.is_closed:
+            return False
+        first = self._words.get(self._hosts[0])
+        self._give(OrderKind.CLOSE, is_orderly=first is not None and first.ending is CommandEnding.ORDERLY)
+        return True
+
+    def _finish(self) -> bool:
+        self._give(OrderKind.FINISH, is_orderly=self.ledger.is_orderly)
+        return True
+
+    def _try(self, what: str) -> bool:
+        """Tells whether something was not tried yet by this node for this membership."""
+        is_first = what not in self._tried
+        self._tried.add(what)
+        return is_first
