@@ -2,7 +2,8 @@
 
 A pipe that nobody reads is full after some 64 KiB, and a terminal can be stopped: a write would then wait for ever, and
 the run with it. The command writes to the same open file and expects it as it was, so it cannot be made non-blocking.
-The module opens the same pipe or terminal once more, for this process only, and owns what it writes there.
+The module opens the same pipe or terminal once more, for this process only, and owns what it writes there. Programs whose
+standard error is a file of theirs, their log, write to that (`log`).
 """
 
 from __future__ import annotations
@@ -72,6 +73,11 @@ def say(line: str) -> None:
         out = stream()
         out.write(f"hpcstage: {line}\n")
         out.flush()
+
+
+def log(text: str) -> None:
+    """Writes a line with the time of day, in a program whose standard error is its log."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 @cache

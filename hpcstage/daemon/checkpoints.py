@@ -12,8 +12,9 @@ from typing import Any
 
 from hpcstage.checkpoint.keeping.facts import CheckpointPlace, DrainTerms
 from hpcstage.checkpoint.keeping.process import KeeperProcess
-from hpcstage.daemon.resources import Resources, log
+from hpcstage.daemon.resources import Resources
 from hpcstage.node.kept import KeptPlace
+from hpcstage.stderr import log
 from hpcstage.store.largecopy import Pacer
 from hpcstage.writing import replace_text
 

@@ -29,7 +29,7 @@ from hpcstage.daemon.reading.scanning import DIRECT_MODE, Prepared, publish_plan
 from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.reporting import HELPER as PART_HELPER
 from hpcstage.daemon.reporting import Reporter
-from hpcstage.daemon.resources import Gate, Resources, log
+from hpcstage.daemon.resources import Gate, Resources
 from hpcstage.daemon.service import Loop, Request, Service
 from hpcstage.daemon.staging import Staging
 from hpcstage.daemon.telemetry import Snapshot
@@ -40,6 +40,7 @@ from hpcstage.problem import Problem
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
+from hpcstage.stderr import log
 from hpcstage.store import directory
 from hpcstage.store.copier import CopierSettings
 from hpcstage.store.pool import CopierPool

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from hpcstage.daemon.givingway import GivingWay
 from hpcstage.daemon.process.server import Reply
-from hpcstage.daemon.resources import Resources, log
+from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
 from hpcstage.node.kept import KeptLock, KeptPlace
 from hpcstage.outputs.drain import OutputDrain
@@ -29,6 +29,7 @@ from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.rundir import told_path
 from hpcstage.protocol.shim import DISORDERLY, Answer, Kind
 from hpcstage.reading import readable
+from hpcstage.stderr import log
 from hpcstage.writing import replace_text
 
 GIVES_WAY_S = 0.1

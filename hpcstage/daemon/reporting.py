@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage.daemon.process.proc import pressure
-from hpcstage.daemon.resources import Resources, log
+from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
 from hpcstage.daemon.telemetry import Snapshot, Telemetry
 from hpcstage.protocol import nodedir
+from hpcstage.stderr import log
 
 if TYPE_CHECKING:
     from hpcstage.record.parts.part import NodePart

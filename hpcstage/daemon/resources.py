@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import sys
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,9 +78,3 @@ class Resources:
     def node_dir(self) -> Path:
         """The node directory."""
         return Path(self.spec.node_dir)
-
-
-def log(text: str) -> None:
-    """Writes a line to daemon.log."""
-    stamp = time.strftime("%H:%M:%S")
-    print(f"{stamp} {text}", file=sys.stderr, flush=True)  # noqa: T201  standard error is daemon.log

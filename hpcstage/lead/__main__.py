@@ -28,6 +28,7 @@ from hpcstage.lead.world import World
 from hpcstage.node.start import REMOVAL_S
 from hpcstage.problem import Problem
 from hpcstage.protocol.leadspec import SPEC, STANDING, LeadSpec, write_json
+from hpcstage.stderr import log
 
 _LOOK_S = 0.2
 _SOON_S = 0.02
@@ -218,12 +219,6 @@ def say(word: str, rest: str = "") -> None:
     """Writes a line for the wrapper, which may be gone."""
     with contextlib.suppress(OSError, ValueError):
         os.write(1, f"{word} {rest}".rstrip().encode(errors="replace") + b"\n")
-
-
-def log(text: str) -> None:
-    """Writes one line to lead.log."""
-    stamp = time.strftime("%H:%M:%S")
-    print(f"{stamp} {text}", file=sys.stderr, flush=True)  # noqa: T201  standard error is lead.log
 
 
 def main(arguments: list[str]) -> int:

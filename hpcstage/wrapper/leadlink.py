@@ -36,7 +36,7 @@ class LeadLink:
         self._problems: list[Problem] = []
         self._buffer = b""
         self._started = time.monotonic()
-        self._asked_staged = False
+        self._asked: set[str] = set()
         self._ending = False
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -58,9 +58,7 @@ class LeadLink:
 
     def staged(self, timeout_s: float) -> bool:
         """Returns whether the other nodes hold what they will hold."""
-        if not self._asked_staged:
-            self._asked_staged = True
-            self.tell("staged?")
+        self._ask("staged?")
         return self._hear("staged", timeout_s)
 
     def unwatched_why(self, timeout_s: float) -> str | None:
@@ -76,8 +74,12 @@ class LeadLink:
         return self._unkept_why if "kept" in self._said else "what connects the nodes ended early"
 
     def drained(self, timeout_s: float) -> bool:
-        """Returns whether no other node still drains output files; to be asked after telling `drain`."""
+        """Returns whether no other node still drains output files and checkpoints; to be asked after `ask_drain`."""
         return self._hear("drained", timeout_s)
+
+    def ask_drain(self) -> None:
+        """Has the other nodes drain what is left; they remove the directory of a command that did not run, too."""
+        self._ask("drain")
 
     def ended(self, timeout_s: float) -> bool:
         """Returns whether the lead has said that the other nodes have written their parts; to be asked after `end`. A
@@ -108,6 +110,11 @@ class LeadLink:
             if stdin is not None:
                 stdin.write(line.encode() + b"\n")
                 stdin.flush()
+
+    def _ask(self, line: str) -> None:
+        if line not in self._asked:
+            self._asked.add(line)
+            self.tell(line)
 
     def end(self) -> None:
         """Tells the lead that the command has ended. Does not wait."""

@@ -48,7 +48,7 @@ class SharedCheckpoints(RunCheckpoints):
         self._others: OtherNodes | None = None
         self._told: dict[str, Any] = {}
         self._hosts: list[str] = []
-        self._needs_protection = self._is_asked = False
+        self._needs_protection = False
 
     @classmethod
     def _why_not(cls, node: RunNode) -> str:
@@ -136,10 +136,8 @@ class SharedCheckpoints(RunCheckpoints):
         self._ask()
 
     def _ask(self) -> None:
-        """Has the other nodes drain what is left; they remove the directory of a command that did not run, too."""
-        if self._others is not None and not self._is_asked:
-            self._is_asked = True
-            self._others.lead.tell("drain")
+        if self._others is not None:
+            self._others.lead.ask_drain()
 
     def is_drained(self, timeout_s: float, *, is_answered: bool) -> bool:
         """See RunOutputs. What this node's keeper did not drain is drained when the others are done."""

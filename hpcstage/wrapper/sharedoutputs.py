@@ -93,7 +93,6 @@ class SharedOutputs(RunOutputs):
         super().__init__(target, lock, why, kept_at)
         self._host = socket.gethostname()
         self._others: OtherNodes | None = None
-        self._is_asked = False
         self._conflicts: list[str] = []
 
     @classmethod
@@ -138,10 +137,8 @@ class SharedOutputs(RunOutputs):
         return super().end(is_orderly=is_orderly)
 
     def _ask(self) -> None:
-        """Has the other nodes drain what is left; they remove the directory of a command that did not run, too."""
-        if self._others is not None and not self._is_asked:
-            self._is_asked = True
-            self._others.lead.tell("drain")
+        if self._others is not None:
+            self._others.lead.ask_drain()
 
     def is_drained(self, timeout_s: float, *, is_answered: bool) -> bool:
         """See RunOutputs."""

@@ -78,8 +78,8 @@ class NodeWork:
         self._charter = charter
         self._me = me
         self._talk = talk
-        self._terms = terms
         self._capped = capped
+        self._wait_for = capped.and_below(terms.pace)
         place.shares.mkdir(0o700, exist_ok=True)
         self._store = GenerationStore(place.store)
         self._earlier = {Path(base).parent.name: CheckpointPlace(Path(base)) for base in charter.earlier}
@@ -368,11 +368,6 @@ class NodeWork:
             sync_directory(gathering.target)
         sizes = [one.entry.size_bytes for one in joined.entries]
         return {"beside": {**joined.beside, **beside}, "files": len(sizes), "size_bytes": sum(sizes), "lines": []}
-
-    def _wait_for(self, size_bytes: int) -> None:
-        self._capped(size_bytes)
-        if self._terms.pace is not None:
-            self._terms.pace(size_bytes)
 
     # ---- the end
 

@@ -64,8 +64,9 @@ class CheckpointKeeper:
         self._tell = tell
         self._terms = terms
         state = restore_state(place, self._charter)
-        self._capped = ProcessorShare(SHARE, lambda: self._is_ending() or terms.hurries())
-        self._saver = GenerationSaver(place, self._charter, self._capped)
+        capped = ProcessorShare(SHARE, lambda: self._is_ending() or terms.hurries())
+        self._wait_for = capped.and_below(terms.pace)
+        self._saver = GenerationSaver(place, self._charter, capped)
         self._report = KeepingReport(state.restored, round(time.monotonic() - began_s, 3), refused=state.refused)
         earlier = (names_of(CheckpointPlace(Path(base))) for base in self._charter.earlier)
         self._names = ProgramNames(set(names_in(place.tree)).union(*earlier))
@@ -176,11 +177,6 @@ class CheckpointKeeper:
             files=report.files + done.files,
             bytes_carried=report.bytes_carried + done.size_bytes,
         )
-
-    def _wait_for(self, size_bytes: int) -> None:
-        self._capped(size_bytes)
-        if self._terms.pace is not None:
-            self._terms.pace(size_bytes)
 
     # ---- the end
 

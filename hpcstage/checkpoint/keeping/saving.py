@@ -44,6 +44,16 @@ class ProcessorShare:
                 break
             time.sleep(min(_LOOK_S, max(0.0, due_s - time.monotonic())))
 
+    def and_below(self, rate: Callable[[int], object] | None) -> Callable[[int], None]:
+        """Returns a function that waits, after so many bytes, until the share and a rate are kept."""
+
+        def wait(size_bytes: int) -> None:
+            self(size_bytes)
+            if rate is not None:
+                rate(size_bytes)
+
+        return wait
+
 
 class GenerationSaver:
     """Owns the generations of one run."""
