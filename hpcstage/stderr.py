@@ -2,8 +2,8 @@
 
 A pipe that nobody reads is full after some 64 KiB, and a terminal can be stopped: a write would then wait for ever, and
 the run with it. The command writes to the same open file and expects it as it was, so it cannot be made non-blocking.
-The module opens the same pipe or terminal once more, for this process only, and owns what it writes there. Programs whose
-standard error is a file of theirs, their log, write to that (`log`).
+The module opens the same pipe or terminal once more, for this process only, and owns what it writes there. A program
+whose standard error is its log, a file, writes to that (`log`).
 """
 
 from __future__ import annotations

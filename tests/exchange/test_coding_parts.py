@@ -15,9 +15,8 @@ from conftest import wait_for
 
 from hpcstage.checkpoint.protection.link import Event, GroupLink, MembershipChanged
 from hpcstage.exchange.coding import stores
-from hpcstage.exchange.coding.pace import OWED_S, PATIENCE_S, QUIET_S, Pace
+from hpcstage.exchange.coding.pace import LOWEST, OWED_S, PATIENCE_S, QUIET_S, Pace, become_background
 from hpcstage.exchange.coding.port import KeeperPort
-from hpcstage.exchange.coding.quiet import LOWEST, become_background
 from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, BlockHead, Word
 from hpcstage.exchange.transport.frames import FrameError
 from hpcstage.protocol import coding

@@ -16,8 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.exchange.coding import stores
+from hpcstage.exchange.coding.pace import become_background
 from hpcstage.exchange.coding.port import KeeperPort
-from hpcstage.exchange.coding.quiet import become_background
 from hpcstage.exchange.coding.stores import Found, Stores
 from hpcstage.exchange.coding.wire import BlockHead, Word
 from hpcstage.exchange.lane import Lane, Wake
