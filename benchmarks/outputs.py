@@ -2,8 +2,9 @@
 
 Each try runs a program behind `hpcstage run --out DIR` that writes at random, with several processes at once, below
 `{out}` and below a plain directory. In `sequences` both trees must be the same in the end. In `kills` the daemon, the
-wrapper, both, or all with the program end by SIGKILL at a random moment; after `hpcstage clean --drain` all that was
-complete in the plain directory must be in DIR. `ways` and `troubles` are programs of several languages, and disks that
+wrapper, both, or all with the program end by SIGKILL at a random moment; after `hpcstage clean --drain` all that the
+command left must be in DIR, and all in which DIR differs must be named. `ways` and `troubles` are programs of several
+languages, and disks that
 fail.
 """
 
@@ -22,7 +23,7 @@ import psutil
 from benchmarks.faults import kill, role, started
 from benchmarks.files import Place, empty, place
 from benchmarks.harness import Bench, Figure, Options, Row, at_least, holds, options_of, parser
-from benchmarks.outputtrees import differences, entries, missing
+from benchmarks.outputtrees import Said, differences, entries, left_by_command, unkept
 from benchmarks.outputtroubles import TROUBLES, Troubles
 from benchmarks.outputways import WAYS, Ways
 from benchmarks.programs import Done, run
@@ -78,13 +79,16 @@ class Tries:
             killed = kill(_chosen(victim, wrapper, everything))
             _, err = process.communicate(timeout=LIMIT_S)
             psutil.wait_procs(everything, timeout=GONE_S)
+        (tree,) = [*local.glob("hpcstage-out-*/*/out/tree"), local][:1]
+        left = left_by_command(self._twin, tree, self._target, _unfinished(self._notes))
         cleaned = self._clean(local)
-        names = _unfinished(self._notes)
-        lost = missing(self._target, self._twin, names, known=_names(self._notes))
+        said = Said.of(cleaned.stderr, self._record())
+        lost = unkept(entries(self._target), left, said)
         kept = [path.name for path in local.glob("hpcstage-out-*/*")]
         return {
             "victim": victim, "delay_s": delay_s, "killed": killed, "code": process.returncode,
             "seconds": time.monotonic() - began, "clean": cleaned.code, "lost": lost, "kept": kept,
+            "beside": said.beside, "stayed": said.stayed,
             "entries": len(entries(self._target)), "stderr": err.decode(errors="replace")[-1500:],
             "cleaned": cleaned.stderr[-1500:], "passed": not lost and cleaned.code == 0 and not kept,
         }  # fmt: skip
@@ -104,6 +108,10 @@ class Tries:
     def _program(self, seed: int) -> list[str]:
         words = [sys.executable, "-m", "benchmarks.workload.writer", "{out}", str(self._twin), str(self._notes)]
         return [*words, "--seed", str(seed), "--processes", str(PROCESSES), "--operations", str(OPERATIONS)]
+
+    def _record(self) -> dict[str, Any] | None:
+        path = self._where.disk / "run" / "run.json"
+        return dict(json.loads(path.read_text())) if path.exists() else None
 
     def _clean(self, local: Path) -> Done:
         words = [sys.executable, "-m", "hpcstage", "clean", "--drain", "--local-dir", str(local)]
@@ -138,11 +146,6 @@ def _unfinished(notes: Path) -> list[str]:
         elif kind == "ended":
             del under_way[number, index]
     return [name for names in under_way.values() for name in names]
-
-
-def _names(notes: Path) -> set[str]:
-    """All names that the program ever used."""
-    return {name for kind, _, _, *more in _noted(notes) if kind == "begins" for name in more[1]}
 
 
 # ---- the benchmark

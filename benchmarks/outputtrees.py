@@ -1,4 +1,8 @@
-"""Compares directories of output files: all of them, or what must be there after a kill."""
+"""Compares directories of output files, and judges what is in one after a kill.
+
+The promise that is judged: no closed file is lost, and every difference is named. So each entry has its own name, or
+lies where hpcstage says that it lies; nothing else is there but what hpcstage says is there; and what it says is so.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,49 @@ import os
 import posixpath
 import re
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hpcstage.outputs.facts import is_below
 
 Entry = tuple[str, str, int]
 """The kind; the digest of the content, or the text of a link; the mode."""
-_BESIDE = re.compile(r"\.\d{8}-\d{6}-[0-9a-f]{8}(\.\d+)?$")
-"""The end of a name beside: NAME.RUN-ID."""
+_BESIDE = re.compile(r"^hpcstage: (?P<name>.+) of run \S+ is (?P<why>.+) in /\S+: that had been changed since$", re.M)
+_STAYED = re.compile(r"^hpcstage: (?P<name>.+) of run \S+ stays in /\S+, under that name: (?P<why>.+)$", re.M)
+_HAS_IT_AS = "the local directory has it as "
+
+
+@dataclass
+class Said:
+    """The differences that hpcstage named."""
+
+    beside: dict[str, str] = field(default_factory=dict)
+    """By name: the one beside it that the command's file got."""
+    stayed: dict[str, str] = field(default_factory=dict)
+    """By a name that the command removed or renamed: why DIR has it still."""
+
+    @classmethod
+    def of(cls, stderr: str, record: Mapping[str, Any] | None) -> Said:
+        """Reads what `hpcstage clean --drain` said and what the record of the run says, if it has one."""
+        part = (record or {}).get("outputs") or {}
+
+        def told(key: str, line: re.Pattern[str]) -> dict[str, str]:
+            recorded = {one["name"]: one["why"] for one in part.get(key, ())}
+            return {**recorded, **{found["name"]: found["why"] for found in line.finditer(stderr)}}
+
+        return cls(told("beside", _BESIDE), told("stayed", _STAYED))
+
+    def places_of(self, name: str) -> list[str]:
+        """Returns where an entry of the command may lie, by what was said: under its name, beside it, or under its
+        former one."""
+        former = [other for other, why in self.stayed.items() if why == f"{_HAS_IT_AS}{name}"]
+        return [name, *([self.beside[name]] if name in self.beside else []), *former]
+
+    def is_told(self, name: str) -> bool:
+        """Tells whether it was said that there is something of a name which the command does not have."""
+        return name in self.beside.values() or any(is_below(name, one) for one in self.stayed)
 
 
 def entries(root: Path) -> dict[str, Entry]:
@@ -52,36 +90,35 @@ def differences(found: Path, expected: Path) -> list[str]:
     ]
 
 
-def missing(found: Path, expected: Path, unfinished: Collection[str], known: Collection[str]) -> list[str]:
-    """What is below the expected directory, was complete, and is not below the other one under its name, one beside it,
-    or the former one of a file of the start that the program had written to, whose rename nobody saw; and names there
-    that nobody ever used."""
-    there, lost = entries(found), []
-    expected_entries = entries(expected)
-    at_former_names = {one[1] for name, one in there.items() if one[0] == "file" and one != expected_entries.get(name)}
-    beside: dict[str, list[str]] = {}
-    for name in there:
-        beside.setdefault(_BESIDE.sub("", name), []).append(name)
-    for name, (kind, what, _) in expected_entries.items():
-        if any(is_below(name.removesuffix(".tmp"), one) for one in unfinished):
-            continue
-        names = beside.get(name, [])
-        if kind == "file" and what in at_former_names:
-            continue
-        if not any(there[one][:2] == (kind, what) or _leads_to(found / one, what) for one in names):
-            lost.append(f"{name} is lost: {[there[one] for one in names]} instead of {(kind, what)}")
-    above = {parent for name in known for parent in (name, posixpath.dirname(name))}
-    for name, (kind, *_) in there.items():
-        plain = _BESIDE.sub("", name).removesuffix(".tmp")
-        is_known = name in expected_entries or any(plain == one or is_below(plain, one) for one in above if one)
-        if not is_known and kind != "directory":
-            lost.append(f"{name}: nobody made it")
-    return lost
+def left_by_command(twin: Path, local: Path, target: Path, unfinished: Collection[str]) -> dict[str, Entry]:
+    """What a command left below its directory when it ended or was killed. The twin tells it, but for what it was at
+    work on: there the local directory tells, in which links show what the target has."""
+    done = {name: one for name, one in entries(twin).items() if not _is_of(name, unfinished)}
+    if not unfinished:
+        return done
+    under_way = {name: one for name, one in entries(local).items() if _is_of(name, unfinished)}
+    for name in under_way:
+        path = local / name
+        if path.is_symlink() and os.readlink(path).startswith(f"{target}/") and path.is_file():
+            under_way[name] = _entry(target, path.resolve())
+    return {**done, **under_way}
 
 
-def _leads_to(path: Path, digest: str) -> bool:
-    """Tells whether a link leads to a file of this content: one whose rename nobody saw has its former name."""
-    try:
-        return path.is_symlink() and hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() == digest
-    except OSError:
-        return False
+def _is_of(name: str, unfinished: Collection[str]) -> bool:
+    return any(is_below(name.removesuffix(".tmp"), one) for one in unfinished)
+
+
+def unkept(found: Mapping[str, Entry], expected: Mapping[str, Entry], said: Said) -> list[str]:
+    """In what the promise was not kept, by the entries of DIR and those that the command left."""
+    broken = []
+    for name, entry in expected.items():
+        places = {place: found.get(place) for place in said.places_of(name)}
+        if entry not in places.values():
+            broken.append(f"{name} is lost: {places} instead of {entry}")
+    broken += [f"{name}: nobody said that it is there" for name in found if not _is_explained(name, expected, said)]
+    missing = [name for name in (*said.beside.values(), *said.stayed) if name not in found]
+    return [*broken, *(f"{name} is not there, though it was said" for name in missing)]
+
+
+def _is_explained(name: str, expected: Mapping[str, Entry], said: Said) -> bool:
+    return name in expected or said.is_told(name)

@@ -30,6 +30,7 @@ from hpcstage.outputs.places import found_below
 from hpcstage.outputs.prepare import PreparedPlace
 from hpcstage.outputs.state import DrainFindings
 from hpcstage.outputs.told import ToldPaths
+from hpcstage.outputs.unseen import name_unseen
 from hpcstage.outputs.watch import PAIR_S, TreeWatch
 from hpcstage.outputs.workers import THREADS, CarrierProcess
 
@@ -136,8 +137,10 @@ class OutputDrain:
         return self._last_look is None and self._watch.is_idle() and self._ledger.is_settled()
 
     def report(self) -> DrainReport:
-        """Returns the result as it is now."""
+        """Returns the result as it is now. Where events were lost, names that went unseen are among the findings."""
         ledger, watch = self._ledger, self._watch
+        if (watch.overflows or watch.unwatched) and not watch.is_gone:
+            name_unseen(self._root, ledger, lambda _name, _entry: True)
         return DrainReport(
             undrained=ledger.undrained(),
             unclosed=sorted(ledger.unclosed),

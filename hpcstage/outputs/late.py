@@ -12,10 +12,12 @@ import time
 
 from hpcstage.outputs.carrier import Carrier
 from hpcstage.outputs.drain import DrainReport
-from hpcstage.outputs.facts import Deed
+from hpcstage.outputs.facts import Deed, TargetEntry
 from hpcstage.outputs.journal import Journal, recall
 from hpcstage.outputs.places import found_below
 from hpcstage.outputs.prepare import OutputPlace
+from hpcstage.outputs.target import Target, is_same, status_of
+from hpcstage.outputs.unseen import name_unseen
 
 AT_ONCE = 64
 LONGEST_NAP_S = 0.5
@@ -32,6 +34,7 @@ def drain_late(place: OutputPlace, timeout_s: float) -> DrainReport | None:
     journal = Journal.open(place.journal)
     try:
         carrier = Carrier(place.root, place.scratch, charter, journal)
+        target = Target(charter)
         is_gone = not os.path.isdir(place.root) or os.stat(place.root).st_ino != charter.root_inode
         if is_gone:
             ledger.forget()
@@ -49,6 +52,8 @@ def drain_late(place: OutputPlace, timeout_s: float) -> DrainReport | None:
                     journal.saw(renamed)
                 files += result.deed is Deed.CARRY and result.entry is not None
                 size_bytes += result.bytes_carried
+        if not is_gone:
+            name_unseen(place.root, ledger, lambda name, entry: _is_there(target, name, entry))
         return DrainReport(
             undrained=ledger.undrained(),
             unclosed=sorted(name for name in ledger.unclosed if os.path.isfile(f"{place.root}/{name}")),
@@ -59,3 +64,8 @@ def drain_late(place: OutputPlace, timeout_s: float) -> DrainReport | None:
         )
     finally:
         journal.close()
+
+
+def _is_there(target: Target, name: str, entry: TargetEntry) -> bool:
+    found = status_of(target.path(name))
+    return found is not None and is_same(entry, found)

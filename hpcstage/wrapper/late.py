@@ -303,10 +303,8 @@ def drain(place: kept.KeptPlace, lock: kept.KeptLock, timeout_s: float, *, has_t
     part = drain.part()
     for line in outputpart.lines(part, socket.gethostname(), place.path.parent.parent):
         messages.error(line)
-    for one in part.beside:
-        messages.warn(f"{one.name} of run {run_id} is {one.why} in {part.directory}: that had been changed since")
-    for one in () if place.holds_checkpoints else part.stayed:
-        messages.warn(f"{one.name} of run {run_id} stays in {part.directory}, under that name: {one.why}")
+    for line in outputpart.differences(part, f"run {run_id}"):
+        messages.warn(line)
     for name in part.unclosed:
         messages.warn(f"{name} in {part.directory} was not complete, or not saved, when run {run_id} was killed")
     for one in part.skipped if place.holds_checkpoints else ():

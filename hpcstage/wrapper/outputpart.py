@@ -103,6 +103,17 @@ def lines(part: OutputsPart, host: str, above: Path) -> list[str]:
     return shown
 
 
+def differences(part: OutputsPart, whose: str) -> list[str]:
+    """Returns the lines that name what is in DIR under another name, and what is there besides. `whose`: the command's,
+    or a run's."""
+    found = []
+    for one in part.beside:
+        why = "that had been changed since" if one.host is None else "several nodes wrote it"
+        found.append(f"{one.name} of {one.host or whose} is {one.why} in {part.directory}: {why}")
+    stays = f"stays in {part.directory}, under that name"
+    return [*found, *(f"{one.name} of {one.host or whose} {stays}: {one.why}" for one in part.stayed)]
+
+
 def clean_command(above: Path) -> str:
     """Returns the command that copies what is left; `above` is the directory that `--local-dir` names."""
     return f"hpcstage clean --drain --local-dir {shlex.quote(str(above))}"
@@ -127,6 +138,11 @@ def problems(part: OutputsPart, host: str, what: str) -> list[Problem]:
         if one.host is not None:
             text = f"several nodes wrote {one.name} in {part.directory}; that of {one.host} lies there as {one.why}"
         found.append(Problem("outputs-beside", text, "compare them; the record lists all such files"))
+    if part.stayed:
+        text = f"{part.directory} still has {part.stayed[0].name}: {part.stayed[0].why}"
+        found.append(
+            Problem("outputs-stayed", text, "remove it there if it is not needed; the record lists all such names")
+        )
     if part.unclosed:
         text = f"{what} were not closed, such as {part.unclosed[0]}: they were copied as they were"
         found.append(Problem("outputs-unclosed", text, "a program was killed, or still ran; look at these files"))

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 WATCHED_S = 30.0
 """The command waits for so long until its output directory is watched."""
+_SHOWN = 20
+"""The lines of names that are printed at most."""
 _LOOK_S = 0.002
 _TELLS_AFTER_S = 3.0
 """A drain that takes longer at the end of the command is told of."""
@@ -236,8 +238,19 @@ class RunOutputs:
         the local directory only if nothing is left in it. Returns what the record says of that."""
         if self.place is not None:
             self._collect(self.place)
+            self._tell_differences(self.place)
         self._close()
         return outputpart.problems(self.part, socket.gethostname(), self.named.what)
+
+    def _tell_differences(self, place: kept.KeptPlace) -> None:
+        found = [] if place.holds_checkpoints else outputpart.differences(self.part, "the command")
+        more = len(found) - len(shown := found[:_SHOWN])
+        for line in shown:
+            messages.warn(line)
+        if more:
+            messages.warn(
+                f"{more} more names in {self.part.directory} are not as the command left them: see the record"
+            )
 
     def _collect(self, place: kept.KeptPlace) -> None:
         self.part = replace(self._result(place), took_s=round(time.monotonic() - self._since, 3))

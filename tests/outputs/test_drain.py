@@ -24,6 +24,7 @@ from draining import Running, start, tree  # noqa: F401
 from hpcstage.outputs import freeing, ledger, marks, namequeue, outcomes, seen
 from hpcstage.outputs.late import drain_late
 from hpcstage.outputs.prepare import CannotMirror, OutputPlace, prepare
+from hpcstage.outputs.unseen import UNSEEN
 
 
 @pytest.fixture(autouse=True)
@@ -322,10 +323,37 @@ def test_lost_events_remove_nothing_and_lose_nothing(filled):
     (filled.out / "sub/file").write_text("after")
     report = filled.end()
     assert report.overflows
+    assert report.findings.kept == dict.fromkeys(("new1", "old/file"), UNSEEN)
     after = tree(filled.target)
     assert after.pop("sub/file")[1] == b"after"
     after.pop("sub")
     assert after == before
+
+
+def test_a_late_drain_names_what_went_unseen(filled):
+    (filled.out / "sub/deep").mkdir(parents=True)
+    for name in ("sub/file", "sub/deep/file", "changed", "gone there"):
+        (filled.out / name).write_text(name)
+    filled.settle()
+    filled.stop()
+    before = tree(filled.target)
+    for name in ("new1", "old/file", "changed", "gone there"):
+        (filled.out / name).unlink()
+    (filled.out / "new2").rename(filled.out / "renamed")
+    shutil.rmtree(filled.out / "sub")
+    (filled.out / "sub").symlink_to(filled.target / "sub")
+    (filled.target / "changed").write_text("by others, whose it is now")
+    (filled.target / "gone there").unlink()
+    for _ in range(2):
+        report = drain_late(filled.place, 60.0)
+        assert report is not None
+        kept = dict(report.findings.kept)
+        assert kept == dict.fromkeys(("new1", "new2", "old/file", "sub/deep", "sub/file"), UNSEEN)
+    after = tree(filled.target)
+    assert after["renamed"] == before["new2"]
+    assert {name: after.get(name) for name in before if name not in {"changed", "gone there"}} == {
+        name: entry for name, entry in before.items() if name not in {"changed", "gone there"}
+    }
 
 
 def lose_events(running, monkeypatch):

@@ -288,6 +288,71 @@ def test_a_killed_daemon_loses_nothing(hpcstage: Hpcstage, make_tree: Tree, tmp_
     assert kept(local_dir) == []
 
 
+CHANGE = """
+import os, sys, time
+os.chdir(sys.argv[1])
+flag = sys.argv[2]
+open("mine", "w").close()
+with open("old", "a") as file:
+    file.write(" and more")
+open(f"{flag}.up", "w").close()
+end = time.monotonic() + 60  # a test that fails leaves no program for ever
+while not os.path.exists(flag) and time.monotonic() < end:
+    time.sleep(0.01)
+os.unlink("mine")
+with open("new", "w") as file:
+    file.write("new")
+os.rename("new", "old")
+os.rename("earlier", "moved")
+"""
+
+
+@pytest.mark.parametrize("which", ["daemon", "both"])
+def test_all_that_is_another_after_a_kill_is_named(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path, which: str
+) -> None:
+    results, flag = tmp_path / "results", tmp_path / "flag"
+    results.mkdir()
+    for name in ("old", "earlier"):
+        (results / name).write_text(name)
+    command = python_command(CHANGE, "{out}", flag)
+    wrapper = hpcstage.start("run", "--data", make_tree(), "--out", results, "--", *command)
+    wait_for(lambda: Path(f"{flag}.up").exists() and (results / "mine").exists(), 20, "the first file in DIR")
+    family = [psutil.Process(wrapper.pid), *psutil.Process(wrapper.pid).children(recursive=True)]
+    ours = [one for one in family if {"hpcstage", "hpcstage.daemon"} & set(one.cmdline())]
+    for process in ours[which == "daemon" :]:
+        process.kill()
+    flag.touch()
+    said = wrapper.communicate(timeout=30)[1].decode()
+    if which == "both":
+        psutil.wait_procs(family, timeout=30)
+        done = hpcstage("clean", "--drain")
+        assert done.returncode == 0, done.stderr
+        said = done.stderr.decode()
+    run_id = run_id_beside(results)
+    for line in (
+        f"is old.{run_id} in {results}: that had been changed since",
+        f"stays in {results}, under that name: it is not in the local directory, and nobody saw it go",
+    ):
+        assert said.count(line) == 1, said
+    assert {path.name: path.read_text() for path in results.iterdir()} == {
+        "mine": "", "old": "old and more", f"old.{run_id}": "new", "moved": "earlier"
+    }  # fmt: skip
+    if which == "daemon":
+        part = record(hpcstage)["outputs"]
+        assert [one["name"] for one in part["stayed"]] == ["mine"]
+        assert [one["name"] for one in part["beside"]] == ["old"]
+        told = {problem["id"] for problem in record(hpcstage)["problems"]}
+        assert {"outputs-stayed", "outputs-beside"} <= told
+    assert kept(local_dir) == []
+
+
+def run_id_beside(results: Path) -> str:
+    """The id of the run, from the one name beside."""
+    (path,) = results.glob("old.*")
+    return path.name.removeprefix("old.")
+
+
 def test_term_drains(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path) -> None:
     results, flag = tmp_path / "results", tmp_path / "flag"
     command = python_command(WAIT, "{out}", flag)
