@@ -48,7 +48,7 @@ class Crash:
     def enter(self) -> None:
         """Counts the steps of this process: a fork, which ends without a return to the test."""
         sys.addaudithook(self._heard)
-        links.exchange = self._counted(links.exchange)
+        links.exchange_names = self._counted(links.exchange_names)
         Journal._add = self._counted(Journal._add)  # type: ignore[method-assign]
 
     def of(self, work: Callable[[], object]) -> None:
