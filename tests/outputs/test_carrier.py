@@ -192,7 +192,7 @@ def test_a_rename_that_is_killed_at_any_step_is_finished(local_dir, tmp_path, na
 
 
 def test_what_the_program_put_in_the_place_of_a_link_comes_back(carried, monkeypatch):
-    real = links.exchange
+    real = links.exchange_names
 
     def killed(spare, local):
         os.unlink(local)
@@ -200,7 +200,7 @@ def test_what_the_program_put_in_the_place_of_a_link_comes_back(carried, monkeyp
         real(spare, local)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(links, "exchange", killed)
+    monkeypatch.setattr(links, "exchange_names", killed)
     (carried.out / "b").rename(carried.out / "c")
     Crash().of(lambda: carried.do(Deed.MOVE, "b", "c"))
     monkeypatch.undo()
