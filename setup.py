@@ -1,4 +1,5 @@
-"""Builds the C extensions where a compiler is at hand. Owns nothing else: the metadata is in pyproject.toml.
+"""Builds the C extensions where a compiler is at hand, and puts the page that explains the report into the package.
+Owns nothing else: the metadata is in pyproject.toml.
 
 All extensions are optional: without a compiler the package installs without them, and their Python forms are used.
 Where the variable HPCSTAGE_REQUIRE_NATIVE is set, as in CI, an extension that cannot be built is an error. They
@@ -10,10 +11,12 @@ needs none: there the Python forms are used.
 from __future__ import annotations
 
 import os
+import shutil
 import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 FLAGS = [
     "-std=gnu11",
@@ -55,7 +58,19 @@ EXTENSIONS = [
     extension("hpcstage.store._files", ["hpcstage/store/_files.c"], [PUBLISH]),
 ]
 
+
+class WithPage(build_py):
+    """Copies the page that explains the report into the package, where an installed report finds it."""
+
+    def run(self) -> None:
+        """Builds; nothing is copied into a clone that is installed in place, which has docs/."""
+        super().run()
+        if not self.editable_mode:
+            shutil.copyfile("docs/report.md", Path(self.build_lib) / "hpcstage" / "report" / "report.md")
+
+
 setup(
+    cmdclass={"build_py": WithPage},
     ext_modules=EXTENSIONS if HAS_LIMITED_API else [],
     options={"bdist_wheel": {"py_limited_api": OLDEST}} if HAS_LIMITED_API else {},
 )

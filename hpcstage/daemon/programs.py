@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hpcstage.daemon.process.accounts import Accounts
 from hpcstage.daemon.process.looks import Looks
 from hpcstage.daemon.process.page import Page
-from hpcstage.daemon.process.proc import UnattachedPythons, descendants
+from hpcstage.daemon.process.proc import Unattached, descendants
 from hpcstage.daemon.process.retired import Retired
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.process.slots import LetGo, SlotReuse
@@ -47,7 +47,7 @@ class Programs(Service):
         self._page = page
         self._on_end = on_end
         self._wrappers = Wrappers(selector, lambda: on_end(None))
-        self._missed = UnattachedPythons()
+        self._unattached = Unattached()
         self._retired = Retired()
         self._looks = Looks(page.attached.several, started)
         self._slots = SlotReuse(page, let_go, self._retire, started)
@@ -89,7 +89,7 @@ class Programs(Service):
             self.accounts.look(self._page.attached.pids())
         if now >= self._next_missed:
             self._next_missed = now + MISSED_EVERY_S
-            self._missed.look(self._wrappers.seen_children, self._page.attached.pids())
+            self._unattached.look(self._wrappers.seen_children, self._page.attached.pids())
 
     def wake_after(self, now: float) -> float:
         """See Service."""
@@ -99,7 +99,7 @@ class Programs(Service):
         """Adds up a process that has ended and whose slot is used again."""
         process.counters |= self._looks.of(process.pid)
         self._looks.forget(process.pid)
-        self._missed.attached(process.pid)
+        self._unattached.attached(process.pid)
         if not self._retired.tells_apart(process):
             self.accounts.retired(process)
         self._retired.add(process)
@@ -113,7 +113,7 @@ class Programs(Service):
         return replace(
             part,
             processes=processes,
-            accounts=self.accounts.sums(processes),
-            missed_processes=self._missed.listed(),
-            missed_count=len(self._missed),
+            accounts=self.accounts.sums(processes, self._unattached.number(self._page.attached.pids())),
+            missed_processes=self._unattached.listed(),
+            missed_count=len(self._unattached),
         )

@@ -288,6 +288,12 @@ class Counter(IntEnum):
     JUMPS = 58
     """Reads of an open file that began elsewhere than where the read before them ended, which was of the same file: the
     kernel has not read ahead for them. Those of stdio (fread) are not seen."""
+    OWN_READ_BYTES = 59
+    """Bytes that the process had read itself, from files of any kind, at an orderly exit; those of its main thread
+    alone where it has reaped children. 0 where the kernel does not tell."""
+    IS_AGAIN = 60
+    """1 where the process had a slot before: that of another of its interpreters, or of the program that it was before
+    an exec. Only the Python layer takes another slot then."""
     DIRECT_BASE = 40
     """40 + Reason: opens for reading that went to the source for that reason."""
 

@@ -376,7 +376,9 @@ class Coverage:
     stats: StatCounts | None = field(default=None, metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
     unseen_bytes: Count | None = None
     """At most so much was read by processes of the command that hpcstage did not see, from files of any kind, by the
-    kernel's counters; 0: no more than starting processes takes; null: not known."""
+    kernel's counters; 0: less than a megabyte; null: not known."""
+    unseen_processes: Count | None = None
+    """The number of these processes that lived long enough to be counted; null: not known."""
     missed_examples: tuple[MissedProcess, ...] = field(default=(), metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
 
 

@@ -15,8 +15,6 @@ from hpcstage.units import format_duration, format_rate, format_share, format_si
 UNKNOWN = "not measured"
 NAME_CHARS = 18
 """The characters of a node's name that are shown."""
-UNSEEN_SHARE = 0.02
-"""Unseen bytes below this share of those seen are ignored: they do not change the local share."""
 PEAK_S = 1.0
 """Over less than this time, files that end together would count as a peak that the source did not give."""
 ENDINGS = {"running": "still running", "aside": "ran without hpcstage"}
@@ -121,9 +119,15 @@ def _seen(record: Record) -> int:
 
 
 def unseen(record: Record) -> int:
-    """Returns how many bytes processes that hpcstage did not see read at most; 0 where that does not matter."""
-    found = record.coverage.unseen_bytes or 0
-    return found if found > UNSEEN_SHARE * _seen(record) else 0
+    """Returns how many bytes processes that hpcstage did not see read at most; 0 where none are known of."""
+    return record.coverage.unseen_bytes or 0
+
+
+def of_what(record: Record) -> str:
+    """Says what `local_share` is a share of: bytes or opens, of those that hpcstage saw unless it saw all."""
+    measure = local_measure(record)
+    saw_all = record.coverage.unseen_bytes == 0 or (measure == "bytes" and unseen(record) > 0)
+    return measure if saw_all else f"{measure} seen"
 
 
 def reported(group: GroupSection | None) -> str:

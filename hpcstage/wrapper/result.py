@@ -24,4 +24,4 @@ def write_record(run_dir: Path, part: RunPart) -> None:
         return
     index.add(record, run_dir, os.environ)
     if part.child_started_s is not None:
-        messages.result([*short(record), f"report: hpcstage report {run_dir} (explained in docs/report.md)"])
+        messages.result([*short(record), f"report: hpcstage report {run_dir}"])

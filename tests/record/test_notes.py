@@ -242,7 +242,11 @@ def test_every_rule_is_tried() -> None:
         ({"command_bytes": 10**9, "accounted_bytes": 10**9, "attached": 0}, 0),
         ({"command_bytes": 10**6, "accounted_bytes": 10**9, "attached": 0}, None),
         ({"command_bytes": 10**9, "accounted_bytes": 0, "attached": 0}, 10**9),
-        ({"command_bytes": 10**9, "accounted_bytes": 0, "attached": 64}, 0),
+        ({"command_bytes": 10**7, "accounted_bytes": 0, "attached": 0}, 10**7),
+        ({"command_bytes": 10**9, "accounted_bytes": 10**9 - 900_000, "attached": 1}, 0),
+        ({"command_bytes": 10**9, "accounted_bytes": 0, "attached": 64}, None),
+        ({"command_bytes": 10**9, "accounted_bytes": 0, "attached": 64, "told": 64}, 10**9),
+        ({"command_bytes": 10**9, "accounted_bytes": 9 * 10**8, "attached": 64, "told": 60}, None),
     ],
 )
 def test_what_was_not_seen_is_known_where_the_processes_descend_from_the_command(

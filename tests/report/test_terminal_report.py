@@ -161,7 +161,7 @@ def test_the_short_form(case: str) -> None:
 
 def test_the_short_form_says_what_matters() -> None:
     lines = "\n".join(short(CASES["whole"]()))
-    assert "98 % of bytes served locally, 19,600 of 20,000 opens swapped" in lines
+    assert "98 % of bytes seen served locally, 19,600 of 20,000 opens swapped" in lines
     assert "compute 44 s" in lines
     assert "saved (estimate):" in lines
     assert any(line.startswith("error: no Python process") for line in short(CASES["nothing attached"]()))
@@ -245,3 +245,30 @@ def test_of_a_command_that_was_not_seen_nothing_is_said_about_its_reads() -> Non
     ]  # fmt: skip
     assert "source ops in all" not in said
     assert "copied, what the program read there is unknown" in "\n".join(short(record))
+
+
+@pytest.mark.parametrize(
+    ("unaccounted", "told", "head", "meter", "not_seen"),
+    [
+        (900_000, 3, "98 % of bytes served locally, ", "98 % of bytes", ""),
+        (
+            20_000_000,
+            3,
+            "at least 97 % of bytes served locally; not seen: up to 20 MB",
+            "97 % of bytes or more",
+            "20 MB",
+        ),
+        (20_000_000, 2, "98 % of bytes seen served locally, ", "98 % of bytes seen", ""),
+        (None, 3, "98 % of bytes seen served locally, ", "98 % of bytes seen", ""),
+    ],
+    ids=["all accounted for", "some read without us", "one was killed", "the counters are not known"],
+)
+def test_a_share_is_of_what_was_seen(unaccounted: int | None, told: int, head: str, meter: str, not_seen: str) -> None:
+    accounts = {}
+    if unaccounted is not None:
+        accounts = {"command_bytes": 2 * 10**9 + unaccounted, "accounted_bytes": 2 * 10**9, "attached": 3, "told": told}
+    record = compose(run_part(), [node_part(accounts=accounts)])
+    assert f"runtime: {head}" in "\n".join(short(record))
+    said = " ".join(shown(record).split())
+    assert f"{meter} waiting for data" in said
+    assert (f"not seen {not_seen} at most, by other processes" in said) is bool(not_seen)

@@ -30,7 +30,9 @@ subprocess.run([sys.executable, "-c", read, root], check=True)
 for _ in range(int(times)):
     subprocess.run(commands[how], check=True, stdout=subprocess.DEVNULL)
 """
-FILES, SIZE = 10, 4_000_000
+FILES, SIZE = 10, 1_500_000
+STARTS = 16_000_000
+"""An interpreter reads less to start."""
 
 
 def run(hpcstage: Hpcstage, data: Path, how: str, times: int) -> tuple[dict[str, Any], str]:
@@ -41,14 +43,14 @@ def run(hpcstage: Hpcstage, data: Path, how: str, times: int) -> tuple[dict[str,
     return json.loads(hpcstage.records()[-1].read_text()), done.stderr.decode()
 
 
-@pytest.mark.parametrize("how", ["isolated", "shell"])
-def test_most_processes_were_not_attached(hpcstage: Hpcstage, make_tree: Tree, how: str) -> None:
-    record, said = run(hpcstage, make_tree(files=FILES, size_bytes=SIZE), how, 6)
+@pytest.mark.parametrize(("how", "times"), [("isolated", 1), ("shell", 1), ("isolated", 6)])
+def test_some_processes_were_not_attached(hpcstage: Hpcstage, make_tree: Tree, how: str, times: int) -> None:
+    record, said = run(hpcstage, make_tree(files=FILES, size_bytes=SIZE), how, times)
     unseen = record["coverage"]["unseen_bytes"]
-    assert unseen >= 6 * FILES * SIZE
-    assert unseen < 20 * FILES * SIZE
+    assert unseen >= times * FILES * SIZE
+    assert unseen < times * (FILES * SIZE + STARTS)
     assert record["totals"]["local_bytes"] == FILES * SIZE
-    assert "100 % of bytes served locally" not in said
+    assert "100 %" not in said
     assert "% of bytes served locally; not seen: up to " in said
     assert "unseen-reads" in {note["id"] for note in record["notes"]}
     shown = hpcstage("report").stdout.decode()
@@ -60,6 +62,25 @@ def test_most_processes_were_not_attached(hpcstage: Hpcstage, make_tree: Tree, h
 def test_all_processes_were_attached(hpcstage: Hpcstage, make_tree: Tree, times: int) -> None:
     record, said = run(hpcstage, make_tree(files=FILES, size_bytes=SIZE), "attached", times)
     assert record["coverage"]["unseen_bytes"] == 0
-    assert "100 % of bytes served locally" in said
+    assert "100 % of bytes served locally" in said, "the kernel's counters leave nothing open"
     assert "unseen-reads" not in {note["id"] for note in record["notes"]}
     assert "not seen" not in hpcstage("report").stdout.decode().partition("Origin")[2]
+
+
+LOADER = """
+import multiprocessing, os, signal, subprocess, sys
+def read(root):
+    for directory, _, names in os.walk(root):
+        for name in names:
+            open(os.path.join(directory, name), "rb").read()
+read(sys.argv[1])
+children = [multiprocessing.get_context("fork").Process(target=read, args=(sys.argv[1],)) for _ in range(2)]
+[child.start() for child in children]
+[child.join() for child in children]
+"""
+
+
+def test_forked_workers_leave_nothing_open(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    data = make_tree(files=FILES, size_bytes=SIZE)
+    done = hpcstage("run", "--mode", "upfront", "--data", data, "--", sys.executable, "-c", LOADER, data)
+    assert b"100 % of bytes served locally, 30 of 30 opens swapped" in done.stderr

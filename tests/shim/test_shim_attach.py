@@ -185,6 +185,7 @@ def test_a_subinterpreter_has_the_same_layer(lab: Lab, version: str) -> None:
     assert len({slot["pid"] for slot in slots}) == 1
     assert {slot["layer"] for slot in slots} == {shim.Layer[lab.layer.upper()]}
     assert lab.counters()["hit_opens"] == 3
+    assert len(slots) - lab.counters().get("is_again", 0) == 1, "it counts as one process"
 
 
 def test_switched_off(lab: Lab, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 The kernel adds what a process read to its parent when the parent reaps it, so the command's counter at its end holds
 all of its descendants: Python or not, however short their lives. What attached processes read of it is accounted
-for. The rest was read by processes that hpcstage did not see, from files of any kind.
+for: by looks at them, by what they tell at an orderly end, and by what they counted of the datasets. The rest was read
+by processes that hpcstage did not see, from files of any kind.
 
 Owns the sums. The kernel's counters do not contain what is read from mapped files.
 """
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_THREADS = 128
 """The most threads in one look, of all processes together: a look takes a millisecond or two."""
+_OWN = "own_read_bytes"
 
 
 class Accounts:
@@ -32,6 +34,8 @@ class Accounts:
         self._own: dict[int, int] = {}
         self._retired: Counter[int] = Counter()
         """Pid → what processes counted that have ended and are not told apart any more."""
+        self._told = 0
+        """How many of these told at their end what they had read themselves."""
         self._next = 0
         self._command: int | None = 0
         self._ended = 0
@@ -72,11 +76,14 @@ class Accounts:
 
     def retired(self, process: ProcessPart) -> None:
         """Notes that a process has ended and is not told apart any more."""
+        self._take(process)
+        self._told += process.processes if _OWN in process.counters else 0
         if process.pid in self._own:
             self._retired[process.pid] += _seen(process)
 
-    def sums(self, processes: Iterable[ProcessPart]) -> AccountsPart | None:
-        """Returns the sums for the record; None where the command's counter is not known."""
+    def sums(self, processes: Iterable[ProcessPart], unattached: int) -> AccountsPart | None:
+        """Returns the sums for the record; None where the command's counter is not known. `unattached` is the number of
+        processes that were seen and never attached."""
         from hpcstage.record.parts.part import AccountsPart
 
         if not self._ended or self._command is None:
@@ -84,11 +91,22 @@ class Accounts:
         found = list(processes)
         seen = self._retired.copy()
         for process in found:
+            self._take(process)
             seen[process.pid] += _seen(process)
         besides = sum(max(0, read - seen[pid]) for pid, read in self._own.items())
         accounted = sum(map(_seen, found)) + besides
-        attached = sum(p.processes for p in found)
-        return AccountsPart(command_bytes=self._command, accounted_bytes=accounted, attached=attached)
+        return AccountsPart(
+            command_bytes=self._command,
+            accounted_bytes=accounted,
+            attached=sum(p.processes for p in found),
+            told=self._told + sum(p.processes for p in found if p.pid and _OWN in p.counters),
+            unattached=unattached,
+        )
+
+    def _take(self, process: ProcessPart) -> None:
+        """Takes what a process told at its end; it may have read more since the last look."""
+        if process.pid and (read := process.counters.get(_OWN, 0)):
+            self._own[process.pid] = max(self._own.get(process.pid, 0), read)
 
 
 def _seen(process: ProcessPart) -> int:

@@ -136,6 +136,7 @@ class Attached:
         values = _finished(_COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET), time.monotonic_ns())
         values[Counter.ATTACH_NS] = attach_ns
         return ProcessPart(
+            processes=int(not values[Counter.IS_AGAIN]),
             pid=pid,
             parent_pid=parent,
             layer=Layer(layer).name.lower() if layer in Layer._value2member_map_ else "unknown",

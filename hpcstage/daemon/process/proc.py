@@ -56,14 +56,16 @@ def lost_pythonpath(process: psutil.Process) -> str | None:
     return None if node_dir is None or f"{node_dir}/{nodedir.SHIM}" in path.split(":") else path
 
 
-class UnattachedPythons:
-    """Finds and lists the Python processes of the command that never attached."""
+class Unattached:
+    """Finds the processes of the command that never attached, and lists those of Python."""
 
     OLD_ENOUGH_S = 2.0
     MOST_LISTED = 20
 
     def __init__(self) -> None:
         self._found: dict[int, MissedProcess] = {}
+        self._seen: set[int] = set()
+        """The pids of all processes that were seen without having attached, whatever they run."""
 
     def look(self, roots: set[int], attached: set[int]) -> None:
         """Looks at the processes below `roots` for ones that are old enough and not in `attached`."""
@@ -72,9 +74,10 @@ class UnattachedPythons:
         for root in roots:
             for pid in descendants(root):
                 if pid not in self._found and pid not in attached:
+                    self._seen.add(pid)
                     with contextlib.suppress(psutil.Error, OSError):  # it may have ended, or changed its user
                         self._look_at(psutil.Process(pid))
-        for pid in attached & self._found.keys():
+        for pid in attached & self._seen:
             self.attached(pid)
 
     def _look_at(self, process: psutil.Process) -> None:
@@ -85,6 +88,12 @@ class UnattachedPythons:
     def attached(self, pid: int) -> None:
         """Takes a process that has attached after all off the list."""
         self._found.pop(pid, None)
+        self._seen.discard(pid)
+
+    def number(self, attached: set[int]) -> int:
+        """Returns how many processes were seen that are not in `attached`; those that lived for a moment only are
+        not among them."""
+        return len(self._seen - attached)
 
     def listed(self) -> list[MissedProcess]:
         """Returns the first of them for the record."""

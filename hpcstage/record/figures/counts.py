@@ -186,7 +186,7 @@ def _was_unseen(node: NodePart) -> bool:
     """Returns whether the command read files, perhaps of the datasets, and no process of it attached."""
     accounts = node.accounts
     unseen = accounts.command_bytes - accounts.accounted_bytes if accounts else 0
-    return not node.processes and unseen >= LEAST_MISSED_BYTES
+    return not node.processes and unseen >= LEAST_UNSEEN_BYTES
 
 
 def _told(node: NodePart) -> NodeTotals:
@@ -226,12 +226,11 @@ def _has_group(node: NodePart, totals: RunTotals) -> bool:
 MOST_EXAMPLES = 5
 REASONS = [reason.name.lower() for reason in Reason if reason is not Reason.NONE]
 DIRECT_COUNTERS = [(name, f"direct_{name}") for name in REASONS]
-LEAST_UNSEEN_BYTES = 64 * 10**6
+LEAST_UNSEEN_BYTES = 10**6
 """Fewer unseen bytes count as none."""
-LEAST_MISSED_BYTES = 10**6
-"""This is the limit where processes are known to have been missed."""
 START_BYTES = 32 * 10**6
-"""An attached process may read this much to start and to import its libraries between two looks at it."""
+"""An attached process that was killed may have read this much to start and to import its libraries after the last look
+at it."""
 COUNTS = (
     "opens", "swapped", "failed_opens", "write_opens", "dropped", "processes_attached", "processes_missed",
     "processes_uncounted", "errors",
@@ -274,6 +273,7 @@ def added(nodes: Sequence[Coverage], accounts: Sequence[AccountsPart | None]) ->
         reasons=dict.fromkeys(REASONS, 0) | {name: value for name, value in reasons.items() if value},
         stats=StatCounts(local=sum(s.local for s in stats), source=sum(s.source for s in stats)) if nodes else None,
         unseen_bytes=_unseen_bytes(accounts, sums["processes_missed"]),
+        unseen_processes=add(*(account.unattached for account in accounts if account)) if any(accounts) else None,
         missed_examples=tuple(missed for node in nodes for missed in node.missed_examples)[:MOST_EXAMPLES],
     )
 
@@ -305,15 +305,16 @@ def _reasons(node: NodePart) -> dict[str, int]:
 
 
 def _unseen_bytes(accounts: Sequence[AccountsPart | None], missed: int) -> int | None:
-    """Returns how many bytes unseen processes read at most; 0 where it is no more than starting processes takes.
+    """Returns how many bytes unseen processes read at most; 0 where it is less than LEAST_UNSEEN_BYTES.
 
-    Returns None where it is not known: a launcher's processes need not descend from the wrapper's command.
+    Returns None where it is not known: a launcher's processes need not descend from the wrapper's command, and attached
+    processes that were killed may have read it, if no process is known to have been missed.
     """
     known = [account for account in accounts if account and 2 * account.command_bytes >= account.accounted_bytes]
     if not known:
         return None
     found = sum(max(0, account.command_bytes - account.accounted_bytes) for account in known)
-    attached = sum(account.attached for account in known)
-    if found >= (LEAST_MISSED_BYTES if missed else max(LEAST_UNSEEN_BYTES, START_BYTES * attached)):
+    untold = 0 if missed else sum(max(0, account.attached - account.told) for account in known)
+    if found >= max(LEAST_UNSEEN_BYTES, START_BYTES * untold):
         return found
-    return 0 if len(known) == len(accounts) else None
+    return 0 if found < LEAST_UNSEEN_BYTES and len(known) == len(accounts) else None

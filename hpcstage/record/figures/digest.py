@@ -249,7 +249,7 @@ def _summed(accounts: Sequence[AccountsPart | None]) -> AccountsPart | None:
     known = [account for account in accounts if account]
     if not known:
         return None
-    names = ("command_bytes", "accounted_bytes", "attached")
+    names = ("command_bytes", "accounted_bytes", "attached", "told")
     return AccountsPart(**{name: sum(getattr(account, name) for account in known) for name in names})
 
 

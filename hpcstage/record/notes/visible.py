@@ -103,11 +103,12 @@ def missed(record: Record) -> Iterator[Note]:
 
 def unseen(record: Record) -> Iterator[Note]:
     """Notes that processes read much that no shim saw, by the kernel's counters."""
-    size = record.coverage.unseen_bytes or 0
+    size, number = record.coverage.unseen_bytes or 0, record.coverage.unseen_processes
     seen = (record.totals.local_bytes or 0) + (record.totals.direct_bytes or 0)
     if size > WORTH_SHARE * seen:
         severity = Severity.WARNING if size > MUCH_UNSEEN_SHARE * seen else Severity.INFO
-        text = f"processes that hpcstage did not see read up to {format_size(size)}, libraries and other files included"
+        known = "" if number is None else f", {number or 'none'} of which lived long enough to be counted,"
+        text = f"processes without hpcstage{known} read up to {format_size(size)}, libraries and other files included"
         remedy = "programs that are not Python, and python -I, -E or -S, read the source directly"
         yield Note("unseen-reads", severity, text, remedy)
 

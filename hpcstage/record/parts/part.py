@@ -183,8 +183,8 @@ class GroupPart:
 
 @dataclass(frozen=True, kw_only=True)
 class AccountsPart:
-    """The kernel's counters of bytes read when the command has ended. After the daemon's last look at a process, only
-    its reads of the datasets are accounted for."""
+    """The kernel's counters of bytes read when the command has ended. Of a process that did not tell at its end what it
+    had read, only the reads of the datasets are accounted for after the daemon's last look."""
 
     command_bytes: int
     """Bytes that the command and all its descendants read, from files of any kind."""
@@ -192,6 +192,10 @@ class AccountsPart:
     """The part of them that attached processes read."""
     attached: int
     """The number of attached processes."""
+    told: int = 0
+    """The number of those that told at their end what they had read."""
+    unattached: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """The number of other processes that were seen; those that lived for a moment are not among them."""
 
 
 @dataclass(frozen=True, kw_only=True)

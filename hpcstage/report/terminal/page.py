@@ -7,11 +7,11 @@ from rich.text import Text
 
 from hpcstage.record.schema import Note, Record, Severity
 from hpcstage.report.canvas import Canvas, Wrapped, cleaned, grid, indented, section
+from hpcstage.report.explained import explained
 from hpcstage.report.terminal import nodes
 from hpcstage.report.terminal.sections import SECTIONS, WITHOUT_DATASET, header
 
 LINES = 40
-EXPLAINED = "docs/report.md explains every word and figure of this report."
 NOTES = 5
 LEAST_NOTES = 8
 """The lines that one note takes at most, with heading and remedy."""
@@ -34,8 +34,9 @@ def render(record: Record, canvas: Canvas, *, every_node: bool = False) -> str:
     blocks.insert(2, nodes.nodes(record, canvas, max(nodes.LEAST, min(nodes.LINES, left))))
     blocks.append(notes(record, canvas, LINES - sum(map(len, blocks))))
     blocks = [block for block in blocks if block]
-    if sum(map(len, blocks)) < LINES:
-        blocks.append(canvas.lines(EXPLAINED))
+    last = canvas.lines(explained())
+    if sum(map(len, blocks)) + len(last) <= LINES:
+        blocks.append(last)
     airy = sum(map(len, blocks)) + len(blocks) - 1 <= LINES
     return ("\n\n" if airy else "\n").join("\n".join(block) for block in blocks)
 

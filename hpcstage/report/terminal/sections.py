@@ -126,12 +126,10 @@ def _bar(share: float | None) -> RenderableType:
 
 def served_of(record: Record) -> str:
     """Says what `local_share` is a share of."""
-    measure = figures.local_measure(record)
     if where := figures.reported(record.group):
         return where
-    if not figures.unseen(record):
-        return f"of {measure}"
-    return "of bytes or more" if measure == "bytes" else "of opens seen"
+    more = " or more" if figures.unseen(record) and figures.local_measure(record) == "bytes" else ""
+    return f"of {figures.of_what(record)}{more}"
 
 
 def time(record: Record) -> RenderableType:

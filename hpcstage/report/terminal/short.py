@@ -35,7 +35,8 @@ def _served(record: Record) -> str:
     if not record.coverage.opens:
         return f"{mode}: the command opened no file under --data, as far as hpcstage saw"
     measure, where = figures.local_measure(record), figures.reported(record.group)
-    served = f"{figures.percent(figures.local_share(record))} of {measure} served locally{where and f' {where}'}"
+    share = figures.percent(figures.local_share(record))
+    served = f"{share} of {figures.of_what(record)} served locally{where and f' {where}'}"
     if not (lost := figures.unseen(record)):
         opens = f"{figures.count(record.coverage.swapped)} of {figures.count(record.coverage.opens)} opens swapped"
         return f"{mode}: {served}, {opens}"

@@ -10,7 +10,7 @@ and, once that has ended, for the process that has the slot next.
 from __future__ import annotations
 
 import os
-from time import monotonic_ns
+from time import CLOCK_BOOTTIME, clock_gettime_ns, monotonic_ns
 
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
 from _hpcstage_mapping import mapped  # type: ignore[import-not-found]
@@ -102,8 +102,10 @@ class Slot:
             self.number = _next(fd, self._map)
         finally:
             _close(fd)
-        begin = wire.PAGE_HEADER_BYTES + self.number * wire.SLOT_BYTES
+        is_again = _has_slot(self._map, self._pid)
+        begin = _at(self.number)
         self._view(self._map[begin : begin + wire.SLOT_BYTES])
+        self.counters[wire.COUNTER_IS_AGAIN] = is_again
         head = self._head.cast("I")
         head[1] = self._layer
         head[2] = self._python_version
@@ -157,9 +159,23 @@ class Slot:
             self.log.mark(key, index)
 
     def finish(self) -> None:
-        """Notes the time of an orderly exit."""
+        """Notes the time of an orderly exit, and what the process has read itself."""
         if self._pid == os.getpid():
             self.counters[wire.COUNTER_EXIT_NS] = monotonic_ns()
+            self.counters[wire.COUNTER_OWN_READ_BYTES] = _own_read_bytes(self._pid)
+
+
+def _own_read_bytes(pid: int) -> int:
+    """Returns what the main thread has read, by the kernel's counter, since the process's own also holds what its
+    children have read; 0 where the kernel does not tell."""
+    try:
+        fd = _open(f"/proc/self/task/{pid}/io", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return int(os.read(fd, 96).split()[1])
+        finally:
+            _close(fd)
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _map(fd: int) -> Any:
@@ -191,6 +207,37 @@ def _next(fd: int, page: Any) -> int:
     if number >= wire.SLOTS:
         raise OSError("no slot left")
     return number
+
+
+def _at(number: int) -> int:
+    return int(wire.PAGE_HEADER_BYTES + number * wire.SLOT_BYTES)
+
+
+def _has_slot(page: Any, pid: int) -> bool:
+    """Returns whether a process has a slot of this layer: one with its number that was taken since it has begun, as the
+    kernel gives numbers again."""
+    end = min(int.from_bytes(page[wire.NEXT_PYTHON_OFFSET : wire.NEXT_PYTHON_OFFSET + 4], "little"), wire.SLOTS)
+    own = pid.to_bytes(4, "little")
+    taken_ns = [
+        int.from_bytes(page[at + 16 : at + 24], "little")
+        for at in map(_at, range(wire.PYTHON_SLOTS_FROM, end))
+        if page[at : at + 4] == own
+    ]
+    return any(taken_ns) and max(taken_ns) >= _begun_ns()
+
+
+def _begun_ns() -> int:
+    """Returns the monotonic time at which this process began, to a tick of the kernel's clock; a late one where the
+    kernel does not tell."""
+    try:
+        fd = _open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            ticks = int(os.read(fd, 4096).rpartition(b")")[2].split()[19])
+        finally:
+            _close(fd)
+    except (OSError, ValueError, IndexError):
+        return 1 << 63
+    return ticks * 10**9 // os.sysconf("SC_CLK_TCK") - (clock_gettime_ns(CLOCK_BOOTTIME) - monotonic_ns())
 
 
 def _lock(fd: int) -> None:
