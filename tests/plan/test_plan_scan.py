@@ -257,7 +257,7 @@ def test_latency_is_hidden(tmp_path: Path):
         seconds = time.monotonic() - started
     assert len(result.manifest) == 2000
     # One after the other would be 2020 operations of 2 ms at least: 4 s.
-    assert seconds < 1.0
+    assert seconds < 2.0
     assert result.threads > 8
 
 
