@@ -22,8 +22,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from hpcstage.lead.launched import LaunchedNodes
 from hpcstage.lead.nodes import Nodes
 from hpcstage.lead.states import ENDED_EARLY, NodeState, problem_of
+from hpcstage.lead.virtual import VirtualNodes
 from hpcstage.lead.world import World
 from hpcstage.node.start import REMOVAL_S
 from hpcstage.problem import Problem
@@ -47,7 +49,7 @@ class Lead:
             spec.save(directory / SPEC)
         self.spec = spec
         self.directory = directory
-        self.nodes = Nodes(spec, directory)
+        self.nodes: Nodes = (VirtualNodes if spec.virtual else LaunchedNodes)(spec, directory)
         self.ending = False
         self._ready_at: float | None = None
         self._joined = False
@@ -73,7 +75,7 @@ class Lead:
         self._end()
 
     def _wait(self) -> None:
-        outputs = self.nodes.fds()
+        outputs = {output.fd: output for output in self.nodes.outputs()}
         if self.world.output is not None and self.world.output.fd >= 0:
             outputs[self.world.output.fd] = self.world.output
         for fd in select.select([0, *outputs], [], [], _LOOK_S if self._joined else _SOON_S)[0]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcstage.lead.agent import PULSE_LOST_S
-from hpcstage.lead.nodes import DrainWatch
+from hpcstage.lead.launched import LifeSigns
 from hpcstage.lead.states import NodeStates, problem_of
 from hpcstage.protocol.membership import Membership
 
@@ -94,7 +94,7 @@ def test_nodes_have_drained_when_those_that_live_say_so(states: NodeStates) -> N
 
 
 def test_a_node_whose_beat_stops_is_silent() -> None:
-    watch = DrainWatch()
-    assert watch.silent({1: 1, 2: 1}, 0.0) == []
-    assert watch.silent({1: 2, 2: 1}, PULSE_LOST_S) == []
-    assert watch.silent({1: 2, 2: 1}, PULSE_LOST_S + 1.0) == [2]
+    signs = LifeSigns()
+    assert signs.silent({1: 1, 2: 1}, 0.0) == []
+    assert signs.silent({1: 2, 2: 1}, PULSE_LOST_S) == []
+    assert signs.silent({1: 2, 2: 1}, PULSE_LOST_S + 1.0) == [2]
