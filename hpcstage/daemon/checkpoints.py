@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.checkpoint.keeping.facts import CheckpointPlace, DrainTerms
-from hpcstage.checkpoint.keeping.process import KeeperProcess
+from hpcstage.checkpoint.process import KeeperProcess
 from hpcstage.daemon.resources import Resources
 from hpcstage.node.kept import KeptPlace
 from hpcstage.stderr import log

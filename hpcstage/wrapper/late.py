@@ -143,7 +143,7 @@ def _drained_checkpoints(place: kept.KeptPlace, *, is_orderly: bool, has_target:
     """Drains the newest generation, and what is in none. Where the directory on the shared file system has gone, is
     another one by now, or is in use by another run, nothing is tried."""
     from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
-    from hpcstage.checkpoint.keeping.late import drain_late
+    from hpcstage.checkpoint.late import drain_late
 
     local = CheckpointPlace(place.output)
     part = OutputsPart(directory="?", local_dir=os.fspath(local.tree))

@@ -22,9 +22,9 @@ from hpcstage.checkpoint.keeping import facts
 from hpcstage.checkpoint.keeping.draining import EntryDrain, ProgramNames
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, DrainTerms, KeepingReport
 from hpcstage.checkpoint.keeping.history import names_of, newest_manifest
-from hpcstage.checkpoint.keeping.late import drain_late
 from hpcstage.checkpoint.keeping.plain import damaged, described, place_copies, shown_in
-from hpcstage.checkpoint.keeping.process import KeeperProcess
+from hpcstage.checkpoint.late import drain_late
+from hpcstage.checkpoint.process import KeeperProcess
 
 SIZE_BYTES = 200_000
 
