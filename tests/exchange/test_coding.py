@@ -28,7 +28,7 @@ from hpcstage.checkpoint.protection.link import Encoded, GroupLink, LinkLost
 from hpcstage.checkpoint.protection.rebuilding import GroupSource
 from hpcstage.checkpoint.protection.refilling import refill
 from hpcstage.checkpoint.protection.remote import RemoteSource
-from hpcstage.exchange.coding.stripework import ROUND_BYTES
+from hpcstage.exchange.coding.tasks import ROUND_BYTES
 from hpcstage.protocol.coding import MAX_TOLD_BYTES, KeeperGone, KeeperMessage
 
 if not MPIEXEC.exists():

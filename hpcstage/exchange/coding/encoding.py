@@ -26,7 +26,8 @@ from hpcstage.exchange.transport.frames import FrameError
 if TYPE_CHECKING:
     from hpcstage.checkpoint.protection.orders import EncodeOrder
     from hpcstage.checkpoint.protection.record import CodingRecord
-    from hpcstage.exchange.coding.stripework import Sending, StripeWork, Task
+    from hpcstage.exchange.coding.stripework import Sending, StripeWork
+    from hpcstage.exchange.coding.tasks import Task
 
 KINDS = frozenset({"offer", "round", "sums", "record", "recorded", "failed"})
 """The words that members say about an order."""
@@ -146,7 +147,7 @@ class Encoding:
         if self._stripes is None:  # the others may begin while this node makes its file
             self._blocks.append((head, data))
         else:
-            self._stripes.take(head, data)
+            self._stripes.tasks.take(head, data)
 
     # ---- what there is to do
 
@@ -161,7 +162,7 @@ class Encoding:
         if stripes is None:
             return False
         begun = self._begin_rounds(stripes)
-        while stripes.ready and self._in_lane < _IN_LANE:
+        while stripes.tasks.ready and self._in_lane < _IN_LANE:
             self._pace_due = self._pace.due(now, files_at)
             if self._pace_due > now:
                 break
@@ -172,7 +173,7 @@ class Encoding:
     def next_at(self) -> float:
         """Returns when there is something to do even if nothing comes."""
         stall = self._heard + self.order.wait_s
-        has_ready = self._stripes is not None and self._stripes.ready and self._in_lane < _IN_LANE
+        has_ready = self._stripes is not None and self._stripes.tasks.ready and self._in_lane < _IN_LANE
         return min(stall, self._pace_due) if has_ready else stall
 
     def fail(self, why: str) -> None:
@@ -231,16 +232,16 @@ class Encoding:
         self._stripes = stripes
         self._begin_rounds(stripes)
         for head, data in self._blocks:
-            stripes.take(head, data)
+            stripes.tasks.take(head, data)
         self._blocks.clear()
-        if not stripes.rounds:
+        if not stripes.tasks.rounds:
             self._close(stripes)
 
     def _begin_rounds(self, stripes: StripeWork) -> bool:
         """Begins what the others let begin, round after round."""
         while self._rounds[self._finished] == len(self.order.nodes):
             self._finished += 1
-        idle = stripes.begin(self._finished)
+        idle = stripes.tasks.begin(self._finished)
         for number in idle:
             self._finish(stripes, number)
         return bool(idle)
@@ -248,7 +249,8 @@ class Encoding:
     def _begin(self, stripes: StripeWork, now: float) -> None:
         self._pace.began(now)
         self._in_lane += 1
-        tasks = [stripes.ready.popleft() for _ in range(min(_AT_ONCE, len(stripes.ready)))]
+        ready = stripes.tasks.ready
+        tasks = [ready.popleft() for _ in range(min(_AT_ONCE, len(ready)))]
 
         def then(sendings: list[Sending]) -> None:
             self._in_lane -= 1
@@ -264,14 +266,14 @@ class Encoding:
             self._bytes_sent += len(message) - BLOCK_HEAD_BYTES
             self._pace.sent(len(message), now)
         for task in tasks:
-            number = stripes.done(task)
+            number = stripes.tasks.done(task)
             if number is not None:
                 self._finish(stripes, number)
 
     def _finish(self, stripes: StripeWork, number: int) -> None:
         self._rounds[number] += 1
         self._say("round", round=number)
-        if stripes.is_done:
+        if stripes.tasks.is_done:
             self._close(stripes)
 
     # ---- the end

@@ -1,39 +1,23 @@
-"""The duties of one node in all stripes of an encoding: what it waits for, computes, sends, keeps.
+"""Carries out the duties of one node in the stripes of an encoding: reads, computes, keeps; sends nothing.
 
-Stripes go in rounds, a bounded window of them: a node begins round r when all members have finished round r - 2. So
-what is under way at a node is two rounds of it, whoever is slow, and no message waits for room. A duty is worked on
-when all of its messages have come, in whatever order they do: arithmetic, disks and the network overlap.
-
-`work`, `close` and `give_up` run in the thread of the lane, all else in that of the loop. Sends nothing.
+Owns the files: the generation that is read, and that of the parities. The loop asks `tasks` what can be done; `work`,
+`close` and `give_up` run in the thread of the lane.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from hpcstage.checkpoint.coding.blocks import seen
-from hpcstage.checkpoint.coding.coder import Coder
-from hpcstage.checkpoint.coding.erasurecode import ErasureCode
-from hpcstage.checkpoint.coding.kernels import best_kernel
-from hpcstage.checkpoint.coding.routes import FORMS
-from hpcstage.checkpoint.coding.stages import encoding_work
-from hpcstage.checkpoint.coding.stripes import Stripe, Striping
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.protection.members import MemberChecksums, MemberWriter, read_data
 from hpcstage.checkpoint.protection.orders import EncodeOrder
-from hpcstage.exchange.coding.duties import FullDuty, GeneralDuty, NodeDuty
-from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, BlockHead
-from hpcstage.exchange.transport.frames import FrameError
+from hpcstage.exchange.coding.tasks import StripeTasks, Task
+from hpcstage.exchange.coding.wire import BlockHead
 
-ROUND_BYTES = 4 << 20
-"""About so many bytes of its own each node gives in a round."""
-ROUNDS = 2
-"""The rounds that are under way."""
 _SYNCED_BYTES = 64 << 20
 """Parities go to the disk in steps of so many bytes, so that the last one does not take long."""
 
@@ -46,22 +30,6 @@ class EncodingGivenUp(Exception):
     """Ends what is open, without giving it its name."""
 
 
-@dataclass
-class Task:
-    """One duty with what has come for it."""
-
-    stripe: int
-    number: int
-    """The number of the node's block, or of its parity."""
-    duty: NodeDuty
-    received: dict[int, memoryview] = field(default_factory=dict)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether all messages have come."""
-        return len(self.received) == len(self.duty.sizes)
-
-
 Sending = tuple[int, bytearray]
 """The place of a member, and a message for it."""
 
@@ -71,28 +39,12 @@ class StripeWork:
 
     def __init__(self, order: EncodeOrder, place: int, sizes_bytes: list[tuple[int, ...]]) -> None:
         """Opens the generation and makes the file of its parities. Raises OSError."""
-        self._order = order
-        self._place = place
-        self._own_sizes = sizes_bytes[place]
-        self._totals = [sum(sizes) for sizes in sizes_bytes]
-        self._nodes = len(sizes_bytes)
-        self._striping = Striping(self._nodes, order.size.k, order.size.m, order.block_bytes)
-        self._coder = Coder(ErasureCode.cauchy(order.size.k, order.size.m), best_kernel())
-        self._form = FORMS[order.form]
-        self.checksums = MemberChecksums(self._striping, self._totals, place)
-        self._full_cycles = min(self._totals) // order.block_bytes // order.size.k
-        """In so many cycles all blocks of all stripes are there and of full length."""
-        self._full: dict[int, FullDuty | None] = {}
-        """The duty of this node in them, by the turn of the cycle; None: it has none."""
-        self._per_round = self._nodes * max(1, ROUND_BYTES // (order.block_bytes * order.size.k))
-        self.rounds = -(-self._striping.count(self._totals) // self._per_round)
-        self._begun = 0
-        self._left: dict[int, int] = {}
-        """The tasks that are not done, by round."""
-        self._tasks: dict[tuple[int, int], Task] = {}
-        self._early: dict[tuple[int, int], list[tuple[int, memoryview]]] = {}
-        self.ready: deque[Task] = deque()
+        totals = [sum(sizes) for sizes in sizes_bytes]
+        self.tasks = StripeTasks(order, place, totals)
+        self.checksums = MemberChecksums(self.tasks.striping, totals, place)
         self.bytes_read = 0
+        self._order = order
+        self._own_sizes = sizes_bytes[place]
         self._own = bytearray(order.block_bytes)
         self._files = Files()
         self._unsynced_bytes = 0
@@ -100,96 +52,6 @@ class StripeWork:
         self._opened = contextlib.ExitStack()
         self._source = self._opened.enter_context(LocalSource(order.directory, self._files))
         self._parities = self._opened.enter_context(self._writer.parities())
-
-    # ---- rounds
-
-    def begin(self, finished: int) -> list[int]:
-        """Begins what may begin when so many rounds are finished; returns the rounds in which this node has nothing to
-        do."""
-        idle = []
-        while self._begun < min(finished + ROUNDS, self.rounds):
-            tasks = list(self._made(self._begun))
-            self._left[self._begun] = len(tasks)
-            if not tasks:
-                idle.append(self._begun)
-            for task in tasks:
-                self._add(task)
-            self._begun += 1
-        return idle
-
-    def _made(self, number: int) -> Iterator[Task]:
-        first = number * self._per_round
-        for stripe in range(first, first + self._per_round):
-            cycle, turn = divmod(stripe, self._nodes)
-            if cycle < self._full_cycles:
-                duty: NodeDuty | None = self._full_duty(turn)
-                if duty is not None:
-                    step = self._order.size.m if duty.keeps else self._order.size.k
-                    yield Task(stripe, duty.block.number + cycle * step, duty)
-            elif (found := self._striping.stripe(stripe, self._totals)) is not None:
-                duty = self._duty(found, is_full=False)
-                if duty is not None:
-                    yield Task(stripe, duty.block.number, duty)
-
-    def _full_duty(self, turn: int) -> FullDuty | None:
-        if turn not in self._full:
-            stripe = self._striping.stripe(turn, self._totals)
-            duty = None if stripe is None else self._duty(stripe, is_full=True)
-            assert duty is None or isinstance(duty, FullDuty)
-            self._full[turn] = duty
-        return self._full[turn]
-
-    def _duty(self, stripe: Stripe, *, is_full: bool) -> NodeDuty | None:
-        """Returns what this node does in a stripe; a node has one block of it at most."""
-        if self._place not in stripe.nodes:
-            return None
-        work = encoding_work(self._coder, stripe)
-        duties = self._form(stripe.data, stripe.parities).duties
-        (own,) = (duty for duty in duties if duty.block.node == self._place)
-        return FullDuty(own, work, self._coder.kernel) if is_full else GeneralDuty(own, work)
-
-    def _add(self, task: Task) -> None:
-        key = task.stripe, task.duty.block.index
-        self._tasks[key] = task
-        for sender, data in self._early.pop(key, ()):
-            self._give(task, sender, data)
-        if task.is_ready:
-            self.ready.append(self._tasks.pop(key))
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all duties are done."""
-        return self._begun == self.rounds and not any(self._left.values())
-
-    def take(self, head: BlockHead, message: memoryview) -> None:
-        """Takes a message of a member. Raises FrameError."""
-        key = head.stripe, head.receiver
-        number = head.stripe // self._per_round
-        if number >= self._begun:
-            if number >= self._begun + ROUNDS:
-                raise FrameError(f"a block of stripe {head.stripe}, which nobody may send yet")
-            self._early.setdefault(key, []).append((head.sender, message))
-            return
-        task = self._tasks.get(key)
-        if task is None:
-            raise FrameError(f"a block of stripe {head.stripe} that nobody waits for")
-        self._give(task, head.sender, message)
-        if task.is_ready:
-            self.ready.append(self._tasks.pop(key))
-
-    def _give(self, task: Task, sender: int, message: memoryview) -> None:
-        size = task.duty.sizes.get(sender)
-        if sender in task.received or size != len(message) - BLOCK_HEAD_BYTES:
-            raise FrameError(f"a block of stripe {task.stripe} that is none of its way")
-        task.received[sender] = message
-
-    def done(self, task: Task) -> int | None:
-        """Notes that a task is done; returns its round if that is finished with it."""
-        number = task.stripe // self._per_round
-        self._left[number] -= 1
-        return None if self._left[number] else number
-
-    # ---- in the thread of the lane
 
     def work(self, tasks: Sequence[Task]) -> list[Sending]:
         """Does some tasks; returns what is to be sent. Raises OSError."""
