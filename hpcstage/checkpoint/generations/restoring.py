@@ -25,6 +25,9 @@ from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReade
 from hpcstage.errors import HpcstageError
 from hpcstage.renaming import KNOWS_NOT, exchange_names, rename_if_free
 
+NEWEST_NS = 1 << 63
+"""A time for `place` after all others: an entry that has it takes the place of any."""
+
 
 @dataclass(frozen=True)
 class RefusedGeneration:

@@ -23,13 +23,11 @@ from hpcstage.checkpoint.jobwide.words import (
     OrderKind,
     Outcome,
 )
-from hpcstage.checkpoint.keeping.facts import LOCAL_KEPT
+from hpcstage.checkpoint.keeping.facts import LOCAL_KEPT, RETRY_S
 from hpcstage.checkpoint.protection.groups import CodeSize, ProtectionPlan, protect
 
 SOON_S = 0.3
 """A state that changed while it was saved is tried again so much later."""
-RETRY_S = 60.0
-"""A state that could not be saved is tried again so much later."""
 END_S = 5.0
 """The longest that a state which changes is tried again after the program has ended."""
 _TARGET = "target"

@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcstage.checkpoint.generations.files import Files, GenerationId, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import EntryType, GenerationManifest
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, OpenGeneration, read_whole
-from hpcstage.checkpoint.generations.restoring import making_in, place, restore, sync_directory, times_of
+from hpcstage.checkpoint.generations.restoring import NEWEST_NS, making_in, place, restore, sync_directory, times_of
 from hpcstage.checkpoint.jobwide.joining import Joined, describe, join, share_of
 from hpcstage.checkpoint.jobwide.words import JobGeneration
 from hpcstage.checkpoint.keeping.plain import (
@@ -32,7 +32,6 @@ from hpcstage.checkpoint.keeping.plain import (
 
 SHARES = f"{OURS}shares-"
 """The names of the directories in the target that hold shares begin so."""
-_NEWEST_NS = 1 << 63
 _WHOLE = "whole"
 """The name of a file beside the description of a share that is whole."""
 _OF_TARGET = ""
@@ -259,12 +258,12 @@ class Gathering:
                 if is_behind and is_there(self.target, now.manifest, top):
                     continue
                 is_ours = before is not None and is_there(self.target, before.manifest, top)
-                if not is_behind and place(made / top, self.target / top, _NEWEST_NS if is_ours else times[top]):
+                if not is_behind and place(made / top, self.target / top, NEWEST_NS if is_ours else times[top]):
                     forget_beside(self.target, [top])
                 else:
                     beside[top] = f"{top}.{self.run_id}"
                     note_beside(self.target, beside[top])
-                    place(made / top, self.target / beside[top], _NEWEST_NS)
+                    place(made / top, self.target / beside[top], NEWEST_NS)
             for own, other in whole.joined.beside.items():
                 beside.setdefault(own, other)
                 if "/" not in other:

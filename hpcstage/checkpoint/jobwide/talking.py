@@ -19,6 +19,7 @@ from pathlib import Path
 from hpcstage.checkpoint.jobwide.words import KeeperWord
 from hpcstage.checkpoint.protection.link import Encoded, GroupLink, LinkLost, MembershipChanged
 from hpcstage.protocol.coding import MAX_TOLD_BYTES, KeeperGone, KeeperMessage
+from hpcstage.protocol.leadspec import STANDING
 from hpcstage.reading import readable
 
 _PIECE = struct.Struct("<QII")
@@ -28,8 +29,6 @@ _OPEN_EVERY_S = 0.1
 _STANDING_EVERY_S = 0.5
 _VIEWS = 1000
 """A generation of the membership has so many views at most: one more with each keeper that goes."""
-STANDING = "standing.json"
-"""The name of a file of the lead: which nodes live, while no exchange connects them."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import Files, GenerationId
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import LocalSource
-from hpcstage.checkpoint.generations.restoring import making_in, newest_ns, place, sync_directory
+from hpcstage.checkpoint.generations.restoring import NEWEST_NS, making_in, newest_ns, place, sync_directory
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import CommitTerms
@@ -57,7 +57,6 @@ from hpcstage.checkpoint.protection.link import LinkLost
 from hpcstage.checkpoint.protection.orders import EncodeOrder
 from hpcstage.errors import HpcstageError
 
-_NEWEST_NS = 1 << 63
 _CHANGED_GROUP = "the nodes, or what protects them, are not those of the generation before"
 
 
@@ -364,7 +363,7 @@ class NodeWork:
                     forget_beside(gathering.target, [top])
                 else:
                     beside[top] = EntryDrain(self._place.tree, gathering.target, self._charter.run_id).aside(top)
-                    place(made / top, gathering.target / beside[top], _NEWEST_NS)
+                    place(made / top, gathering.target / beside[top], NEWEST_NS)
             sync_directory(gathering.target)
         sizes = [one.entry.size_bytes for one in joined.entries]
         return {"beside": {**joined.beside, **beside}, "files": len(sizes), "size_bytes": sum(sizes), "lines": []}

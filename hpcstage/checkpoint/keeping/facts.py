@@ -23,6 +23,8 @@ LOCAL_KEPT = 2
 """The newest generations that stay on the local disk."""
 ROOM_SHARE = 0.5
 """The share of what is free on the local disk that one generation, or the state at the start, may take."""
+RETRY_S = 60.0
+"""A state that could not be saved is tried again so much later."""
 MOST_ROWS = 100
 """The last generations, and the last lines, that a report has."""
 

@@ -24,6 +24,7 @@ from hpcstage.checkpoint.keeping.beginning import restore_state
 from hpcstage.checkpoint.keeping.draining import DrainedEntries, EntryDrain, PacedSource, ProgramNames
 from hpcstage.checkpoint.keeping.facts import (
     MOST_ROWS,
+    RETRY_S,
     CheckpointCharter,
     CheckpointPlace,
     DrainTerms,
@@ -39,8 +40,6 @@ from hpcstage.reading import readable
 
 END_S = 5.0
 """The longest wait at the end until the command's entries are closed."""
-RETRY_S = 60.0
-"""A state that could not be saved is tried again so much later."""
 _LOOK_S = 0.05
 _NOT_SAVED = "a state could not be saved on the local disk, and was copied as it is"
 

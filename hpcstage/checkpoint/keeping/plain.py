@@ -19,6 +19,7 @@ from hpcstage.checkpoint.generations.layout import BlockLayout
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest, SavedEntry
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource, OpenGeneration
 from hpcstage.checkpoint.generations.restoring import (
+    NEWEST_NS,
     making_in,
     newest_ns,
     place,
@@ -39,7 +40,6 @@ HIDDEN = "."
 """Names that begin so are of entries that are being made, until the command has ended well."""
 _GRAINS_NS = (1, 1_000, 1_000_000_000)
 """File systems keep times in ns, us or s."""
-_NEWEST_NS = 1 << 63
 
 
 def names_in(directory: Path) -> list[str]:
@@ -146,7 +146,7 @@ def place_copies(
             _copy(source, name, beside, pace or (lambda _: None))
             sync_directory(beside)
             found.check_unchanged()
-            time_ns = _NEWEST_NS if name in replaced else -1 if only_new else newest_ns(beside / name)
+            time_ns = NEWEST_NS if name in replaced else -1 if only_new else newest_ns(beside / name)
             if not place(beside / name, target / other, time_ns):
                 kept.append(name)
         sync_directory(target)
