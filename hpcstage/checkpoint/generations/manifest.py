@@ -160,10 +160,6 @@ def _typed(body: dict[str, Any]) -> dict[str, Any]:
     return {"kind": GenerationKind(body["kind"]), "needs": tuple(body["needs"]), "entries": entries}
 
 
-def _typed_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    return {"type": EntryType(entry["type"]), "parts": tuple(entry["parts"]), "shape": tuple(entry["shape"])}
-
-
 def _has_types(made: GenerationManifest) -> bool:
     """Tells whether numbers are numbers and names are names: a checksum alone does not say so."""
     numbers: list[object] = [made.number, *made.needs, made.created_ns, made.block_bytes, made.data_bytes]
