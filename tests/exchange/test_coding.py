@@ -23,8 +23,9 @@ from hpcstage.checkpoint.coding.stripes import Striping
 from hpcstage.checkpoint.generations.files import OWN_PARTS, GenerationPart
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.restoring import restore_newest, verify
+from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
-from hpcstage.checkpoint.protection.link import Encoded, GroupLink, LinkLost
+from hpcstage.checkpoint.protection.link import Encoded, GroupLink
 from hpcstage.checkpoint.protection.rebuilding import GroupSource
 from hpcstage.checkpoint.protection.refilling import refill
 from hpcstage.checkpoint.protection.remote import RemoteSource

@@ -32,8 +32,9 @@ from hpcstage.checkpoint.keeping.facts import (
 from hpcstage.checkpoint.keeping.keeper import all_closed
 from hpcstage.checkpoint.keeping.plain import HIDDEN, names_in
 from hpcstage.checkpoint.keeping.saving import SHARE, ProcessorShare
+from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
-from hpcstage.checkpoint.protection.link import Encoded, LinkLost
+from hpcstage.checkpoint.protection.link import Encoded
 from hpcstage.reading import readable
 
 CONNECT_S = 60.0

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.checkpoint.jobwide.words import KeeperWord
-from hpcstage.checkpoint.protection.link import Encoded, GroupLink, LinkLost, MembershipChanged
+from hpcstage.checkpoint.protection.exchangesocket import LinkLost
+from hpcstage.checkpoint.protection.link import Encoded, GroupLink, MembershipChanged
 from hpcstage.protocol.coding import MAX_TOLD_BYTES, KeeperGone, KeeperMessage
 from hpcstage.protocol.leadspec import STANDING
 from hpcstage.reading import readable

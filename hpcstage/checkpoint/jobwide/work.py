@@ -52,8 +52,8 @@ from hpcstage.checkpoint.keeping.history import known_before
 from hpcstage.checkpoint.keeping.leftovers import place_leftovers
 from hpcstage.checkpoint.keeping.plain import described, forget_beside, names_in, place_copies, shown_in
 from hpcstage.checkpoint.keeping.saving import ProcessorShare
+from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
-from hpcstage.checkpoint.protection.link import LinkLost
 from hpcstage.checkpoint.protection.orders import EncodeOrder
 from hpcstage.errors import HpcstageError
 

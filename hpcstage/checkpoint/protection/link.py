@@ -1,7 +1,7 @@
 """The keeper's side of the connection to the exchange of its node: messages, orders to encode, files of other nodes.
 
-Owns the socket and what has come and was not asked for yet. There are no threads: whatever comes is taken in while the
-keeper waits for something, and `fileno` tells select when something has come. All waits end.
+Owns what has come and was not asked for yet. Whatever comes is taken in while the keeper waits for something, and
+`fileno` tells select when something has come. All waits end.
 
 An exchange goes when any other exchange of the job goes, and is started anew a moment later: LinkLost is raised then,
 and the keeper opens another link, which has a membership of a higher generation. What was under way has failed: orders
@@ -14,7 +14,6 @@ import errno
 import itertools
 import json
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -22,23 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.checkpoint.generations.files import GenerationId, GenerationPart
+from hpcstage.checkpoint.protection.exchangesocket import RETRY_S, ExchangeSocket, LinkLost
 from hpcstage.checkpoint.protection.orders import EncodeOrder
-from hpcstage.errors import HpcstageError
 from hpcstage.protocol import coding
 from hpcstage.protocol.membership import Membership
-from hpcstage.reading import readable, writable
 
 ANSWER_S = 30.0
 """How long an answer of another node is waited for."""
-SEND_S = 30.0
-_RETRY_S = 0.02
-_READ_BYTES = 1 << 20
 _ASKED_AHEAD = 8
 """The most pieces of one `read` that are asked for and have not come."""
-
-
-class LinkLost(HpcstageError):
-    """The exchange of this node has gone, or never came; there may be another one soon."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +63,15 @@ Event = coding.KeeperMessage | MembershipChanged | Encoded | coding.KeeperGone
 class GroupLink:
     """A connection to the exchange of this node. One process has one at a time; a second one takes its place."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-        self._stream = coding.MessageStream()
+    def __init__(self, node_dir: Path) -> None:
+        """Connects; see `open`, which waits for the greeting as well. Raises OSError."""
+        self._socket = ExchangeSocket(node_dir, self._note)
         self._events: deque[Event] = deque()
         self._answers: dict[int, coding.StoreAnswer] = {}
         self._asked: set[int] = set()
         self._ids = itertools.count(1)
         self._node: int | None = None
         self._membership: Membership | None = None
-        self._gone = ""
 
     @classmethod
     def open(cls, node_dir: Path, timeout_s: float) -> GroupLink:
@@ -92,17 +82,17 @@ class GroupLink:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                return cls._greeted(_connected(node_dir), max(_RETRY_S, deadline - time.monotonic()))
+                return cls._greeted(node_dir, max(RETRY_S, deadline - time.monotonic()))
             except (OSError, LinkLost) as error:
                 if time.monotonic() >= deadline:
                     raise LinkLost(f"no exchange answers in {node_dir}: {error}") from None
-                time.sleep(_RETRY_S)
+                time.sleep(RETRY_S)
 
     @classmethod
-    def _greeted(cls, connection: socket.socket, timeout_s: float) -> GroupLink:
-        link = cls(connection)
+    def _greeted(cls, node_dir: Path, timeout_s: float) -> GroupLink:
+        link = cls(node_dir)
         try:
-            if not link._wait_until(lambda: link._membership is not None, timeout_s):
+            if not link._socket.wait_until(lambda: link._membership is not None, timeout_s):
                 raise LinkLost("the exchange says nothing")
         except BaseException:
             link.close()
@@ -114,7 +104,6 @@ class GroupLink:
     def close(self) -> None:
         """Closes the link. The other keepers get KeeperGone, orders that are under way fail."""
         self._socket.close()
-        self._gone = self._gone or "the link was closed"
 
     def fileno(self) -> int:
         """Returns the descriptor, for select. Events that came while something else was waited for do not show there:
@@ -150,7 +139,7 @@ class GroupLink:
         """
         if len(message) > coding.MAX_TOLD_BYTES:
             raise ValueError(f"a message between keepers has up to {coding.MAX_TOLD_BYTES} bytes, not {len(message)}")
-        self._send(coding.KeeperMessage(node, message))
+        self._socket.send(coding.KeeperMessage(node, message))
 
     def events(self, timeout_s: float) -> list[Event]:
         """Returns what has happened, in its order; waits if nothing has, and returns nothing after the time.
@@ -158,9 +147,9 @@ class GroupLink:
         Raises LinkLost once all that came before was returned.
         """
         if not self._events:
-            self._wait_until(lambda: bool(self._events), timeout_s)
+            self._socket.wait_until(lambda: bool(self._events), timeout_s)
         else:
-            self._take()
+            self._socket.take()
         found = list(self._events)
         self._events.clear()
         return found
@@ -174,13 +163,13 @@ class GroupLink:
         not be dropped. If any node has a record of this generation and group, it is spread and nothing is computed.
         Raises LinkLost.
         """
-        self._send(coding.Encode(**order.to_values()))
+        self._socket.send(coding.Encode(**order.to_values()))
 
     # ---- files of other nodes
 
     def hold(self, key: str, directory: Path) -> None:
         """Lets other nodes read the generations below a directory of this node, by this key. Raises LinkLost."""
-        self._send(coding.Hold(key, str(directory)))
+        self._socket.send(coding.Hold(key, str(directory)))
 
     def read(
         self,
@@ -239,11 +228,11 @@ class GroupLink:
     def _ask(self, kind: Callable[..., coding.Message], *values: object) -> int:
         asked = next(self._ids)
         self._asked.add(asked)
-        self._send(kind(asked, *values))
+        self._socket.send(kind(asked, *values))
         return asked
 
     def _answer(self, asked: int, node: int, timeout_s: float) -> coding.StoreAnswer:
-        came = self._wait_until(lambda: asked in self._answers, timeout_s)
+        came = self._socket.wait_until(lambda: asked in self._answers, timeout_s)
         self._asked.discard(asked)
         if not came:
             raise OSError(errno.ETIMEDOUT, f"node {node} does not answer")
@@ -251,50 +240,6 @@ class GroupLink:
         if answer.errno:
             raise OSError(answer.errno, answer.why or os.strerror(answer.errno))
         return answer
-
-    def _send(self, message: coding.Message) -> None:
-        left, deadline = memoryview(coding.pack(message)), time.monotonic() + SEND_S
-        while left:
-            self._check()
-            try:
-                left = left[self._socket.send(left, socket.MSG_NOSIGNAL) :]
-            except BlockingIOError:
-                self._take()
-                is_late = time.monotonic() >= deadline
-                if not writable(self._socket.fileno(), 0.0 if is_late else _RETRY_S) and is_late:
-                    self._lose("it takes no more messages")
-            except OSError as error:
-                self._lose(str(error.strerror))
-
-    def _wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
-        self._take()
-        while not is_done():
-            self._check()
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or not readable([self._socket.fileno()], left_s):
-                return False
-            self._take()
-        return True
-
-    def _take(self) -> None:
-        """Takes in what has come. What has come before the end of the connection is kept."""
-        while not self._gone:
-            try:
-                data = self._socket.recv(_READ_BYTES)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                self._gone = str(error.strerror)
-                return
-            if not data:
-                self._gone = "it has gone"
-                return
-            try:
-                for message in self._stream.add(data):
-                    self._note(message)
-            except (coding.CodingLinkError, ValueError) as error:
-                self._gone = f"it says what makes no sense: {error}"
 
     def _note(self, message: coding.Message) -> None:
         if isinstance(message, coding.StoreAnswer):
@@ -312,31 +257,7 @@ class GroupLink:
             facts = message.failure, message.seconds, message.bytes_sent, message.bytes_read
             self._events.append(Encoded(generation, message.trial, *facts))
 
-    def _check(self) -> None:
-        if self._gone:
-            raise LinkLost(f"the exchange of this node: {self._gone}")
-
-    def _lose(self, why: str) -> None:
-        self._gone = why
-        self._check()
-
 
 def _pieces(offset: int, length: int) -> deque[tuple[int, int]]:
     starts = range(offset, offset + length, coding.MAX_PIECE_BYTES)
     return deque((start, min(coding.MAX_PIECE_BYTES, offset + length - start)) for start in starts)
-
-
-def _connected(node_dir: Path) -> socket.socket:
-    """Connects by a descriptor of the directory: a socket's path has room for 100 characters only."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        directory = os.open(node_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            connection.connect(f"/proc/self/fd/{directory}/{coding.SOCK}")
-        finally:
-            os.close(directory)
-        connection.setblocking(False)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
