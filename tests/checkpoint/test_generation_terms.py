@@ -149,9 +149,9 @@ class TestEntries:
         assert (state / "of-the-program").read_bytes() == b"x"
         assert restore_newest(LocalSource(tmp_path / "store"), state).kept == ("a", "link", "sharded")
 
-    @pytest.mark.parametrize("without_flags", [False, True])
+    @pytest.mark.parametrize("missing", ["", "flags", "function"])
     def test_what_is_older_changes_places(
-        self, tmp_path: Path, state: Path, without_flags: bool, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, state: Path, missing: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         target = tmp_path / "target"
         (state / "sharded").mkdir()
@@ -163,9 +163,11 @@ class TestEntries:
             overwrite(state / "a", 0, b"changed")
             (state / "sharded" / "rank1").write_bytes(b"new")
             store.commit(FileTree(state))
-            if without_flags:
+            if missing == "flags":  # as on a file system that has plain renames only
                 monkeypatch.setattr("hpcstage.renaming._EXCHANGE", 1 << 20)
                 monkeypatch.setattr("hpcstage.renaming._ONLY_NEW", 1 << 21)
+            elif missing == "function":  # as in a C library that has no such call
+                monkeypatch.setattr("hpcstage.renaming._libc", object())
             found = restore(store.source(), 2, target)
             assert (found.placed, found.kept, restored.read_bytes()) == (("a", "sharded"), (), b"new")
             assert tree(target) == tree(state)
