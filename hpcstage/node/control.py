@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from hpcstage import localsocket
 from hpcstage.protocol import nodedir, shim
 from hpcstage.reading import readable
 
@@ -152,19 +153,13 @@ def join(sock: Path) -> DaemonControl:
 def is_listening(node_dir: Path) -> bool:
     """Returns whether a daemon listens in a node directory, whose path may be too long for the name of a socket."""
     try:
-        directory = os.open(node_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.setblocking(False)
-            connection.connect(f"/proc/self/fd/{directory}/{nodedir.SOCK}")
+            localsocket.connect(connection, node_dir, nodedir.SOCK)
     except BlockingIOError:  # so many others connect that its queue is full
         return True
     except OSError:
         return False
-    finally:
-        os.close(directory)
     return True
 
 

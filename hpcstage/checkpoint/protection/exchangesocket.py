@@ -5,12 +5,12 @@ There are no threads: whatever comes is taken in while something is sent or wait
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from hpcstage import localsocket
 from hpcstage.errors import HpcstageError
 from hpcstage.protocol import coding
 from hpcstage.reading import readable, writable
@@ -100,14 +100,9 @@ class ExchangeSocket:
 
 
 def _connected(node_dir: Path) -> socket.socket:
-    """Connects by a descriptor of the directory: a socket's path has room for 100 characters only."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        directory = os.open(node_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            connection.connect(f"/proc/self/fd/{directory}/{coding.SOCK}")
-        finally:
-            os.close(directory)
+        localsocket.connect(connection, node_dir, coding.SOCK)
         connection.setblocking(False)
     except BaseException:
         connection.close()

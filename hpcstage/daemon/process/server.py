@@ -10,15 +10,14 @@ import os
 import resource
 import selectors
 import socket
-import struct
 import traceback
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
+from hpcstage.localsocket import is_own_users
 from hpcstage.protocol.shim import MAX_DATAGRAM, REPLY, REQUEST, VERSION, Answer, Kind, Reason
 
-_CREDENTIALS = struct.Struct("3i")
 _MOST_ACCEPTS = 64
 """The most connections that are accepted per round, so that results and clocks get their turn."""
 
@@ -52,7 +51,6 @@ class Server:
         self._handler = handler
         self._connections: dict[int, socket.socket] = {}
         self._tokens = count(1)
-        self._uid = os.getuid()
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ, self._accept)
 
@@ -72,15 +70,11 @@ class Server:
             token = next(self._tokens)
             self._connections[token] = connection
             connection.setblocking(False)
-            if self._is_ours(connection):
+            if is_own_users(connection):
                 self._read(token)
             else:
                 self.answer(token, Reply(Answer.REFUSED))
         return _MOST_ACCEPTS
-
-    def _is_ours(self, connection: socket.socket) -> bool:
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return bool(_CREDENTIALS.unpack(raw)[1] == self._uid)
 
     def _read(self, token: int) -> None:
         """Reads one datagram; watches the connection if none has come yet."""

@@ -9,14 +9,13 @@ import contextlib
 import os
 import select
 import socket
-import struct
 from collections import deque
 
+from hpcstage.localsocket import is_own_users
 from hpcstage.protocol import coding
 
 MOST_UNSENT_BYTES = 128 << 20
 """A keeper that takes nothing is cut off."""
-_CREDENTIALS = struct.Struct("3i")
 _READ_BYTES = 1 << 20
 _MOST_READ_BYTES = 8 << 20
 """The bytes that are taken before others get their turn."""
@@ -58,8 +57,7 @@ class KeeperPort:
             connection = self._listener.accept()[0]
         except OSError:
             return False
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if _CREDENTIALS.unpack(credentials)[1] != os.getuid():
+        if not is_own_users(connection):
             connection.close()
             return False
         self.drop()
