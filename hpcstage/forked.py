@@ -1,18 +1,45 @@
-"""Prepares forked children, such as the copiers and helpers of a daemon, and waits for the end of one."""
+"""Forks children, such as the copiers and helpers of a daemon, and waits for the end of one."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import time
+import traceback
+from collections.abc import Callable, Collection
 
 from hpcstage.reading import readable
 
 _PR_SET_PDEATHSIG = 1
 _KILLED_S = 1.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def fork(work: Callable[[], object], kept: Collection[int], *, says_why: bool = True) -> int:
+    """Starts a child that does some work and ends, and returns its pid. Raises OSError.
+
+    The child ends when this process does, ignores the signals that end a daemon, and has no descriptors but the
+    standard ones and those in `kept`. `says_why`: it writes to standard error why it failed.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        gc.freeze()
+        die_with_parent(parent)
+        become_quiet({*kept})
+        work()
+        code = 0
+    except BaseException:  # noqa: BLE001  nothing may return into the parent's frames
+        if says_why:
+            traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:

@@ -5,7 +5,6 @@ Owns the process and its pipes: a byte for the end of the command into it, a lin
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import traceback
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hpcstage.checkpoint.keeping.facts import CannotKeep, CheckpointCharter, CheckpointPlace, DrainTerms, KeepingReport
 from hpcstage.errors import HpcstageError
-from hpcstage.forked import become_quiet, die_with_parent, reap
+from hpcstage.forked import fork, reap
 
 if TYPE_CHECKING:
     from hpcstage.checkpoint.jobwide.jobkeeper import JobKeeper
@@ -43,10 +42,7 @@ class KeeperProcess:
         """Why the directory cannot be kept; the process has ended then."""
         commands, self._into = os.pipe()
         self._out, reports = os.pipe()
-        parent = os.getpid()
-        self._pid = os.fork()
-        if self._pid == 0:
-            self._child(commands, reports, parent)
+        self._pid = fork(lambda: self._keep(commands, reports), {commands, reports})
         os.close(commands)
         os.close(reports)
         os.set_blocking(self._out, False)
@@ -111,8 +107,9 @@ class KeeperProcess:
 
         return CheckpointKeeper(self._place, commands, tell, self._terms)
 
-    def _child(self, commands: int, reports: int, parent: int) -> None:
-        code, is_ready = 1, False
+    def _keep(self, commands: int, reports: int) -> None:
+        """Keeps the directory, in the child."""
+        is_ready = False
 
         def say(**words: object) -> None:
             data = json.dumps(words).encode() + b"\n"
@@ -123,22 +120,14 @@ class KeeperProcess:
             say(report=report.to_json(), is_ready=is_ready)
 
         try:
-            gc.freeze()
-            die_with_parent(parent)
-            become_quiet({commands, reports})
             with suppress(OSError):
                 os.nice(NICE)
             keeper = self._keeper(commands, tell)
             is_ready = True
             keeper.keep()
             say(is_over=True)
-            code = 0
         except CannotKeep as error:
             say(why_not=str(error))
         except (HpcstageError, OSError, ValueError) as error:
             traceback.print_exc()
             say(why_not=f"{self._place.tree} cannot be kept: {error}")
-        except BaseException:  # noqa: BLE001  nothing may return into the parent's frames
-            traceback.print_exc()
-        finally:
-            os._exit(code)

@@ -8,7 +8,6 @@ they know files of a manifest by their ids, and never replace anything.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import threading
@@ -18,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 
-from hpcstage.forked import become_quiet, die_with_parent, reap
+from hpcstage.forked import fork, reap
 from hpcstage.outputs.carrier import Carrier
 from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, News
 from hpcstage.outputs.journal import Charter, Journal
@@ -136,35 +135,22 @@ class CarrierProcess:
         self._starts += 1
         commands, self._into = os.pipe()
         self._out, results = os.pipe()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._child(commands, results, parent)
-        self._pid = pid
+        self._pid = fork(lambda: self._work(commands, results), {commands, results, self._journal.fd})
         os.close(commands)
         os.close(results)
         os.set_blocking(self._into, False)
         os.set_blocking(self._out, False)
 
-    def _child(self, commands: int, results: int, parent: int) -> None:
-        code = 1
-        try:
-            gc.freeze()
-            die_with_parent(parent)
-            become_quiet({commands, results, self._journal.fd})
-            with suppress(OSError):
-                os.nice(10)
-            pace = None if self._rate is None else Pacer(self._rate)
-            place = self._place
-            told = None if self._told is None else Told(self._told, is_again=self._starts > 1)
-            carrier = Carrier(place.root, place.scratch, self._charter, self._journal, pace, told)
-            carrier.take_over(self._lost_names)
-            _serve(carrier, commands, results, told)
-            code = 0
-        except BaseException:  # noqa: BLE001  nothing may return into the parent's frames
-            traceback.print_exc()
-        finally:
-            os._exit(code)
+    def _work(self, commands: int, results: int) -> None:
+        """Carries, in the child."""
+        with suppress(OSError):
+            os.nice(10)
+        pace = None if self._rate is None else Pacer(self._rate)
+        place = self._place
+        told = None if self._told is None else Told(self._told, is_again=self._starts > 1)
+        carrier = Carrier(place.root, place.scratch, self._charter, self._journal, pace, told)
+        carrier.take_over(self._lost_names)
+        _serve(carrier, commands, results, told)
 
 
 def _serve(carrier: Carrier, commands: int, results: int, told: Told | None) -> None:

@@ -7,7 +7,6 @@ no threads. A copier maps the manifest itself and exits at once when the parent'
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import threading
 import time
@@ -18,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from hpcstage.forked import become_quiet, die_with_parent
 from hpcstage.protocol import nodedir
 from hpcstage.store import copyfile
 from hpcstage.store.catalog import Catalog
@@ -250,21 +248,9 @@ class Copier:
             os._exit(0)  # the daemon is gone
 
 
-def child_main(
-    settings: CopierSettings, name: str, stats: StatsArea, first: int, pipes: tuple[int, int], parent: int
-) -> None:
-    """Runs the copier in the forked process; it never returns."""
-    code = 1
+def work(settings: CopierSettings, name: str, stats: StatsArea, first: int, pipes: tuple[int, int]) -> None:
+    """Runs the copier in the forked process."""
     commands, results = pipes
-    try:
-        gc.freeze()
-        die_with_parent(parent)
-        become_quiet({commands, results})
-        os.umask(0o077)
-        os.chdir(settings.node_dir)
-        Copier(settings, name, stats, first, results).run(commands)
-        code = 0
-    except BaseException:  # noqa: BLE001  nothing may return into the daemon's frames
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+    os.umask(0o077)
+    os.chdir(settings.node_dir)
+    Copier(settings, name, stats, first, results).run(commands)

@@ -12,9 +12,9 @@ import signal
 import time
 from collections.abc import Iterable
 
-from hpcstage.forked import reap
+from hpcstage.forked import fork, reap
 from hpcstage.protocol import nodedir
-from hpcstage.store.copier import CopierSettings, child_main
+from hpcstage.store.copier import CopierSettings, work
 from hpcstage.store.copyfile import Status
 from hpcstage.store.counters import StatsArea
 from hpcstage.store.messages import COMMAND, RESULT, Op, Result, unpack_results
@@ -52,16 +52,13 @@ class CopierProcess:
         try:
             fds += os.pipe()
             fds += os.pipe()
-            parent = os.getpid()
-            pid = os.fork()
+            command_in, command_out, result_in, result_out = fds
+            pipes, first = (command_in, result_out), self.index * settings.threads
+            pid = fork(lambda: work(settings, self.name, stats, first, pipes), pipes)
         except OSError:
             for fd in fds:
                 os.close(fd)
             raise
-        command_in, command_out, result_in, result_out = fds
-        if pid == 0:
-            first = self.index * settings.threads
-            child_main(settings, self.name, stats, first, (command_in, result_out), parent)
         os.close(command_in)
         os.close(result_out)
         self.pid, self.commands, self.results = pid, command_out, result_in

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from hpcstage.errors import HpcstageError, NotStarted, UsageError
-from hpcstage.forked import become_quiet, die_with_parent, reap
+from hpcstage.forked import fork, reap
 from hpcstage.node import kept
 from hpcstage.node.environment import RUN_ID
 from hpcstage.reading import readable
@@ -59,14 +59,11 @@ class ForkedDrain:
         self._ends_at = time.monotonic() + timeout_s + _GRACE_S
         self._said = b""
         self._out, into = os.pipe()
-        parent = os.getpid()
-        self._pid = os.fork()
-        if self._pid == 0:
-            if place.holds_checkpoints:
-                work = partial(_drained_checkpoints, place, is_orderly=is_orderly, has_target=has_target)
-            else:
-                work = partial(_drained_outputs, place, timeout_s, has_target=has_target)
-            _be_child(work, {into, *lock.fds}, into, parent)
+        if place.holds_checkpoints:
+            work = partial(_drained_checkpoints, place, is_orderly=is_orderly, has_target=has_target)
+        else:
+            work = partial(_drained_outputs, place, timeout_s, has_target=has_target)
+        self._pid = fork(lambda: _tell(work, into), {into, *lock.fds}, says_why=False)
         os.close(into)
 
     def is_over(self, timeout_s: float) -> bool:
@@ -98,17 +95,11 @@ class ForkedDrain:
         self._pid = 0
 
 
-def _be_child(drained: Callable[[], OutputsPart], fds: set[int], into: int, parent: int) -> None:
-    code = 1
-    try:
-        die_with_parent(parent)
-        become_quiet(fds)
-        data = json.dumps(written(drained())).encode("utf-8", "surrogateescape")
-        while data:
-            data = data[os.write(into, data) :]
-        code = 0
-    finally:
-        os._exit(code)
+def _tell(drained: Callable[[], OutputsPart], into: int) -> None:
+    """Drains, in the child, and says what became of the files."""
+    data = json.dumps(written(drained())).encode("utf-8", "surrogateescape")
+    while data:
+        data = data[os.write(into, data) :]
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import HpcstageError, UsageError
-from hpcstage.forked import become_quiet, die_with_parent, reap
+from hpcstage.forked import fork, reap
 from hpcstage.node import kept
 from hpcstage.node.environment import in_containers
 from hpcstage.plan.types import DatasetKind
@@ -206,16 +206,9 @@ def remove_lock(target: str, fd: int) -> None:
 def unlock(target: str, fd: int) -> None:
     """Removes the lock of DIR and lets go of it, in a process of its own and in UNLOCK_S at most: a shared file system
     that hangs must not hold up the end of a run."""
-    parent, pid = os.getpid(), -1
+    pid = -1
     with suppress(OSError):
-        pid = os.fork()
-    if pid == 0:
-        try:
-            die_with_parent(parent)
-            become_quiet({fd})
-            remove_lock(target, fd)
-        finally:
-            os._exit(0)
+        pid = fork(lambda: remove_lock(target, fd), {fd}, says_why=False)
     os.close(fd)  # the other process lets go of the lock
     if pid > 0:
         reap(pid, UNLOCK_S)

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from draining import tree
 
-from hpcstage.outputs import links, workers
+from hpcstage import forked
+from hpcstage.outputs import links
 from hpcstage.outputs.journal import Journal, facts, recall
 from hpcstage.outputs.late import drain_late
 from hpcstage.outputs.prepare import OutputPlace
@@ -86,13 +87,13 @@ class Crash:
 
 def crash_of_carriers(monkeypatch: pytest.MonkeyPatch) -> Crash:
     """Returns the crash of the carriers that drains start from now on."""
-    made, quiet = Crash(), workers.become_quiet
+    made, quiet = Crash(), forked.become_quiet
 
     def begin(kept: set[int]) -> None:
         quiet(kept)
         made.enter()
 
-    monkeypatch.setattr(workers, "become_quiet", begin)
+    monkeypatch.setattr(forked, "become_quiet", begin)
     return made
 
 

@@ -7,15 +7,13 @@ bytes through a pipe and never outlives the daemon.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import time
-import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from hpcstage.forked import become_quiet, die_with_parent, reap
+from hpcstage.forked import fork, reap
 from hpcstage.reading import readable
 
 _READ_BYTES = 1 << 16
@@ -56,17 +54,21 @@ class Helpers:
         except OSError:
             return None
         try:
-            parent = os.getpid()
-            pid = os.fork()
+            pid = fork(lambda: self._work(work, into), {into, *open_fds})
         except OSError:
             os.close(out)
             os.close(into)
             return None
-        if pid == 0:
-            _child(work, into, parent, self._umask, open_fds)
         os.close(into)
         self._by_fd[out] = _Helper(name, pid, on_end)
         return out
+
+    def _work(self, work: Callable[[], bytes], into: int) -> None:
+        """Does the work, in the child."""
+        os.umask(self._umask)
+        data = b"+" + work()
+        while data:
+            data = data[os.write(into, data) :]
 
     def fds(self) -> list[int]:
         """Returns the descriptors to watch for reading."""
@@ -115,20 +117,3 @@ class Helpers:
             os.close(fd)
             reap(helper.pid, 0.5)
         self._by_fd.clear()
-
-
-def _child(work: Callable[[], bytes], into: int, parent: int, umask: int, open_fds: Collection[int]) -> None:
-    code = 1
-    try:
-        gc.freeze()
-        die_with_parent(parent)
-        become_quiet({into, *open_fds})
-        os.umask(umask)
-        data = b"+" + work()
-        while data:
-            data = data[os.write(into, data) :]
-        code = 0
-    except BaseException:  # noqa: BLE001  nothing may return into the daemon's frames
-        traceback.print_exc()
-    finally:
-        os._exit(code)

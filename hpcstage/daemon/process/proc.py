@@ -31,6 +31,17 @@ def pressure() -> dict[str, float]:
     return found
 
 
+def exists(pid: int) -> bool:
+    """Tells whether a process has this pid, of whatever user."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def descendants(pid: int) -> Iterator[int]:
     """Yields the pids of a process and of all below it. Processes come and go meanwhile. It reads the tree alone, where
     psutil reads the parents of all processes of the node."""

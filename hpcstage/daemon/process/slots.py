@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from hpcstage.daemon.process.page import Page
+from hpcstage.daemon.process.proc import exists
 from hpcstage.protocol.shim import PID_SPACE_FILE
 from hpcstage.record.parts.rows import ProcessPart
 
@@ -89,23 +90,13 @@ def has_ended(pid: int) -> bool:
     except ProcessLookupError:
         return True
     except (OSError, AttributeError):
-        return not _exists(pid)
+        return not exists(pid)
     try:
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         return bool(poll.poll(0))
     finally:
         os.close(fd)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
 
 
 def _pid_space() -> int:

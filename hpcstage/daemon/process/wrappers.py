@@ -8,6 +8,8 @@ import selectors
 import time
 from collections.abc import Callable
 
+from hpcstage.daemon.process.proc import exists
+
 FIRST_ATTACH_S = 30.0
 _POLL_S = 0.5
 
@@ -48,7 +50,7 @@ class Wrappers:
 
     def poll(self, now: float) -> None:
         """Checks, once a second, children without a pidfd and whether a first wrapper never came."""
-        for pid in [pid for pid, fd in self._orphans.items() if fd < 0 and not _exists(pid)]:
+        for pid in [pid for pid, fd in self._orphans.items() if fd < 0 and not exists(pid)]:
             self._orphan_ended(pid)
         if not self._ever and now - self._started > FIRST_ATTACH_S:
             self._on_none()
@@ -75,13 +77,3 @@ class Wrappers:
     def _check(self) -> None:
         if self._ever and not self._children and not self._orphans:
             self._on_none()
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
