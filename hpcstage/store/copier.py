@@ -248,7 +248,7 @@ class Copier:
             os._exit(0)  # the daemon is gone
 
 
-def work(settings: CopierSettings, name: str, stats: StatsArea, first: int, pipes: tuple[int, int]) -> None:
+def run_copier(settings: CopierSettings, name: str, stats: StatsArea, first: int, pipes: tuple[int, int]) -> None:
     """Runs the copier in the forked process."""
     commands, results = pipes
     os.umask(0o077)

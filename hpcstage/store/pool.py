@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from hpcstage.forked import fork, reap
 from hpcstage.protocol import nodedir
-from hpcstage.store.copier import CopierSettings, work
+from hpcstage.store.copier import CopierSettings, run_copier
 from hpcstage.store.copyfile import Status
 from hpcstage.store.counters import StatsArea
 from hpcstage.store.messages import COMMAND, RESULT, Op, Result, unpack_results
@@ -54,7 +54,7 @@ class CopierProcess:
             fds += os.pipe()
             command_in, command_out, result_in, result_out = fds
             pipes, first = (command_in, result_out), self.index * settings.threads
-            pid = fork(lambda: work(settings, self.name, stats, first, pipes), pipes)
+            pid = fork(lambda: run_copier(settings, self.name, stats, first, pipes), pipes)
         except OSError:
             for fd in fds:
                 os.close(fd)
