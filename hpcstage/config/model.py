@@ -337,6 +337,37 @@ class Config:
             metavar="N|auto",
         )
     )
+    elastic: tuple[int, int] | None = field(
+        metadata=_declare(
+            "elastic",
+            "none",
+            parse.count_range("none"),
+            "Train on MIN to MAX nodes, and go on when nodes or processes are lost: hpcstage starts torchrun on each "
+            "node, for a command `torchrun ... train.py` or `python train.py`. Without a scheduler there are MAX "
+            "virtual nodes.",
+            metavar="MIN:MAX|none",
+        )
+    )
+    policy: str = field(
+        metadata=_declare(
+            "policy",
+            "minmax",
+            parse.text(),
+            "For --elastic: who decides whether to train on the nodes that are there. failstop, minmax, waitfor, "
+            "keepbatch, finishifnear, timeleft, or a class of yours, FILE.py:CLASS; each with :ARGUMENTS.",
+            metavar="NAME[:ARGUMENTS]",
+        )
+    )
+    survivors: str = field(
+        metadata=_choice(
+            "survivors",
+            "restart",
+            ("restart", "keep"),
+            "For --elastic: what becomes of the processes on the nodes that are left. restart: torchrun starts all of "
+            "them anew, and the program loads what it has saved. keep: they go on, in a program that uses "
+            "hpcstage.torch.Elastic.",
+        )
+    )
     epochs: int | None = field(
         metadata=_declare(
             "epochs",
@@ -431,6 +462,12 @@ OTHER_VARIABLES = frozenset(
         "STORE",
         "VERSION",
         "JOB",
+        "ELASTIC_DIR",
+        "ELASTIC_POLICY",
+        "ELASTIC_SURVIVORS",
+        "ELASTIC_SEATS",
+        "ELASTIC_AGREED",
+        "VIRTUAL_NODE",
     )
 )
 """Variables that belong to hpcstage and are no settings."""

@@ -17,6 +17,9 @@ Parser = Callable[[object], object]
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
+_YAML_MINUTE = 60
+"""YAML takes 2:4 for a time and makes 124 of it."""
+
 
 def scalar(value: object) -> str:
     """Returns one text or number, as text."""
@@ -85,6 +88,25 @@ def protection(word: str) -> Parser:
         if data_count < 1 or parity_count < 1:
             raise ValueError(f"{found!r} is not K+M, two whole numbers from 1, such as 8+2, or {word}")
         return data_count, parity_count
+
+    return parse
+
+
+def count_range(word: str) -> Parser:
+    """Parses MIN:MAX, or one number for both; `word` stands for None."""
+
+    def parse(value: object) -> tuple[int, int] | None:
+        if isinstance(value, int) and value >= _YAML_MINUTE:
+            raise ValueError(f"{value} may be what YAML makes of MIN:MAX: put quotes around it")
+        found = scalar(value)
+        if found == word:
+            return None
+        least, colon, most = found.partition(":")
+        first = _integer(least) or 0
+        last = (_integer(most) or 0) if colon else first
+        if not 1 <= first <= last:
+            raise ValueError(f"{found!r} is not MIN:MAX, two whole numbers from 1, such as 2:4, or {word}")
+        return first, last
 
     return parse
 

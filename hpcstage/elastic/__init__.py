@@ -7,6 +7,7 @@ imported only by the modules of `membership` that need it.
 
 from __future__ import annotations
 
+from hpcstage.elastic.changed import MembershipChanged
 from hpcstage.elastic.policies import FailStop, FinishIfNear, KeepBatch, MinMax, TimeLeft, WaitFor
 from hpcstage.elastic.policy import Answer, Cause, Facts, Host, Progress, ScalePolicy
 
@@ -18,6 +19,7 @@ __all__ = [
     "FinishIfNear",
     "Host",
     "KeepBatch",
+    "MembershipChanged",
     "MinMax",
     "Progress",
     "ScalePolicy",

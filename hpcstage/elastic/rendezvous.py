@@ -20,12 +20,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
 from hpcstage import stderr
+from hpcstage.elastic import seats
 from hpcstage.elastic.frozen import FrozenProcesses
 from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
@@ -34,12 +35,14 @@ from hpcstage.elastic.membership.keeping import AgentSetting, Keeper
 from hpcstage.elastic.membership.leading import Bounds
 from hpcstage.elastic.membership.store import StoreLost, connect
 from hpcstage.elastic.membership.values import Generation, Node
+from hpcstage.elastic.seats import Seats
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.units import parse_duration
 
 NAME = "hpcstage"
-RUN_DIR, POLICY = "HPCSTAGE_ELASTIC_DIR", "HPCSTAGE_ELASTIC_POLICY"
-"""Variables for those who start `torchrun`: the directory of all trainings, and the policy."""
+RUN_DIR, POLICY, SURVIVORS = "HPCSTAGE_ELASTIC_DIR", "HPCSTAGE_ELASTIC_POLICY", "HPCSTAGE_ELASTIC_SURVIVORS"
+"""Variables for those who start `torchrun`: the directory of all trainings, the policy, and whether processes outlive a
+change of the membership (`keep`) or not (`restart`)."""
 DEFAULT_DIR = "hpcstage-runs"
 AGENTS_LIMIT_S = 30.0
 """How long an agent waits for what another one, which has agreed on the same generation, puts into the store."""
@@ -152,15 +155,62 @@ class Handler(RendezvousHandler):
         return PrefixStore(f"agents/{generation.number}", store)
 
 
+class KeepingHandler(Handler):
+    """What an agent of `torchrun` asks whose processes outlive changes of the membership.
+
+    To `torchrun` this node is alone: it restarts the processes of this node if one of them ends, and nothing else. The
+    processes learn from their seats in which membership they train.
+    """
+
+    def __init__(self, keeper: Keeper, run_id: str, setting: Setting, directory: Path) -> None:
+        super().__init__(keeper, run_id, setting)
+        self._seats = Seats(keeper, setting)
+        self._directory = directory
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Returns a membership of this node alone, as often as it is asked."""
+        if self._has_started:
+            self._seats.restarted()
+        else:
+            self._has_started = True
+            self._keeper.start()
+            self._seats.start()
+            atexit.register(self._leave)
+            os.environ[seats.VARIABLE], os.environ[seats.AGREED] = self._seats.path, os.fspath(self._directory)
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", _free_port()))
+
+    def num_nodes_waiting(self) -> int:
+        """Returns 0: no change restarts processes. Ends the agent if the training ends."""
+        self._frozen.kill(time.monotonic())
+        self._asked(self._seats.check)
+        return 0
+
+    def _leave(self, *, has_finished: bool = False) -> None:
+        if not self._has_left:
+            self._seats.close()
+        super()._leave(has_finished=has_finished)
+
+
 def create_handler(parameters: RendezvousParameters) -> Handler:
     """Returns the handler for a command line of `torchrun`. Ends the process where that is wrong."""
     try:
         setting = setting_of(parameters)
+        keeps = _keeps(parameters)
         arbiter = Arbiter(directory_of(parameters))
     except HpcstageError as error:
         stderr.say(error.line())
         raise SystemExit(error.exit_code) from None
-    return Handler(Keeper(arbiter, setting), parameters.run_id, setting)
+    keeper = Keeper(arbiter, setting)
+    if keeps:
+        return KeepingHandler(keeper, parameters.run_id, setting, arbiter.directory)
+    return Handler(keeper, parameters.run_id, setting)
+
+
+def _keeps(parameters: RendezvousParameters) -> bool:
+    given = parameters.get("survivors") or os.environ.get(SURVIVORS) or "restart"
+    if given not in ("restart", "keep"):
+        raise UsageError(f"survivors={given}", "write survivors=restart, or survivors=keep for hpcstage.torch.Elastic")
+    return bool(given == "keep")
 
 
 def directory_of(parameters: RendezvousParameters) -> Path:
@@ -173,7 +223,7 @@ def directory_of(parameters: RendezvousParameters) -> Path:
 def setting_of(parameters: RendezvousParameters) -> AgentSetting:
     """Reads the command line. Raises UsageError."""
     known = {field.name for field in (*fields(Patience), *fields(Bounds))}
-    allowed = known | {"dir", "policy", "host", "processes", "join_limit_s", "is_host"}
+    allowed = known | {"dir", "policy", "host", "processes", "join_limit_s", "is_host", "survivors"}
     # torchrun adds these itself
     unknown = sorted(set(parameters.config) - allowed - {"rank", "timeout", "local_world_size"})
     if unknown:

@@ -55,9 +55,10 @@ def find(config: Config, job: Job, local: LocalDir | None, host: str) -> Groupin
     if config.nodes == 1 or config.launcher == launchers.NONE:
         return None
     if job.scheduler == "none" and len(job.nodes) == 1:
-        if config.nodes is None or job.is_rank:
+        count = config.nodes or (config.elastic[1] if config.elastic else 1)
+        if count == 1 or job.is_rank:
             return None
-        hosts = [f"{host}.v{index}" for index in range(config.nodes)]
+        hosts = [f"{host}.v{index}" for index in range(count)]
         return Grouping(hosts, 0, launchers.VIRTUAL, starts_daemons=True)
     if len(job.nodes) < 2 or job.node_index is None or (local is not None and local.is_network):
         return None

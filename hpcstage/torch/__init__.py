@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hpcstage.torch.accelerated import AcceleratedState
     from hpcstage.torch.bundle import BundleRandomSampler
     from hpcstage.torch.checkpointer import Checkpointer
+    from hpcstage.torch.elastic import Elastic
+    from hpcstage.torch.elasticsampler import ElasticSampler
     from hpcstage.torch.lightningio import LightningCheckpointIO
     from hpcstage.torch.loader import DataLoader
     from hpcstage.torch.locality import LocalityAwareSampler
@@ -28,6 +30,8 @@ __all__ = [
     "BundleRandomSampler",
     "Checkpointer",
     "DataLoader",
+    "Elastic",
+    "ElasticSampler",
     "LightningCheckpointIO",
     "LocalityAwareSampler",
     "read_file",
@@ -38,6 +42,8 @@ _MODULES = {
     "BundleRandomSampler": "bundle",
     "Checkpointer": "checkpointer",
     "DataLoader": "loader",
+    "Elastic": "elastic",
+    "ElasticSampler": "elasticsampler",
     "LightningCheckpointIO": "lightningio",
     "LocalityAwareSampler": "locality",
     "read_file": "pages",

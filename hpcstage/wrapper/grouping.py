@@ -134,14 +134,18 @@ def begin(group: Grouping, lead: LeadSpec, node: start.ClaimedNode) -> LeadLink 
 
 
 def agent_script(directory: Path, env: Mapping[str, str]) -> str:
-    """Returns a script for the shell of another node; it takes no arguments and needs nothing of the launcher."""
+    """Returns a script for the shell of another node that starts the agent there."""
     import sys
 
+    return script([sys.executable, "-s", "-m", "hpcstage.lead.agent", os.fspath(directory / leadspec.SPEC)], env)
+
+
+def script(words: Sequence[str], env: Mapping[str, str] = os.environ) -> str:
+    """Returns a script for the shell of another node; it takes no arguments and needs nothing of the launcher."""
     given = environment.for_daemon(env, start.package_parent())
     kept = {name: given[name] for name in (*_INHERITED, "PYTHONPATH") if name in given}
     lines = ["#!/bin/sh", "# Made by hpcstage run: brings up another node of the run."]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
-    words = [sys.executable, "-s", "-m", "hpcstage.lead.agent", os.fspath(directory / leadspec.SPEC)]
     lines.append("cd /")  # Python looks for modules in the working directory first: after ssh in the user's home
     return "\n".join([*lines, "exec " + shlex.join(words), ""])
 

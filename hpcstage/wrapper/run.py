@@ -12,7 +12,8 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage import inherited
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.plan.dataset.datasets import Resolved
     from hpcstage.wrapper.directories import RunDirectories
+    from hpcstage.wrapper.outdir import NamedDirectory
     from hpcstage.wrapper.session import Session
 
 _WAIT_S = 0.05
@@ -74,7 +76,7 @@ class Clock:
 def _resolve(command: Sequence[str], config: Config) -> Resolved:
     cwd = inherited.directory()
     has_directory = config.out is not None or config.checkpoint is not None
-    if not config.data and not has_directory:
+    if not config.data and not has_directory and config.elastic is None:
         raise UsageError("no dataset given", "use --data DIRECTORY, or data: in hpcstage.yaml")
     resolved = plan_datasets.Resolved([], [], {}, [])
     if config.data:
@@ -83,7 +85,17 @@ def _resolve(command: Sequence[str], config: Config) -> Resolved:
         from hpcstage.wrapper import directories
 
         directories.check(config, command, resolved.datasets)
+    if config.elastic is not None:
+        from hpcstage.wrapper import elastic
+
+        elastic.check(command, config, _job())
+    elif config.policy != "minmax":
+        raise UsageError("--policy is for --elastic", "add --elastic MIN:MAX, or leave it out")
     return resolved
+
+
+def _job() -> jobs.Job:
+    return jobs.detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
 
 
 def _open_session(command: Sequence[str], config: Config, resolved: Resolved, started: Clock) -> Session:
@@ -121,20 +133,28 @@ def _without_us(
         raise error
     if not (isinstance(error, NoLocalDir) and _is_later_on_node()):
         messages.warn(f"{error.line()}; the command runs without staging")
-    if config.out is None and config.checkpoint is None:
-        return replace_with(command)
-    from hpcstage.wrapper import directories
+    found: Mapping[NamedDirectory, str] = {}
+    if config.out is not None or config.checkpoint is not None:
+        from hpcstage.wrapper import directories
 
-    found = directories.at_target(config)
+        found = directories.at_target(config)
+        for named, path in found.items():
+            messages.warn(f"{named.placeholder} is {path}")
+    if config.elastic is None:
+        return replace_with(command, found)
+    from hpcstage.wrapper import elastic
+
     for named, path in found.items():
-        messages.warn(f"{named.placeholder} is {path}")
-    return replace_with(command, found)
+        command = named.put_in(command, path)
+        os.environ.update(named.environment(os.environ, path))
+    command = elastic.unstaged_words(command, config, _job(), started.unix_s)
+    os.environ.update(elastic.own_environment(os.environ))
+    return replace_with(command)
 
 
 def _is_later_on_node() -> bool:
     """Returns whether another wrapper of this launch on this node reports what is true for the whole node."""
-    job = jobs.detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
-    return bool(job.local_rank)
+    return bool(_job().local_rank)
 
 
 def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
@@ -147,7 +167,10 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
         return stopped_by
     try:
         words = command if session.directories is None else session.directories.command(command)
-        child = Child(words, session.environment(os.environ), signals)
+        env = session.environment(os.environ)
+        if session.config.elastic is not None:
+            words, env = _elastic(words, session, env)
+        child = Child(words, env, signals)
     except HpcstageError as error:
         close_unrun(session, error)
         raise
@@ -160,6 +183,16 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
             _drain(session.directories, session, signals, status)
         close(session, status)
     return status
+
+
+def _elastic(words: Sequence[str], session: Session, env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Returns what is started in the place of the command of an elastic training, and its environment."""
+    from hpcstage.wrapper import elastic
+
+    group = session.group
+    directory = session.run_dir if group is None else Path(group.directory)
+    place = elastic.Place(session.part.run_id, session.run_dir, directory)
+    return elastic.words(words, session.config, _job(), place, env), elastic.own_environment(os.environ)
 
 
 @contextlib.contextmanager

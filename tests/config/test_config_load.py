@@ -103,6 +103,7 @@ def test_every_setting_can_come_from_option_variable_and_file(desk: Desk, settin
         "placement": "partition",
         "launcher": "qrsh",
         "learn": "false",
+        "survivors": "keep",
     }
     text = values.get(setting.key, "3")
     given = desk.load({setting.key: (text,) if setting.repeats else text})
@@ -206,6 +207,7 @@ BAD = {
     "checkpoint": ["", "a\0b"],
     "protect": ["4", "0+2", "4+0", "4+2+1", "a+b"],
     "drain_every": ["0", "-1", "1.5"],
+    "elastic": ["0", "4:2", "2:", ":3", "a:b", "2:3:4", "2-4"],
     "epochs": ["0", "-1", "1.5"],
     "epoch_compute": ["-1", "x"],
     "readers": ["-1", "x"],

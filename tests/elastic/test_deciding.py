@@ -219,3 +219,18 @@ def test_a_training_is_complete_when_one_has_finished_and_nobody_trains(there: l
 
 def test_a_host_without_room_is_none() -> None:
     assert AskedPolicy(MinMax(1, 2), "p").most([Host("a")] * 5) == 2
+
+
+def test_a_program_that_ends_again_and_again_ends_the_training() -> None:
+    decider = Decider(2, AskedPolicy(MinMax(1, 2), "minmax").most, PATIENCE)
+    ends = []
+    now_s = 0.0
+    for number in range(1, 8):
+        failed = [seen(name, "ready", number) for name in "ab"]
+        proposals = [decider.look(now_s + after, generation("ab", number), failed)[1] for after in (0.0, 1.0)]
+        assert proposals[1] is not None
+        ends.append(decider.answered(now_s + 1.0, proposals[1], "ok", "minmax"))
+        now_s += 400.0 if number == 2 else 10.0
+    assert [end is not None for end in ends] == [False, False, False, False, False, False, True]
+    assert ends[-1] is not None
+    assert ends[-1].exit_code == 1

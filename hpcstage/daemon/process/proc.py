@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage.protocol import nodedir
+from hpcstage.protocol.trainingspec import NODE_PROGRAM, PROGRAM
 
 if TYPE_CHECKING:
     import psutil
@@ -93,7 +94,7 @@ class Unattached:
 
     def _look_at(self, process: psutil.Process) -> None:
         is_python = os.path.basename(process.exe()).startswith(("python", "pypy"))
-        if is_python and time.time() - process.create_time() >= self.OLD_ENOUGH_S:
+        if is_python and time.time() - process.create_time() >= self.OLD_ENOUGH_S and not _is_ours(process):
             self._found[process.pid] = _described(process)
 
     def attached(self, pid: int) -> None:
@@ -112,6 +113,11 @@ class Unattached:
 
     def __len__(self) -> int:
         return len(self._found)
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    """Whether hpcstage has put this process between the wrapper and the command."""
+    return not {PROGRAM, NODE_PROGRAM}.isdisjoint(process.cmdline()[:4])
 
 
 def _described(process: psutil.Process) -> MissedProcess:

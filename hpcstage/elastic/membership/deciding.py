@@ -13,6 +13,10 @@ from hpcstage.elastic.membership.values import GONE, Beat, Generation, Node, Tra
 from hpcstage.elastic.policy import Answer, Cause, Facts, Host, PolicyFailed, Progress
 from hpcstage.units import format_duration
 
+MOST_FAILURES, SOON_S = 5, 300.0
+"""A training whose processes ended by themselves so often, one time after the other and each within `SOON_S` of their
+start, has a fault that restarts do not mend."""
+
 
 @dataclass(frozen=True)
 class Patience:
@@ -91,6 +95,8 @@ class Decider:
         self._change_since_s: float | None = None
         self._ask_at_s = 0.0
         self._hosts_at_start = hosts_at_start
+        self._failures = 0
+        self._agreed_s = float("-inf")
 
     def look(self, now_s: float, current: Generation | None, seen: Sequence[SeenNode]) -> tuple[bool, Proposal | None]:
         """Returns whether the generation is over, and what to ask the policy, if it is time to."""
@@ -124,13 +130,22 @@ class Decider:
             self._ids, self._change_since_s = (), None
             if cause.kind == "start":
                 self._hosts_at_start = len(proposal.nodes)
-            return None
+            return self._too_many_failures(now_s, cause)
         self._ask_at_s = now_s + self._patience.ask_again_s
         limit_s = self._patience.wait_limit_s
         if cause.kind != "join" and cause.waited_s >= limit_s:
             waited = f"policy {policy} said wait for {format_duration(limit_s)} with {hosts}: the training ends"
             return TrainingEnd(f"{waited} (submit it with the hosts that it needs)", PolicyFailed.exit_code)
         return None
+
+    def _too_many_failures(self, now_s: float, cause: Cause) -> End | None:
+        is_soon = now_s - self._agreed_s < SOON_S
+        self._failures = 0 if cause.kind != "failure" else self._failures + 1 if is_soon else 1
+        self._agreed_s = now_s
+        if self._failures < MOST_FAILURES:
+            return None
+        what = f"processes ended {MOST_FAILURES} times in a row, though no host was lost: the training ends"
+        return End(f"{what} (look at what they said)", 1)
 
     def _since(self, now_s: float) -> float:
         if self._change_since_s is None:

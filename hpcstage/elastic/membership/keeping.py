@@ -95,15 +95,27 @@ class Keeper:
         and the store's host the wait for the policy.
         """
         before = self._beat.generation
-        self._say("ready", before)
+        self.offer()
         with self._changed:
             while not self._changed.wait_for(lambda: self._over() or self._member_since(before) is not None, 1.0):
                 if not self._thread.is_alive():
                     raise StoreLost(f"{self._setting.node.host} has left the training")
-            self._raise_over()
-            agreed = self._member_since(before)
+        agreed = self.taken()
         assert agreed is not None
-        self._say("training", agreed.number)
+        return agreed
+
+    def offer(self) -> None:
+        """Says that this node has no processes that train, and is ready for some."""
+        self._say("ready", self._beat.generation)
+
+    def taken(self) -> Generation | None:
+        """Returns the membership in which this node trains from now on, if one is agreed on since `offer`. Raises what
+        ended the thread."""
+        with self._changed:
+            self._raise_over()
+            agreed = self._member_since(self._beat.generation)
+        if agreed is not None:
+            self._say("training", agreed.number)
         return agreed
 
     def must_stop(self) -> bool:

@@ -17,7 +17,10 @@ LAUNCHERS = (
 
 
 def node_of(env: MutableMapping[str, str], nodes: int) -> int:
-    """Returns the node of the rank that the environment names; 0 if it names none that can be."""
+    """Returns the node that the environment names, or that of its rank; 0 if it names none that can be."""
+    named = _number(env.get("HPCSTAGE_VIRTUAL_NODE", ""))
+    if named is not None:
+        return named if named < nodes else 0
     for rank_name, size_name in LAUNCHERS:
         rank, size = _number(env.get(rank_name, "")), _number(env.get(size_name, ""))
         if rank is not None and size is not None:

@@ -1,0 +1,138 @@
+"""The ledger of an elastic training: which samples went into the weights, and a check that each did once per epoch.
+
+The first rank of each generation writes a file: a head that says from which step the generation went on, and a line for
+each committed step. What a later head rolls back does not count. Run `python -m hpcstage.elastic.ledger DIRECTORY
+SAMPLES` to check one; the directory is the training's, `elastic-ID`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcstage.errors import HpcstageError
+
+_NAME = re.compile(r"ledger-([0-9]{8,})")
+
+
+class BrokenLedger(HpcstageError):
+    """The lines of a ledger do not belong together."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A committed step."""
+
+    step: int
+    epoch: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Head:
+    """How a generation begins."""
+
+    generation: int
+    members: tuple[str, ...]
+    world: int
+    begins_after: int
+    """The last step that counts of those before."""
+    last: Step | None
+    """That step, which the generation before may not have written."""
+
+
+class Ledger:
+    """The file of one generation, which its first rank writes."""
+
+    def __init__(self, directory: Path, head: Head) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_APPEND
+        self._fd = os.open(directory / f"ledger-{head.generation:08}", flags, 0o600)
+        self._write(asdict(head))
+
+    def add(self, step: Step) -> None:
+        """Writes a committed step."""
+        self._write(asdict(step))
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._fd)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        os.write(self._fd, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a ledger says."""
+
+    steps: int
+    generations: int
+    rolled_back: int
+    """Steps that were written and do not count."""
+    wrong: dict[int, tuple[int, int]]
+    """For each epoch whose samples did not all count once: how many did not count, and how many more than once."""
+    epochs: int
+
+
+def check(directory: Path, samples: int) -> Checked:
+    """Reads the ledger of a training. The last epoch counts as an epoch only if it is whole. Raises BrokenLedger."""
+    steps: dict[int, Step] = {}
+    rolled_back = generations = 0
+    for head, lines in _files(directory):
+        generations += 1
+        later = [step for step in steps if step > head.begins_after]
+        rolled_back += len(later)
+        for step in later:
+            del steps[step]
+        if head.last is not None and head.begins_after not in steps:
+            steps[head.begins_after] = head.last
+        for line in lines:
+            steps[line.step] = line
+        if sorted(steps) != list(range(1, len(steps) + 1)):
+            raise BrokenLedger(f"generation {head.generation} leaves out steps between 1 and {max(steps)}")
+    counts: dict[int, Counter[int]] = {}
+    for counted in steps.values():
+        counts.setdefault(counted.epoch, Counter()).update(counted.ids)
+    last = max(counts, default=0)
+    found = {epoch: (samples - len(ids), sum(many > 1 for many in ids.values())) for epoch, ids in counts.items()}
+    wrong = {epoch: each for epoch, each in found.items() if each[1] or (each[0] and epoch != last)}
+    whole = sum(each == (0, 0) for each in found.values())
+    return Checked(len(steps), generations, rolled_back, wrong, whole)
+
+
+def _files(directory: Path) -> Iterator[tuple[Head, list[Step]]]:
+    named = sorted((match, name) for name in os.listdir(directory) if (match := _number(name)) is not None)
+    for _, name in named:
+        # The last line may be half written: a step whose line is lost is in the next head, or is rolled back there.
+        lines = [json.loads(line) for line in (directory / name).read_bytes().split(b"\n")[:-1]]
+        if lines:
+            head = lines[0]
+            last = _step(head["last"]) if head["last"] else None
+            yield Head(**{**head, "members": tuple(head["members"]), "last": last}), [_step(line) for line in lines[1:]]
+
+
+def _number(name: str) -> int | None:
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _step(line: dict[str, Any]) -> Step:
+    return Step(line["step"], line["epoch"], tuple(line["ids"]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Checks a ledger and says what it found. Returns 1 if a sample did not count once."""
+    found = check(Path(arguments[0]), int(arguments[1]))
+    print(json.dumps(asdict(found)))  # noqa: T201 - the result
+    return int(bool(found.wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

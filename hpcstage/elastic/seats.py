@@ -1,0 +1,239 @@
+"""Seats: how the agent of a node tells its processes in which membership they train, when processes outlive changes.
+
+The module owns the agent's side: a socket in a directory of its own, a thread, and the order of what is said. A process
+takes its seat and says `ready`; when all seats of the node are, the node offers itself. What is agreed goes to the
+seats; `stop` tells them that it holds no more, and each says `ready` again when it has left its group. Lines of JSON,
+between processes of one user on one node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+import time
+from typing import Any, Literal
+
+from hpcstage.elastic.membership.keeping import Keeper, Setting
+from hpcstage.elastic.membership.store import StoreLost
+from hpcstage.elastic.membership.values import Generation
+
+VARIABLE = "HPCSTAGE_ELASTIC_SEATS"
+"""Names the socket to the processes of a node."""
+AGREED = "HPCSTAGE_ELASTIC_AGREED"
+"""Names the directory of what is agreed to them."""
+_LOOK_S = 0.05
+_LINE_BYTES = 1 << 20
+_SEND_S = 1.0
+MEET_LIMIT_S = 30.0
+"""So long a node waits for the first one to say where the processes of a generation meet."""
+Phase = Literal["gathering", "offered", "meeting", "training", "stopping", "finished"]
+
+
+class _Seat:
+    """The connection of one process."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(_SEND_S)
+        self.connection = connection
+        self.local_rank: int | None = None
+        self.is_ready = False
+        self._buffer = b""
+
+    def say(self, **what: Any) -> None:  # noqa: ANN401 - plain data
+        """Writes a line; a process that is gone or does not read is found otherwise."""
+        with contextlib.suppress(OSError):
+            self.connection.sendall(json.dumps(what).encode() + b"\n")
+
+    def heard(self) -> list[dict[str, Any]] | None:
+        """Returns what the process has said; None if it is gone."""
+        try:
+            data = self.connection.recv(65536)
+        except OSError:
+            return None
+        if not data or len(self._buffer) > _LINE_BYTES:
+            return None
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+
+class Seats:
+    """The seats of one node."""
+
+    def __init__(self, keeper: Keeper, setting: Setting) -> None:
+        self._keeper = keeper
+        self._setting = setting
+        self._directory = tempfile.mkdtemp(prefix="hpcstage-seats-")
+        self.path = os.path.join(self._directory, "socket")
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server.bind(self.path)
+        self._server.listen(setting.node.processes)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self._seats: list[_Seat] = []
+        self._phase: Phase = "gathering"
+        self._generation: Generation | None = None
+        self._meet_until_s = 0.0
+        self._error: Exception | None = None
+        self._restarted = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="elastic seats", daemon=True)
+
+    def start(self) -> None:
+        """Begins to serve the processes."""
+        self._thread.start()
+
+    def restarted(self) -> None:
+        """Forgets the processes that have been; new ones are started."""
+        self._restarted.set()
+
+    def check(self) -> None:
+        """Raises what has ended the training here."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Ends the thread and removes the socket."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(3 * self._setting.bounds.call_s)
+        self._server.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._hear()
+                self._step(time.monotonic())
+        except Exception as error:  # noqa: BLE001 - torchrun's thread raises it
+            self._error = error
+
+    def _hear(self) -> None:
+        if self._restarted.is_set():
+            self._restarted.clear()
+            for seat in [*self._seats]:
+                self._drop(seat)
+            if self._phase == "finished":
+                self._phase = "stopping"
+        for key, _ in self._selector.select(_LOOK_S):
+            if key.fileobj is self._server:
+                self._welcome()
+            else:
+                self._listen(key.data)
+
+    def _welcome(self) -> None:
+        connection, _ = self._server.accept()
+        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.geteuid():
+            connection.close()
+            return
+        seat = _Seat(connection)
+        self._seats.append(seat)
+        self._selector.register(connection, selectors.EVENT_READ, seat)
+
+    def _listen(self, seat: _Seat) -> None:
+        heard = seat.heard()
+        if heard is None:
+            self._drop(seat)
+            return
+        for said in heard:
+            if "ready" in said:
+                seat.local_rank, seat.is_ready = int(said["ready"]), True
+                if self._phase in ("meeting", "training"):
+                    self._stop()
+            if "finished" in said:
+                self._phase = "finished"
+            if "port" in said and self._generation and said.get("generation") == self._generation.number:
+                self._put_main(int(said["port"]))
+
+    def _drop(self, seat: _Seat) -> None:
+        self._seats.remove(seat)
+        self._selector.unregister(seat.connection)
+        seat.connection.close()
+        if self._phase in ("meeting", "training"):
+            self._stop()
+        elif self._phase == "offered":
+            self._phase = "gathering"
+
+    def _stop(self) -> None:
+        """Tells the processes that their generation is over for this node."""
+        self._phase = "stopping"
+        number = self._generation.number if self._generation else 0
+        for seat in self._seats:
+            if not seat.is_ready:
+                seat.say(stop=number)
+
+    @property
+    def _are_all_ready(self) -> bool:
+        ranks = {seat.local_rank for seat in self._seats if seat.is_ready}
+        return ranks == set(range(self._setting.node.processes))
+
+    def _step(self, now_s: float) -> None:
+        if self._phase in ("gathering", "stopping"):
+            if self._are_all_ready:
+                self._keeper.offer()
+                self._phase = "offered"
+            elif self._phase == "stopping":
+                self._keeper.offer()  # the others need not wait for what this node has to do meanwhile
+                self._phase = "gathering"
+        if self._phase == "gathering":
+            self._keeper.must_stop()  # raises what has ended the training
+        elif self._phase == "offered":
+            self._generation = self._keeper.taken()
+            if self._generation is not None:
+                self._meet(self._generation, now_s)
+        elif self._phase in ("meeting", "training") and self._keeper.must_stop():
+            self._stop()
+        if self._phase == "meeting":
+            self._look_for_main(now_s)
+
+    def _meet(self, generation: Generation, now_s: float) -> None:
+        self._phase, self._meet_until_s = "meeting", now_s + MEET_LIMIT_S
+        if generation.rank(self._setting.node.id) == 0:
+            first = next(seat for seat in self._seats if seat.local_rank == 0)
+            first.say(lead=generation.number)
+
+    def _put_main(self, port: int) -> None:
+        assert self._generation is not None
+        with contextlib.suppress(StoreLost):
+            self._keeper.put(_main(self._generation), [self._setting.node.address, port])
+
+    def _look_for_main(self, now_s: float) -> None:
+        assert self._generation is not None
+        found: Any = None
+        with contextlib.suppress(StoreLost):
+            found = self._keeper.get(_main(self._generation))
+        if found is not None:
+            self._seat_all(self._generation, str(found[0]), int(found[1]))
+        elif now_s > self._meet_until_s:
+            self._stop()
+
+    def _seat_all(self, generation: Generation, address: str, port: int) -> None:
+        rank = generation.rank(self._setting.node.id)
+        assert rank is not None
+        before = sum(node.processes for node in generation.nodes[:rank])
+        train = {
+            "generation": generation.number,
+            "world": sum(node.processes for node in generation.nodes),
+            "address": address,
+            "port": port,
+            "hosts": [node.host for node in generation.nodes],
+            "kind": generation.kind,
+            "lost": generation.lost,
+            "joined": generation.joined,
+        }
+        self._phase = "training"
+        for seat in self._seats:
+            assert seat.local_rank is not None
+            seat.is_ready = False
+            seat.say(train={**train, "rank": before + seat.local_rank})
+
+
+def _main(generation: Generation) -> str:
+    return f"generation/{generation.number}/seats"

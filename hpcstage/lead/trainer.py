@@ -1,0 +1,178 @@
+"""Runs as `python -m hpcstage.lead.trainer SPEC [INDEX]`: `torchrun` on one node of an elastic training.
+
+The module owns this node's agent of `torchrun` and all that it starts: what an agent that was killed leaves behind is
+killed, too. It ends the agent when a signal says so, or when whoever started it is gone.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the other imports look for their modules
+    from hpcstage.inherited import own_packages_first
+
+    own_packages_first()
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from hpcstage import job as jobs
+from hpcstage import stderr
+from hpcstage.forked import die_with_parent
+from hpcstage.job.ranks import without_rank
+from hpcstage.lead.agent import index_of
+from hpcstage.protocol.trainingspec import NODE, TrainingSpec
+
+PASSED_ON = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGXCPU,
+)
+RESTARTS = 100
+SHUTDOWN_S = 10
+"""So long the processes may take to end after SIGTERM; then `torchrun` kills them. Its own default is 30 s."""
+_PR_SET_CHILD_SUBREAPER = 36
+_LOOK_S = 0.2
+_OF_NODE = frozenset({"HOSTNAME", "HOST", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "_"})
+_OF_SCHEDULER = ("SLURM", "PBS_", "SGE_", "PE_", "JOB_", "PJM_", "LSB_", "FLUX_")
+"""Variables that are this node's own, and not those of the first node."""
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the agent of this node to its end, and returns its exit code, as a shell would."""
+    spec = TrainingSpec.load(Path(arguments[0]))
+    host = jobs.detect(os.environ, hostname=socket.gethostname()).hostname
+    index = int(arguments[1]) if len(arguments) > 1 else index_of(spec.hosts, host)
+    if index is None or (index == 0 and len(arguments) == 1):
+        return 0  # some launchers start this on all nodes; the first node has the one of the wrapper
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        agent = subprocess.Popen(
+            command(spec, index),
+            stdin=subprocess.DEVNULL,
+            env=environment(spec, index, os.environ),
+            cwd=spec.cwd,
+            preexec_fn=partial(_as_agent, os.getpid()),  # noqa: PLW1509  this process has one thread
+        )
+    except OSError as error:
+        stderr.say(f"elastic: {spec.hosts[index]}: {spec.torchrun[0]} cannot be started: {error.strerror}")
+        return 127
+    try:
+        code = _followed(agent)
+    finally:
+        _kill_left()
+    return code if code >= 0 else 128 - code
+
+
+def command(spec: TrainingSpec, index: int) -> list[str]:
+    """Returns the command line of `torchrun` on a node."""
+    address = "127.0.0.1" if spec.virtual else spec.hosts[index]
+    restarts = [] if _gives(spec.arguments, "--max-restarts") else [f"--max-restarts={RESTARTS}"]
+    return [
+        *spec.torchrun,
+        f"--nnodes={spec.least}:{spec.most}",
+        "--rdzv-backend=hpcstage",
+        f"--rdzv-id={spec.run_id}",
+        f"--rdzv-conf=host={spec.hosts[index]}",
+        f"--local-addr={address}",
+        *restarts,
+        *spec.arguments,
+    ]
+
+
+def environment(spec: TrainingSpec, index: int, own: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of `torchrun` on a node: that of the command, with what is this node's own."""
+    given = dict(spec.env)
+    if not spec.virtual and index:
+        node = without_rank(own)
+        given = {name: value for name, value in given.items() if not _is_of_node(name)}
+        given |= {name: value for name, value in node.items() if _is_of_node(name)}
+    ours = {
+        "HPCSTAGE_ELASTIC_DIR": spec.run_dir,
+        "HPCSTAGE_ELASTIC_POLICY": spec.policy,
+        "HPCSTAGE_ELASTIC_SURVIVORS": spec.survivors,
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S),
+    }
+    if spec.virtual:
+        ours[NODE] = str(index)
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # PyTorch's store writes a page for each connection that breaks
+    return {**quiet, **given, **ours}
+
+
+def _is_of_node(name: str) -> bool:
+    return name in _OF_NODE or name.startswith(_OF_SCHEDULER)
+
+
+def _gives(arguments: list[str], option: str) -> bool:
+    spelt = (option, option.replace("-", "_").replace("__", "--", 1))
+    return any(word.partition("=")[0] in spelt for word in arguments)
+
+
+def _as_agent(parent: int) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in (*PASSED_ON, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    die_with_parent(parent, signal.SIGTERM)
+
+
+def _followed(agent: subprocess.Popen[bytes]) -> int:
+    """Passes signals on until the agent ends; the end of this process's input counts as SIGTERM."""
+    has_input = True
+    while (code := agent.poll()) is None:
+        info = signal.sigtimedwait({*PASSED_ON, signal.SIGCHLD}, _LOOK_S)
+        if info is not None and info.si_signo != signal.SIGCHLD:
+            agent.send_signal(info.si_signo)
+        if has_input and select.select([0], [], [], 0)[0] and not os.read(0, 4096):
+            has_input = False
+            if not _is_nothing(0):
+                agent.send_signal(signal.SIGTERM)
+        _reap_others(agent.pid)
+    return code
+
+
+def _is_nothing(fd: int) -> bool:
+    """Whether a descriptor is /dev/null or a file, whose end says nothing."""
+    return not os.path.exists(f"/proc/self/fd/{fd}") or not os.readlink(f"/proc/self/fd/{fd}").startswith(
+        ("pipe:", "socket:")
+    )
+
+
+def _reap_others(agent: int) -> None:
+    """Reaps processes that the agent's processes left; the agent is left to its own object."""
+    for pid in _children():
+        if pid != agent:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _kill_left() -> None:
+    """Kills what the agent has left behind, and what appears while that dies."""
+    while pids := _children():
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _children() -> list[int]:
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

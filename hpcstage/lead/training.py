@@ -1,0 +1,160 @@
+"""Runs as `python -m hpcstage.lead.training SPEC`, in the place of the command of `hpcstage run --elastic`: starts one
+agent of `torchrun` on each node, passes signals on, and ends with what the agents agreed on.
+
+The module owns the processes that it starts. A node that is lost is none of its business: the agents that are left
+decide. What may never return, such as a launcher for a lost node, is ended when the others have.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the other imports look for their modules
+    from hpcstage.inherited import own_packages_first
+
+    own_packages_first()
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from hpcstage import stderr
+from hpcstage.elastic.membership.arbiter import Arbiter
+from hpcstage.errors import HpcstageError
+from hpcstage.forked import die_with_parent
+from hpcstage.job import launchers
+from hpcstage.lead.trainer import PASSED_ON
+from hpcstage.lead.world import find_mpiexec, mpi_of
+from hpcstage.protocol.trainingspec import NODE_PROGRAM, SCRIPT, TrainingSpec
+
+_LOOK_S = 0.5
+ENDING_S = 60.0
+"""After a signal that ends the training, or after its end, agents have so long to end before they are killed."""
+SILENT_S = 60.0
+"""When some agents have ended and nobody leads the training for so long, the launchers that are left are for lost
+nodes."""
+_ENDS = frozenset(PASSED_ON)
+
+
+class Training:
+    """The agents of one training."""
+
+    def __init__(self, spec: TrainingSpec, path: Path) -> None:
+        self._spec = spec
+        self._path = path
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._deadline_s: float | None = None
+        self._beat: tuple[object, float] = (None, time.monotonic())
+
+    def run(self) -> int:
+        """Runs to the end of all agents, and returns the exit code."""
+        self._start_all()
+        while any(process.poll() is None for process in self._started):
+            info = signal.sigtimedwait({*PASSED_ON, signal.SIGCHLD}, _LOOK_S)
+            if info is not None and info.si_signo != signal.SIGCHLD:
+                self._pass_on(info.si_signo)
+            self._look(time.monotonic())
+        return self._code()
+
+    def _start_all(self) -> None:
+        spec = self._spec
+        here = range(len(spec.hosts)) if spec.virtual else range(1)
+        for index in here:
+            words = [sys.executable, "-s", "-m", NODE_PROGRAM, os.fspath(self._path), str(index)]
+            self._start(words, os.environ, subprocess.DEVNULL)
+        if spec.virtual:
+            return
+        script = ("/bin/sh", os.fspath(self._path.parent / SCRIPT))
+        env = launchers.scrubbed(os.environ)
+        for command, takes_stdin in _elsewhere(spec, script):
+            self._start(command, env, subprocess.PIPE if takes_stdin else subprocess.DEVNULL)
+
+    def _start(self, words: Sequence[str], env: Mapping[str, str], stdin: int) -> None:
+        try:
+            process = subprocess.Popen(
+                list(words),
+                stdin=stdin,
+                env=dict(env),
+                start_new_session=True,
+                preexec_fn=partial(_as_child, os.getpid()),  # noqa: PLW1509  this process has one thread
+            )
+        except OSError as error:
+            stderr.say(f"elastic: {words[0]} cannot be started: {error.strerror} (choose another --launcher)")
+            return
+        self._started.append(process)
+
+    def _pass_on(self, number: int) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.send_signal(number)
+        if self._deadline_s is None and number in _ENDS and number not in (signal.SIGUSR1, signal.SIGUSR2):
+            self._deadline_s = time.monotonic() + ENDING_S
+
+    def _look(self, now_s: float) -> None:
+        """Kills what will not end by itself."""
+        if self._deadline_s is None and self._is_over(now_s):
+            self._deadline_s = now_s + ENDING_S
+        if self._deadline_s is None or now_s < self._deadline_s:
+            return
+        for process in self._started:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    def _is_over(self, now_s: float) -> bool:
+        """Returns whether no agent that lives has anything more to do."""
+        if all(process.poll() is None for process in self._started):
+            return False
+        with contextlib.suppress(HpcstageError, OSError, ValueError):
+            arbiter = Arbiter(self._spec.agreed)
+            term = arbiter.newest_term()
+            if term is not None and arbiter.end_of(term.number) is not None:
+                return True
+            beat = arbiter.last_beat()
+            if beat != self._beat[0]:
+                self._beat = beat, now_s
+        return now_s - self._beat[1] > SILENT_S
+
+    def _code(self) -> int:
+        codes = [process.returncode for process in self._started]
+        with contextlib.suppress(HpcstageError, OSError, ValueError):
+            arbiter = Arbiter(self._spec.agreed)
+            term = arbiter.newest_term()
+            end = arbiter.end_of(term.number) if term else None
+            if end is not None:
+                return end.exit_code
+        failed = [code if code >= 0 else 128 - code for code in codes if code != 0]
+        return failed[0] if failed else 0 if codes else 1
+
+
+def _elsewhere(spec: TrainingSpec, script: Sequence[str]) -> list[tuple[Sequence[str], bool]]:
+    """Returns the command lines that start the agents of the other nodes, each by itself where the launcher can do
+    that, and whether the end of their input reaches the agents."""
+    mpi = mpi_of(find_mpiexec()) if spec.launcher == "mpiexec" else launchers.Mpi.UNKNOWN
+    found: list[tuple[Sequence[str], bool]] = []
+    for host in spec.hosts[1:]:
+        plan = launchers.per_node(spec.launcher, script, [host], mpi, spec.parts)
+        found += [(command, plan.takes_stdin) for command in plan.commands]
+        if not plan.exact:
+            break
+    return found
+
+
+def _as_child(parent: int) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    die_with_parent(parent, signal.SIGTERM)
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the training; see the module."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
+    path = Path(arguments[0])
+    return Training(TrainingSpec.load(path), path).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,130 @@
+"""The seat of a training process at the agent of its node, which tells it in which membership it trains.
+
+The module owns the connection and its thread. When the membership is over, the thread says so and hangs up, whatever
+the program does at that moment. What is said is described in `hpcstage.elastic.seats`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hpcstage.elastic.seats import VARIABLE
+from hpcstage.errors import HpcstageError
+
+CONNECT_S = 30.0
+
+
+class AgentLost(HpcstageError):
+    """The agent of this node is gone: nobody will say any more who trains."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A process's place in a membership."""
+
+    generation: int
+    rank: int
+    world: int
+    address: str
+    port: int
+    hosts: tuple[str, ...]
+    kind: str
+    lost: tuple[str, ...]
+    joined: tuple[str, ...]
+
+    @classmethod
+    def from_json(cls, said: dict[str, Any]) -> Assignment:
+        """Reads what the agent says."""
+        return cls(**{**said, **{name: tuple(said[name]) for name in ("hosts", "lost", "joined")}})
+
+
+class Seat:
+    """The seat of this process."""
+
+    def __init__(self, path: str, local_rank: int) -> None:
+        self._local_rank = local_rank
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection.settimeout(CONNECT_S)
+        self._connection.connect(path)
+        self._connection.settimeout(None)
+        self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._hang_up: Callable[[], object] = int
+        self.is_over = threading.Event()
+        """Set when the membership in which this process trains is over."""
+        threading.Thread(target=self._listen, name="elastic seat", daemon=True).start()
+
+    @classmethod
+    def taken(cls) -> Seat | None:
+        """Takes a seat where there is an agent that gives some."""
+        path = os.environ.get(VARIABLE)
+        return cls(path, int(os.environ.get("LOCAL_RANK", "0"))) if path else None
+
+    def assigned(self, lead: Callable[[], int], hang_up: Callable[[], object]) -> Assignment:
+        """Says that this process is ready, and returns its place in the next membership. Waits as long as the others
+        train without it, or a policy says `wait`: the agent bounds that, and ends this process.
+
+        `lead` makes the store of the next group and returns its port, if this process is the first. `hang_up` is called
+        when the membership is over. Raises AgentLost.
+        """
+        self._say(ready=self._local_rank)
+        while True:
+            said = self._said.get()
+            if said is None:
+                raise AgentLost("the agent of this node has ended", "look at what torchrun said")
+            if "lead" in said:
+                self._say(port=lead(), generation=said["lead"])
+            if "train" in said:
+                found = Assignment.from_json(said["train"])
+                with self._lock:
+                    self._generation, self._hang_up = found.generation, hang_up
+                    self.is_over.clear()
+                return found
+
+    def leave(self) -> None:
+        """Says nothing, but takes no word of the membership any more in which this process was."""
+        with self._lock:
+            self._generation, self._hang_up = 0, int
+
+    def finished(self) -> None:
+        """Says that the training is over for this process."""
+        self.leave()
+        self._say(finished=self._local_rank)
+
+    def _say(self, **what: Any) -> None:  # noqa: ANN401 - plain data
+        with contextlib.suppress(OSError):  # the thread finds out
+            self._connection.sendall(json.dumps(what).encode() + b"\n")
+
+    def _listen(self) -> None:
+        buffer = b""
+        while True:
+            try:
+                data = self._connection.recv(65536)
+            except OSError:
+                data = b""
+            if not data:
+                self._said.put(None)
+                self._over(None)
+                return
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                said = json.loads(line)
+                if "stop" in said:
+                    self._over(said["stop"])
+                else:
+                    self._said.put(said)
+
+    def _over(self, generation: int | None) -> None:
+        with self._lock:
+            if self._generation and generation in (None, self._generation):
+                self.is_over.set()
+                self._hang_up()

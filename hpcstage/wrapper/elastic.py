@@ -1,0 +1,192 @@
+"""Makes an elastic training of the command: checks what was asked for before anything starts, and says what is started
+in the command's place.
+
+The module owns the form of the command (`torchrun ...` or `python ...`) and the options of `torchrun` that are
+hpcstage's. `lead.training` starts the agents.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcstage import inherited
+from hpcstage.elastic.loading import load_policy
+from hpcstage.errors import UsageError
+from hpcstage.job import together
+from hpcstage.node import environment, start
+from hpcstage.protocol.trainingspec import NODE_PROGRAM, PROGRAM, SCRIPT, SPEC, TrainingSpec
+from hpcstage.wrapper import grouping, messages, rundir
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
+    from hpcstage.job import Job
+
+_MODULE = ("-m", "torch.distributed.run")
+_OURS = frozenset(
+    f"--{name}"
+    for name in (
+        "nnodes", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "standalone", "node-rank", "master-addr",
+        "master-port", "local-addr",
+    )
+)  # fmt: skip
+_SWITCHES = frozenset({"--standalone", "--no-python", "--run-path", "--module", "-m", "--virtual-local-rank"})
+_PROBE = """
+import importlib.metadata as m, importlib.util as u, sys
+found = m.entry_points()
+names = found.select(group="torchrun.handlers") if hasattr(found, "select") else found.get("torchrun.handlers", ())
+sys.exit(3 if u.find_spec("torch") is None else 4 if not any(e.name == "hpcstage" for e in names) else 0)
+"""
+_PROBE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The command, as `torchrun` is started."""
+
+    torchrun: list[str]
+    arguments: list[str]
+
+
+def check(command: Sequence[str], config: Config, job: Job) -> None:
+    """Raises UsageError if the training cannot be as it is asked for. Starts nothing of the user's."""
+    assert config.elastic is not None
+    least, most = config.elastic
+    if job.is_rank:
+        fix = "write `hpcstage run --elastic ... -- torchrun ...` without the launcher"
+        raise UsageError("--elastic starts torchrun on every node, and stands behind a launcher", fix)
+    load_policy(config.policy.replace(";", ","), least, most)
+    count = len(hosts(config, job).hosts)
+    if count < least:
+        what = f"--elastic {least}:{most} needs {least} nodes and there are {count}"
+        raise UsageError(what, "ask for more nodes, or for a smaller least number")
+    launch = launch_of(command)
+    _refuse_ours(launch.arguments)
+    _probe(launch.torchrun)
+
+
+def hosts(config: Config, job: Job) -> together.Grouping:
+    """Returns the nodes of the training: those of the job; without a scheduler virtual ones, the most that train if
+    the user names no number."""
+    found = together.find(config, job, None, job.hostname)
+    return found or together.Grouping([job.hostname], 0, "virtual", starts_daemons=True)
+
+
+def launch_of(command: Sequence[str]) -> Launch:
+    """Returns how to start `torchrun` for a command. Raises UsageError for one that is neither it nor Python."""
+    name = os.path.basename(command[0])
+    if name == "torchrun":
+        return Launch([command[0]], list(command[1:]))
+    if not name.startswith("python"):
+        fix = "write `-- torchrun ... train.py` or `-- python train.py`"
+        raise UsageError(f"--elastic cannot start {command[0]}: it is neither torchrun nor Python", fix)
+    if tuple(command[1:3]) == _MODULE:
+        return Launch(list(command[:3]), list(command[3:]))
+    if len(command) == 1:
+        raise UsageError(f"{command[0]} has no program", "write `-- python train.py`")
+    return Launch([command[0], *_MODULE], ["--no-python", *command])
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a training belongs."""
+
+    run_id: str
+    run_dir: Path
+    directory: Path
+    """Where the nodes find its specification."""
+
+
+def words(command: Sequence[str], config: Config, job: Job, place: Place, env: Mapping[str, str]) -> list[str]:
+    """Writes the specification of the training, and returns the command that is started in the user's command's place.
+    `env` is the environment of the user's command."""
+    assert config.elastic is not None
+    least, most = config.elastic
+    group, launch = hosts(config, job), launch_of(command)
+    if launch.arguments[:1] == ["--no-python"]:
+        messages.warn(f"elastic: torchrun is put in between: {shlex.join([*launch.torchrun, *launch.arguments])}")
+    spec = TrainingSpec(
+        run_id=place.run_id,
+        run_dir=os.path.abspath(place.run_dir),
+        hosts=list(group.hosts),
+        launcher=group.launcher,
+        torchrun=launch.torchrun,
+        arguments=launch.arguments,
+        least=least,
+        most=most,
+        policy=config.policy.replace(",", ";"),
+        survivors=config.survivors,
+        env=dict(env),
+        cwd=os.fspath(inherited.directory()),
+        parts=[list(part) for part in group.parts],
+    )
+    path = place.directory.absolute() / SPEC
+    spec.save(path)
+    script = path.with_name(SCRIPT)
+    script.write_text(grouping.script([sys.executable, "-s", "-m", NODE_PROGRAM, os.fspath(path)]))
+    return [sys.executable, "-s", "-m", PROGRAM, os.fspath(path)]
+
+
+def unstaged_words(command: Sequence[str], config: Config, job: Job, started_unix_s: float) -> list[str]:
+    """Returns what `words` returns, for a training whose data cannot be staged. Raises HpcstageError or OSError."""
+    run_id = rundir.unique_id(started_unix_s, job.job_id)
+    run_dir = rundir.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
+    return words(command, config, job, Place(run_id, run_dir, run_dir), os.environ)
+
+
+def own_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of the process that starts the agents."""
+    return environment.for_daemon(env, start.package_parent())
+
+
+def _refuse_ours(arguments: Sequence[str]) -> None:
+    """Raises UsageError if the user gives an option of `torchrun` that says who trains."""
+    takes_value = False
+    for word in arguments:
+        if takes_value:
+            takes_value = False
+            continue
+        if not word.startswith("-"):
+            return
+        name, has_value, _ = word.partition("=")
+        name = name.replace("_", "-")
+        if name in _OURS:
+            raise UsageError(f"{word}: --elastic sets this option of torchrun", "leave it out")
+        takes_value = not has_value and name not in _SWITCHES
+
+
+def _probe(torchrun: Sequence[str]) -> None:
+    """Raises UsageError if the Python of `torchrun` has no PyTorch, or no hpcstage, which is its rendezvous."""
+    found = shutil.which(torchrun[0])
+    if found is None:
+        raise UsageError(f"cannot run {torchrun[0]!r}: it is not there", "check the command after `--`")
+    python = found if len(torchrun) > 1 else _interpreter(found)
+    if python is None:
+        return
+    try:
+        code = subprocess.run(
+            [python, "-c", _PROBE], stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_S, check=False
+        ).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    missing = {3: "PyTorch", 4: "hpcstage"}.get(code)
+    if missing is not None:
+        raise UsageError(f"--elastic: {python} has no {missing}", f"install {missing.lower()} there")
+
+
+def _interpreter(script: str) -> str | None:
+    """Returns the Python of a script, from its first line."""
+    try:
+        with open(script, "rb") as file:
+            first = file.readline(4096)
+    except OSError:
+        return None
+    words = first.removeprefix(b"#!").split() if first.startswith(b"#!") else []
+    return os.fsdecode(words[0]) if len(words) == 1 and b"python" in os.path.basename(words[0]) else None

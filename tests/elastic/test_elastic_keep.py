@@ -1,0 +1,264 @@
+"""`hpcstage.torch.Elastic`: survivors keep their processes, every sample counts once, and the weights are those of a
+training without faults and with the same memberships."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import GLOO, Hpcstage, wait_for
+
+pytest.importorskip("torch")
+
+from hpcstage.elastic.ledger import check
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(300)]
+SAMPLES = 203
+TRAIN = """
+import json, os, sys, time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from hpcstage.torch import Checkpointer, Elastic, ElasticSampler
+
+work, pause = sys.argv[1], float(sys.argv[2])
+torch.set_num_threads(1)
+torch.manual_seed(1)
+inputs = torch.randn(203, 6, dtype=torch.float64)
+data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.9)
+sampler = ElasticSampler(data, 2, seed=3)
+saves = Checkpointer(os.path.join(work, "saves"), every=5) if len(sys.argv) > 3 else None
+elastic = Elastic(model, optimizer, sampler, scheduler, warmup_steps=4, checkpointer=saves)
+
+def say():
+    with open(os.path.join(work, f"steps-{os.getpid()}"), "a") as file:
+        node = int(os.environ["HPCSTAGE_VIRTUAL_NODE"])
+        said = {"node": node, "pid": os.getpid(), "rank": elastic.rank, "world": elastic.world, "step": elastic.step}
+        file.write(json.dumps({**said, "at": time.time()}) + "\\n")
+
+def train(net):
+    stop = torch.zeros(1)
+    while not stop.item() or elastic.epoch < 2:
+        for _ in elastic.epochs(elastic.epoch + 1):
+            for x, y in DataLoader(data, batch_sampler=sampler):
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(net(x), y).backward()
+                optimizer.step()
+                scheduler.step()
+                elastic.commit()
+                say()
+                time.sleep(pause)
+        stop[0] = float(os.path.exists(os.path.join(work, "stop")))
+        torch.distributed.all_reduce(stop, torch.distributed.ReduceOp.MAX)
+
+elastic.run(train)
+torch.save(model.state_dict(), os.path.join(work, f"model-{elastic.rank}.pt"))
+"""
+
+
+class Training:
+    """A training on virtual nodes."""
+
+    def __init__(
+        self, hpcstage: Hpcstage, work: Path, *options: str, pause_s: float = 0.03, saves: bool = False
+    ) -> None:
+        self.work = work
+        (work / "train.py").write_text(TRAIN)
+        command = ["run", *options, "--survivors", "keep", "--run-dir", os.fspath(work / "run"), "--"]
+        command += [sys.executable, os.fspath(work / "train.py"), os.fspath(work), str(pause_s), *["saves"] * saves]
+        self.said = work / "said"
+        with self.said.open("wb") as said:
+            self.process = subprocess.Popen(
+                hpcstage.command(*command), cwd=hpcstage.cwd, env={**hpcstage.env, **GLOO}, stdin=subprocess.DEVNULL,
+                stdout=said, stderr=said,
+            )  # fmt: skip
+
+    def text(self) -> str:
+        return self.said.read_text(errors="replace")
+
+    def steps(self) -> list[dict[str, Any]]:
+        lines = [line for path in self.work.glob("steps-*") for line in path.read_text().splitlines(keepends=True)]
+        return sorted((json.loads(line) for line in lines if line.endswith("\n")), key=lambda step: step["at"])
+
+    def wait(self, *nodes: int, since: float = 0.0, limit_s: float = 60) -> float:
+        """Waits until these nodes make steps together, and returns the time of the first."""
+
+        def found() -> list[dict[str, Any]]:
+            assert self.process.poll() is None, self.text()
+            return [one for one in self.steps() if one["at"] > since and one["world"] == len(nodes)]
+
+        wait_for(lambda: {one["node"] for one in found()} == {*nodes}, limit_s, f"steps of {nodes}: {self.text()}")
+        return float(found()[0]["at"])
+
+    def pids(self) -> dict[int, int]:
+        return {one["node"]: one["pid"] for one in self.steps()}
+
+    def node(self, index: int) -> list[psutil.Process]:
+        """The processes of a virtual node: what starts its agent, the agent, its processes."""
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if "hpcstage.lead.trainer" in words and words[-1] == str(index):
+                    return [process, *process.children(recursive=True)]
+        raise AssertionError(f"no node {index}: {self.text()}")
+
+    def strike(self, processes: list[psutil.Process], signum: int) -> float:
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        at = time.time()
+        for process in processes:
+            process.send_signal(signum)
+        return at
+
+    def agreed(self) -> Path:
+        (found,) = (self.work / "run").glob("elastic-*")
+        return found
+
+    def end(self, ranks: int) -> list[Any]:
+        """Lets it come to its end, and returns the models of the ranks."""
+        import torch
+
+        (self.work / "stop").touch()
+        assert self.process.wait(90) == 0, self.text()
+        return [torch.load(self.work / f"model-{rank}.pt") for rank in range(ranks)]
+
+    def proven(self) -> None:
+        found = check(self.agreed(), SAMPLES)
+        assert not found.wrong, found
+        assert found.epochs >= 2, found
+
+
+@pytest.fixture
+def trainings() -> Iterator[list[Training]]:
+    made: list[Training] = []
+    yield made
+    for training in made:
+        if training.process.poll() is None:
+            training.process.terminate()
+            try:
+                training.process.wait(80)
+            except subprocess.TimeoutExpired:
+                training.process.kill()
+
+
+def alike(one: Any, other: Any) -> bool:
+    import torch
+
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_survivors_keep_their_processes(hpcstage: Hpcstage, tmp_path: Path, trainings: list[Training]) -> None:
+    """A killed node, a frozen one, a killed process: those that are left go on in the same processes."""
+    training = Training(hpcstage, tmp_path, "--elastic", "1:3")
+    trainings.append(training)
+    training.wait(0, 1, 2)
+    first = training.pids()
+    killed_s = training.strike([psutil.Process(first[1])], signal.SIGKILL)
+    training.wait(0, 1, 2, since=killed_s)
+    second = training.pids()
+    assert (second[0], second[2]) == (first[0], first[2])
+    assert second[1] != first[1]
+    struck_s = training.strike(training.node(0), signal.SIGKILL)
+    took_s = training.wait(1, 2, since=struck_s) - struck_s
+    third = training.pids()
+    assert (third[1], third[2]) == (second[1], second[2])
+    frozen = training.node(2)
+    frozen_s = training.strike(frozen, signal.SIGSTOP)
+    alone_s = training.wait(1, since=frozen_s) - frozen_s
+    for process in frozen:
+        process.resume()
+    training.wait(1, 2, since=time.time())
+    assert training.pids()[2] == second[2], "a node that was frozen comes back in the same process"
+    one, other = training.end(2)
+    assert alike(one, other)
+    training.proven()
+    print(f"killed: {took_s:.1f} s, frozen: {alone_s:.1f} s")
+    # Bounds of a busy machine: the limits are 2 s of silence and some turns.
+    assert took_s < 15
+    assert alone_s < 15
+
+
+def test_the_weights_are_those_of_an_undisturbed_training(
+    hpcstage: Hpcstage, tmp_path: Path, trainings: list[Training]
+) -> None:
+    """The ledger says which ranks divided which steps; a program without faults that follows it ends with the same
+    weights."""
+    training = Training(hpcstage, tmp_path, "--elastic", "1:2")
+    trainings.append(training)
+    training.wait(0, 1)
+    training.wait(0, since=training.strike(training.node(1), signal.SIGKILL))
+    (model,) = training.end(1)
+    training.proven()
+    followed = follow(training.agreed())
+    for name, tensor in followed.items():
+        assert (model[name] - tensor).abs().max() < 1e-9, name
+
+
+def follow(agreed: Path) -> Any:
+    """Trains in one process what the ledger says: the samples of each step, and the learning rate of its membership."""
+    import torch
+
+    worlds: dict[int, int] = {}
+    ids: dict[int, list[int]] = {}
+    begins: list[tuple[int, int]] = []
+    for path in sorted(agreed.glob("ledger-*")):
+        head, *lines = map(json.loads, path.read_text().splitlines())
+        begins.append((head["begins_after"], head["world"]))
+        if head["last"]:
+            ids[head["begins_after"]] = head["last"]["ids"]
+        ids = {step: found for step, found in ids.items() if step <= head["begins_after"]}
+        for line in lines:
+            ids[line["step"]], worlds[line["step"]] = line["ids"], head["world"]
+    torch.manual_seed(1)
+    inputs = torch.randn(SAMPLES, 6, dtype=torch.float64)
+    outputs = inputs.sum(1, keepdim=True)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.9)
+    (_, first), (changed_after, second) = begins
+    for step in range(1, max(ids) + 1):
+        done = min(1.0, (step - changed_after) / 4) if step > changed_after else 0.0
+        factor = 1.0 + (second / first - 1.0) * done
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] *= factor
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs[ids[step]]), outputs[ids[step]]).backward()
+        optimizer.step()
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        scheduler.step()
+    return model.state_dict()
+
+
+def test_without_survivors_it_goes_on_from_a_checkpoint(
+    hpcstage: Hpcstage, tmp_path: Path, trainings: list[Training]
+) -> None:
+    first = Training(hpcstage, tmp_path, "--elastic", "1:2", saves=True)
+    trainings.append(first)
+    first.wait(0, 1)
+    wait_for(lambda: any((tmp_path / "saves").glob("step-*")), 30, "a checkpoint")
+    for process in [*first.node(0), *first.node(1)]:
+        process.kill()
+    assert first.process.wait(90) != 0
+    saved = max(int(path.name[5:]) for path in (tmp_path / "saves").glob("step-*"))
+    for path in tmp_path.glob("steps-*"):
+        path.unlink()
+    second = Training(hpcstage, tmp_path, "--elastic", "1:2", saves=True)
+    trainings.append(second)
+    second.wait(0, 1)
+    assert min(one["step"] for one in second.steps()) == saved + 1
+    one, other = second.end(2)
+    assert alike(one, other)

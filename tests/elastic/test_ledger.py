@@ -1,0 +1,62 @@
+"""The ledger of samples: what it proves, and what it finds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcstage.elastic.ledger import BrokenLedger, Head, Ledger, Step, check
+
+
+def write(directory: Path, generation: int, after: int, steps: list[Step], last: Step | None = None) -> None:
+    ledger = Ledger(directory, Head(generation, ("a", "b"), 2, after, last))
+    for step in steps:
+        ledger.add(step)
+    ledger.close()
+
+
+def test_rolled_back_steps_do_not_count(tmp_path: Path) -> None:
+    write(tmp_path, 1, 0, [Step(1, 0, (0, 1)), Step(2, 0, (2, 3))])
+    write(tmp_path, 3, 1, [Step(2, 0, (2,)), Step(3, 0, (3,))], Step(1, 0, (0, 1)))
+    found = check(tmp_path, 4)
+    assert (found.steps, found.generations, found.rolled_back, found.wrong, found.epochs) == (3, 2, 1, {}, 1)
+
+
+def test_a_step_that_only_a_survivor_knows_counts(tmp_path: Path) -> None:
+    write(tmp_path, 1, 0, [Step(1, 0, (0, 1))])
+    with (tmp_path / "ledger-00000001").open("ab") as file:
+        file.write(b'{"step":2,"epo')
+    write(tmp_path, 2, 2, [Step(3, 1, (0, 1))], Step(2, 0, (2, 3)))
+    found = check(tmp_path, 4)
+    assert (found.steps, found.wrong, found.epochs) == (3, {}, 1)
+
+
+@pytest.mark.parametrize(
+    ("steps", "wrong"),
+    [
+        ([Step(1, 0, (0, 1)), Step(2, 0, (1, 2, 3))], {0: (0, 1)}),
+        ([Step(1, 0, (0, 1, 2)), Step(2, 1, (0,))], {0: (1, 0)}),
+        ([Step(1, 0, (0, 1, 2, 3)), Step(2, 1, (0, 0))], {1: (3, 1)}),
+    ],
+)
+def test_what_is_wrong_is_found(tmp_path: Path, steps: list[Step], wrong: dict[int, tuple[int, int]]) -> None:
+    write(tmp_path, 1, 0, steps)
+    assert check(tmp_path, 4).wrong == wrong
+    command = [sys.executable, "-m", "hpcstage.elastic.ledger", str(tmp_path), "4"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 1
+
+
+def test_missing_steps_are_an_error(tmp_path: Path) -> None:
+    write(tmp_path, 1, 0, [Step(1, 0, (0,))])
+    write(tmp_path, 2, 3, [Step(4, 0, (3,))], Step(3, 0, (2,)))
+    with pytest.raises(BrokenLedger):
+        check(tmp_path, 4)
+
+
+def test_a_generation_has_one_ledger(tmp_path: Path) -> None:
+    write(tmp_path, 1, 0, [])
+    with pytest.raises(FileExistsError):
+        write(tmp_path, 1, 0, [])
