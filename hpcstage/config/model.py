@@ -465,6 +465,7 @@ OTHER_VARIABLES = frozenset(
         "ELASTIC_DIR",
         "ELASTIC_POLICY",
         "ELASTIC_SURVIVORS",
+        "ELASTIC_ENDS",
         "ELASTIC_SEATS",
         "ELASTIC_AGREED",
         "VIRTUAL_NODE",

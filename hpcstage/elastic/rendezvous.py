@@ -43,6 +43,8 @@ NAME = "hpcstage"
 RUN_DIR, POLICY, SURVIVORS = "HPCSTAGE_ELASTIC_DIR", "HPCSTAGE_ELASTIC_POLICY", "HPCSTAGE_ELASTIC_SURVIVORS"
 """Variables for those who start `torchrun`: the directory of all trainings, the policy, and whether processes outlive a
 change of the membership (`keep`) or not (`restart`)."""
+ENDS = "HPCSTAGE_ELASTIC_ENDS"
+"""The variable that tells when the job's time is over, in Unix seconds."""
 DEFAULT_DIR = "hpcstage-runs"
 AGENTS_LIMIT_S = 30.0
 """How long an agent waits for what another one, which has agreed on the same generation, puts into the store."""
@@ -248,7 +250,16 @@ def setting_of(parameters: RendezvousParameters) -> AgentSetting:
         patience,
         bounds,
         _seconds("join_limit_s", parameters.get("join_limit_s", 600)),
+        _ends_unix_s(),
     )
+
+
+def _ends_unix_s() -> float | None:
+    """Returns when the job's time is over, which `hpcstage run` says where it knows it."""
+    try:
+        return float(os.environ[ENDS])
+    except (KeyError, ValueError):
+        return None
 
 
 def _endpoint(parameters: RendezvousParameters) -> tuple[str, int]:

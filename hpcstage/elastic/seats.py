@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import shutil
+import signal
 import socket
 import struct
 import tempfile
@@ -20,14 +22,21 @@ import threading
 import time
 from typing import Any, Literal
 
+from hpcstage import stderr
 from hpcstage.elastic.membership.keeping import Keeper, Setting
 from hpcstage.elastic.membership.store import StoreLost
 from hpcstage.elastic.membership.values import Generation
+from hpcstage.elastic.membership.watching import AwakeClock
+from hpcstage.units import format_duration
 
 VARIABLE = "HPCSTAGE_ELASTIC_SEATS"
 """Names the socket to the processes of a node."""
 AGREED = "HPCSTAGE_ELASTIC_AGREED"
 """Names the directory of what is agreed to them."""
+HANG_FACTOR, LEAVE_FACTOR = 10, 3
+"""Of the longest step that was seen."""
+AWAKE_S = 2.0
+"""Between two looks more time passes only while the agent itself is stopped."""
 _LOOK_S = 0.05
 _LINE_BYTES = 1 << 20
 _SEND_S = 1.0
@@ -36,14 +45,43 @@ MEET_LIMIT_S = 30.0
 Phase = Literal["gathering", "offered", "meeting", "training", "stopping", "finished"]
 
 
+class Steps:
+    """Knows how long the steps of a node's processes take, by a clock that it is given."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._last_s: float | None = None
+
+    def seen(self, now_s: float) -> None:
+        """Takes the end of a step."""
+        if self._last_s is not None:
+            self.longest_s = max(self.longest_s, now_s - self._last_s)
+        self._last_s = now_s
+
+    def pause(self) -> None:
+        """Says that the next step is the first of a membership: what it takes says nothing."""
+        self._last_s = None
+
+    def silent_s(self, now_s: float) -> float:
+        """Returns the time since the last step."""
+        return 0.0 if self._last_s is None else now_s - self._last_s
+
+    def are_overdue(self, now_s: float, least_s: float) -> bool:
+        """Returns whether there has been no step for longer than any that was seen makes likely."""
+        return self.silent_s(now_s) > max(least_s, HANG_FACTOR * self.longest_s)
+
+
 class _Seat:
     """The connection of one process."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(_SEND_S)
         self.connection = connection
+        self.pid, self.uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         self.local_rank: int | None = None
         self.is_ready = False
+        self.leave_by_s = math.inf
+        """When the process is killed if it has not left its group by then."""
         self._buffer = b""
 
     def say(self, **what: Any) -> None:  # noqa: ANN401 - plain data
@@ -78,6 +116,8 @@ class Seats:
         self._selector.register(self._server, selectors.EVENT_READ)
         self._seats: list[_Seat] = []
         self._phase: Phase = "gathering"
+        self._steps = Steps()
+        self._clock = AwakeClock(time.monotonic(), AWAKE_S)
         self._generation: Generation | None = None
         self._meet_until_s = 0.0
         self._error: Exception | None = None
@@ -129,11 +169,10 @@ class Seats:
 
     def _welcome(self) -> None:
         connection, _ = self._server.accept()
-        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.geteuid():
+        seat = _Seat(connection)
+        if seat.uid != os.geteuid():
             connection.close()
             return
-        seat = _Seat(connection)
         self._seats.append(seat)
         self._selector.register(connection, selectors.EVENT_READ, seat)
 
@@ -144,9 +183,12 @@ class Seats:
             return
         for said in heard:
             if "ready" in said:
-                seat.local_rank, seat.is_ready = int(said["ready"]), True
+                seat.local_rank, seat.is_ready, seat.leave_by_s = int(said["ready"]), True, math.inf
                 if self._phase in ("meeting", "training"):
                     self._stop()
+            if "step" in said:
+                self._steps.seen(self._clock.show(time.monotonic()))
+                self._keeper.tell({str(name): float(value) for name, value in said["step"].items()})
             if "finished" in said:
                 self._phase = "finished"
             if "port" in said and self._generation and said.get("generation") == self._generation.number:
@@ -165,8 +207,10 @@ class Seats:
         """Tells the processes that their generation is over for this node."""
         self._phase = "stopping"
         number = self._generation.number if self._generation else 0
+        limit_s = max(self._setting.bounds.leave_s, LEAVE_FACTOR * self._steps.longest_s)
         for seat in self._seats:
             if not seat.is_ready:
+                seat.leave_by_s = self._clock.show(time.monotonic()) + limit_s
                 seat.say(stop=number)
 
     @property
@@ -190,8 +234,26 @@ class Seats:
                 self._meet(self._generation, now_s)
         elif self._phase in ("meeting", "training") and self._keeper.must_stop():
             self._stop()
+        shown_s = self._clock.show(now_s)
+        if self._phase == "training" and self._steps.are_overdue(shown_s, self._setting.bounds.hang_s):
+            silent = format_duration(self._steps.silent_s(shown_s))
+            self._tell(f"no step for {silent}: the processes leave their group")
+            self._steps.seen(shown_s)  # so long a step may take from now on
+            self._stop()
+        self._kill_overdue(shown_s)
         if self._phase == "meeting":
             self._look_for_main(now_s)
+
+    def _kill_overdue(self, shown_s: float) -> None:
+        for seat in self._seats:
+            if shown_s >= seat.leave_by_s:
+                seat.leave_by_s = math.inf
+                self._tell(f"process {seat.pid} does not leave its group and is killed")
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(seat.pid, signal.SIGKILL)
+
+    def _tell(self, text: str) -> None:
+        stderr.say(f"elastic: {self._setting.node.host}: {text}")
 
     def _meet(self, generation: Generation, now_s: float) -> None:
         self._phase, self._meet_until_s = "meeting", now_s + MEET_LIMIT_S
@@ -229,6 +291,7 @@ class Seats:
             "joined": generation.joined,
         }
         self._phase = "training"
+        self._steps.pause()
         for seat in self._seats:
             assert seat.local_rank is not None
             seat.is_ready = False

@@ -85,11 +85,29 @@ def command(spec: TrainingSpec, index: int) -> list[str]:
         f"--nnodes={spec.least}:{spec.most}",
         "--rdzv-backend=hpcstage",
         f"--rdzv-id={spec.run_id}",
-        f"--rdzv-conf=host={spec.hosts[index]}",
+        f"--rdzv-conf=host={spec.hosts[index]}" + "".join(f",{part}" for part in _conf(spec.arguments)),
         f"--local-addr={address}",
         *restarts,
-        *spec.arguments,
+        *_without_conf(spec.arguments),
     ]
+
+
+def _conf(arguments: list[str]) -> list[str]:
+    """Returns the user's own settings of the rendezvous."""
+    at = _conf_at(arguments)
+    return [] if at is None else [arguments[at].partition("=")[2] or arguments[at + 1]]
+
+
+def _without_conf(arguments: list[str]) -> list[str]:
+    at = _conf_at(arguments)
+    if at is None:
+        return arguments
+    return arguments[:at] + arguments[at + (1 if "=" in arguments[at] else 2) :]
+
+
+def _conf_at(arguments: list[str]) -> int | None:
+    names = ("--rdzv-conf", "--rdzv_conf")
+    return next((at for at, word in enumerate(arguments) if word.partition("=")[0] in names), None)
 
 
 def environment(spec: TrainingSpec, index: int, own: Mapping[str, str]) -> dict[str, str]:
@@ -105,6 +123,8 @@ def environment(spec: TrainingSpec, index: int, own: Mapping[str, str]) -> dict[
         "HPCSTAGE_ELASTIC_SURVIVORS": spec.survivors,
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S),
     }
+    if spec.ends_unix_s is not None:
+        ours["HPCSTAGE_ELASTIC_ENDS"] = str(spec.ends_unix_s)
     if spec.virtual:
         ours[NODE] = str(index)
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # PyTorch's store writes a page for each connection that breaks

@@ -39,6 +39,8 @@ class TrainingSpec:
     env: dict[str, str]
     """The environment of the user's command on the first node."""
     cwd: str
+    ends_unix_s: float | None = None
+    """When the job's time is over, where that is known."""
     parts: list[list[str]] = field(default_factory=list)
 
     @property

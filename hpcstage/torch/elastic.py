@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +39,8 @@ from hpcstage.torch.weights import WeightedMean
 T = TypeVar("T")
 STORE_S = 30.0
 """So long a process tries to reach the store of its next group."""
+CONNECT_S = 60.0
+"""So long the processes of a group, which are all there, may take to connect to each other."""
 MOST_FAILURES = 5
 """An error that looks like that of a collective, so often at one step, is the program's own."""
 _OF_A_GROUP = ("gloo", "connection", "broken pipe", "timed out", "timeout", "socket", "process group", "store")
@@ -128,6 +131,8 @@ class Elastic:
         self._scaled = self._place
         """The place, with the learning rate of this membership, which is part of the state from its first step on."""
         self._failed_at = self._failures = 0
+        self._epochs = 0
+        self._step_s = self._stepped_s = 0.0
         self.rank, self.world, self.generation = 0, 1, 0
         optimizer.register_step_pre_hook(lambda *_: self._begin_step())
         optimizer.register_step_post_hook(lambda *_: self._end_step())
@@ -158,6 +163,7 @@ class Elastic:
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yields the epochs from the present one on, and has the sampler begin where it is."""
+        self._epochs = count
         while self._place.epoch < count:
             place = self._place
             self._sampler.begin(epoch=place.epoch, position=place.position, rank=self.rank, world=self.world)
@@ -182,8 +188,11 @@ class Elastic:
         if self.rank == 0 and self._checkpointer is not None:
             self._checkpointer.save(self.state_dict, place.step)
         self._weigh()
-        if self._seat is not None and self._seat.is_over.is_set():
-            raise MembershipChanged("the membership has changed")
+        self._time_step()
+        if self._seat is not None:
+            self._seat.stepped(self._progress)
+            if self._seat.is_over.is_set():
+                raise MembershipChanged("the membership has changed")
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the training, as it was committed last."""
@@ -212,6 +221,7 @@ class Elastic:
     def _join(self) -> None:
         """Takes a place in the next membership, with the state that counts."""
         self._optimizer.zero_grad(set_to_none=True)
+        self._stepped_s = 0.0
         if self._seat is None:
             self._restore_alone()
             self._net = self._model
@@ -242,7 +252,16 @@ class Elastic:
             limit = timedelta(seconds=STORE_S)
             store = dist.TCPStore(seat.address, seat.port, None, False, limit)  # type: ignore[attr-defined]
         named = dist.PrefixStore(f"generation/{seat.generation}", store)  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=named, rank=seat.rank, world_size=seat.world, timeout=self._timeout)
+        self._meet(named)
+        limit = timedelta(seconds=CONNECT_S)
+        dist.init_process_group("gloo", store=named, rank=seat.rank, world_size=seat.world, timeout=limit)
+        dist.distributed_c10d._set_pg_timeout(self._timeout)
+
+    def _meet(self, store: Any) -> None:
+        """Waits until all ranks have come: a node may have to start its processes again. Connecting, which nothing
+        ends before its limit, then takes little."""
+        store.set(f"here/{self.rank}", "")
+        store.wait([f"here/{rank}" for rank in range(self.world)], self._timeout)
 
     def _agree(self) -> None:
         """Brings all ranks to the newest state that one of them has."""
@@ -373,6 +392,26 @@ class Elastic:
         with torch.no_grad():
             for kept, buffer in zip(self._buffers, self._model.buffers(), strict=True):
                 buffer.copy_(kept)
+
+    def _progress(self) -> dict[str, float]:
+        """Returns what a policy may know of the training."""
+        place, sampler = self._place, self._sampler
+        told: dict[str, float] = {"step": place.step, "batch_per_process": sampler.batch_size}
+        if self._epochs and sampler.samples:
+            done = place.epoch * sampler.samples + place.position
+            whole = self._epochs * sampler.samples
+            told["share"] = min(1.0, done / whole)
+            if self._step_s:
+                told["process_s_left"] = max(0, whole - done) / sampler.batch_size * self._step_s
+        return told
+
+    def _time_step(self) -> None:
+        """Follows the time that a step takes."""
+        now_s = time.monotonic()
+        if self._stepped_s:
+            took_s = now_s - self._stepped_s
+            self._step_s = took_s if not self._step_s else 0.9 * self._step_s + 0.1 * took_s
+        self._stepped_s = now_s
 
     # ---- the ledger
 

@@ -38,12 +38,14 @@ class GroupConnections:
         count = 0
         for inode, fd in connections().items():
             if inode not in self._before if self._own is None else inode in self._own:
-                count += _shut_down(fd)
+                count += _shut_down(fd, inode)
         return count
 
 
-def _shut_down(fd: int) -> int:
+def _shut_down(fd: int, inode: int) -> int:
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as found:
+        if os.fstat(found.fileno()).st_ino != inode:
+            return 0  # the number has become that of another
         if found.family in (socket.AF_INET, socket.AF_INET6) and found.getpeername():
             found.shutdown(socket.SHUT_RDWR)
             return 1

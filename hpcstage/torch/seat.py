@@ -12,6 +12,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from hpcstage.elastic.seats import VARIABLE
 from hpcstage.errors import HpcstageError
 
 CONNECT_S = 30.0
+STEP_EVERY_S = 0.2
 
 
 class AgentLost(HpcstageError):
@@ -58,6 +60,7 @@ class Seat:
         self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._generation = 0
+        self._stepped_s = 0.0
         self._hang_up: Callable[[], object] = int
         self.is_over = threading.Event()
         """Set when the membership in which this process trains is over."""
@@ -89,6 +92,13 @@ class Seat:
                     self._generation, self._hang_up = found.generation, hang_up
                     self.is_over.clear()
                 return found
+
+    def stepped(self, progress: Callable[[], dict[str, float]]) -> None:
+        """Says that a step is done and how far the training is, a few times a second at most."""
+        now_s = time.monotonic()
+        if now_s - self._stepped_s >= STEP_EVERY_S:
+            self._stepped_s = now_s
+            self._say(step=progress())
 
     def leave(self) -> None:
         """Says nothing, but takes no word of the membership any more in which this process was."""

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ _MODULE = ("-m", "torch.distributed.run")
 _OURS = frozenset(
     f"--{name}"
     for name in (
-        "nnodes", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "standalone", "node-rank", "master-addr",
+        "nnodes", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "standalone", "node-rank", "master-addr",
         "master-port", "local-addr",
     )
 )  # fmt: skip
@@ -123,6 +124,7 @@ def words(command: Sequence[str], config: Config, job: Job, place: Place, env: M
         most=most,
         policy=config.policy.replace(",", ";"),
         survivors=config.survivors,
+        ends_unix_s=job.end_time_unix_s if config.time_limit_s is None else time.time() + config.time_limit_s,
         env=dict(env),
         cwd=os.fspath(inherited.directory()),
         parts=[list(part) for part in group.parts],

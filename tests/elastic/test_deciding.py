@@ -234,3 +234,18 @@ def test_a_program_that_ends_again_and_again_ends_the_training() -> None:
     assert [end is not None for end in ends] == [False, False, False, False, False, False, True]
     assert ends[-1] is not None
     assert ends[-1].exit_code == 1
+
+
+def test_the_policy_is_told_what_the_furthest_node_says() -> None:
+    decider = Decider(2, AskedPolicy(MinMax(1, 2), "minmax").most, PATIENCE, 2)
+    told = [{"step": 7, "share": 0.5, "batch_per_process": 4, "process_s_left": 9.0}, {"step": 6, "share": 0.4}]
+    there = [
+        Seen(Beat(node(name), 1, "training", 1, progress), silent_s)
+        for name, progress, silent_s in zip("ab", told, (9.0, 0.0), strict=True)
+    ]
+    decider.look(0.0, generation("ab"), there)
+    _, proposal = decider.look(1.0, generation("ab"), there)
+    assert proposal is not None
+    progress = proposal.facts.progress
+    assert (progress.step, progress.share, progress.batch_per_process, progress.process_s_left) == (7, 0.5, 4, 9.0)
+    assert progress.hosts_at_start == 2

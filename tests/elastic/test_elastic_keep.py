@@ -25,7 +25,7 @@ from hpcstage.elastic.ledger import check
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(300)]
 SAMPLES = 203
 TRAIN = """
-import json, os, sys, time
+import ctypes, json, os, sys, time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from hpcstage.torch import Checkpointer, Elastic, ElasticSampler
@@ -39,7 +39,7 @@ model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Tanh(), torch.nn.Lin
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.9)
 sampler = ElasticSampler(data, 2, seed=3)
-saves = Checkpointer(os.path.join(work, "saves"), every=5) if len(sys.argv) > 3 else None
+saves = Checkpointer(os.path.join(work, "saves"), every=5) if "saves" in sys.argv else None
 elastic = Elastic(model, optimizer, sampler, scheduler, warmup_steps=4, checkpointer=saves)
 
 def say():
@@ -59,6 +59,10 @@ def train(net):
                 scheduler.step()
                 elastic.commit()
                 say()
+                if "hangs" in sys.argv and os.environ["HPCSTAGE_VIRTUAL_NODE"] == "1" and elastic.step == 10:
+                    if not os.path.exists(os.path.join(work, "hung")):
+                        open(os.path.join(work, "hung"), "w").close()
+                        ctypes.PyDLL(None).sleep(600)  # with Python's lock
                 time.sleep(pause)
         stop[0] = float(os.path.exists(os.path.join(work, "stop")))
         torch.distributed.all_reduce(stop, torch.distributed.ReduceOp.MAX)
@@ -72,12 +76,14 @@ class Training:
     """A training on virtual nodes."""
 
     def __init__(
-        self, hpcstage: Hpcstage, work: Path, *options: str, pause_s: float = 0.03, saves: bool = False
+        self, hpcstage: Hpcstage, work: Path, *options: str, words: tuple[str, ...] = (), conf: str = ""
     ) -> None:
         self.work = work
         (work / "train.py").write_text(TRAIN)
         command = ["run", *options, "--survivors", "keep", "--run-dir", os.fspath(work / "run"), "--"]
-        command += [sys.executable, os.fspath(work / "train.py"), os.fspath(work), str(pause_s), *["saves"] * saves]
+        command += [sys.executable, "-m", "torch.distributed.run", f"--rdzv-conf={conf}"] if conf else []
+        command += [*["--no-python"] * bool(conf), sys.executable, os.fspath(work / "train.py")]
+        command += [os.fspath(work), "0.03", *words]
         self.said = work / "said"
         with self.said.open("wb") as said:
             self.process = subprocess.Popen(
@@ -246,7 +252,7 @@ def follow(agreed: Path) -> Any:
 def test_without_survivors_it_goes_on_from_a_checkpoint(
     hpcstage: Hpcstage, tmp_path: Path, trainings: list[Training]
 ) -> None:
-    first = Training(hpcstage, tmp_path, "--elastic", "1:2", saves=True)
+    first = Training(hpcstage, tmp_path, "--elastic", "1:2", words=("saves",))
     trainings.append(first)
     first.wait(0, 1)
     wait_for(lambda: any((tmp_path / "saves").glob("step-*")), 30, "a checkpoint")
@@ -256,9 +262,27 @@ def test_without_survivors_it_goes_on_from_a_checkpoint(
     saved = max(int(path.name[5:]) for path in (tmp_path / "saves").glob("step-*"))
     for path in tmp_path.glob("steps-*"):
         path.unlink()
-    second = Training(hpcstage, tmp_path, "--elastic", "1:2", saves=True)
+    second = Training(hpcstage, tmp_path, "--elastic", "1:2", words=("saves",))
     trainings.append(second)
     second.wait(0, 1)
     assert min(one["step"] for one in second.steps()) == saved + 1
     one, other = second.end(2)
     assert alike(one, other)
+
+
+def test_a_process_that_hangs_is_replaced(hpcstage: Hpcstage, tmp_path: Path, trainings: list[Training]) -> None:
+    """It holds Python's lock: it makes no step, and cannot be told to leave its group."""
+    conf = "hang_s=4,leave_s=2"
+    training = Training(hpcstage, tmp_path, "--elastic", "1:2", words=("hangs",), conf=conf)
+    trainings.append(training)
+    training.wait(0, 1)
+    first = training.pids()
+    wait_for((tmp_path / "hung").exists, 30, "a process that hangs")
+    training.wait(0, 1, since=time.time())
+    second = training.pids()
+    assert second[0] == first[0]
+    assert second[1] != first[1]
+    assert f"process {first[1]} does not leave its group and is killed" in training.text()
+    one, other = training.end(2)
+    assert alike(one, other)
+    training.proven()

@@ -158,7 +158,7 @@ def test_sigterm_ends_all(train: Callable[..., Training]) -> None:
         (["--elastic", "3:4", "--nodes", "2"], "python", "needs 3 nodes and there are 2"),
         (["--elastic", "2", "--policy", "none"], "python", "there is no policy none"),
         (["--elastic", "2", "--policy", "mine.py:Mine"], "python", "mine.py is not a file"),
-        (["--elastic", "2", "--policy", "waitfor:0;1m"], "python", "policy waitfor:0;1m"),
+        (["--elastic", "2", "--policy", "waitfor:0;1m"], "python", "policy waitfor:0,1m"),
         (["--policy", "failstop"], "python", "--policy is for --elastic"),
         (["--elastic", "2"], "sh", "neither torchrun nor Python"),
         (["--elastic", "2"], "torchrun --nnodes=2", "--nnodes=2: --elastic sets this option"),

@@ -41,9 +41,10 @@ def test_slurm(slurm: Slurm, project: Project, script: str, ranks: int, hosts: i
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_slurm_torchrun(slurm: Slurm, project: Project) -> None:
+@pytest.mark.parametrize("script", ["slurm-torchrun", "slurm-elastic"])
+def test_slurm_torchrun(slurm: Slurm, project: Project, script: str) -> None:
     pytest.importorskip("torch")
-    job = slurm.submit("slurm-torchrun.sh", env={**project.env, **GIVEN}, cwd=project.path)
+    job = slurm.submit(f"{script}.sh", env={**project.env, **GIVEN}, cwd=project.path)
     assert slurm.wait(job, 110)["JobState"] == "COMPLETED", project.log()
     checked(project, 2 * NODES, NODES)
     assert set(slurm.left_by(job).values()) == {""}

@@ -6,7 +6,7 @@ store over begins a new one, and comes to the same from what it sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcstage.elastic.membership.values import GONE, Beat, Generation, Node, TrainingEnd
@@ -173,7 +173,8 @@ class Decider:
         lost, joined = _names(change.lost), _names([node for node in change.join if node in chosen])
         cause = Cause(change.kind, lost, joined, now_s - self._since(now_s))  # type: ignore[arg-type]
         hosts = tuple(Host(node.host, node.processes) for node in chosen)
-        facts = Facts(hosts, change.kind == "start", cause, Progress(hosts_at_start=self._hosts_at_start))
+        progress = _progress([node.beat.progress for node in seen if node.beat.progress], self._hosts_at_start)
+        facts = Facts(hosts, change.kind == "start", cause, progress)
         gone = {node.id for node in change.lost}
         return Proposal(chosen, facts, max((node.silent_s for node in seen if node.beat.node.id in gone), default=0.0))
 
@@ -210,6 +211,14 @@ def is_complete(current: Generation | None, seen: Sequence[SeenNode], lease_s: f
     there = [node for node in seen if node.beat.node.id in members]
     trains = any(node.beat.state == "training" and node.silent_s < lease_s for node in there)
     return not trains and any(node.beat.state == "finished" for node in there)
+
+
+def _progress(told: Sequence[Mapping[str, float]], hosts_at_start: int | None) -> Progress:
+    """Returns what the node says that is furthest; nodes that are lost have said it as well."""
+    newest = max(told, key=lambda one: one.get("step", 0), default={})
+    share, left_s = newest.get("share"), newest.get("process_s_left")
+    numbers = {name: None if name not in newest else int(newest[name]) for name in ("step", "batch_per_process")}
+    return Progress(share=share, process_s_left=left_s, hosts_at_start=hosts_at_start, **numbers)
 
 
 def _names(nodes: Sequence[Node]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -59,6 +59,8 @@ class AgentSetting:
     bounds: Bounds
     join_limit_s: float = 600.0
     """How long an agent looks for a store that it can reach."""
+    ends_unix_s: float | None = None
+    """When the job's time is over, where that is known."""
 
 
 class Keeper:
@@ -107,6 +109,11 @@ class Keeper:
     def offer(self) -> None:
         """Says that this node has no processes that train, and is ready for some."""
         self._say("ready", self._beat.generation)
+
+    def tell(self, progress: Mapping[str, float]) -> None:
+        """Takes what this node's processes say of the training, for the policy."""
+        with self._changed:
+            self._beat = replace(self._beat, progress=progress)
 
     def taken(self) -> Generation | None:
         """Returns the membership in which this node trains from now on, if one is agreed on since `offer`. Raises what
@@ -282,7 +289,14 @@ class Keeper:
             return
         setting = self._setting
         self._leader = Leader(
-            self._arbiter, server, wanted, setting.policy, setting.most, setting.patience, setting.bounds
+            self._arbiter,
+            server,
+            wanted,
+            setting.policy,
+            setting.most,
+            setting.patience,
+            setting.bounds,
+            setting.ends_unix_s,
         )
         self._leader.start()
         if term is not None:

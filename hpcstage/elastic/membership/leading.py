@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from hpcstage import stderr
@@ -40,6 +40,10 @@ class Bounds:
     """A call to the store or the run directory that takes longer is given up."""
     grace_s: float = 1.0
     """How much longer than others a node may be silent that has to find a new store."""
+    hang_s: float = 60.0
+    """Processes that go on after changes leave their group after so long without a step, or ten times the longest."""
+    leave_s: float = 30.0
+    """A process that has not left its group so long after it was told to is killed, or three times the longest step."""
 
 
 class Superseded(HpcstageError):
@@ -58,13 +62,16 @@ class Leader:
         most: int,
         patience: Patience,
         bounds: Bounds,
+        ends_unix_s: float | None = None,
     ) -> None:
+        """`ends_unix_s`: when the job's time is over."""
         self.term = term
         self._server: TCPStore | None = server  # the store ends with it
         self._arbiter = arbiter
         self._policy = policy
         self._patience = patience
         self._bounds = bounds
+        self._ends_unix_s = ends_unix_s
         self._most = most
         self._decider = Decider(most, policy.most, patience)
         self._directory = Caller(f"the run directory {arbiter.directory}")
@@ -205,10 +212,12 @@ class Leader:
 
     def _ask(self, proposal: Proposal) -> Future[Answer]:
         future: Future[Answer] = Future()
+        left_s = None if self._ends_unix_s is None else self._ends_unix_s - time.time()
+        facts = replace(proposal.facts, time_left=left_s)
 
         def ask() -> None:
             try:
-                future.set_result(self._policy.ask(proposal.facts))
+                future.set_result(self._policy.ask(facts))
             except PolicyError as error:
                 future.set_exception(error)
 

@@ -75,6 +75,8 @@ class Beat:
     state: State
     generation: int
     """The generation in which it trains or trained; 0 before the first."""
+    progress: Mapping[str, float] | None = None
+    """What its processes say of the training: fields of a policy's `Progress`."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Beat:
