@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ from typing import Any
 
 from hpcstage.errors import HpcstageError
 
+_AT = "at_unix_s"
 _NAME = re.compile(r"ledger-([0-9]{8,})")
 
 
@@ -53,12 +55,15 @@ class Ledger:
 
     def __init__(self, directory: Path, head: Head) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_APPEND
-        self._fd = os.open(directory / f"ledger-{head.generation:08}", flags, 0o600)
+        self._fd = os.open(_path(directory, head.generation), flags, 0o600)
         self._write(asdict(head))
+        self._has_steps = False
 
     def add(self, step: Step) -> None:
-        """Writes a committed step."""
-        self._write(asdict(step))
+        """Writes a committed step; of the first one also when that was."""
+        at = {} if self._has_steps else {_AT: time.time()}
+        self._has_steps = True
+        self._write({**asdict(step), **at})
 
     def close(self) -> None:
         """Closes the file."""
@@ -105,6 +110,21 @@ def check(directory: Path, samples: int) -> Checked:
     wrong = {epoch: each for epoch, each in found.items() if each[1] or (each[0] and epoch != last)}
     whole = sum(each == (0, 0) for each in found.values())
     return Checked(len(steps), generations, rolled_back, wrong, whole)
+
+
+def first_step_unix_s(directory: Path, generation: int) -> float | None:
+    """Returns when the first step of a generation was committed, if one was."""
+    try:
+        with _path(directory, generation).open("rb") as file:
+            file.readline()
+            first = file.readline()
+        return float(json.loads(first)[_AT]) if first.endswith(b"\n") else None
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _path(directory: Path, generation: int) -> Path:
+    return directory / f"ledger-{generation:08}"
 
 
 def _files(directory: Path) -> Iterator[tuple[Head, list[Step]]]:

@@ -86,6 +86,7 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         notes=(),
         outputs=run.outputs,
         checkpoints=run.checkpoints,
+        elastic=run.elastic,
     )
     return replace(record, notes=notes_of(record))
 

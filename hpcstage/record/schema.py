@@ -29,6 +29,7 @@ from hpcstage.record.jsonform import (
     Share,
 )
 from hpcstage.record.parts.checkpoints import CheckpointsPart
+from hpcstage.record.parts.elastic import ElasticPart
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.record.parts.part import (
     BudgetPart,
@@ -592,6 +593,8 @@ class Record:
     """The command's output files; null without --out."""
     checkpoints: CheckpointsPart | None = field(default=None, metadata=DEFAULT_IF_DAMAGED)
     """The command's checkpoints; null without --checkpoint."""
+    elastic: ElasticPart | None = field(default=None, metadata=DEFAULT_IF_DAMAGED)
+    """Who trained, and why that changed; null without --elastic."""
 
     @property
     def names_dataset(self) -> bool:

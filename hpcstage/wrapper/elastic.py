@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage import inherited
+from hpcstage.elastic.ledger import first_step_unix_s
 from hpcstage.elastic.loading import load_policy
+from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.errors import UsageError
 from hpcstage.job import together
 from hpcstage.node import environment, start
 from hpcstage.protocol.trainingspec import NODE_PROGRAM, PROGRAM, SCRIPT, SPEC, TrainingSpec
+from hpcstage.record.parts.elastic import ElasticPart, MembershipRow
 from hpcstage.wrapper import grouping, messages, rundir
 
 if TYPE_CHECKING:
@@ -141,6 +144,39 @@ def unstaged_words(command: Sequence[str], config: Config, job: Job, started_uni
     run_id = rundir.unique_id(started_unix_s, job.job_id)
     run_dir = rundir.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
     return words(command, config, job, Place(run_id, run_dir, run_dir), os.environ)
+
+
+def part_of(config: Config, place: Place, started_unix_s: float) -> ElasticPart:
+    """Returns what the record says of the training. Raises HpcstageError or OSError where nothing was agreed on."""
+    arbiter = Arbiter(place.run_dir.absolute() / f"elastic-{place.run_id}")
+    newest, term = arbiter.newest_generation(), arbiter.newest_term()
+    count = newest.number if newest else 0
+    end = arbiter.end_of(term.number) if term else None
+    first = max(1, count - ElasticPart.MOST_ROWS + 1)
+    rows = [_row(arbiter, number, started_unix_s) for number in range(first, count + 1)]
+    return ElasticPart(
+        policy=config.policy,
+        survivors=config.survivors,
+        generations=count,
+        memberships=tuple(rows),
+        end=end.line if end else "",
+    )
+
+
+def _row(arbiter: Arbiter, number: int, started_unix_s: float) -> MembershipRow:
+    found, agreed_unix_s = arbiter.generation(number)
+    stepped_unix_s = first_step_unix_s(arbiter.directory, number)
+    return MembershipRow(
+        generation=number,
+        at_s=round(agreed_unix_s - started_unix_s, 3),
+        kind=found.kind,
+        hosts=tuple(node.host for node in found.nodes),
+        lost=found.lost,
+        joined=found.joined,
+        silent_s=round(found.silent_s, 3),
+        waited_s=round(found.waited_s, 3),
+        first_step_s=None if stepped_unix_s is None else round(max(0.0, stepped_unix_s - agreed_unix_s), 3),
+    )
 
 
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:

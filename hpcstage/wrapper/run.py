@@ -28,6 +28,7 @@ from hpcstage.wrapper.plain import replace_with
 if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.plan.dataset.datasets import Resolved
+    from hpcstage.wrapper import elastic
     from hpcstage.wrapper.directories import RunDirectories
     from hpcstage.wrapper.outdir import NamedDirectory
     from hpcstage.wrapper.session import Session
@@ -179,6 +180,8 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
     status = child.wait(_watch_of(session))
     with _warning("cannot end this run cleanly"):
         session.ended(child.read_bytes)
+        if session.config.elastic is not None:
+            _tell_of_elastic(session)
         if session.directories is not None:
             _drain(session.directories, session, signals, status)
         close(session, status)
@@ -189,10 +192,22 @@ def _elastic(words: Sequence[str], session: Session, env: Mapping[str, str]) -> 
     """Returns what is started in the place of the command of an elastic training, and its environment."""
     from hpcstage.wrapper import elastic
 
-    group = session.group
-    directory = session.run_dir if group is None else Path(group.directory)
-    place = elastic.Place(session.part.run_id, session.run_dir, directory)
-    return elastic.words(words, session.config, _job(), place, env), elastic.own_environment(os.environ)
+    return elastic.words(words, session.config, _job(), _place(session), env), elastic.own_environment(os.environ)
+
+
+def _place(session: Session) -> elastic.Place:
+    """Returns where the training belongs."""
+    from hpcstage.wrapper import elastic
+
+    directory = session.run_dir if session.group is None else Path(session.group.directory)
+    return elastic.Place(session.part.run_id, session.run_dir, directory)
+
+
+def _tell_of_elastic(session: Session) -> None:
+    from hpcstage.wrapper import elastic
+
+    with contextlib.suppress(HpcstageError, OSError):
+        session.part.elastic = elastic.part_of(session.config, _place(session), session.part.started_unix_s)
 
 
 @contextlib.contextmanager

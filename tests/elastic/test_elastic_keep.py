@@ -190,6 +190,17 @@ def test_survivors_keep_their_processes(hpcstage: Hpcstage, tmp_path: Path, trai
     one, other = training.end(2)
     assert alike(one, other)
     training.proven()
+    (record,) = (tmp_path / "run").glob("run.json")
+    part = json.loads(record.read_text())["elastic"]
+    assert (part["survivors"], part["end"]) == ("keep", "the training is complete")
+    kinds = [row["kind"] for row in part["memberships"]]
+    assert kinds[:2] == ["start", "failure"]
+    assert kinds.count("loss") >= 2
+    assert kinds[-1] == "join"
+    assert any(row["first_step_s"] is not None for row in part["memberships"] if row["kind"] == "loss")
+    said = hpcstage("report", tmp_path / "run").stdout.decode()
+    assert "Elastic: " in said
+    assert "noticed after" in said
     print(f"killed: {took_s:.1f} s, frozen: {alone_s:.1f} s")
     # Bounds of a busy machine: the limits are 2 s of silence and some turns.
     assert took_s < 15

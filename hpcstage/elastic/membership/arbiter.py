@@ -38,6 +38,11 @@ class Arbiter:
         number = self._newest("generation")
         return Generation.from_json(self._read(_name("generation", number))) if number else None
 
+    def generation(self, number: int) -> tuple[Generation, float]:
+        """Returns a membership, and when it was agreed on in Unix time, by the clock of its file system."""
+        name = _name("generation", number)
+        return Generation.from_json(self._read(name)), (self.directory / name).stat().st_mtime
+
     def hosts_at_start(self) -> int | None:
         """Returns the number of hosts when the training last began with nobody who had trained before."""
         for number in range(self._newest("generation"), 0, -1):

@@ -10,6 +10,7 @@ from typing import Any
 from hpcstage.problem import Problem
 from hpcstage.record.jsonform import DEFAULT_IF_DAMAGED, LEFT_OUT_IF_NONE, read, written
 from hpcstage.record.parts.checkpoints import CheckpointsPart
+from hpcstage.record.parts.elastic import ElasticPart
 from hpcstage.record.parts.outputs import OutputsPart
 
 
@@ -56,6 +57,8 @@ class RunPart:
     """The command's output files; None without --out."""
     checkpoints: CheckpointsPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE | DEFAULT_IF_DAMAGED)
     """The command's checkpoints; None without --checkpoint."""
+    elastic: ElasticPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE | DEFAULT_IF_DAMAGED)
+    """Who trained; None without --elastic."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for json.dump."""

@@ -313,7 +313,31 @@ def checkpoints(record: Record) -> RenderableType:
     return section("Checkpoints", grid("lw", rows))
 
 
-SECTIONS = (header, meters, time, origin, coverage, source, savings, outputs, checkpoints)
+_MOST_CHANGES_SHOWN = 12
+
+
+def elastic(record: Record) -> RenderableType:
+    """Says who trained when, why that changed, and what each change cost."""
+    part = record.elastic
+    if part is None:
+        return Group()
+    rows: list[tuple[str, RenderableType]] = []
+    for row in part.memberships[-_MOST_CHANGES_SHOWN:]:
+        changes = [
+            f"{word} {', '.join(names)}" for word, names in (("lost", row.lost), ("joined", row.joined)) if names
+        ]
+        why = "; ".join(changes) or "processes ended"
+        cost = f", noticed after {seconds(row.silent_s)} of silence" if row.lost else ""
+        cost += f", agreed {seconds(row.waited_s)} later" if row.kind != "start" else ""
+        cost += "" if row.first_step_s is None else f", first step after {seconds(row.first_step_s)}"
+        rows.append((clock(row.at_s), Wrapped(f"{len(row.hosts)} hosts: {why}{cost}", 2)))
+    if part.end:
+        rows.append(("end", Wrapped(part.end, 2)))
+    told = f"{format_number(part.generations, 'membership')}, policy {part.policy}, survivors {part.survivors}"
+    return section(f"Elastic: {told}", grid("lw", rows))
+
+
+SECTIONS = (header, meters, time, origin, coverage, source, savings, outputs, checkpoints, elastic)
 """The sections in their order; `page` puts those of the nodes after the meters, and the notes at the end."""
-WITHOUT_DATASET = (header, outputs, checkpoints)
+WITHOUT_DATASET = (header, outputs, checkpoints, elastic)
 """Those of a run that has no dataset: the others would have nothing to say."""
