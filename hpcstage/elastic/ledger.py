@@ -50,7 +50,7 @@ class Head:
     """That step, which the generation before may not have written."""
 
 
-class Ledger:
+class SampleLedger:
     """The file of one generation, which its first rank writes."""
 
     def __init__(self, directory: Path, head: Head) -> None:

@@ -35,7 +35,7 @@ from hpcstage.elastic.membership.keeping import AgentSetting, Keeper
 from hpcstage.elastic.membership.leading import Bounds
 from hpcstage.elastic.membership.store import StoreLost, connect
 from hpcstage.elastic.membership.values import Generation, Node
-from hpcstage.elastic.seats import Seats
+from hpcstage.elastic.seats import NodeSeats
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.units import parse_duration
 
@@ -164,9 +164,9 @@ class KeepingHandler(Handler):
     processes learn from their seats in which membership they train.
     """
 
-    def __init__(self, keeper: Keeper, run_id: str, setting: Setting, directory: Path) -> None:
+    def __init__(self, keeper: Keeper, run_id: str, setting: AgentSetting, directory: Path) -> None:
         super().__init__(keeper, run_id, setting)
-        self._seats = Seats(keeper, setting)
+        self._seats = NodeSeats(keeper, setting)
         self._directory = directory
 
     def next_rendezvous(self) -> RendezvousInfo:

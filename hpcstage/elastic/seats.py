@@ -23,7 +23,7 @@ import time
 from typing import Any, Literal
 
 from hpcstage import stderr
-from hpcstage.elastic.membership.keeping import Keeper, Setting
+from hpcstage.elastic.membership.keeping import AgentSetting, Keeper
 from hpcstage.elastic.membership.store import StoreLost
 from hpcstage.elastic.membership.values import Generation
 from hpcstage.elastic.membership.watching import AwakeClock
@@ -101,10 +101,10 @@ class _Seat:
         return [json.loads(line) for line in lines]
 
 
-class Seats:
+class NodeSeats:
     """The seats of one node."""
 
-    def __init__(self, keeper: Keeper, setting: Setting) -> None:
+    def __init__(self, keeper: Keeper, setting: AgentSetting) -> None:
         self._keeper = keeper
         self._setting = setting
         self._directory = tempfile.mkdtemp(prefix="hpcstage-seats-")

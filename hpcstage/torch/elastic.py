@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcstage import stderr
 from hpcstage.elastic.changed import MembershipChanged
-from hpcstage.elastic.ledger import Head, Ledger, Step
+from hpcstage.elastic.ledger import Head, SampleLedger, Step
 from hpcstage.elastic.seats import AGREED
 from hpcstage.errors import UsageError
 from hpcstage.torch.checkpointer import Checkpointer
@@ -48,7 +48,7 @@ _OF_A_GROUP = ("gloo", "connection", "broken pipe", "timed out", "timeout", "soc
 
 
 @dataclass(frozen=True)
-class Place:
+class Reached:
     """How far the training is: part of its state."""
 
     step: int = 0
@@ -118,7 +118,7 @@ class Elastic:
         if self._seat is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             fix = "start it by `hpcstage run --elastic MIN:MAX --survivors keep -- torchrun ...`"
             raise UsageError("Elastic has no agent that says who trains", fix)
-        self._place = Place()
+        self._place = Reached()
         self._last: Step | None = None
         self._has_state = self._is_torn = False
         self._buffers: list[torch.Tensor] = []
@@ -126,7 +126,7 @@ class Elastic:
         self._mean = WeightedMean()
         self._store: Any = None
         self._connections = GroupConnections()
-        self._ledger: Ledger | None = None
+        self._ledger: SampleLedger | None = None
         self._lrs: list[Any] = []
         self._scaled = self._place
         """The place, with the learning rate of this membership, which is part of the state from its first step on."""
@@ -210,7 +210,7 @@ class Elastic:
         self._optimizer.load_state_dict(state["optimizer"])
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
-        self._place = self._scaled = Place(**state["place"])
+        self._place = self._scaled = Reached(**state["place"])
         last = state["last"]
         self._last = None if last is None else Step(last["step"], last["epoch"], tuple(last["ids"]))
         self._is_torn = False
@@ -419,7 +419,7 @@ class Elastic:
         directory = os.environ.get(AGREED)
         if seat.rank == 0 and directory:
             head = Head(seat.generation, seat.hosts, seat.world, self._place.step, self._last)
-            self._ledger = Ledger(Path(directory), head)
+            self._ledger = SampleLedger(Path(directory), head)
 
     def _close_ledger(self) -> None:
         if self._ledger is not None:
@@ -431,7 +431,7 @@ def _checkpointer() -> Checkpointer | None:
     return Checkpointer(every="60s") if os.environ.get("HPCSTAGE_CHECKPOINT") else None
 
 
-def _factor(place: Place, warmup_steps: int) -> float:
+def _factor(place: Reached, warmup_steps: int) -> float:
     done = min(1.0, (place.step - place.lr_since + 1) / max(1, warmup_steps)) if place.lr_since else 1.0
     return place.lr_from + (place.lr_to - place.lr_from) * done
 

@@ -15,7 +15,7 @@ from torch.utils.data import Sampler
 
 
 @dataclass(frozen=True)
-class Share:
+class StepShare:
     """What one rank has in one step."""
 
     ids: tuple[int, ...]
@@ -70,11 +70,11 @@ class ElasticSampler(Sampler[list[int]]):
         left, stride = self.samples - position, self.batch_size * self.world
         return stride if left >= stride else 0 if self.drop_last else max(0, left)
 
-    def share(self, position: int) -> Share:
+    def share(self, position: int) -> StepShare:
         """Returns what this rank has in the step that begins at a place."""
         whole = tuple(self._epoch_order()[position : position + self.step_size(position)].tolist())
         mine = whole[self.rank :: self.world]
-        return Share(mine or whole[:1], len(mine), whole)
+        return StepShare(mine or whole[:1], len(mine), whole)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yields the batches of this rank, to the end of the epoch."""

@@ -99,7 +99,7 @@ def launch_of(command: Sequence[str]) -> Launch:
 
 
 @dataclass(frozen=True)
-class Place:
+class TrainingPlace:
     """Where a training belongs."""
 
     run_id: str
@@ -108,7 +108,7 @@ class Place:
     """Where the nodes find its specification."""
 
 
-def words(command: Sequence[str], config: Config, job: Job, place: Place, env: Mapping[str, str]) -> list[str]:
+def words(command: Sequence[str], config: Config, job: Job, place: TrainingPlace, env: Mapping[str, str]) -> list[str]:
     """Writes the specification of the training, and returns the command that is started in the user's command's place.
     `env` is the environment of the user's command."""
     assert config.elastic is not None
@@ -143,10 +143,10 @@ def unstaged_words(command: Sequence[str], config: Config, job: Job, started_uni
     """Returns what `words` returns, for a training whose data cannot be staged. Raises HpcstageError or OSError."""
     run_id = rundir.unique_id(started_unix_s, job.job_id)
     run_dir = rundir.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
-    return words(command, config, job, Place(run_id, run_dir, run_dir), os.environ)
+    return words(command, config, job, TrainingPlace(run_id, run_dir, run_dir), os.environ)
 
 
-def part_of(config: Config, place: Place, started_unix_s: float) -> ElasticPart:
+def part_of(config: Config, place: TrainingPlace, started_unix_s: float) -> ElasticPart:
     """Returns what the record says of the training. Raises HpcstageError or OSError where nothing was agreed on."""
     arbiter = Arbiter(place.run_dir.absolute() / f"elastic-{place.run_id}")
     newest, term = arbiter.newest_generation(), arbiter.newest_term()

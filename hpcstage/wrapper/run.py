@@ -195,12 +195,12 @@ def _elastic(words: Sequence[str], session: Session, env: Mapping[str, str]) -> 
     return elastic.words(words, session.config, _job(), _place(session), env), elastic.own_environment(os.environ)
 
 
-def _place(session: Session) -> elastic.Place:
+def _place(session: Session) -> elastic.TrainingPlace:
     """Returns where the training belongs."""
     from hpcstage.wrapper import elastic
 
     directory = session.run_dir if session.group is None else Path(session.group.directory)
-    return elastic.Place(session.part.run_id, session.run_dir, directory)
+    return elastic.TrainingPlace(session.part.run_id, session.run_dir, directory)
 
 
 def _tell_of_elastic(session: Session) -> None:

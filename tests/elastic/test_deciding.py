@@ -240,7 +240,7 @@ def test_the_policy_is_told_what_the_furthest_node_says() -> None:
     decider = Decider(2, AskedPolicy(MinMax(1, 2), "minmax").most, PATIENCE, 2)
     told = [{"step": 7, "share": 0.5, "batch_per_process": 4, "process_s_left": 9.0}, {"step": 6, "share": 0.4}]
     there = [
-        Seen(Beat(node(name), 1, "training", 1, progress), silent_s)
+        SeenNode(Beat(node(name), 1, "training", 1, progress), silent_s)
         for name, progress, silent_s in zip("ab", told, (9.0, 0.0), strict=True)
     ]
     decider.look(0.0, generation("ab"), there)

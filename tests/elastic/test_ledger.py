@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcstage.elastic.ledger import BrokenLedger, Head, Ledger, Step, check
+from hpcstage.elastic.ledger import BrokenLedger, Head, SampleLedger, Step, check
 
 
 def write(directory: Path, generation: int, after: int, steps: list[Step], last: Step | None = None) -> None:
-    ledger = Ledger(directory, Head(generation, ("a", "b"), 2, after, last))
+    ledger = SampleLedger(directory, Head(generation, ("a", "b"), 2, after, last))
     for step in steps:
         ledger.add(step)
     ledger.close()

@@ -138,14 +138,14 @@ class Decider:
             return TrainingEnd(f"{waited} (submit it with the hosts that it needs)", PolicyFailed.exit_code)
         return None
 
-    def _too_many_failures(self, now_s: float, cause: Cause) -> End | None:
+    def _too_many_failures(self, now_s: float, cause: Cause) -> TrainingEnd | None:
         is_soon = now_s - self._agreed_s < SOON_S
         self._failures = 0 if cause.kind != "failure" else self._failures + 1 if is_soon else 1
         self._agreed_s = now_s
         if self._failures < MOST_FAILURES:
             return None
         what = f"processes ended {MOST_FAILURES} times in a row, though no host was lost: the training ends"
-        return End(f"{what} (look at what they said)", 1)
+        return TrainingEnd(f"{what} (look at what they said)", 1)
 
     def _since(self, now_s: float) -> float:
         if self._change_since_s is None:
