@@ -187,6 +187,7 @@ def figures(bench: Bench, chosen: list[str]) -> list[Figure]:
         at_most(f"{fault}, {arm}: steps again", always(bench, fault, arm), limit_s, "s")
         for fault in chosen
         for arm, limit_s in asked.items()
+        if bench.select(fault, arm)
     ]
 
 
