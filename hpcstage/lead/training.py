@@ -112,7 +112,9 @@ class Training:
         with contextlib.suppress(HpcstageError, OSError, ValueError):
             arbiter = Arbiter(self._spec.agreed)
             term = arbiter.newest_term()
-            if term is not None and arbiter.end_of(term.number) is not None:
+            if term is None:
+                return False  # those that are left have yet to begin; they bound that themselves
+            if arbiter.end_of(term.number) is not None:
                 return True
             beat = arbiter.last_beat()
             if beat != self._beat[0]:
