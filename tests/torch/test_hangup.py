@@ -64,6 +64,6 @@ def test_it_ends_a_collective_and_nothing_else(tmp_path: Path) -> None:
         finally:
             for rank in ranks:
                 rank.kill()
-                rank.wait()
+                rank.communicate()
         assert ranks[0].returncode == 0
         assert 0 <= float(said) < 2, "gloo's own limit is 30 minutes"
