@@ -21,5 +21,6 @@ DATA=${DATA:-/lustre/imagenet/train}
 
 # hpcstage starts torchrun on each node. train.py loads what it has saved, as under any torchrun, since its processes are
 # restarted when the membership changes; with hpcstage.torch.Elastic in it and `--survivors keep` they go on instead.
-exec hpcstage run --elastic "${MIN:-2}:$SLURM_NNODES" --policy "${POLICY:-minmax}" --data "$DATA" -- \
-    torchrun --nproc-per-node="${GPUS:-4}" train.py --data "$DATA" --epochs "${EPOCHS:-90}"
+ELASTIC=(--elastic "${MIN:-2}:$SLURM_NNODES" --policy "${POLICY:-minmax}")
+TORCHRUN=(torchrun --nproc-per-node="${GPUS:-4}")
+exec hpcstage run --data "$DATA" "${ELASTIC[@]}" -- "${TORCHRUN[@]}" train.py --data "$DATA" --epochs "${EPOCHS:-90}"

@@ -76,6 +76,8 @@ class Clock:
 
 def _resolve(command: Sequence[str], config: Config) -> Resolved:
     cwd = inherited.directory()
+    if config.elastic is None and config.policy != "minmax":
+        raise UsageError("--policy is for --elastic", "add --elastic MIN:MAX, or leave it out")
     has_directory = config.out is not None or config.checkpoint is not None
     if not config.data and not has_directory and config.elastic is None:
         raise UsageError("no dataset given", "use --data DIRECTORY, or data: in hpcstage.yaml")
@@ -90,8 +92,6 @@ def _resolve(command: Sequence[str], config: Config) -> Resolved:
         from hpcstage.wrapper import elastic
 
         elastic.check(command, config, _job())
-    elif config.policy != "minmax":
-        raise UsageError("--policy is for --elastic", "add --elastic MIN:MAX, or leave it out")
     return resolved
 
 
