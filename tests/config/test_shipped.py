@@ -68,7 +68,9 @@ def test_every_job_script_is_valid_and_ends_in_exec(path: Path) -> None:
     text = path.read_text()
     assert all(len(line) <= 120 for line in text.splitlines())
     last = text.rstrip().replace("\\\n", "").splitlines()[-1]
-    assert re.match(r'exec (srun |flux run (--\S+ +)+)?hpcstage run --data "\$DATA" (--budget 20% )?-- ', last)
+    assert re.match(
+        r'exec (srun |flux run (--\S+ +)+)?hpcstage run --data "\$DATA" (--budget 20% |"\$\{ELASTIC\[@\]\}" )?-- ', last
+    )
 
 
 FLUX = """
@@ -111,7 +113,7 @@ def test_every_job_script_becomes_hpcstage(path: Path, tmp_path: Path) -> None:
     words = run_script(path, tmp_path, **given, DATA="/elsewhere", EPOCHS="5")
     assert words[:3] == ["run", "--data", "/elsewhere"]
     command = words[words.index("--") + 1 :]
-    assert command[0] in ("python", "srun", "mpirun", "mpiexec")
+    assert command[0] in ("python", "srun", "mpirun", "mpiexec", "torchrun")
     at = command.index("train.py")
     assert command[at + 1 : at + 5] == ["--data", "/elsewhere", "--epochs", "5"]
     if path.stem.endswith("-array"):
