@@ -155,7 +155,11 @@ def main(arguments: list[str]) -> int:
     """Runs the training; see the module."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
     path = Path(arguments[0])
-    return Training(TrainingSpec.load(path), path).run()
+    try:
+        return Training(TrainingSpec.load(path), path).run()
+    finally:
+        for left in (path, path.with_name(SCRIPT)):  # the specification has the user's whole environment
+            left.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

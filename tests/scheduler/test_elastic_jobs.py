@@ -1,15 +1,18 @@
-"""`hpcstage run --elastic` in a job of a real Slurm: an agent on each node, and a training that outlives a node's
-processes."""
+"""`hpcstage run --elastic` in jobs of a real Slurm and a real Grid Engine: an agent on each node, and a training that
+outlives the processes of a node."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
+from collections.abc import Callable
 
 import psutil
 import pytest
-from clusterproject import Project
-from nodeslab import UID, until
+from clusterproject import PROJECT, Project
+from gridlab import GridEngine
+from nodeslab import UID, Nodes, until
 from slurmlab import Slurm
 
 pytest_plugins = ("clusterfixtures",)
@@ -45,38 +48,62 @@ START_S = 90
 
 
 @pytest.mark.timeout(300)
-def test_a_training_outlives_a_node_of_the_job(slurm: Slurm, project: Project) -> None:
+def test_a_training_outlives_a_node_of_a_slurm_job(slurm: Slurm, project: Project) -> None:
+    write_program(project)
+    shape = ("--nodes=3", "--ntasks-per-node=1", "--no-kill")
+    job = slurm.submit(*shape, env=project.env, cwd=project.path, script=SCRIPT)
+    outlives(slurm.nodes, project, lambda: slurm.finished(job))
+    assert slurm.wait(job, 120)["JobState"] == "COMPLETED", project.log()
+
+
+@pytest.mark.timeout(300)
+def test_a_training_outlives_a_node_of_a_grid_engine_job(gridengine: GridEngine, project: Project) -> None:
+    write_program(project)
+    options = ("-cwd", "-j", "y", "-S", "/bin/bash", "-o", "job.out", "-pe", "mpi", "6")
+    job = gridengine.submit(*options, env=project.env, cwd=project.path, script=SCRIPT)
+    outlives(gridengine.nodes, project, lambda: not gridengine.listed(job))
+    assert gridengine.wait(job, 120)["exit_status"] == "0", project.log()
+
+
+def write_program(project: Project) -> None:
     (project.outside / "elastic_train.py").write_text(TRAIN)
     subprocess.run(["chown", f"{UID}:{UID}", project.outside / "elastic_train.py"], check=True)
+
+
+def outlives(nodes: Nodes, project: Project, is_over: Callable[[], bool]) -> None:
+    """Waits for a training on three nodes, kills it on one that is not the first, and lets it end on the others."""
 
     def steps(after: int = 0) -> list[list[str]]:
         path = project.outside / "steps"
         return [line.split() for line in path.read_text().splitlines()[after:]] if path.exists() else []
 
-    def trains(world: int, after: int = 0) -> bool:
-        return len({step[0] for step in steps(after) if step[1] == str(world)}) == world
+    def hosts(world: int, after: int = 0) -> set[str]:
+        return {step[0] for step in steps(after) if step[1] == str(world)}
 
-    job = slurm.submit(
-        "--nodes=3", "--ntasks-per-node=1", "--no-kill", env=project.env, cwd=project.path, script=SCRIPT
-    )
     try:
-        until(lambda: trains(3) or slurm.finished(job), START_S, f"a training on three nodes: {project.log()}")
-        assert trains(3), project.log()
-        lost = [process for process in slurm.nodes.processes(uid=UID, index=3) if _is_of(process, project)]
-        assert lost, "the agent of the third node is there"
+        until(lambda: len(hosts(3)) == 3 or is_over(), START_S, f"a training on three nodes: {project.log()}")
+        assert len(hosts(3)) == 3, project.log()
+        index = next(index for index, name in enumerate(nodes.names, 1) if name in hosts(3) - {script_host(project)})
+        lost = [process for process in nodes.processes(uid=UID, index=index) if is_of(process, project)]
+        assert lost, project.log()
         count = len(steps())
         for process in lost:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        until(lambda: trains(2, count) or slurm.finished(job), START_S, f"a training on two nodes: {project.log()}")
-        assert {step[0] for step in steps(count) if step[1] == "2"} == set(slurm.nodes.names[:2]), project.log()
+        until(lambda: len(hosts(2, count)) == 2 or is_over(), START_S, f"a training on two nodes: {project.log()}")
+        assert hosts(2, count) == hosts(3) - {nodes.names[index - 1]}, project.log()
     finally:
         (project.outside / "stop").touch()
-    assert slurm.wait(job, 120)["JobState"] == "COMPLETED", project.log()
     assert all(step[2] == step[3] for step in steps()), "the weights count the steps"
 
 
-def _is_of(process: psutil.Process, project: Project) -> bool:
+def script_host(project: Project) -> str:
+    """The node of the job script."""
+    (run_dir,) = project.run_dirs()
+    return str(json.loads(next(run_dir.rglob("training.json")).read_text())["hosts"][0])
+
+
+def is_of(process: psutil.Process, project: Project) -> bool:
     with contextlib.suppress(psutil.Error):
-        return process.environ().get("HPCSTAGE_TEST_WHOSE") == project.name
+        return process.environ().get(PROJECT) == project.name
     return False
