@@ -152,7 +152,7 @@ def _followed(agent: subprocess.Popen[bytes]) -> int:
     has_input = True
     while (code := agent.poll()) is None:
         info = signal.sigtimedwait({*PASSED_ON, signal.SIGCHLD}, _LOOK_S)
-        if info is not None and info.si_signo != signal.SIGCHLD:
+        if info is not None and info.si_signo in PASSED_ON:  # what a stop interrupted may name no signal
             agent.send_signal(info.si_signo)
         if has_input and select.select([0], [], [], 0)[0] and not os.read(0, 4096):
             has_input = False

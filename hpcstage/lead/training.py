@@ -55,7 +55,7 @@ class Training:
         self._start_all()
         while any(process.poll() is None for process in self._started):
             info = signal.sigtimedwait({*PASSED_ON, signal.SIGCHLD}, _LOOK_S)
-            if info is not None and info.si_signo != signal.SIGCHLD:
+            if info is not None and info.si_signo in PASSED_ON:  # what a stop interrupted may name no signal
                 self._pass_on(info.si_signo)
             self._look(time.monotonic())
         return self._code()
