@@ -48,6 +48,8 @@ ENDS = "HPCSTAGE_ELASTIC_ENDS"
 DEFAULT_DIR = "hpcstage-runs"
 AGENTS_LIMIT_S = 30.0
 """How long an agent waits for what another one, which has agreed on the same generation, puts into the store."""
+FINISH_LIMIT_S = 300.0
+"""How long a node that has finished waits for the others, as `torchrun` does."""
 LEAST_BEATS = 4
 T = TypeVar("T")
 
@@ -189,6 +191,8 @@ class KeepingHandler(Handler):
 
     def _leave(self, *, has_finished: bool = False) -> None:
         if not self._has_left:
+            if has_finished:
+                self._keeper.finish(FINISH_LIMIT_S)
             self._seats.close()
         super()._leave(has_finished=has_finished)
 

@@ -154,6 +154,13 @@ class Keeper:
             raise StoreLost("the store is lost")
         return self._term
 
+    def finish(self, limit_s: float) -> None:
+        """Says that this node has finished, and stays until all others have, at most so long: who leaves before is
+        taken for lost if this node leads."""
+        self._say("finished", self._beat.generation)
+        with self._changed:
+            self._changed.wait_for(lambda: self._over() or not self._thread.is_alive(), limit_s)
+
     def leave(self, *, has_finished: bool) -> None:
         """Says that this node goes, and ends the threads. The store's host waits for the others, up to a lease."""
         self._say("finished" if has_finished else "left", self._beat.generation)
@@ -163,7 +170,7 @@ class Keeper:
                 board.tell(self._place, self._next_beat())
         leader = self._leader
         if leader is not None:
-            leader.stop(self._setting.patience.lease_s)
+            leader.stop(self._setting.patience.lease_s, awaits_end=has_finished)
         self._stopping.set()
         self._wake.set()
         if self._thread.is_alive():

@@ -97,11 +97,14 @@ class Leader:
         """Whether it still does."""
         return self._thread.is_alive()
 
-    def stop(self, linger_s: float) -> None:
-        """Ends, when the others have left, or after `linger_s`."""
+    def stop(self, linger_s: float, *, awaits_end: bool = False) -> None:
+        """Ends, when the others have left, or after `linger_s`. `awaits_end`: this node has finished, and the end of
+        the training is to be seen first, which those who started the agents look for."""
         self._decides = False  # those that are left have a leader of their own, or end as well
         deadline_s = time.monotonic() + linger_s
-        while self._thread.is_alive() and time.monotonic() < deadline_s and self._others():
+        while self._thread.is_alive() and time.monotonic() < deadline_s:
+            if not self._others() and not (awaits_end and self._view.end is None):
+                break
             self._stopping.wait(self._bounds.beat_s)
         self._stopping.set()
         self._thread.join(3 * self._bounds.call_s)
