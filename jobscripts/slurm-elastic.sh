@@ -19,8 +19,8 @@ source .venv/bin/activate
 
 DATA=${DATA:-/lustre/imagenet/train}
 
-# hpcstage starts torchrun on each node. train.py loads what it has saved, as under any torchrun, since its processes are
-# restarted when the membership changes; with hpcstage.torch.Elastic in it and `--survivors keep` they go on instead.
+# hpcstage starts torchrun on each node. train.py loads what it has saved, as under any torchrun: its processes are
+# restarted when the membership changes. With hpcstage.torch.Elastic in it and `--survivors keep` they go on instead.
 ELASTIC=(--elastic "${MIN:-2}:$SLURM_NNODES" --policy "${POLICY:-minmax}")
 TORCHRUN=(torchrun --nproc-per-node="${GPUS:-4}")
 exec hpcstage run --data "$DATA" "${ELASTIC[@]}" -- "${TORCHRUN[@]}" train.py --data "$DATA" --epochs "${EPOCHS:-90}"
