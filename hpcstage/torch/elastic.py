@@ -194,6 +194,11 @@ class Elastic:
             if self._seat.is_over.is_set():
                 raise MembershipChanged("the membership has changed")
 
+    def alive(self) -> None:
+        """Says that the program goes on, in something that is no step and takes long, such as a validation."""
+        if self._seat is not None:
+            self._seat.stepped(self._progress)
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the training, as it was committed last."""
         return {

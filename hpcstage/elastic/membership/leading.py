@@ -40,8 +40,9 @@ class Bounds:
     """A call to the store or the run directory that takes longer is given up."""
     grace_s: float = 1.0
     """How much longer than others a node may be silent that has to find a new store."""
-    hang_s: float = 60.0
-    """Processes that go on after changes leave their group after so long without a step, or ten times the longest."""
+    hang_s: float = 600.0
+    """Processes that go on after changes leave their group after so long without a step, or ten times the longest. A
+    validation is no step: the limit is long, since state that only processes have is lost with the last of them."""
     leave_s: float = 30.0
     """A process that has not left its group so long after it was told to is killed, or three times the longest step."""
 
