@@ -85,6 +85,17 @@ class Training:
                     return [process, *process.children(recursive=True)]
         raise AssertionError(f"no node {index}: {self.text()}")
 
+    def whole_node(self, index: int) -> list[psutil.Process]:
+        """All processes of a virtual node, with what stages there."""
+        found = self.node(index)
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                is_exchange = "hpcstage.exchange" in words and process.environ().get("PMI_RANK") == str(index)
+                if is_exchange or any(word.endswith(f".v{index}/spec.json") for word in words):
+                    found.append(process)
+        return found
+
     def kill(self, processes: list[psutil.Process]) -> int:
         """Returns how many steps had been written before."""
         for process in processes:
@@ -114,13 +125,17 @@ def train(hpcstage: Hpcstage) -> Callable[..., Training]:
             training.process.wait(60)
 
 
-def test_it_goes_on_without_a_worker_and_without_a_node(train: Callable[..., Training], hpcstage: Hpcstage) -> None:
-    training = train("--elastic", "2:3")
+def test_it_goes_on_without_a_worker_and_without_a_node(
+    train: Callable[..., Training], hpcstage: Hpcstage, make_tree: Callable[..., Path]
+) -> None:
+    training = train("--elastic", "2:3", "--data", os.fspath(make_tree(files=30)))
     first = dict(training.wait(3))
     count = training.kill([psutil.Process(first[1])])
     second = dict(training.wait(3, count))
     assert not set(first.values()) & set(second.values()), "all processes are restarted"
-    count = training.kill(training.node(0))
+    node = training.whole_node(0)
+    assert any("hpcstage.daemon" in process.cmdline() for process in node)
+    count = training.kill(node)
     third = dict(training.wait(2, count))
     assert set(third) == {1, 2}
     assert training.end() == 0, training.text()
