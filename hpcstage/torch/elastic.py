@@ -189,15 +189,15 @@ class Elastic:
             self._checkpointer.save(self.state_dict, place.step)
         self._weigh()
         self._time_step()
+        self.alive()
+
+    def alive(self) -> None:
+        """Says that the program goes on, in something that is no step and takes long, such as a validation. Raises
+        MembershipChanged if the membership is over."""
         if self._seat is not None:
             self._seat.stepped(self._progress)
             if self._seat.is_over.is_set():
                 raise MembershipChanged("the membership has changed")
-
-    def alive(self) -> None:
-        """Says that the program goes on, in something that is no step and takes long, such as a validation."""
-        if self._seat is not None:
-            self._seat.stepped(self._progress)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the training, as it was committed last."""

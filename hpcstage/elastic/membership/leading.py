@@ -43,7 +43,7 @@ class Bounds:
     hang_s: float = 600.0
     """Processes that go on after changes leave their group after so long without a step, or ten times the longest. A
     validation is no step: the limit is long, since state that only processes have is lost with the last of them."""
-    leave_s: float = 30.0
+    leave_s: float = 600.0
     """A process that has not left its group so long after it was told to is killed, or three times the longest step."""
 
 
