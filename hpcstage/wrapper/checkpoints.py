@@ -110,7 +110,11 @@ class RunCheckpoints(RunOutputs):
         return f"against the loss of this node: state {self._said['drained_number']}, which is in DIR"
 
 
-def refuse_protection(config: Config) -> None:
-    """Raises NotStarted where --strict asks for a protection that one node cannot give."""
+def refuse_protection(config: Config, why_not: str) -> None:
+    """Raises NotStarted where --strict asks for a protection that one node cannot give; `why_not` is why its wrapper
+    does not keep the checkpoints of the job's nodes, if that is so."""
     if config.strict and config.checkpoint is not None and config.protect is not None:
-        raise NotStarted(f"--protect {config.protect[0]}+{config.protect[1]}: {_ON_ONE_NODE}", "leave it out")
+        asked = f"--protect {config.protect[0]}+{config.protect[1]}"
+        if why_not:
+            raise NotStarted(f"{asked}: checkpoints are not protected: {why_not}", "leave --protect or --strict out")
+        raise NotStarted(f"{asked}: {_ON_ONE_NODE}", "leave it out")

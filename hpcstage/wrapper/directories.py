@@ -143,7 +143,7 @@ def _checkpoints(config: Config, node: RunNode) -> type[RunOutputs]:
     if not node.host:
         from hpcstage.wrapper.checkpoints import RunCheckpoints, refuse_protection
 
-        refuse_protection(config)
+        refuse_protection(config, node.why_not)
         return RunCheckpoints
     from hpcstage.wrapper.sharedcheckpoints import SharedCheckpoints
 
