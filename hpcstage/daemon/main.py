@@ -32,6 +32,7 @@ from hpcstage.daemon.reporting import Reporter
 from hpcstage.daemon.resources import Gate, Resources
 from hpcstage.daemon.service import Loop, Request, Service
 from hpcstage.daemon.staging import Staging
+from hpcstage.daemon.standstill import Standstills
 from hpcstage.daemon.telemetry import Snapshot
 from hpcstage.errors import HpcstageError
 from hpcstage.node import directory as node_directory
@@ -87,6 +88,7 @@ class Daemon(Service):
         self._last_token: int | None = None
         self._group: NodeGroup | None = None
         self._outputs = _outputs(self.base)
+        self._saves = Standstills(node_dir)
         self._phase: Phase = Unstaged(self.base, State.MEASURING)
         if self._pool is not None:
             self._phase = self._preparing(self._pool)
@@ -131,7 +133,9 @@ class Daemon(Service):
                 os.nice(self.base.spec.nice)
         self._phase = phase
         self.base.page.set_state(phase.state)
-        self._loop.serve((self, *self._talk, self._programs, *phase.services(), *self._outputs, self._reporter))
+        self._loop.serve(
+            (self, *self._talk, self._programs, *phase.services(), *self._outputs, self._saves, self._reporter)
+        )
 
     def _stage(self, pool: CopierPool, prepared: Prepared, inbox: Inbox) -> None:
         """Begins the staging, and hands it what came before."""

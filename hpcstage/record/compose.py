@@ -25,6 +25,7 @@ from hpcstage.record.nodes import group_of, rows_of
 from hpcstage.record.notes.notes import notes_of
 from hpcstage.record.notes.problems import ended, problems_of
 from hpcstage.record.parts.alive import Life
+from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.parts.part import DatasetPart, NodePart, OrderLead, OrderPart
 from hpcstage.record.parts.roster import Presence, expected, is_left_over, names_of, without_part
 from hpcstage.record.parts.run import RunPart
@@ -85,7 +86,7 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         series=_series(told, alone, together),
         notes=(),
         outputs=run.outputs,
-        checkpoints=run.checkpoints,
+        checkpoints=_checkpoints(run.checkpoints, told),
         elastic=run.elastic,
     )
     return replace(record, notes=notes_of(record))
@@ -118,6 +119,15 @@ def _without_doubles(nodes: Sequence[Digest]) -> list[Digest]:
 def _series(nodes: Sequence[Digest], alone: NodePart | None, together: Together) -> Series:
     several = alone is None and any(node.speaks for node in nodes)
     return together.section() if several else series_of(alone, nodes[0].shift_s if nodes else 0.0)
+
+
+def _checkpoints(part: CheckpointsPart | None, nodes: Sequence[Digest]) -> CheckpointsPart | None:
+    """Adds how long training stood still: nodes save side by side, so the longest time of any counts."""
+    known = [node.part.standstill for node in nodes if node.part.standstill is not None]
+    longest = max(known, key=lambda one: one.seconds, default=None)
+    if part is None or longest is None:
+        return part
+    return replace(part, stood_still_s=longest.seconds, stood_still_saves=longest.saves)
 
 
 def _run(run: RunPart, nodes: Sequence[Digest], running: Life | None) -> RunSection:

@@ -23,6 +23,7 @@ import torch
 from hpcstage import stderr
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.errors import HpcstageError, UsageError
+from hpcstage.torch import standstill
 from hpcstage.torch.entry import DamagedEntry, named_or_left, remove_entry, settle
 from hpcstage.torch.naming import hidden_name
 from hpcstage.torch.saving import LoadedState, Saver
@@ -115,10 +116,11 @@ class Checkpointer:
         if not now and not self.due(step):
             self._saver.raise_failed()
             return False
-        self._open(step)
-        if callable(state) and not isinstance(state, torch.nn.Module):
-            state = state()
-        self._saver.save(state, step, self._path(step), lambda: self._drop_older(step))
+        with standstill.OF_PROCESS.measured():
+            self._open(step)
+            if callable(state) and not isinstance(state, torch.nn.Module):
+                state = state()
+            self._saver.save(state, step, self._path(step), lambda: self._drop_older(step))
         self._every.saved(step)
         self._saver.raise_failed()
         return True

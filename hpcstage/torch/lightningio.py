@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from hpcstage.torch import standstill
 from hpcstage.torch.entry import named_or_left, remove_entry
 from hpcstage.torch.saving import Saver
 
@@ -49,7 +50,8 @@ class LightningCheckpointIO(TorchCheckpointIO):
         with contextlib.suppress(ValueError):
             self._dropped.remove(target)
         Path(target).parent.mkdir(parents=True, exist_ok=True)
-        self._saver.save(checkpoint, int(checkpoint.get("global_step", 0)), Path(target), self._drop)
+        with standstill.OF_PROCESS.measured():
+            self._saver.save(checkpoint, int(checkpoint.get("global_step", 0)), Path(target), self._drop)
         self._saver.raise_failed()
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:

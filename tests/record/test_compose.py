@@ -15,7 +15,9 @@ from recordcases import SECOND, composed, node_part, run_part, trainer, worker
 from hpcstage.problem import Problem
 from hpcstage.protocol.shim import Counter, Reason
 from hpcstage.record.figures.counts import TOTALS as KEYS
-from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.checkpoints import CheckpointsPart
+from hpcstage.record.parts.outputs import OutputsPart
+from hpcstage.record.parts.part import NodePart, StandstillPart
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import json_schema
@@ -173,6 +175,17 @@ def test_paths_that_are_no_text_survive_the_round_trip() -> None:
     name = "/data/\udcff\n\x1b[31m"
     record = valid(run_part(command=["python", name]), [node_part(errors=[{"path": name, "error": "EIO", "count": 2}])])
     assert json.loads(json.dumps(record)) == record
+
+
+def test_training_stands_still_as_long_as_on_the_node_where_that_is_longest() -> None:
+    """Nodes save side by side; of a program that saves by itself nothing is known, which is not zero."""
+    part = CheckpointsPart(drain=OutputsPart(directory="/dir"), protection="none")
+    known = [StandstillPart(saves=3, seconds=0.5), StandstillPart(saves=2, seconds=1.5), None]
+    nodes = [node_part(host=f"n{at}", node_index=at, node_count=3, standstill=one) for at, one in enumerate(known)]
+    record = valid(run_part(checkpoints=part, nodes=["n0", "n1", "n2"]), nodes)
+    assert (record["checkpoints"]["stood_still_s"], record["checkpoints"]["stood_still_saves"]) == (1.5, 2)
+    record = valid(run_part(checkpoints=part), [node_part()])
+    assert (record["checkpoints"]["stood_still_s"], record["checkpoints"]["stood_still_saves"]) == (None, None)
 
 
 def test_several_nodes_are_added() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -157,6 +158,32 @@ def test_what_the_command_completes_is_in_the_directory_and_the_next_run_goes_on
     report = hpcstage("report").stdout.decode()
     assert "Checkpoints" in report
     assert "which is in DIR" in report
+    assert part["stood_still_s"] is None, "a program that saves by itself is not measured"
+    assert re.search(r"stood still +not measured", report)
+
+
+CHECKPOINTER = """
+import sys, time, torch
+from hpcstage.torch import Checkpointer
+took_s = 0.0
+with Checkpointer() as checkpointer:
+    for step in (1, 2, 3):
+        began_s = time.monotonic()
+        checkpointer.save(lambda: time.sleep(0.05) or {"weights": torch.full((1000,), float(step))}, step)
+        took_s += time.monotonic() - began_s
+print(took_s)
+"""
+
+
+@pytest.mark.torch
+def test_the_report_says_how_long_training_stood_still(hpcstage: Hpcstage) -> None:
+    pytest.importorskip("torch", reason="needs the extra `torch`")
+    done = run(hpcstage, "--", *python_command(CHECKPOINTER))
+    assert done.returncode == 0, done.stderr
+    part = part_of(hpcstage)
+    assert part["stood_still_saves"] == 3
+    assert 3 * 0.05 <= part["stood_still_s"] <= float(done.stdout), "as the program's own clock says"
+    assert re.search(r"stood still +[0-9.]+ m?s in 3 saves", hpcstage("report").stdout.decode())
 
 
 @pytest.mark.parametrize("everything", [True, False])

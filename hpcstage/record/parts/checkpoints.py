@@ -46,6 +46,11 @@ class CheckpointsPart:
     """The last 100 states that were saved."""
     saving_s: Seconds = 0.0
     """How long saving those took, beside the command."""
+    stood_still_s: Seconds | None = None
+    """How long training stood still in saves of `hpcstage.torch`, in the process in which that was longest; null: not
+    measured, as no save came through it."""
+    stood_still_saves: Count | None = None
+    """The number of these saves."""
     drained_number: int | None = None
     """The newest of them that is in the directory of --checkpoint; null: none."""
     refused: tuple[str, ...] = ()

@@ -199,6 +199,15 @@ class AccountsPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StandstillPart:
+    """The saves of checkpoints by which one program of the node was held up, that of which that took longest."""
+
+    saves: Count
+    seconds: Seconds
+    """The time from the begin of a save until the training could go on, of all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ErrorPart:
     """The files that could not be copied for one reason."""
 
@@ -268,6 +277,8 @@ class NodePart:
     """The placement that was followed: private, replicate or partition."""
     placement_why: str = ""
     group: GroupPart | None = field(default=None, metadata=EMPTY_IF_NONE | DEFAULT_IF_DAMAGED)
+    standstill: StandstillPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE | DEFAULT_IF_DAMAGED)
+    """None: no program told; those that save by themselves do not."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for json.dump, which turns dictionary keys into text; a large job's has fewer samples."""

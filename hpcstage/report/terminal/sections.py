@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from hpcstage.record.figures.counts import add
+from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.schema import Contention, OrderSection, OwnPeriod, Percentiles, Record, SharedPeriod
 from hpcstage.report import figures
 from hpcstage.report.canvas import Sparkline, Wrapped, grid, line, section
@@ -291,7 +292,8 @@ def checkpoints(record: Record) -> RenderableType:
         return Group()
     drain = part.drain
     if drain.local_dir is None:
-        return section(f"Checkpoints: the command wrote to {drain.directory} itself ({drain.why})")
+        held_up = "" if part.stood_still_s is None else f"; training stood still {_stood_still(part)}"
+        return section(f"Checkpoints: the command wrote to {drain.directory} itself ({drain.why}){held_up}")
     rows: list[tuple[str, RenderableType]] = []
     if part.restored:
         rows.append(("at the start", Wrapped(f"{part.restored}; the command waited {seconds(part.restored_s)}", 2)))
@@ -303,6 +305,7 @@ def checkpoints(record: Record) -> RenderableType:
         rows.append(("saved", Wrapped(f"{text} in {seconds(part.saving_s)}, beside the command", 2)))
         coded = f"; parities {last.protected}, in {seconds(last.encode_s)}" if last.encode_s else ""
         rows.append((f"the last, {last.number}", Wrapped(f"{last.kind}: {last.why}{coded}", 2)))
+    rows.append(("stood still", Wrapped(_stood_still(part), 2)))
     left = f", {format_number(drain.undrained_count, 'name')} NOT COPIED" if drain.undrained_count else ""
     took = "" if drain.took_s is None else f", done {seconds(drain.took_s)} after the command"
     rows.append(("copied", Wrapped(f"{size(drain.size_bytes)}{took}{left}, to {drain.directory}", 2)))
@@ -311,6 +314,13 @@ def checkpoints(record: Record) -> RenderableType:
         rows.append(("lost", Wrapped(f"{', '.join(part.lost)}, while the command ran", 2)))
     rows += [("not used", Wrapped(line, 2)) for line in part.refused[-3:]]
     return section("Checkpoints", grid("lw", rows))
+
+
+def _stood_still(part: CheckpointsPart) -> str:
+    """Says how long saves held training up."""
+    if part.stood_still_s is None or part.stood_still_saves is None:
+        return "not measured: no save came through hpcstage.torch"
+    return f"{seconds(part.stood_still_s)} in {format_number(part.stood_still_saves, 'save')}"
 
 
 _MOST_CHANGES_SHOWN = 12
