@@ -30,7 +30,6 @@ from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.members import read_record
 from hpcstage.checkpoint.protection.rebuilding import GroupSource
 from hpcstage.checkpoint.protection.record import CodingRecord
-from hpcstage.checkpoint.protection.refilling import refill
 
 SIZES = [CodeSize(2, 1), CodeSize(4, 2), CodeSize(8, 2), CodeSize(8, 3), CodeSize(6, 4)]
 BLOCK = 256
@@ -137,67 +136,6 @@ def test_directories_that_are_gone_are_rebuilt_from_the_others(local_dir: Path) 
     with job.seen_by("n0") as source, pytest.raises(NothingToRestore) as refused:
         restore_newest(source, local_dir / "restored")
     assert [one.number for one in refused.value.refused] == [3, 2, 1]
-
-
-def test_a_node_in_the_place_of_a_lost_one_gets_all_back(local_dir: Path) -> None:
-    """One loss after the other is survived, if the node is refilled in between; files and parities are the same."""
-    job = made_job(local_dir, CodeSize(4, 2))
-    for node in job.nodes:
-        overwrite(job.state(node) / "step_1.pt", 300, b"changed")
-    job.commit(2)
-    job.group.encode(2)
-    for lost in itertools.chain(losses(job, 2)):
-        before = {node: contents(job.store(node)) for node in lost}
-        for node in lost:
-            shutil.rmtree(job.store(node))
-            job.store(node).mkdir(0o700)
-        for node in lost:
-            with job.seen_by(node) as source:
-                assert refill(source, [2], job.store(node)) == [1, 2]
-                assert refill(source, [1, 2], job.store(node)) == []
-        assert {node: contents(job.store(node)) for node in lost} == before
-    with GenerationStore(job.store("n0"), POLICY) as store:
-        assert store.numbers() == [1, 2]
-
-
-def test_a_refill_that_ends_between_any_two_calls_is_done_again(local_dir: Path) -> None:
-    job = made_job(local_dir, CodeSize(2, 1))
-    wanted = contents(job.store("n0"))
-    done, at = False, 0
-    while not done:
-        shutil.rmtree(job.store("n0"))
-        job.store("n0").mkdir(0o700)
-        with job.seen_by("n0") as source:
-            with suppress(KeyboardInterrupt):
-                refill(source, [1], job.store("n0"), EndedFiles(at))
-                done = True
-            GenerationStore(job.store("n0"), POLICY).close()
-            assert contents(job.store("n0")) in ({}, wanted)
-            refill(source, [1], job.store("n0"))
-        assert contents(job.store("n0")) == wanted
-        at += 1
-    assert at > 20
-
-
-def test_what_cannot_be_rebuilt_is_left_out(local_dir: Path) -> None:
-    job = made_job(local_dir, CodeSize(2, 1))
-    job.commit(2)
-    shutil.rmtree(job.store("n0"))
-    job.store("n0").mkdir(0o700)
-    with job.seen_by("n0") as source:
-        assert refill(source, [1, 2], job.store("n0")) == [1], "2 was not encoded"
-    shutil.rmtree(job.store("n0"))
-    job.store("n0").mkdir(0o700)
-    with job.seen_by("n0", ["n1"]) as source:
-        assert refill(source, [1], job.store("n0")) == []
-    assert list(job.store("n0").iterdir()) == []
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    """The files of a store; parities without the zeros that stand where no stripe is."""
-    files = [path for path in directory.rglob("*") if path.is_file()]
-    found = {os.fspath(path.relative_to(directory)): path.read_bytes() for path in files}
-    return {name: content.rstrip(b"\0") if name.endswith("parity") else content for name, content in found.items()}
 
 
 def test_an_older_generation_is_restored_where_the_newest_cannot_be(local_dir: Path) -> None:

@@ -27,7 +27,6 @@ from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.link import Encoded, GroupLink
 from hpcstage.checkpoint.protection.rebuilding import GroupSource
-from hpcstage.checkpoint.protection.refilling import refill
 from hpcstage.checkpoint.protection.remote import RemoteSource
 from hpcstage.exchange.coding.tasks import ROUND_BYTES
 from hpcstage.protocol.coding import MAX_TOLD_BYTES, KeeperGone, KeeperMessage
@@ -231,13 +230,12 @@ def test_an_exchange_killed_in_the_middle_leaves_what_was_before(coding):
     assert one.coded(2) == one.coded_here(2)
 
 
-def test_a_lost_node_is_rebuilt_and_refilled_over_the_link(coding):
+def test_a_lost_node_is_rebuilt_over_the_link(coding):
     one = coding(CodeSize(2, 1))
     identity = one.commit(UNEQUAL)
     one.start()
     assert [each.failure for each in one.encode(identity)] == [""] * 3
     wanted = (one.state(1) / "step").read_bytes()
-    coded = one.coded()
     shutil.rmtree(one.store(1))
     link = one.links[1]
     assert [link.list(index, KEY) for index in range(3)] == [[1], [], [1]]
@@ -246,12 +244,6 @@ def test_a_lost_node_is_rebuilt_and_refilled_over_the_link(coding):
     target = one.directory / "restored"
     assert restore_newest(group, target).refused == ()
     assert (target / "step").read_bytes() == wanted
-    one.store(1).mkdir(mode=0o700)
-    assert refill(GroupSource("n1", sources), [1], one.store(1)) == [1]
-    assert one.coded() == coded
-    verify(RemoteSource(one.links[0], 1, KEY), 1)
-    other = {name: RemoteSource(one.links[2], index, KEY) for index, name in enumerate(one.names) if name != "n0"}
-    verify(GroupSource("n0", other), 1)
     assert one.end() == 0
 
 

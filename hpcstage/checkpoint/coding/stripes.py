@@ -102,13 +102,6 @@ class Striping:
         cycle, position = divmod(block, len(turns))
         return cycle * self._period + turns[position], (node - turns[position] - self.m) % self.nodes
 
-    def parity_place(self, node: int, number: int) -> tuple[int, int]:
-        """Returns the stripe that a parity of a node belongs to, and its index there."""
-        if not self.rotated:
-            return number, self.k + node
-        cycle, row = divmod(number, self.m)
-        return cycle * self.nodes + (node - row) % self.nodes, self.k + row
-
     def parity_bytes(self, sizes_bytes: Sequence[int]) -> list[int]:
         """Returns how many bytes of parities each node holds."""
         held = [0] * self.nodes

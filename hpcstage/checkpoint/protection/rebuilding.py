@@ -17,7 +17,7 @@ from hpcstage.checkpoint.coding.coder import Coder
 from hpcstage.checkpoint.coding.erasurecode import NoErasureCode, TooMuchLost
 from hpcstage.checkpoint.coding.kernels import best_kernel
 from hpcstage.checkpoint.coding.stripes import CodedBlock, Stripe
-from hpcstage.checkpoint.generations.files import OWN_PARTS, GenerationPart
+from hpcstage.checkpoint.generations.files import GenerationPart
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import BlockSource
 from hpcstage.checkpoint.protection.members import read_intact, read_record
@@ -48,29 +48,19 @@ class GroupSource:
         record, place = self._coded(number)
         if record is None:
             return self._own().size_bytes(number, part)
-        if part is GenerationPart.CODING:
-            return len(record.to_bytes())
-        if part is GenerationPart.PARITY:
-            return record.striping.parity_places(record.sizes_bytes)[place] * record.block_bytes
         return record.members[place].size_of(part)
 
     def read_into(self, number: int, part: GenerationPart, view: memoryview, offset: int) -> int:
-        """Fills the buffer from a place of a file of a generation; returns how much there was.
-
-        Parities are read as whole blocks, with zeros behind those that are shorter.
-        """
+        """Fills the buffer from a place of a file of a generation; returns how much there was."""
         record, place = self._coded(number)
         if record is None:
             return self._own().read_into(number, part, view, offset)
         count = max(0, min(len(view), self.size_bytes(number, part) - offset))
-        if part is GenerationPart.CODING:
-            view[:count] = record.to_bytes()[offset : offset + count]
-            return count
-        begin = offset + (record.members[place].start_of(part) if part in OWN_PARTS else 0)
+        begin = offset + record.members[place].start_of(part)
         done = 0
         while done < count:
             block, within = divmod(begin + done, record.block_bytes)
-            found = memoryview(self._block(number, part in OWN_PARTS, block))[within : within + count - done]
+            found = memoryview(self._block(number, block))[within : within + count - done]
             view[done : done + len(found)] = found
             done += len(found)
         return count
@@ -96,20 +86,17 @@ class GroupSource:
             self._records[number] = None if most is None else CodingRecord.from_bytes(most)
         return self._records[number]
 
-    def _read_block(self, number: int, is_data: bool, block: int) -> bytearray:
-        """Returns a block of the node's data or of the parities that it holds, which is of full length."""
+    def _read_block(self, number: int, block: int) -> bytearray:
+        """Returns a block of the node's data."""
         record, place = self._coded(number)
         assert record is not None
         striping = record.striping
-        in_stripe, index = striping.place(place, block) if is_data else striping.parity_place(place, block)
+        in_stripe, index = striping.place(place, block)
         stripe = striping.stripe(in_stripe, record.sizes_bytes)
-        wanted = next((one for one in (*stripe.data, *stripe.parities) if one.index == index), None) if stripe else None
-        if stripe is None or wanted is None:
-            return bytearray(record.block_bytes)  # a place for a parity of a stripe that does not exist
+        assert stripe is not None
+        wanted = next(one for one in stripe.data if one.index == index)
         made = self._intact(record, wanted)
-        if made is None:
-            made = self._rebuilt(record, stripe, wanted)
-        return made if is_data else made.ljust(record.block_bytes, b"\0")
+        return self._rebuilt(record, stripe, wanted) if made is None else made
 
     def _intact(self, record: CodingRecord, block: CodedBlock) -> bytearray | None:
         name = record.members[block.node].name
@@ -131,7 +118,7 @@ class GroupSource:
                 else:
                     known[block.index] = content
         for block in stripe.parities:
-            if len(known) < len(stripe.data) and block != wanted:
+            if len(known) < len(stripe.data):
                 content = self._intact(record, block)
                 if content is not None:
                     known[block.index] = content

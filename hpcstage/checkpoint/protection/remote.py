@@ -24,9 +24,9 @@ class RemoteSource:
     """The generations of a node as its exchange gives them: a `BlockSource`, so that what works on a local directory
     works on another node's.
 
-    Files of a generation never change, so what was read is kept for a while; a source serves one restore, one rebuild
-    or one refilling. Raises OSError where the node cannot be asked, which counts as damage there, and LinkLost if the
-    exchange of this node has gone, which ends the work.
+    Files of a generation never change, so what was read is kept for a while; a source serves one restore or rebuild.
+    Raises OSError where the node cannot be asked, which counts as damage there, and LinkLost if the exchange of this
+    node has gone, which ends the work.
     """
 
     def __init__(self, link: GroupLink, node: int, key: str, timeout_s: float = ANSWER_S) -> None:
