@@ -14,7 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.keeping.facts import CheckpointPlace, charter_of
+from hpcstage.checkpoint.keeping.plain import described
 from hpcstage.checkpoint.protection.groups import CodeSize, protect
 from hpcstage.errors import NotDrained, NotStarted
 from hpcstage.job.schedulers import domain_of
@@ -173,8 +175,23 @@ class SharedCheckpoints(RunCheckpoints):
     def _reports(self, place: kept.KeptPlace) -> dict[str, dict[str, Any]]:
         found = {self._hosts[0]: self._report(place) or {}}
         if self._others is not None:
-            found |= {host: self._others.checkpoints_of(host).get("report", {}) for host in self._hosts[1:]}
+            said = {host: self._others.checkpoints_of(host).get("report", {}) for host in self._hosts[1:]}
+            found |= {host: self._brought(report) for host, report in said.items()}
         return {host: report for host, report in found.items() if report}
+
+    def _report(self, place: kept.KeptPlace) -> dict[str, Any] | None:
+        report = super()._report(place)
+        return None if report is None else self._brought(report)
+
+    def _brought(self, report: dict[str, Any]) -> dict[str, Any]:
+        """Returns a report with what is in DIR by now: nodes without a connection bring their shares each by itself,
+        and the last one gives the whole its names. Numbers grow over the runs of a DIR, and this run has its lock."""
+        rows, opened = report.get("saved", ()), described(Path(self.part.directory))
+        if not rows or opened is None or opened.manifest.number != rows[-1]["number"]:
+            return report
+        names = times_of(opened.manifest)
+        left = [one for one in report["undrained"] if one["name"] not in names]
+        return {**report, "drained_number": opened.manifest.number, "undrained": left}
 
     def _result(self, place: kept.KeptPlace) -> OutputsPart:
         part = super()._result(place)

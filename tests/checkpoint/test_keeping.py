@@ -311,6 +311,20 @@ def test_what_another_run_went_on_from_is_not_put_beside_its_state(make: Make, l
     assert other.drained() == ["step2"]
 
 
+def test_what_was_copied_before_the_kill_is_not_put_beside_what_goes_on_from_it(
+    make: Make, local_dir: Path, tmp_path: Path
+) -> None:
+    killed = killed_run(local_dir, tmp_path / "target", ["last"])
+    charter = CheckpointCharter.load(killed)
+    drain_late(killed, charter)
+    other = make("other", killed.base)
+    assert shown_in(other.place.tree) == ["last"]
+    other.save("last")
+    other.end()
+    drain_late(killed, charter)
+    assert other.drained() == ["last"], "and not the one before as last.killed"
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_checkpoint_that_was_being_written_again_is_taken_from_where_it_is_whole(
     make: Make, local_dir: Path, tmp_path: Path, is_late: bool

@@ -24,11 +24,14 @@ class FoundStore:
     """The name under which others read it."""
     generations: tuple[JobGeneration, ...]
     """Those that all nodes of the run had committed, as far as this store knows."""
+    origins: tuple[str, ...] = ()
+    """The run from which that one went on, and those before it."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FoundStore:
         """Reads what `to_json` returned."""
-        return cls(**{**data, "generations": tuple(map(JobGeneration.from_json, data["generations"]))})
+        generations = tuple(map(JobGeneration.from_json, data["generations"]))
+        return cls(**{**data, "generations": generations, "origins": tuple(data["origins"])})
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data."""
@@ -51,6 +54,8 @@ class EarlierState:
     generation: JobGeneration
     stores: Mapping[str, StorePlace]
     """By member of the run: the stores that are there."""
+    origins: tuple[str, ...] = ()
+    """The run from which that one went on, and those before it."""
 
     @property
     def key(self) -> str:
@@ -70,18 +75,20 @@ class EarlierState:
     def from_json(cls, data: Mapping[str, Any]) -> EarlierState:
         """Reads what `to_json` returned."""
         stores = {name: StorePlace(**one) for name, one in data["stores"].items()}
-        return cls(data["run_id"], JobGeneration.from_json(data["generation"]), stores)
+        return cls(data["run_id"], JobGeneration.from_json(data["generation"]), stores, tuple(data["origins"]))
 
 
 def earlier_states(found: Mapping[int, Sequence[FoundStore]]) -> list[EarlierState]:
     """Returns the states of all families, the newest first."""
     stores: dict[str, dict[str, StorePlace]] = {}
     states: dict[tuple[str, int, str], JobGeneration] = {}
+    origins: dict[str, tuple[str, ...]] = {}
     for node in sorted(found):
         for store in found[node]:
             stores.setdefault(store.run_id, {}).setdefault(store.member, StorePlace(node, store.key))
+            origins[store.run_id] = max(origins.get(store.run_id, ()), store.origins, key=len)
             for one in store.generations:
                 key = store.run_id, one.number, one.attempt
                 states[key] = max(states.get(key, one), one, key=lambda known: known.created_ns)
-    made = [EarlierState(run_id, one, stores[run_id]) for (run_id, _, _), one in states.items()]
+    made = [EarlierState(run_id, one, stores[run_id], origins[run_id]) for (run_id, _, _), one in states.items()]
     return sorted(made, key=lambda one: (one.generation.created_ns, one.generation.number), reverse=True)

@@ -49,7 +49,8 @@ def found_at(key: str, place: CheckpointPlace) -> FoundStore | None:
     """Returns what a place holds for others; None where its charter cannot be read."""
     try:
         charter = CheckpointCharter.load(place)
-        return FoundStore(charter.run_id, charter.node or ALONE, key, tuple(known_generations(place)))
+        generations = tuple(known_generations(place))
+        return FoundStore(charter.run_id, charter.node or ALONE, key, generations, place.origins())
     except (OSError, ValueError):
         return None
 

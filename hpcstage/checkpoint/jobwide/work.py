@@ -86,8 +86,9 @@ class NodeWork:
         for key, earlier in self._earlier.items():
             talk.hold(key, earlier.store)
         self._superseded = SupersededRemoval(Path(charter.target), place.tree)
-        self._origin: str = ""
-        """The id of the run from which this one goes on."""
+        self._origins: tuple[str, ...] = ()
+        """The run from which this one goes on, and those before it, whose states may have come to the target through
+        this run only."""
         self._is_confirmed = False
 
     def close(self) -> None:
@@ -109,9 +110,9 @@ class NodeWork:
                 self._confirm()
 
     def _confirm(self) -> None:
-        """Notes with the run from which this one went on that the target has a later state."""
+        """Notes with the runs from which this one went on that the target has a later state."""
         for earlier in self._earlier.values():
-            if CheckpointCharter.load(earlier).run_id == self._origin:
+            if CheckpointCharter.load(earlier).run_id in self._origins:
                 numbers = [one.number for one in known_generations(earlier)]
                 earlier.note_continued(max(numbers, default=0))
 
@@ -196,7 +197,8 @@ class NodeWork:
             for name in sorted(gone)
             if name not in from_dir
         ]
-        self._origin = state.run_id
+        self._origins = (state.run_id, *state.origins)
+        self._place.note_origins(self._origins)
         how = (
             f"rebuilt from survivors ({', '.join(missing)} gone)" if rebuilt and missing else "verified, from the nodes"
         )

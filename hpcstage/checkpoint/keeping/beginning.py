@@ -46,7 +46,12 @@ def restore_state(place: CheckpointPlace, charter: CheckpointCharter) -> Beginni
     try:
         charter.check_target()
         local = _from_this_node(place, charter)
-        return local if local.restored else from_target(place, Path(charter.target), local.refused)
+        if local.restored:
+            return local
+        began = from_target(place, Path(charter.target), local.refused)
+        if began.refused == local.refused:
+            _note_same(place, charter)
+        return began
     except (OSError, HpcstageError) as error:
         raise CannotKeep(reason(error)) from None
 
@@ -72,6 +77,15 @@ def _from_this_node(place: CheckpointPlace, charter: CheckpointCharter) -> Begin
         text = f"generation {made.number} of a killed run, verified, from this node"
         return BeginningState(text, tuple(refused))
     return BeginningState(refused=tuple(refused))
+
+
+def _note_same(place: CheckpointPlace, charter: CheckpointCharter) -> None:
+    """Notes the killed run whose newest generation the target has, all of it: this run goes on from that."""
+    drained = described(Path(charter.target))
+    for base in map(Path, charter.earlier):
+        newest = newest_manifest(base)
+        if drained is not None and newest is not None and newest.id == drained.manifest.id:
+            place.note_origin(base, newest.number)
 
 
 def _fill_gaps(

@@ -84,6 +84,17 @@ class CheckpointPlace:
         OSError."""
         self._continued.write_text(str(number))
 
+    def note_origins(self, run_ids: Sequence[str]) -> None:
+        """Notes the run from which one on several nodes went on, and those before it. Raises OSError."""
+        self._origins.write_text(json.dumps(list(run_ids)))
+
+    def origins(self) -> tuple[str, ...]:
+        """Returns what `note_origins` noted; nothing where that cannot be read."""
+        try:
+            return tuple(map(str, json.loads(self._origins.read_text())))
+        except (OSError, ValueError, TypeError):
+            return ()
+
     @property
     def was_continued(self) -> bool:
         """Whether another run went on from it, and the target has a state of that run."""
@@ -99,6 +110,10 @@ class CheckpointPlace:
     @property
     def _origin(self) -> Path:
         return self.base / "origin"
+
+    @property
+    def _origins(self) -> Path:
+        return self.base / "origins"
 
     @property
     def _continued(self) -> Path:
