@@ -64,6 +64,7 @@ if mpi == "pmi2":
     os.execvp("mpiexec", ["mpiexec", "-launcher", "fork", "-n", str(len(nodes)), *by_rank, *words])
 tasks = tasks or int(os.environ.get("SLURM_NTASKS", len(nodes)))
 step = str(os.getpid())
+switches = dict(pair.split(":") for pair in os.environ.get("HPCSTAGE_TEST_SWITCHES", "").split(",") if pair)
 started = []
 for rank in range(tasks):
     node = rank * len(nodes) // tasks
@@ -71,6 +72,9 @@ for rank in range(tasks):
            "SLURM_LOCALID": str(rank - (node * tasks + len(nodes) - 1) // len(nodes)), "SLURM_NTASKS": str(tasks),
            "SLURM_STEP_ID": step, "SLURM_STEP_NODELIST": ",".join(nodes), "SLURM_STEP_NUM_TASKS": str(tasks),
            "RANK": str(rank), "WORLD_SIZE": str(tasks)}
+    if switches:
+        env |= {"SLURM_TOPOLOGY_ADDR": switches[nodes[node]] + "." + nodes[node],
+                "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"}
     started.append(fakelib.start(nodes[node], words, env, stdin=subprocess.PIPE))
 def pass_input():  # each task gets all of it
     while data := os.read(0, 65536):

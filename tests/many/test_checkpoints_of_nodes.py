@@ -3,20 +3,31 @@ more nodes."""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import manylab
 import psutil
 import pytest
-from conftest import GLOO, Hpcstage, python_command, torchrun, wait_for
+from checkpointlab import (
+    files_of,
+    has_protected,
+    in_dir,
+    kill_all,
+    killed,
+    lose,
+    part_of,
+    places,
+    program,
+    protected,
+    run,
+    shown,
+)
+from conftest import GLOO, Hpcstage, torchrun, wait_for
 from fakecluster import FakeCluster
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
@@ -25,112 +36,6 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 pytestmark = [manylab.needs_mpi, pytest.mark.timeout(120)]
 
 TRAIN = Path(__file__).parent / "train_dcp.py"
-NODES = """
-import os, sys, time
-checkpoint, count = sys.argv[1], int(sys.argv[2])
-places = [checkpoint.replace(".v0.", f".v{node}.") for node in range(count)]
-def found(place):
-    below = [os.path.join(d, f) for d, _, files in os.walk(place) for f in files]
-    return sorted(os.path.relpath(path, place) for path in below)
-for place in places:
-    print(*found(place))
-def save(step):
-    for node, place in enumerate(places):  # each rank its part, below one name
-        if os.path.isdir(place):
-            os.mkdir(f"{place}/.shards")
-            with open(f"{place}/.shards/rank{node}", "wb") as file:
-                file.write(b"%d on %d" % (step, node) * 20_000)
-            os.rename(f"{place}/.shards", f"{place}/shards{step}")
-    with open(f"{places[0]}/.model", "wb") as file:  # rank 0 all of it
-        file.write(b"%d" % step * 100_000)
-    os.rename(f"{places[0]}/.model", f"{places[0]}/model{step}")
-def wait(name):
-    open(f"{os.environ['FLAG']}.{name}.up", "w").close()
-    end = time.monotonic() + 90
-    while not os.path.exists(f"{os.environ['FLAG']}.{name}") and time.monotonic() < end:
-        time.sleep(0.01)
-"""
-"""A program on virtual nodes, whose directories have the same path but for the number of the node."""
-
-
-def files_of(step: int, nodes: int) -> list[str]:
-    return sorted([f"model{step}", *(f"shards{step}/rank{node}" for node in range(nodes))])
-
-
-def program(text: str, nodes: int) -> list[str]:
-    return list(python_command(NODES + text, "{checkpoint}", str(nodes)))
-
-
-def run(hpcstage: Hpcstage, nodes: int, text: str = "", *options: str) -> subprocess.CompletedProcess[bytes]:
-    return hpcstage("run", "--nodes", str(nodes), "--checkpoint", "ckpt", *options, "--", *program(text, nodes))
-
-
-def shown(done: subprocess.CompletedProcess[bytes]) -> list[list[str]]:
-    """What each node found at its start."""
-    return [line.split() for line in done.stdout.decode().splitlines()]
-
-
-def in_dir(hpcstage: Hpcstage) -> list[str]:
-    target = hpcstage.cwd / "ckpt"
-    found = (path.relative_to(target) for path in target.rglob("*") if path.is_file())
-    return sorted(os.fspath(path) for path in found if not path.parts[0].startswith(".hpcstage-"))
-
-
-def places(local_dir: Path, node: int | None = None) -> list[Path]:
-    return sorted(local_dir.glob(f"hpcstage-out-*/*.v{'*' if node is None else node}.checkpoint"))
-
-
-def protected(local_dir: Path, nodes: int) -> list[int]:
-    """The generations with all of step 1 that are protected, as all nodes know."""
-    found = []
-    for node in range(nodes):
-        (place,) = places(local_dir, node)
-        known = [json.loads(path.read_text()) for path in (place / "out" / "shares").glob("*.json")]
-        found.append({one["number"] for one in known if one["size"] and _parts(one) == nodes + 1})
-    return sorted(set.intersection(*found))
-
-
-def has_protected(local_dir: Path, nodes: int, name: str) -> bool:
-    """Whether all nodes know of a protected generation in which each has a part of an entry."""
-    for node in range(nodes):
-        (place,) = places(local_dir, node)
-        known = [json.loads(path.read_text()) for path in (place / "out" / "shares").glob("*.json")]
-        if not any(one["size"] and all(name in share for share in one["shares"].values()) for one in known):
-            return False
-    return True
-
-
-def _parts(generation: dict[str, Any]) -> int:
-    return sum(len(share) for share in generation["shares"].values())
-
-
-def part_of(hpcstage: Hpcstage) -> dict[str, Any]:
-    return dict(manylab.record_of(hpcstage)["checkpoints"])
-
-
-def kill_all(wrapper: subprocess.Popen[bytes]) -> None:
-    family = [psutil.Process(wrapper.pid), *psutil.Process(wrapper.pid).children(recursive=True)]
-    manylab.kill(family)
-    wrapper.communicate()
-    psutil.wait_procs(family, timeout=10)
-
-
-def killed(hpcstage: Hpcstage, local_dir: Path, nodes: int, *options: str) -> None:
-    """A run that saved step 1, and of which everything was killed when it was protected; nothing of it is in DIR."""
-    flag = hpcstage.cwd / "flag"
-    words = ("run", "--nodes", str(nodes), "--checkpoint", "ckpt", "--drain-every", "1000", *options)
-    text = "save(1)\nwait('saved')"
-    wrapper = hpcstage.start(*words, "--", *program(text, nodes), env={"FLAG": os.fspath(flag)})
-    wait_for((hpcstage.cwd / "flag.saved.up").exists, 40, "the command")
-    wait_for(lambda: bool(protected(local_dir, nodes)), 40, "the protection")
-    kill_all(wrapper)
-    assert not [name for name in in_dir(hpcstage) if name.startswith(("model1", "shards1"))]
-
-
-def lose(local_dir: Path, *nodes: int) -> None:
-    for node in nodes:
-        for place in places(local_dir, node):
-            shutil.rmtree(place)
 
 
 def test_what_each_node_saves_is_one_state_that_the_next_run_has_on_all_its_nodes(
@@ -231,6 +136,21 @@ def test_more_than_the_nodes_is_the_most_that_fits_or_refused(hpcstage: Hpcstage
     assert in_dir(hpcstage) == files_of(1, 2)
 
 
+def test_behind_a_launcher_the_error_says_that_it_stands_there(hpcstage: Hpcstage) -> None:
+    words = hpcstage.command("run", "--checkpoint", "ckpt", "--protect", "2+1", "--strict", "--", "echo", "started")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("mpiexec"), "-n", "2", *words],
+        env=hpcstage.env,
+        cwd=hpcstage.cwd,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (125, b""), done.stderr
+    assert b"hpcstage stands behind a launcher" in done.stderr
+    assert b"one node" not in done.stderr
+
+
 @pytest.mark.torch
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("nodes", [3, 2])
@@ -272,7 +192,8 @@ import os, sys, time
 checkpoint, step = sys.argv[1:]
 assert checkpoint == os.environ["HPCSTAGE_CHECKPOINT"]
 rank, host = os.environ["RANK"], os.uname().nodename
-print(host, *sorted(os.listdir(checkpoint)), flush=True)
+sys.stdout.write(" ".join([host, *sorted(os.listdir(checkpoint))]) + "\\n")  # in one piece, beside other ranks
+sys.stdout.flush()
 with open(f"{checkpoint}/.{rank}", "w") as file:
     file.write(f"{step} on {host}")
 os.rename(f"{checkpoint}/.{rank}", f"{checkpoint}/step{step}.{rank}")

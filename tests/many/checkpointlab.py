@@ -1,0 +1,121 @@
+"""Programs on virtual nodes that save checkpoints, and what they leave where, for tests of several nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import manylab
+import psutil
+from conftest import Hpcstage, python_command, wait_for
+
+NODES = """
+import os, sys, time
+checkpoint, count = sys.argv[1], int(sys.argv[2])
+places = [checkpoint.replace(".v0.", f".v{node}.") for node in range(count)]
+def found(place):
+    below = [os.path.join(d, f) for d, _, files in os.walk(place) for f in files]
+    return sorted(os.path.relpath(path, place) for path in below)
+for place in places:
+    print(*found(place))
+def save(step):
+    for node, place in enumerate(places):  # each rank its part, below one name
+        if os.path.isdir(place):
+            os.mkdir(f"{place}/.shards")
+            with open(f"{place}/.shards/rank{node}", "wb") as file:
+                file.write(b"%d on %d" % (step, node) * 20_000)
+            os.rename(f"{place}/.shards", f"{place}/shards{step}")
+    with open(f"{places[0]}/.model", "wb") as file:  # rank 0 all of it
+        file.write(b"%d" % step * 100_000)
+    os.rename(f"{places[0]}/.model", f"{places[0]}/model{step}")
+def wait(name):
+    open(f"{os.environ['FLAG']}.{name}.up", "w").close()
+    end = time.monotonic() + 90
+    while not os.path.exists(f"{os.environ['FLAG']}.{name}") and time.monotonic() < end:
+        time.sleep(0.01)
+"""
+"""A program on virtual nodes, whose directories have the same path but for the number of the node."""
+
+
+def files_of(step: int, nodes: int) -> list[str]:
+    return sorted([f"model{step}", *(f"shards{step}/rank{node}" for node in range(nodes))])
+
+
+def program(text: str, nodes: int) -> list[str]:
+    return list(python_command(NODES + text, "{checkpoint}", str(nodes)))
+
+
+def run(hpcstage: Hpcstage, nodes: int, text: str = "", *options: str) -> subprocess.CompletedProcess[bytes]:
+    return hpcstage("run", "--nodes", str(nodes), "--checkpoint", "ckpt", *options, "--", *program(text, nodes))
+
+
+def shown(done: subprocess.CompletedProcess[bytes]) -> list[list[str]]:
+    """What each node found at its start."""
+    return [line.split() for line in done.stdout.decode().splitlines()]
+
+
+def in_dir(hpcstage: Hpcstage) -> list[str]:
+    target = hpcstage.cwd / "ckpt"
+    found = (os.path.relpath(os.path.join(d, f), target) for d, _, files in os.walk(target) for f in files)
+    return sorted(path for path in found if not path.startswith(".hpcstage-"))
+
+
+def places(local_dir: Path, node: int | None = None) -> list[Path]:
+    return sorted(local_dir.glob(f"hpcstage-out-*/*.v{'*' if node is None else node}.checkpoint"))
+
+
+def protected(local_dir: Path, nodes: int) -> list[int]:
+    """The generations with all of step 1 that are protected, as all nodes know."""
+    found = []
+    for node in range(nodes):
+        (place,) = places(local_dir, node)
+        known = [json.loads(path.read_text()) for path in (place / "out" / "shares").glob("*.json")]
+        found.append({one["number"] for one in known if one["size"] and _parts(one) == nodes + 1})
+    return sorted(set.intersection(*found))
+
+
+def has_protected(local_dir: Path, nodes: int, name: str) -> bool:
+    """Whether all nodes know of a protected generation in which each has a part of an entry."""
+    for node in range(nodes):
+        (place,) = places(local_dir, node)
+        known = [json.loads(path.read_text()) for path in (place / "out" / "shares").glob("*.json")]
+        if not any(one["size"] and all(name in share for share in one["shares"].values()) for one in known):
+            return False
+    return True
+
+
+def _parts(generation: dict[str, Any]) -> int:
+    return sum(len(share) for share in generation["shares"].values())
+
+
+def part_of(hpcstage: Hpcstage) -> dict[str, Any]:
+    return dict(manylab.record_of(hpcstage)["checkpoints"])
+
+
+def kill_all(wrapper: subprocess.Popen[bytes]) -> None:
+    family = [psutil.Process(wrapper.pid), *psutil.Process(wrapper.pid).children(recursive=True)]
+    manylab.kill(family)
+    wrapper.communicate()
+    psutil.wait_procs(family, timeout=10)
+
+
+def killed(hpcstage: Hpcstage, local_dir: Path, nodes: int, *options: str) -> None:
+    """A run that saved step 1, and of which everything was killed when it was protected; nothing of it is in DIR."""
+    flag = hpcstage.cwd / "flag"
+    words = ("run", "--nodes", str(nodes), "--checkpoint", "ckpt", "--drain-every", "1000", *options)
+    text = "save(1)\nwait('saved')"
+    wrapper = hpcstage.start(*words, "--", *program(text, nodes), env={"FLAG": os.fspath(flag)})
+    wait_for((hpcstage.cwd / "flag.saved.up").exists, 40, "the command")
+    wait_for(lambda: bool(protected(local_dir, nodes)), 40, "the protection")
+    kill_all(wrapper)
+    assert not [name for name in in_dir(hpcstage) if name.startswith(("model1", "shards1"))]
+
+
+def lose(local_dir: Path, *nodes: int) -> None:
+    for node in nodes:
+        for place in places(local_dir, node):
+            shutil.rmtree(place)

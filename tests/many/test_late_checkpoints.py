@@ -1,0 +1,226 @@
+"""What runs on several nodes left: drained late, restored by hand, protected anew; and where nodes cannot be asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import manylab
+import psutil
+import pytest
+from checkpointlab import (
+    files_of,
+    in_dir,
+    kill_all,
+    killed,
+    lose,
+    part_of,
+    places,
+    program,
+    protected,
+    run,
+    shown,
+)
+from conftest import Hpcstage, wait_for
+from fakecluster import FakeCluster
+
+pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
+pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
+
+pytestmark = [manylab.needs_mpi, pytest.mark.timeout(120)]
+
+HOST = os.uname().nodename
+
+
+def tree(directory: Path) -> dict[str, bytes]:
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {os.fspath(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+def saved(step: int, nodes: int) -> dict[str, bytes]:
+    shards = {f"shards{step}/rank{node}": b"%d on %d" % (step, node) * 20_000 for node in range(nodes)}
+    return {f"model{step}": b"%d" % step * 100_000, **shards}
+
+
+def test_what_a_killed_job_left_is_listed_restored_rebuilt_and_drained_late(
+    hpcstage: Hpcstage, local_dir: Path
+) -> None:
+    killed(hpcstage, local_dir, 3)
+    lines = hpcstage("checkpoint", "ls", "ckpt").stdout.decode().splitlines()
+    names = ", ".join(f"{HOST}.v{node}" for node in range(3))
+    coded = [line for line in lines if line.endswith(f", 2+1 with {names}")]
+    assert len({line.partition(":")[0] for line in coded}) == 3, lines
+    done = hpcstage("checkpoint", "restore", "ckpt", "whole")
+    assert b"of all nodes, verified" in done.stdout, done.stderr
+    assert tree(hpcstage.cwd / "whole") == saved(1, 3)
+    lose(local_dir, 0)
+    done = hpcstage("checkpoint", "restore", "ckpt", "rebuilt")
+    assert b"of all nodes, verified" in done.stdout, done.stderr
+    assert tree(hpcstage.cwd / "rebuilt") == saved(1, 3)
+    done = hpcstage("clean", "--drain")
+    assert done.returncode == 0, done.stderr
+    assert in_dir(hpcstage) == files_of(1, 3)
+    assert {name: content for name, content in tree(hpcstage.cwd / "ckpt").items() if not name.startswith(".")} == (
+        saved(1, 3)
+    )
+    assert places(local_dir) == []
+
+
+def known(local_dir: Path, node: int) -> list[set[str]]:
+    """The entries of each protected generation, as a node of any run knows them."""
+    found = []
+    for place in places(local_dir, node):
+        for path in (place / "out" / "shares").glob("*.json"):
+            one = json.loads(path.read_text())
+            if one["size"]:
+                found.append({name for share in one["shares"].values() for name in share})
+    return found
+
+
+def test_a_restored_state_is_protected_anew_before_anything_is_saved(hpcstage: Hpcstage, local_dir: Path) -> None:
+    """One loss after the other, of as many nodes as there are parities each time; nothing of it is in DIR."""
+    killed(hpcstage, local_dir, 3)
+    lose(local_dir, 0)
+    flag = hpcstage.cwd / "flag"
+    words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--drain-every", "1000")
+    wrapper = hpcstage.start(*words, "--", *program("wait('again')", 3), env={"FLAG": os.fspath(flag)})
+    wait_for((hpcstage.cwd / "flag.again.up").exists, 40, "the command")
+    wait_for(lambda: {"model1", "shards1"} in known(local_dir, 0), 40, "the protection on the node that was lost")
+    kill_all(wrapper)
+    assert in_dir(hpcstage) == []
+    lose(local_dir, 1)
+    done = run(hpcstage, 3)
+    assert done.returncode == 0, done.stderr
+    assert shown(done) == [files_of(1, 3)] * 3
+    assert in_dir(hpcstage) == files_of(1, 3)
+
+
+@pytest.mark.parametrize(("domain", "is_whole"), [("^.(?=.*v[02]$)|^..(?=.*v[13]$)", True), ("none", False)])
+def test_nodes_of_one_failure_domain_are_in_groups_apart(
+    hpcstage: Hpcstage, local_dir: Path, domain: str, is_whole: bool
+) -> None:
+    """Two domains of two nodes each; all of one is lost. Where nobody knows of them, these two protect each other."""
+    killed(hpcstage, local_dir, 4, "--protect", "1+1", "--failure-domain", domain)
+    lose(local_dir, 0, 2)
+    done = hpcstage("checkpoint", "restore", "ckpt", "to")
+    assert b"of all nodes, verified" in done.stdout or not is_whole, done.stderr
+    assert (tree(hpcstage.cwd / "to") == saved(1, 4)) == is_whole
+    for place in places(local_dir):
+        hpcstage("clean", "--forget", place.name.removesuffix(".checkpoint"))
+
+
+WAITING_RANK = """
+import os, sys, time
+checkpoint = sys.argv[1]
+with open(f"{checkpoint}/.new", "w") as file:
+    file.write(os.environ["RANK"])
+os.rename(f"{checkpoint}/.new", f"{checkpoint}/rank" + os.environ["RANK"])
+time.sleep(90)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for nodes of their own")
+def test_nodes_below_one_switch_are_in_groups_apart(hpcstage: Hpcstage, tmp_path: Path) -> None:
+    """As Slurm tells each node in its environment; without that the first node would be with the third."""
+    rank = tmp_path / "rank.py"
+    rank.write_text(WAITING_RANK)
+    switches = {"node1": "s1", "node2": "s2", "node3": "s1", "node4": "s2"}
+    with tempfile.TemporaryDirectory(prefix="test-hpcstage-", dir="/dev/shm") as base:
+        cluster = FakeCluster(Path(base), 4)
+        words = ["run", "--checkpoint", "ckpt", "--protect", "1+1", "--drain-every", "1000"]
+        words += ["--", "srun", sys.executable, os.fspath(rank), "{checkpoint}"]
+        env = {name: value for name, value in hpcstage.env.items() if name != "HPCSTAGE_LOCAL_DIR"}
+        env |= cluster.job("slurm") | {
+            "SLURM_NTASKS": "4",
+            "HPCSTAGE_TEST_SWITCHES": ",".join(map(":".join, switches.items())),
+            "SLURM_TOPOLOGY_ADDR": "s1.node1",
+            "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node",
+        }
+        here = [sys.executable, "-m", "hpcstage"]
+        wrapper = subprocess.Popen(
+            cluster.on("node1", [*here, *words]), env=env, cwd=hpcstage.cwd, stdout=subprocess.PIPE
+        )
+        try:
+            ls = cluster.on("node1", [*here, "checkpoint", "ls", "ckpt"])
+
+            def listed() -> str:
+                return subprocess.run(ls, env=env, cwd=hpcstage.cwd, capture_output=True, check=False).stdout.decode()
+
+            wait_for(lambda: "1+1 with" in listed(), 60, "a protected generation")
+            assert "1+1 with node1, node2" in listed()
+        finally:
+            kill_all(wrapper)
+
+
+def test_more_of_a_domain_than_parities_is_said(hpcstage: Hpcstage) -> None:
+    words = ("--protect", "2+1", "--failure-domain", "^.(?=.*v[01]$)")
+    done = run(hpcstage, 3, "", *words, "--strict")
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert b"would take 2 parts of a group, of which 1 may be lost" in done.stderr
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=120m", "tmpfs", small], check=True)
+    yield small
+    subprocess.run(["umount", "-l", small], check=True)
+
+
+LARGE = """
+with open(f"{places[1]}/.large", "wb") as file:
+    for _ in range(48):
+        file.write(os.urandom(1 << 20))
+os.rename(f"{places[1]}/.large", f"{places[1]}/large")
+wait("large")
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk")
+def test_what_has_no_room_for_a_generation_is_copied_as_it_is(hpcstage: Hpcstage, small_disk: Path) -> None:
+    env = {"FLAG": os.fspath(hpcstage.cwd / "flag")}
+    words = ("run", "--nodes", "2", "--checkpoint", "ckpt", "--local-dir", os.fspath(small_disk))
+    process = hpcstage.start(*words, "--", *program(LARGE, 2), env=env)
+    wait_for(lambda: in_dir(hpcstage) == ["large"], 40, "the copy while the command runs")
+    (hpcstage.cwd / "flag.large").touch()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert (hpcstage.cwd / "ckpt/large").stat().st_size == 48 << 20
+    part = part_of(hpcstage)
+    assert part["saved_count"] == 0
+    assert any(f"could not be saved on {HOST}.v1" in line for line in part["refused"]), part["refused"]
+
+
+@pytest.mark.slow
+def test_nodes_that_lose_each_other_bring_their_shares_and_the_last_one_the_whole(
+    hpcstage: Hpcstage, local_dir: Path
+) -> None:
+    """The lead is killed, and with it goes all that connects the nodes; the program ends afterwards."""
+    flag = hpcstage.cwd / "flag"
+    words = ("run", "--nodes", "2", "--checkpoint", "ckpt", "--drain-every", "1000")
+    process = hpcstage.start(*words, "--", *program("save(1)\nwait('saved')", 2), env={"FLAG": os.fspath(flag)})
+    wait_for((hpcstage.cwd / "flag.saved.up").exists, 40, "the command")
+    wait_for(lambda: bool(protected(local_dir, 2)), 40, "the protection")
+    manylab.kill(manylab.below(process, "hpcstage.lead"))
+    exchanges = [one for one in psutil.process_iter(["cmdline"]) if is_exchange(one, local_dir)]
+    psutil.wait_procs(exchanges, timeout=20)
+    assert in_dir(hpcstage) == []
+    (hpcstage.cwd / "flag.saved").touch()
+    _, err = process.communicate(timeout=100)
+    assert in_dir(hpcstage) == files_of(1, 2), err
+    assert process.returncode == 0, err
+    assert hpcstage("clean", "--drain").returncode == 0
+    assert places(local_dir) == []
+
+
+def is_exchange(process: psutil.Process, local_dir: Path) -> bool:
+    words = process.info["cmdline"] or []
+    return "hpcstage.exchange" in words and any(word.startswith(os.fspath(local_dir)) for word in words)

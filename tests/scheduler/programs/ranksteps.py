@@ -1,0 +1,55 @@
+"""Saves a step after the other in the directory that is named, each rank its part of it, until the file `enough` is
+there; goes on behind the newest step of which the parts of all ranks are there. No rank is ahead of the others.
+
+Each process says its first step in a file named `steps-RANK-TIME.said`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+directory = Path(sys.argv[1])
+rank, size, job = (os.environ[f"SLURM_{name}"] for name in ("PROCID", "NTASKS", "JOB_ID"))
+
+
+def content(step: int, of: int) -> bytes:
+    return b"%d of %d" % (step, of) * 5_000
+
+
+def is_whole(step: int) -> bool:
+    with suppress(OSError):
+        return all((directory / f"step{step}" / str(of)).read_bytes() == content(step, of) for of in range(int(size)))
+    return False
+
+
+def wait(step: int, said: str) -> str:
+    """Until all ranks are here; what the first one said."""
+    own = Path(f"at.{job}.{step}.{rank}.new")
+    own.write_text(said)
+    own.rename(f"at.{job}.{step}.{rank}")
+    while not all(Path(f"at.{job}.{step}.{of}").exists() for of in range(int(size))):
+        time.sleep(0.01)
+    return Path(f"at.{job}.{step}.0").read_text()
+
+
+there = sorted(int(name.removeprefix("step")) for name in os.listdir(directory) if name[4:].isdigit())
+step = first = max(filter(is_whole, there), default=-1) + 1
+said = {"rank": int(rank), "first": first, "there": there, "at": os.fspath(directory), "host": os.uname().nodename}
+Path(f"steps-{rank}-{time.time_ns()}.said").write_text(json.dumps(said))
+while True:
+    made = directory / ".new"
+    made.mkdir(exist_ok=True)
+    (made / rank).write_bytes(content(step, int(rank)))
+    if not (directory / f"step{step}").exists():
+        made.rename(directory / f"step{step}")
+    else:  # of this step a part was there, which is not whole
+        (made / rank).rename(directory / f"step{step}" / rank)
+    if wait(step, "enough" if Path("enough").exists() else "") == "enough":
+        break
+    step += 1
+    time.sleep(0.1)
