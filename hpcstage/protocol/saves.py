@@ -1,6 +1,6 @@
-"""The files by which a program tells the daemon of its node how long its saves of checkpoints held it up.
+"""Defines the files by which a program tells the daemon of its node how long its saves of checkpoints held it up.
 
-Owns the form: below `<node directory>/saves/` each process that saves has a file of its own, which is SAVES and is
+Owns the form: each process that saves has a file of its own below `<node directory>/saves/`, which is SAVES and is
 written anew, in one call, after each save.
 """
 
