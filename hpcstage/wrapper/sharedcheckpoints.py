@@ -14,9 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.keeping.facts import CheckpointPlace, charter_of
-from hpcstage.checkpoint.keeping.plain import described
 from hpcstage.checkpoint.protection.groups import CodeSize, protect
 from hpcstage.errors import NotDrained, NotStarted
 from hpcstage.job.schedulers import domain_of
@@ -186,8 +184,13 @@ class SharedCheckpoints(RunCheckpoints):
     def _brought(self, report: dict[str, Any]) -> dict[str, Any]:
         """Returns a report with what is in DIR by now: nodes without a connection bring their shares each by itself,
         and the last one gives the whole its names. Numbers grow over the runs of a DIR, and this run has its lock."""
-        rows, opened = report.get("saved", ()), described(Path(self.part.directory))
-        if not rows or opened is None or opened.manifest.number != rows[-1]["number"]:
+        if _is_whole(report) or not report:
+            return report
+        from hpcstage.checkpoint.generations.restoring import times_of
+        from hpcstage.checkpoint.keeping.plain import described
+
+        opened = described(Path(self.part.directory))
+        if opened is None or opened.manifest.number != report["saved"][-1]["number"]:
             return report
         names = times_of(opened.manifest)
         left = [one for one in report["undrained"] if one["name"] not in names]
