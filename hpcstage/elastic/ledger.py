@@ -75,7 +75,7 @@ class SampleLedger:
 
 @dataclass(frozen=True)
 class Checked:
-    """What a ledger says."""
+    """The content of a ledger."""
 
     steps: int
     generations: int

@@ -160,7 +160,7 @@ class Handler(RendezvousHandler):
 
 
 class KeepingHandler(Handler):
-    """What an agent of `torchrun` asks whose processes outlive changes of the membership.
+    """Answers an agent of `torchrun` whose processes outlive changes of the membership.
 
     To `torchrun` this node is alone: it restarts the processes of this node if one of them ends, and nothing else. The
     processes learn from their seats in which membership they train.

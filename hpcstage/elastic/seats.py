@@ -34,14 +34,14 @@ VARIABLE = "HPCSTAGE_ELASTIC_SEATS"
 AGREED = "HPCSTAGE_ELASTIC_AGREED"
 """Names the directory of what is agreed to them."""
 HANG_FACTOR, LEAVE_FACTOR = 10, 3
-"""Of the longest step that was seen."""
+"""Multiples of the longest step that was seen."""
 AWAKE_S = 2.0
 """Between two looks more time passes only while the agent itself is stopped."""
 _LOOK_S = 0.05
 _LINE_BYTES = 1 << 20
 _SEND_S = 1.0
 MEET_LIMIT_S = 30.0
-"""So long a node waits for the first one to say where the processes of a generation meet."""
+"""The time for which a node waits for the first one to say where the processes of a generation meet."""
 Phase = Literal["gathering", "offered", "meeting", "training", "stopping", "finished"]
 
 

@@ -41,7 +41,7 @@ PASSED_ON = (
 )
 RESTARTS = 100
 SHUTDOWN_S = 10
-"""So long the processes may take to end after SIGTERM; then `torchrun` kills them. Its own default is 30 s."""
+"""The time that the processes may take to end after SIGTERM; then `torchrun` kills them. Its own default is 30 s."""
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 0.2
 _OF_NODE = frozenset({"HOSTNAME", "HOST", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "_"})

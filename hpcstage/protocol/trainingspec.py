@@ -1,5 +1,5 @@
-"""What the wrapper tells those who start `torchrun` on the nodes of an elastic training: JSON that its owner alone can
-read, on the shared file system. Owns the form and the names of the files."""
+"""Owns the form and the names of the files in which the wrapper tells those who start `torchrun` on the nodes of an
+elastic training what to do: JSON that its owner alone can read, on the shared file system."""
 
 from __future__ import annotations
 

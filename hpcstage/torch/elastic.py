@@ -38,9 +38,9 @@ from hpcstage.torch.weights import WeightedMean
 
 T = TypeVar("T")
 STORE_S = 30.0
-"""So long a process tries to reach the store of its next group."""
+"""The time for which a process tries to reach the store of its next group."""
 CONNECT_S = 60.0
-"""So long the processes of a group, which are all there, may take to connect to each other."""
+"""The time that the processes of a group, which are all there, may take to connect to each other."""
 MOST_FAILURES = 5
 """An error that looks like that of a collective, so often at one step, is the program's own."""
 _OF_A_GROUP = ("gloo", "connection", "broken pipe", "timed out", "timeout", "socket", "process group", "store")

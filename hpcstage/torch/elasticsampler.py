@@ -16,7 +16,7 @@ from torch.utils.data import Sampler
 
 @dataclass(frozen=True)
 class StepShare:
-    """What one rank has in one step."""
+    """The samples of one rank in one step."""
 
     ids: tuple[int, ...]
     """The samples that it reads; one that does not count, where there are fewer samples than ranks."""

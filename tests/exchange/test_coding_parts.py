@@ -13,7 +13,7 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from conftest import wait_for
 
-from hpcstage.checkpoint.protection.link import Event, GroupLink, MembershipChanged
+from hpcstage.checkpoint.protection.link import Event, GroupChanged, GroupLink
 from hpcstage.exchange.coding import stores
 from hpcstage.exchange.coding.pace import LOWEST, OWED_S, PATIENCE_S, QUIET_S, Pace, become_background
 from hpcstage.exchange.coding.port import KeeperPort
@@ -172,7 +172,7 @@ def test_a_message_that_comes_with_the_greeting_is_not_lost(port, tmp_path):
 
     def keeper():
         link = GroupLink.open(tmp_path, 10.0)
-        found.append(MembershipChanged(link.membership))
+        found.append(GroupChanged(link.membership))
         found.extend(link.events(10.0))
         link.close()
 
@@ -183,7 +183,7 @@ def test_a_message_that_comes_with_the_greeting_is_not_lost(port, tmp_path):
     wait_for(port.accept)
     port._connection.sendall(b"".join(map(pack, greeting)))  # at once
     thread.join()
-    assert found == [MembershipChanged(membership), coding.KeeperMessage(0, b"told before")]
+    assert found == [GroupChanged(membership), coding.KeeperMessage(0, b"told before")]
 
 
 def test_messages_wait_for_a_keeper_that_is_slow(port):

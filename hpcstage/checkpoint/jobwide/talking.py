@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hpcstage.checkpoint.jobwide.words import KeeperWord
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
-from hpcstage.checkpoint.protection.link import Encoded, GroupLink, MembershipChanged
+from hpcstage.checkpoint.protection.link import Encoded, GroupChanged, GroupLink
 from hpcstage.protocol.coding import MAX_TOLD_BYTES, KeeperGone, KeeperMessage
 from hpcstage.protocol.leadspec import STANDING
 from hpcstage.reading import readable
@@ -148,7 +148,7 @@ class Talk:
                 elif isinstance(event, KeeperGone):
                     self._gone.add(event.node)
                     self._see_members()
-                elif isinstance(event, MembershipChanged):
+                elif isinstance(event, GroupChanged):
                     self._see_members()
         except LinkLost:
             self._lose()

@@ -33,7 +33,7 @@ _ASKED_AHEAD = 8
 
 
 @dataclass(frozen=True)
-class MembershipChanged:
+class GroupChanged:
     """A node has left the group: its run has ended. A newer value of `GroupLink.membership`."""
 
     membership: Membership
@@ -57,7 +57,7 @@ class Encoded:
     """The bytes of the generation that this node read."""
 
 
-Event = coding.KeeperMessage | MembershipChanged | Encoded | coding.KeeperGone
+Event = coding.KeeperMessage | GroupChanged | Encoded | coding.KeeperGone
 
 
 class GroupLink:
@@ -97,7 +97,7 @@ class GroupLink:
         except BaseException:
             link.close()
             raise
-        others = [event for event in link._events if not isinstance(event, MembershipChanged)]
+        others = [event for event in link._events if not isinstance(event, GroupChanged)]
         link._events = deque(others)  # messages may have come with the greeting
         return link
 
@@ -251,7 +251,7 @@ class GroupLink:
             self._node = message.node
         elif isinstance(message, coding.Members):
             self._membership = Membership.unpack(message.packed)
-            self._events.append(MembershipChanged(self._membership))
+            self._events.append(GroupChanged(self._membership))
         elif isinstance(message, coding.EncodeEnded):
             generation = GenerationId(message.number, message.attempt)
             facts = message.failure, message.seconds, message.bytes_sent, message.bytes_read

@@ -76,7 +76,7 @@ class Beat:
     generation: int
     """The generation in which it trains or trained; 0 before the first."""
     progress: Mapping[str, float] | None = None
-    """What its processes say of the training: fields of a policy's `Progress`."""
+    """The fields of a policy's `Progress`, as its processes say them."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Beat:
