@@ -1,4 +1,4 @@
-"""A test that fails gets a second try only if it started a process."""
+"""A test that fails gets a second try only if it started a process; names of the tests' modules."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,9 @@ def test_second_tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (counts["rerun"], counts["passed"], counts["failed"]) == ("4", "3", "2"), done.stdout
     assert re.search(r"^FAILED .*test_without", done.stdout, re.MULTILINE)
     assert not re.search(r"^RERUN .*test_without", done.stdout, re.MULTILINE)
+
+
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """Pytest imports them by their last name alone: a second one of the same name ends the whole run."""
+    names = Counter(path.name for path in (REPO / "tests").rglob("*.py") if path.parent != REPO / "tests")
+    assert [name for name, times in names.items() if times > 1] == []
