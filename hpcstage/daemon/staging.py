@@ -75,6 +75,8 @@ class Staging(Phase):
             given=self._given,
             hold=base.page.hold,
             is_wanted=base.answers.waits_for,
+            published=base.page.published,
+            voided=base.page.voided,
         )
         store = directory.Store(base.node_dir, base.gate.close)
         self.engine = engine = Engine(manifest, queue, pool, store, hooks, base.started)
@@ -166,7 +168,7 @@ class Staging(Phase):
         if self.state is not State.STAGING:
             return
         self._note_progress()
-        self._in_use.look(self.base.programs, self.base.page.attached.sums()[Counter.SOURCE_READ_BYTES], now)
+        self._in_use.look(self.base.programs, self.base.page.attached.sums(), now)
         self._wants.yield_to_programs(now)
         self.peers.offers.hold_back(now)
         self._usefulness.look(now, is_waited_for=self._wants.are_waiting_for_staged)
@@ -233,17 +235,22 @@ class Staging(Phase):
 def _learn_devices(base: Resources, engine: Engine, *, own_scan: bool) -> None:
     """Finds out which device each of the manifest's devices is on this node: the same where this node scanned, else a
     helper looks."""
-    manifest, attributes = engine.manifest, engine.copies.attributes
+    manifest = engine.manifest
     devices = set(manifest.devices)
+
+    def learn(found: Mapping[int, int | None]) -> None:
+        engine.copies.attributes.learn(found)
+        base.page.published()  # copies that came before have their attributes now
+
     if own_scan:
         if len(devices) == 1:
             base.page.set_device(*devices)
-        attributes.learn({device: device for device in devices})
+        learn({device: device for device in devices})
         return
     started = base.helpers.start(
         DEVICES_HELPER,
         lambda: json.dumps(list(devices_here(manifest).items())).encode(),
-        lambda found: attributes.learn(dict(json.loads(found or b"[]"))),
+        lambda found: learn(dict(json.loads(found or b"[]"))),
     )
     if started is None:
-        attributes.learn({})
+        learn({})

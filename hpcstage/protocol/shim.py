@@ -161,8 +161,11 @@ class State(IntEnum):
 #                      32 u32 pid of the daemon  36 u32 LOGGING: 1 while opens are to be logged (rings, below)
 #                      40 the gate, four u32: GIVEN_UP, CAUGHT_UP, CLOSED, HELD
 #                      56 u32 LINKED: 1: no file of the datasets is a symbolic link or behind one; 0: else, or not known
+#                      60 u32 VOIDED: rises when copies have been voided, before the write is answered
 #                      64 u64 DEVICE: where all files of the datasets are, as seen from here; 0: several, or not known
 #                      72 PROGRESS: how far the daemon is, for the wrapper
+#                      104 u32 PUBLISHED: rises when a copy is there with its attributes: who has the file open at
+#                      the source may go on with the copy
 #                      4096 FREE: a byte per slot, SLOT_FREE where the process of a used slot has ended, the daemon has
 #                      taken its counters, and the slot is zeros again. Who attaches takes such a slot first: by
 #                      exchanging the byte (native), or under the flock (python).
@@ -185,10 +188,12 @@ GIVEN_UP, CAUGHT_UP, CLOSED, HELD = range(4)
 GATE_BYTES = 16
 LINKED_OFFSET = 56
 UNLINKED = 1
+VOIDED_OFFSET = 60
 DEVICE_OFFSET = 64
 PROGRESS_OFFSET = 72
 PROGRESS = struct.Struct("<4Q")
 """The fields of `WorkProgress`. While the state is SCANNING they say what was found, and the last two are 0."""
+PUBLISHED_OFFSET = 104
 FREE_OFFSET = 4096
 SLOT_FREE = 1
 SLOTS = 4096
@@ -294,6 +299,12 @@ class Counter(IntEnum):
     IS_AGAIN = 60
     """1 where the process had a slot before: that of another of its interpreters, or of the program that it was before
     an exec. Only the Python layer takes another slot then."""
+    MOVED_OPENS = 61
+    """Open files of the source in whose place the copy was put once it was there."""
+    MOVED_READ_BYTES = 62
+    """The bytes of LOCAL_READ_BYTES that were read from those."""
+    MOVABLE_READ_BYTES = 63
+    """The bytes of SOURCE_READ_BYTES that were read from open files in whose place a copy would have been put."""
     DIRECT_BASE = 40
     """40 + Reason: opens for reading that went to the source for that reason."""
 

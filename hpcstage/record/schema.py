@@ -272,6 +272,10 @@ class RunTotals:
     local_bytes: Count | None
     """Bytes that the program read from staged copies."""
     local_reads: Count | None
+    moved_opens: Count | None = None
+    """Open files of the source, counted in direct_opens, that went on with their copy once it was staged."""
+    moved_bytes: Count | None = None
+    """The bytes of local_bytes that the program read from these."""
     wanted: Count | None
     """Opens that asked the daemon for a file that was not staged yet."""
     want_ready: Count | None

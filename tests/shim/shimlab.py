@@ -64,6 +64,19 @@ class Lab:
         """As a daemon that has read all that was sent."""
         self._poke(shim.GATE_OFFSET + 4 * shim.CAUGHT_UP, self.gate()[shim.GIVEN_UP])
 
+    def publish(self) -> None:
+        """As a daemon that says that there are more copies than before."""
+        self._raise(shim.PUBLISHED_OFFSET)
+
+    def void(self, name: str) -> None:
+        """As a daemon that voids a copy."""
+        (self.store / name).unlink(missing_ok=True)
+        self._raise(shim.VOIDED_OFFSET)
+
+    def _raise(self, offset: int) -> None:
+        (before,) = struct.unpack_from("<I", (self.node / "page").read_bytes(), offset)
+        self._poke(offset, before + 1)
+
     def unlinked(self, value: int = shim.UNLINKED) -> None:
         """No file of the dataset is a symbolic link or behind one."""
         self._poke(shim.LINKED_OFFSET, value)

@@ -103,6 +103,10 @@ class Hooks:
     """Takes the number of transfers that may be published although their files were written to."""
     is_wanted: Callable[[int], bool] = lambda _: False
     """Returns whether a want waits for an id."""
+    published: Callable[[], None] = lambda: None
+    """Is called when a copy is there, with its attributes."""
+    voided: Callable[[], None] = lambda: None
+    """Is called when copies were voided and none of them is visible any more."""
 
 
 class Engine:
@@ -225,6 +229,7 @@ class Engine:
         if self.queue.done(result.id, result.size_bytes, now):
             self.copies.last_stored = now
             self.copies.add(result.id, result.size_bytes, stays=self.queue.states.keeps(result.id))
+            self.hooks.published()
             return True
         self.copies.delete(result.id)
         return False
@@ -256,12 +261,15 @@ class Engine:
         for id_ in stored:
             self.copies.delete(id_)
         self.copies.holdings.drop(ids)
+        if ids:
+            self.hooks.voided()
 
     def void_range(self, ids: range) -> bytes:
         """Voids many files whose copies have been put out of sight. Returns the state that each of them had."""
         places, flying = self.queue.void_range(ids)
         self._void_flying(flying)
         self.copies.holdings.drop(ids)
+        self.hooks.voided()
         return places
 
     def _void_flying(self, flying: Iterable[int]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.queue.large import LEAST_BYTES, BytesRead
 from hpcstage.daemon.queue.states import FileState
+from hpcstage.protocol.shim import Counter
 
 MOST_PROCESSES = 64
 """The most processes that one look takes in, in some ten milliseconds."""
@@ -27,9 +28,9 @@ class LargeInUse:
         """The pid of the process that was looked at last."""
         self._may_be_large = max(engine.manifest.sizes, default=0) > LEAST_BYTES
 
-    def look(self, programs: Callable[[], Iterable[int]], read_bytes: int, now: float) -> None:
-        """Finds the large files that these processes have open, at the source and in the store. `read_bytes` is what
-        they have read at the source until now."""
+    def look(self, programs: Callable[[], Iterable[int]], sums: Sequence[int], now: float) -> None:
+        """Finds the large files that these processes have open, at the source and in the store. `sums` are the counters
+        of all attached processes. Who has both open reads the copy: the source's open file is only kept."""
         engine, large = self._engine, self._engine.queue.large
         ahead = list(large.ahead)
         if engine.queue.settled or not self._may_be_large:
@@ -37,10 +38,11 @@ class LargeInUse:
         self._last, pids = in_turn(programs(), self._last)
         paths = open_below(pids, self._roots)
         ids = map(engine.manifest.find_source, paths)
-        found = {id_ for id_ in ids if id_ is not None and large.is_large(id_)}
+        found = {id_ for id_ in ids if id_ is not None and large.is_large(id_) and engine.copies.path(id_) not in paths}
         for id_ in found:
             large.reads.here(id_, now)
-        large.looked(len(found), BytesRead(now, read_bytes, engine.pool.stats.totals().bytes))
+        copied = engine.pool.stats.totals().bytes
+        large.looked(found, BytesRead(now, sums[Counter.SOURCE_READ_BYTES], copied, sums[Counter.MOVABLE_READ_BYTES]))
         for id_ in ahead:
             copy = engine.copies.path(id_)
             if engine.queue.states.of(id_) is FileState.STORED and (copy in paths or engine.copies.was_read(id_)):

@@ -23,8 +23,10 @@ from hpcstage.protocol.shim import (
     LOGGING_OFFSET,
     NEXT_NATIVE_OFFSET,
     PAGE_BYTES,
+    PUBLISHED_OFFSET,
     STATE_OFFSET,
     UNLINKED,
+    VOIDED_OFFSET,
     State,
 )
 
@@ -88,6 +90,17 @@ class Page:
     def set_unlinked(self) -> None:
         """Tells programs that no file of the datasets is a symbolic link or behind one."""
         self._put(LINKED_OFFSET, UNLINKED)
+
+    def published(self) -> None:
+        """Tells programs that there are more copies than before, with their attributes."""
+        self._raise(PUBLISHED_OFFSET)
+
+    def voided(self) -> None:
+        """Tells programs that copies which they may have open are not what is at the source."""
+        self._raise(VOIDED_OFFSET)
+
+    def _raise(self, offset: int) -> None:
+        self._put(offset, (self._get(offset) + 1) % 2**32)
 
     def _gate(self, word: int) -> int:
         return self._get(GATE_OFFSET + 4 * word)

@@ -1,8 +1,9 @@
 """Decides when the copying of large files is held back because the program reads them at the source itself. Pure.
 
 A file is large if it has more than LEAST_BYTES and the source is busy with it for more than LARGE_S. A program that has
-such a file open at the source goes on reading it there, so a copy that is made meanwhile only takes bandwidth away from
-it. Such a copy is held back until the program has let go of the file; one that is under way is given up. While the
+such a file open at the source goes on reading it there until the copy is whole, so a copy that is made during its first
+reading only takes bandwidth away from it. Such a copy is held back until the program has let go of the file, or has read
+as much as there is and goes on in a way that would go on with the copy; one that is under way is given up. While the
 program reads large files at the source, others are copied only where that does not slow it down (`Beside`), and no more
 of them than it is reading, until it opens those copies: it is not known whether it ever will. Later, too, no more are
 copied at a time than the program read at a time. Afterwards files that the program has not read yet come before those
@@ -13,7 +14,7 @@ accordingly. Callers pass `now`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -46,6 +47,8 @@ class BytesRead:
     at: float
     program_bytes: int
     copied_bytes: int
+    movable_bytes: int = 0
+    """Those of `program_bytes` that were read from open files that go on with the copy once it is whole."""
 
 
 class Beside:
@@ -101,6 +104,21 @@ class Beside:
             self._restart()
             self._wait_until = read.at + TRIAL_WAIT_S * 2 ** min(self._failed, MOST_DOUBLINGS)
             self._failed += 1
+
+
+class ReadAgain:
+    """Knows which of the large files that the program has open it reads again at the source: since they are open it has
+    read as many bytes as they have together, from open files that go on with the copy once it is whole."""
+
+    def __init__(self) -> None:
+        self.ids: frozenset[int] = frozenset()
+        self._since: dict[int, int] = {}
+
+    def look(self, sizes: Mapping[int, int], movable_bytes: int) -> None:
+        """Takes the sizes of the files that are open at the source now, and what was read until now."""
+        self._since = {id_: self._since.get(id_, movable_bytes) for id_ in sizes}
+        whole = sum(sizes.values())
+        self.ids = frozenset(id_ for id_, since in self._since.items() if movable_bytes - since >= whole)
 
 
 class SourceReads:
@@ -160,6 +178,7 @@ class Large:
         self._states = flights.states
         self._estimates = estimates
         self._beside = beside
+        self._again = ReadAgain()
         self._tries: Counter[int] = Counter()
         self._readers = 0
         """The most files that the program had open at the source at the same time."""
@@ -173,10 +192,15 @@ class Large:
 
     def must_wait(self, id_: int, now: float) -> bool:
         """Returns whether a large file whose turn it is must not be copied now."""
-        if self.reads.has(id_, now):
+        if self.is_left(id_, now):
             self.held_back.add(id_)
             return True
         return self._tries[id_] >= MOST_TRIES or self.are_enough(now)
+
+    def is_left(self, id_: int, now: float) -> bool:
+        """Returns whether a file is left to the program, which reads it at the source, and not yet for the second
+        time."""
+        return self.reads.has(id_, now) and id_ not in self._again.ids
 
     def are_enough(self, now: float) -> bool:
         """Returns whether the copies ahead of the program are as many as the files that it reads at the source."""
@@ -211,13 +235,13 @@ class Large:
 
     def read_meanwhile(self, now: float) -> list[int]:
         """Returns the transfers in flight whose files the program reads at the source meanwhile."""
-        return [id_ for id_ in self._flights.needed() if self.reads.has(id_, now)]
+        return [id_ for id_ in self._flights.needed() if self.is_left(id_, now)]
 
     def slowing(self, now: float) -> list[int]:
         """Returns transfers of other large files that would slow the program's reading down and are not nearly done."""
         if not self._must_not_slow(now):
             return []
-        found = [id_ for id_ in self._flights.needed() if self.is_large(id_) and not self.reads.has(id_, now)]
+        found = [id_ for id_ in self._flights.needed() if self.is_large(id_) and not self.is_left(id_, now)]
         return [id_ for id_ in found if self._flights.copied(id_) < NEARLY_DONE * self._states.size(id_)]
 
     def is_worth_waiting(self, id_: int, now: float) -> bool:
@@ -227,10 +251,11 @@ class Large:
 
     # ---- what happened
 
-    def looked(self, open_at_source: int, read: BytesRead) -> None:
-        """Notes how many large files the program has open at the source now, and what was read until now."""
-        self._readers = max(self._readers, open_at_source)
+    def looked(self, open_at_source: Collection[int], read: BytesRead) -> None:
+        """Notes which large files the program has open at the source now, and what was read until now."""
+        self._readers = max(self._readers, len(open_at_source))
         if self._beside is not None:
+            self._again.look({id_: self._states.size(id_) for id_ in open_at_source}, read.movable_bytes)
             copies = any(map(self.is_large, self._flights.needed()))
             self._beside.look(read, reads=self.reads.count(read.at) > 0, copies=copies)
 

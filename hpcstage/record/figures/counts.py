@@ -168,6 +168,8 @@ def totals_of(node: NodePart) -> RunTotals:
         source_reads=add(told.source_reads, direct_reads),
         local_bytes=local_reads(processes, "local_read_bytes"),
         local_reads=local_reads(processes, "local_reads"),
+        moved_opens=total(processes, "moved_opens"),
+        moved_bytes=total(processes, "moved_read_bytes"),
         wanted=total(processes, "wants"),
         hit_opens=total(processes, "hit_opens"),
         ready_opens=total(processes, "ready_opens"),

@@ -160,6 +160,9 @@ def origin(record: Record) -> RenderableType:
         ("  source", count(totals.direct_opens), totals.direct_bytes, "read by the program"),
         ("  source", count(totals.copied_opens), totals.copied_bytes, copied),
     ]
+    if totals.moved_opens:
+        what = "of local disk: opened at the source, and went on with the copy"
+        rows.insert(1, ("    moved", count(totals.moved_opens), totals.moved_bytes, what))
     if totals.peer_bytes is not None:
         files = f"{count(totals.peer_files)} files from node to node"
         rows.append(("  other nodes", "", totals.peer_bytes, files))

@@ -11,6 +11,7 @@
 #endif
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -92,7 +93,7 @@ void page_close(void);    /* no copy is ever opened again */
 int page_is_closed(void);
 int page_may_hold(uint64_t device); /* files of the datasets may be on it */
 int page_is_unlinked(void); /* no file of the datasets is a symbolic link or behind one */
-extern uint32_t *page_logging; /* never NULL */
+extern uint32_t *page_logging, *page_published, *page_voided; /* never NULL */
 void slot_claim(void);  /* this process's slot; also after a fork */
 void slot_forget(void); /* in a forked child: the slot is claimed at the first count */
 void slot_finish(void);
@@ -113,6 +114,9 @@ uint64_t now_ns(void);
 int waits_none(void); /* no thread is inside such a call */
 uint64_t wait_begin(int kind);
 uint64_t wait_end(int kind, uint64_t begin);
+int holds_any(void);     /* some thread is inside a call that holds its file */
+void hold_begin(void); /* around a call that holds its file under its number: nothing is put in places meanwhile */
+void hold_end(void);
 void waits_forget(void); /* in a forked child: its parent's threads are not in it */
 unsigned bucket_of_ns(uint64_t value);
 
@@ -144,7 +148,7 @@ enum {
 };
 #define FDS 65536
 extern unsigned char fd_kinds[FDS];
-extern __attribute__((visibility("hidden"))) int hpcstage_vforked; /* vfork has been called in this process */
+extern __attribute__((visibility("hidden"))) int hpcstage_vforked; /* how often this process called vfork */
 
 static inline int fd_kind(int fd) {
     return (unsigned)fd < FDS ? fd_kinds[fd] : FD_OTHER;
@@ -155,12 +159,15 @@ static inline void fd_mark(int fd, int kind) {
         fd_kinds[fd] = (unsigned char)kind;
 }
 
-int fd_duplicated(int from, int to); /* returns `to` */
+int fd_duplicated(int from, int to, int is_inherited); /* returns `to`, which exec leaves open where it is inherited */
 int fd_of_stream(FILE *stream);      /* -1: it has none; errno stays */
 
 /* ---- copies that are used for more than reading ---- */
+struct stat;
 extern int copies_locked;
-extern unsigned copies_moving; /* not 0: other threads' reads wait */
+extern int copy_locks[FDS]; /* by a copy's descriptor: that of its source, on which its locks are, plus one */
+extern unsigned copies_moving; /* not STILL: other threads' reads wait */
+enum { STILL, PUTTING }; /* or twice the number of the move; PUTTING is added while numbers are given another meaning */
 void copies_wait(void);
 int copy_surrender(int fd); /* 1: the source's descriptor is in its place now */
 void copy_changes(int fd);  /* before a change through a descriptor: a copy's gets the source, the copy is dropped */
@@ -170,12 +177,61 @@ int copy_let_go(int fd); /* before a number is closed or gets another file: take
 void copy_closed(int fd);
 void copy_duplicated(int fd, int to);
 void copies_forked(void); /* in a forked child */
+int copy_returns(int fd);  /* puts the source back in the place of a copy that was void; 1: it is there now */
+int copy_keeps_at(void);   /* the lowest number for it */
+
+/* What puts something in places: one thread at a time, with signals blocked and other threads' calls held. */
+int turn_take(void);
+void turn_give(int cancels);
+struct putting {
+    sigset_t signals;
+};
+int putting_begin(struct putting *putting, int waits); /* 0: other threads' calls did not end in so many waits */
+void putting_end(const struct putting *putting);
+int next_sharing(int kind, int fd, int from); /* the next number of that kind that shares `fd`, from `from` on; or -1 */
 
 static inline void fd_closed(int fd) {
-    if (copies_locked || fd_kind(fd) == FD_LOCAL)
+    if (copies_locked || fd_kind(fd) != FD_OTHER)
         copy_closed(fd);
-    else
-        fd_mark(fd, FD_OTHER);
+}
+
+/* ---- open files of the source in whose place the copy is put once it is there ---- */
+enum {
+    STREAM = 1,    /* the C library reads it by itself */
+    INHERITED = 2, /* exec leaves it open */
+    MOVED = 4,     /* it is a copy that was put in a source's place */
+};
+struct opening {
+    uint32_t serial; /* the same for all numbers that share the open file; 0: it stays where it is */
+    uint32_t looked; /* PUBLISHED when its copy was last looked for */
+    uint32_t forks, spawns; /* how many there had been when it was opened */
+    uint32_t facts;
+};
+extern struct opening openings[FDS];
+extern uint32_t moves_voided; /* VOIDED when the moved copies were last looked at */
+
+void moved_opened(int fd, int flags, int is_stream, uint32_t published); /* at the source; `published`: before that */
+void moved_forget(int fd);                       /* the number stands for something else */
+void moved_duplicated(int from, int to, int is_inherited);
+void moved_inherited(int fd);                    /* exec leaves it open, if only for a while */
+void moved_shared(int fd);                       /* its open file is another process's, too, or will be */
+void moved_locks(int fd);                        /* before a lock of the process on the file, which any close frees */
+void moved_forks(void);                          /* before a fork */
+int moved_would(int fd);                         /* as far as is noted */
+int moved_look(int fd);                          /* returns the kind that the descriptor has now */
+
+static inline int moved_is(int fd, int kind) {
+    return kind == FD_LOCAL && (unsigned)fd < FDS && (openings[fd].facts & MOVED);
+}
+
+/* Before a call that reads a dataset file: the copy takes the source's place, or the source a void copy's. */
+static inline int moved_kind(int fd, int kind) {
+    if (kind == FD_SOURCE && openings[fd].looked == __atomic_load_n(page_published, __ATOMIC_ACQUIRE))
+        return kind;
+    if (kind == FD_LOCAL && (!(openings[fd].facts & MOVED) ||
+                             (moves_voided == __atomic_load_n(page_voided, __ATOMIC_ACQUIRE) && page_serves())))
+        return kind;
+    return kind == FD_SOURCE || kind == FD_LOCAL ? moved_look(fd) : kind;
 }
 
 /* ---- what stat says of copies ---- */
@@ -185,6 +241,7 @@ int copy_source(int fd, char *out);             /* the name at the source of a c
 int attributes_put(struct stat *info);          /* of a copy; 0: not known, the source must be asked */
 int attributes_put_x(struct statx *info);       /* the same */
 int attributes_same(int fd, int source);        /* whether an open source is the file of an open copy */
+int attributes_equal(int fd, const struct stat *source); /* whether stat says the same of a copy, but for its access */
 int attributes_result(int result, int fd, void *info); /* of fstat on any descriptor */
 int attributes_of_named(const char *path, struct stat *info); /* of /proc/self/fd/N and the like, if that is a copy */
 
@@ -194,7 +251,7 @@ struct hook {
     void *function;
 };
 extern const struct hook hooks_open[], hooks_stat[], hooks_write[], hooks_read[], hooks_copies[],
-    hooks_process[];
+    hooks_moves[], hooks_process[];
 
 int tables_install(void);
 void tables_refresh(void);

@@ -121,6 +121,14 @@ int attributes_same(int fd, int source) {
     return same_content(&copy, &now);
 }
 
+int attributes_equal(int fd, const struct stat *source) {
+    struct stat copy;
+    return fstat(fd, &copy) == 0 && attributes_put(&copy) && same_content(&copy, source) &&
+           copy.st_dev == source->st_dev && copy.st_ino == source->st_ino && copy.st_mode == source->st_mode &&
+           copy.st_nlink == source->st_nlink && copy.st_uid == source->st_uid && copy.st_gid == source->st_gid &&
+           ns_of(copy.st_ctim) == ns_of(source->st_ctim);
+}
+
 /* Answers fstat of a copy that is open. Where nothing better is known the answer stays as it is. */
 static __attribute__((noinline)) void put_for(int fd, struct stat *info) {
     char source[PATH_MAX];

@@ -31,13 +31,13 @@
 
 #define HIGH_NUMBER 512 /* locks' descriptors leave the low numbers to the program */
 #define TURN_WAITS 400 /* of 50 us */
+#define HELD_WAITS 20
 #define MOVE_WAITS 20000 /* of 50 us: longer than anything is put in places */
 
-static int locks[FDS]; /* by a copy's descriptor: that of its source, on which its locks are, plus one */
+int copy_locks[FDS];
 int copies_locked;     /* whether there has been any */
 unsigned copies_moving;
 static unsigned moves;
-enum { STILL, PUTTING }; /* or twice the number of the move; PUTTING is added while numbers are given another meaning */
 static int turn; /* one thread at a time opens sources for copies that are open, as far as that can be waited for */
 
 static void pause_50us(void) {
@@ -46,7 +46,7 @@ static void pause_50us(void) {
 }
 
 /* Returns whether the thread can be cancelled, which it cannot be in its turn: it would never end it. */
-static int take_turn(void) {
+int turn_take(void) {
     int cancels;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancels);
     for (int i = 0; i < TURN_WAITS && __atomic_exchange_n(&turn, 1, __ATOMIC_ACQUIRE); i++)
@@ -54,7 +54,7 @@ static int take_turn(void) {
     return cancels;
 }
 
-static void give_turn(int cancels) {
+void turn_give(int cancels) {
     __atomic_store_n(&turn, 0, __ATOMIC_RELEASE);
     pthread_setcancelstate(cancels, &cancels);
 }
@@ -87,19 +87,20 @@ static sigset_t begin_moving(unsigned how) {
     return kept;
 }
 
-/* Other threads' reads end before and begin after, as far as that can be waited for. */
-static sigset_t begin_putting(void) {
-    sigset_t kept = begin_moving(0);
-    for (int i = 0; i < TURN_WAITS && !waits_none(); i++)
+/* Other threads' calls end before and begin after, as far as that can be waited for. Those that only hold their file may
+ * last for long, and are given little time. */
+int putting_begin(struct putting *putting, int waits) {
+    putting->signals = begin_moving(0);
+    for (int i = 0; i < waits && (!waits_none() || (i < HELD_WAITS && holds_any())); i++)
         pause_50us();
     __atomic_or_fetch(&copies_moving, PUTTING, __ATOMIC_SEQ_CST);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    return kept;
+    return waits_none() && !holds_any();
 }
 
-static void end_putting(const sigset_t *kept) {
+void putting_end(const struct putting *putting) {
     __atomic_store_n(&copies_moving, STILL, __ATOMIC_SEQ_CST);
-    sigprocmask(SIG_SETMASK, kept, NULL);
+    sigprocmask(SIG_SETMASK, &putting->signals, NULL);
 }
 
 int copy_let_go(int fd) {
@@ -173,10 +174,9 @@ static int shares(int fd, int other) {
     return after >= 0 && ((after ^ before) & O_NONBLOCK);
 }
 
-/* Returns the next copy's descriptor that shares `fd`, from `from` on, or -1. */
-static int next_sharing(int fd, int from) {
+int next_sharing(int kind, int fd, int from) {
     while (from < FDS) {
-        const unsigned char *found = memchr(fd_kinds + from, FD_LOCAL, FDS - (size_t)from);
+        const unsigned char *found = memchr(fd_kinds + from, kind, FDS - (size_t)from);
         if (!found)
             break;
         from = (int)(found - fd_kinds);
@@ -189,35 +189,49 @@ static int next_sharing(int fd, int from) {
 
 static void put_in_place(int source, int fd) {
     int flags = fcntl(fd, F_GETFD);
-    if (dup3(source, fd, flags >= 0 && (flags & FD_CLOEXEC) ? O_CLOEXEC : 0) >= 0)
+    if (dup3(source, fd, flags >= 0 && (flags & FD_CLOEXEC) ? O_CLOEXEC : 0) >= 0) {
         fd_mark(fd, FD_SOURCE);
+        moved_forget(fd);
+    }
 }
 
-/* Whether a number is still that of the copy at `at`, of which `info` was said. */
+/* Whether a number is still that of the copy at `at` (NULL: wherever it is now), of which `info` was said. */
 static int is_still(int fd, const struct place *at, const struct stat *info) {
     struct place now_at;
     struct stat now;
     return fd_kind(fd) == FD_LOCAL && fstat(fd, &now) == 0 && now.st_dev == info->st_dev && now.st_ino == info->st_ino &&
            now.st_size == info->st_size && now.st_mtim.tv_sec == info->st_mtim.tv_sec &&
-           now.st_mtim.tv_nsec == info->st_mtim.tv_nsec && place_of(fd, &now_at) == FILE_NAME &&
-           strcmp(now_at.local, at->local) == 0;
+           now.st_mtim.tv_nsec == info->st_mtim.tv_nsec &&
+           (!at || (place_of(fd, &now_at) == FILE_NAME && strcmp(now_at.local, at->local) == 0));
 }
 
 /* Puts the source in the place of `fd` and of all numbers that share it: the descriptor on which the copy's locks are,
  * or else `opened`. Returns whether the source is there now. */
 static int replace(int fd, const struct place *at, const struct stat *info, int opened) {
-    sigset_t kept_signals = begin_putting();
-    int source = locks[fd] ? locks[fd] - 1 : opened;
+    struct putting putting;
+    putting_begin(&putting, TURN_WAITS);
+    int source = copy_locks[fd] ? copy_locks[fd] - 1 : opened;
     if (source >= 0 && is_still(fd, at, info)) {
         lseek(source, lseek(fd, 0, SEEK_CUR), SEEK_SET);
-        for (int other = next_sharing(fd, 0); other >= 0; other = next_sharing(fd, other + 1))
+        for (int other = next_sharing(FD_LOCAL, fd, 0); other >= 0; other = next_sharing(FD_LOCAL, fd, other + 1))
             if (other != fd)
                 put_in_place(source, other);
         put_in_place(source, fd);
     }
     int done = fd_kind(fd) == FD_SOURCE;
-    end_putting(&kept_signals);
+    putting_end(&putting);
     return done;
+}
+
+/* The source that was kept is put back also where no name leads to it any more. */
+int copy_returns(int fd) {
+    struct stat info;
+    int saved = errno, done = 0, cancels = turn_take();
+    if (fd_kind(fd) == FD_LOCAL && copy_locks[fd] && fstat(fd, &info) == 0)
+        done = replace(fd, NULL, &info, -1);
+    turn_give(cancels);
+    errno = saved;
+    return done || copy_surrender(fd);
 }
 
 /* Puts the source in the copy's place. Returns 1 if it is there, and `at` is where the copy is; 0 if `fd` is no copy, or
@@ -225,15 +239,15 @@ static int replace(int fd, const struct place *at, const struct stat *info, int 
 static __attribute__((noinline)) int surrender(int fd, struct place *at) {
     int saved = errno, done = 0;
     struct stat info;
-    int cancels = take_turn();
+    int cancels = turn_take();
     if (fd_kind(fd) == FD_LOCAL && fstat(fd, &info) == 0 && place_of(fd, at) == FILE_NAME) {
-        int opened = locks[fd] ? -1 : open_source(fd, at);
-        if (opened >= 0 || locks[fd])
+        int opened = copy_locks[fd] ? -1 : open_source(fd, at);
+        if (opened >= 0 || copy_locks[fd])
             done = replace(fd, at, &info, opened);
         if (opened >= 0)
             close(opened);
     }
-    give_turn(cancels);
+    turn_give(cancels);
     errno = saved;
     return done;
 }
@@ -273,7 +287,7 @@ void copies_change(const struct place *at) {
 
 /* Chooses where a lock's descriptor goes. Below a small limit, the upper half leaves the program's next opens their
  * numbers. */
-static int high_number(void) {
+int copy_keeps_at(void) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur > HIGH_NUMBER)
         return HIGH_NUMBER;
@@ -282,15 +296,15 @@ static int high_number(void) {
 
 /* Keeps `opened` for the locks of a copy, whatever number it has. Returns 0 if it is not kept. */
 static int lock_with(int fd, const struct place *at, const struct stat *info, int opened) {
-    sigset_t kept_signals = begin_moving(PUTTING);
-    int kept = opened < FDS && !locks[fd] && is_still(fd, at, info);
+    struct putting putting = {begin_moving(PUTTING)};
+    int kept = opened < FDS && !copy_locks[fd] && is_still(fd, at, info);
     if (kept) {
         copies_locked = 1;
         fd_mark(opened, FD_LOCK);
-        for (int other = next_sharing(fd, 0); other >= 0; other = next_sharing(fd, other + 1))
-            locks[other] = opened + 1;
+        for (int other = next_sharing(FD_LOCAL, fd, 0); other >= 0; other = next_sharing(FD_LOCAL, fd, other + 1))
+            copy_locks[other] = opened + 1;
     }
-    end_putting(&kept_signals);
+    putting_end(&putting);
     return kept;
 }
 
@@ -298,10 +312,10 @@ static int lock_with(int fd, const struct place *at, const struct stat *info, in
 static __attribute__((noinline)) int lock_of(int fd, int lets_go) {
     struct place at;
     struct stat info;
-    int saved = errno, cancels = take_turn();
-    if (!locks[fd] && !lets_go && fstat(fd, &info) == 0 && place_of(fd, &at) == FILE_NAME) {
+    int saved = errno, cancels = turn_take();
+    if (!copy_locks[fd] && !lets_go && fstat(fd, &info) == 0 && place_of(fd, &at) == FILE_NAME) {
         int flags = fcntl(fd, F_GETFD), opened = open_source(fd, &at);
-        int high = opened >= 0 ? fcntl(opened, flags & FD_CLOEXEC ? F_DUPFD_CLOEXEC : F_DUPFD, high_number()) : -1;
+        int high = opened >= 0 ? fcntl(opened, flags & FD_CLOEXEC ? F_DUPFD_CLOEXEC : F_DUPFD, copy_keeps_at()) : -1;
         if (high >= 0) {
             close(opened);
             opened = high;
@@ -309,8 +323,8 @@ static __attribute__((noinline)) int lock_of(int fd, int lets_go) {
         if (opened >= 0 && !lock_with(fd, &at, &info, opened))
             close(opened);
     }
-    int lock = locks[fd] - 1;
-    give_turn(cancels);
+    int lock = copy_locks[fd] - 1;
+    turn_give(cancels);
     errno = saved;
     return lock >= 0 ? lock : fd;
 }
@@ -334,16 +348,16 @@ static int locked(int fd, int lock, int result) {
 void copy_closed(int fd) {
     if (copy_let_go(fd) == FD_LOCK) { /* by a program that closes all numbers */
         for (int i = 0; i < FDS; i++)
-            if (locks[i] == fd + 1)
-                locks[i] = 0;
+            if (copy_locks[i] == fd + 1)
+                copy_locks[i] = 0;
         return;
     }
-    int lock = (unsigned)fd < FDS ? locks[fd] : 0;
+    int lock = (unsigned)fd < FDS ? copy_locks[fd] : 0;
     if (!lock)
         return;
-    locks[fd] = 0;
+    copy_locks[fd] = 0;
     for (int i = 0; i < FDS; i++)
-        if (locks[i] == lock)
+        if (copy_locks[i] == lock)
             return;
     int saved = errno;
     if (__atomic_exchange_n(&fd_kinds[lock - 1], FD_OTHER, __ATOMIC_SEQ_CST) == FD_LOCK) /* one thread's last, or several' */
@@ -353,22 +367,33 @@ void copy_closed(int fd) {
 
 void copy_duplicated(int fd, int to) {
     if ((unsigned)to < FDS && (unsigned)fd < FDS)
-        locks[to] = locks[fd];
+        copy_locks[to] = copy_locks[fd];
 }
 
+/* A lock on the source is the open file's, which stays what it is meanwhile. */
+#define LOCKED(fd, lets_go, call) \
+    int held = fd_kind(fd) == FD_SOURCE; \
+    if (held) \
+        hold_begin(); \
+    int lock = to_lock(fd, lets_go), result = call; \
+    if (held) \
+        hold_end(); \
+    return locked(fd, lock, result);
+
 static int hook_flock(int fd, int operation) {
-    int lock = to_lock(fd, operation & LOCK_UN);
-    return locked(fd, lock, flock(lock, operation));
+    LOCKED(fd, operation & LOCK_UN, flock(lock, operation))
 }
 
 static int hook_lockf(int fd, int command, off_t n) {
-    int lock = to_lock(fd, command == F_ULOCK);
-    return locked(fd, lock, lockf(lock, command, n));
+    if (command == F_LOCK || command == F_TLOCK)
+        moved_locks(fd);
+    LOCKED(fd, command == F_ULOCK, lockf(lock, command, n))
 }
 
 static int hook_lockf64(int fd, int command, off64_t n) {
-    int lock = to_lock(fd, command == F_ULOCK);
-    return locked(fd, lock, lockf64(lock, command, n));
+    if (command == F_LOCK || command == F_TLOCK)
+        moved_locks(fd);
+    LOCKED(fd, command == F_ULOCK, lockf64(lock, command, n))
 }
 
 extern int fcntl64(int, int, ...) WEAK;
@@ -385,16 +410,22 @@ static int locks_something(int command) {
         void *argument = va_arg(arguments, void *); \
         va_end(arguments); \
         if (locks_something(command) && argument) { \
-            int lock = to_lock(fd, ((struct flock *)argument)->l_type == F_UNLCK); \
-            return locked(fd, lock, name(lock, command, argument)); \
+            int lets_go = ((struct flock *)argument)->l_type == F_UNLCK; \
+            if (!lets_go && (command == F_SETLK || command == F_SETLKW)) \
+                moved_locks(fd); \
+            LOCKED(fd, lets_go, name(lock, command, argument)) \
         } \
-        if (command == F_SETLEASE) \
+        if (command == F_SETLEASE) { \
             copy_surrender(fd); \
+            moved_shared(fd); \
+        } \
+        if (command == F_SETFD && !((intptr_t)argument & FD_CLOEXEC)) \
+            moved_inherited(fd); \
         int result = name(fd, command, argument); \
         if (command == F_DUPFD || command == F_DUPFD_CLOEXEC) \
-            fd_duplicated(fd, result); \
-        if (command == F_SETFD && fd_kind(fd) == FD_LOCAL && locks[fd]) \
-            name(locks[fd] - 1, command, argument); \
+            fd_duplicated(fd, result, command == F_DUPFD); \
+        if (command == F_SETFD && fd_kind(fd) == FD_LOCAL && copy_locks[fd]) \
+            name(copy_locks[fd] - 1, command, argument); \
         return result; \
     }
 HOOK_FCNTL(fcntl)
@@ -501,6 +532,8 @@ static int hook_ioctl(int fd, unsigned long request, ...) {
     va_start(arguments, request);
     void *argument = va_arg(arguments, void *);
     va_end(arguments);
+    if (request == FIONCLEX)
+        moved_inherited(fd);
     if (of_file_systems(request)) {
         copy_surrender(fd);
         if (request == FICLONE)

@@ -87,6 +87,7 @@ static enum outcome open_copy(const struct call *c, const struct place *at, unio
     if (fd < 0)
         return errno == ENOENT || errno == ENOTDIR ? ABSENT : UNUSABLE;
     if (is_copy(fd, c->flags)) {
+        moved_forget(fd);
         fd_mark(fd, at->map->quiet ? FD_OTHER : FD_LOCAL);
         reads_begin(fd);
         return OPENED;
@@ -95,13 +96,16 @@ static enum outcome open_copy(const struct call *c, const struct place *at, unio
     return NOT_A_FILE;
 }
 
-static union result open_source(const struct call *c, const struct place *at, int reason, int counted) {
+static union result open_source(const struct call *c, const struct place *at, int reason, int counted,
+                                uint32_t published) {
     uint64_t begin = counted ? wait_begin(FD_SOURCE) : 0;
     union result r = original(c, c->path);
     uint64_t took = counted ? wait_end(FD_SOURCE, begin) : 0;
     int fd = fd_of(c, r), saved = errno;
     if (fd >= 0) {
         fd_mark(fd, counted ? FD_SOURCE : FD_OTHER);
+        if (counted)
+            moved_opened(fd, c->flags, is_stream(c), published);
         reads_begin(fd);
         if (counted) {
             count_source_open(took, reason);
@@ -131,8 +135,9 @@ static int ask_for_copy(const struct call *c, const struct place *at, union resu
 static union result open_for_reading(const struct call *c, const struct place *at) {
     union result r;
     int saved = errno, reason = REASON_NONE;
+    uint32_t published = __atomic_load_n(page_published, __ATOMIC_ACQUIRE);
     if (!at->map->quiet && (config.direct || page_state() == STATE_MEASURING))
-        return open_source(c, at, REASON_NONE, 1);
+        return open_source(c, at, REASON_NONE, 1, published);
     uint64_t begin = at->map->quiet ? 0 : wait_begin(FD_LOCAL);
     enum outcome outcome = open_copy(c, at, &r);
     uint64_t took = at->map->quiet ? 0 : wait_end(FD_LOCAL, begin);
@@ -155,7 +160,7 @@ static union result open_for_reading(const struct call *c, const struct place *a
     else if (outcome == ABSENT && !at->map->quiet)
         reason = ask_for_copy(c, at, &r);
     errno = saved;
-    return reason < 0 ? r : open_source(c, at, reason, outcome != NOT_A_FILE && !at->map->quiet);
+    return reason < 0 ? r : open_source(c, at, reason, outcome != NOT_A_FILE && !at->map->quiet, published);
 }
 
 /* ---- writing ---- */
@@ -233,6 +238,7 @@ static __attribute__((noinline)) union result reopen(const struct call *c, int f
         copy_changes(fd);
     union result r = original(c, c->path);
     int opened = fd_of(c, r);
+    moved_forget(opened);
     fd_mark(opened, writes(c->flags) || (c->flags & O_PATH) ? FD_OTHER : fd_kind(fd));
     if (opened >= 0 && writes(c->flags))
         count(COUNTER_WRITE_OPENS, 1);

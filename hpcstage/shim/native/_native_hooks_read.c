@@ -31,6 +31,7 @@ extern int dup3(int, int, int) WEAK;
     int kind = fd_kind(fd); \
     if (__builtin_expect(kind == FD_OTHER, 1)) \
         return call; \
+    kind = moved_kind(fd, kind); \
     uint64_t begin = wait_begin(kind); \
     ssize_t bytes = call; \
     uint64_t ns = wait_end(kind, begin); \
@@ -112,6 +113,7 @@ static size_t hook_fread(void *out, size_t size, size_t n, FILE *file) {
     int fd = fd_of_stream(file), kind = fd_kind(fd);
     if (kind == FD_OTHER)
         return fread(out, size, n, file);
+    kind = moved_kind(fd, kind);
     uint64_t begin = wait_begin(kind);
     return counted_fread(fd, kind, size, fread(out, size, n, file), begin);
 }
@@ -119,13 +121,14 @@ static size_t hook___fread_chk(void *out, size_t room, size_t size, size_t n, FI
     int fd = fd_of_stream(file), kind = fd_kind(fd);
     if (kind == FD_OTHER)
         return __fread_chk(out, room, size, n, file);
+    kind = moved_kind(fd, kind);
     uint64_t begin = wait_begin(kind);
     return counted_fread(fd, kind, size, __fread_chk(out, room, size, n, file), begin);
 }
 
 /* ---- mappings ---- */
 static void counted_map(int fd) {
-    int kind = fd_kind(fd);
+    int kind = moved_kind(fd, fd_kind(fd));
     if (kind == FD_SOURCE || kind == FD_LOCAL)
         count(kind == FD_SOURCE ? COUNTER_SOURCE_MAPS : COUNTER_LOCAL_MAPS, 1);
 }
@@ -205,8 +208,8 @@ static void unmark(unsigned first, unsigned last) {
         return;
     unsigned char *from = fd_kinds + first, *end = last < FDS ? fd_kinds + last + 1 : fd_kinds + FDS;
     unmark_kind(FD_LOCAL, from, end);
+    unmark_kind(FD_SOURCE, from, end);
     if (copies_locked) {
-        unmark_kind(FD_SOURCE, from, end);
         unmark_kind(FD_LOCK, from, end); /* those that are left: of copies that stay open */
     }
     memset(from, FD_OTHER, (size_t)(end - from));
@@ -223,11 +226,16 @@ static void hook_closefrom(int first) {
     closefrom(first);
 }
 
-int fd_duplicated(int from, int to) {
-    if (to < 0 || to == from || only_borrowed())
+int fd_duplicated(int from, int to, int is_inherited) {
+    if (to < 0 || to == from)
         return to;
+    if (only_borrowed()) {
+        moved_shared(from);
+        return to;
+    }
     if (copies_locked)
         copy_closed(to);
+    moved_duplicated(from, to, is_inherited);
     fd_mark(to, fd_kind(from));
     if (copies_locked)
         copy_duplicated(from, to);
@@ -235,20 +243,21 @@ int fd_duplicated(int from, int to) {
 }
 
 static int hook_dup(int fd) {
-    return fd_duplicated(fd, dup(fd));
+    return fd_duplicated(fd, dup(fd), 1);
 }
 
 /* `to` keeps its file where the call fails. */
-#define HOOK_DUP(name, parameters, arguments) \
+#define HOOK_DUP(name, parameters, arguments, is_inherited) \
     static int hook_##name parameters { \
-        int copy = fd != to && fd_kind(to) == FD_LOCAL && !only_borrowed(), kind = copy ? copy_let_go(to) : FD_OTHER; \
+        int marked = fd != to && (fd_kind(to) == FD_LOCAL || fd_kind(to) == FD_SOURCE) && !only_borrowed(); \
+        int kind = marked ? copy_let_go(to) : FD_OTHER; \
         int result = name arguments; \
-        if (copy && result < 0) \
+        if (marked && result < 0) \
             fd_mark(to, kind); \
-        return fd_duplicated(fd, result); \
+        return fd_duplicated(fd, result, is_inherited); \
     }
-HOOK_DUP(dup2, (int fd, int to), (fd, to))
-HOOK_DUP(dup3, (int fd, int to, int flags), (fd, to, flags))
+HOOK_DUP(dup2, (int fd, int to), (fd, to), 1)
+HOOK_DUP(dup3, (int fd, int to, int flags), (fd, to, flags), !(flags & O_CLOEXEC))
 
 #define ENTRY(name) {#name, (void *)hook_##name},
 const struct hook hooks_read[] = {

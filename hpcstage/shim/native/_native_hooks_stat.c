@@ -109,8 +109,10 @@ static inline int of_descriptor(const char *path, int flags) {
     static int hook_##name(int dirfd, const char *path, struct type *out, int flags) { \
         if (concerns(dirfd, path)) \
             ANSWERED(stat_copy(dirfd, path, (struct stat *)out, flags & AT_SYMLINK_NOFOLLOW), name(dirfd, path, out, flags)) \
-        if (of_descriptor(path, flags)) \
+        if (of_descriptor(path, flags)) { \
+            moved_kind(dirfd, fd_kind(dirfd)); \
             return attributes_result(name(dirfd, path, out, flags), dirfd, out); \
+        } \
         if (!(flags & AT_SYMLINK_NOFOLLOW) && attributes_of_named(path, (struct stat *)out)) \
             return 0; \
         return name(dirfd, path, out, flags); \
@@ -137,13 +139,13 @@ HOOK_XSTATAT(__fxstatat64, stat64)
 /* For an open file of the source: what the client knows of it may be too old, and it asks. */
 #define HOOK_FSTAT(name, type) \
     static int hook_##name(int fd, struct type *out) { \
-        if (fd_kind(fd) == FD_SOURCE) \
+        if (moved_kind(fd, fd_kind(fd)) == FD_SOURCE) \
             FROM_SOURCE(name(fd, out)) \
         return attributes_result(name(fd, out), fd, out); \
     }
 #define HOOK_FXSTAT(name, type) \
     static int hook_##name(int version, int fd, struct type *out) { \
-        if (fd_kind(fd) == FD_SOURCE) \
+        if (moved_kind(fd, fd_kind(fd)) == FD_SOURCE) \
             FROM_SOURCE(name(version, fd, out)) \
         return attributes_result(name(version, fd, out), fd, out); \
     }
@@ -196,7 +198,7 @@ static __attribute__((noinline)) int statx_open(int fd, unsigned mask, struct st
 static int hook_statx(int dirfd, const char *path, int flags, unsigned mask, struct statx *out) {
     if (concerns(dirfd, path))
         ANSWERED(statx_copy(dirfd, path, flags, mask, out), statx(dirfd, path, flags, mask, out))
-    if (of_descriptor(path, flags) && fd_kind(dirfd) == FD_LOCAL && statx_open(dirfd, mask, out))
+    if (of_descriptor(path, flags) && moved_kind(dirfd, fd_kind(dirfd)) == FD_LOCAL && statx_open(dirfd, mask, out))
         return 0;
     return statx(dirfd, path, flags, mask, out);
 }

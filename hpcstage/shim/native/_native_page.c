@@ -34,8 +34,8 @@ _Static_assert(offsetof(struct slot, hist_read) == HIST_READ_OFFSET, "hist_read"
 
 static struct slot nowhere;
 static char *page;
-static uint32_t unlogged;
-uint32_t *page_logging = &unlogged;
+static uint32_t unlogged, unchanged;
+uint32_t *page_logging = &unlogged, *page_published = &unchanged, *page_voided = &unchanged;
 static pid_t owner; /* of this memory: differs from getpid() between vfork and exec, and after _Fork or clone */
 
 /* Holds all that only this process knows. The kernel empties it in every forked child, also in one of _Fork or clone, which no
@@ -44,6 +44,7 @@ static pid_t owner; /* of this memory: differs from getpid() between vfork and e
 static struct own {
     struct slot *slot;              /* NULL: to be claimed at the first count */
     uint32_t inside, inside_source; /* threads inside calls on dataset files: all, and those that wait for the source */
+    uint32_t held;                  /* threads inside calls that only hold their file under its number */
     int read_fd;                    /* the open file of the last read, plus one */
     uint64_t read_end;
     off_t read_to;                  /* where it ended in the file; -1: not known */
@@ -89,6 +90,8 @@ int page_map(const char *path) {
     }
     page = at;
     page_logging = (uint32_t *)(page + LOGGING_OFFSET);
+    page_published = (uint32_t *)(page + PUBLISHED_OFFSET);
+    page_voided = (uint32_t *)(page + VOIDED_OFFSET);
     owner = getpid();
     empty_in_children();
     return 0;
@@ -276,11 +279,28 @@ uint64_t counter_get(int counter) {
 }
 
 void waits_forget(void) {
-    own->inside = own->inside_source = 0;
+    own->inside = own->inside_source = own->held = 0;
 }
 
 int waits_none(void) {
     return __atomic_load_n(&own->inside, __ATOMIC_SEQ_CST) == 0;
+}
+
+int holds_any(void) {
+    return __atomic_load_n(&own->held, __ATOMIC_SEQ_CST) != 0;
+}
+
+void hold_begin(void) {
+    __atomic_add_fetch(&own->held, 1, __ATOMIC_SEQ_CST);
+    for (int i = 0; i < MOST_MOVES && __builtin_expect(__atomic_load_n(&copies_moving, __ATOMIC_SEQ_CST) != 0, 0); i++) {
+        __atomic_sub_fetch(&own->held, 1, __ATOMIC_SEQ_CST);
+        copies_wait();
+        __atomic_add_fetch(&own->held, 1, __ATOMIC_SEQ_CST);
+    }
+}
+
+void hold_end(void) {
+    __atomic_sub_fetch(&own->held, 1, __ATOMIC_SEQ_CST);
 }
 
 /* The first one in takes the time from the counter, the last one out adds it: whatever the order in which threads come
@@ -359,6 +379,10 @@ void count_read(int fd, int kind, ssize_t bytes, off_t at, uint64_t begin, uint6
     count(base, 1);
     count(base + 1, (uint64_t)bytes);
     count(base + 2, ns);
+    if (kind == FD_SOURCE && moved_would(fd))
+        count(COUNTER_MOVABLE_READ_BYTES, (uint64_t)bytes);
+    if (moved_is(fd, kind))
+        count(COUNTER_MOVED_READ_BYTES, (uint64_t)bytes);
     if (kind == FD_SOURCE)
         __atomic_fetch_add(&my_slot()->hist_read[bucket_of_ns(ns)], 1, __ATOMIC_RELAXED);
 }

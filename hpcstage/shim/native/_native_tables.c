@@ -81,7 +81,7 @@ __asm__(".text\n.hidden hpcstage_dlsym\n.globl hpcstage_dlsym\n.type hpcstage_dl
         "jmp *hpcstage_real_dlsym(%rip)\n.size hpcstage_dlsym,.-hpcstage_dlsym\n"
         ".hidden hpcstage_vfork\n.globl hpcstage_vfork\n.type hpcstage_vfork,@function\n"
         "hpcstage_vfork:\n"
-        "endbr64\nmovl $1,hpcstage_vforked(%rip)\n"
+        "endbr64\nincl hpcstage_vforked(%rip)\n"
         "jmp *hpcstage_real_vfork(%rip)\n.size hpcstage_vfork,.-hpcstage_vfork\n");
 #else
 __asm__(".text\n.hidden hpcstage_dlsym\n.globl hpcstage_dlsym\n.type hpcstage_dlsym,%function\n"
@@ -93,7 +93,8 @@ __asm__(".text\n.hidden hpcstage_dlsym\n.globl hpcstage_dlsym\n.type hpcstage_dl
         ".size hpcstage_dlsym,.-hpcstage_dlsym\n"
         ".hidden hpcstage_vfork\n.globl hpcstage_vfork\n.type hpcstage_vfork,%function\n"
         "hpcstage_vfork:\n"
-        "hint #34\nadrp x16,hpcstage_vforked\nmov w17,#1\nstr w17,[x16,:lo12:hpcstage_vforked]\n"
+        "hint #34\nadrp x16,hpcstage_vforked\nldr w17,[x16,:lo12:hpcstage_vforked]\nadd w17,w17,#1\n"
+        "str w17,[x16,:lo12:hpcstage_vforked]\n"
         "adrp x16,hpcstage_real_vfork\nldr x16,[x16,:lo12:hpcstage_real_vfork]\nbr x16\n"
         ".size hpcstage_vfork,.-hpcstage_vfork\n");
 #endif
@@ -305,6 +306,7 @@ void tables_before_fork(void) {
     wait_while(&walking, WALK_WAITS);
     __atomic_add_fetch(&forking, 1, __ATOMIC_SEQ_CST);
     wait_while(&iterating, FORK_WAITS);
+    moved_forks();
 }
 
 void tables_after_fork(void) {
@@ -478,7 +480,8 @@ static int own_headers(struct dl_phdr_info *info, size_t size, void *context) {
 }
 
 int tables_install(void) {
-    static const struct hook *const all[] = {hooks_open, hooks_stat, hooks_write, hooks_read, hooks_copies, hooks_process};
+    static const struct hook *const all[] = {hooks_open, hooks_stat, hooks_write, hooks_read, hooks_copies, hooks_moves,
+                                            hooks_process};
     struct range main = {0};
     struct dl_phdr_info own;
     struct tables t;

@@ -1,0 +1,422 @@
+"""Open files of the source whose copies come: they go on with the copy where nothing can tell the difference.
+
+The copies hold other bytes than the source, so that what is read tells where it came from.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shimlab import Lab, compile_library
+
+from hpcstage.protocol import shim
+
+pytest_plugins = ("shimfixtures",)
+
+SOURCE = b"".join(b"source%03d\n" % line for line in range(300))
+COPY = SOURCE.replace(b"source", b"a copy")
+STEP = """
+def step():
+    os.write(1, b"step\\n")
+    sys.stdin.readline()
+def whence(data):  # where bytes came from
+    return "copy" if b"a copy" in bytes(data) else "source"
+"""
+Action = Callable[[], object]
+
+
+@pytest.fixture
+def lab(native_lab: Lab) -> Lab:
+    """A node with one file, whose copy is not there yet."""
+    native_lab.put("file", SOURCE)
+    native_lab.install().state(shim.State.SETTLED)
+    return native_lab
+
+
+def publishing(lab: Lab, name: str = "file") -> Action:
+    """What a daemon does once a copy is complete."""
+
+    def publish() -> None:
+        lab.put(name, SOURCE, COPY)
+        lab.publish()
+
+    times = (lab.source / name).stat()
+    content_ns = times.st_atime_ns, times.st_mtime_ns
+
+    def publish_unchanged() -> None:
+        copy = lab.store / name
+        copy.write_bytes(COPY)
+        os.utime(copy, ns=content_ns)
+        lab.note(name)
+        lab.publish()
+
+    return publish_unchanged
+
+
+def through(lab: Lab, code: str, *args: Any, actions: Sequence[Action] = (), flags: Sequence[str] = ()) -> Any:
+    """What the code said last; at each of its steps the next action is done."""
+    import json
+
+    process = lab.start(STEP + code, *args, stdin=subprocess.PIPE, flags=flags)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        for action in actions:
+            assert process.stdout.readline() == b"step\n", process.communicate()[1].decode()
+            action()
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        out, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, errors) == (0, b""), errors.decode()
+    return json.loads(out.splitlines()[-1])
+
+
+READS = {
+    "read": "os.read(fd, 100)",
+    "pread": "os.pread(fd, 100, 50)",
+    "readv": "(os.readv(fd, [out]), out)[1]",
+    "preadv": "(os.preadv(fd, [out], 50), out)[1]",
+    "raw": "raw.read(100)",
+    "sendfile": "(os.sendfile(pipe[1], fd, 50, 100), os.read(pipe[0], 100))[1]",
+    "sendfile at its offset": "(os.sendfile(pipe[1], fd, None, 100), os.read(pipe[0], 100))[1]",
+    "mmap": "mmap.mmap(fd, 100, prot=mmap.PROT_READ)[:]",
+}
+
+
+@pytest.mark.parametrize("way", READS)
+def test_an_open_file_goes_on_with_the_copy(lab: Lab, way: str) -> None:
+    code = f"""
+import io, mmap
+fd, out, pipe = os.open(src("file"), os.O_RDONLY), bytearray(100), os.pipe()
+raw = io.FileIO(fd, closefd=False)
+found = [whence(os.read(fd, 100))]
+before = os.fstat(fd)
+step()
+found += [whence({READS[way]}), os.fstat(fd) == before, os.get_inheritable(fd)]
+os.lseek(fd, 1000, os.SEEK_SET)
+say([*found, os.read(fd, 10).decode(), os.lseek(fd, 0, os.SEEK_CUR), os.stat(src("file")) == os.fstat(fd)])
+"""
+    expected = ["source", "copy", True, False, "a copy100\n", 1010, True]
+    assert through(lab, code, actions=[publishing(lab)]) == expected
+    counters = lab.counters()
+    assert counters["moved_opens"] == 1
+    if way != "mmap":
+        assert counters["moved_read_bytes"] == counters["local_read_bytes"] == 110
+    assert counters["movable_read_bytes"] == counters["source_read_bytes"] == 100
+
+
+def test_a_buffered_reader_reads_on(lab: Lab) -> None:
+    code = """
+f = open(src("file"), "rb", buffering=200)
+text = open(src("file"))
+lines = [f.readline() for _ in range(5)] + [text.readline().encode()]
+step()
+lines += [f.read(), text.read().encode()]
+say([b"".join(lines).replace(b"a copy", b"source").decode(), whence(lines[-2]), whence(lines[-1]), f.tell()])
+"""
+    read, first, second, at = through(lab, code, actions=[publishing(lab)], flags=["-W", "ignore"])
+    assert read.encode() == SOURCE[:50] + SOURCE[:10] + SOURCE[50:] + SOURCE[10:]
+    assert (first, at) == ("copy", len(SOURCE))
+    assert second == "source"  # all of it was in the text's buffer
+
+
+def test_numbers_that_share_an_offset_move_together(lab: Lab) -> None:
+    code = """
+fd = os.open(src("file"), os.O_RDONLY)
+twin = os.dup(fd)
+os.read(fd, 10)
+step()
+say([os.read(fd, 10).decode(), os.read(twin, 10).decode(), os.lseek(fd, 0, os.SEEK_CUR)])
+"""
+    assert through(lab, code, actions=[publishing(lab)]) == ["a copy001\n", "a copy002\n", 30]
+
+
+SHARES = {
+    "fork": """
+pid = os.fork()
+if not pid:
+    os.read(into[0], 1)
+    os._exit(whence(os.read(fd, 10)) != "source" or os.lseek(fd, 0, os.SEEK_CUR) != 40)
+""",
+    "child's standard input": """
+import subprocess
+child = subprocess.Popen([sys.executable, "-I", "-c", "import os; os.read(%d, 1); os.read(0, 10)" % into[0]], stdin=fd,
+                         pass_fds=[into[0]])
+pid = child.pid
+""",
+    "inherited": """
+import subprocess
+os.set_inheritable(fd, True)
+child = subprocess.Popen([sys.executable, "-I", "-c", "import os; os.read(%d, 1); os.read(%d, 10)" % (into[0], fd)],
+                         close_fds=False)
+os.set_inheritable(fd, False)
+pid = child.pid
+""",
+    "spawned": """
+code = "import os; os.read(%d, 1); os.read(0, 10)" % into[0]
+os.set_inheritable(into[0], True)
+pid = os.posix_spawn(sys.executable, [sys.executable, "-I", "-c", code], os.environ,
+                     file_actions=[(os.POSIX_SPAWN_DUP2, fd, 0)])
+""",
+    "sent": """
+import array, socket
+ends = socket.socketpair()
+pid = os.fork()
+if not pid:
+    data, parts, *_ = ends[1].recvmsg(1, 100)
+    mine = array.array("i", parts[0][2])[0]
+    os.read(into[0], 1)
+    os._exit(whence(os.read(mine, 10)) != "source")
+fd = os.open(src("file"), os.O_RDONLY)
+os.read(fd, 10)
+ends[0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+""",
+}
+
+
+@pytest.mark.parametrize("way", SHARES)
+def test_an_offset_that_another_process_shares_stays_one(lab: Lab, way: str) -> None:
+    code = f"""
+into = os.pipe()
+os.set_inheritable(into[0], True)
+fd = os.open(src("file"), os.O_RDONLY)
+os.read(fd, 10)
+{SHARES[way]}
+step()
+found = [whence(os.read(fd, 10)), whence(os.pread(fd, 10, 0)), os.lseek(fd, 10, os.SEEK_CUR)]
+os.write(into[1], b"x")
+status = os.waitpid(pid, 0)[1]
+say([*found, status, os.read(fd, 10).decode()])
+"""
+    found = through(lab, code, actions=[publishing(lab)], flags=["-W", "ignore"])
+    assert found == ["source", "source", 30, 0, "source004\n"]
+    assert "moved_opens" not in lab.counters()
+
+
+def test_what_was_opened_after_a_fork_moves_in_each_process(lab: Lab) -> None:
+    code = """
+import subprocess
+pid = os.fork()
+fd = os.open(src("file"), os.O_RDONLY)
+subprocess.run(["true"])
+if pid:
+    step()
+    os.kill(pid, 10)
+    found = whence(os.read(fd, 10))
+    say([found, os.waitpid(pid, 0)[1]])
+else:
+    import signal
+    signal.sigwait([10])
+    os._exit(whence(os.read(fd, 10)) != "copy")
+"""
+    code = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [10])\n" + code
+    assert through(lab, code, actions=[publishing(lab)]) == ["copy", 0]
+    assert lab.counters()["moved_opens"] == 2
+
+
+LOCKED = """
+import fcntl, subprocess
+other = "import fcntl, sys; w = open(sys.argv[1], 'r+b'); fcntl.%s(w, fcntl.LOCK_EX | fcntl.LOCK_NB)"
+def is_free(way): return not subprocess.run([sys.executable, "-I", "-c", other % way, src("file")], stderr=-1).returncode
+fd = os.open(src("file"), os.O_RDONLY)
+os.read(fd, 10)
+"""
+
+
+def test_a_lock_of_the_process_is_not_lost(lab: Lab) -> None:
+    code = f"""{LOCKED}
+second = os.open(src("file"), os.O_RDONLY)
+fcntl.lockf(second, fcntl.LOCK_SH)
+step()
+found = [whence(os.read(fd, 10)), is_free("lockf")]
+os.close(second)
+say([*found, is_free("lockf")])
+"""
+    assert through(lab, code, actions=[publishing(lab)]) == ["source", False, True]
+
+
+def test_a_lock_of_the_open_file_stays_at_the_source(lab: Lab) -> None:
+    code = f"""{LOCKED}
+fcntl.flock(fd, fcntl.LOCK_SH)
+step()
+found = [whence(os.read(fd, 10)), is_free("flock")]
+fcntl.flock(fd, fcntl.LOCK_UN)
+found.append(is_free("flock"))
+fcntl.flock(fd, fcntl.LOCK_SH)
+found.append(is_free("flock"))
+os.close(fd)
+say([*found, is_free("flock")])
+"""
+    assert through(lab, code, actions=[publishing(lab)]) == ["copy", False, True, False, True]
+
+
+def test_a_lock_that_comes_after_a_move(lab: Lab) -> None:
+    code = f"""{LOCKED}
+step()
+found = [whence(os.read(fd, 10))]
+fcntl.lockf(fd, fcntl.LOCK_SH)
+found += [is_free("lockf"), whence(os.read(fd, 10))]
+os.close(fd)
+say([*found, is_free("lockf")])
+"""
+    assert through(lab, code, actions=[publishing(lab)]) == ["copy", False, "copy", True]
+
+
+def test_a_stream_of_the_c_library_stays(lab: Lab, tmp_path: Path) -> None:
+    library = compile_library(
+        tmp_path,
+        "streams",
+        r"""
+#include <fcntl.h>
+#include <stdio.h>
+static FILE *first, *second;
+int opens(const char *path) {
+  char a[9];
+  first = fopen(path, "re");
+  second = fdopen(open(path, O_RDONLY | O_CLOEXEC), "r");
+  return !first || !second || fread(a, 1, 5, first) != 5 || fread(a, 1, 5, second) != 5; }
+int reads(void) {
+  char a[3000], b[3000]; a[2995] = b[2995] = 0;
+  if (fread(a, 1, 2995, first) != 2995 || fread(b, 1, 2995, second) != 2995) return 1;
+  for (int i = 0; i < 2995; i++) if (a[i] != b[i] || a[i] == ' ') return 2;
+  return fclose(first) || fclose(second); }
+""",
+    )
+    code = """
+import ctypes
+library = ctypes.CDLL(sys.argv[2])
+said = [library.opens(os.fsencode(src("file")))]
+step()
+say([*said, library.reads()])
+"""
+    assert through(lab, code, library, actions=[publishing(lab)]) == [0, 0]
+
+
+STAYS = {
+    "changed since": "os.utime(src('file'), ns=(1, 2))",
+    "of another mode": "os.chmod(src('file'), 0o604)",
+    "replaced": "open(src('other'), 'wb').write(open(src('file'), 'rb').read()); os.replace(src('other'), src('file'))",
+}
+
+
+@pytest.mark.parametrize("way", STAYS)
+def test_a_copy_that_stat_can_tell_from_the_source_is_not_taken(lab: Lab, way: str) -> None:
+    publish = publishing(lab)
+    note = lab.note
+
+    def changes() -> None:
+        publish()
+        subprocess.run(["python3", "-I", "-c", f"import os\ndef src(n): return {os.fspath(lab.source)!r} + '/' + n\n"
+                        f"{STAYS[way]}"], check=True)  # fmt: skip
+        lab.publish()
+
+    code = "fd = os.open(src('file'), os.O_RDONLY)\nstep()\nsay(whence(os.read(fd, 100)))"
+    assert through(lab, code, actions=[changes]) == "source"
+    assert note
+
+
+def test_a_voided_copy_gives_the_place_back(lab: Lab) -> None:
+    """Whoever voided it, and wherever the file is by then."""
+    changed = b"CHANGED" * 400
+
+    def writes() -> None:
+        lab.void("file")
+        (lab.source / "file").rename(lab.source / "moved")
+        with (lab.source / "moved").open("r+b") as file:
+            file.write(changed)
+
+    code = """
+fd = os.open(src("file"), os.O_RDONLY)
+twin = os.dup(fd)
+os.read(fd, 10)
+step()
+found = [os.read(fd, 10).decode(), whence(os.pread(twin, 100, 0))]
+step()
+found += [os.fstat(fd).st_size, os.read(fd, 7).decode(), os.read(twin, 7).decode(), os.lseek(fd, 0, os.SEEK_CUR)]
+os.closerange(3, 65536)
+say(found)
+"""
+    found = through(lab, code, actions=[publishing(lab), writes])
+    assert found == ["a copy001\n", "copy", len(SOURCE), changed[20:27].decode(), changed[27:34].decode(), 34]
+
+
+def test_the_programs_own_write_gives_the_place_back(lab: Lab) -> None:
+    code = """
+f = open(src("file"), "rb", buffering=0)
+f.read(10)
+step()
+found = [whence(f.read(10))]
+with open(src("file"), "r+b") as w: w.write(b"WRITTEN")
+say([*found, f.read(10).decode(), os.pread(f.fileno(), 7, 0).decode()])
+"""
+    assert through(lab, code, actions=[publishing(lab)]) == ["copy", "source002\n", "WRITTEN"]
+
+
+def test_nothing_is_read_from_a_copy_that_may_be_stale(lab: Lab) -> None:
+    def gives_up() -> None:
+        lab._poke(shim.GATE_OFFSET + 4 * shim.GIVEN_UP, 77)
+
+    code = """
+fd, late = os.open(src("file"), os.O_RDONLY), os.open(src("file"), os.O_RDONLY)
+step()
+found = [whence(os.read(fd, 10))]
+step()
+found += [os.read(fd, 10).decode(), whence(os.read(late, 10))]
+step()
+say([*found, whence(os.read(late, 10))])
+"""
+    found = through(lab, code, actions=[publishing(lab), gives_up, lab.catch_up])
+    assert found == ["copy", "source001\n", "source", "copy"]
+
+
+def test_numbers_that_are_closed_and_opened_again(lab: Lab) -> None:
+    lab.put("other", b"another file" * 10)
+    code = """
+fd = os.open(src("file"), os.O_RDONLY)
+kept = os.open(src("file"), os.O_RDONLY)
+step()
+found = [whence(os.read(fd, 10))]
+os.close(fd)
+again = os.open(src("other"), os.O_RDONLY)
+found += [again == fd, os.read(again, 12).decode()]
+os.dup2(again, kept)
+found += [os.read(kept, 12).decode(), len(os.listdir("/proc/self/fd"))]
+os.close(kept), os.close(again)
+say([*found, len(os.listdir("/proc/self/fd"))])
+"""
+    assert through(lab, code, actions=[publishing(lab)]) == ["copy", True, "another file", "another file", 6, 4]
+
+
+def test_a_move_waits_for_the_reads_of_other_threads(lab: Lab) -> None:
+    """Each thread reads the whole file through the same open file, a piece at a time: together they read it once."""
+    code = """
+import threading
+names, wrong = sys.argv[2:], []
+def reads(fd, pieces):
+    while piece := os.read(fd, 50):
+        pieces.append(piece)
+fds = [os.open(src(name), os.O_RDONLY) for name in names]
+step()
+for fd in fds:
+    pieces = []
+    threads = [threading.Thread(target=reads, args=(fd, pieces)) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    lines = sorted(b"".join(pieces).replace(b"a copy", b"source").splitlines(True))
+    wrong += [] if b"".join(lines) == b"".join(sorted(open(src(names[0]), "rb").read().replace(
+        b"a copy", b"source").splitlines(True))) else [len(lines)]
+say(wrong)
+"""
+    names = [f"file{number}" for number in range(20)]
+    for name in names:
+        lab.put(name, SOURCE)
+    actions = [publishing(lab, name) for name in names]
+    assert through(lab, code, *names, actions=[lambda: [action() for action in actions]]) == []
+    assert lab.counters()["moved_opens"] >= 10
