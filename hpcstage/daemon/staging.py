@@ -36,7 +36,7 @@ from hpcstage.daemon.voiding import Voiding
 from hpcstage.daemon.wants import Wants
 from hpcstage.node import page
 from hpcstage.protocol import exchange, nodedir
-from hpcstage.protocol.shim import Counter, Kind, Reason, State
+from hpcstage.protocol.shim import Kind, Reason, State
 from hpcstage.store import directory
 from hpcstage.store.attributes import devices_here
 from hpcstage.store.pool import CopierPool

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from hpcstage.daemon.queue.large import MOST_TRIES
+from hpcstage.daemon.queue.large import MOST_TRIES, BytesRead
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Bucket, Limits, Verdict
 from hpcstage.daemon.queue.states import LOOK_LIMIT, FileState
@@ -106,6 +106,44 @@ def test_a_large_file_is_not_copied_while_the_program_reads_it():
     assert q.large.held_back == {1}
     assert q.source.next(9, 9.1) == [1], "the program has let go of it"
     assert not q.large.held_back
+
+
+def looks(q, found, *moments):
+    """The program has these files open at the source at each moment: the time, and what it has read until then from
+    open files that go on with the copy."""
+    for now, movable in moments:
+        for id_ in found:
+            q.large.reads.here(id_, now)
+        q.large.looked(found, BytesRead(now, 10 * LARGE, 0, movable))
+
+
+def test_a_file_that_the_program_reads_again_is_copied():
+    q = queue([LARGE, LARGE])
+    looks(q, [0], (0.0, 50), (2.0, LARGE // 2), (4.0, 50 + LARGE - 1))
+    q.large.ahead.add(1)  # the other one has to wait
+    assert q.source.next(9, 4.0) == [], "the program has not read all of it"
+    looks(q, [0], (5.0, 50 + LARGE))
+    q.large.ahead.discard(1)
+    assert q.source.next(9, 5.0)[0] == 0
+    assert q.large.read_meanwhile(5.0) == []
+    assert 0 not in q.large.held_back
+
+
+def test_of_several_open_files_none_is_read_again_before_all_could_have_been():
+    q = queue([LARGE, LARGE, 10])
+    looks(q, [0, 1], (0.0, 0), (2.0, 0), (4.0, 2 * LARGE - 1))
+    assert q.source.next(9, 4.0) == [2]
+    looks(q, [0, 1], (5.0, 2 * LARGE))
+    assert q.source.next(9, 5.0) == [0, 1]
+    looks(q, [1], (6.0, 2 * LARGE))
+    looks(q, [0, 1], (7.0, 2 * LARGE))
+    assert q.large.read_meanwhile(7.0) == [0], "it was opened anew"
+
+
+def test_in_a_node_group_a_file_is_left_to_the_program_until_it_lets_go():
+    q = queue([LARGE], shared=True)
+    looks(q, [0], (0.0, 0), (2.0, 0), (4.0, 5 * LARGE))
+    assert q.source.next(9, 4.0) == []
 
 
 def test_a_copy_under_way_is_given_up_when_the_program_opens_the_file():

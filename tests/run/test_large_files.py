@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,67 @@ def test_what_the_program_reads_at_the_source_is_not_copied_beside_it(
     assert "direct-later" not in said
     if intercept != "off":
         assert record["coverage"]["reasons"]["large"] == (1 if code is KEPT else 20)
+
+
+AGAIN = """
+import json, os, subprocess, sys, time, zlib
+path, way = sys.argv[1:]
+if way == "hdf5":
+    import h5py
+    file = h5py.File(path, "r")
+    fd = file.id.get_vfd_handle()
+    def reads():
+        return (bytes(file["rows"][row]) for row in range(60))
+else:
+    fd = os.open(path, os.O_RDONLY)
+    def reads():
+        os.lseek(fd, 0, os.SEEK_SET)
+        return (os.read(fd, 1_000_000) for _ in range(60))
+def reads_all():
+    found = 0
+    for piece in reads():
+        found = zlib.crc32(piece, found)
+        time.sleep(0.01)
+    return found
+def moved():
+    return os.readlink(f"/proc/self/fd/{fd}") != path
+sums, deadline = [reads_all()], time.monotonic() + 60
+while not moved() and time.monotonic() < deadline:
+    sums.append(reads_all())
+was_moved, size = moved(), os.fstat(fd).st_size
+sums.append(reads_all())
+new = []
+for text, flags in (("FIRST", []), ("AFTER", ["-I"])):  # the first program has the shim, the second one has not
+    code = "import sys; f = open(sys.argv[1], 'r+b'); f.seek(-5, 2); f.write(sys.argv[2].encode()); f.close()"
+    subprocess.run([sys.executable, *flags, "-c", code, path, text], check=True)
+    new.append(os.pread(fd, 5, size - 5).decode())
+print(json.dumps([was_moved, moved(), new, len(set(sums)), sums[0]]))
+"""
+
+
+@pytest.mark.parametrize("way", ["read", "hdf5"])
+def test_an_open_file_that_is_read_again_goes_on_with_its_copy(hpcstage: Hpcstage, tmp_path: Path, way: str) -> None:
+    behind = tmp_path / "behind"
+    behind.mkdir()
+    whole = rows = os.urandom(60 * MB)
+    if way == "hdf5":
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(behind / "large", "w") as file:
+            file.create_dataset("rows", (60, MB), dtype="u1", data=memoryview(rows).cast("B", (60, MB)))
+        whole = (behind / "large").read_bytes()
+    else:
+        (behind / "large").write_bytes(whole)
+    with Slowfs(behind, Settings(bandwidth_bytes_per_s=40 * MB), keep_cache=True) as slow:
+        command = [sys.executable, "-c", AGAIN, slow.path / "large", way]
+        done = hpcstage("run", "--data", slow.path, "--", *command)
+        assert done.returncode == 0, done.stderr
+        assert slow.counters().read_bytes < 1.05 * len(whole)
+    was_moved, is_moved, new, sums, first = json.loads(done.stdout)
+    assert (was_moved, is_moved) == (True, False)
+    assert (new, sums, first) == (["FIRST", "AFTER"], 1, zlib.crc32(rows))
+    totals = json.loads(hpcstage.records()[-1].read_text())["totals"]
+    assert totals["moved_opens"] == 1
+    assert 60 * MB <= totals["moved_bytes"] <= totals["local_bytes"]
 
 
 def test_copied_before_the_program_starts_it_is_served(hpcstage: Hpcstage, source: Slowfs) -> None:

@@ -2,13 +2,13 @@
 
 A file is large if it has more than LEAST_BYTES and the source is busy with it for more than LARGE_S. A program that has
 such a file open at the source goes on reading it there until the copy is whole, so a copy that is made during its first
-reading only takes bandwidth away from it. Such a copy is held back until the program has let go of the file, or has read
-as much as there is and goes on in a way that would go on with the copy; one that is under way is given up. While the
-program reads large files at the source, others are copied only where that does not slow it down (`Beside`), and no more
-of them than it is reading, until it opens those copies: it is not known whether it ever will. Later, too, no more are
-copied at a time than the program read at a time. Afterwards files that the program has not read yet come before those
-that it has read. In a node group all nodes tell each other what their programs read at the source, and each holds back
-accordingly. Callers pass `now`.
+reading only takes bandwidth away from it. Such a copy is held back until the program has let go of the file, or has
+read as much as it holds and will go on with the copy; one that is under way is given up. While the program reads large
+files at the source, others are copied only where that does not slow it down (`Beside`), and no more of them than it is
+reading, until it opens those copies: it is not known whether it ever will. Later, too, no more are copied at a time
+than the program read at a time. Afterwards files that the program has not read yet come before those that it has read.
+In a node group all nodes tell each other what their programs read at the source, and each holds back accordingly.
+Callers pass `now`.
 """
 
 from __future__ import annotations

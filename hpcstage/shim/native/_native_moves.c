@@ -253,7 +253,7 @@ static void look_for_copy(int fd) {
     if (o->serial && (!page_serves() || (not_before && now_ns() < not_before)))
         return;
     __atomic_store_n(&o->looked, published, __ATOMIC_RELAXED);
-    if (o->serial && locate_fd(fd, &at) == FILE_NAME && !at.map->quiet)
+    if (moved_would(fd) && locate_fd(fd, &at) == FILE_NAME && !at.map->quiet)
         move(fd, &at);
 }
 

@@ -1,0 +1,162 @@
+"""Threads and forked processes read files whose copies are published, voided and written meanwhile: every byte is right.
+
+A file is a row of records, each with its own number and the version of the file. A reader never gets a record that
+belongs elsewhere, nor one of a version that had ended before it began to read.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from shimlab import Lab, wait_until
+
+from hpcstage.protocol import shim
+
+pytest_plugins = ("shimfixtures",)
+
+RECORD = struct.Struct("<II")
+RECORDS = 20_000
+FILES = 3
+TURNS = 60
+READERS = """
+import mmap, random, struct, threading, time
+records, files = int(sys.argv[2]), int(sys.argv[3])
+floors = mmap.mmap(os.open(sys.argv[4], os.O_RDWR), 4096)
+size = 8 * records
+READS, MOVES, DONE = 1024, 2048, 3072
+def floor(number): return struct.unpack_from("<I", floors, 4 * number)[0]
+def is_done(): return floors[DONE]
+def check(what, data, at, least):
+    if at % 8 or len(data) % 8: raise SystemExit(f"{what}: cut at {at}, {len(data)} bytes")
+    for place, (version, index) in enumerate(struct.iter_unpack("<II", data)):
+        if index != at // 8 + place or version < least:
+            os.write(2, f"{what}: record {at // 8 + place} is {index} of version {version} < {least}\\n".encode())
+            os._exit(1)
+def opened(number):  # at the source, so that it has to follow the file
+    while not is_done():
+        fd = os.open(src("file%d" % number), os.O_RDONLY)
+        if os.readlink("/proc/self/fd/%d" % fd) == src("file%d" % number): return fd
+        os.close(fd)
+        time.sleep(0.001)
+def reads(seed):
+    rng = random.Random(seed)
+    while not is_done():
+        number = rng.randrange(files)
+        fd = opened(number)
+        if fd is None: return
+        fds = [fd] if rng.random() < 0.7 else [fd, os.dup(fd)]
+        at = 0
+        for _ in range(rng.randrange(1, 60)):
+            n, least = 8 * rng.randrange(1, 600), floor(number)
+            fd, how = rng.choice(fds), rng.randrange(5)
+            if how == 0:
+                place = 8 * rng.randrange(records)
+                check("pread", os.pread(fd, n, place), place, least)
+            elif how == 1:
+                at = os.lseek(fd, 8 * rng.randrange(records), os.SEEK_SET)
+            elif how == 2:
+                with mmap.mmap(fd, size, prot=mmap.PROT_READ) as mapped:
+                    place = 8 * rng.randrange(records)
+                    check("mmap", mapped[place:place + n], place, 0)  # what is mapped stays as it is
+            else:
+                data = os.read(fd, n)
+                check("read", data, at, least)
+                at += len(data)
+                if os.lseek(fd, 0, os.SEEK_CUR) != at: os._exit(2)
+            if os.fstat(fd).st_size != size: os._exit(3)
+            floors[READS + seed % 1024] = 1
+        for one in fds: os.close(one)
+def reads_shared(held, lock, number):  # one offset for several threads, which take turns
+    while not is_done():
+        with lock:
+            if random.random() < 0.01:
+                os.close(held.pop())
+                held.append(opened(number))
+            fd = held[0]
+            if fd is None: return
+            at, least = os.lseek(fd, 0, os.SEEK_CUR), floor(number)
+            data = os.read(fd, 4000)
+            check("shared", data, at, least)
+            if len(data) < 4000: os.lseek(fd, 0, os.SEEK_SET)
+        with lock:
+            if held[0] is None: return
+            check("shared pread", os.pread(held[0], 800, 80), 80, least)
+children = []
+for process in range(3):
+    pid = os.fork()
+    if pid: children.append(pid); continue
+    shared, lock = [opened(0)], threading.Lock()
+    threads = [threading.Thread(target=reads, args=(100 * process + seed,)) for seed in range(2)]
+    threads += [threading.Thread(target=reads_shared, args=(shared, lock, 0)) for _ in range(2)]
+    for thread in threads: thread.start()
+    while not is_done():
+        if process == 0:
+            grandchild = os.fork()
+            if not grandchild: os._exit(0)
+            os.waitpid(grandchild, 0)
+        time.sleep(0.05)
+    for thread in threads: thread.join()
+    os._exit(0)
+say([os.waitpid(pid, 0)[1] for pid in children])
+"""
+
+
+def content(version: int) -> bytes:
+    return b"".join(RECORD.pack(version, index) for index in range(RECORDS))
+
+
+def publish(lab: Lab, name: str) -> None:
+    """As copiers and the daemon do: under another name first."""
+    source, copy = lab.source / name, lab.store / name
+    found = source.stat()
+    incoming = lab.node / "incoming"
+    incoming.write_bytes(source.read_bytes())
+    os.utime(incoming, ns=(found.st_atime_ns, found.st_mtime_ns))
+    incoming.rename(copy)
+    lab.note(name)
+    lab.publish()
+
+
+def moved(lab: Lab) -> int:
+    """How many open files have moved."""
+    return lab.counters().get("moved_opens", 0)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_readers_get_what_is_there(native_lab: Lab, tmp_path: Path, seed: int) -> None:
+    lab, rng = native_lab, random.Random(seed)
+    for number in range(FILES):
+        lab.put(f"file{number}", content(1))
+    lab.install().state(shim.State.SETTLED)
+    floors = tmp_path / "floors"
+    floors.write_bytes(bytes(4096))
+    process = lab.start(READERS, str(RECORDS), str(FILES), floors, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        with floors.open("r+b", buffering=0) as shared:
+            wait_until(lambda: any(floors.read_bytes()[1024:2048]), 30)
+            for turn in range(2, TURNS + 2):
+                number = rng.randrange(FILES)
+                name = f"file{number}"
+                before = moved(lab)
+                publish(lab, name)
+                wait_until(lambda before=before: moved(lab) > before or process.poll() is not None, 30)
+                lab.void(name)
+                if rng.random() < 0.7:
+                    with (lab.source / name).open("r+b") as file:
+                        file.write(content(turn))
+                    os.pwrite(shared.fileno(), struct.pack("<I", turn), 4 * number)
+            os.pwrite(shared.fileno(), b"\1", 3072)
+        out, errors = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+    assert errors == b"", errors.decode()[:2000]
+    assert out.splitlines()[-1] == b"[0, 0, 0]"
+    assert moved(lab) >= TURNS
