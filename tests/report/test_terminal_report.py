@@ -78,6 +78,12 @@ def test_the_shown_split_adds_up() -> None:
     assert sum(map(int, shares)) == pytest.approx(100, abs=3)
 
 
+def test_files_that_moved_to_their_copies_are_a_part_of_the_local_disk() -> None:
+    moved = compose(run_part(), [node_part(processes=[trainer(moved_opens=2, moved_read_bytes=300_000_000)])])
+    assert re.search("\n  local disk .*\n    moved +2 +300 MB  of local disk, opened at the source\n", shown(moved))
+    assert "moved" not in shown(CASES["whole"]()).split("Origin")[1].split("Coverage")[0]
+
+
 def test_unknown_is_said() -> None:
     said = shown(CASES["no node"]())
     assert said.count("not measured") > 10

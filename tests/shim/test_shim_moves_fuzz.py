@@ -1,4 +1,4 @@
-"""Threads and forked processes read files whose copies are published, voided and written meanwhile: every byte is right.
+"""Threads and forked processes read files whose copies are published, voided and written meanwhile: each byte is right.
 
 A file is a row of records, each with its own number and the version of the file. A reader never gets a record that
 belongs elsewhere, nor one of a version that had ended before it began to read.

@@ -161,7 +161,7 @@ def origin(record: Record) -> RenderableType:
         ("  source", count(totals.copied_opens), totals.copied_bytes, copied),
     ]
     if totals.moved_opens:
-        what = "of local disk: opened at the source, and went on with the copy"
+        what = "of local disk, opened at the source"
         rows.insert(1, ("    moved", count(totals.moved_opens), totals.moved_bytes, what))
     if totals.peer_bytes is not None:
         files = f"{count(totals.peer_files)} files from node to node"

@@ -117,6 +117,15 @@ uint64_t wait_end(int kind, uint64_t begin);
 int holds_any(void);     /* some thread is inside a call that holds its file */
 void hold_begin(void); /* around a call that holds its file under its number: nothing is put in places meanwhile */
 void hold_end(void);
+#define HELD(fd, type, call) \
+    { \
+        if (fd_kind(fd) != FD_SOURCE && fd_kind(fd) != FD_LOCAL) \
+            return call; \
+        hold_begin(); \
+        type held_result = call; \
+        hold_end(); \
+        return held_result; \
+    }
 void waits_forget(void); /* in a forked child: its parent's threads are not in it */
 unsigned bucket_of_ns(uint64_t value);
 

@@ -421,9 +421,9 @@ static int locks_something(int command) {
         } \
         if (command == F_SETFD && !((intptr_t)argument & FD_CLOEXEC)) \
             moved_inherited(fd); \
-        int result = name(fd, command, argument); \
         if (command == F_DUPFD || command == F_DUPFD_CLOEXEC) \
-            fd_duplicated(fd, result, command == F_DUPFD); \
+            HELD(fd, int, fd_duplicated(fd, name(fd, command, argument), command == F_DUPFD)) \
+        int result = name(fd, command, argument); \
         if (command == F_SETFD && fd_kind(fd) == FD_LOCAL && copy_locks[fd]) \
             name(copy_locks[fd] - 1, command, argument); \
         return result; \

@@ -242,20 +242,19 @@ int fd_duplicated(int from, int to, int is_inherited) {
     return to;
 }
 
-static int hook_dup(int fd) {
-    return fd_duplicated(fd, dup(fd), 1);
-}
+static int hook_dup(int fd) HELD(fd, int, fd_duplicated(fd, dup(fd), 1))
 
 /* `to` keeps its file where the call fails. */
 #define HOOK_DUP(name, parameters, arguments, is_inherited) \
-    static int hook_##name parameters { \
+    static int duplicated_by_##name parameters { \
         int marked = fd != to && (fd_kind(to) == FD_LOCAL || fd_kind(to) == FD_SOURCE) && !only_borrowed(); \
         int kind = marked ? copy_let_go(to) : FD_OTHER; \
         int result = name arguments; \
         if (marked && result < 0) \
             fd_mark(to, kind); \
         return fd_duplicated(fd, result, is_inherited); \
-    }
+    } \
+    static int hook_##name parameters HELD(fd, int, duplicated_by_##name arguments)
 HOOK_DUP(dup2, (int fd, int to), (fd, to), 1)
 HOOK_DUP(dup3, (int fd, int to, int flags), (fd, to, flags), !(flags & O_CLOEXEC))
 

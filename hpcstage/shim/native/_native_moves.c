@@ -287,16 +287,12 @@ __attribute__((noinline)) int moved_look(int fd) {
 
 /* ---- hooks ---- */
 #define HOOK_LSEEK(name, type) \
-    static type hook_##name(int fd, type offset, int whence) { \
-        if (fd_kind(fd) != FD_SOURCE && fd_kind(fd) != FD_LOCAL) \
-            return name(fd, offset, whence); \
-        hold_begin(); \
-        type at = name(fd, offset, whence); \
-        hold_end(); \
-        return at; \
-    }
+    static type hook_##name(int fd, type offset, int whence) HELD(fd, type, name(fd, offset, whence))
 HOOK_LSEEK(lseek, off_t)
 HOOK_LSEEK(lseek64, off64_t)
+
+static ssize_t hook_splice(int fd, off64_t *at, int to, off64_t *to_at, size_t n, unsigned flags)
+    HELD(fd, ssize_t, splice(fd, at, to, to_at, n, flags))
 
 static FILE *hook_fdopen(int fd, const char *mode) {
     if (fd_kind(fd) == FD_SOURCE) {
@@ -366,6 +362,6 @@ static int hook_sendmmsg(int to, struct mmsghdr *messages, unsigned n, int flags
 
 #define ENTRY(name) {#name, (void *)hook_##name},
 const struct hook hooks_moves[] = {
-    ENTRY(lseek) ENTRY(lseek64) ENTRY(fdopen) ENTRY(posix_spawn) ENTRY(posix_spawnp)
-    ENTRY(posix_spawn_file_actions_adddup2) ENTRY(system) ENTRY(popen) ENTRY(_Fork) ENTRY(sendmsg) ENTRY(sendmmsg)
-    {NULL, NULL}};
+    ENTRY(lseek) ENTRY(lseek64) ENTRY(splice) ENTRY(fdopen) ENTRY(posix_spawn) ENTRY(posix_spawnp)
+    ENTRY(posix_spawn_file_actions_adddup2) ENTRY(system) ENTRY(popen) ENTRY(_Fork) ENTRY(sendmsg)
+    ENTRY(sendmmsg) {NULL, NULL}};

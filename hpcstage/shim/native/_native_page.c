@@ -20,7 +20,7 @@
 #define MADV_WIPEONFORK 18
 #endif
 
-#define MOST_MOVES 3 /* of sources to the places of copies: a read waits for no more */
+#define MOST_MOVES 1000 /* into places: a call waits for no more */
 
 struct slot {
     uint32_t pid, layer, python, parent;
