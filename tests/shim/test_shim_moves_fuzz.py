@@ -23,13 +23,14 @@ pytest_plugins = ("shimfixtures",)
 RECORD = struct.Struct("<II")
 RECORDS = 20_000
 FILES = 3
-TURNS = 60
+TURNS = 40
+PROCESSES = 3
 READERS = """
 import mmap, random, struct, threading, time
 records, files = int(sys.argv[2]), int(sys.argv[3])
 floors = mmap.mmap(os.open(sys.argv[4], os.O_RDWR), 4096)
 size = 8 * records
-READS, MOVES, DONE = 1024, 2048, 3072
+ROUND, SEEN, DONE = 1024, 2048, 3072
 def floor(number): return struct.unpack_from("<I", floors, 4 * number)[0]
 def is_done(): return floors[DONE]
 def check(what, data, at, least):
@@ -70,30 +71,31 @@ def reads(seed):
                 at += len(data)
                 if os.lseek(fd, 0, os.SEEK_CUR) != at: os._exit(2)
             if os.fstat(fd).st_size != size: os._exit(3)
-            floors[READS + seed % 1024] = 1
         for one in fds: os.close(one)
-def reads_shared(held, lock, number):  # one offset for several threads, which take turns
+def reads_shared(held, lock, process, number):  # one offset for several threads, which take turns
     while not is_done():
         with lock:
-            if random.random() < 0.01:
-                os.close(held.pop())
-                held.append(opened(number))
-            fd = held[0]
+            if held[0] != floors[ROUND]:  # opened anew in each round, before its copy is there
+                os.close(held[1])
+                held[:] = floors[ROUND], opened(number)
+                floors[SEEN + files * process + number] = held[0]
+            fd = held[1]
             if fd is None: return
             at, least = os.lseek(fd, 0, os.SEEK_CUR), floor(number)
             data = os.read(fd, 4000)
             check("shared", data, at, least)
             if len(data) < 4000: os.lseek(fd, 0, os.SEEK_SET)
         with lock:
-            if held[0] is None: return
-            check("shared pread", os.pread(held[0], 800, 80), 80, least)
+            if held[1] is None: return
+            check("shared pread", os.pread(held[1], 800, 80), 80, floor(number))
 children = []
-for process in range(3):
+for process in range(int(sys.argv[5])):
     pid = os.fork()
     if pid: children.append(pid); continue
-    shared, lock = [opened(0)], threading.Lock()
     threads = [threading.Thread(target=reads, args=(100 * process + seed,)) for seed in range(2)]
-    threads += [threading.Thread(target=reads_shared, args=(shared, lock, 0)) for _ in range(2)]
+    for number in range(files):
+        args = [0, opened(number)], threading.Lock(), process, number
+        threads += [threading.Thread(target=reads_shared, args=args) for _ in range(2)]
     for thread in threads: thread.start()
     while not is_done():
         if process == 0:
@@ -136,11 +138,18 @@ def test_readers_get_what_is_there(native_lab: Lab, tmp_path: Path, seed: int) -
     lab.install().state(shim.State.SETTLED)
     floors = tmp_path / "floors"
     floors.write_bytes(bytes(4096))
-    process = lab.start(READERS, str(RECORDS), str(FILES), floors, stdin=subprocess.DEVNULL, start_new_session=True)
+    words = str(RECORDS), str(FILES), floors, str(PROCESSES)
+    process = lab.start(READERS, *words, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def all_have(turn: int) -> bool:
+        seen = floors.read_bytes()[2048 + FILES : 2048 + FILES * PROCESSES]  # the first process forks all the time
+        return process.poll() is not None or all(number == turn for number in seen)
+
     try:
         with floors.open("r+b", buffering=0) as shared:
-            wait_until(lambda: any(floors.read_bytes()[1024:2048]), 30)
             for turn in range(2, TURNS + 2):
+                os.pwrite(shared.fileno(), bytes([turn]), 1024)
+                wait_until(lambda turn=turn: all_have(turn), 60)
                 number = rng.randrange(FILES)
                 name = f"file{number}"
                 before = moved(lab)

@@ -404,6 +404,7 @@ static int locks_something(int command) {
 }
 
 #define HOOK_FCNTL(name) \
+    static int set_by_##name(int fd, int command, void *argument) HELD(fd, int, name(fd, command, argument)) \
     static int hook_##name(int fd, int command, ...) { \
         va_list arguments; \
         va_start(arguments, command); \
@@ -423,7 +424,8 @@ static int locks_something(int command) {
             moved_inherited(fd); \
         if (command == F_DUPFD || command == F_DUPFD_CLOEXEC) \
             HELD(fd, int, fd_duplicated(fd, name(fd, command, argument), command == F_DUPFD)) \
-        int result = name(fd, command, argument); \
+        int result = command == F_SETFD || command == F_SETFL ? set_by_##name(fd, command, argument) \
+                                                              : name(fd, command, argument); \
         if (command == F_SETFD && fd_kind(fd) == FD_LOCAL && copy_locks[fd]) \
             name(copy_locks[fd] - 1, command, argument); \
         return result; \
