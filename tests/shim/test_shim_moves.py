@@ -5,10 +5,13 @@ The copies hold other bytes than the source, so that what is read tells where it
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import subprocess
+import tarfile
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,12 +43,12 @@ def lab(native_lab: Lab) -> Lab:
     return native_lab
 
 
-def publishing(lab: Lab, name: str = "file") -> Action:
+def publishing(lab: Lab, name: str = "file", content: bytes = COPY) -> Action:
     """What a daemon does once a copy is complete; the copy is of the file as it is now."""
     found = (lab.source / name).stat()
 
     def publish() -> None:
-        (lab.store / name).write_bytes(COPY)
+        (lab.store / name).write_bytes(content)
         os.utime(lab.store / name, ns=(found.st_atime_ns, found.st_mtime_ns))
         lab.note(name)
         lab.publish()
@@ -118,6 +121,88 @@ say([b"".join(lines).replace(b"a copy", b"source").decode(), whence(lines[-2]), 
     assert read.encode() == SOURCE[:50] + SOURCE[:10] + SOURCE[50:] + SOURCE[10:]
     assert (first, at) == ("copy", len(SOURCE))
     assert second == "source"  # all of it was in the text's buffer
+
+
+def _make_zip(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(4):
+            archive.writestr(str(number), bytes([number]) * 70_000)
+
+
+def _make_tar(path: Path) -> None:
+    with tarfile.open(path, "w") as archive:
+        for number in range(4):
+            entry = tarfile.TarInfo(str(number))
+            entry.size = 70_000
+            archive.addfile(entry, io.BytesIO(bytes([number]) * 70_000))
+
+
+def _make_hdf5(path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        for number in range(4):
+            file[str(number)] = bytes([number]) * 70_000
+
+
+def _make_lmdb(path: Path) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(os.fspath(path), subdir=False, lock=False) as environment, environment.begin(write=True) as writing:
+        for number in range(4):
+            writing.put(b"%d" % number, bytes([number]) * 70_000)
+
+
+def _make_plain(path: Path) -> None:
+    path.write_bytes(b"".join(bytes([number]) * 70_000 for number in range(4)))
+
+
+LIBRARIES = {
+    "zipfile": (_make_zip, "import zipfile; z = zipfile.ZipFile(name)", "z.read(str(n))", 1),
+    "tarfile": (_make_tar, "import tarfile; t = tarfile.open(name)", "t.extractfile(str(n)).read()", 1),
+    "h5py": (_make_hdf5, "import h5py; f = h5py.File(name, 'r')", "f[str(n)][()]", 1),
+    "lmdb": (
+        _make_lmdb,
+        "import lmdb; e = lmdb.open(name, subdir=False, readonly=True, lock=False); r = e.begin()",
+        "r.get(b'%d' % n)",
+        0,  # it was mapped before the copy was there
+    ),
+    "fromfile": (
+        _make_plain,
+        "import numpy as np; f = open(name, 'rb')",
+        "(f.seek(70_000 * n), np.fromfile(f, 'u1', 70_000))[1].tobytes()",
+        1,
+    ),
+    "memmap": (
+        _make_plain,
+        "import numpy as np; f = open(name, 'rb')",
+        "np.memmap(f, 'u1', 'r')[70_000 * n:70_000 * (n + 1)].tobytes()",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_libraries_read_on(lab: Lab, library: str) -> None:
+    make, begin, read, moves = LIBRARIES[library]
+    path = lab.source / "data"
+    make(path)
+    code = f"""
+name = src("data")
+{begin}
+def right(n): return {read} == bytes([n]) * 70_000
+found = [right(0), right(1)]
+step()
+found += [right(2), right(3), right(0)]
+step()
+with open(name, "ab") as w: w.write(b"more")  # what is appended changes nothing of what was there
+say([*found, right(1), right(2)])
+"""
+    expected = [True] * 7
+    actions = [publishing(lab, "data", path.read_bytes()), lambda: None]
+    assert through(lab, code, actions=actions, flags=["-W", "ignore"]) == expected
+    counters = lab.counters()
+    assert counters.get("moved_opens", 0) == moves
+    if moves and library != "memmap":
+        assert counters["moved_read_bytes"] > 70_000
 
 
 def test_numbers_that_share_an_offset_move_together(lab: Lab) -> None:

@@ -287,7 +287,11 @@ __attribute__((noinline)) int moved_look(int fd) {
 
 /* ---- hooks ---- */
 #define HOOK_LSEEK(name, type) \
-    static type hook_##name(int fd, type offset, int whence) HELD(fd, type, name(fd, offset, whence))
+    static type at_rest_##name(int fd, type offset, int whence) HELD(fd, type, name(fd, offset, whence)) \
+    static type hook_##name(int fd, type offset, int whence) { \
+        moved_kind(fd, fd_kind(fd)); \
+        return at_rest_##name(fd, offset, whence); \
+    }
 HOOK_LSEEK(lseek, off_t)
 HOOK_LSEEK(lseek64, off64_t)
 
