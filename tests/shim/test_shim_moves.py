@@ -348,6 +348,27 @@ say([*found, is_free("lockf")])
     assert through(lab, code, actions=[publishing(lab)]) == ["copy", False, "copy", True]
 
 
+def test_a_lock_from_the_offset_on_is_where_the_program_reads(lab: Lab) -> None:
+    lab.put("staged", SOURCE, COPY)
+    code = """
+import fcntl, subprocess
+other = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(sys.argv[2]))"
+def is_free(name, at):
+    command = [sys.executable, "-I", "-c", other, src(name), str(at)]
+    return not subprocess.run(command, stderr=-1).returncode
+fds = [os.open(src(name), os.O_RDONLY) for name in ("file", "staged")]
+step()
+found = []
+for fd, name in zip(fds, ("file", "staged")):
+    os.read(fd, 100)
+    fcntl.lockf(fd, fcntl.LOCK_SH, 10, 0, os.SEEK_CUR)
+    found += [[is_free(name, at) for at in (99, 100, 109, 110)], os.read(fd, 10).decode()]
+say(found)
+"""
+    expected = [[True, False, False, True], "a copy010\n"]
+    assert through(lab, code, actions=[publishing(lab)]) == expected * 2
+
+
 def test_a_stream_of_the_c_library_stays(lab: Lab, tmp_path: Path) -> None:
     library = compile_library(
         tmp_path,
@@ -426,6 +447,29 @@ say(found)
 """
     found = through(lab, code, actions=[publishing(lab), writes])
     assert found == ["a copy001\n", "copy", len(SOURCE), changed[20:27].decode(), changed[27:34].decode(), 34]
+
+
+def test_processes_that_were_forked_after_the_move_share_one_offset_again(lab: Lab) -> None:
+    code = """
+fd, pipe, back = os.open(src("file"), os.O_RDONLY), os.pipe(), os.pipe()
+step()
+found = [os.read(fd, 10).decode()]
+if not os.fork():
+    for _ in range(2):
+        os.read(pipe[0], 1)
+        os.write(back[1], os.read(fd, 10))
+    os._exit(0)
+def child_reads():
+    os.write(pipe[1], b"x")
+    return os.read(back[0], 10).decode()
+found.append(child_reads())
+step()
+found += [os.read(fd, 10).decode(), child_reads(), os.read(fd, 10).decode()]
+os.wait()
+say(found)
+"""
+    found = through(lab, code, actions=[publishing(lab), lambda: lab.void("file")])
+    assert found == ["a copy000\n", "a copy001\n", "source002\n", "source003\n", "source004\n"]
 
 
 def test_the_programs_own_write_gives_the_place_back(lab: Lab) -> None:

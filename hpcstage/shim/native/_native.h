@@ -210,6 +210,7 @@ enum {
     INHERITED = 2, /* exec leaves it open */
     MOVED = 4,     /* it is a copy that was put in a source's place */
 };
+#define MOVED_OFFSET (((off_t)1 << 43) - 4097) /* of a source that was kept, as long as nothing is read of it */
 struct opening {
     uint32_t serial; /* the same for all numbers that share the open file; 0: it stays where it is */
     uint32_t looked; /* PUBLISHED when its copy was last looked for */

@@ -212,7 +212,8 @@ static int replace(int fd, const struct place *at, const struct stat *info, int 
     putting_begin(&putting, TURN_WAITS);
     int source = copy_locks[fd] ? copy_locks[fd] - 1 : opened;
     if (source >= 0 && is_still(fd, at, info)) {
-        lseek(source, lseek(fd, 0, SEEK_CUR), SEEK_SET);
+        if (!moved_is(fd, FD_LOCAL) || lseek(source, 0, SEEK_CUR) == MOVED_OFFSET) /* else a forked process was first */
+            lseek(source, lseek(fd, 0, SEEK_CUR), SEEK_SET);
         for (int other = next_sharing(FD_LOCAL, fd, 0); other >= 0; other = next_sharing(FD_LOCAL, fd, other + 1))
             if (other != fd)
                 put_in_place(source, other);
@@ -370,30 +371,44 @@ void copy_duplicated(int fd, int to) {
         copy_locks[to] = copy_locks[fd];
 }
 
+/* Gives a lock's descriptor the offset of its copy's. Returns the one that it had; -1: it is no other. */
+static off_t lend_offset(int fd, int lock) {
+    int saved = errno;
+    off_t offset = lock != fd ? lseek(lock, 0, SEEK_CUR) : -1;
+    if (offset >= 0)
+        lseek(lock, lseek(fd, 0, SEEK_CUR), SEEK_SET);
+    errno = saved;
+    return offset;
+}
+
 /* A lock on the source is the open file's, which stays what it is meanwhile. */
-#define LOCKED(fd, lets_go, call) \
+#define LOCKED(fd, lets_go, from_here, call) \
     int held = fd_kind(fd) == FD_SOURCE; \
     if (held) \
         hold_begin(); \
-    int lock = to_lock(fd, lets_go), result = call; \
+    int lock = to_lock(fd, lets_go); \
+    off_t offset = from_here ? lend_offset(fd, lock) : -1; \
+    int result = call; \
+    if (offset >= 0) \
+        lseek(lock, offset, SEEK_SET); \
     if (held) \
         hold_end(); \
     return locked(fd, lock, result);
 
 static int hook_flock(int fd, int operation) {
-    LOCKED(fd, operation & LOCK_UN, flock(lock, operation))
+    LOCKED(fd, operation & LOCK_UN, 0, flock(lock, operation))
 }
 
 static int hook_lockf(int fd, int command, off_t n) {
     if (command == F_LOCK || command == F_TLOCK)
         moved_locks(fd);
-    LOCKED(fd, command == F_ULOCK, lockf(lock, command, n))
+    LOCKED(fd, command == F_ULOCK, 1, lockf(lock, command, n))
 }
 
 static int hook_lockf64(int fd, int command, off64_t n) {
     if (command == F_LOCK || command == F_TLOCK)
         moved_locks(fd);
-    LOCKED(fd, command == F_ULOCK, lockf64(lock, command, n))
+    LOCKED(fd, command == F_ULOCK, 1, lockf64(lock, command, n))
 }
 
 extern int fcntl64(int, int, ...) WEAK;
@@ -414,7 +429,7 @@ static int locks_something(int command) {
             int lets_go = ((struct flock *)argument)->l_type == F_UNLCK; \
             if (!lets_go && (command == F_SETLK || command == F_SETLKW)) \
                 moved_locks(fd); \
-            LOCKED(fd, lets_go, name(lock, command, argument)) \
+            LOCKED(fd, lets_go, ((struct flock *)argument)->l_whence == SEEK_CUR, name(lock, command, argument)) \
         } \
         if (command == F_SETLEASE) { \
             copy_surrender(fd); \

@@ -196,6 +196,8 @@ static int put(int fd, int copy) {
         if (other != fd)
             place(copy, other, kept);
     place(copy, fd, kept);
+    if (next_sharing(FD_SOURCE, kept, 0) < 0)
+        lseek(kept, MOVED_OFFSET, SEEK_SET);
     return fd_kind(fd) == FD_LOCAL;
 }
 
