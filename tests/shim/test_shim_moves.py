@@ -141,7 +141,7 @@ def _make_hdf5(path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     with h5py.File(path, "w") as file:
         for number in range(4):
-            file[str(number)] = bytes([number]) * 70_000
+            file.create_dataset(str(number), data=bytearray([number]) * 70_000, dtype="u1")
 
 
 def _make_lmdb(path: Path) -> None:
@@ -158,7 +158,7 @@ def _make_plain(path: Path) -> None:
 LIBRARIES = {
     "zipfile": (_make_zip, "import zipfile; z = zipfile.ZipFile(name)", "z.read(str(n))", 1),
     "tarfile": (_make_tar, "import tarfile; t = tarfile.open(name)", "t.extractfile(str(n)).read()", 1),
-    "h5py": (_make_hdf5, "import h5py; f = h5py.File(name, 'r')", "f[str(n)][()]", 1),
+    "h5py": (_make_hdf5, "import h5py; f = h5py.File(name, 'r')", "f[str(n)][()].tobytes()", 1),
     "lmdb": (
         _make_lmdb,
         "import lmdb; e = lmdb.open(name, subdir=False, readonly=True, lock=False); r = e.begin()",
