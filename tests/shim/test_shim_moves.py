@@ -281,16 +281,18 @@ say([*found, status, os.read(fd, 10).decode()])
 def test_what_was_opened_after_a_fork_moves_in_each_process(lab: Lab) -> None:
     code = """
 import subprocess
+ready = os.pipe()
 pid = os.fork()
 fd = os.open(src("file"), os.O_RDONLY)
 subprocess.run(["true"])
 if pid:
+    os.read(ready[0], 1)
     step()
     os.kill(pid, 10)
     found = whence(os.read(fd, 10))
     say([found, os.waitpid(pid, 0)[1]])
 else:
-    import signal
+    os.write(ready[1], b"x")
     signal.sigwait([10])
     os._exit(whence(os.read(fd, 10)) != "copy")
 """
