@@ -19,6 +19,9 @@ SPIN_S = 500e-6
 BUSY_S = 2e-3
 """Once nothing has happened for this long, the other side is slow, and the loop polls for SLOW_SPIN_S only."""
 SLOW_SPIN_S = 100e-6
+MOVING_S = 50e-3
+"""For this long after the last message, those that are under way may move all the same: MPI tells only of whole ones,
+and a network moves no more of them at a poll than its buffers hold. So the loop sleeps for LEAST_SLEEP_S only."""
 LEAST_SLEEP_S = 50e-6
 LAZY_SLEEP_S = 500e-6
 """The same while only blocks of checkpoints are under way: some MB of them are, so they go on all the same."""
@@ -97,8 +100,10 @@ class Exchange:
 
     def _sleep_s(self, now: float) -> float:
         still_s = now - self._moved
-        if self._station.post.is_active and still_s < BUSY_S:
-            return 0.0
+        if self._station.post.is_active:
+            if still_s < BUSY_S:
+                return 0.0
+            still_s = max(0.0, still_s - MOVING_S)
         next_s = min(service.next_at() for service in self._services) - now
         least_s = LAZY_SLEEP_S if self._station.post.is_lazy else LEAST_SLEEP_S
         return max(0.0, min(MOST_SLEEP_S, next_s, max(least_s, still_s * SLEEP_SHARE)))
