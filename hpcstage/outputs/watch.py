@@ -278,6 +278,8 @@ class _OpenFiles:
         if file is not None and (was_writing or not file.has_changed):
             file.is_closed, file.has_changed = True, False
             file.changed_at = now
+            if was_writing:
+                file.state = None  # what was written is no news: somebody may read the file at the next look
 
     def renamed(self, old: str, new: str) -> None:
         """Follows a file; one in a directory that was renamed is found when it is opened again."""

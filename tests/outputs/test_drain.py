@@ -21,7 +21,7 @@ import pytest
 from conftest import wait_for
 from draining import Running, start, tree  # noqa: F401
 
-from hpcstage.outputs import freeing, ledger, marks, namequeue, outcomes, seen
+from hpcstage.outputs import freeing, ledger, marks, namequeue, outcomes, seen, watch
 from hpcstage.outputs.late import drain_late
 from hpcstage.outputs.prepare import CannotMirror, OutputPlace, prepare
 from hpcstage.outputs.unseen import UNSEEN
@@ -75,6 +75,19 @@ def test_a_log_grows_in_place_within_seconds(start):
         running.until(lambda: (running.target / "log").read_text() == "one\ntwo\n", 5)
         assert (running.target / "log").stat().st_ino == inode
         assert running.stop().unclosed == ["log"]
+
+
+def test_a_reader_of_what_was_written_and_closed_makes_it_no_open_file(start, monkeypatch):
+    """The first look at the file comes while somebody reads it."""
+    monkeypatch.setattr(watch, "LOOK_S", 0.05)
+    running = start()
+    (running.out / "file").write_text("all of it")
+    with (running.out / "file").open():
+        running.turn(0.0)
+        (looked,) = running.drain._watch._open._files.values()
+        running.until(lambda: looked.state not in {None, (0, 0, 0)})
+    running.settle()
+    assert running.end().unclosed == []
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
