@@ -138,7 +138,7 @@ class Lead:
 
     def _unkept_why(self) -> str | None:
         """Returns why checkpoints cannot be kept on all nodes: their keepers talk over the exchanges."""
-        if self.world.over:
+        if self.world.is_hopeless:
             return f"the nodes are not connected: {self.world.why}"
         return self.nodes.states.unkept_why()
 

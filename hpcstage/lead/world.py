@@ -46,7 +46,9 @@ class World:
         self._launcher = launcher
         self._parts = parts
         self._directory = directory
-        self._way = 0
+        self._way, self._ways = 0, 1
+        self._failed_soon = 0
+        """The number of programs in a row that failed at once."""
         self._output: children.Output | None = None
         self._began = 0.0
         self.connected = False
@@ -68,6 +70,12 @@ class World:
             self.over, self.why = True, "mpi4py is not installed (pip install mpi4py mpich)"
         elif self.mpiexec is None and launcher != "srun":
             self.over, self.why = True, "there is no mpiexec"
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether to wait for the nodes to be connected is in vain, as far as can be known: no more program will be
+        started, or each way to start one has failed at once, and the last one twice."""
+        return self.over or self._failed_soon > self._ways
 
     @property
     def running(self) -> bool:
@@ -136,7 +144,9 @@ class World:
             self.why = f"the MPI program {how}" + (f": {output.reason}" if output.reason else "")
         output.kill()
         self._output = None
-        if is_stuck or (code != 0 and now - self._began < SOON_S):
+        is_soon = not is_stuck and code != 0 and now - self._began < SOON_S
+        self._failed_soon = self._failed_soon + 1 if is_soon else 0
+        if is_stuck or is_soon:
             self._way = min(self._way + 1, self._ways - 1)
         if self.programs >= MOST_PROGRAMS:
             self.over = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,6 +147,40 @@ def test_without_mpi_each_node_stages_alone_and_the_report_says_so(
     parts = manylab.parts_of(hpcstage)
     assert [part["placement"] for part in parts] == ["private", "private"]
     assert all(part["totals"]["source_files"] for part in parts), "each node staged"
+    assert not list(local_dir.glob("hpcstage-*/*/"))
+
+
+REFUSES = """
+import os
+if b"hpcstage.exchange" in open("/proc/self/cmdline", "rb").read().split(b"\\0"):
+    os.write(2, b"fabric: Connection refused\\n")
+    os._exit(1)
+"""
+
+
+@manylab.needs_mpi
+def test_checkpoints_of_nodes_that_cannot_be_connected_do_not_hold_up_the_start(
+    hpcstage: Hpcstage, local_dir: Path
+) -> None:
+    """A program of MPI that fails at once, again and again; output files need none."""
+    refusing = hpcstage.cwd / "refusing"
+    refusing.mkdir()
+    (refusing / "sitecustomize.py").write_text(REFUSES)
+    env = {"PYTHONPATH": os.pathsep.join([str(refusing), hpcstage.env["PYTHONPATH"]])}
+    words = ["--nodes", "2", "--out", "results", "--checkpoint", "ckpt"]
+    command = ["sh", "-c", 'echo "$0 $1"; echo mine > "$0/file"; echo saved > "$1/state"', "{out}", "{checkpoint}"]
+    began = time.monotonic()
+    done = hpcstage("run", *words, "--", *command, env=env)
+    took_s = time.monotonic() - began
+    assert done.returncode == 0, done.stderr
+    out, checkpoint = done.stdout.decode().split()
+    assert out.startswith(f"{local_dir}/")
+    assert checkpoint == os.fspath(hpcstage.cwd / "ckpt")
+    (line,) = [line for line in done.stderr.decode().splitlines() if "{checkpoint} is" in line]
+    assert "fabric: Connection refused" in line
+    assert took_s < 10, "not the 15 s until it is tried no more"
+    assert (hpcstage.cwd / "results/file").read_text() == "mine\n"
+    assert (hpcstage.cwd / "ckpt/state").read_text() == "saved\n"
     assert not list(local_dir.glob("hpcstage-*/*/"))
 
 
