@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpcstage import inherited
-from hpcstage.errors import LocalDiskProblem, NotDrained
+from hpcstage.errors import LocalDiskProblem, NotDrained, NotStarted
 from hpcstage.node import kept
 from hpcstage.node.directory import outputs_base
 from hpcstage.problem import Problem
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.wrapper import messages, outdir, outputpart
+from hpcstage.wrapper.child import is_fatal_pending
 from hpcstage.wrapper.late import LONGEST_S, ForkedDrain
 from hpcstage.wrapper.outdir import NamedDirectory
 
@@ -47,6 +48,12 @@ _LEFT_S = 1.0
 """The longest wait for the end of programs that the command left behind."""
 _FREE_S = 2.0
 """The longest wait until nobody else works on the files of a daemon that died."""
+
+
+REQUEUED_S = 120.0
+"""A start waits for so long for the end of an earlier start of its job, on another host: Grid Engine starts a job that
+is rescheduled anew before it ends it."""
+_LOCK_S = 0.1
 
 
 class CannotPrepare(Exception):
@@ -108,7 +115,7 @@ class RunOutputs:
             return cls(target, None, why_not, None) if job.rank else cls._at_target(target, None, why_not)
         named.check_disk(asked, cwd, local)
         target = named.made(asked, cwd)
-        lock = named.lock(target, asked, f"run {node.run_id} on {host}")
+        lock = _lock_of(named, target, asked, node.run_id, _said_of(job))
         try:
             place, held = kept.make(outputs_base(local, host), f"{node.name}{cls.name_suffix}")
         except LocalDiskProblem as error:
@@ -328,3 +335,31 @@ class RunOutputs:
             part = outputpart.part_of(report, self.part)
             part = outputpart.with_moved(part, place.strangers())
         return part
+
+
+def _said_of(job: Job) -> str:
+    """Returns what the lock of DIR says of the job; nothing without a scheduler."""
+    if job.job_id is None:
+        return ""
+    return f", {job.scheduler} job {job.job_id}" + (f" task {job.array_task}" if job.array_task else "")
+
+
+def _lock_of(named: NamedDirectory, target: str, asked: str, run_id: str, of_job: str) -> int:
+    """Takes the lock of DIR. Where an earlier start of the same job has it, on another host, it is waited for. Raises
+    TargetInUse, and NotStarted when a signal that is blocked will end this process."""
+    host, deadline = socket.gethostname(), None
+    while True:
+        try:
+            return named.lock(target, asked, f"run {run_id} on {host}{of_job}")
+        except outdir.TargetInUse as error:
+            is_here = error.holder.endswith(f" on {host}{of_job}")
+            is_earlier = bool(of_job) and error.holder.endswith(of_job) and not is_here
+            if not is_earlier or (deadline is not None and time.monotonic() > deadline):
+                raise
+            if deadline is None:
+                deadline = time.monotonic() + REQUEUED_S
+                text = f"{named.option} {asked} is in use by an earlier start of this job, {error.holder}"
+                messages.warn(f"{text}: waiting for its end, for {REQUEUED_S:g} s at most")
+        if is_fatal_pending():
+            raise NotStarted("a signal came while an earlier start of the job was waited for", "start it again")
+        time.sleep(_LOCK_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
@@ -9,7 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,51 @@ def test_after_a_kill_of_everything_the_files_are_copied_late(
         assert run(hpcstage, data, "--", "true").returncode == 0
     assert has_both(results)
     assert kept(local_dir) == []
+
+
+JOB = {"JOB_ID": "7", "SGE_TASK_ID": "undefined", "SGE_O_WORKDIR": "/"}
+
+
+@pytest.fixture
+def earlier_start(tmp_path: Path) -> Iterator[int]:
+    """The lock of DIR, which an earlier start of a job has on another host."""
+    (tmp_path / "results").mkdir()
+    fd = os.open(tmp_path / "results/.hpcstage-lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.write(fd, b"run r1 on elsewhere, gridengine job 7\n")
+    yield fd
+    os.close(fd)
+
+
+def test_an_earlier_start_of_the_same_job_on_another_host_is_waited_for(
+    hpcstage: Hpcstage, tmp_path: Path, earlier_start: int
+) -> None:
+    process = hpcstage.start("run", "--out", tmp_path / "results", "--", "echo", "started", env=JOB)
+    assert process.stderr is not None
+    line = next(line for line in process.stderr if b"in use" in line)
+    assert b"an earlier start of this job, run r1 on elsewhere, gridengine job 7: waiting for its end" in line
+    fcntl.flock(earlier_start, fcntl.LOCK_UN)
+    assert process.communicate(timeout=30)[0] == b"started\n"
+    assert process.returncode == 0
+
+
+def test_a_signal_ends_a_start_that_waits_for_an_earlier_one(
+    hpcstage: Hpcstage, tmp_path: Path, earlier_start: int
+) -> None:
+    process = hpcstage.start("run", "--out", tmp_path / "results", "--", "echo", "started", env=JOB)
+    assert process.stderr is not None
+    next(line for line in process.stderr if b"in use" in line)
+    process.terminate()
+    assert process.communicate(timeout=30)[0] == b""
+    assert process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("env", [{**JOB, "JOB_ID": "8"}, {**JOB, "SGE_TASK_ID": "3"}, {}])
+def test_another_job_is_not_waited_for(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, earlier_start: int, env: dict[str, str]
+) -> None:
+    hpcstage.env |= env
+    assert refused(hpcstage, make_tree(), "--out", tmp_path / "results").count("in use by run r1 on elsewhere") == 1
 
 
 def test_a_directory_that_is_gone_costs_no_tries_and_its_files_can_be_forgotten(

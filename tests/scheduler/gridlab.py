@@ -69,7 +69,8 @@ qconf -Aq queue
 qconf -ssconf | sed -e 's/^schedule_interval.*/schedule_interval 0:0:1/' \\
     -e 's/^flush_submit_sec.*/flush_submit_sec 1/' -e 's/^flush_finish_sec.*/flush_finish_sec 1/' > scheduler
 qconf -Msconf scheduler
-qconf -sconf | sed -e '/^#/d' -e 's/flush_time=[0-9:]*/flush_time=00:00:01 accounting_flush_time=00:00:00/' > global
+qconf -sconf | sed -e '/^#/d' -e 's/flush_time=[0-9:]*/flush_time=00:00:01 accounting_flush_time=00:00:00/' \\
+    -e 's/^load_report_time.*/load_report_time 00:00:05/' > global
 qconf -Mconf "$PWD/global"
 """
 EPILOG = f"""#!/bin/sh
@@ -110,6 +111,10 @@ class GridEngine:
     def cancel(self, job: int) -> None:
         """qdel."""
         self.nodes.run(1, "qdel", str(job), user=True, env=ENV)
+
+    def reschedule(self, job: int) -> None:
+        """qmod -rj."""
+        self.nodes.run(1, "qmod", "-rj", str(job), user=True, env=ENV)
 
     def listed(self, job: int) -> bool:
         """Whether the job waits or runs."""

@@ -64,3 +64,15 @@ def test_qdel_and_the_next_job(gridengine: GridEngine, project: Project) -> None
     job = gridengine.submit(*OPTIONS, env=project.env, cwd=project.path, script=SCRIPT)
     assert gridengine.wait(job)["exit_status"] == "0", project.log()
     check(project, before)
+
+
+def test_a_rescheduled_job(gridengine: GridEngine, project: Project) -> None:
+    """Grid Engine starts it anew, on another node, some seconds before it kills what runs: that start waits."""
+    job = gridengine.submit(*OPTIONS, "-r", "y", env=project.env, cwd=project.path, script=SCRIPT)
+    wait_for_some(project)
+    gridengine.reschedule(job)
+    until(lambda: len(project.said("steps-*.said")) == 2, 90, "the second start")
+    (project.outside / "enough").touch()
+    assert gridengine.wait(job)["exit_status"] == "0", project.log()
+    assert "an earlier start of this job" in project.log()
+    check(project, list(range(project.said("steps-*.said")[1]["first"])))
