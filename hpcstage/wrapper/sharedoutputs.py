@@ -94,6 +94,7 @@ class SharedOutputs(RunOutputs):
         self._host = socket.gethostname()
         self._others: OtherNodes | None = None
         self._conflicts: list[str] = []
+        self._is_said = False
 
     @classmethod
     def _why_not(cls, node: RunNode) -> str:
@@ -124,7 +125,8 @@ class SharedOutputs(RunOutputs):
             why = _SILENT
         if why:
             self.give_up(why)
-        elif why is not None:
+        elif why is not None and not self._is_said:
+            self._is_said = True
             messages.warn(
                 "each node has a {out} of its own; what others write there is seen as links some seconds after it is "
                 f"in {self.part.directory}"

@@ -178,6 +178,7 @@ def test_checkpoints_of_nodes_that_cannot_be_connected_do_not_hold_up_the_start(
     assert checkpoint == os.fspath(hpcstage.cwd / "ckpt")
     (line,) = [line for line in done.stderr.decode().splitlines() if "{checkpoint} is" in line]
     assert "fabric: Connection refused" in line
+    assert done.stderr.count(b"each node has a {out} of its own") == 1, "while the checkpoints are waited for"
     assert took_s < 10, "not the 15 s until it is tried no more"
     assert (hpcstage.cwd / "results/file").read_text() == "mine\n"
     assert (hpcstage.cwd / "ckpt/state").read_text() == "saved\n"
