@@ -16,14 +16,16 @@ UNSEEN = "it is not in the local directory, and nobody saw it go"
 
 def name_unseen(root: str, ledger: Ledger, is_there: Callable[[str, TargetEntry], bool]) -> None:
     """Adds to the findings what was removed or renamed unseen; of a directory its name alone. `is_there` tells whether
-    the target has a name as this run left it. Nothing is found below a directory that cannot be listed."""
-    findings, known = ledger.findings, ledger.entries
+    the target has a name as this run left it, or was about to. Nothing is found below a directory that cannot be
+    listed."""
+    findings, entries, intents = ledger.findings, ledger.entries, ledger.intents
     told = {*findings.kept, *findings.beside.values(), *(one.name.rstrip("/") for one in ledger.undrained())}
     local = _Local(root)
-    for name in sorted(known):
-        if known[name].is_others or any(one in told for one in ancestors(name)) or "" in told:
+    for name in sorted({*entries, *intents}):
+        known = [entry for entry in (entries.get(name), intents.get(name)) if entry is not None]
+        if any(entry.is_others for entry in known) or any(one in told for one in ancestors(name)) or "" in told:
             continue
-        if not local.has(name) and is_there(name, known[name]):
+        if not local.has(name) and any(is_there(name, entry) for entry in known):
             told.add(name)
             findings.kept[name] = UNSEEN
 

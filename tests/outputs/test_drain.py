@@ -369,6 +369,23 @@ def test_a_late_drain_names_what_went_unseen(filled):
     }
 
 
+def test_a_late_drain_names_what_a_killed_carrier_had_just_written(filled):
+    """It was killed before it could say so; the file went before the late drain."""
+    (filled.out / "late").write_text("late")
+    filled.settle()
+    filled.stop()
+    journal = Path(filled.place.journal)
+    lines = journal.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if b'["did",["carry","late"' not in line]
+    assert len(kept) < len(lines)
+    journal.write_bytes(b"".join(kept))
+    (filled.out / "late").unlink()
+    report = drain_late(filled.place, 60.0)
+    assert report is not None
+    assert report.findings.kept == {"late": UNSEEN}
+    assert (filled.target / "late").read_text() == "late"
+
+
 def lose_events(running, monkeypatch):
     """The kernel has thrown away what it had to tell until now."""
     from hpcstage import inotify
