@@ -359,8 +359,13 @@ def run_and_kill(
 
 
 def assert_nothing_is_lost(pair: Pair, report: DrainReport) -> None:
-    """The target has what the plain directory has, under its name or the one beside that the report tells."""
+    """The target has what the plain directory has, under its name or the one beside that the report tells, and nothing
+    else that the report does not tell of."""
     found = tree(pair.target)
+    told = {*report.findings.beside.values(), *report.findings.kept, *(one.name for one in report.undrained)}
+    for name in found.keys() - tree(pair.plain).keys():
+        is_told = any(is_below(name, one) for one in told) or found[name][1] in pair.theirs
+        assert is_told, f"nobody said that {name} is there: {report}"
     contents = {what for _, what, *_ in found.values()}
     assert pair.theirs <= contents
     for name, (_, what, *_) in tree(pair.plain).items():
