@@ -118,7 +118,7 @@ class Daemon(Service):
         out = signals.take()
         self.base.selector.register(out, selectors.EVENT_READ, lambda: self._signals(os.read(out, 64)))
         if leftovers := [Path(path) for path in spec.leftovers]:
-            helpers.start(_SWEEP, lambda: _remove_all(leftovers), lambda _: None)
+            helpers.start(_SWEEP, lambda: _remove_all(leftovers), lambda _: None, gives_way=True)
         self._enter(self._phase)
         if isinstance(self._phase, Preparing):
             self._phase.start(waits=self._group is not None and spec.node_index != 0)
@@ -284,7 +284,6 @@ def _hurry() -> None:
 
 
 def _remove_all(paths: list[Path]) -> bytes:
-    os.nice(19 - os.nice(0))
     for path in paths:
         directory.remove_tree(path)
     return b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import psutil
@@ -43,6 +44,14 @@ def test_what_it_returns_is_handed_over(helpers: Helpers) -> None:
         assert helpers.wait(str(number), PATIENCE_S)
     assert said == [b"", b"much" * 100_000, None]
     assert not helpers.names()
+
+
+def test_one_that_gives_way_is_the_nicest(helpers: Helpers) -> None:
+    said: list[bytes | None] = []
+    for name, gives_way in (("hurries", False), ("gives way", True)):
+        assert helpers.start(name, lambda: b"%d" % os.nice(0), said.append, gives_way=gives_way) is not None
+        assert helpers.wait(name, PATIENCE_S)
+    assert said == [b"%d" % os.nice(0), b"19"]
 
 
 def test_one_of_a_name_at_a_time(helpers: Helpers) -> None:

@@ -12,7 +12,6 @@ import json
 import os
 import selectors
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from hpcstage.daemon.process.helpers import Helpers
@@ -61,7 +60,7 @@ class Changes:
             self._unseen(f"no directory of the datasets ({error.strerror})")
             return
         work = lambda: json.dumps(_watch_all(watched, manifest)).encode()  # noqa: E731
-        if helpers.start(HELPER, work, self._set, open_fds=(watched.fd,)) is None:
+        if helpers.start(HELPER, work, self._set, open_fds=(watched.fd,), gives_way=True) is None:
             self._set(None)
 
     def _set(self, data: bytes | None) -> None:
@@ -97,8 +96,6 @@ class Changes:
 
 def _watch_all(watched: EventQueue, manifest: Manifest) -> tuple[list[tuple[int, str]], int, str]:
     """Sets the watches, in the helper. Returns (number, path) of each, how many could not be set, and why."""
-    with suppress(OSError):
-        os.nice(19)
     most = limit()
     names: list[tuple[int, str]] = []
     missing, why = 0, ""

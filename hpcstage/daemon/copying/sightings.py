@@ -59,7 +59,11 @@ class Sightings:
         with suppress(OSError):
             self._events = watched = EventQueue()
             helpers.start(
-                HELPER, lambda: json.dumps(_watch(watched, manifest)).encode(), self._set, open_fds=(watched.fd,)
+                HELPER,
+                lambda: json.dumps(_watch(watched, manifest)).encode(),
+                self._set,
+                open_fds=(watched.fd,),
+                gives_way=True,
             )
 
     def _set(self, data: bytes | None) -> None:
@@ -147,8 +151,6 @@ class Sightings:
 
 def _watch(watched: EventQueue, manifest: Manifest) -> list[tuple[int, str]]:
     """Watches the directories, in the helper; returns them with the numbers of their watches."""
-    with suppress(OSError):
-        os.nice(19)
     found = []
     for path in islice(changes.to_watch(manifest), min(MOST_WATCHES, changes.limit() // 2)):
         with suppress(OSError):

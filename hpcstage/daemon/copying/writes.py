@@ -9,8 +9,8 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hpcstage.daemon.copying.engine import Engine
@@ -25,7 +25,6 @@ from hpcstage.store import directory as store
 HELPER = "removal"
 MOST_SINGLY = 1000
 """The most copies that are dropped one by one, which takes some ten milliseconds."""
-_NICEST = 19
 
 
 @dataclass(frozen=True)
@@ -108,12 +107,10 @@ class Writes:
         """Starts a helper for the next directory, unless one is at work, whose end starts the next."""
         while self._gone and HELPER not in self._helpers.names():
             gone = self._gone.popleft()
-            self._helpers.start(HELPER, lambda gone=gone: self._remove(gone), self._removed)  # type: ignore[misc]
+            self._helpers.start(HELPER, partial(self._remove, gone), self._removed, gives_way=True)
 
     def _remove(self, gone: _Gone) -> bytes:
         """Deletes a directory, in the helper. The space of its links and copies is free again when this returns."""
-        with suppress(OSError):
-            os.nice(_NICEST)
         manifest, queue = self._engine.manifest, self._engine.queue
         store.remove_tree(os.fsdecode(gone.path))
         size_bytes = files = 0

@@ -17,6 +17,7 @@ from hpcstage.forked import fork, reap
 from hpcstage.reading import readable
 
 _READ_BYTES = 1 << 16
+_NICEST = 19
 
 
 @dataclass
@@ -41,9 +42,10 @@ class Helpers:
         work: Callable[[], bytes],
         on_end: Callable[[bytes | None], None],
         open_fds: Collection[int] = (),
+        gives_way: bool = False,
     ) -> int | None:
         """Runs `work` in a child; `on_end` gets what it returned, or None if it failed. The child keeps the descriptors
-        in `open_fds` open.
+        in `open_fds` open. One that `gives_way` has the lowest priority: nothing waits for it.
 
         Returns the descriptor to watch; None if a helper of that name still runs or none can be started.
         """
@@ -54,7 +56,7 @@ class Helpers:
         except OSError:
             return None
         try:
-            pid = fork(lambda: self._work(work, into), {into, *open_fds})
+            pid = fork(lambda: self._work(work, into, gives_way), {into, *open_fds})
         except OSError:
             os.close(out)
             os.close(into)
@@ -63,8 +65,11 @@ class Helpers:
         self._by_fd[out] = _Helper(name, pid, on_end)
         return out
 
-    def _work(self, work: Callable[[], bytes], into: int) -> None:
+    def _work(self, work: Callable[[], bytes], into: int, gives_way: bool) -> None:
         """Does the work, in the child."""
+        if gives_way:
+            with contextlib.suppress(OSError):
+                os.nice(_NICEST)
         os.umask(self._umask)
         data = b"+" + work()
         while data:
