@@ -107,6 +107,8 @@ class Anchors:
                 if status.st_ino == was:
                     os.rename(second, path)
                     self._known()[now] = inode
+                    if os.lstat(replaced).st_nlink == 1:  # what gets its inode next is another link
+                        self._known().pop(was, None)
                     return
 
     def _known(self) -> dict[int, int]:

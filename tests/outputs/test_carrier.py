@@ -66,6 +66,19 @@ def carried(local_dir: Path, tmp_path: Path) -> Iterator[Carried]:
     made.journal.close()
 
 
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_the_inode_of_a_link_that_was_replaced_stands_for_nothing(carried, is_linked):
+    """It is free, and the next link of the program may get it; unless the link has another name."""
+    former, inode = (carried.out / "b").lstat(), (carried.target / "b").stat().st_ino
+    assert carried.carrier._links.inode_shown_by(former) == inode
+    if is_linked:
+        os.link(carried.out / "b", carried.out / "second", follow_symlinks=False)
+    (carried.out / "b").rename(carried.out / "c")
+    assert carried.do(Deed.MOVE, "b", "c").ending is Ending.DONE
+    assert carried.carrier._links.inode_shown_by(former) == (inode if is_linked else None)
+    assert carried.carrier._links.inode_shown_by((carried.out / "c").lstat()) == inode
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_file_waits_for_the_rename_of_what_has_its_name(carried, is_known):
     (carried.out / "b").rename(carried.out / "c")
