@@ -13,6 +13,7 @@ import time
 from hpcstage.outputs.carrier import Carrier
 from hpcstage.outputs.drain import DrainReport
 from hpcstage.outputs.facts import Deed, TargetEntry
+from hpcstage.outputs.guard import has_inode
 from hpcstage.outputs.journal import Journal, recall
 from hpcstage.outputs.places import found_below
 from hpcstage.outputs.prepare import OutputPlace
@@ -68,4 +69,4 @@ def drain_late(place: OutputPlace, timeout_s: float) -> DrainReport | None:
 
 def _is_there(target: Target, name: str, entry: TargetEntry) -> bool:
     found = status_of(target.path(name))
-    return found is not None and is_same(entry, found)
+    return found is not None and (has_inode(entry, found) or is_same(entry, found))

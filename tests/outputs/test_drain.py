@@ -349,19 +349,22 @@ def test_a_late_drain_names_what_went_unseen(filled):
         (filled.out / name).write_text(name)
     filled.settle()
     filled.stop()
+    with (filled.out / "top").open("a") as file:
+        file.write(" and more, by the command")
     before = tree(filled.target)
-    for name in ("new1", "old/file", "changed", "gone there"):
+    for name in ("new1", "old/file", "top", "changed", "gone there"):
         (filled.out / name).unlink()
     (filled.out / "new2").rename(filled.out / "renamed")
     shutil.rmtree(filled.out / "sub")
     (filled.out / "sub").symlink_to(filled.target / "sub")
-    (filled.target / "changed").write_text("by others, whose it is now")
+    (filled.target / "theirs").write_text("by others, whose it is now")
+    (filled.target / "theirs").rename(filled.target / "changed")
     (filled.target / "gone there").unlink()
     for _ in range(2):
         report = drain_late(filled.place, 60.0)
         assert report is not None
         kept = dict(report.findings.kept)
-        assert kept == dict.fromkeys(("new1", "new2", "old/file", "sub/deep", "sub/file"), UNSEEN)
+        assert kept == dict.fromkeys(("new1", "new2", "old/file", "sub/deep", "sub/file", "top"), UNSEEN)
     after = tree(filled.target)
     assert after["renamed"] == before["new2"]
     assert {name: after.get(name) for name in before if name not in {"changed", "gone there"}} == {
