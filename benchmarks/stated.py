@@ -138,7 +138,7 @@ def _way(result: Result, way: str) -> str:
 
 
 X1, NETS = "cnn x1 E1 high", ("alexnet", "resnet")
-PLAIN = "sequences that left a plain directory's tree"
+PLAIN = "sequences that left the tree of a plain directory"
 ROWS: tuple[Row, ...] = (
     Row(
         "staging",
@@ -321,7 +321,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "outputs",
-        "Output files, three processes that write at random: sequences that left the tree of a plain directory; daemon, wrapper, both or all killed at random moments, then `clean --drain`: tries in which no closed file was lost",
+        "Output files, three processes that write at random: sequences that left the tree of a plain directory; daemon, wrapper, both or all killed at random moments, then `clean --drain`: tries in which nothing that the command left was lost and every difference was named",
         lambda r: f"{r.figure(PLAIN):.0f} of 100; {r.figure('kills after which no closed file was lost'):.0f} of 100",
         optional=True,
     ),
