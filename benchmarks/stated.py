@@ -26,7 +26,6 @@ ADDED_IN = {
     "faults": "785d391",
     "forecast": "83b9dfa",
     "identity": "8bda12d",
-    "nodes": "54436f4",
     "peer": "54436f4",
     "scale": "6e2a504",
     "staging": "cd750b2",
