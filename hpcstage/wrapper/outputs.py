@@ -270,6 +270,7 @@ class RunOutputs:
         if self.part.undrained_count:
             return
         if place.is_left(_LEFT_S):
+            self._unlock()  # before the last thing that leads to DIR from here is gone
             place.remove()
         else:
             command = outputpart.clean_command(place.path.parent.parent)
@@ -283,11 +284,16 @@ class RunOutputs:
         """Lets go of the locks."""
         if self._late is not None:
             self._late.end()
-        if self._lock is not None:
-            outdir.unlock(self.part.directory, self._lock)
+        self._unlock()
         if self._held is not None:
             self._held.let_go()
-        self._lock = self._held = None
+        self._held = None
+
+    def _unlock(self) -> None:
+        """Lets go of DIR, if that has not been done."""
+        if self._lock is not None:
+            outdir.unlock(self.part.directory, self._lock)
+        self._lock = None
 
     def _tell(self) -> None:
         if not self._has_told and time.monotonic() > self._since + _TELLS_AFTER_S:
