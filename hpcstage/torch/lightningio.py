@@ -51,8 +51,11 @@ class LightningCheckpointIO(TorchCheckpointIO):
             self._dropped.remove(target)
         Path(target).parent.mkdir(parents=True, exist_ok=True)
         with standstill.OF_PROCESS.measured():
+            self._saver.finish()
+            failed = self._saver.take_failed()
             self._saver.save(checkpoint, int(checkpoint.get("global_step", 0)), Path(target), self._drop)
-        self._saver.raise_failed()
+        if failed is not None:
+            raise failed
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """Returns the state, verified. Raises DamagedEntry if it is not as it was written."""

@@ -93,8 +93,12 @@ class Saver:
 
     def raise_failed(self) -> None:
         """Raises CheckpointNotSaved for a state that could not be written, once for each."""
-        if self._unraised:
-            raise self._unraised.popleft()
+        if (failed := self.take_failed()) is not None:
+            raise failed
+
+    def take_failed(self) -> CheckpointNotSaved | None:
+        """Returns why a state could not be written, once for each."""
+        return self._unraised.popleft() if self._unraised else None
 
     def load(self, path: Path, device: torch.device, into: Any = None) -> LoadedState:
         """Loads a checkpoint; nothing of `into` changes before all of it was read and verified.
