@@ -97,6 +97,13 @@ def test_what_was_read_at_the_source_all_the_same_took_no_longer_without_copying
     assert "how much copying slowed" in record_of(node, child_ended_s=16.2)["savings"]["vs_direct"]["reason"]
 
 
+def test_an_open_file_that_went_on_with_its_copy_was_served_by_it() -> None:
+    node = nothing_served(moved_opens=1, moved_read_bytes=8 * 10**7)
+    savings = record_of(node, child_ended_s=16.2)["savings"]
+    assert savings["vs_direct_s"] is None
+    assert "went on with their copies" in savings["vs_direct"]["reason"]
+
+
 def nothing_served(**counters: int) -> NodePart:
     """The loop whose opens all went to the source, where it waited 4 s; as many bytes were copied beside it."""
     node = looped(alone={}, totals={"source_bytes": 10**8, "source_files": 0})

@@ -71,6 +71,8 @@ class Program:
     readers: ReaderUse | None = None
     swapped: int = 0
     """Opens that got a staged copy."""
+    moved: int = 0
+    """Files that were opened at the source and went on with their copies."""
     strangers: int = 0
     """Opens by processes that are neither readers nor belong to a loader."""
     size_bytes: int | None = None
@@ -93,6 +95,7 @@ def program_of(node: NodePart, source_share: float | None) -> Program:
         loaders=tuple(_loader(p, family, source_share) for p, family in zip(loading, families, strict=True)),
         readers=_readers(alone) if alone else None,
         swapped=sum(counts.swapped_of(p) for p in node.processes),
+        moved=counts.total(node.processes, "moved_opens"),
         strangers=sum(counts.opens_of(p) for p in reading if p not in alone),
         size_bytes=None if None in reads else sum(value or 0 for value in reads),
     )
