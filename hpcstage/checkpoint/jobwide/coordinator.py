@@ -153,6 +153,7 @@ class Coordinator:
         elif order.kind is OrderKind.CLOSE:
             self.ledger = replace(self.ledger, is_closed=True, is_orderly=bool(order.body["is_orderly"]))
             self._retry_at, self._end_at = 0.0, now + END_S
+            self._tried.clear()  # what failed while the program ran is tried once more
         elif order.kind in (OrderKind.FINISH, OrderKind.REFUSE):
             self._is_done = True
 
