@@ -130,6 +130,11 @@ def of_what(record: Record) -> str:
     return measure if saw_all else f"{measure} seen"
 
 
+def is_least(record: Record) -> bool:
+    """Returns whether more than `local_share` may have been served locally: `unseen` is the most, not what was read."""
+    return unseen(record) > 0 and local_measure(record) == "bytes" and bool(record.totals.local_bytes)
+
+
 def reported(group: GroupSection | None) -> str:
     """Says how many nodes the figures are of, where that is not all."""
     return f"on {group.reported} of {group.nodes} nodes" if group and group.reported < group.nodes else ""

@@ -278,3 +278,12 @@ def test_a_share_is_of_what_was_seen(unaccounted: int | None, told: int, head: s
     said = " ".join(shown(record).split())
     assert f"{meter} waiting for data" in said
     assert (f"not seen {not_seen} at most, by other processes" in said) is bool(not_seen)
+
+
+def test_nothing_served_is_not_the_least_that_may_have_been() -> None:
+    accounts = {"command_bytes": 40_000_000, "accounted_bytes": 20_000_000, "attached": 1, "told": 1}
+    reader = trainer(source_opens=200, direct_large=200, source_reads=400, source_read_bytes=20_000_000)
+    record = compose(run_part(), [node_part(mode="direct", processes=[reader], accounts=accounts)])
+    said = "\n".join(short(record))
+    assert "direct: 0 % of bytes served locally; not seen: up to 20 MB" in said
+    assert "of bytes or more" not in shown(record)

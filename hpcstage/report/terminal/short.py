@@ -34,13 +34,13 @@ def _served(record: Record) -> str:
         return f"{mode}: no dataset is named"
     if not record.coverage.opens:
         return f"{mode}: the command opened no file under --data, as far as hpcstage saw"
-    measure, where = figures.local_measure(record), figures.reported(record.group)
+    where = figures.reported(record.group)
     share = figures.percent(figures.local_share(record))
     served = f"{share} of {figures.of_what(record)} served locally{where and f' {where}'}"
     if not (lost := figures.unseen(record)):
         opens = f"{figures.count(record.coverage.swapped)} of {figures.count(record.coverage.opens)} opens swapped"
         return f"{mode}: {served}, {opens}"
-    least = "at least " if measure == "bytes" else ""
+    least = "at least " if figures.is_least(record) else ""
     return f"{mode}: {least}{served}; not seen: up to {figures.size(lost)}"
 
 
