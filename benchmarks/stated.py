@@ -470,7 +470,9 @@ ROWS += (
     Row(
         "forecast-untold",
         "`hpcstage plan`, told nothing, after one run of the same command: forecast of direct, upfront, runtime in 10 cells of one epoch (one round)",
-        lambda r: f"off by {_range(r.figures('.*: forecast, nothing told off by'), '.0f', 100)} %; `auto` takes the fastest",
+        lambda r: (
+            f"off by {_range(r.figures('.*: forecast, nothing told off by'), '.0f', 100)} %; `auto` takes the fastest"
+        ),
         command='forecast --only "E1 "',
         optional=True,
     ),
