@@ -31,8 +31,8 @@ from hpcstage.elastic.frozen import FrozenProcesses
 from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.deciding import Patience
-from hpcstage.elastic.membership.keeping import AgentSetting, Keeper
-from hpcstage.elastic.membership.leading import Bounds
+from hpcstage.elastic.membership.keeping import Keeper
+from hpcstage.elastic.membership.setting import AgentSetting, Bounds
 from hpcstage.elastic.membership.store import StoreLost, connect
 from hpcstage.elastic.membership.values import Generation, Node
 from hpcstage.elastic.seats import NodeSeats

@@ -23,7 +23,8 @@ import time
 from typing import Any, Literal
 
 from hpcstage import stderr
-from hpcstage.elastic.membership.keeping import AgentSetting, Keeper
+from hpcstage.elastic.membership.keeping import Keeper
+from hpcstage.elastic.membership.setting import AgentSetting
 from hpcstage.elastic.membership.store import StoreLost
 from hpcstage.elastic.membership.values import Generation
 from hpcstage.elastic.membership.watching import AwakeClock

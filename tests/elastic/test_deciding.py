@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.elastic import FailStop, KeepBatch, MinMax, WaitFor
-from hpcstage.elastic.membership.deciding import Decider, Patience, Proposal, SeenNode, change_of, is_complete
+from hpcstage.elastic.membership.deciding import Awaited, Decider, Patience, Proposal, SeenNode, change_of, is_complete
 from hpcstage.elastic.membership.values import GONE, Beat, Generation, Node
 from hpcstage.elastic.policy import AskedPolicy, Host
 
@@ -234,6 +234,43 @@ def test_a_program_that_ends_again_and_again_ends_the_training() -> None:
     assert [end is not None for end in ends] == [False, False, False, False, False, False, True]
     assert ends[-1] is not None
     assert ends[-1].exit_code == 1
+
+
+def test_the_loss_of_the_store_s_host_is_decided_on_when_all_others_have_spoken() -> None:
+    """Those that trained, and a spare; nothing else waits for `settle_s` in vain. A loss after that settles again."""
+    awaited = Awaited(frozenset(node(name).id for name in "bcd"), 1)
+    decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, PATIENCE, 3, awaited)
+    lost, unspoken = trains("a", silent_s=2), SeenNode(Beat(node("c"), 0, "training", 1), 0.0)
+    is_over, proposal = decider.look(0.0, generation("abc"), [*lost, *trains("b"), unspoken, seen("d")])
+    assert (is_over, proposal) == (True, None)
+    assert decider.again_s < PATIENCE.settle_s
+    _, proposal = decider.look(0.1, generation("abc"), [*lost, *trains("bc")])
+    assert proposal is None
+    _, proposal = decider.look(0.2, generation("abc"), [*lost, *trains("bc"), seen("d")])
+    assert proposal is not None
+    assert [found.host for found in proposal.nodes] == ["b", "c", "d"]
+    assert decider.answered(0.2, proposal, "ok", "minmax") is None
+    loss = [*trains("b", 2), *trains("c", 2), *trains("d", 2, silent_s=2)]
+    assert decider.look(0.4, generation("bcd", 2), loss) == (True, None)
+    assert decider.again_s == PATIENCE.settle_s
+
+
+def test_processes_that_end_after_a_loss_do_not_put_the_decision_off() -> None:
+    decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, PATIENCE, 3)
+    lost = trains("c", silent_s=2)
+    assert decider.look(0.0, generation("abc"), [*trains("ab"), *lost]) == (True, None)
+    assert decider.look(0.4, generation("abc"), [seen("a", "ready", 1), *trains("b"), *lost]) == (True, None)
+    _, proposal = decider.look(0.5, generation("abc"), [seen("a", "ready", 1), seen("b", "ready", 1), *lost])
+    assert proposal is not None
+
+
+def test_a_host_that_does_not_come_to_a_new_store_is_waited_for_to_a_limit() -> None:
+    awaited = Awaited(frozenset({node("b").id, node("c").id}), 1)
+    decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, PATIENCE, 3, awaited)
+    there = [*trains("a", silent_s=2), *trains("b"), SeenNode(Beat(node("c"), 0, "training", 1), 0.0)]
+    times_s = [0.0, 0.5, 0.9, 1.0]
+    asked = [decider.look(now_s, generation("abc"), there)[1] is not None for now_s in times_s]
+    assert asked == [False, False, False, True]
 
 
 def test_the_policy_is_told_what_the_furthest_node_says() -> None:

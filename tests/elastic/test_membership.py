@@ -22,7 +22,7 @@ from conftest import wait_for
 pytest.importorskip("torch")
 
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.store import Board, connect
+from hpcstage.elastic.membership.store import Board, connect, serve
 from hpcstage.elastic.membership.values import Term
 
 pytestmark = pytest.mark.torch
@@ -100,16 +100,34 @@ class Agents:
     def hosts(self) -> list[list[str]]:
         return [[node["host"] for node in generation["nodes"]] for generation in self.generations()]
 
-    def place(self, name: str) -> bool:
-        """Whether an agent has spoken in the store."""
+    @contextlib.contextmanager
+    def board(self) -> Iterator[Board]:
+        """The store."""
         arbiter = Arbiter(self.directory / "elastic-t")
         term = arbiter.newest_term()
         assert term is not None
         board = Board(connect("localhost", term.port, 5), arbiter.signer, 5)
         try:
-            return any(beat.node.host == name for beat in board.beats().values())
+            yield board
         finally:
             board.close()
+
+    def place(self, name: str) -> bool:
+        """Whether an agent has spoken in the store."""
+        with self.board() as board:
+            return any(beat.node.host == name for beat in board.beats().values())
+
+    def wait_known(self, spare: str, *names: str) -> None:
+        """Waits until these agents have heard of a spare: they have spoken since the store's host said so."""
+
+        def counts() -> dict[str, int]:
+            return {beat.node.host: beat.count for beat in board.beats().values()}
+
+        with self.board() as board:
+            ids = {beat.node.host: beat.node.id for beat in board.beats().values()}
+            wait_for(lambda: ids[spare] in board.get("view")["spares"], 20, "a spare that is seen")
+            before = counts()
+            wait_for(lambda: all(counts()[name] > before[name] + 1 for name in names), 20, "agents that know it")
 
     def store(self) -> str:
         """The host of the store."""
@@ -332,6 +350,47 @@ def test_a_store_that_takes_connections_and_never_answers_is_taken_over(agents: 
     newest = arbiter.newest_term()
     assert newest is not None
     assert (newest.number, newest.host) == (2, "a")
+
+
+PATIENT = {"lease_s": 300, "call_s": 250}
+"""No wait ends by itself while a test lasts."""
+
+
+def test_who_connects_to_a_silent_store_sees_that_another_has_taken_over(agents: Agents) -> None:
+    arbiter = Arbiter(agents.directory / "elastic-t")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        arbiter.claim_term(Term(1, "gone", "gone", "127.0.0.1", silent.getsockname()[1]))
+        agents.start("a", **PATIENT)
+        silent.settimeout(20)
+        tries, _ = silent.accept()
+        asks, _ = silent.accept()  # PyTorch's own connection, which gets no answer
+        with tries, asks:
+            server = serve(0, 10)
+            arbiter.claim_term(Term(2, "other", "other", "127.0.0.1", server.port))
+            wait_for(lambda: agents.place("a"), 20, "an agent in the second store")
+
+
+def test_who_waits_for_the_answer_of_a_frozen_store_sees_that_another_has_taken_over(agents: Agents) -> None:
+    """The silence of the store's host counts from its beginning, too, not from the end of that wait."""
+    ranks = started(agents, 2, **PATIENT)
+    arbiter, store = Arbiter(agents.directory / "elastic-t"), agents.store()
+    (other,) = (name for name in ranks if name != store)
+    agents.signal(store, signal.SIGSTOP)
+    server = serve(0, 10)
+    arbiter.claim_term(Term(2, "other", "other", "127.0.0.1", server.port))
+    wait_for(lambda: agents.place(other), 20, "an agent in the second store")
+
+
+def test_a_spare_replaces_the_host_of_the_store(agents: Agents) -> None:
+    """The next host asks the policy when the spare has come to it, too: without it `failstop` would fail."""
+    ranks = started(agents, 2, policy="failstop:2", most=2)
+    store = agents.store()
+    (other,) = (name for name in ranks if name != store)
+    agents.start("c", policy="failstop:2", most=2)
+    wait_for(lambda: agents.place("c"), 20, "a spare that waits")
+    agents.wait_known("c", other)
+    agents.signal(store, signal.SIGSTOP)
+    agents.wait(other, "c")
 
 
 def test_a_run_directory_that_hangs_is_waited_for_within_a_bound(agents: Agents) -> None:

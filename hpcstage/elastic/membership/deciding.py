@@ -6,6 +6,7 @@ store over begins a new one, and comes to the same from what it sees.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from hpcstage.units import format_duration
 MOST_FAILURES, SOON_S = 5, 300.0
 """A training whose processes ended by themselves so often, one time after the other and each within `SOON_S` of their
 start, has a fault that restarts do not mend."""
+AWAITED_EVERY_S = 0.05
+"""Hosts that come to a new store are looked for so often: all of them wait for the last."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,15 @@ class SeenNode:
 
 
 @dataclass(frozen=True)
+class Awaited:
+    """The nodes, by their ids, that were there when the store's host before was lost, those that train and those that
+    wait: that loss is decided on as soon as they have all spoken, or after the limit."""
+
+    nodes: frozenset[str]
+    limit_s: float
+
+
+@dataclass(frozen=True)
 class Proposal:
     """A membership that a policy is asked about."""
 
@@ -71,8 +83,9 @@ class MembershipChange:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Identifies the change: while it is the same, nothing more has changed."""
-        groups = (self.lost, self.failed, self.join)
+        """Identifies the change: while it is the same, nothing more has changed. Processes that end after a loss are no
+        further change."""
+        groups = (self.lost, () if self.lost else self.failed, self.join)
         return (self.kind, *(f"{index}{node.id}" for index, group in enumerate(groups) for node in group))
 
 
@@ -85,6 +98,7 @@ class Decider:
         takes: Callable[[Sequence[Host]], int],
         patience: Patience,
         hosts_at_start: int | None = None,
+        awaited: Awaited | None = None,
     ) -> None:
         """`most` hosts train at once; `takes` is the policy's own bound."""
         self._most = most
@@ -95,11 +109,15 @@ class Decider:
         self._change_since_s: float | None = None
         self._ask_at_s = 0.0
         self._hosts_at_start = hosts_at_start
+        self._awaited = awaited
+        self.again_s = math.inf
+        """The time after which to look again, where that matters."""
         self._failures = 0
         self._agreed_s = float("-inf")
 
     def look(self, now_s: float, current: Generation | None, seen: Sequence[SeenNode]) -> tuple[bool, Proposal | None]:
         """Returns whether the generation is over, and what to ask the policy, if it is time to."""
+        self.again_s = math.inf
         change = change_of(current, seen, self._patience.lease_s)
         chosen = self._chosen(change) if change else ()
         if change is None or not chosen or (change.kind == "join" and len(chosen) == len(change.stay)):
@@ -111,7 +129,10 @@ class Decider:
         if change.ids != self._ids:
             self._ids, self._same_since_s, self._ask_at_s = change.ids, now_s, 0.0
         self._since(now_s)
-        if now_s - self._same_since_s < self._settled_after_s(change, chosen) or now_s < self._ask_at_s:
+        left_s = self._same_since_s + self._settled_after_s(change, chosen, seen) - now_s
+        if left_s > 0:
+            self.again_s = AWAITED_EVERY_S if self._awaited is not None else left_s
+        if left_s > 0 or now_s < self._ask_at_s:
             return is_over, None
         return is_over, self._proposal(now_s, change, chosen, seen)
 
@@ -119,6 +140,7 @@ class Decider:
         """Takes the policy's answer. Returns why the training ends, if it does."""
         cause = proposal.facts.cause
         hosts = ", ".join(proposal.facts.hosts)
+        self._awaited = None
         if answer == "fail":
             what = f"policy {policy} said fail for {hosts}" + (
                 f" without {', '.join(cause.lost)}" if cause.lost else ""
@@ -152,8 +174,10 @@ class Decider:
             self._change_since_s = now_s
         return self._change_since_s
 
-    def _settled_after_s(self, change: MembershipChange, chosen: Sequence[Node]) -> float:
+    def _settled_after_s(self, change: MembershipChange, chosen: Sequence[Node], seen: Sequence[SeenNode]) -> float:
         patience = self._patience
+        if change.kind == "loss" and self._awaited is not None:
+            return 0.0 if self._awaited.nodes <= _spoken(seen) else max(self._awaited.limit_s, patience.settle_s)
         if change.kind == "start":
             return 0.0 if len(chosen) >= self._most else patience.last_call_s
         if change.kind == "failure" and len(change.failed) < len(change.stay):
@@ -219,6 +243,11 @@ def _progress(told: Sequence[Mapping[str, float]], hosts_at_start: int | None) -
     share, left_s = newest.get("share"), newest.get("process_s_left")
     numbers = {name: None if name not in newest else int(newest[name]) for name in ("step", "batch_per_process")}
     return Progress(share=share, process_s_left=left_s, hosts_at_start=hosts_at_start, **numbers)
+
+
+def _spoken(seen: Sequence[SeenNode]) -> set[str]:
+    """Returns the nodes that have said something in this term; what is taken for granted of others has no count."""
+    return {node.beat.node.id for node in seen if node.beat.count}
 
 
 def _names(nodes: Sequence[Node]) -> tuple[str, ...]:

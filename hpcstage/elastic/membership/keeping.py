@@ -13,18 +13,18 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from hpcstage import stderr
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.bounded import Caller, NoAnswer
-from hpcstage.elastic.membership.deciding import Patience
-from hpcstage.elastic.membership.leading import Bounds, Leader
-from hpcstage.elastic.membership.store import Board, StoreLost, connect, serve
-from hpcstage.elastic.membership.values import Beat, Generation, Node, State, Term, TrainingEnd, View
+from hpcstage.elastic.membership.leading import Leader
+from hpcstage.elastic.membership.setting import AgentSetting
+from hpcstage.elastic.membership.store import LATE_S, Board, StoreLost, connect, serve
+from hpcstage.elastic.membership.values import Beat, Generation, State, Term, TrainingEnd, View
 from hpcstage.elastic.membership.watching import Watch
-from hpcstage.elastic.policy import AskedPolicy
 from hpcstage.errors import HpcstageError
 from hpcstage.units import format_duration
 
@@ -45,24 +45,6 @@ class TrainingEnded(HpcstageError):
         self.exit_code = end.exit_code
 
 
-@dataclass(frozen=True)
-class AgentSetting:
-    """The facts that an agent has from its command line."""
-
-    node: Node
-    port: int
-    may_begin: bool
-    """Whether the store may begin on this host: the endpoint names it, or none."""
-    most: int
-    policy: AskedPolicy
-    patience: Patience
-    bounds: Bounds
-    join_limit_s: float = 600.0
-    """How long an agent looks for a store that it can reach."""
-    ends_unix_s: float | None = None
-    """When the job's time is over, where that is known."""
-
-
 class Keeper:
     """Keeps one agent in a training."""
 
@@ -81,6 +63,8 @@ class Keeper:
         self._board: Board | None = None
         self._place = 0
         self._host_watch = Watch(time.monotonic())
+        self._newest: Term | None = None
+        self._looked_s = time.monotonic()
         self._directory = Caller(f"the run directory {arbiter.directory}")
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -250,12 +234,32 @@ class Keeper:
                 continue
             elif self._joined(term, self._setting.patience.lease_s - silent_s):
                 return
-            self._stopping.wait(self._setting.bounds.beat_s)
+            self._stopping.wait(self._pause_s(term))
+
+    def _pause_s(self, term: Term | None) -> float:
+        """Returns the time until a look at the run directory can show something."""
+        beat_s = self._setting.bounds.beat_s
+        if term != self._newest:
+            return 0.0  # the store has moved
+        if term is None:
+            return beat_s
+        return min(beat_s, max(0.0, self._setting.patience.lease_s - self._host_watch.unchanged_s(time.monotonic())))
 
     def _watch_host(self, now_s: float) -> Term | None:
         term, beat = self._ask_directory(lambda: (self._arbiter.newest_term(), self._arbiter.last_beat()))
         self._host_watch.see((term, beat), now_s)
+        self._newest, self._looked_s = term, now_s
         return term
+
+    def _watch_meanwhile(self, term: Term) -> None:
+        """Watches the store's host in the run directory while an answer of the store is late: otherwise the host's last
+        beat would be seen only when the wait is over. Raises StoreLost if the store has moved."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < self._setting.bounds.beat_s:
+            return
+        newest = self._watch_host(now_s)
+        if newest is not None and newest.number > term.number:
+            raise StoreLost("the store has moved")
 
     def _ended_in(self, term: Term) -> bool:
         """Returns whether the training, in which this node was, has ended in this term."""
@@ -267,11 +271,13 @@ class Keeper:
 
     def _joined(self, term: Term, limit_s: float) -> bool:
         is_here = self._leader is not None and self._leader.term.number == term.number
-        limit_s = min(self._setting.bounds.call_s, max(limit_s, self._setting.bounds.beat_s))
+        bounds = self._setting.bounds
+        limit_s = min(bounds.call_s, max(limit_s - LATE_S, bounds.beat_s))
+        watch = partial(self._watch_meanwhile, term)
         try:
-            store = connect("localhost" if is_here else term.address, term.port, limit_s)
-            board = Board(store, self._arbiter.signer, self._setting.bounds.call_s)
-            self._place = board.join()
+            store = connect("localhost" if is_here else term.address, term.port, limit_s, watch)
+            board = Board(store, self._arbiter.signer, bounds.call_s)
+            self._place = board.join(watch)
         except StoreLost:
             return False
         self._board, self._term = board, term
@@ -294,17 +300,8 @@ class Keeper:
         wanted = Term(number, node.id, node.host, node.address, server.port)
         if not self._ask_directory(lambda: self._arbiter.claim_term(wanted)):
             return
-        setting = self._setting
-        self._leader = Leader(
-            self._arbiter,
-            server,
-            wanted,
-            setting.policy,
-            setting.most,
-            setting.patience,
-            setting.bounds,
-            setting.ends_unix_s,
-        )
+        spares = self._view.spares if self._view.generation else None
+        self._leader = Leader(self._arbiter, server, wanted, self._setting, spares)
         self._leader.start()
         if term is not None:
             stderr.say(f"elastic: {node.host} has taken the store over from {term.host}, which was silent too long")
@@ -315,12 +312,15 @@ class Keeper:
 
     def _live(self) -> None:
         """Speaks and listens until the store is lost, the training ends, or this node leaves."""
-        board = self._board
-        if board is None:
+        board, term = self._board, self._term
+        if board is None or term is None:
             return
         watch = Watch(time.monotonic())
+        meanwhile = partial(self._watch_meanwhile, term)
         while not self._stopping.is_set():
-            view = board.tell(self._place, self._next_beat())
+            if not self._is_watcher():
+                self._looked_s = time.monotonic()
+            view = board.tell(self._place, self._next_beat(), meanwhile)
             now_s = time.monotonic()
             if view is not None:
                 watch.see(view.count, now_s)

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from hpcstage import stderr
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.bounded import Caller
-from hpcstage.elastic.membership.deciding import Decider, Patience, Proposal, SeenNode, is_complete
+from hpcstage.elastic.membership.deciding import Awaited, Decider, Proposal, SeenNode, is_complete
+from hpcstage.elastic.membership.setting import AgentSetting
 from hpcstage.elastic.membership.store import Board
 from hpcstage.elastic.membership.values import GONE, Beat, Generation, Term, TrainingEnd, View
 from hpcstage.elastic.membership.watching import AwakeClock, Watch
-from hpcstage.elastic.policy import Answer, AskedPolicy, PolicyError
+from hpcstage.elastic.policy import Answer, PolicyError
 from hpcstage.errors import HpcstageError
 
 if TYPE_CHECKING:
@@ -29,22 +30,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 AT_ONCE_S = 0.05
 """Most policies have answered by then. The leader speaks on while others think."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """How often nodes speak, and how long calls may take."""
-
-    beat_s: float = 0.25
-    call_s: float = 1.0
-    """A call to the store or the run directory that takes longer is given up."""
-    grace_s: float = 1.0
-    """How much longer than others a node may be silent that has to find a new store."""
-    hang_s: float = 600.0
-    """Processes that go on after changes leave their group after so long without a step, or ten times the longest. A
-    validation is no step: the limit is long, since state that only processes have is lost with the last of them."""
-    leave_s: float = 600.0
-    """A process that has not left its group so long after it was told to is killed, or three times the longest step."""
 
 
 class Superseded(HpcstageError):
@@ -59,26 +44,21 @@ class Leader:
         arbiter: Arbiter,
         server: TCPStore,
         term: Term,
-        policy: AskedPolicy,
-        most: int,
-        patience: Patience,
-        bounds: Bounds,
-        ends_unix_s: float | None = None,
+        setting: AgentSetting,
+        spares: Collection[str] | None = None,
     ) -> None:
-        """`ends_unix_s`: when the job's time is over."""
+        """`spares`: the nodes that waited when the store's host before was lost, by their ids, where that is known."""
         self.term = term
         self._server: TCPStore | None = server  # the store ends with it
         self._arbiter = arbiter
-        self._policy = policy
-        self._patience = patience
-        self._bounds = bounds
-        self._ends_unix_s = ends_unix_s
-        self._most = most
-        self._decider = Decider(most, policy.most, patience)
+        self._policy, self._most, self._ends_unix_s = setting.policy, setting.most, setting.ends_unix_s
+        self._patience, self._bounds = setting.patience, setting.bounds
+        self._spares = spares
+        self._decider = Decider(self._most, self._policy.most, self._patience)
         self._directory = Caller(f"the run directory {arbiter.directory}")
-        self._board = Board(server, arbiter.signer, bounds.call_s)
+        self._board = Board(server, arbiter.signer, self._bounds.call_s)
         self._began_s = time.monotonic()
-        self._clock = AwakeClock(self._began_s, 2 * bounds.beat_s)
+        self._clock = AwakeClock(self._began_s, 2 * self._bounds.beat_s)
         self._watches: dict[int, Watch] = {}
         self._beats: dict[int, Beat] = {}
         self._current: Generation | None = None
@@ -124,11 +104,11 @@ class Leader:
         try:
             self._current = self._call(self._arbiter.newest_generation)
             at_start = self._call(self._arbiter.hosts_at_start)
-            self._decider = Decider(self._most, self._policy.most, self._patience, at_start)
             self._former = self._call(lambda: self._arbiter.term_before(self.term.number))
+            self._decider = Decider(self._most, self._policy.most, self._patience, at_start, self._awaited())
             while not self._stopping.is_set():
                 self._step(self._clock.show(time.monotonic()))
-                self._stopping.wait(self._bounds.beat_s)
+                self._stopping.wait(min(self._bounds.beat_s, self._decider.again_s))
         except Superseded as error:
             stderr.say(f"elastic: {error.line()}")
         except (HpcstageError, OSError) as error:
@@ -139,11 +119,18 @@ class Leader:
             self._directory.close()
             self._server = None
 
+    def _awaited(self) -> Awaited | None:
+        """Returns the nodes that will come to this store if they live, where all of them are known."""
+        if self._current is None or self._former is None or self._spares is None:
+            return None
+        members = {node.id for node in self._current.nodes}
+        return Awaited(frozenset((members | {*self._spares}) - {self._former.node}), self._bounds.grace_s)
+
     def _step(self, now_s: float) -> None:
         self._call(self._keep_term)
         self._look(now_s)
         seen = self._seen(now_s)
-        is_over = False
+        before, is_over = self._current, False
         if self._view.end is None and is_complete(self._current, seen, self._patience.lease_s):
             self._end(TrainingEnd("the training is complete", 0))
         if self._view.end is None and self._decides:
@@ -153,9 +140,16 @@ class Leader:
             except PolicyError as error:
                 self._end(TrainingEnd(f"{error.line()}: the training ends", error.exit_code))
         number = self._current.number if self._current else 0
-        is_over = is_over and number == self._view.generation
-        self._view = self._view.followed(generation=number, is_over=is_over)
+        is_over = is_over and self._current is before
+        self._view = self._view.followed(generation=number, is_over=is_over, spares=self._waiting(seen))
         self._board.show(self._view)
+
+    def _waiting(self, seen: list[SeenNode]) -> tuple[str, ...]:
+        """Returns the nodes that are there and do not train."""
+        members = {node.id for node in self._current.nodes} if self._current else set()
+        lease_s = self._patience.lease_s
+        there = (node.beat for node in seen if node.silent_s < lease_s and node.beat.state == "ready")
+        return tuple(beat.node.id for beat in there if beat.node.id not in members)
 
     def _keep_term(self) -> None:
         """Shows in the run directory that this host leads. Raises Superseded if it does not any more."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 COUNT, VIEW = "count", "view"
-_LATE_S = 0.3
+LATE_S = 0.3
 """PyTorch's own bound holds unless a server is silent, and is somewhat late. A thread that is left alone in its code
 while Python ends would abort the process."""
 MOST_NODES = 8192
@@ -37,12 +37,12 @@ class StoreLost(HpcstageError):
 def serve(port: int, limit_s: float) -> TCPStore:
     """Returns a store that other hosts can reach at this port; 0 lets the kernel choose one. It ends with the object.
     Raises StoreLost where the port cannot be had."""
-    return _made("", port, limit_s, is_server=True)
+    return _made("", port, limit_s, int, is_server=True)
 
 
-def connect(address: str, port: int, limit_s: float) -> TCPStore:
-    """Returns a client of the store. Raises StoreLost if it cannot be reached in time."""
-    return _made(address, port, limit_s, is_server=False)
+def connect(address: str, port: int, limit_s: float, meanwhile: Callable[[], object] = int) -> TCPStore:
+    """Returns a client of the store. Raises StoreLost if it cannot be reached in time, or what `meanwhile` raises."""
+    return _made(address, port, limit_s, meanwhile, is_server=False)
 
 
 class Board:
@@ -55,14 +55,16 @@ class Board:
         self._caller = Caller("the store")
         self._known: dict[int, str] = {}
 
-    def join(self) -> int:
-        """Returns the place of a node that has come."""
-        return self._call(lambda: int(self._store.add(COUNT, 1)))
+    def join(self, meanwhile: Callable[[], object] = int) -> int:
+        """Returns the place of a node that has come. `meanwhile` is called again and again as long as there is no
+        answer; what it raises ends the wait."""
+        return self._call(lambda: int(self._store.add(COUNT, 1)), meanwhile)
 
-    def tell(self, place: int, beat: Beat) -> View | None:
-        """Says that a node lives, and returns what the store's host says; None as long as that has said nothing."""
+    def tell(self, place: int, beat: Beat, meanwhile: Callable[[], object] = int) -> View | None:
+        """Says that a node lives, and returns what the store's host says; None as long as that has said nothing.
+        `meanwhile` as for `join`."""
         signed = self._signer.sign(_beat(place), asdict(beat))
-        return self._call(lambda: self._tell(_beat(place), signed))
+        return self._call(lambda: self._tell(_beat(place), signed), meanwhile)
 
     def beats(self) -> dict[int, Beat]:
         """Returns what all nodes say, by their places."""
@@ -93,9 +95,9 @@ class Board:
             raise StoreLost("the store is closed")
         return self._open
 
-    def _call(self, function: Callable[[], T]) -> T:
+    def _call(self, function: Callable[[], T], meanwhile: Callable[[], object] = int) -> T:
         try:
-            return self._caller.call(function, self._limit_s)
+            return self._caller.call(function, self._limit_s, meanwhile)
         except (NoAnswer, RuntimeError) as error:  # PyTorch's errors of the network are RuntimeErrors
             raise StoreLost("the store does not answer") from error
 
@@ -131,12 +133,12 @@ def _beat(place: int) -> str:
     return f"beat/{place}"
 
 
-def _made(address: str, port: int, limit_s: float, *, is_server: bool) -> TCPStore:
+def _made(address: str, port: int, limit_s: float, meanwhile: Callable[[], object], *, is_server: bool) -> TCPStore:
     """Makes a store in a thread: the constructor waits for ever for a server that is silent."""
     where = f"{address}:{port}" if address else f"port {port}"
     caller = Caller(f"the store at {where}")
     try:
-        return caller.call(lambda: _construct(address, port, limit_s, is_server), limit_s + _LATE_S)
+        return caller.call(lambda: _construct(address, port, limit_s, is_server), limit_s + LATE_S, meanwhile)
     except (NoAnswer, RuntimeError, OSError) as error:
         what = f"no store can listen at {where}" if is_server else f"no store answers at {where}"
         raise StoreLost(what) from (error if isinstance(error, NoAnswer) else None)

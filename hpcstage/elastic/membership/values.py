@@ -101,6 +101,8 @@ class View:
     is_over: bool = False
     """Whether nobody may train in this generation any more: hosts are lost, and the next one is not agreed yet."""
     end: TrainingEnd | None = None
+    spares: tuple[str, ...] = ()
+    """The nodes that wait to train, by their ids: whoever leads next waits for them, as for those that train."""
 
     def followed(self, **changes: Any) -> View:  # noqa: ANN401 - the fields
         """Returns the next view."""
@@ -109,4 +111,5 @@ class View:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> View:
         """Reads what `asdict` returned. Raises TypeError or KeyError for anything else."""
-        return cls(**{**data, "end": data["end"] and TrainingEnd(**data["end"])})
+        end, spares = data["end"] and TrainingEnd(**data["end"]), tuple(data["spares"])
+        return cls(**{**data, "end": end, "spares": spares})
