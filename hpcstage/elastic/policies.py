@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from hpcstage.elastic.policy import Answer, Cause, Host, Progress, ScalePolicy
 from hpcstage.units import parse_duration
 
+_START = Cause()
+
 
 class FailStop(ScalePolicy):
     """Trains on exactly `n` hosts and fails when one is lost. Further hosts are spares that are not used."""
@@ -26,19 +28,25 @@ class FailStop(ScalePolicy):
 
 
 class MinMax(ScalePolicy):
-    """Trains on `lo` to `hi` hosts. With fewer it waits at the start, and fails later. If the hosts that are left
-    cannot go on from a saved state, it waits for those that can."""
+    """Trains on `lo` to `hi` hosts. With fewer it waits at the start, and fails later. If hosts are lost and those
+    that are left cannot go on from any state, it waits for one that can."""
 
     def __init__(self, lo: int, hi: int) -> None:
         self.lo, self.hi = _range("hosts", lo, hi)
 
     def ok2run(
-        self, hosts: Sequence[Host], initial: bool, *, recoverable: bool | None = None, **_facts: object
+        self,
+        hosts: Sequence[Host],
+        initial: bool,
+        *,
+        cause: Cause = _START,
+        recoverable: bool | None = None,
+        **_facts: object,
     ) -> Answer:
         """Returns `ok` for `lo` to `hi` hosts."""
         if len(hosts) < self.lo:
             return "wait" if initial else "fail"
-        return "wait" if len(hosts) > self.hi or (recoverable is False and not initial) else "ok"
+        return "wait" if len(hosts) > self.hi or (recoverable is False and cause.kind == "loss") else "ok"
 
     def most(self, hosts: Sequence[Host]) -> int:
         """Returns `hi`."""

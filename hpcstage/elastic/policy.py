@@ -89,7 +89,8 @@ class Facts:
     time_left: float | None = None
     """Seconds until the job's time is over; None where nobody knows."""
     recoverable: bool | None = None
-    """Whether these hosts can go on from a saved state; None where nobody knows, as before the first step."""
+    """Whether these hosts can go on from a state: one that their processes have in memory, or a checkpoint that they
+    can load. None where nobody knows, as before the first step."""
 
 
 class ScalePolicy:

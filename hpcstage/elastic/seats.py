@@ -9,6 +9,7 @@ between processes of one user on one node.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import math
 import os
@@ -20,9 +21,11 @@ import struct
 import tempfile
 import threading
 import time
+from functools import partial
 from typing import Any, Literal
 
 from hpcstage import stderr
+from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.keeping import Keeper
 from hpcstage.elastic.membership.setting import AgentSetting
 from hpcstage.elastic.membership.store import StoreLost
@@ -34,6 +37,8 @@ VARIABLE = "HPCSTAGE_ELASTIC_SEATS"
 """Names the socket to the processes of a node."""
 AGREED = "HPCSTAGE_ELASTIC_AGREED"
 """Names the directory of what is agreed to them."""
+DRAINED = "HPCSTAGE_ELASTIC_DRAINED"
+"""Names the directory to them to which the checkpoints of all nodes are copied, where there is one."""
 HANG_FACTOR, LEAVE_FACTOR = 10, 3
 """Multiples of the longest step that was seen."""
 AWAKE_S = 2.0
@@ -81,6 +86,7 @@ class _Seat:
         self.pid, self.uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         self.local_rank: int | None = None
         self.is_ready = False
+        self.has_state = False
         self.leave_by_s = math.inf
         """When the process is killed if it has not left its group by then."""
         self._buffer = b""
@@ -121,6 +127,8 @@ class NodeSeats:
         self._clock = AwakeClock(time.monotonic(), AWAKE_S)
         self._generation: Generation | None = None
         self._meet_until_s = 0.0
+        self._saves: list[str] = []
+        self._disk = Caller("the directory of checkpoints")
         self._error: Exception | None = None
         self._restarted = threading.Event()
         self._stopping = threading.Event()
@@ -144,6 +152,7 @@ class NodeSeats:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(3 * self._setting.bounds.call_s)
+        self._disk.close()
         self._server.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -185,11 +194,16 @@ class NodeSeats:
         for said in heard:
             if "ready" in said:
                 seat.local_rank, seat.is_ready, seat.leave_by_s = int(said["ready"]), True, math.inf
+                seat.has_state, self._saves = bool(said["has_state"]), [str(name) for name in said["saves"]]
+                self._note_state()
                 if self._phase in ("meeting", "training"):
                     self._stop()
             if "step" in said:
                 self._steps.seen(self._clock.show(time.monotonic()))
                 self._keeper.tell({str(name): float(value) for name, value in said["step"].items()})
+                if not seat.has_state and said["step"].get("step"):
+                    seat.has_state = True
+                    self._note_state()
             if "finished" in said:
                 self._phase = "finished"
             if "port" in said and self._generation and said.get("generation") == self._generation.number:
@@ -199,6 +213,7 @@ class NodeSeats:
         self._seats.remove(seat)
         self._selector.unregister(seat.connection)
         seat.connection.close()
+        self._note_state()
         if self._phase in ("meeting", "training"):
             self._stop()
         elif self._phase == "offered":
@@ -213,6 +228,16 @@ class NodeSeats:
             if not seat.is_ready:
                 seat.leave_by_s = self._clock.show(time.monotonic()) + limit_s
                 seat.say(stop=number)
+
+    def _note_state(self) -> None:
+        """Says whether the processes have a state from which training can go on, or could load one."""
+        has_state: bool | None = any(seat.has_state for seat in self._seats)
+        if not has_state:
+            try:
+                has_state = self._disk.call(partial(_any_of, self._saves), self._setting.bounds.call_s)
+            except (NoAnswer, OSError):
+                has_state = None
+        self._keeper.tell_state(has_state)
 
     @property
     def _are_all_ready(self) -> bool:
@@ -297,6 +322,10 @@ class NodeSeats:
             assert seat.local_rank is not None
             seat.is_ready = False
             seat.say(train={**train, "rank": before + seat.local_rank})
+
+
+def _any_of(patterns: list[str]) -> bool:
+    return any(next(glob.iglob(pattern), None) is not None for pattern in patterns)
 
 
 def _main(generation: Generation) -> str:

@@ -41,6 +41,8 @@ class TrainingSpec:
     cwd: str
     ends_unix_s: float | None = None
     """When the job's time is over, where that is known."""
+    drained: str | None = None
+    """The directory on the shared file system to which the checkpoints of all nodes are copied."""
     parts: list[list[str]] = field(default_factory=list)
 
     @property

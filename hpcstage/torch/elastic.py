@@ -32,8 +32,9 @@ from hpcstage.torch.elasticgroup import ElasticGroup
 from hpcstage.torch.elasticsampler import ElasticSampler
 from hpcstage.torch.lostranks import LostRanks
 from hpcstage.torch.newest import NewestState
+from hpcstage.torch.savedstates import SavedStates
 from hpcstage.torch.scaledrate import ScaledRate
-from hpcstage.torch.seat import Assignment, Seat
+from hpcstage.torch.seat import Assignment, Held, Seat
 from hpcstage.torch.trainingprogress import TrainingProgress
 from hpcstage.torch.weights import WeightedMean
 
@@ -93,7 +94,8 @@ class Elastic:
         self._seat = _seat()
         self._group = ElasticGroup(timeout_s)
         self._state = CommittedState(model, optimizer, scheduler)
-        self._newest = NewestState(self._state, self._checkpointer)
+        self._saved = SavedStates(self._checkpointer)
+        self._newest = NewestState(self._state, self._saved)
         self._rate = ScaledRate(optimizer, lambda: self.step, warmup_steps, scales=lr == "linear")
         self._progress = TrainingProgress()
         self._lost = LostRanks()
@@ -177,7 +179,7 @@ class Elastic:
         if self._seat is None:
             self._go_alone()
             return
-        place = self._group.form(self._seat)
+        place = self._group.form(self._seat, Held(self._state.is_good, self._saved.patterns))
         self.rank, self.world, self.generation = place.rank, place.world, place.generation
         self._newest.bring()
         self._rate.turn(self._state.place.rate, place.world)

@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hpcstage.torch.hangup import GroupConnections
-from hpcstage.torch.seat import Assignment, Seat
+from hpcstage.torch.seat import Assignment, Held, Seat
 
 STORE_S = 30.0
 """The time for which a process tries to reach the store of its next group."""
@@ -31,10 +31,10 @@ class ElasticGroup:
         self._store: Any = None
         self._connections = GroupConnections()
 
-    def form(self, seat: Seat) -> Assignment:
+    def form(self, seat: Seat, held: Held) -> Assignment:
         """Waits for a place in the next membership and makes its group the default one."""
         self._connections = GroupConnections()
-        place = seat.assigned(self._lead, self._connections.shut_down)
+        place = seat.assigned(held, self._lead, self._connections.shut_down)
         store = self._store if place.rank == 0 else None
         if store is None:
             limit = timedelta(seconds=STORE_S)

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from hpcstage.errors import UsageError
-from hpcstage.torch.checkpointer import Checkpointer
 from hpcstage.torch.committed import CommittedState
 from hpcstage.torch.handover import hand_over
+from hpcstage.torch.savedstates import SavedStates
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class _Newest:
 class NewestState:
     """Finds the newest state for one rank's own."""
 
-    def __init__(self, state: CommittedState, saved: Checkpointer | None) -> None:
+    def __init__(self, state: CommittedState, saved: SavedStates) -> None:
         self._state = state
         self._saved = saved
 
@@ -52,7 +52,7 @@ class NewestState:
 
     def load_saved(self) -> None:
         """Loads the newest checkpoint, if there is one. Raises UsageError if there is none, and no state either."""
-        loaded = None if self._saved is None else self._saved.load()
+        loaded = self._saved.load()
         if loaded is not None:
             self._state.load(loaded.state)
             self._state.is_there = True

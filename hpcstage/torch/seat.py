@@ -48,6 +48,16 @@ class Assignment:
         return cls(**{**said, **{name: tuple(said[name]) for name in ("hosts", "lost", "joined")}})
 
 
+@dataclass(frozen=True)
+class Held:
+    """What a process can go on from."""
+
+    has_state: bool
+    """Whether it has a state in its memory."""
+    saves: list[str]
+    """The names that saved states have, for `glob`."""
+
+
 class Seat:
     """The seat of this process."""
 
@@ -72,14 +82,14 @@ class Seat:
         path = os.environ.get(VARIABLE)
         return cls(path, int(os.environ.get("LOCAL_RANK", "0"))) if path else None
 
-    def assigned(self, lead: Callable[[], int], hang_up: Callable[[], object]) -> Assignment:
+    def assigned(self, held: Held, lead: Callable[[], int], hang_up: Callable[[], object]) -> Assignment:
         """Says that this process is ready, and returns its place in the next membership. Waits as long as the others
         train without it, or a policy says `wait`: the agent bounds that, and ends this process.
 
         `lead` makes the store of the next group and returns its port, if this process is the first. `hang_up` is called
         when the membership is over. Raises AgentLost.
         """
-        self._say(ready=self._local_rank)
+        self._say(ready=self._local_rank, has_state=held.has_state, saves=held.saves)
         while True:
             said = self._said.get()
             if said is None:

@@ -130,6 +130,7 @@ def words(command: Sequence[str], config: Config, job: Job, place: TrainingPlace
         ends_unix_s=job.end_time_unix_s if config.time_limit_s is None else time.time() + config.time_limit_s,
         env=dict(env),
         cwd=os.fspath(inherited.directory()),
+        drained=None if config.checkpoint is None else os.path.realpath(inherited.directory() / config.checkpoint),
         parts=[list(part) for part in group.parts],
     )
     path = place.directory.absolute() / SPEC

@@ -255,6 +255,30 @@ def test_the_loss_of_the_store_s_host_is_decided_on_when_all_others_have_spoken(
     assert decider.again_s == PATIENCE.settle_s
 
 
+@pytest.mark.parametrize(
+    ("step", "a", "b", "recoverable"),
+    [
+        (5, True, False, True),
+        (5, False, False, False),
+        (5, None, False, None),
+        (5, None, None, None),
+        (0, False, False, None),  # there is nothing to recover
+        (0, True, False, True),  # a checkpoint of a run before
+    ],
+)
+def test_a_policy_is_told_whether_training_can_go_on(
+    step: int, a: bool | None, b: bool | None, recoverable: bool | None
+) -> None:
+    """What a lost host has is not counted; what it has said of the progress is."""
+    decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, PATIENCE, 3)
+    there = [SeenNode(Beat(node(name), 1, "ready", 1, {}, has), 0.0) for name, has in (("a", a), ("b", b))]
+    there.append(SeenNode(Beat(node("c"), 1, "training", 1, {"step": step}, True), 2.0))
+    decider.look(0.0, generation("abc"), there)
+    _, proposal = decider.look(1.0, generation("abc"), there)
+    assert proposal is not None
+    assert proposal.facts.recoverable is recoverable
+
+
 def test_processes_that_end_after_a_loss_do_not_put_the_decision_off() -> None:
     decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, PATIENCE, 3)
     lost = trains("c", silent_s=2)

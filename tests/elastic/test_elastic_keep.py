@@ -281,6 +281,44 @@ def test_without_survivors_it_goes_on_from_a_checkpoint(
     assert alike(one, other)
 
 
+POLICY = """
+from hpcstage.elastic import MinMax
+
+class Told(MinMax):
+    def ok2run(self, hosts, initial, *, cause, recoverable, **facts):
+        answer = super().ok2run(hosts, initial, cause=cause, recoverable=recoverable)
+        with open("ASKED", "a") as file:
+            file.write(f"{cause.kind} {recoverable} {answer}\\n")
+        return answer
+"""
+
+
+def test_a_training_waits_for_the_host_that_has_its_state(
+    hpcstage: Hpcstage, tmp_path: Path, trainings: list[Training]
+) -> None:
+    """Of two hosts one is frozen, and the process of the other dies: only the frozen one has a state."""
+    asked, policy = tmp_path / "asked", tmp_path / "mine.py"
+    policy.write_text(POLICY.replace("ASKED", os.fspath(asked)))
+    training = Training(hpcstage, tmp_path, "--elastic", "1:2", "--policy", f"{policy}:Told:1;2")
+    trainings.append(training)
+    training.wait(0, 1)
+    assert "start None ok\n" in asked.read_text()
+    first, frozen = training.pids(), training.node(1)
+    struck_s = training.strike(frozen, signal.SIGSTOP)
+    training.strike([psutil.Process(first[0])], signal.SIGKILL)
+    wait_for(lambda: "loss False wait\n" in asked.read_text(), 60, "a policy that waits")
+    reached = max(one["step"] for one in training.steps())
+    for process in frozen:
+        process.resume()
+    training.wait(0, 1, since=struck_s)
+    assert "True ok" in asked.read_text().splitlines()[-1]
+    assert training.pids()[1] == first[1]
+    assert min(one["step"] for one in training.steps() if one["at"] > struck_s) >= reached
+    one, other = training.end(2)
+    assert alike(one, other)
+    training.proven()
+
+
 def test_a_process_that_hangs_is_replaced(hpcstage: Hpcstage, tmp_path: Path, trainings: list[Training]) -> None:
     """It holds Python's lock: it makes no step, and cannot be told to leave its group."""
     conf = "hang_s=4,leave_s=2"

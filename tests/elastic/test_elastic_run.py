@@ -195,6 +195,15 @@ def test_bad_input_starts_nothing(hpcstage: Hpcstage, options: list[str], comman
     assert not list(hpcstage.cwd.glob("hpcstage-runs/*"))
 
 
+def test_processes_know_where_checkpoints_are_copied_to(hpcstage: Hpcstage) -> None:
+    pytest.importorskip("xxhash")
+    (hpcstage.cwd / "train.py").write_text("import os; print(os.environ['HPCSTAGE_ELASTIC_DRAINED'])\n")
+    done = hpcstage("run", "--elastic", "1", "--checkpoint", "saves", "--", sys.executable, "train.py", env=GLOO,
+                    timeout_s=120)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().split() == [os.path.realpath(hpcstage.cwd / "saves")]
+
+
 def test_without_a_local_disk_it_trains_all_the_same(hpcstage: Hpcstage) -> None:
     (hpcstage.cwd / "train.py").write_text("print('here')\n")
     done = hpcstage("run", "--elastic", "2", "--local-dir", "none", "--", sys.executable, "train.py", env=GLOO,

@@ -49,6 +49,7 @@ TABLE = [
     (MinMax(2, 4), facts(2, recoverable=True), "ok"),
     (MinMax(2, 4), facts(2, recoverable=False), "wait"),
     (MinMax(2, 4), facts(2, "start", recoverable=False), "ok"),
+    (MinMax(2, 4), facts(2, "failure", recoverable=False), "ok"),
     (WaitFor(2, 60), facts(1, "start", 59), "wait"),
     (WaitFor(2, 60), facts(1, "start", 60), "fail"),
     (WaitFor(2, 60), facts(2, "start"), "ok"),

@@ -198,7 +198,8 @@ class Decider:
         cause = Cause(change.kind, lost, joined, now_s - self._since(now_s))  # type: ignore[arg-type]
         hosts = tuple(Host(node.host, node.processes) for node in chosen)
         progress = _progress([node.beat.progress for node in seen if node.beat.progress], self._hosts_at_start)
-        facts = Facts(hosts, change.kind == "start", cause, progress)
+        recoverable = _recoverable([node for node in seen if node.beat.node in chosen], progress)
+        facts = Facts(hosts, change.kind == "start", cause, progress, recoverable=recoverable)
         gone = {node.id for node in change.lost}
         return Proposal(chosen, facts, max((node.silent_s for node in seen if node.beat.node.id in gone), default=0.0))
 
@@ -248,6 +249,13 @@ def _progress(told: Sequence[Mapping[str, float]], hosts_at_start: int | None) -
 def _spoken(seen: Sequence[SeenNode]) -> set[str]:
     """Returns the nodes that have said something in this term; what is taken for granted of others has no count."""
     return {node.beat.node.id for node in seen if node.beat.count}
+
+
+def _recoverable(nodes: Sequence[SeenNode], progress: Progress) -> bool | None:
+    """Returns whether one of these nodes has a state from which all of them can go on. Before the first step there is
+    nothing to recover."""
+    told = {node.beat.has_state for node in nodes}
+    return True if True in told else None if None in told or not progress.step else False
 
 
 def _names(nodes: Sequence[Node]) -> tuple[str, ...]:

@@ -99,6 +99,11 @@ class Keeper:
         with self._changed:
             self._beat = replace(self._beat, progress=progress)
 
+    def tell_state(self, has_state: bool | None) -> None:
+        """Takes whether this node's processes have a state to go on from, or could load one."""
+        with self._changed:
+            self._beat = replace(self._beat, has_state=has_state)
+
     def taken(self) -> Generation | None:
         """Returns the membership in which this node trains from now on, if one is agreed on since `offer`. Raises what
         ended the thread."""

@@ -77,6 +77,8 @@ class Beat:
     """The generation in which it trains or trained; 0 before the first."""
     progress: Mapping[str, float] | None = None
     """The fields of a policy's `Progress`, as its processes say them."""
+    has_state: bool | None = None
+    """Whether its processes have a state from which training can go on, or could load one; None where nobody knows."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Beat:
