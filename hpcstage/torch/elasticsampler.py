@@ -1,17 +1,22 @@
 """A batch sampler for trainings whose number of ranks changes: what is left of an epoch is divided anew, and every
 sample counts once.
 
-The module owns the order of an epoch and how one step of it is divided. `elastic` says who trains and how far the epoch
-is.
+The module owns the order of an epoch and its steps. `elastic` says who trains and how far the epoch is; `nodedivision`
+divides a step by what nodes hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.utils.data import Sampler
+
+from hpcstage.torch.holdings import paths_of
+from hpcstage.torch.nodedivision import NodeDivision
+from hpcstage.torch.shares import evenly
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,11 @@ class ElasticSampler(Sampler[list[int]]):
     sample more than others, and nothing is repeated (where there are fewer samples than ranks, the others read one that
     does not count). `Elastic` tells the sampler its epoch, its place in it, and the ranks.
 
+    locality: gives each rank of a step what the disk of its node holds, as `LocalityAwareSampler` does: who holds what
+        is agreed on anew, by all ranks, when an epoch begins and after each change of the membership. Each rank has the
+        same number of samples as without it.
+    paths: the file of each sample, for `locality`; by default a list of paths that the dataset has.
+
     >>> sampler = ElasticSampler(range(10), 4, shuffle=False)
     >>> list(sampler)
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -43,10 +53,20 @@ class ElasticSampler(Sampler[list[int]]):
     """
 
     def __init__(
-        self, dataset: Sized, batch_size: int, *, seed: int = 0, shuffle: bool = True, drop_last: bool = False
+        self,
+        dataset: Sized,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        locality: bool = False,
+        paths: Sequence[str] | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; it must be 1 or more")
+        if paths is not None and len(paths) != len(dataset):
+            raise ValueError(f"{len(paths)} paths for {len(dataset)} samples")
         self.samples = len(dataset)
         self.batch_size = batch_size
         self.seed = seed
@@ -56,10 +76,18 @@ class ElasticSampler(Sampler[list[int]]):
         self.world = 1
         self._order: torch.Tensor | None = None
         self._order_epoch = -1
+        self._division: NodeDivision | None = None
+        if locality:
+            same = repr((self.samples, batch_size, seed, shuffle, drop_last))
+            found = paths_of if paths is None else lambda _: paths
+            self._division = NodeDivision(partial(found, dataset), self.samples, same)
 
     def begin(self, *, epoch: int, position: int, rank: int, world: int) -> None:
-        """Has the next iteration begin at a place of an epoch, for one of so many ranks."""
+        """Has the next iteration begin at a place of an epoch, for one of so many ranks. With `locality` all of them
+        call it, at the same place."""
         self.epoch, self.position, self.rank, self.world = epoch, position, rank, world
+        if self._division is not None:
+            self._division.agree(rank, world, epoch)
 
     def is_over(self, position: int) -> bool:
         """Returns whether no step of the epoch is left at a place."""
@@ -73,7 +101,7 @@ class ElasticSampler(Sampler[list[int]]):
     def share(self, position: int) -> StepShare:
         """Returns what this rank has in the step that begins at a place."""
         whole = tuple(self._epoch_order()[position : position + self.step_size(position)].tolist())
-        mine = whole[self.rank :: self.world]
+        mine = tuple(self._part(whole))
         return StepShare(mine or whole[:1], len(mine), whole)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -87,6 +115,11 @@ class ElasticSampler(Sampler[list[int]]):
         """Returns the number of steps that are left of the epoch."""
         whole, rest = divmod(self.samples - self.position, self.batch_size * self.world)
         return whole + (rest > 0 and not self.drop_last)
+
+    def _part(self, batch: Sequence[int]) -> Sequence[int]:
+        if self._division is not None:
+            return self._division.part(batch, self.rank, self.world)
+        return evenly(batch, self.rank, self.world)
 
     def _epoch_order(self) -> torch.Tensor:
         if self._order is None or self._order_epoch != self.epoch:
