@@ -190,7 +190,7 @@ class SharedCheckpoints(RunCheckpoints):
         from hpcstage.checkpoint.keeping.plain import described
 
         opened = described(Path(self.part.directory))
-        if opened is None or opened.manifest.number != report["saved"][-1]["number"]:
+        if opened is None or opened.manifest.number < report["saved"][-1]["number"]:
             return report
         names = times_of(opened.manifest)
         left = [one for one in report["undrained"] if one["name"] not in names]
@@ -247,7 +247,7 @@ def _progress(report: Mapping[str, Any]) -> tuple[int, int]:
 def _is_whole(report: Mapping[str, Any]) -> bool:
     """Tells whether the newest state of all nodes is in DIR."""
     rows = report.get("saved", ())
-    return bool(report) and (not rows or report.get("drained_number") == rows[-1]["number"])
+    return bool(report) and (not rows or (report.get("drained_number") or 0) >= rows[-1]["number"])
 
 
 def _joined(parts: Mapping[str, OutputsPart], newest: Mapping[str, Any], own: OutputsPart) -> OutputsPart:

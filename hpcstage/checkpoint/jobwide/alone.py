@@ -9,9 +9,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpcstage.checkpoint.entries import mark_of
@@ -20,9 +20,9 @@ from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, LocalSource
 from hpcstage.checkpoint.generations.restoring import making_in, newest_ns
 from hpcstage.checkpoint.generations.restoring import place as place_entry
-from hpcstage.checkpoint.jobwide.gathering import Gathering, opened_whole, restore_whole
+from hpcstage.checkpoint.jobwide.gathering import Gathering, opened_whole, remove_superseded, restore_whole
 from hpcstage.checkpoint.jobwide.holdings import RunStores
-from hpcstage.checkpoint.jobwide.known import known_generations
+from hpcstage.checkpoint.jobwide.known import known_generations, pending_generation
 from hpcstage.checkpoint.jobwide.words import JobGeneration
 from hpcstage.checkpoint.keeping.draining import EntryDrain
 from hpcstage.checkpoint.keeping.facts import (
@@ -33,53 +33,81 @@ from hpcstage.checkpoint.keeping.facts import (
     reason,
 )
 from hpcstage.checkpoint.keeping.leftovers import place_leftovers
-from hpcstage.checkpoint.keeping.plain import described, is_there, shown_in
+from hpcstage.checkpoint.keeping.plain import described, has_state_of, is_there, shown_in
+from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
 from hpcstage.errors import HpcstageError
+
+
+@dataclass(frozen=True)
+class LonelyEnd:
+    """The result of an end without the other nodes."""
+
+    missing: Sequence[UndrainedEntry] = ()
+    """The entries that are not in the target under their names."""
+    brought: Mapping[str, str] = field(default_factory=dict)
+    """The entries of this node that are there, or wait there for the parts of other nodes, with their marks."""
+    number: int | None = None
+    """The generation that is in the target."""
 
 
 def end_alone(
     place: CheckpointPlace,
     charter: CheckpointCharter,
-    generation: JobGeneration | None,
+    known: JobGeneration | None,
     others: Mapping[str, Path] | None = None,
+) -> LonelyEnd:
+    """Brings a node's share of the newest generation to the target, and all of it if it can be put together. `known` is
+    the newest one that all nodes have, as far as this one knows; another node may know that all have the one after it,
+    of which this node brings its share, too. `others` are stores of other nodes that can be read here."""
+    node, newer = charter.node, pending_generation(place, known)
+    if newer is not None and not _missing(place, charter, newer, others or {}):
+        return LonelyEnd((), newer.shares.get(node, {}), newer.number)
+    if known is None:
+        return LonelyEnd()
+    own = known.shares.get(node, {})
+    if missing := _missing(place, charter, known, others or {}):
+        return LonelyEnd(missing, {**own, **(newer.shares.get(node, {}) if newer is not None else {})})
+    return LonelyEnd((), own, known.number)  # all brought this one: none knows of a newer one
+
+
+def _missing(
+    place: CheckpointPlace, charter: CheckpointCharter, generation: JobGeneration, others: Mapping[str, Path]
 ) -> list[UndrainedEntry]:
-    """Brings a node's share of a generation to the target, and all of it if it can be put together; returns what is not
-    in the target under its name. `others` are stores of other nodes that can be read here."""
-    if generation is None:
-        return []
+    """Brings a share to the target; returns what is not in the target under its name then."""
     try:
         charter.check_target()
-        return _gathered(place, charter, generation, others or {})
+        return _gathered(place, charter, generation, others)
     except (OSError, HpcstageError) as error:
         names = generation.shares.get(charter.node, {})
-        return [UndrainedEntry(name, reason(error)) for name in names]
+        return [UndrainedEntry(name, reason(error)) for name in names] or [UndrainedEntry("", reason(error))]
 
 
 def _gathered(
     place: CheckpointPlace, charter: CheckpointCharter, generation: JobGeneration, others: Mapping[str, Path]
 ) -> list[UndrainedEntry]:
     target = Path(charter.target)
-    before = described(target)
-    is_behind = before is not None and before.manifest.created_ns >= generation.created_ns
-    if before is not None and before.manifest.id == GenerationId(generation.number, generation.attempt):
-        return []  # it is there
+    if _has(target, charter, generation):
+        return []
     gathering = Gathering(target, f"{charter.run_id}-{generation.number}", charter.run_id)
-    stores = {charter.node: place.store, **others}
-    with _sources(stores) as sources, _locked(gathering):
-        holdings = RunStores(sources)
-        shares = holdings.shares(generation)
-        missing: dict[str, set[str]] = {}
+    with _sources({charter.node: place.store, **others}) as sources, _locked(gathering):
+        if _has(target, charter, generation):  # another node was first
+            gathering.remove()
+            return []
+        shares = RunStores(sources).shares(generation)
+        missing: set[str] = set()
         for share in shares:
             if not gathering.has(share.node, share.number):
                 try:
                     gathering.put(share, share.names)
-                except DamagedGeneration:
-                    missing.setdefault(share.node, set()).update(share.names)
+                except (DamagedGeneration, NodeIsGone):
+                    missing.add(share.node)
         if not missing:
+            before = described(target)
+            is_behind = before is not None and before.manifest.created_ns >= generation.created_ns
             noted = [replace(one, source=LocalSource(gathering.noted(one.node, one.number))) for one in shares]
             whole = opened_whole(noted)
             gathering.give_names(whole, generation, generation.names, is_behind=is_behind)
-            gathering.remove()
+            remove_superseded(target, charter.run_id, generation.number)
             return []
     names = ", ".join(sorted(missing))
     why = f"the share of this node is in {gathering.path}, and those of {names} are not there yet"
@@ -87,28 +115,36 @@ def _gathered(
     return [UndrainedEntry(name, why) for name in own] or [UndrainedEntry("", why)]
 
 
+def _has(target: Path, charter: CheckpointCharter, generation: JobGeneration) -> bool:
+    """Tells whether the target has a generation, or a later one of the run: then the other nodes went on with what they
+    had of it."""
+    opened = described(target)
+    is_it = opened is not None and opened.manifest.id == GenerationId(generation.number, generation.attempt)
+    return is_it or has_state_of(target, charter.run_id, generation.number)
+
+
 def drain_share_late(place: CheckpointPlace, charter: CheckpointCharter) -> KeepingReport:
     """Drains what one node of a job left that nobody keeps any more, with what other nodes of it left on this machine.
     Raises OSError."""
     charter.check_target()
-    known = known_generations(place)
-    last = known[-1] if known else None
-    missing: list[UndrainedEntry] = []
-    if last is not None and not place.is_continued(last.number):
-        missing = end_alone(place, charter, last, _siblings(place, charter))
-    shares = {} if last is None else last.shares.get(charter.node, {})
+    siblings = _siblings(place, charter)
+    known = [one for each in (place, *siblings.values()) for one in known_generations(each)]
+    last = max(known, key=lambda one: one.number, default=None)
+    end = LonelyEnd()
+    if last is None or not place.is_continued(last.number):
+        end = end_alone(place, charter, last, {node: one.store for node, one in siblings.items()})
     drain = EntryDrain(place.tree, Path(charter.target), f"{charter.run_id}.{charter.node}")
-    left, beside = place_leftovers(drain, _unsaved(place, shares), charter)
-    number = last.number if last is not None and not missing else None
-    undrained = (*missing, *left)
-    return KeepingReport(drained_number=number, undrained=undrained, unclosed=tuple(beside.values()))
+    newest = max((one for one in (end.number, None if last is None else last.number) if one), default=0)
+    left, beside = place_leftovers(drain, _unsaved(place, end.brought, newest), charter)
+    undrained = (*end.missing, *left)
+    return KeepingReport(drained_number=end.number, undrained=undrained, unclosed=tuple(beside.values()))
 
 
 def restore_here(place: CheckpointPlace, charter: CheckpointCharter, to: Path) -> int | None:
     """Restores the newest state of a job from what its nodes left on this machine, verified, into a directory that is
     there; entries that are not older stay. Returns its number; None if parts are missing. Raises OSError."""
     for generation in reversed(known_generations(place)):
-        stores = {charter.node: place.store, **_siblings(place, charter)}
+        stores = {charter.node: place.store, **{node: one.store for node, one in _siblings(place, charter).items()}}
         with _sources(stores) as sources, suppress(DamagedGeneration), making_in(to) as made:
             whole = opened_whole(RunStores(sources).shares(generation))
             tree = made / "tree"
@@ -120,29 +156,29 @@ def restore_here(place: CheckpointPlace, charter: CheckpointCharter, to: Path) -
     return None
 
 
-def _unsaved(place: CheckpointPlace, shares: Mapping[str, str]) -> list[str]:
-    """Returns the entries of the directory that are in no generation as they are, and were not put there."""
+def _unsaved(place: CheckpointPlace, brought: Mapping[str, str], newest: int) -> list[str]:
+    """Returns the entries of the directory that are in no generation of all nodes as they are, and were not put there;
+    `newest` is the newest of these."""
     with LocalSource(place.store) as source, suppress(OSError, HpcstageError):
-        numbers = source.numbers()
-        opened = [GenerationReader(source).manifest(number) for number in numbers]
+        opened = [GenerationReader(source).manifest(number) for number in source.numbers() if number <= newest]
         put = set(json.loads(place.put.read_text())) if place.put.exists() else set()
         return [
             name
             for name in shown_in(place.tree)
-            if mark_of(place.tree, name) not in (shares.get(name), *put)
+            if mark_of(place.tree, name) not in (brought.get(name), *put)
             and not any(is_there(place.tree, one, name) for one in opened)
         ]
     return []
 
 
-def _siblings(place: CheckpointPlace, charter: CheckpointCharter) -> dict[str, Path]:
-    """Returns the stores of other nodes of the run that are on this machine."""
+def _siblings(place: CheckpointPlace, charter: CheckpointCharter) -> dict[str, CheckpointPlace]:
+    """Returns the places of other nodes of the run that are on this machine."""
     found = {}
     for base in sorted(place.base.parent.parent.glob(f"*/{place.base.name}")):
         with suppress(OSError, ValueError):
             other = CheckpointCharter.load(CheckpointPlace(base))
             if other.run_id == charter.run_id and other.node and other.node != charter.node:
-                found[other.node] = CheckpointPlace(base).store
+                found[other.node] = CheckpointPlace(base)
     return found
 
 
@@ -154,11 +190,21 @@ def _sources(stores: Mapping[str, Path]) -> Iterator[dict[str, BlockSource]]:
 
 @contextmanager
 def _locked(gathering: Gathering) -> Iterator[None]:
-    """Lets one process at a time work on the shares of a generation."""
-    gathering.path.mkdir(0o700, exist_ok=True)
-    fd = os.open(gathering.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Lets one process at a time work on the shares of a generation. Who brings the last one removes the directory."""
+    fd = _lock_of(gathering.path)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)
+
+
+def _lock_of(path: Path) -> int:
+    while True:
+        path.mkdir(0o700, exist_ok=True)
+        with suppress(FileNotFoundError):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.stat(path).st_ino == os.fstat(fd).st_ino:
+                    return fd
+            os.close(fd)

@@ -93,6 +93,7 @@ def _generation(body: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]])
             "shares": body["shares"],
             "carried": body["carried"],
             "dropped": body["dropped"],
+            "put": body["put"],
             "needs": sorted({need for one in facts.values() for need in one["needs"]}),
             "size": "",
             "state_bytes": sum(one["state_bytes"] for one in facts.values()),

@@ -13,7 +13,7 @@ from typing import Any
 from hpcstage.checkpoint.jobwide import conclusions
 from hpcstage.checkpoint.jobwide.conclusions import Outcomes, first_failure
 from hpcstage.checkpoint.jobwide.families import FoundStore, earlier_states
-from hpcstage.checkpoint.jobwide.naming import NamedShares, name_shares
+from hpcstage.checkpoint.jobwide.naming import NamedShares, half_rewritten, name_shares
 from hpcstage.checkpoint.jobwide.words import (
     CommandEnding,
     JobGeneration,
@@ -30,6 +30,8 @@ SOON_S = 0.3
 """A state that changed while it was saved is tried again so much later."""
 END_S = 5.0
 """The longest that a state which changes is tried again after the program has ended."""
+SETTLE_S = 10.0
+"""An entry of which some nodes have new parts and others old ones is taken as it is after so long."""
 _TARGET = "target"
 
 
@@ -62,7 +64,9 @@ class Coordinator:
         self._current: JobOrder | None = None
         """The order that was given and is not concluded."""
         self._tried: set[str] = set()
-        self._retry_at = self._end_at = 0.0
+        self._retry_at = self._end_at = self._settles_at = 0.0
+        self._half_since: dict[str, float] = {}
+        """By entry: since when some nodes have a new part and others an old one."""
         self._copy_due = self._is_done = False
 
     def has_taken_over(self, view: int) -> bool:
@@ -71,7 +75,9 @@ class Coordinator:
 
     def wake_at(self) -> float | None:
         """Returns the time at which there is an order to give though nothing happens; None for never."""
-        return self._retry_at if self._current is None and not self._is_done and self._retry_at else None
+        if self._current is not None or self._is_done:
+            return None
+        return min((at for at in (self._retry_at, self._settles_at) if at), default=None)
 
     def lead(self, view: int, words: Mapping[int, KeeperWord], now: float) -> JobOrder | None:
         """Returns the order that is to be given now, if there is one. `words` are those of all nodes that are there."""
@@ -124,7 +130,7 @@ class Coordinator:
                 self._close,
                 lambda: self._commit(now),
                 lambda: now < self._retry_at <= self._end_at,
-                self._copy,
+                lambda: self._copy(now),
                 lambda: self._share(is_due=True),
                 lambda: self._encode(is_ending=True),
                 self._keep,
@@ -136,7 +142,7 @@ class Coordinator:
                 self._encode,
                 lambda: self._share(is_due=is_due),
                 self._keep,
-                self._copy,
+                lambda: self._copy(now),
                 lambda: self._commit(now),
             )
         any(step() for step in steps)
@@ -199,11 +205,13 @@ class Coordinator:
     # ---- a generation
 
     def _commit(self, now: float) -> bool:
+        held, last = self._held(now), self.ledger.last
         if now < self._retry_at:
             return False
         self._retry_at = 0.0
-        last = self.ledger.last
-        named = name_shares(self._words, last)
+        if held and last is None and not self.ledger.is_closed:
+            return False  # no generation could stand for what is held
+        named = name_shares(self._words, last, held)
         if not self._is_wanted(named):
             return False
         plan = self._plan()
@@ -217,6 +225,20 @@ class Coordinator:
             **asdict(named) | {"removed": sorted(named.removed)},
         )
         return True
+
+    def _held(self, now: float) -> frozenset[str]:
+        """Returns the entries of which some nodes have new parts and others old ones, as long as those of the others
+        may still come. After an orderly end all is as the program left it; after another one they do not come."""
+        half = half_rewritten(self._words, self.ledger.last)
+        self._half_since = {name: self._half_since.get(name, now) for name in half}
+        ledger, self._settles_at = self.ledger, 0.0
+        if ledger.last is None and ledger.is_unsaved:
+            return frozenset()
+        if ledger.is_closed:
+            return frozenset() if ledger.is_orderly else half
+        held = {name: since + SETTLE_S for name, since in self._half_since.items() if now < since + SETTLE_S}
+        self._settles_at = min(held.values(), default=0.0)
+        return frozenset(held)
 
     def _is_wanted(self, named: NamedShares) -> bool:
         """Tells whether there is something to save that no generation has."""
@@ -274,16 +296,23 @@ class Coordinator:
         if not self._try(f"share {last.number}"):
             return False
         names = sorted(name for name in last.names if last.marks(name) != self.ledger.drained_marks.get(name))
-        staging = self._terms.new_attempt()
-        self._give(OrderKind.SHARE, number=last.number, attempt=last.attempt, staging=staging, names=names)
+        told = {name for word in self._words.values() for name in word.entries}
+        self._give(
+            OrderKind.SHARE,
+            number=last.number,
+            attempt=last.attempt,
+            staging=self._terms.new_attempt(),
+            names=names,
+            spared=sorted(told - last.names - last.dropped.keys()),
+        )
         return True
 
-    def _copy(self) -> bool:
+    def _copy(self, now: float) -> bool:
         """Has complete entries copied as they are, since no generation could be saved."""
         if not self._copy_due:
             return False
         self._copy_due = False
-        named = name_shares(self._words, self.ledger.last)
+        named = name_shares(self._words, self.ledger.last, self._held(now))
         marks = [f"{host}\0{name}\0{mark}" for host, share in named.shares.items() for name, mark in share.items()]
         if set(marks) <= set(self.ledger.copied):
             return False

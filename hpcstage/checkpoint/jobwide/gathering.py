@@ -27,6 +27,7 @@ from hpcstage.checkpoint.keeping.plain import (
     forget_beside,
     is_there,
     note_beside,
+    note_run,
     remove_entry,
 )
 
@@ -293,6 +294,7 @@ class Gathering:
                 if (directory / name).is_dir() and name.isdecimal():
                     os.rename(directory / name, beside / f"old-{name}")
             os.rename(made, generation_path(directory, number))
+            note_run(self.target, self.run_id, opened.manifest.id)
             sync_directory(directory)
 
 
@@ -302,6 +304,15 @@ def remove_stale(target: Path) -> None:
         for name in os.listdir(target):
             if name.startswith(SHARES):
                 _clear(target / name)
+
+
+def remove_superseded(target: Path, run_id: str, number: int) -> None:
+    """Removes the shares in the target of a generation of a run, and of older ones."""
+    above = f"{SHARES}{run_id}-"
+    for name in os.listdir(target):
+        of = name.removeprefix(above)
+        if of != name and of.isdecimal() and int(of) <= number:
+            _clear(target / name)
 
 
 @dataclass
@@ -314,8 +325,11 @@ class SupersededRemoval:
     waiting: dict[str, GenerationManifest] = field(default_factory=dict)
     """By name: the generation of which the one in the target is; it was the newest."""
 
-    def remove(self, before: GenerationManifest, now: GenerationManifest, seen: Collection[str]) -> None:
-        """Removes entries that the program had and that are in the generation no more. Raises OSError."""
+    def remove(
+        self, before: GenerationManifest, now: GenerationManifest, seen: Collection[str], spared: Collection[str] = ()
+    ) -> None:
+        """Removes entries that the program had and that are in the generation no more; of `spared` ones a node still
+        has a part, which is being written again. Raises OSError."""
         new = times_of(now)
         newest_ns = max(new.values(), default=0)
         found = self.waiting | {name: before for name in times_of(before) if name in seen}
@@ -323,7 +337,7 @@ class SupersededRemoval:
             self.waiting.pop(name, None)
             if name in new or (name.startswith(HIDDEN) and os.path.lexists(self.tree / name)):
                 continue
-            if times_of(made)[name] >= newest_ns:
+            if name in spared or times_of(made)[name] >= newest_ns:
                 self.waiting[name] = made
             elif is_there(self.target, made, name):
                 remove_entry(self.target, name)

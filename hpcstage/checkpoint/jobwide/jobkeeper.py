@@ -283,9 +283,9 @@ class JobKeeper:
         """Ends without the others, which are not connected any more."""
         self._close(JobOrder(0, 0, 0, OrderKind.CLOSE, {"is_orderly": self._is_orderly}))
         ledger = self._council.ledger
-        missing = end_alone(self._place, self._charter, ledger.last)
-        leftovers, beside = self._work.carry_leftovers(ledger, self._restored)
-        self._undrained, self._unclosed = (*missing, *leftovers), tuple(beside.values())
+        end = end_alone(self._place, self._charter, ledger.last)
+        leftovers, beside = self._work.carry_leftovers(ledger, self._restored, end.brought)
+        self._undrained, self._unclosed = (*end.missing, *leftovers), tuple(beside.values())
 
     def _say_goodbye(self) -> None:
         """Stays until the others have carried out the last order, too."""

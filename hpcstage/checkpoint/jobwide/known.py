@@ -34,6 +34,21 @@ def note_generations(place: CheckpointPlace, generations: Iterable[JobGeneration
             (place.shares / name).unlink(missing_ok=True)
 
 
+def note_pending(place: CheckpointPlace, generation: JobGeneration) -> None:
+    """Notes a generation that this node has; whether all nodes have it, it does not know yet. Raises OSError."""
+    replace_text(place.pending, json.dumps(asdict(generation), sort_keys=True), 0o600)
+
+
+def pending_generation(place: CheckpointPlace, known: JobGeneration | None) -> JobGeneration | None:
+    """Returns the generation of which this node does not know whether all nodes have it, if it is newer than the newest
+    one that is known."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = JobGeneration.from_json(json.loads(place.pending.read_text()))
+        if known is None or found.number > known.number:
+            return found
+    return None
+
+
 def known_generations(place: CheckpointPlace) -> list[JobGeneration]:
     """Returns the generations of a place that all nodes of its run have, oldest first."""
     if not place.shares.is_dir():

@@ -2,16 +2,17 @@
 
 An entry belongs to the job: it is complete when no node has it incomplete, and removed when the program removed it on
 one of the nodes that had it. What lies on all nodes since the start is saved by one of them. An entry of which a lost
-node had a part, or that is being written again, is carried: an older generation has all of it.
+node had a part, or that is being written again, is carried: an older generation has all of it. So is one of which some
+nodes have a new part and others the old one, as long as the new parts of these may still come.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from hpcstage.checkpoint.jobwide.words import CarriedEntry, JobGeneration, KeeperWord
+from hpcstage.checkpoint.jobwide.words import CarriedEntry, EntryState, JobGeneration, KeeperWord
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class NamedShares:
     dropped: Mapping[str, Mapping[str, str]]
     removed: frozenset[str]
     """Entries of the generation before that the program removed."""
+    put: tuple[str, ...] = ()
+    """The entries that are as they were put there at the start."""
 
     @property
     def is_empty(self) -> bool:
@@ -40,27 +43,62 @@ def _of(named: NamedShares, node: str) -> list[tuple[str, str]]:
     return list(named.shares[node].items())
 
 
-def name_shares(words: Mapping[str, KeeperWord], last: JobGeneration | None) -> NamedShares:
-    """Returns the entries of the next generation, by the words of the nodes that are there; `last` is the newest."""
+def name_shares(words: Mapping[str, KeeperWord], last: JobGeneration | None, held: Collection[str] = ()) -> NamedShares:
+    """Returns the entries of the next generation, by the words of the nodes that are there; `last` is the newest, and
+    `held` are entries whose new parts do not count yet."""
     incomplete = {name for word in words.values() for name, one in word.entries.items() if not one.is_complete}
+    incomplete |= set(held)
     removed = _removed(words, last)
     dropped = _dropped(words, last, removed)
+    found = _parts(words, dropped)
     shares: dict[str, dict[str, str]] = {node: {} for node in words}
-    known = {name for word in words.values() for name in word.entries}
-    for name in sorted(known - incomplete - removed - dropped.keys()):
-        for node in _owners(words, name):
-            shares[node][name] = words[node].entries[name].mark
-    carried = {} if last is None else _carried(words, last, incomplete, removed | dropped.keys())
+    for name in sorted(found.keys() - incomplete):
+        for node in _owners(found[name], name):
+            shares[node][name] = found[name][node].mark
+    gone = removed | (dropped.keys() - found.keys())
+    carried = {} if last is None else _carried(words, last, incomplete, gone)
     for name in carried:
         for share in shares.values():
             share.pop(name, None)
-    return NamedShares(shares, carried, dropped, removed & (frozenset() if last is None else last.names))
+    named = {name for share in shares.values() for name in share}
+    put = {name for name in named if all(one.is_restored for one in found[name].values())}
+    put |= carried.keys() & set(() if last is None else last.put)
+    had = frozenset() if last is None else last.names
+    return NamedShares(shares, carried, dropped, removed & had, tuple(sorted(put)))
 
 
-def _owners(words: Mapping[str, KeeperWord], name: str) -> list[str]:
+def half_rewritten(words: Mapping[str, KeeperWord], last: JobGeneration | None) -> frozenset[str]:
+    """Returns the entries of which some nodes have a new part, and others still one that belongs to the parts before:
+    the program may be writing all of them anew."""
+    found = _parts(words, {} if last is None else _still_dropped(words, last))
+    return frozenset(name for name, parts in found.items() if _is_half(name, parts, last))
+
+
+def _is_half(name: str, parts: Mapping[str, EntryState], last: JobGeneration | None) -> bool:
+    if last is None or name in last.put or name not in last.names:
+        old = {node for node, one in parts.items() if one.is_restored}
+        return 0 < len(old) < len(parts)
+    before = last.marks(name)
+    again = [one.mark == before[node] for node, one in parts.items() if node in before]
+    return any(again) and not all(again)
+
+
+def _parts(
+    words: Mapping[str, KeeperWord], dropped: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, EntryState]]:
+    """Returns the parts of entries by name and node, without those that belong to removed entries."""
+    found: dict[str, dict[str, EntryState]] = {}
+    for node, word in words.items():
+        for name, one in word.entries.items():
+            if node not in dropped.get(name, ()):
+                found.setdefault(name, {})[node] = one
+    return found
+
+
+def _owners(parts: Mapping[str, EntryState], name: str) -> list[str]:
     """Returns the nodes that save a complete entry: those where the program made it; one of those where it was put."""
-    holders = sorted(node for node, word in words.items() if name in word.entries)
-    made = [node for node in holders if not words[node].entries[name].is_restored]
+    holders = sorted(parts)
+    made = [node for node in holders if not parts[node].is_restored]
     return made or [holders[zlib.crc32(name.encode("utf-8", "surrogateescape")) % len(holders)]]
 
 
@@ -98,13 +136,19 @@ def _lists(words: Mapping[str, KeeperWord], node: str) -> bool:
 def _dropped(
     words: Mapping[str, KeeperWord], last: JobGeneration | None, removed: frozenset[str]
 ) -> dict[str, dict[str, str]]:
-    """Returns what other nodes still have of removed entries; no generation has it until the program changes it."""
+    """Returns what other nodes still have of removed entries, by entry and node; no generation has such a part until
+    the program changes it, also if another node has a new part of the entry."""
+    before = {} if last is None else _still_dropped(words, last)
     dropped = {name: _marks(words, name) for name in removed}
-    for name, marks in (last.dropped if last is not None else {}).items():
+    return {name: marks for name, marks in (before | dropped).items() if marks}
+
+
+def _still_dropped(words: Mapping[str, KeeperWord], last: JobGeneration) -> dict[str, dict[str, str]]:
+    found = {}
+    for name, marks in last.dropped.items():
         now = _marks(words, name)
-        if name not in dropped and all(marks.get(node) == mark for node, mark in now.items()):
-            dropped[name] = now
-    return {name: marks for name, marks in dropped.items() if marks}
+        found[name] = {node: mark for node, mark in now.items() if marks.get(node) == mark}
+    return found
 
 
 def _marks(words: Mapping[str, KeeperWord], name: str) -> dict[str, str]:

@@ -84,6 +84,8 @@ class JobGeneration:
     carried: Mapping[str, CarriedEntry] = field(default_factory=dict)
     dropped: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Entries that the program removed on one node, by the nodes that still have a part, with its mark."""
+    put: tuple[str, ...] = ()
+    """Entries that are as they were put into the directories at the start."""
     needs: tuple[int, ...] = ()
     """The older generations that any of its nodes reads for it."""
     size: str = ""
@@ -105,7 +107,8 @@ class JobGeneration:
     def from_json(cls, data: Mapping[str, Any]) -> JobGeneration:
         """Reads what `asdict` returned."""
         carried = {name: CarriedEntry(**one) for name, one in data["carried"].items()}
-        return cls(**{**data, "carried": carried, "needs": tuple(data["needs"])})
+        tuples = {key: tuple(data.get(key, ())) for key in ("needs", "put")}
+        return cls(**{**data, **tuples, "carried": carried})
 
 
 @dataclass(frozen=True)

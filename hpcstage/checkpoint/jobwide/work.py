@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import Files, GenerationId
-from hpcstage.checkpoint.generations.manifest import DamagedGeneration
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.restoring import NEWEST_NS, making_in, newest_ns, place, sync_directory
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged
@@ -35,7 +36,7 @@ from hpcstage.checkpoint.jobwide.gathering import (
 )
 from hpcstage.checkpoint.jobwide.holdings import OWN, RunStores
 from hpcstage.checkpoint.jobwide.joining import ShareEntry, join
-from hpcstage.checkpoint.jobwide.known import found_at, known_generations, note_generations
+from hpcstage.checkpoint.jobwide.known import found_at, known_generations, note_generations, note_pending
 from hpcstage.checkpoint.jobwide.talking import Talk
 from hpcstage.checkpoint.jobwide.words import JobGeneration, JobLedger, JobOrder, OrderKind, Outcome
 from hpcstage.checkpoint.keeping.beginning import check_room, from_target
@@ -224,6 +225,7 @@ class NodeWork:
         identity = GenerationId(body["number"], body["attempt"])
         saved = self._store.commit(FileTree(tree, sorted(share)), identity, terms)
         made = saved.manifest
+        note_pending(self._place, _made_here(body, made))
         return {
             "created_ns": made.created_ns,
             "needs": list(made.needs),
@@ -304,7 +306,8 @@ class NodeWork:
             placed = gathering.give_names(whole, generation, names - gone)
         now = described(gathering.target)
         if before is not None and now is not None:
-            self._superseded.remove(before.manifest, now.manifest, {*ledger.seen, *ledger.drained_marks})
+            seen = {*ledger.seen, *ledger.drained_marks}
+            self._superseded.remove(before.manifest, now.manifest, seen, order.body["spared"])
         lines = [f"{name} is gone with its nodes" for name in sorted(whole.lacking)]
         return {
             "beside": dict(placed.beside),
@@ -373,14 +376,16 @@ class NodeWork:
     # ---- the end
 
     def carry_leftovers(
-        self, ledger: JobLedger, restored: Mapping[str, str]
+        self, ledger: JobLedger, restored: Mapping[str, str], brought: Mapping[str, str] | None = None
     ) -> tuple[list[UndrainedEntry], dict[str, str]]:
-        """Brings what is in no generation to the target, under a name that no program takes for a checkpoint."""
+        """Brings what is in no generation to the target, under a name that no program takes for a checkpoint.
+        `brought` are the entries that this node brought there by itself, with their marks."""
         node, last = self._charter.node, ledger.last
         known = dict(last.shares.get(node, {})) if last is not None else {}
         if last is not None:
             known |= {name: one.marks[node] for name, one in last.carried.items() if node in one.marks}
             known |= {name: marks[node] for name, marks in last.dropped.items() if node in marks}
+        known |= brought or {}
         copied = {tuple(one.split("\0")) for one in ledger.copied}
         names = []
         with suppress(OSError):
@@ -390,6 +395,12 @@ class NodeWork:
                     names.append(name)
         drain = EntryDrain(self._place.tree, Path(self._charter.target), f"{self._charter.run_id}.{node}")
         return place_leftovers(drain, names, self._charter)
+
+
+def _made_here(body: Mapping[str, Any], made: GenerationManifest) -> JobGeneration:
+    """Returns a generation as the node knows it that has committed its share."""
+    said = {key: body[key] for key in ("number", "attempt", "shares", "carried", "dropped", "put")}
+    return JobGeneration.from_json({**said, "created_ns": made.created_ns, "needs": made.needs})
 
 
 def _remove(path: Path) -> None:

@@ -60,6 +60,11 @@ class CheckpointPlace:
         return self.base / "shares"
 
     @property
+    def pending(self) -> Path:
+        """The file of the last generation that this node committed in a job, which not all of its nodes may have."""
+        return self.base / "pending"
+
+    @property
     def put(self) -> Path:
         """The marks of what was put into the directory at the start."""
         return self.base / "put"

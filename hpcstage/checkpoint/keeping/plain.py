@@ -6,6 +6,7 @@ description, a generation's manifest and table of blocks, by which they are veri
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
@@ -14,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from hpcstage.checkpoint.generations.files import Files
+from hpcstage.checkpoint.generations.files import Files, GenerationId
 from hpcstage.checkpoint.generations.layout import BlockLayout
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest, SavedEntry
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource, OpenGeneration
@@ -30,8 +31,11 @@ from hpcstage.checkpoint.generations.restoring import (
 from hpcstage.checkpoint.generations.state import FileTree, link_target
 from hpcstage.checkpoint.generations.terms import CommitMeter, CommitPhase, CommitTerms
 from hpcstage.errors import HpcstageError
+from hpcstage.writing import replace_text
 
 DESCRIPTION = ".hpcstage-generation"
+_RUN = "run"
+"""The name of a file beside the description: the run on several nodes that made the generation, and which one it is."""
 BESIDE = ".hpcstage-beside"
 """The directory below DIR whose entries have the names of what no program may take for a checkpoint."""
 OURS = ".hpcstage-"
@@ -82,6 +86,21 @@ def described(target: Path) -> OpenGeneration | None:
         if numbers := source.numbers():
             return GenerationReader(source).generation(max(numbers))
     return None
+
+
+def note_run(target: Path, run_id: str, identity: GenerationId) -> None:
+    """Notes the run whose generation is described. Raises OSError."""
+    replace_text(target / DESCRIPTION / _RUN, json.dumps([run_id, identity.number, identity.attempt]), 0o600)
+
+
+def has_state_of(target: Path, run_id: str, number: int) -> bool:
+    """Tells whether a directory has that generation of a run on several nodes, or a later one of it."""
+    opened = described(target)
+    with suppress(OSError, ValueError):
+        said = json.loads((target / DESCRIPTION / _RUN).read_text())
+        own = [run_id, opened.manifest.number, opened.manifest.attempt] if opened is not None else []
+        return opened is not None and said == own and opened.manifest.number >= number
+    return False
 
 
 def is_there(directory: Path, manifest: GenerationManifest, name: str) -> bool:

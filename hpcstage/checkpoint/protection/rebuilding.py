@@ -24,6 +24,10 @@ from hpcstage.checkpoint.protection.members import read_intact, read_record
 from hpcstage.checkpoint.protection.record import CodingRecord
 
 
+class NodeIsGone(FileNotFoundError):
+    """A node is not there, and nobody can rebuild what it had."""
+
+
 class GroupSource:
     """The generations of one node of a group. A generation that was not encoded is read from the node itself."""
 
@@ -69,7 +73,7 @@ class GroupSource:
         try:
             return self._sources[self._name]
         except KeyError as error:
-            raise FileNotFoundError(errno.ENOENT, f"{self._name} is gone, and nobody has a record") from error
+            raise NodeIsGone(errno.ENOENT, f"{self._name} is gone, and nobody has a record") from error
 
     def _coded(self, number: int) -> tuple[CodingRecord | None, int]:
         """Returns the record by which a generation can be rebuilt, and the node's place in it."""
