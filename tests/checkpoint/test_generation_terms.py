@@ -1,8 +1,7 @@
-"""What a commit keeps to: the number that a job gave, room on the disk, an end that is asked for; tensors by name."""
+"""What a commit keeps to: the number that a job gave, room on the disk, an end that is asked for."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from dataclasses import replace
@@ -14,15 +13,13 @@ from states import BLOCK, SMALL, flip, noise, nudged, overwrite, tree
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
-from hpcstage.checkpoint.generations.choice import GenerationPolicy
 from hpcstage.checkpoint.generations.directory import StaleNumber
 from hpcstage.checkpoint.generations.files import LAST_NUMBER, GenerationId, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
-from hpcstage.checkpoint.generations.restoring import UnusableTarget, restore, restore_newest
-from hpcstage.checkpoint.generations.state import FileTree, StateChanged
+from hpcstage.checkpoint.generations.restoring import restore, restore_newest
+from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.generations.tensors import TensorBytes, TensorState, restored_tensors
 from hpcstage.checkpoint.generations.terms import CommitCancelled, CommitPhase, CommitProgress, CommitTerms, NoRoom
 
 FULL = replace(SMALL, always=GenerationKind.FULL)
@@ -211,63 +208,3 @@ class TestEntries:
         with pytest.raises(DamagedGeneration, match="of 'b' differs"):
             restore(LocalSource(tmp_path / "store"), 1, tmp_path / "target")
         assert list((tmp_path / "target").iterdir()) == []
-
-
-def tensor(name: str, content: bytes, dtype: str = "float32") -> TensorBytes:
-    return TensorBytes(name, dtype, (len(content) // 4,), memoryview(content))
-
-
-class TestTensors:
-    def test_they_come_back_by_name(self, tmp_path: Path) -> None:
-        tensors = [
-            tensor("layers.0/weight", noise(5 * BLOCK + 4, 1)),
-            tensor("../step", b"\0" * 8, "int64"),
-            TensorBytes("none", "bfloat16", (0, 3), memoryview(b"")),
-        ]
-        with GenerationStore(tmp_path / "store", SMALL) as store:
-            saved = store.commit(TensorState(tensors))
-            assert (saved.manifest.holds_tensors, saved.blocks) == (True, 7)
-            assert list(restored_tensors(store.source(), 1)) == tensors
-
-    def test_a_delta_follows_the_name_and_not_the_order(self, tmp_path: Path) -> None:
-        tensors = [tensor(f"layers.{number}", noise(10 * BLOCK + 8, number)) for number in range(10)]
-        with GenerationStore(tmp_path / "store", SMALL) as store:
-            store.commit(TensorState(tensors))
-            tensors[3] = tensor("layers.3", nudged(bytes(tensors[3].content), 1))
-            tensors.insert(0, tensor("a new one", noise(BLOCK, 99)))
-            later = store.commit(TensorState(tensors[::-1]))
-            assert later.manifest.kind is GenerationKind.DELTA
-            assert later.manifest.data_bytes == 11 * BLOCK + 8
-            assert list(restored_tensors(store.source(), 2)) == tensors[::-1]
-
-    def test_a_change_meanwhile_is_refused(self, tmp_path: Path) -> None:
-        content = bytearray(noise(5 * BLOCK, 1))
-
-        def change(progress: CommitProgress) -> None:
-            if progress.phase is CommitPhase.READING:
-                content[3 * BLOCK] ^= 1
-
-        held = TensorState([TensorBytes("weight", "uint8", (len(content),), memoryview(content))])
-        with GenerationStore(tmp_path / "store", SMALL) as store:
-            with pytest.raises(StateChanged, match="tensor 'weight' changed"):
-                store.commit(held, terms=CommitTerms(progress=change))
-            assert store.numbers() == []
-
-    def test_they_are_no_files_and_files_no_tensors(self, tmp_path: Path, state: Path) -> None:
-        with GenerationStore(tmp_path / "store", SMALL) as store:
-            store.commit(TensorState([tensor("weight", noise(BLOCK, 1))]))
-            with pytest.raises(UnusableTarget, match="holds tensors"):
-                store.restore_newest(tmp_path / "restored")
-            store.commit(FileTree(state))
-            with pytest.raises(DamagedGeneration, match="holds files"):
-                list(restored_tensors(store.source(), 2))
-
-    def test_what_could_not_be_read_again_is_not_saved(self, tmp_path: Path) -> None:
-        with GenerationStore(tmp_path / "store", GenerationPolicy()) as store:
-            for wrong in ({"shape": (0.5,)}, {"dtype": 4}, {"name": 1}):
-                with pytest.raises(ValueError, match="could not be read again"):
-                    store.commit(TensorState([replace(tensor("weight", b""), **wrong)]))
-            with pytest.raises(ValueError, match="given twice"):
-                store.commit(TensorState([tensor("weight", b""), tensor("weight", b"")]))
-            with contextlib.suppress(FileNotFoundError):
-                assert list((tmp_path / "store").iterdir()) == []

@@ -18,7 +18,7 @@ from hpcstage.checkpoint.generations.files import GenerationId, is_number
 from hpcstage.checkpoint.generations.layout import BlockLayout
 from hpcstage.errors import HpcstageError
 
-FORMAT = 2
+FORMAT = 3
 
 
 class DamagedGeneration(HpcstageError):
@@ -31,8 +31,6 @@ class EntryType(str, Enum):
     FILE = "file"
     DIRECTORY = "directory"
     LINK = "link"
-    TENSOR = "tensor"
-    """A tensor has a name of its own kind, which is no path; a state has tensors or the others."""
 
 
 class GenerationKind(str, Enum):
@@ -48,8 +46,7 @@ class GenerationKind(str, Enum):
 
 @dataclass(frozen=True)
 class SavedEntry:
-    """One name of the state, relative to the directory of the entries; bytes that are not UTF-8 are surrogates. Modes
-    and times of tensors are 0."""
+    """One name of the state, relative to the directory of the entries; bytes that are not UTF-8 are surrogates."""
 
     name: str
     type: EntryType
@@ -61,9 +58,6 @@ class SavedEntry:
     """Where a symbolic link leads."""
     parts: tuple[int, ...] = ()
     """The sizes of a file's parts, in each of which blocks begin anew; empty where the file is one part."""
-    dtype: str = ""
-    """The type of a tensor's numbers."""
-    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,11 +85,6 @@ class GenerationManifest:
     def id(self) -> GenerationId:
         """Returns which generation this is."""
         return GenerationId(self.number, self.attempt)
-
-    @property
-    def holds_tensors(self) -> bool:
-        """Tells whether the state was tensors by name, not files."""
-        return any(entry.type is EntryType.TENSOR for entry in self.entries)
 
     @property
     def layout(self) -> BlockLayout:
@@ -152,9 +141,7 @@ def _text(value: Any) -> bytes:  # noqa: ANN401
 
 def _typed(body: dict[str, Any]) -> dict[str, Any]:
     entries = tuple(
-        SavedEntry(
-            **{**entry, "type": EntryType(entry["type"]), **{key: tuple(entry[key]) for key in ("parts", "shape")}}
-        )
+        SavedEntry(**{**entry, "type": EntryType(entry["type"]), "parts": tuple(entry["parts"])})
         for entry in body["entries"]
     )
     return {"kind": GenerationKind(body["kind"]), "needs": tuple(body["needs"]), "entries": entries}
@@ -165,8 +152,8 @@ def _has_types(made: GenerationManifest) -> bool:
     numbers: list[object] = [made.number, *made.needs, made.created_ns, made.block_bytes, made.data_bytes]
     texts: list[object] = [made.attempt, made.reason, made.table_checksum]
     for entry in made.entries:
-        numbers += (entry.mode, entry.mtime_ns, entry.size_bytes, *entry.parts, *entry.shape)
-        texts += (entry.name, entry.target, entry.dtype)
+        numbers += (entry.mode, entry.mtime_ns, entry.size_bytes, *entry.parts)
+        texts += (entry.name, entry.target)
     numbers += [] if made.parent is None else [made.parent]
     typed = all(isinstance(one, int) for one in numbers) and all(isinstance(one, str) for one in texts)
     return typed and made.block_bytes > 0
@@ -184,11 +171,10 @@ def _check_numbers(made: GenerationManifest) -> None:
 
 def _check_entries(entries: Sequence[SavedEntry]) -> None:
     """Refuses names that are twice there, lead out of the directory, or do not lie in a directory of the generation,
-    tensors among files, and files whose parts are not their size."""
+    and files whose parts are not their size."""
     directories, seen = {""}, set()
-    tensors = [entry.type is EntryType.TENSOR for entry in entries]
-    for entry, is_tensor in zip(entries, tensors, strict=True):
-        if entry.name in seen or is_tensor != tensors[0] or not (is_tensor or _is_path(entry.name, directories)):
+    for entry in entries:
+        if entry.name in seen or not _is_path(entry.name, directories):
             raise DamagedGeneration(f"its manifest has the name {entry.name!r}, which cannot be restored")
         seen.add(entry.name)
         if min((entry.size_bytes, *entry.parts)) < 0 or (entry.parts and sum(entry.parts) != entry.size_bytes):

@@ -113,8 +113,6 @@ def restore(
         with making_in(directory) as beside:
             reader = GenerationReader(source)
             opened = reader.generation(number)
-            if opened.manifest.holds_tensors:
-                raise UnusableTarget(f"generation {number} holds tensors, which are no files", "load them by name")
             chosen = {name: name for name in times_of(opened.manifest)} if names is None else names
             _restore_entries(reader, opened, beside, chosen)
             sync_directory(beside)

@@ -84,7 +84,7 @@ class FoundState(Protocol):
 
 
 class StateSource(Protocol):
-    """Where a state comes from: files below a directory, or tensors by name."""
+    """Where a state comes from."""
 
     def scan(self, files: Files) -> FoundState:
         """Returns the state at this moment."""
@@ -205,8 +205,7 @@ def link_target(directory: Path, name: str, target: str) -> str:
 
 def named_files(entries: Sequence[SavedEntry]) -> list[NamedFile]:
     """Returns the entries as far as they may continue each other; those without bytes have a name of no file."""
-    with_bytes = (EntryType.FILE, EntryType.TENSOR)
-    return [NamedFile(e.name if e.type in with_bytes else "", e.size_bytes, e.mtime_ns) for e in entries]
+    return [NamedFile(e.name if e.type is EntryType.FILE else "", e.size_bytes, e.mtime_ns) for e in entries]
 
 
 @dataclass(frozen=True)
