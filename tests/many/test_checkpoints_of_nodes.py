@@ -61,6 +61,29 @@ def test_what_each_node_saves_is_one_state_that_the_next_run_has_on_all_its_node
     assert shown(done) == [sorted(files_of(1, 2) + files_of(2, 3))], "also on one node"
 
 
+AGAIN = """
+file = open(f"{places[0]}/model1", "r+b")
+file.write(b"2")
+file.flush()
+save(2)
+wait("again")
+"""
+
+
+def test_what_is_being_rewritten_in_place_stays_in_dir_as_it_was(hpcstage: Hpcstage, local_dir: Path) -> None:
+    """It is in no state until it is complete again, and the program did not remove it."""
+    assert run(hpcstage, 2, "save(1)").returncode == 0
+    words = ("run", "--nodes", "2", "--checkpoint", "ckpt", "--", *program(AGAIN, 2))
+    wrapper = hpcstage.start(*words, env={"FLAG": os.fspath(hpcstage.cwd / "flag")})
+    wait_for((hpcstage.cwd / "flag.again.up").exists, 40, "the command")
+    wait_for(lambda: {"model2", *files_of(2, 2)} <= set(in_dir(hpcstage)), 40, "the next state in DIR")
+    kill_all(wrapper)
+    done = hpcstage("clean", "--drain")
+    assert done.returncode == 0, done.stderr
+    assert (hpcstage.cwd / "ckpt" / "model1").read_bytes() == b"1" * 100_000
+    assert places(local_dir) == []
+
+
 @pytest.mark.parametrize("nodes", [3, 2, 4])
 def test_a_lost_node_is_rebuilt_on_as_many_on_fewer_and_on_more_nodes(
     hpcstage: Hpcstage, local_dir: Path, nodes: int

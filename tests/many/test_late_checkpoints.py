@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,12 +30,16 @@ from checkpointlab import (
 from conftest import Hpcstage, wait_for
 from fakecluster import FakeCluster
 
+from hpcstage.checkpoint.jobwide.gathering import SHARES
+from hpcstage.errors import NotDrained
+
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 pytestmark = [manylab.needs_mpi, pytest.mark.timeout(120)]
 
 HOST = os.uname().nodename
+NOT_DRAINED = NotDrained.exit_code
 
 
 def tree(directory: Path) -> dict[str, bytes]:
@@ -68,6 +73,53 @@ def test_what_a_killed_job_left_is_listed_restored_rebuilt_and_drained_late(
     assert {name: content for name, content in tree(hpcstage.cwd / "ckpt").items() if not name.startswith(".")} == (
         saved(1, 3)
     )
+    assert places(local_dir) == []
+
+
+def test_nodes_with_disks_of_their_own_are_drained_one_after_the_other(
+    hpcstage: Hpcstage, local_dir: Path, tmp_path: Path
+) -> None:
+    """A node can read its own disk alone. Until the last share is there, DIR has none of it, each node names what it
+    has, and keeps it."""
+    killed(hpcstage, local_dir, 3)
+    disks = [tmp_path / f"disk{node}" for node in range(3)]
+    for node, disk in enumerate(disks):
+        (place,) = places(local_dir, node)
+        (disk / place.parent.name).mkdir(parents=True, mode=0o700)
+        shutil.move(place, disk / place.parent.name)
+
+    def drained(node: int) -> tuple[int, str]:
+        done = hpcstage("clean", "--drain", "--local-dir", os.fspath(disks[node]))
+        return done.returncode, done.stderr.decode()
+
+    for node in (1, 0):
+        code, said = drained(node)
+        assert code == NOT_DRAINED, said
+        assert "are not there yet" in said
+        assert "model1" in said or node == 1
+        assert in_dir(hpcstage) == []
+        assert hpcstage("clean", "--local-dir", os.fspath(disks[node])).returncode == NOT_DRAINED
+    for node in (2, 0, 1):
+        code, said = drained(node)
+        assert code == 0, said
+        assert places(disks[node]) == []
+        assert {name: text for name, text in tree(hpcstage.cwd / "ckpt").items() if name[0] != "."} == saved(1, 3)
+    assert not [name for name in os.listdir(hpcstage.cwd / "ckpt") if name.startswith(SHARES)]
+    done = run(hpcstage, 2)
+    assert shown(done) == [files_of(1, 3)] * 2
+
+
+def test_while_dir_is_away_the_drain_fails_and_keeps_all(hpcstage: Hpcstage, local_dir: Path) -> None:
+    killed(hpcstage, local_dir, 2)
+    target, away = hpcstage.cwd / "ckpt", hpcstage.cwd / "away"
+    target.rename(away)
+    done = hpcstage("clean", "--drain")
+    assert done.returncode == NOT_DRAINED, done.stderr
+    assert len(places(local_dir)) == 2
+    away.rename(target)
+    done = hpcstage("clean", "--drain")
+    assert done.returncode == 0, done.stderr
+    assert {name: text for name, text in tree(target).items() if name[0] != "."} == saved(1, 2)
     assert places(local_dir) == []
 
 

@@ -143,6 +143,52 @@ def test_nothing_is_lost_with_the_lead_or_with_everything(
     assert left_on(local_dir) == []
 
 
+LEFT = """
+import os, sys, time
+out, flag = sys.argv[1:]
+places = [out.replace(".v0/", f".v{index}/") for index in range(2)]
+for index, place in enumerate(places):
+    os.makedirs(f"{place}/logs")
+    for name in (f"rank{index}", "same", f"logs/{index}"):
+        with open(f"{place}/{name}", "w") as file:
+            file.write(f"node {index}")
+file = open(f"{places[1]}/open", "w")
+file.write("half")
+file.flush()
+open(flag + ".up", "w").close()
+time.sleep(90)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_all_that_killed_nodes_left_is_copied_when_dir_is_back(
+    hpcstage: Hpcstage, tmp_path: Path, local_dir: Path
+) -> None:
+    """Everything is killed. While DIR is away nothing can be copied, and all of it stays."""
+    results, flag = tmp_path / "results", tmp_path / "flag"
+    process = hpcstage.start("run", "--nodes", "2", "--out", results, "--", *python_command(LEFT, "{out}", str(flag)))
+    wait_for((tmp_path / "flag.up").exists, 30, "the command")
+    ours = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    manylab.kill(ours)
+    process.communicate(timeout=60)
+    psutil.wait_procs(ours, timeout=10)
+    results.rename(tmp_path / "away")
+    done = hpcstage("clean", "--drain")
+    assert done.returncode == NOT_DRAINED, done.stderr
+    assert len(left_on(local_dir)) == 2
+    (tmp_path / "away").rename(results)
+    assert hpcstage("clean").returncode == NOT_DRAINED
+    done = hpcstage("clean", "--drain")
+    assert done.returncode == 0, done.stderr
+    found = contents(results)
+    both = [found.pop(name) for name in list(found) if name.partition(".")[0] == "same"]
+    assert sorted(both) == ["node 0", "node 1"], "each node's file is there, under whatever name"
+    assert found == {
+        "rank0": "node 0", "rank1": "node 1", "logs/0": "node 0", "logs/1": "node 1", "open": "half",
+    }  # fmt: skip
+    assert left_on(local_dir) == []
+
+
 @pytest.mark.timeout(90)
 def test_files_of_a_node_that_died_are_named_with_their_place_and_copied_later(
     hpcstage: Hpcstage, tmp_path: Path, local_dir: Path

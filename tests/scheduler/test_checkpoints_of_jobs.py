@@ -62,14 +62,16 @@ def firsts(project: Project) -> dict[int, int]:
 
 def whole_in_dir(project: Project) -> list[int]:
     found = [path for path in (project.outside / "ckpt").glob("step*") if len(list(path.iterdir())) == COUNT]
-    return sorted(int(path.name.removeprefix("step")) for path in found)
+    numbers = (path.name.removeprefix("step") for path in found)  # what was killed halfway is stepN.RUN-ID
+    return sorted(int(number) for number in numbers if number.isdecimal())
 
 
 def test_a_node_loses_its_directories_and_the_next_jobs_go_on(slurm: Slurm, project: Project, local: Path) -> None:
     env = {**project.env, "HPCSTAGE_LOCAL_DIR": str(local)}
+    nodes = f"--nodelist={','.join(slurm.nodes.names[:COUNT])}"
 
     def submit() -> int:
-        return slurm.submit(*SHAPE, env=env, cwd=project.path, script=SCRIPT)
+        return slurm.submit(*SHAPE, nodes, env=env, cwd=project.path, script=SCRIPT)
 
     job = submit()
     until(lambda: newest_protected(slurm, local) >= 1, 60, "a protected step")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from contextlib import suppress
@@ -45,10 +46,9 @@ while True:
     made = directory / ".new"
     made.mkdir(exist_ok=True)
     (made / rank).write_bytes(content(step, int(rank)))
-    if not (directory / f"step{step}").exists():
-        made.rename(directory / f"step{step}")
-    else:  # of this step a part was there, which is not whole
-        (made / rank).rename(directory / f"step{step}" / rank)
+    if (directory / f"step{step}").exists():  # parts of it were there; a step that is renamed to its name is complete
+        shutil.rmtree(directory / f"step{step}")
+    made.rename(directory / f"step{step}")
     if wait(step, "enough" if Path("enough").exists() else "") == "enough":
         break
     step += 1
