@@ -89,7 +89,8 @@ def has_protected(local_dir: Path, nodes: int, name: str) -> bool:
 
 
 def _parts(generation: dict[str, Any]) -> int:
-    return sum(len(share) for share in generation["shares"].values())
+    """How many parts of step 1 it has; others may be there since the start."""
+    return sum(name in ("model1", "shards1") for share in generation["shares"].values() for name in share)
 
 
 def part_of(hpcstage: Hpcstage) -> dict[str, Any]:
