@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.types import Entry
 from hpcstage.protocol import nodedir
 from hpcstage.store.copyfile import CopyJob
 
@@ -43,6 +44,10 @@ class Catalog:
     def size(self, id_: int) -> int:
         """Returns the bytes of a file at the scan."""
         return self._manifest.size(id_)
+
+    def entry(self, id_: int) -> Entry:
+        """Returns what the manifest knows of a file."""
+        return self._manifest.entry(id_)
 
     def names(self, id_: int) -> tuple[bytes, bytes, bytes | None]:
         """Returns the temporary, final and second name of a copy; in the store, copies of symbolic links have a second

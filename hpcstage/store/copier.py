@@ -18,7 +18,9 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from hpcstage.protocol import nodedir
+from hpcstage.protocol.arriving import ARRIVING_FILE
 from hpcstage.store import copyfile
+from hpcstage.store.arriving import Arrival, Arrivals, Facts
 from hpcstage.store.catalog import Catalog
 from hpcstage.store.copyfile import CopyJob, CopyOutcome, CopyWorker, Status
 from hpcstage.store.counters import CANCEL, StatsArea, ThreadStats
@@ -152,6 +154,7 @@ class Copier:
         self._stats = [stats.thread(first + number) for number in range(settings.threads)]
         self._results = results
         self._catalog: Catalog
+        self._arrivals = Arrivals(Path(ARRIVING_FILE))
         self._tasks = Tasks(self._stats)
         self._logged = 0
         rate = settings.max_rate_bytes_per_s
@@ -225,7 +228,11 @@ class Copier:
 
     def _copy_big(self, worker: CopyWorker, id_: int, job: CopyJob, started_ns: int) -> None:
         most_bytes = PROBED_BYTES if self._settings.is_probe else None
-        big = BigCopy(id_, job, self._pace, started_ns, self._tasks.invite, most_bytes)
+
+        def show(status: os.stat_result) -> Arrival:
+            return self._arrivals.begin(Facts(id_, status, job.temporary), self._catalog.entry(id_))
+
+        big = BigCopy(id_, job, self._pace, started_ns, self._tasks.invite, most_bytes, show)
         self._tasks.begin_big(big)
         if big.open(worker):
             self._help(worker, big)

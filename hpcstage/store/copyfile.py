@@ -283,13 +283,19 @@ def _write_all(target: int, data: memoryview, position: int) -> None:
             data, position = data[count:], position + count
 
 
-def check_and_stamp(source: int, target: int, before: os.stat_result) -> None:
-    """Raises CopyError if the source is not as it was before the copy; gives the copy the source's permission bits and
-    modification time."""
+def check(source: int, before: os.stat_result) -> os.stat_result:
+    """Returns the attributes of an open source. Raises CopyError if they are not what they were before."""
     with source_errors():
         after = os.fstat(source)
     if fingerprint(before) != fingerprint(after):
         raise CopyError(Status.CHANGED)
+    return after
+
+
+def check_and_stamp(source: int, target: int, before: os.stat_result) -> None:
+    """Raises CopyError if the source is not as it was before the copy; gives the copy the source's permission bits and
+    modification time."""
+    after = check(source, before)
     if after.st_size >= DROP_BYTES:
         with contextlib.suppress(OSError):
             os.posix_fadvise(source, 0, 0, os.POSIX_FADV_DONTNEED)

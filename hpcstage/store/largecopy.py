@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from hpcstage.store import copyfile
+from hpcstage.store.arriving import Arrival
 from hpcstage.store.copyfile import CopyError, CopyJob, CopyOutcome, CopyWorker, Status
 
 RANGE_BYTES = 16 << 20
@@ -37,8 +38,8 @@ class Pacer:
 
 
 class BigCopy:
-    """Owns the copy of one file in ranges. Threads call `work`; the one that ends last publishes the copy and reports
-    the outcome."""
+    """Owns the copy of one file in stripes. Threads call `work`; the one that ends last publishes the copy and reports
+    the outcome. A thread takes ranges of stripes, in order; what a reader waits for comes first."""
 
     def __init__(
         self,
@@ -48,8 +49,10 @@ class BigCopy:
         started_ns: int,
         invite: Callable[[BigCopy], object],
         most_bytes: int | None = None,
+        show: Callable[[os.stat_result], Arrival] = lambda status: Arrival(status.st_size),
     ) -> None:
-        """`invite` makes one more thread call `work`; a probe copies only the first `most_bytes` of a file."""
+        """`invite` makes one more thread call `work`; a probe copies only the first `most_bytes` of a file. `show`
+        returns the stripes of the file once it is open."""
         self.id = id_
         self.job = job
         self.started_ns = started_ns
@@ -61,12 +64,13 @@ class BigCopy:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._most_bytes = most_bytes
+        self._show = show
         self._size_bytes = 0
-        self._position = 0
         self._inside = 0
         self._finished = False
         self._source = self._target = -1
         self._before: os.stat_result
+        self._arrival: Arrival
 
     def open(self, worker: CopyWorker) -> bool:
         """Opens source and copy. Returns False if that failed (see `outcome`)."""
@@ -79,6 +83,7 @@ class BigCopy:
             self._target = copyfile.create(self.job.temporary)
             with copyfile.local_errors():
                 _preallocate(self._target, self._size_bytes)
+            self._arrival = Arrival(self._size_bytes) if self._most_bytes is not None else self._show(self._before)
         except CopyError as error:
             self._fail(error)
             self._finished = True
@@ -90,19 +95,31 @@ class BigCopy:
 
     def work(self, worker: CopyWorker) -> bool:
         """Copies ranges until none is left. Returns True to the one thread that has to report the outcome."""
-        while (start := self._claim()) is not None:
+        while (stripes := self._claim()) is not None:
             part = CopyOutcome()
             step = partial(self._step, part, [0])
             try:
-                length = min(RANGE_BYTES, self._size_bytes - start)
-                span = copyfile.FileRange(self._source, self._target, start, length)
-                copyfile.copy_range(worker, span, part, step, self._writing)
+                for stripe in stripes:
+                    if self._put_back(range(stripe, stripes.stop), stripes.start):
+                        break
+                    self._copy(worker, stripe, part, step)
             except CopyError as error:
                 self._fail(error)
             if self._leave(part):
                 self._finish(worker)
                 return True
         return False
+
+    def _copy(self, worker: CopyWorker, stripe: int, part: CopyOutcome, step: Callable[[int], None]) -> None:
+        """Copies a stripe and shows it, if the source is what it was when the copying began."""
+        began_ns = time.monotonic_ns()
+        start = stripe * self._arrival.stripe_bytes
+        length = min(self._arrival.stripe_bytes, self._size_bytes - start)
+        span = copyfile.FileRange(self._source, self._target, start, length)
+        copyfile.copy_range(worker, span, part, step, self._writing)
+        if self._arrival.is_shown:
+            copyfile.check(self._source, self._before)
+        self._arrival.arrived(stripe, time.monotonic_ns() - began_ns)
 
     def _step(self, part: CopyOutcome, seen_ns: list[int], size_bytes: int) -> None:
         """Runs before each chunk: ends a cancelled copy, invites one more thread, and waits for the rate."""
@@ -120,14 +137,36 @@ class BigCopy:
             self._invitations -= may
             return may
 
-    def _claim(self) -> int | None:
+    def _claim(self) -> range | None:
+        """Returns the stripes that a thread copies next: one that a reader needs or will need, else many in a row."""
         with self._lock:
             if self._finished or self._exhausted():
                 return None
-            start = self._position
-            self._position += RANGE_BYTES
+            arrival, wished = self._arrival, self._arrival.wished()
+            first = None if wished is None else arrival.first_absent(wished)
+            if first is not None:
+                stripes = range(first, first + 1)
+            else:
+                stop = first = arrival.first_absent() or 0
+                most = max(1, RANGE_BYTES // arrival.stripe_bytes)
+                while stop < first + most and arrival.is_absent(stop):
+                    stop += 1
+                stripes = range(first, stop)
+            arrival.coming(stripes)
             self._inside += 1
-            return start
+            return stripes
+
+    def _put_back(self, stripes: range, first: int) -> bool:
+        """Gives up what is left of a range whose first stripes were copied, if a reader needs something: all threads
+        bring that. Returns whether it did."""
+        if stripes.start == first:
+            return False
+        with self._lock:
+            wished = self._arrival.wished()
+            if wished is None or (wished not in stripes and self._arrival.first_absent(wished) is None):
+                return False
+            self._arrival.put_back(stripes)
+            return True
 
     def _leave(self, part: CopyOutcome) -> bool:
         with self._lock:
@@ -138,7 +177,7 @@ class BigCopy:
             return last
 
     def _exhausted(self) -> bool:
-        return self._position >= max(self._size_bytes, 1) or self.outcome.status is not Status.OK
+        return self._arrival.first_absent() is None or self.outcome.status is not Status.OK
 
     def _fail(self, error: CopyError) -> None:
         if not self.outcome.status:

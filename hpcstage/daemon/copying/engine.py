@@ -21,6 +21,7 @@ from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol.shim import Reason, WorkProgress
+from hpcstage.store.arriving import Arriving
 from hpcstage.store.copyfile import Status
 from hpcstage.store.directory import Store
 from hpcstage.store.messages import Result
@@ -128,6 +129,7 @@ class Engine:
         self.pool = pool
         self.hooks = hooks
         self.copies = StoredCopies(manifest, store)
+        self.arriving = Arriving(store.node_dir)
         self.tombstones = Tombstones(manifest, store, hooks.hold)
         self.withdrawals = Withdrawals(queue, pool, hooks.is_wanted)
         self.failures = Failures(started)
@@ -155,12 +157,19 @@ class Engine:
         if free > 0 and not self.queue.states.closed and not self.withdrawals.is_paused:
             for id_ in self.queue.source.next(free, now):
                 hooks.given(id_)
+                self._show(id_)
                 self.pool.assign(id_, urgent=hooks.is_wanted(id_))
             self.pool.flush()
         if not self.width.is_whole:
             self.width.filled(self._unwanted())
         self.sweep()
         self.advance(now)
+
+    def _show(self, id_: int) -> None:
+        """Lets programs see what arrives of a file that several threads copy."""
+        settings = self.pool.settings
+        if self.manifest.size(id_) > settings.limit_bytes and self.arriving.grant(id_):
+            self.queue.large.shown.add(id_)
 
     def _may_begin(self) -> int:
         """Returns how many transfers may begin: those that programs wait for, and no more besides than pay."""
@@ -203,6 +212,8 @@ class Engine:
 
     def _take(self, result: Result, now: float) -> None:
         self.tombstones.lift(result.id)
+        self.queue.large.hidden(result.id)
+        self.arriving.ended(result.id, is_stored=result.status is Status.OK)
         self._conclude(result, now)
         self.withdrawals.settle(result.id)
         self.tombstones.settle(result.id)
@@ -247,6 +258,7 @@ class Engine:
     def sweep(self) -> None:
         """Deletes the temporary copies that had to make way for others."""
         dropped = self.queue.budget.temporary.dropped
+        self.arriving.withdraw(dropped)
         for id_ in dropped:
             self.copies.remove(id_, self.queue.states.size(id_))
         dropped.clear()
@@ -257,6 +269,7 @@ class Engine:
         """Voids files that are written to: when this returns, no copy of them is visible or ever will be."""
         ids = [id_ for id_ in ids if self.queue.states.of(id_) is not FileState.VOID]
         stored = [id_ for id_ in ids if self.queue.states.of(id_) is FileState.STORED]
+        self.arriving.withdraw(ids)
         self._void_flying(self.queue.void(ids))
         for id_ in stored:
             self.copies.delete(id_)
@@ -266,6 +279,7 @@ class Engine:
 
     def void_range(self, ids: range) -> bytes:
         """Voids many files whose copies have been put out of sight. Returns the state that each of them had."""
+        self.arriving.withdraw([id_ for id_ in self.arriving.ids if id_ in ids])
         places, flying = self.queue.void_range(ids)
         self._void_flying(flying)
         self.copies.holdings.drop(ids)

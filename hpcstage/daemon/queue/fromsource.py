@@ -107,6 +107,8 @@ class FromSource:
     def _want_large(self, id_: int, state: FileState, now: float) -> Decision:
         if state is FileState.FLYING and self._large.is_worth_waiting(id_, now):
             return Decision(Verdict.WAIT, deadline=now + 2 * MOST_WAIT_S)
+        if state is FileState.FLYING:
+            self._large.opened_under_way(id_, now)
         self._large.reads.here(id_, now)
         return Decision(Verdict.DIRECT, reason=Reason.LARGE)
 

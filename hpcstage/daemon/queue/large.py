@@ -8,7 +8,7 @@ files at the source, others are copied only where that does not slow it down (`B
 reading, until it opens those copies: it is not known whether it ever will. Later, too, no more are copied at a time
 than the program read at a time. Afterwards files that the program has not read yet come before those that it has read.
 In a node group all nodes tell each other what their programs read at the source, and each holds back accordingly.
-Callers pass `now`.
+A copy under way of which programs are served what has arrived goes on beside them (`Followed`). Callers pass `now`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ MOST_TRIES = 3
 """The most times that the copying of one file is begun."""
 MOST_WAIT_S, NEARLY_DONE = 1.0, 0.75
 """A program waits for a copy of which NEARLY_DONE is there, if the rest is expected within MOST_WAIT_S."""
+
+FOLLOWED_SHARE, LEAST_FOLLOWED_S = 0.25, 0.5
 
 LEAST_TRIAL_S = 1.5
 """The least length of a measurement."""
@@ -121,6 +123,39 @@ class ReadAgain:
         self.ids = frozenset(id_ for id_, since in self._since.items() if movable_bytes - since >= whole)
 
 
+class Followed:
+    """Knows the copies under way that go on although a program reads their files, as it gets more from what has arrived
+    than it reads at the source. One of which FOLLOWED_SHARE is there when the program opens its file is tried."""
+
+    def __init__(self) -> None:
+        self.ids: set[int] = set()
+        self._seen: dict[int, tuple[float, int, int]] = {}
+        """By id: a moment, and the bytes that programs had got and missed then."""
+
+    def begin(self, id_: int, now: float) -> None:
+        """Notes that a program opens a file that goes on being copied, unless it is noted."""
+        if id_ not in self.ids:
+            self.ids.add(id_)
+            self._seen[id_] = (now, 0, 0)
+
+    def end(self, id_: int) -> None:
+        """Notes that the copy is not under way any more, or is of no use to the program."""
+        self.ids.discard(id_)
+        self._seen.pop(id_, None)
+
+    def look(self, read: Callable[[int], tuple[int, int]], now: float) -> None:
+        """Ends what has not paid since the last look. `read` returns the bytes that programs got and missed by id."""
+        for id_ in [*self.ids]:
+            since, served, missed = self._seen[id_]
+            if now - since < LEAST_FOLLOWED_S:
+                continue
+            now_served, now_missed = read(id_)
+            if now_served - served <= now_missed - missed:
+                self.end(id_)
+            else:
+                self._seen[id_] = (now, now_served, now_missed)
+
+
 class SourceReads:
     """Knows which large files programs of this node and of others read at the source, and what others are to be
     told."""
@@ -172,6 +207,9 @@ class Large:
         """Files that were not copied when it was their turn, since the program read them at the source."""
         self.ahead: set[int] = set()
         """Ids that are copied or being copied and that the program has not opened since: maybe of no use."""
+        self.shown: set[int] = set()
+        """Ids in flight of which programs see what has arrived."""
+        self.followed = Followed()
         self._aside: dict[int, None] = {}
         """Files that wait though it was their turn, in that order."""
         self._flights = flights
@@ -234,8 +272,10 @@ class Large:
         return self._beside is not None and not self._beside.is_allowed and self.reads.count(now) > 0
 
     def read_meanwhile(self, now: float) -> list[int]:
-        """Returns the transfers in flight whose files the program reads at the source meanwhile."""
-        return [id_ for id_ in self._flights.needed() if self.is_left(id_, now)]
+        """Returns the transfers in flight whose files the program reads at the source meanwhile, with no use of what
+        has arrived."""
+        followed = self.followed.ids
+        return [id_ for id_ in self._flights.needed() if self.is_left(id_, now) and id_ not in followed]
 
     def slowing(self, now: float) -> list[int]:
         """Returns transfers of other large files that would slow the program's reading down and are not nearly done."""
@@ -250,6 +290,17 @@ class Large:
         return copied >= NEARLY_DONE * size and (size - copied) * self._flights.took_s(id_, now) <= MOST_WAIT_S * copied
 
     # ---- what happened
+
+    def opened_under_way(self, id_: int, now: float) -> None:
+        """Notes that a program opens a file at the source whose copy is under way."""
+        is_alone = self._beside is not None
+        if is_alone and id_ in self.shown and self._flights.copied(id_) >= FOLLOWED_SHARE * self._states.size(id_):
+            self.followed.begin(id_, now)
+
+    def hidden(self, id_: int) -> None:
+        """Notes that a transfer has ended."""
+        self.shown.discard(id_)
+        self.followed.end(id_)
 
     def looked(self, open_at_source: Collection[int], read: BytesRead) -> None:
         """Notes which large files the program has open at the source now, and what was read until now."""

@@ -1,0 +1,64 @@
+"""The file `arriving` of a node directory: which parts of large files on their way are there already.
+
+Owns the layout. Daemon, copiers and attached processes map the file; `scripts/wire.py` copies the numbers for the shim.
+Everything is little-endian. Each word has one writer, so there are no locks:
+
+    header   0 u64 ARRIVING_MAGIC   8 u32 rows   12 u32 stripes of a row   16..63 reserved
+             64 u32 granted[rows]: by the daemon: the serial number of the transfer to which a row belongs; 0: of none
+             192 u32 shown[rows]: by the copier of that transfer: the same number, once the rest of the row is written
+    rows     from ARRIVING_HEADER_BYTES on, ARRIVING_ROW_BYTES each, see ARRIVING_ROW; by the copier, but for what
+             ARRIVING_READ and WISHED_OFFSET name, which readers write
+    stripes  from STRIPES_OFFSET on, a byte for each stripe of each row: by the copier, a Stripe
+
+A row may be used only while both of its words have the same number other than 0, which is looked at before bytes are
+read from the incoming file and again afterwards. The daemon takes `granted` away before a write is answered, when a
+transfer has failed or was given up, and before the row is another's. A number is never given twice.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+ARRIVING_FILE = "arriving"
+ARRIVING_MAGIC = int.from_bytes(b"hpcarrv1", "little")
+ARRIVING_HEADER = struct.Struct("<QII")
+ARRIVING_ROWS = 32
+GRANTED_OFFSET = 64
+SHOWN_OFFSET = 192
+ARRIVING_HEADER_BYTES = 512
+ARRIVING_ROW = struct.Struct("<QQQqqIIQ")
+"""u64 device, u64 inode, u64 size, i64 mtime, i64 ctime of the source, as stat says on this node, u32 id,
+u32 bytes of a stripe, u64 ns that a stripe takes."""
+WISHED_OFFSET = 56
+"""In a row: u32 the stripe that a reader needs next, plus one; 0: none."""
+NAME_OFFSET = 64
+"""In a row: the name of the incoming file in the node directory, up to a NUL."""
+ARRIVING_NAME_BYTES = 64
+READ_OFFSET = 128
+"""In a row: ARRIVING_READ."""
+ARRIVING_READ = struct.Struct("<QQ")
+"""u64 bytes that readers got from the incoming file, u64 bytes that they read at the source as they were not there."""
+ARRIVING_ROW_BYTES = 256
+STRIPES_OFFSET = 12288
+ROW_STRIPES = 16384
+ARRIVING_BYTES = STRIPES_OFFSET + ARRIVING_ROWS * ROW_STRIPES
+LEAST_STRIPE_BYTES = 1 << 20
+
+
+class Stripe(IntEnum):
+    """How far a stripe is."""
+
+    ABSENT = 0
+    COMING = 1
+    """A thread of the copier reads it from the source."""
+    ARRIVED = 2
+    """All of it is in the incoming file, and the source was what the row says after it had been read."""
+
+
+def stripe_bytes(size_bytes: int) -> int:
+    """Returns the bytes of a stripe of a file of this size: a power of two."""
+    length = LEAST_STRIPE_BYTES
+    while length * ROW_STRIPES < size_bytes:
+        length *= 2
+    return length

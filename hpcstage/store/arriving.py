@@ -1,0 +1,257 @@
+"""Shows programs which parts of large files, whose copies are on their way, are there already.
+
+Owns the mapping of the file `arriving`, whose layout stands in `protocol.arriving`: `Arriving` is the daemon's side,
+which grants rows to transfers and takes them away, `Arrivals` and `Arrival` are a copier's side, which fills them.
+Without space on the disk the mapping is in memory only, where no program sees it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcstage.plan.types import Entry
+from hpcstage.protocol.arriving import (
+    ARRIVING_BYTES,
+    ARRIVING_FILE,
+    ARRIVING_HEADER,
+    ARRIVING_HEADER_BYTES,
+    ARRIVING_MAGIC,
+    ARRIVING_NAME_BYTES,
+    ARRIVING_READ,
+    ARRIVING_ROW,
+    ARRIVING_ROW_BYTES,
+    ARRIVING_ROWS,
+    GRANTED_OFFSET,
+    NAME_OFFSET,
+    READ_OFFSET,
+    ROW_STRIPES,
+    SHOWN_OFFSET,
+    STRIPES_OFFSET,
+    WISHED_OFFSET,
+    Stripe,
+    stripe_bytes,
+)
+
+_U32 = struct.Struct("<I")
+_ID = struct.Struct("<I")
+_ID_OFFSET, _NS_OFFSET = 40, 48
+_NS = struct.Struct("<Q")
+_MOST_SERIALS = (1 << 32) - 2
+
+
+class BytesRead(NamedTuple):
+    """The bytes of a file on its way that programs were served, and those that they read at the source meanwhile."""
+
+    served: int = 0
+    missed: int = 0
+
+
+class Arriving:
+    """The daemon's side: owns which transfer has which row."""
+
+    def __init__(self, node_dir: Path) -> None:
+        try:
+            self._map = _create(node_dir / ARRIVING_FILE)
+        except OSError:
+            self._map = mmap.mmap(-1, ARRIVING_BYTES)
+        self._rows: dict[int, int] = {}
+        """By id: its row."""
+        self._whole: dict[int, None] = {}
+        """The ids whose copies are complete, the oldest first: their rows serve until others need them."""
+        self._serial = 0
+
+    @property
+    def ids(self) -> Iterable[int]:
+        """The ids that have a row."""
+        return self._rows.keys()
+
+    def grant(self, id_: int) -> bool:
+        """Gives a transfer that is about to begin a row. Returns False if all are in use."""
+        self.ended(id_, is_stored=False)
+        if len(self._rows) == ARRIVING_ROWS and self._whole:
+            self.withdraw((next(iter(self._whole)),))
+        free = set(range(ARRIVING_ROWS)).difference(self._rows.values())
+        if not free:
+            return False
+        row = self._rows[id_] = min(free)
+        self._serial = self._serial % _MOST_SERIALS + 1
+        start, stripes = _row(row), _stripes(row)
+        self._map[start : start + ARRIVING_ROW_BYTES] = bytes(ARRIVING_ROW_BYTES)
+        self._map[stripes : stripes + ROW_STRIPES] = bytes(ROW_STRIPES)
+        _ID.pack_into(self._map, start + _ID_OFFSET, id_)
+        self._put(row, self._serial)
+        return True
+
+    def withdraw(self, ids: Iterable[int]) -> None:
+        """Takes the rows of these ids away: when this returns, no read of them is served that has not ended. The copier
+        may still write to a row, which is nobody else's before the transfer has ended."""
+        for id_ in self._rows.keys() & ids:
+            self._put(self._rows[id_], 0)
+            if id_ in self._whole:
+                self._free(id_)
+
+    def ended(self, id_: int, *, is_stored: bool) -> None:
+        """Notes the end of a transfer. The row of a copy that is in the store serves on, if it was not taken away."""
+        row = self._rows.get(id_)
+        if row is not None and is_stored and _U32.unpack_from(self._map, GRANTED_OFFSET + 4 * row)[0]:
+            self._whole[id_] = None
+        elif row is not None:
+            self._put(row, 0)
+            self._free(id_)
+
+    def _free(self, id_: int) -> None:
+        del self._rows[id_]
+        self._whole.pop(id_, None)
+
+    def _put(self, row: int, serial: int) -> None:
+        _U32.pack_into(self._map, GRANTED_OFFSET + 4 * row, serial)
+
+    def read(self, id_: int) -> BytesRead:
+        """Returns what programs have read of a file since it had its row."""
+        row = self._rows.get(id_)
+        return BytesRead() if row is None else BytesRead(*ARRIVING_READ.unpack_from(self._map, _row(row) + READ_OFFSET))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is shown of a file on its way: what stat says of its source, and the incoming file."""
+
+    id: int
+    status: os.stat_result
+    incoming: bytes
+
+
+class Arrivals:
+    """A copier's side: owns its mapping, which is made at the first large file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._map: mmap.mmap | None = None
+
+    def begin(self, facts: Facts, listed: Entry) -> Arrival:
+        """Returns the stripes of a file whose copying begins. They are shown if the file has a row and is as the
+        manifest lists it; else nobody sees them."""
+        status = facts.status
+        is_listed = (status.st_size, status.st_mtime_ns) == (listed.size_bytes, listed.mtime_ns)
+        is_listed = is_listed and listed.ctime_ns in (0, status.st_ctime_ns)
+        if is_listed and len(facts.incoming) < ARRIVING_NAME_BYTES:
+            with suppress(OSError, ValueError):
+                self._map = self._map or _open(self._path)
+                found = self._row_of(self._map, facts.id)
+                if found is not None:
+                    return Arrival.shown(self._map, *found, facts)
+        return Arrival(status.st_size)
+
+    @staticmethod
+    def _row_of(mapped: mmap.mmap, id_: int) -> tuple[int, int] | None:
+        """Returns the row of a transfer and its serial number."""
+        for row in range(ARRIVING_ROWS):
+            (serial,) = _U32.unpack_from(mapped, GRANTED_OFFSET + 4 * row)
+            if serial and _ID.unpack_from(mapped, _row(row) + _ID_OFFSET)[0] == id_:
+                return row, serial
+        return None
+
+
+class Arrival:
+    """The stripes of one file that is being copied."""
+
+    is_shown = False
+    """Whether programs may see them."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.stripe_bytes = stripe_bytes(size_bytes)
+        self.stripes = max(1, -(-size_bytes // self.stripe_bytes))
+        self._mapped: mmap.mmap | bytearray = bytearray(self.stripes)
+        self._start = self._row = 0
+
+    @classmethod
+    def shown(cls, mapped: mmap.mmap, row: int, serial: int, facts: Facts) -> Arrival:
+        """Returns stripes that programs see from now on, while the row is granted."""
+        status = facts.status
+        arrival = cls(status.st_size)
+        start = arrival._row = _row(row)
+        times = status.st_mtime_ns, status.st_ctime_ns
+        ARRIVING_ROW.pack_into(
+            mapped, start, status.st_dev, status.st_ino, status.st_size, *times, facts.id, arrival.stripe_bytes, 0
+        )
+        name = facts.incoming + b"\0"
+        mapped[start + NAME_OFFSET : start + NAME_OFFSET + len(name)] = name
+        arrival._mapped, arrival._start, arrival.is_shown = mapped, _stripes(row), True
+        _U32.pack_into(mapped, SHOWN_OFFSET + 4 * row, serial)
+        return arrival
+
+    def is_absent(self, stripe: int) -> bool:
+        """Returns whether nobody has begun with a stripe."""
+        return stripe < self.stripes and self._mapped[self._start + stripe] == Stripe.ABSENT
+
+    def first_absent(self, stripe: int = 0) -> int | None:
+        """Returns the first stripe from this one on that nobody has begun with."""
+        found = self._mapped.find(bytes((Stripe.ABSENT,)), self._start + stripe, self._start + self.stripes)
+        return None if found < 0 else found - self._start
+
+    def coming(self, stripes: range) -> None:
+        """Notes that a thread begins with these stripes."""
+        self._put(stripes, Stripe.COMING)
+
+    def put_back(self, stripes: range) -> None:
+        """Notes that nobody reads these stripes for now."""
+        self._put(stripes, Stripe.ABSENT)
+
+    def arrived(self, stripe: int, took_ns: int) -> None:
+        """Shows a stripe that is complete, and how long it took."""
+        if self.is_shown:
+            (before_ns,) = _NS.unpack_from(self._mapped, self._row + _NS_OFFSET)
+            _NS.pack_into(
+                self._mapped, self._row + _NS_OFFSET, (3 * before_ns + took_ns) // 4 if before_ns else took_ns
+            )
+        self._put(range(stripe, stripe + 1), Stripe.ARRIVED)
+
+    def wished(self) -> int | None:
+        """Returns the stripe that a reader needs next, if any asks."""
+        if not self.is_shown:
+            return None
+        (wished,) = _U32.unpack_from(self._mapped, self._row + WISHED_OFFSET)
+        return wished - 1 if 0 < wished <= self.stripes else None
+
+    def _put(self, stripes: range, state: Stripe) -> None:
+        self._mapped[self._start + stripes.start : self._start + stripes.stop] = bytes((state,)) * len(stripes)
+
+
+def _row(row: int) -> int:
+    return ARRIVING_HEADER_BYTES + row * ARRIVING_ROW_BYTES
+
+
+def _stripes(row: int) -> int:
+    return STRIPES_OFFSET + row * ROW_STRIPES
+
+
+def _create(path: Path) -> mmap.mmap:
+    """Makes the file with its blocks allocated: writing into a hole on a disk that is full by then is SIGBUS."""
+    temporary = path.with_name(f".{path.name}")
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, ARRIVING_BYTES)
+        mapped = mmap.mmap(fd, ARRIVING_BYTES)
+        ARRIVING_HEADER.pack_into(mapped, 0, ARRIVING_MAGIC, ARRIVING_ROWS, ROW_STRIPES)
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+    return mapped
+
+
+def _open(path: Path) -> mmap.mmap:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return mmap.mmap(fd, ARRIVING_BYTES)
+    finally:
+        os.close(fd)

@@ -1,0 +1,300 @@
+"""What a daemon and its copiers show of large files on their way: never a byte that is not the source's."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import wait_for
+
+from hpcstage.daemon.copying.engine import Engine
+from hpcstage.daemon.queue.large import LEAST_FOLLOWED_S, Followed
+from hpcstage.daemon.queue.queue import Queue
+from hpcstage.daemon.queue.rates import Limits
+from hpcstage.daemon.queue.states import FileState
+from hpcstage.plan.budget import BudgetFacts
+from hpcstage.plan.dataset.datasets import resolve
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.dataset.scan import scan
+from hpcstage.plan.types import Entry
+from hpcstage.protocol import arriving as wire
+from hpcstage.protocol.arriving import Stripe
+from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts
+from hpcstage.store.copier import CopierSettings
+from hpcstage.store.directory import Store, budget
+from hpcstage.store.pool import CopierPool
+
+MB = wire.LEAST_STRIPE_BYTES
+SIZE = 12 * MB + 1000
+
+
+class Row:
+    """What a program sees of a row."""
+
+    def __init__(self, node_dir: Path, row: int) -> None:
+        data = (node_dir / wire.ARRIVING_FILE).read_bytes()
+        assert len(data) == wire.ARRIVING_BYTES
+        assert wire.ARRIVING_HEADER.unpack_from(data) == (wire.ARRIVING_MAGIC, wire.ARRIVING_ROWS, wire.ROW_STRIPES)
+        (granted,) = struct.unpack_from("<I", data, wire.GRANTED_OFFSET + 4 * row)
+        (self.shown,) = struct.unpack_from("<I", data, wire.SHOWN_OFFSET + 4 * row)
+        self.holds = granted != 0 and granted == self.shown
+        start = wire.ARRIVING_HEADER_BYTES + row * wire.ARRIVING_ROW_BYTES
+        values = wire.ARRIVING_ROW.unpack_from(data, start)
+        self.device, self.inode, self.size, self.mtime, self.ctime, self.id, self.stripe_bytes, _ = values
+        name = data[start + wire.NAME_OFFSET : start + wire.NAME_OFFSET + wire.ARRIVING_NAME_BYTES]
+        self.incoming = node_dir / os.fsdecode(name.partition(b"\0")[0])
+        stripes = wire.STRIPES_OFFSET + row * wire.ROW_STRIPES
+        self.stripes = list(data[stripes : stripes + -(-self.size // max(self.stripe_bytes, 1))])
+
+    @property
+    def arrived(self) -> list[int]:
+        return [number for number, state in enumerate(self.stripes) if state == Stripe.ARRIVED]
+
+
+def facts_of(path: Path, id_: int = 3) -> tuple[Facts, Entry]:
+    found = path.stat()
+    listed = Entry(0, b"", found.st_size, found.st_mtime_ns, 0, 0, 0, False, found.st_ctime_ns)
+    return Facts(id_, found, b"incoming/0.0/%d" % id_), listed
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(3 * MB + 1))
+    return path
+
+
+def test_a_row_is_what_the_layout_says(tmp_path: Path, file: Path) -> None:
+    daemon = Arriving(tmp_path)
+    assert (tmp_path / wire.ARRIVING_FILE).stat().st_blocks * 512 >= wire.ARRIVING_BYTES
+    assert daemon.grant(3)
+    assert not Row(tmp_path, 0).holds, "granted, and not shown yet"
+    facts, listed = facts_of(file)
+    arrival = Arrivals(tmp_path / wire.ARRIVING_FILE).begin(facts, listed)
+    row, found = Row(tmp_path, 0), file.stat()
+    assert row.holds
+    assert (row.device, row.inode, row.size, row.id) == (found.st_dev, found.st_ino, 3 * MB + 1, 3)
+    assert (row.mtime, row.ctime, row.stripe_bytes) == (found.st_mtime_ns, found.st_ctime_ns, MB)
+    assert row.incoming == tmp_path / "incoming/0.0/3"
+    assert row.stripes == [Stripe.ABSENT] * 4
+    arrival.coming(range(1, 3))
+    arrival.arrived(2, 5)
+    assert Row(tmp_path, 0).stripes == [Stripe.ABSENT, Stripe.COMING, Stripe.ARRIVED, Stripe.ABSENT]
+    assert (arrival.first_absent(), arrival.first_absent(1), arrival.first_absent(4)) == (0, 3, None)
+    daemon.withdraw((3,))
+    assert not Row(tmp_path, 0).holds
+
+
+def test_a_row_is_another_files_only_when_its_copier_is_through(tmp_path: Path, file: Path) -> None:
+    """A copier that has not heard yet that its file was written to shows nothing any more, and harms no other row."""
+    daemon, copier = Arriving(tmp_path), Arrivals(tmp_path / wire.ARRIVING_FILE)
+    assert daemon.grant(3)
+    daemon.withdraw((3,))
+    assert daemon.grant(4)
+    facts, listed = facts_of(file)
+    assert not copier.begin(facts, listed).is_shown
+    assert copier.begin(*facts_of(file, 4)).is_shown
+    assert not Row(tmp_path, 0).holds
+    assert Row(tmp_path, 1).holds
+    daemon.ended(3, is_stored=False)
+    assert daemon.grant(5)
+    copier.begin(*facts_of(file, 5))
+    assert Row(tmp_path, 0).id == 5
+    assert Row(tmp_path, 0).shown > Row(tmp_path, 1).shown, "no number is given twice"
+
+
+def test_rows_of_complete_copies_make_way(tmp_path: Path, file: Path) -> None:
+    daemon, copier = Arriving(tmp_path), Arrivals(tmp_path / wire.ARRIVING_FILE)
+    for id_ in range(wire.ARRIVING_ROWS):
+        assert daemon.grant(id_)
+    assert not daemon.grant(100)
+    copier.begin(*facts_of(file, 7))
+    daemon.ended(7, is_stored=True)
+    assert Row(tmp_path, 7).holds, "it serves on"
+    assert daemon.grant(100)
+    assert not Row(tmp_path, 7).holds
+    daemon.ended(100, is_stored=True)
+    daemon.withdraw((100,))
+    daemon.ended(8, is_stored=False)
+    assert daemon.grant(101)
+    assert daemon.grant(102)
+    assert not daemon.grant(103)
+
+
+@pytest.mark.parametrize("what", ["size_bytes", "mtime_ns", "ctime_ns"])
+def test_a_file_that_is_not_as_listed_is_not_shown(tmp_path: Path, file: Path, what: str) -> None:
+    from dataclasses import replace
+
+    daemon, copier = Arriving(tmp_path), Arrivals(tmp_path / wire.ARRIVING_FILE)
+    assert daemon.grant(3)
+    facts, listed = facts_of(file)
+    assert not copier.begin(facts, replace(listed, **{what: getattr(listed, what) - 1})).is_shown
+    assert not Row(tmp_path, 0).shown
+    assert copier.begin(facts, replace(listed, ctime_ns=0)).is_shown
+
+
+def test_without_space_nothing_is_shown(tmp_path: Path, file: Path) -> None:
+    daemon = Arriving(tmp_path / "missing")
+    assert daemon.grant(3)
+    arrival = Arrivals(tmp_path / "missing" / wire.ARRIVING_FILE).begin(*facts_of(file))
+    arrival.arrived(0, 1)
+    assert not arrival.is_shown
+    assert daemon.read(3) == (0, 0)
+
+
+@pytest.mark.parametrize("size", [0, 1, MB, MB + 1, MB * wire.ROW_STRIPES, MB * wire.ROW_STRIPES + 1, 1 << 45])
+def test_the_stripes_of_any_file_fit(size: int) -> None:
+    arrival = Arrival(size)
+    assert 1 <= arrival.stripes <= wire.ROW_STRIPES
+    assert (arrival.stripes - 1) * arrival.stripe_bytes < max(size, 1) <= arrival.stripes * arrival.stripe_bytes
+
+
+def test_a_copy_goes_on_beside_its_reader_while_that_gets_more_than_it_misses() -> None:
+    followed, read = Followed(), {1: (0, 0), 2: (0, 0), 3: (0, 0)}
+    for id_ in read:
+        followed.begin(id_, 0.0)
+    followed.look(read.__getitem__, LEAST_FOLLOWED_S / 2)
+    assert followed.ids == {1, 2, 3}, "too early to say"
+    read.update({1: (100, 50), 2: (50, 100)})
+    followed.look(read.__getitem__, LEAST_FOLLOWED_S)
+    assert followed.ids == {1}, "one that reads nothing that is seen is served nothing"
+    read[1] = (110, 90)
+    followed.look(read.__getitem__, 2 * LEAST_FOLLOWED_S)
+    assert not followed.ids
+
+
+# ---- a real copier
+
+
+class Node:
+    """The engine with one real copier, and one file that takes some seconds."""
+
+    def __init__(self, tmp_path: Path, node_dir: Path, rate: float | None = 6e6, files: int = 1) -> None:
+        self.source = tmp_path / "data" / "0"
+        self.source.parent.mkdir()
+        for number in range(files):
+            (self.source.parent / str(number)).write_bytes(os.urandom(SIZE))
+        self.node_dir = node_dir
+        self.manifest: Manifest = scan(resolve([os.fspath(self.source.parent)], Path("/"))).manifest
+        store = Store(node_dir)
+        store.make()
+        self.manifest.save(node_dir / "manifest.bin")
+        settings = CopierSettings(node_dir, node_dir / "manifest.bin", 4, rate)
+        self.pool = CopierPool(settings, 1)
+        queue = Queue(self.manifest.sizes, Limits(budget(node_dir, BudgetFacts()), max_rate_bytes_per_s=rate))
+        self.pool.open_manifest()
+        self.engine = Engine(self.manifest, queue, self.pool, store)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Runs the engine until then."""
+        deadline = time.monotonic() + 30
+        self.engine.pump(time.monotonic())
+        while not condition():
+            assert time.monotonic() < deadline
+            readable, _, _ = select.select(self.pool.fds(), [], [], 0.01)
+            for fd in readable:
+                self.engine.receive(fd, time.monotonic())
+            self.engine.pump(time.monotonic())
+
+    def state(self) -> FileState:
+        return self.engine.queue.states.of(0)
+
+    def row(self) -> Row:
+        return Row(self.node_dir, 0)
+
+    def check(self) -> list[int]:
+        """Returns the stripes that have arrived, which are the source's."""
+        row = self.row()
+        content, arrived = self.source.read_bytes(), row.arrived if row.holds else []
+        if not arrived:
+            return []
+        copy = Path(os.fsdecode(self.engine.copies.path(0)))
+        with (row.incoming if row.incoming.exists() else copy).open("rb") as file:
+            for stripe in arrived:
+                assert os.pread(file.fileno(), MB, stripe * MB) == content[stripe * MB : (stripe + 1) * MB]
+        return arrived
+
+
+@pytest.fixture
+def node(tmp_path: Path, local_dir: Path) -> Iterator[Node]:
+    found = Node(tmp_path, local_dir)
+    yield found
+    found.pool.close()
+
+
+def test_what_a_copier_shows_is_the_sources(node: Node) -> None:
+    node.until(lambda: node.row().holds and len(node.check()) >= 2)
+    assert node.row().inode == node.source.stat().st_ino
+    node.until(lambda: len(node.check()) >= 5)
+    node.until(lambda: node.state() is FileState.STORED)
+    assert node.row().holds, "open files of programs may go on with it"
+    assert node.row().arrived == list(range(13))
+    assert Path(os.fsdecode(node.engine.copies.path(0))).read_bytes() == node.source.read_bytes()
+
+
+def test_what_a_reader_needs_comes_first(node: Node) -> None:
+    node.until(lambda: node.row().holds and len(node.row().arrived) >= 1)
+    with (node.node_dir / wire.ARRIVING_FILE).open("r+b") as file:
+        file.seek(wire.ARRIVING_HEADER_BYTES + wire.WISHED_OFFSET)
+        file.write(struct.pack("<I", 9 + 1))
+    node.until(lambda: 9 in node.check())
+    before = node.row().arrived
+    assert len([stripe for stripe in before if stripe < 9]) <= 5, "the rest of the range was put back"
+    node.until(lambda: node.state() is FileState.STORED)
+    assert node.row().arrived == list(range(13))
+
+
+def test_nothing_of_a_file_that_changes_is_shown(node: Node) -> None:
+    node.until(lambda: node.row().holds and len(node.check()) >= 2)
+    known = len(node.row().arrived)
+    with node.source.open("r+b") as file:
+        file.seek(SIZE - 100)
+        file.write(b"changed")
+    node.until(lambda: not node.row().holds)
+    assert len(node.row().arrived) <= known + 1, "at most one whose source was looked at before the change"
+    node.until(lambda: node.state() is FileState.STORED)  # it is tried again, and is not as it was listed
+    assert not node.row().holds
+    assert node.engine.copies.status(0).st_size == SIZE
+
+
+def test_a_file_that_is_written_to_is_withdrawn_at_once(node: Node) -> None:
+    node.until(lambda: node.row().holds and len(node.check()) >= 2)
+    node.engine.void([0])
+    assert not node.row().holds
+    node.until(lambda: not node.pool.assigned)
+    assert not node.row().holds
+    assert node.engine.copies.status(0) is None
+
+
+def test_a_copy_that_is_voided_later_is_withdrawn(node: Node) -> None:
+    node.until(lambda: node.state() is FileState.STORED)
+    assert node.row().holds
+    node.engine.void([0])
+    assert not node.row().holds
+
+
+def test_a_copier_that_is_killed_leaves_only_what_is_right(node: Node) -> None:
+    node.until(lambda: node.row().holds and len(node.check()) >= 3)
+    first = node.row().shown
+    os.kill(node.pool.members[0].pid, signal.SIGKILL)
+    node.check()
+    node.until(lambda: node.row().holds and node.row().shown != first)  # another copier begins anew
+    node.check()
+    node.until(lambda: node.state() is FileState.STORED)
+    assert node.check() == list(range(13))
+
+
+def test_a_copier_that_lost_its_daemon_shows_nothing_more(node: Node) -> None:
+    node.until(lambda: node.row().holds and len(node.check()) >= 2)
+    member = node.pool.members[0]
+    os.close(member.commands)  # as the end of the daemon does
+    wait_for(lambda: Path(f"/proc/{member.pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX")
+    arrived = node.check()
+    assert 2 <= len(arrived) < 13
+    member.commands = os.open(os.devnull, os.O_RDONLY)
