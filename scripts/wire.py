@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the shim's two copies of the numbers in hpcstage/protocol/shim.py: for its C and for its Python.
+"""Writes the shim's two copies of the numbers in hpcstage/protocol, shim.py and arriving.py: for its C and its Python.
 
 A copy holds what the shim's sources of that language name, that for C all counters besides, as some are found by their
 place beside another. So a new number is first used there, then copied by running this script. A test compares the
@@ -18,12 +18,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from hpcstage.protocol import shim  # noqa: E402
+from hpcstage.protocol import arriving, shim  # noqa: E402
 
 SHIM = ROOT / "hpcstage" / "shim"
 HEADER, MODULE = SHIM / "native" / "_native_wire.h", SHIM / "python" / "_hpcstage_wire.py"
 GROUPS = {"KIND": shim.Kind, "ANSWER": shim.Answer, "REASON": shim.Reason, "LAYER": shim.Layer, "STATE": shim.State,
-          "COUNTER": shim.Counter}  # fmt: skip
+          "COUNTER": shim.Counter, "STRIPE": arriving.Stripe}  # fmt: skip
 FUNCTION = shim.bucket_of_ns
 """A function that the shim's Python needs, too."""
 LARGEST = 2**31 - 1
@@ -33,7 +33,7 @@ LARGEST = 2**31 - 1
 def numbers() -> dict[str, int]:
     """Returns all numbers of the protocol by the shim's names for them, in the protocol's order."""
     found: dict[str, int] = {}
-    for name, value in vars(shim).items():
+    for name, value in (*vars(shim).items(), *vars(arriving).items()):
         if isinstance(value, type) and issubclass(value, IntEnum) and value in GROUPS.values():
             group = next(group for group, members in GROUPS.items() if members is value)
             found |= {f"{group}_{member.name}": int(member) for member in value}
@@ -57,7 +57,7 @@ def header() -> str:
     large = [f"#define {name} 0x{value:016x}ull" for name, value in found.items() if value > LARGEST]
     return "\n".join(
         [
-            "/* Written by scripts/wire.py from hpcstage/protocol/shim.py. */",
+            "/* Written by scripts/wire.py from hpcstage/protocol. */",
             "#ifndef HPCSTAGE_NATIVE_WIRE_H",
             "#define HPCSTAGE_NATIVE_WIRE_H",
             "",
@@ -82,7 +82,7 @@ def module() -> str:
     sources = [path for place in ("python", "torch") for path in SHIM.glob(f"{place}/*.py") if path != MODULE]
     found = used(function, *(path.read_text() for path in sources))
     lines = [f"{name} = {_spelt(name, value)}" for name, value in found.items()]
-    about = "Holds the numbers of hpcstage/protocol/shim.py that the shim's Python needs. Written by scripts/wire.py."
+    about = "Holds the numbers of hpcstage/protocol that the shim's Python needs. Written by scripts/wire.py."
     return "\n".join([f'"""{about}"""', "", "from __future__ import annotations", "", *lines, "", "", function])
 
 

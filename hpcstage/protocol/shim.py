@@ -283,6 +283,8 @@ class Counter(IntEnum):
     """Monotonic ns at the end of the last call on a dataset's file (see BLOCKED_NS)."""
     CPU_NS = 39
     """Processor time that the process had used at an orderly exit."""
+    ARRIVED_READ_BYTES = 52
+    """The bytes of LOCAL_READ_BYTES that were read from files on their way (see `protocol.arriving`)."""
     QUEUED_NS = 55
     """The ns that the main thread had waited for a processor at an orderly exit, where the kernel tells."""
     SHARERS = 56

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from shimlab import Lab
 
 from hpcstage.node import page, shimdir
-from hpcstage.protocol import shim
+from hpcstage.protocol import arriving, shim
 
 pytest_plugins = ("shimfixtures",)
 KINDS = {"KIND": shim.Kind, "ANSWER": shim.Answer, "REASON": shim.Reason, "LAYER": shim.Layer, "STATE": shim.State,
-         "COUNTER": shim.Counter}  # fmt: skip
+         "COUNTER": shim.Counter, "STRIPE": arriving.Stripe}  # fmt: skip
 
 
 def module(name: str) -> object:
@@ -35,9 +35,10 @@ def module(name: str) -> object:
 def expected(name: str) -> int:
     """The number that wire.py has under the shim's name for it."""
     group, _, member = name.partition("_")
-    if name not in vars(shim) and group in KINDS:
+    numbers = {**vars(shim), **vars(arriving)}
+    if name not in numbers and group in KINDS:
         return int(KINDS[group][member])
-    return int(getattr(shim, name))
+    return int(numbers[name])
 
 
 def test_the_copies_are_what_the_script_writes() -> None:

@@ -54,6 +54,7 @@ static void forked(void) {
     ring_forget();
     cwd_forked();
     copies_forked();
+    arrivals_forked();
     names_forked();
 }
 

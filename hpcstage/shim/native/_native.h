@@ -154,6 +154,7 @@ enum {
     FD_LOCAL = 2,
     FD_LISTING = 3, /* a directory of the source */
     FD_LOCK = 4,    /* ours: of the source, for locks on a copy */
+    FD_ARRIVING = 5, /* ours: of a copy that is on its way */
 };
 #define FDS 65536
 extern unsigned char fd_kinds[FDS];
@@ -216,6 +217,8 @@ struct opening {
     uint32_t looked; /* PUBLISHED when its copy was last looked for */
     uint32_t forks, spawns; /* how many there had been when it was opened */
     uint32_t facts;
+    uint32_t rows_seen, arriving; /* what was looked for when, and found: the serial number of a row, or 0 */
+    uint64_t read_to;             /* where the last read ended that might have been one of what has arrived */
 };
 extern struct opening openings[FDS];
 extern uint32_t moves_voided; /* VOIDED when the moved copies were last looked at */
@@ -229,6 +232,14 @@ void moved_locks(int fd);                        /* before a lock of the process
 void moved_forks(void);                          /* before a fork */
 int moved_would(int fd);                         /* as far as is noted */
 int moved_look(int fd);                          /* returns the kind that the descriptor has now */
+
+/* ---- large files that are on their way: what has arrived is read from the incoming file ---- */
+#define NOT_ARRIVED ((ssize_t)-2) /* nothing was read: the source is to be */
+struct iovec;
+ssize_t arrived_at(int fd, const struct iovec *parts, int n, off_t at); /* as preadv */
+ssize_t arrived_next(int fd, const struct iovec *parts, int n);         /* as readv */
+void arrivals_anew(void);   /* open files are compared with what arrives once more */
+void arrivals_forked(void); /* in a forked child */
 
 static inline int moved_is(int fd, int kind) {
     return kind == FD_LOCAL && (unsigned)fd < FDS && (openings[fd].facts & MOVED);

@@ -391,8 +391,10 @@ static off_t lend_offset(int fd, int lock) {
     int result = call; \
     if (offset >= 0) \
         lseek(lock, offset, SEEK_SET); \
-    if (held) \
+    if (held) { \
         hold_end(); \
+        arrivals_anew(); \
+    } \
     return locked(fd, lock, result);
 
 static int hook_flock(int fd, int operation) {
@@ -441,6 +443,8 @@ static int locks_something(int command) {
             HELD(fd, int, fd_duplicated(fd, name(fd, command, argument), command == F_DUPFD)) \
         int result = command == F_SETFD || command == F_SETFL ? set_by_##name(fd, command, argument) \
                                                               : name(fd, command, argument); \
+        if (command == F_SETFL) \
+            arrivals_anew(); \
         if (command == F_SETFD && fd_kind(fd) == FD_LOCAL && copy_locks[fd]) \
             name(copy_locks[fd] - 1, command, argument); \
         return result; \

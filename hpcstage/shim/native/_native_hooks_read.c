@@ -38,6 +38,15 @@ extern int dup3(int, int, int) WEAK;
     count_read(fd, kind, bytes, at, begin, ns); \
     return bytes;
 
+/* Reads what has arrived of a file that is on its way. */
+#define ARRIVED(fd, call) \
+    if (fd_kind(fd) == FD_SOURCE) { \
+        ssize_t arrived = call; \
+        if (arrived != NOT_ARRIVED) \
+            return arrived; \
+    }
+#define ONE(out, n) (&(struct iovec){out, n}), 1
+
 /* Returns where in the file a read of so many bytes began that moved the descriptor's own position; -1: not known. */
 static off_t moved_from(int fd, ssize_t bytes) {
     int saved = errno;
@@ -51,37 +60,53 @@ static off_t began_at(int fd, const off64_t *at, ssize_t bytes) {
 }
 
 static ssize_t hook_read(int fd, void *out, size_t n) {
+    ARRIVED(fd, arrived_next(fd, ONE(out, n)))
     TIMED(fd, moved_from(fd, bytes), read(fd, out, n))
 }
 static ssize_t hook___read_chk(int fd, void *out, size_t n, size_t room) {
+    if (n <= room)
+        ARRIVED(fd, arrived_next(fd, ONE(out, n)))
     TIMED(fd, moved_from(fd, bytes), __read_chk(fd, out, n, room))
 }
 static ssize_t hook_pread(int fd, void *out, size_t n, off_t at) {
+    ARRIVED(fd, arrived_at(fd, ONE(out, n), at))
     TIMED(fd, at, pread(fd, out, n, at))
 }
 static ssize_t hook_pread64(int fd, void *out, size_t n, off64_t at) {
+    ARRIVED(fd, arrived_at(fd, ONE(out, n), at))
     TIMED(fd, at, pread64(fd, out, n, at))
 }
 static ssize_t hook___pread_chk(int fd, void *out, size_t n, off_t at, size_t room) {
+    if (n <= room)
+        ARRIVED(fd, arrived_at(fd, ONE(out, n), at))
     TIMED(fd, at, __pread_chk(fd, out, n, at, room))
 }
 static ssize_t hook___pread64_chk(int fd, void *out, size_t n, off64_t at, size_t room) {
+    if (n <= room)
+        ARRIVED(fd, arrived_at(fd, ONE(out, n), at))
     TIMED(fd, at, __pread64_chk(fd, out, n, at, room))
 }
 static ssize_t hook_readv(int fd, const struct iovec *parts, int n) {
+    ARRIVED(fd, arrived_next(fd, parts, n))
     TIMED(fd, moved_from(fd, bytes), readv(fd, parts, n))
 }
 static ssize_t hook_preadv(int fd, const struct iovec *parts, int n, off_t at) {
+    ARRIVED(fd, arrived_at(fd, parts, n, at))
     TIMED(fd, at, preadv(fd, parts, n, at))
 }
 static ssize_t hook_preadv64(int fd, const struct iovec *parts, int n, off64_t at) {
+    ARRIVED(fd, arrived_at(fd, parts, n, at))
     TIMED(fd, at, preadv64(fd, parts, n, at))
 }
 /* At -1 they read at the descriptor's own position. */
 static ssize_t hook_preadv2(int fd, const struct iovec *parts, int n, off_t at, int flags) {
+    if (!flags)
+        ARRIVED(fd, at == -1 ? arrived_next(fd, parts, n) : arrived_at(fd, parts, n, at))
     TIMED(fd, at < 0 ? moved_from(fd, bytes) : at, preadv2(fd, parts, n, at, flags))
 }
 static ssize_t hook_preadv64v2(int fd, const struct iovec *parts, int n, off64_t at, int flags) {
+    if (!flags)
+        ARRIVED(fd, at == -1 ? arrived_next(fd, parts, n) : arrived_at(fd, parts, n, at))
     TIMED(fd, at < 0 ? moved_from(fd, bytes) : at, preadv64v2(fd, parts, n, at, flags))
 }
 static ssize_t hook_sendfile(int to, int fd, off_t *at, size_t n) {

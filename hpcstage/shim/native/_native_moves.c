@@ -66,12 +66,16 @@ void moved_opened(int fd, int flags, int is_stream, uint32_t published) {
         ;
     uint32_t serial = __atomic_add_fetch(&serials, 1, __ATOMIC_RELAXED);
     openings[fd] = (struct opening){serial ? serial : 1, published, __atomic_load_n(&forks, __ATOMIC_SEQ_CST), spawned(),
-                                    flags & O_CLOEXEC ? 0 : INHERITED};
+                                    flags & O_CLOEXEC ? 0 : INHERITED, 0, 0, 0};
 }
 
 void moved_forget(int fd) {
-    if ((unsigned)fd < FDS && (openings[fd].serial || openings[fd].facts))
+    if ((unsigned)fd >= FDS)
+        return;
+    if (openings[fd].serial || openings[fd].facts)
         openings[fd].serial = openings[fd].facts = 0;
+    if (openings[fd].rows_seen || openings[fd].arriving)
+        openings[fd].rows_seen = openings[fd].arriving = 0;
 }
 
 void moved_duplicated(int from, int to, int is_inherited) {

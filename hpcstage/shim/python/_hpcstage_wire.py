@@ -1,4 +1,4 @@
-"""Holds the numbers of hpcstage/protocol/shim.py that the shim's Python needs. Written by scripts/wire.py."""
+"""Holds the numbers of hpcstage/protocol that the shim's Python needs. Written by scripts/wire.py."""
 
 from __future__ import annotations
 

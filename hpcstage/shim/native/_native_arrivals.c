@@ -1,0 +1,417 @@
+/* Reads what has arrived of large files whose copies are on their way, from the incoming file, which the process opens
+ * beside the source.
+ *
+ * The open file of the program stays the source's: its offset, its locks and what stat says are. A read is served only
+ * if all of its range has arrived, the row is granted and shown before and after, the source is what the row says, and
+ * both numbers stand for the files that they stood for; else the source is read. The offset is moved by seeking from
+ * where it is, which the kernel does in one step: that is right also where threads or processes share it.
+ *
+ * A reader that goes through a file in order says which stripe it needs next, and waits for it for a short while, if the
+ * copier is at it. A row is let go of once it is not granted any more; its number is the process's until then.
+ */
+#include "_native.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+extern int statx(int, const char *, int, unsigned, struct statx *) WEAK;
+
+#define ENTRIES 16
+#define BUSY UINT32_MAX
+#define MOST_PARTS 1024
+#define LEAST_WAIT_NS 20000000ull
+#define MOST_WAIT_NS 500000000ull
+#define REST_NS 1000000000ull /* nobody waits for so long after a wait was in vain */
+
+struct row {
+    uint64_t device, inode, size;
+    int64_t mtime, ctime;
+    uint32_t id, stripe_bytes;
+    uint64_t stripe_ns;
+    uint32_t wished, reserved;
+    char name[ARRIVING_NAME_BYTES];
+    uint64_t served, missed, more[14];
+};
+_Static_assert(sizeof(struct row) == ARRIVING_ROW_BYTES, "row");
+_Static_assert(offsetof(struct row, wished) == WISHED_OFFSET, "wished");
+_Static_assert(offsetof(struct row, name) == NAME_OFFSET, "name");
+_Static_assert(offsetof(struct row, served) == READ_OFFSET, "served");
+
+struct table {
+    uint64_t magic;
+    uint32_t rows, row_stripes;
+    uint64_t reserved[6];
+    uint32_t granted[ARRIVING_ROWS], shown[ARRIVING_ROWS];
+    uint64_t more[24];
+    struct row row[ARRIVING_ROWS];
+};
+_Static_assert(offsetof(struct table, granted) == GRANTED_OFFSET, "granted");
+_Static_assert(offsetof(struct table, shown) == SHOWN_OFFSET, "shown");
+_Static_assert(offsetof(struct table, row) == ARRIVING_HEADER_BYTES, "rows");
+
+/* An incoming file that this process has open. */
+static struct entry {
+    uint32_t serial; /* 0: free; BUSY: it is opened or closed */
+    int row, fd;
+    uint64_t device, inode;
+    uint32_t users; /* threads that may read it */
+} entries[ENTRIES];
+
+static struct table *table;
+static int tried;
+static uint32_t anew;
+static uint64_t no_wait_before_ns;
+
+void arrivals_anew(void) {
+    __atomic_add_fetch(&anew, 1, __ATOMIC_RELAXED);
+}
+
+void arrivals_forked(void) {
+    for (int i = 0; i < ENTRIES; i++)
+        entries[i].users = 0;
+}
+
+/* The daemon makes the table before it stages anything. */
+static __attribute__((noinline)) struct table *map_table(void) {
+    static const char file[] = "/arriving"; /* ARRIVING_FILE */
+    char path[PATH_MAX];
+    struct stat info;
+    uint32_t state = page_state();
+    if (state == STATE_STARTING || state == STATE_SCANNING || __atomic_exchange_n(&tried, 1, __ATOMIC_RELAXED))
+        return NULL;
+    size_t n = strlen(config.node_dir);
+    memcpy(path, config.node_dir, n);
+    memcpy(path + n, file, sizeof file);
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    struct table *found = MAP_FAILED;
+    if (fd >= 0 && fstat(fd, &info) == 0 && info.st_size == ARRIVING_BYTES)
+        found = mmap(NULL, ARRIVING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd >= 0)
+        close(fd);
+    if (found == MAP_FAILED)
+        return NULL;
+    if (found->magic != ARRIVING_MAGIC || found->rows != ARRIVING_ROWS || found->row_stripes != ROW_STRIPES)
+        return NULL;
+    __atomic_store_n(&table, found, __ATOMIC_RELEASE);
+    return found;
+}
+
+static struct table *rows(void) {
+    struct table *found = __atomic_load_n(&table, __ATOMIC_ACQUIRE);
+    return found ? found : map_table();
+}
+
+/* Returns a number that is another one, but for chance, once a row was granted, shown or taken away. */
+static uint32_t changes(const struct table *in) {
+    uint32_t sum = __atomic_load_n(&anew, __ATOMIC_RELAXED) + 1;
+    for (int i = 0; i < ARRIVING_ROWS; i++)
+        sum += __atomic_load_n(&in->granted[i], __ATOMIC_RELAXED) + __atomic_load_n(&in->shown[i], __ATOMIC_RELAXED);
+    return sum;
+}
+
+static int holds(const struct table *in, int row, uint32_t serial) {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return serial && __atomic_load_n(&in->granted[row], __ATOMIC_SEQ_CST) == serial &&
+           __atomic_load_n(&in->shown[row], __ATOMIC_SEQ_CST) == serial && page_serves();
+}
+
+static int64_t ns_of(struct timespec t) {
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static int is_local_file(int fd, uint64_t device, uint64_t inode) {
+    struct stat found;
+    return fstat(fd, &found) == 0 && found.st_ino == inode && found.st_dev == device;
+}
+
+/* Whether a number stands for this file of the source, by what the kernel knows without asking a server. */
+static int is_file(int fd, uint64_t device, uint64_t inode) {
+#ifdef STATX_INO
+    struct statx found;
+    if (!statx)
+        return 0;
+    return statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_INO, &found) == 0 && found.stx_ino == inode &&
+           makedev(found.stx_dev_major, found.stx_dev_minor) == device;
+#else
+    return is_local_file(fd, device, inode);
+#endif
+}
+
+/* ---- incoming files ---- */
+
+/* Closes those whose rows are gone, unless a thread is at them. */
+static void let_go(const struct table *in) {
+    for (struct entry *e = entries; e < entries + ENTRIES; e++) {
+        uint32_t serial = __atomic_load_n(&e->serial, __ATOMIC_SEQ_CST);
+        if (!serial || serial == BUSY || __atomic_load_n(&in->granted[e->row], __ATOMIC_SEQ_CST) == serial)
+            continue;
+        if (!__atomic_compare_exchange_n(&e->serial, &serial, BUSY, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            continue;
+        if (__atomic_load_n(&e->users, __ATOMIC_SEQ_CST)) {
+            __atomic_store_n(&e->serial, serial, __ATOMIC_SEQ_CST);
+            continue;
+        }
+        if (fd_kind(e->fd) == FD_ARRIVING && is_local_file(e->fd, e->device, e->inode)) {
+            fd_mark(e->fd, FD_OTHER);
+            close(e->fd);
+        }
+        __atomic_store_n(&e->serial, 0, __ATOMIC_SEQ_CST);
+    }
+}
+
+static int open_incoming(const struct table *in, int row, uint32_t serial, struct stat *info) {
+    char path[PATH_MAX];
+    size_t n = strlen(config.node_dir);
+    memcpy(path, config.node_dir, n);
+    path[n++] = '/';
+    memcpy(path + n, in->row[row].name, ARRIVING_NAME_BYTES);
+    path[n + ARRIVING_NAME_BYTES] = 0;
+    int low = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int fd = low < 0 ? -1 : fcntl(low, F_DUPFD_CLOEXEC, copy_keeps_at());
+    if (low >= 0)
+        close(low);
+    if (fd < 0)
+        return -1;
+    if (fd < FDS && fstat(fd, info) == 0 && S_ISREG(info->st_mode) && (uint64_t)info->st_size == in->row[row].size &&
+        holds(in, row, serial))
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static struct entry *entry_of(uint32_t serial) {
+    for (struct entry *e = entries; e < entries + ENTRIES; e++)
+        if (__atomic_load_n(&e->serial, __ATOMIC_SEQ_CST) == serial)
+            return e;
+    return NULL;
+}
+
+/* Returns whether the incoming file of a row is open now. */
+static int is_open(const struct table *in, int row, uint32_t serial) {
+    struct stat info;
+    if (entry_of(serial))
+        return 1;
+    for (struct entry *e = entries; e < entries + ENTRIES; e++) {
+        uint32_t none = 0;
+        if (!__atomic_compare_exchange_n(&e->serial, &none, BUSY, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            continue;
+        int fd = open_incoming(in, row, serial, &info);
+        if (fd >= 0) {
+            copies_locked = 1;
+            fd_mark(fd, FD_ARRIVING);
+            e->row = row;
+            e->fd = fd;
+            e->device = info.st_dev;
+            e->inode = info.st_ino;
+        }
+        __atomic_store_n(&e->serial, fd >= 0 ? serial : 0, __ATOMIC_SEQ_CST);
+        return fd >= 0;
+    }
+    return 0;
+}
+
+/* ---- the row of an open file ---- */
+static int is_of(const struct row *row, const struct stat *info) {
+    return S_ISREG(info->st_mode) && row->device == info->st_dev && row->inode == info->st_ino &&
+           row->size == (uint64_t)info->st_size && row->mtime == ns_of(info->st_mtim) &&
+           row->ctime == ns_of(info->st_ctim);
+}
+
+static __attribute__((noinline)) void look(const struct table *in, int fd, uint32_t now) {
+    struct opening *o = &openings[fd];
+    struct stat info;
+    int flags = fcntl(fd, F_GETFL);
+    o->rows_seen = now;
+    __atomic_store_n(&o->arriving, 0, __ATOMIC_SEQ_CST);
+    let_go(in);
+    if (flags < 0 || (flags & (O_ACCMODE | O_DIRECT | O_PATH)) || fstat(fd, &info) != 0)
+        return;
+    for (int row = 0; row < ARRIVING_ROWS; row++) {
+        uint32_t serial = __atomic_load_n(&in->granted[row], __ATOMIC_SEQ_CST);
+        if (holds(in, row, serial) && is_of(&in->row[row], &info) && is_open(in, row, serial) && holds(in, row, serial)) {
+            __atomic_store_n(&o->arriving, serial, __ATOMIC_SEQ_CST);
+            return;
+        }
+    }
+}
+
+/* ---- stripes ---- */
+static unsigned char stripe_state(const struct table *in, int row, uint64_t stripe) {
+    const unsigned char *stripes = (const unsigned char *)in + STRIPES_OFFSET;
+    return __atomic_load_n(&stripes[(uint64_t)row * ROW_STRIPES + stripe], __ATOMIC_ACQUIRE);
+}
+
+/* Returns the first stripe of a range that has not arrived; UINT64_MAX: there is none. */
+static uint64_t first_missing(const struct table *in, int row, uint64_t at, uint64_t bytes) {
+    uint64_t length = in->row[row].stripe_bytes;
+    if (length < LEAST_STRIPE_BYTES || in->row[row].size > length * ROW_STRIPES)
+        return 0;
+    for (uint64_t stripe = at / length; stripe <= (at + bytes - 1) / length; stripe++)
+        if (stripe_state(in, row, stripe) != STRIPE_ARRIVED)
+            return stripe;
+    return UINT64_MAX;
+}
+
+/* Waits for what a reader needs next, if the copier is at it. Returns whether it has arrived. */
+static int comes(struct table *in, int row, uint32_t serial, uint64_t at, uint64_t bytes, uint64_t missing) {
+    static const struct timespec pause = {0, 100000};
+    uint64_t begin = now_ns(), longest = 3 * __atomic_load_n(&in->row[row].stripe_ns, __ATOMIC_RELAXED);
+    longest = longest < LEAST_WAIT_NS ? LEAST_WAIT_NS : longest > MOST_WAIT_NS ? MOST_WAIT_NS : longest;
+    if (begin < __atomic_load_n(&no_wait_before_ns, __ATOMIC_RELAXED))
+        return 0;
+    uint64_t waited = wait_begin(FD_SOURCE);
+    while (missing != UINT64_MAX && holds(in, row, serial) && now_ns() - begin < longest) {
+        nanosleep(&pause, NULL);
+        missing = first_missing(in, row, at, bytes);
+        if (missing != UINT64_MAX)
+            __atomic_store_n(&in->row[row].wished, (uint32_t)missing + 1, __ATOMIC_RELAXED);
+    }
+    wait_end(FD_SOURCE, waited);
+    if (missing != UINT64_MAX)
+        __atomic_store_n(&no_wait_before_ns, now_ns() + REST_NS, __ATOMIC_RELAXED);
+    return missing == UINT64_MAX;
+}
+
+/* Returns whether all of a range has arrived. A reader that goes on where it ended says what it needs. */
+static int is_there(struct table *in, int fd, int row, uint32_t serial, uint64_t at, uint64_t bytes) {
+    struct opening *o = &openings[fd];
+    uint64_t missing = first_missing(in, row, at, bytes);
+    int goes_on = __atomic_exchange_n(&o->read_to, at + bytes, __ATOMIC_RELAXED) == at;
+    if (missing == UINT64_MAX)
+        return 1;
+    if (!goes_on || missing >= ROW_STRIPES)
+        return 0;
+    __atomic_store_n(&in->row[row].wished, (uint32_t)missing + 1, __ATOMIC_RELAXED);
+    return stripe_state(in, row, missing) == STRIPE_COMING && comes(in, row, serial, at, bytes, missing);
+}
+
+/* ---- reads ---- */
+struct read {
+    int fd, n;
+    const struct iovec *parts;
+    size_t bytes;
+    off_t at;
+};
+
+static int begin_read(struct read *r, int fd, const struct iovec *parts, int n) {
+    *r = (struct read){fd, n, parts, 0, -1};
+    for (int i = 0; i < n; i++) {
+        if (parts[i].iov_len > SSIZE_MAX - r->bytes)
+            return 0;
+        r->bytes += parts[i].iov_len;
+    }
+    return n > 0 && n <= MOST_PARTS && r->bytes > 0;
+}
+
+/* Reads from the incoming file. Returns whether what was read is what the source has there. */
+static int reads_incoming(const struct table *in, const struct entry *e, uint32_t serial, const struct read *r,
+                          size_t length) {
+    return holds(in, e->row, serial) && first_missing(in, e->row, (uint64_t)r->at, length) == UINT64_MAX &&
+           preadv(e->fd, r->parts, r->n, r->at) == (ssize_t)length && is_local_file(e->fd, e->device, e->inode) &&
+           holds(in, e->row, serial);
+}
+
+/* Takes the range behind the offset. Whatever is not read of it is given back. */
+static ssize_t take_range(struct table *in, struct entry *e, uint32_t serial, struct read *r, size_t length, int *local) {
+    off_t to = lseek(r->fd, (off_t)length, SEEK_CUR);
+    if (to < 0)
+        return NOT_ARRIVED;
+    r->at = to - (off_t)length;
+    uint64_t size = in->row[e->row].size;
+    size_t left = (uint64_t)r->at >= size ? 0 : size - (uint64_t)r->at < length ? size - (uint64_t)r->at : length;
+    *local = left == length && reads_incoming(in, e, serial, r, length);
+    ssize_t got = *local ? (ssize_t)length : preadv(r->fd, r->parts, r->n, r->at);
+    if (got != (ssize_t)length) {
+        int saved = errno;
+        lseek(r->fd, (got < 0 ? 0 : got) - (off_t)length, SEEK_CUR);
+        errno = saved;
+    }
+    return got;
+}
+
+static ssize_t read_held(struct table *in, struct entry *e, uint32_t serial, struct read *r, int is_next) {
+    uint64_t size = in->row[e->row].size;
+    off_t at = is_next ? lseek(r->fd, 0, SEEK_CUR) : r->at;
+    if (at < 0 || (uint64_t)at >= size || !holds(in, e->row, serial))
+        return NOT_ARRIVED;
+    size_t length = size - (uint64_t)at < r->bytes ? size - (uint64_t)at : r->bytes;
+    int saved = errno;
+    if (!is_there(in, r->fd, e->row, serial, (uint64_t)at, length)) {
+        __atomic_add_fetch(&in->row[e->row].missed, length, __ATOMIC_RELAXED);
+        errno = saved;
+        return NOT_ARRIVED;
+    }
+    uint64_t begin = wait_begin(FD_LOCAL);
+    ssize_t got = NOT_ARRIVED;
+    int local = 0;
+    if (fd_kind(r->fd) == FD_SOURCE && is_file(r->fd, in->row[e->row].device, in->row[e->row].inode)) {
+        if (is_next)
+            got = length == r->bytes ? take_range(in, e, serial, r, length, &local) : NOT_ARRIVED;
+        else if ((local = reads_incoming(in, e, serial, r, length)))
+            got = (ssize_t)length;
+    }
+    uint64_t ns = wait_end(FD_LOCAL, begin);
+    if (got != NOT_ARRIVED && got >= 0) {
+        count_read(r->fd, local ? FD_LOCAL : FD_SOURCE, got, r->at, begin, ns);
+        if (local) {
+            count(COUNTER_ARRIVED_READ_BYTES, (uint64_t)got);
+            __atomic_add_fetch(&in->row[e->row].served, (uint64_t)got, __ATOMIC_RELAXED);
+        }
+    }
+    if (local || got == NOT_ARRIVED)
+        errno = saved;
+    return got;
+}
+
+static ssize_t read_arrived(struct read *r, int is_next) {
+    struct table *in = rows();
+    if (!in || (hpcstage_vforked && !slot_is_mine()))
+        return NOT_ARRIVED;
+    struct opening *o = &openings[r->fd];
+    uint32_t now = changes(in);
+    if (__builtin_expect(o->rows_seen != now, 0))
+        look(in, r->fd, now);
+    uint32_t serial = __atomic_load_n(&o->arriving, __ATOMIC_SEQ_CST);
+    struct entry *e = serial ? entry_of(serial) : NULL;
+    if (!e)
+        return NOT_ARRIVED;
+    __atomic_add_fetch(&e->users, 1, __ATOMIC_SEQ_CST);
+    ssize_t got = NOT_ARRIVED;
+    if (__atomic_load_n(&e->serial, __ATOMIC_SEQ_CST) == serial)
+        got = read_held(in, e, serial, r, is_next);
+    __atomic_sub_fetch(&e->users, 1, __ATOMIC_SEQ_CST);
+    return got;
+}
+
+/* The copy's turn comes first: who can go on with it does. A thread cannot be cancelled between its steps. */
+static ssize_t arrived(struct read *r, int is_next) {
+    int saved = errno, cancels;
+    if (moved_kind(r->fd, FD_SOURCE) != FD_SOURCE)
+        return NOT_ARRIVED;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancels);
+    ssize_t got = read_arrived(r, is_next);
+    pthread_setcancelstate(cancels, &cancels);
+    if (got == NOT_ARRIVED)
+        errno = saved;
+    return got;
+}
+
+ssize_t arrived_at(int fd, const struct iovec *parts, int n, off_t at) {
+    struct read r;
+    if (at < 0 || !begin_read(&r, fd, parts, n) || at > INT64_MAX - (off_t)r.bytes)
+        return NOT_ARRIVED;
+    r.at = at;
+    return arrived(&r, 0);
+}
+
+ssize_t arrived_next(int fd, const struct iovec *parts, int n) {
+    struct read r;
+    return begin_read(&r, fd, parts, n) ? arrived(&r, 1) : NOT_ARRIVED;
+}

@@ -1,0 +1,476 @@
+"""Large files that are on their way: what has arrived is read from the incoming file, everything else from the source.
+
+The incoming file holds other bytes than the source, so that what is read tells where it came from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shimlab import Lab, Responder, ready
+
+from hpcstage.plan.types import Entry
+from hpcstage.protocol import shim
+from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES
+from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts
+
+pytest_plugins = ("shimfixtures",)
+MB = LEAST_STRIPE_BYTES
+SIZE = 4 * MB + 1000
+STEP = """
+import mmap, threading
+MB = 1 << 20
+def step():
+    os.write(1, b"step\\n")
+    sys.stdin.readline()
+def whence(data):
+    found = set(bytes(data))
+    return {frozenset(b"c"): "copy", frozenset(b"s"): "source", frozenset(): "nothing"}.get(frozenset(found), "both")
+"""
+Action = Callable[[], object]
+
+
+class Coming:
+    """A file whose copy is on its way, as daemon and copier show it."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.source = lab.put("file", b"s" * SIZE)
+        (lab.node / "incoming" / "0.0").mkdir(parents=True)
+        self.incoming = lab.node / "incoming" / "0.0" / "7"
+        self.incoming.write_bytes(b"c" * SIZE)
+        self.daemon = Arriving(lab.node)
+        self.arrival = Arrival(SIZE)
+
+    def begin(self) -> None:
+        assert self.daemon.grant(7)
+        found = self.source.stat()
+        listed = Entry(0, b"file", found.st_size, found.st_mtime_ns, found.st_mode, 0, 0, False, found.st_ctime_ns)
+        facts = Facts(7, found, b"incoming/0.0/7")
+        self.arrival = Arrivals(self.lab.node / ARRIVING_FILE).begin(facts, listed)
+        assert self.arrival.is_shown
+
+    def arrive(self, *stripes: int) -> None:
+        for stripe in stripes or range(5):
+            self.arrival.arrived(stripe, 1000)
+
+    def void(self) -> None:
+        self.daemon.withdraw((7,))
+
+
+@pytest.fixture
+def coming(native_lab: Lab) -> Coming:
+    """A node whose one file is on its way; nothing of it has arrived."""
+    found = Coming(native_lab)
+    native_lab.install().state(shim.State.SETTLED)
+    return found
+
+
+def through(lab: Lab, code: str, *args: Any, actions: Sequence[Action] = ()) -> Any:
+    """What the code said last; at each of its steps the next action is done."""
+    process = lab.start(STEP + code, *args, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        for action in actions:
+            assert process.stdout.readline() == b"step\n", process.communicate()[1].decode()
+            action()
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        out, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, errors) == (0, b""), errors.decode()
+    return json.loads(out.splitlines()[-1])
+
+
+READS = {
+    "pread": "os.pread(fd, 100, MB + 50)",
+    "preadv": "(os.preadv(fd, [out], MB + 50), out)[1]",
+    "preadv2": "(os.preadv(fd, [out], MB + 50, 0), out)[1]",
+    "read": "(os.lseek(fd, MB + 50, 0), os.read(fd, 100))[1]",
+    "readv": "(os.lseek(fd, MB + 50, 0), os.readv(fd, [out]), out)[2]",
+    "raw": "(raw.seek(MB + 50), raw.read(100))[1]",
+    "buffered": "(buffered.seek(MB + 50), buffered.read(100))[1]",
+}
+
+
+@pytest.mark.parametrize("way", READS)
+def test_what_has_arrived_is_read_there(coming: Coming, way: str) -> None:
+    code = f"""
+import io
+fd, out = os.open(src("file"), os.O_RDONLY), bytearray(100)
+raw = io.FileIO(fd, closefd=False)
+buffered = open(src("file"), "rb")
+found = []
+for _ in range(5):
+    found.append(whence({READS[way]}))
+    step()
+buffered = open(src("file"), "rb")
+found.append(whence({READS[way]}))
+say([found, os.fstat(fd).st_size])
+"""
+    actions = [coming.begin, lambda: coming.arrive(0, 2), lambda: coming.arrive(1), coming.void, lambda: None]
+    found, size = through(coming.lab, code, actions=actions)
+    expected = ["source", "source", "source", "copy", "source", "source"]
+    if way == "buffered":  # its buffer is read again only where it ends
+        found, expected = found[::5], expected[::5]
+    assert (found, size) == (expected, SIZE)
+    if way != "buffered":
+        assert coming.daemon.read(7) == (100, 200)
+        assert coming.lab.counters()["arrived_read_bytes"] == 100
+
+
+@pytest.mark.parametrize("stripes", [(), (0, 1, 2), (1, 2, 3), (0, 1, 2, 3, 4)])
+def test_a_range_is_read_in_one_place(coming: Coming, stripes: tuple[int, ...]) -> None:
+    """Ranges over the edges of stripes, and over the end of the file."""
+    code = """
+fd = os.open(src("file"), os.O_RDONLY)
+ranges = [(MB - 1, 2), (MB, MB), (MB, MB + 1), (2 * MB, 2 * MB), (0, 3 * MB), (0, 9 * MB), (4 * MB, 5000), (8 * MB, 10)]
+parts = [os.pread(fd, n, at) for at, n in ranges]
+say([(whence(part), len(part)) for part in parts])
+"""
+    coming.begin()
+    if stripes:
+        coming.arrive(*stripes)
+    expected = []
+    for at, n in [(MB - 1, 2), (MB, MB), (MB, MB + 1), (2 * MB, 2 * MB), (0, 3 * MB), (0, 9 * MB), (4 * MB, 5000)]:
+        end = min(at + n, SIZE)
+        is_there = set(range(at // MB, (end - 1) // MB + 1)) <= set(stripes)
+        expected.append(["copy" if is_there else "source", end - at])
+    assert through(coming.lab, code) == [*expected, ["nothing", 0]]
+
+
+def test_an_offset_goes_on_through_both_files(coming: Coming) -> None:
+    coming.begin()
+    coming.arrive(0, 2, 4)
+    code = """
+fd = os.open(src("file"), os.O_RDONLY)
+found = []
+while True:
+    part = os.read(fd, MB // 4)
+    found.append((whence(part), len(part), os.lseek(fd, 0, os.SEEK_CUR)))
+    if not part:
+        break
+say(found)
+"""
+    found = through(coming.lab, code)
+    assert [at for _, _, at in found] == [*range(MB // 4, 4 * MB + 1, MB // 4), SIZE, SIZE]
+    assert [where for where, _, _ in found[:16]] == [
+        "copy" if stripe in (0, 2) else "source" for stripe in range(4) for _ in range(4)
+    ]
+    assert found[-2][1:] == [1000, SIZE]
+
+
+@pytest.mark.parametrize("shared_by", ["threads", "processes"])
+def test_an_offset_that_is_shared_gives_each_byte_once(coming: Coming, shared_by: str) -> None:
+    """Each piece of the file is read by one of those who share the offset, whether it has arrived or not."""
+    piece = b"".join(b"%07d\n" % line for line in range(SIZE // 8))
+    coming.source.write_bytes(piece)
+    coming.incoming.write_bytes(piece)
+    coming.begin()
+    coming.arrive(0, 2, 4)
+    code = """
+fd = os.open(src("file"), os.O_RDONLY)
+os.pread(fd, 8, 0)
+def reads(out):
+    while part := os.read(fd, 4000):
+        assert len(part) in (4000, 4_195_304 % 4000), len(part)
+        out.append(int(part[:7]))
+if sys.argv[2] == "threads":
+    lists = [[] for _ in range(4)]
+    threads = [threading.Thread(target=reads, args=(one,)) for one in lists]
+    [one.start() for one in threads]
+    [one.join() for one in threads]
+    found = sum(lists, [])
+else:
+    found, pipes = [], [os.pipe() for _ in range(4)]
+    for reading, writing in pipes:
+        if not os.fork():
+            own = []
+            reads(own)
+            with os.fdopen(writing, "w") as file:
+                json.dump(own, file)
+            os._exit(0)
+        os.close(writing)
+    for reading, _ in pipes:
+        with os.fdopen(reading) as file:
+            found += json.load(file)
+        os.wait()
+say([sorted(found), os.lseek(fd, 0, os.SEEK_CUR)])
+"""
+    found, at = through(coming.lab, code, shared_by)
+    assert found == list(range(0, len(piece) // 8, 500))
+    assert at == len(piece)
+    counters = coming.lab.counters()
+    assert counters["arrived_read_bytes"] > 2 * MB - 4 * 4000
+    assert counters["source_read_bytes"] + counters["arrived_read_bytes"] == len(piece) + 8
+
+
+def test_a_source_that_is_not_what_the_row_says_is_read_itself(coming: Coming) -> None:
+    code = """
+fd = os.open(src("file"), os.O_RDONLY)
+found = [whence(os.pread(fd, 10, 0))]
+step()
+again = os.open(src("file"), os.O_RDONLY)
+say([*found, whence(os.pread(again, 10, 0)), whence(os.pread(os.open(src("other"), os.O_RDONLY), 10, 0))])
+"""
+    coming.begin()
+    coming.arrive()
+    coming.lab.put("other", b"s" * SIZE)
+
+    def change() -> None:
+        found = coming.source.stat()
+        with coming.source.open("r+b") as file:
+            file.write(b"s")
+        os.utime(coming.source, ns=(found.st_atime_ns, found.st_mtime_ns))  # the time of change tells
+
+    assert through(coming.lab, code, actions=[change]) == ["copy", "source", "source"]
+
+
+def test_a_change_shows_once_a_lock_was_got(coming: Coming) -> None:
+    code = """
+import fcntl
+fd = os.open(src("file"), os.O_RDONLY)
+fcntl.flock(fd, fcntl.LOCK_SH)
+found = [whence(os.pread(fd, 10, 0))]
+fcntl.flock(fd, fcntl.LOCK_UN)
+step()
+fcntl.flock(fd, fcntl.LOCK_SH)
+say([*found, whence(os.pread(fd, 10, 0))])
+"""
+    coming.begin()
+    coming.arrive()
+    assert through(coming.lab, code, actions=[lambda: os.utime(coming.source)]) == ["copy", "source"]
+
+
+def test_nothing_is_served_while_copies_may_be_stale(coming: Coming) -> None:
+    code = """
+fd = os.open(src("file"), os.O_RDONLY)
+found = [whence(os.pread(fd, 10, 0))]
+step()
+found.append(whence(os.pread(fd, 10, 0)))
+step()
+say([*found, whence(os.pread(fd, 10, 0))])
+"""
+    coming.begin()
+    coming.arrive()
+    give_up = lambda: coming.lab._poke(shim.GATE_OFFSET + 4 * shim.GIVEN_UP, 5)  # noqa: E731
+    assert through(coming.lab, code, actions=[give_up, coming.lab.catch_up]) == ["copy", "source", "copy"]
+
+
+def test_a_write_without_a_daemon_ends_it(coming: Coming) -> None:
+    code = """
+fd = os.open(src("file"), os.O_RDONLY)
+found = [whence(os.pread(fd, 10, 0))]
+with open(src("file"), "r+b") as file:
+    file.write(b"new")
+say([*found, os.pread(fd, 3, 0).decode()])
+"""
+    coming.begin()
+    coming.arrive()
+    assert through(coming.lab, code) == ["copy", "new"]
+
+
+def test_a_write_that_the_daemon_answers_ends_it(coming: Coming) -> None:
+    code = """
+fd = os.open(src("file"), os.O_RDONLY)
+found = [whence(os.pread(fd, 10, 0))]
+with open(src("file"), "r+b") as file:
+    file.write(b"new")
+say([*found, os.pread(fd, 3, 0).decode()])
+"""
+    coming.begin()
+    coming.arrive()
+
+    def voids(kind: shim.Kind, payload: bytes) -> bytes | None:
+        if kind in (shim.Kind.WROTE, shim.Kind.LANDED):
+            coming.void()
+        return ready(kind, payload)
+
+    with Responder(coming.lab.sock, voids):
+        coming.lab.state(shim.State.STAGING)
+        assert through(coming.lab, code) in (["source", "new"], ["copy", "new"])
+
+
+@pytest.mark.parametrize("how", ["close", "closerange", "dup2", "raw close"])
+def test_numbers_that_are_taken_away_give_no_other_bytes(coming: Coming, how: str) -> None:
+    """A program that closes all numbers closes that of the incoming file, too, and gets it for something else."""
+    code = """
+import ctypes
+fd = os.open(src("file"), os.O_RDONLY)
+found = [whence(os.pread(fd, 10, 0))]
+own = [n for n in map(int, os.listdir("/proc/self/fd")) if n > 500 and "incoming" in os.readlink(f"/proc/self/fd/{n}")]
+found.append(len(own))
+other = os.open(src("other"), os.O_RDONLY)
+how, libc = sys.argv[2], ctypes.CDLL(None, use_errno=True)
+for n in own:
+    if how == "close":
+        os.close(n)
+    elif how == "closerange":
+        os.closerange(n, n + 1)
+    elif how == "raw close":
+        libc.syscall(3, n)
+    os.dup2(other, n) if how == "dup2" else libc.syscall(33, other, n)
+found.append(whence(os.pread(fd, 10, 0)))
+step()
+found.append(whence(os.pread(fd, 10, 0)))
+say([*found, [os.pread(n, 5, 0).decode() for n in own]])
+"""
+    coming.lab.put("other", b"x" * SIZE)
+    coming.begin()
+    coming.arrive()
+    found = through(coming.lab, code, how, actions=[coming.void])
+    assert found == ["copy", 1, "source", "source", ["xxxxx"]]
+
+
+def test_a_number_that_came_to_stand_for_another_file_is_that_file(coming: Coming) -> None:
+    """Even where a program closed it without the C library."""
+    code = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+fd = os.open(src("file"), os.O_RDONLY)
+found = [whence(os.pread(fd, 10, 0))]
+libc.syscall(3, fd)
+reading, writing = os.pipe()
+libc.syscall(33, os.open(src("other"), os.O_RDONLY), fd)
+say([*found, os.pread(fd, 5, 0).decode(), os.read(fd, 5).decode()])
+"""
+    coming.lab.put("other", b"x" * SIZE)
+    coming.begin()
+    coming.arrive()
+    assert through(coming.lab, code) == ["copy", "xxxxx", "xxxxx"]
+
+
+def test_the_number_goes_when_the_row_goes(coming: Coming) -> None:
+    code = """
+fd = os.open(src("file"), os.O_RDONLY)
+numbers = lambda: len(os.listdir("/proc/self/fd"))
+before = numbers()
+os.pread(fd, 10, 0)
+during = numbers()
+step()
+os.pread(fd, 10, 0)
+say([during - before, numbers() - before])
+"""
+    coming.begin()
+    coming.arrive()
+    assert through(coming.lab, code, actions=[coming.void]) == [1, 0]
+
+
+def test_a_forked_child_reads_on_and_is_voided_alike(coming: Coming) -> None:
+    code = """
+fd = os.open(src("file"), os.O_RDONLY)
+found = [whence(os.pread(fd, 10, 0))]
+to_child, from_child = os.pipe(), os.pipe()
+if not os.fork():
+    os.close(to_child[1])
+    while os.read(to_child[0], 1):
+        os.write(from_child[1], os.pread(fd, 1, 0))
+    os._exit(0)
+def ask():
+    os.write(to_child[1], b"x")
+    return os.read(from_child[0], 1).decode()
+found += [ask(), whence(os.pread(fd, 10, 0))]
+step()
+found += [ask(), whence(os.pread(fd, 10, 0))]
+os.close(to_child[1])
+os.wait()
+say(found)
+"""
+    coming.begin()
+    coming.arrive()
+    assert through(coming.lab, code, actions=[coming.void]) == ["copy", "c", "copy", "s", "source"]
+
+
+def test_a_reader_in_order_says_what_it_needs_and_waits_for_it(coming: Coming) -> None:
+    code = """
+fd = os.open(src("file"), os.O_RDONLY)
+found = [whence(os.read(fd, MB))]
+os.write(1, b"step\\n")
+found.append(whence(os.read(fd, MB)))
+say(found)
+"""
+    coming.begin()
+    coming.arrive(0)
+    coming.arrival.coming(range(1, 2))
+
+    def arrives_when_asked_for() -> None:
+        deadline = 100_000
+        while coming.arrival.wished() != 1 and deadline:
+            deadline -= 1
+        coming.arrive(1)
+
+    process = coming.lab.start(STEP + code, stdin=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"step\n"
+    arrives_when_asked_for()
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, b"")
+    assert coming.arrival.wished() == 1
+    assert json.loads(out.splitlines()[-1])[0] == "copy"
+
+
+def test_a_wait_that_is_in_vain_is_short(coming: Coming) -> None:
+    code = """
+import time
+fd = os.open(src("file"), os.O_RDONLY)
+found, begin = [whence(os.read(fd, MB))], time.monotonic()
+while part := os.read(fd, 1000):
+    found.append(whence(part))
+say([set(found[1:]) == {"source"}, time.monotonic() - begin < 10])
+"""
+    coming.begin()
+    coming.arrive(0)
+    coming.arrival.coming(range(1, 5))
+    assert through(coming.lab, code) == [True, True]
+
+
+def test_many_files_arrive(native_lab: Lab) -> None:
+    """More than rows, or than a process opens at a time: the rest is read at the source."""
+    daemon, files = Arriving(native_lab.node), 40
+    native_lab.install().state(shim.State.SETTLED)
+    (native_lab.node / "incoming" / "0.0").mkdir(parents=True)
+    granted = 0
+    for number in range(files):
+        source = native_lab.put(f"file{number}", b"s" * 1000)
+        (native_lab.node / "incoming" / "0.0" / f"{number}").write_bytes(b"c" * 1000)
+        if daemon.grant(number):
+            granted += 1
+            found = source.stat()
+            listed = Entry(0, b"", 1000, found.st_mtime_ns, 0, 0, 0, False, found.st_ctime_ns)
+            facts = Facts(number, found, b"incoming/0.0/%d" % number)
+            Arrivals(native_lab.node / ARRIVING_FILE).begin(facts, listed).arrived(0, 1)
+    code = f"""
+fds = [os.open(src(f"file{{n}}"), os.O_RDONLY) for n in range({files})]
+say([whence(os.pread(fd, 10, 0)) for fd in fds for _ in range(2)])
+"""
+    found = through(native_lab, code)
+    assert granted == 32
+    assert found.count("copy") == 2 * 16
+    assert set(found) == {"copy", "source"}
+
+
+def test_direct_reads_are_the_sources(coming: Coming, tmp_path: Path) -> None:
+    code = """
+fd, page = os.open(src("file"), os.O_RDONLY), mmap.mmap(-1, 4096)
+os.readv(fd, [page])
+found = [whence(page[:])]
+import fcntl
+try:
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)
+    os.preadv(fd, [page], 0)
+    found.append(whence(page[:]))
+except OSError:
+    found.append("source")
+say(found)
+"""
+    coming.begin()
+    coming.arrive()
+    assert through(coming.lab, code) == ["copy", "source"]
