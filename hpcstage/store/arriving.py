@@ -169,7 +169,7 @@ class Arrival:
         self.stripe_bytes = stripe_bytes(size_bytes)
         self.stripes = max(1, -(-size_bytes // self.stripe_bytes))
         self._mapped: mmap.mmap | bytearray = bytearray(self.stripes)
-        self._start = self._row = 0
+        self._start = self._row = self._shown_at = 0
 
     @classmethod
     def shown(cls, mapped: mmap.mmap, row: int, serial: int, facts: Facts) -> Arrival:
@@ -184,8 +184,14 @@ class Arrival:
         name = facts.incoming + b"\0"
         mapped[start + NAME_OFFSET : start + NAME_OFFSET + len(name)] = name
         arrival._mapped, arrival._start, arrival.is_shown = mapped, _stripes(row), True
-        _U32.pack_into(mapped, SHOWN_OFFSET + 4 * row, serial)
+        arrival._shown_at = SHOWN_OFFSET + 4 * row
+        _U32.pack_into(mapped, arrival._shown_at, serial)
         return arrival
+
+    def hide(self) -> None:
+        """Shows nothing of the file any more."""
+        if self.is_shown:
+            _U32.pack_into(self._mapped, self._shown_at, 0)
 
     def is_absent(self, stripe: int) -> bool:
         """Returns whether nobody has begun with a stripe."""

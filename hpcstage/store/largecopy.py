@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -194,10 +195,18 @@ class BigCopy:
             worker.stats.copied()
         except CopyError as error:
             self._fail(error)
+            self._empty()
             self._close()
             copyfile.discard(self.job.temporary)
         self.outcome.write_ns += time.monotonic_ns() - began
         worker.stats.wrote(self.outcome.write_ns)
+
+    def _empty(self) -> None:
+        """Frees the space of a copy that comes to nothing, also where programs have it open."""
+        self._arrival.hide()
+        if self._target >= 0:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._target, 0)
 
     def _close(self) -> None:
         for fd in (self._source, self._target):

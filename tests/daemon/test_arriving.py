@@ -260,14 +260,17 @@ def test_nothing_of_a_file_that_changes_is_shown(node: Node) -> None:
     assert len(node.row().arrived) <= known + 1, "at most one whose source was looked at before the change"
     node.until(lambda: node.state() is FileState.STORED)  # it is tried again, and is not as it was listed
     assert not node.row().holds
+    assert not node.row().shown
     assert node.engine.copies.status(0).st_size == SIZE
 
 
 def test_a_file_that_is_written_to_is_withdrawn_at_once(node: Node) -> None:
     node.until(lambda: node.row().holds and len(node.check()) >= 2)
-    node.engine.void([0])
-    assert not node.row().holds
-    node.until(lambda: not node.pool.assigned)
+    with node.row().incoming.open("rb") as opened:
+        node.engine.void([0])
+        assert not node.row().holds
+        node.until(lambda: not node.pool.assigned)
+        assert os.fstat(opened.fileno()).st_size == 0, "whoever has it open keeps no space"
     assert not node.row().holds
     assert node.engine.copies.status(0) is None
 
