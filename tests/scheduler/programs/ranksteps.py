@@ -15,7 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 
 directory = Path(sys.argv[1])
-rank, size, job = (os.environ[f"SLURM_{name}"] for name in ("PROCID", "NTASKS", "JOB_ID"))
+rank, size = next(
+    (os.environ[of], os.environ[all_])
+    for of, all_ in (("SLURM_PROCID", "SLURM_NTASKS"), ("PMI_RANK", "PMI_SIZE"))
+    if of in os.environ
+)
+run = os.environ["HPCSTAGE_RUN_ID"]
+"""A job that is started anew has the same number, but another run."""
 
 
 def content(step: int, of: int) -> bytes:
@@ -30,12 +36,12 @@ def is_whole(step: int) -> bool:
 
 def wait(step: int, said: str) -> str:
     """Until all ranks are here; what the first one said."""
-    own = Path(f"at.{job}.{step}.{rank}.new")
+    own = Path(f"at.{run}.{step}.{rank}.new")
     own.write_text(said)
-    own.rename(f"at.{job}.{step}.{rank}")
-    while not all(Path(f"at.{job}.{step}.{of}").exists() for of in range(int(size))):
+    own.rename(f"at.{run}.{step}.{rank}")
+    while not all(Path(f"at.{run}.{step}.{of}").exists() for of in range(int(size))):
         time.sleep(0.01)
-    return Path(f"at.{job}.{step}.0").read_text()
+    return Path(f"at.{run}.{step}.0").read_text()
 
 
 there = sorted(int(name.removeprefix("step")) for name in os.listdir(directory) if name[4:].isdigit())
