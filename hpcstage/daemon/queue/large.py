@@ -34,7 +34,7 @@ MOST_WAIT_S, NEARLY_DONE = 1.0, 0.75
 """A program waits for a copy of which NEARLY_DONE is there, if the rest is expected within MOST_WAIT_S."""
 
 FOLLOWED_SHARE, LEAST_FOLLOWED_S = 0.25, 0.5
-
+"""A copy of which FOLLOWED_SHARE is there when its file is opened goes on; after LEAST_FOLLOWED_S it must have paid."""
 LEAST_TRIAL_S = 1.5
 """The least length of a measurement."""
 MOST_TAKEN = 0.5
