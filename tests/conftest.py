@@ -84,7 +84,7 @@ def torchrun(ranks: int, program: Path, *words: object) -> list[str]:
     return [*launcher, f"--nproc-per-node={ranks}", os.fspath(program), *map(str, words)]
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0, what: str = "condition") -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 40.0, what: str = "condition") -> None:
     """Polls until the condition holds; fails the test after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not condition():

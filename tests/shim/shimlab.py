@@ -255,7 +255,7 @@ class Responder:
             connection.close()
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 40.0) -> None:
     """Polls until the condition holds; fails after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not condition():
