@@ -29,7 +29,7 @@ SHOWN_OFFSET = 192
 ARRIVING_HEADER_BYTES = 512
 ARRIVING_ROW = struct.Struct("<QQQqqIIQ")
 """u64 device, u64 inode, u64 size, i64 mtime, i64 ctime of the source, as stat says on this node, u32 id,
-u32 bytes of a stripe, u64 ns that a stripe takes."""
+u32 bytes of a stripe, u64 reserved."""
 WISHED_OFFSET = 56
 """In a row: u32 the stripe that a reader needs next, plus one; 0: none."""
 NAME_OFFSET = 64

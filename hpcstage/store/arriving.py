@@ -41,8 +41,7 @@ from hpcstage.protocol.arriving import (
 
 _U32 = struct.Struct("<I")
 _ID = struct.Struct("<I")
-_ID_OFFSET, _NS_OFFSET = 40, 48
-_NS = struct.Struct("<Q")
+_ID_OFFSET = 40
 _MOST_SERIALS = (1 << 32) - 2
 
 
@@ -210,13 +209,8 @@ class Arrival:
         """Notes that nobody reads these stripes for now."""
         self._put(stripes, Stripe.ABSENT)
 
-    def arrived(self, stripe: int, took_ns: int) -> None:
-        """Shows a stripe that is complete, and how long it took."""
-        if self.is_shown:
-            (before_ns,) = _NS.unpack_from(self._mapped, self._row + _NS_OFFSET)
-            _NS.pack_into(
-                self._mapped, self._row + _NS_OFFSET, (3 * before_ns + took_ns) // 4 if before_ns else took_ns
-            )
+    def arrived(self, stripe: int) -> None:
+        """Shows a stripe that is complete."""
         self._put(range(stripe, stripe + 1), Stripe.ARRIVED)
 
     def wished(self) -> int | None:

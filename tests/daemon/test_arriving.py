@@ -84,7 +84,7 @@ def test_a_row_is_what_the_layout_says(tmp_path: Path, file: Path) -> None:
     assert row.incoming == tmp_path / "incoming/0.0/3"
     assert row.stripes == [Stripe.ABSENT] * 4
     arrival.coming(range(1, 3))
-    arrival.arrived(2, 5)
+    arrival.arrived(2)
     assert Row(tmp_path, 0).stripes == [Stripe.ABSENT, Stripe.COMING, Stripe.ARRIVED, Stripe.ABSENT]
     assert (arrival.first_absent(), arrival.first_absent(1), arrival.first_absent(4)) == (0, 3, None)
     daemon.withdraw((3,))
@@ -143,7 +143,7 @@ def test_without_space_nothing_is_shown(tmp_path: Path, file: Path) -> None:
     daemon = Arriving(tmp_path / "missing")
     assert daemon.grant(3)
     arrival = Arrivals(tmp_path / "missing" / wire.ARRIVING_FILE).begin(*facts_of(file))
-    arrival.arrived(0, 1)
+    arrival.arrived(0)
     assert not arrival.is_shown
     assert daemon.read(3) == (0, 0)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from shimlab import Lab, Responder, ready
 
+from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.plan.types import Entry
 from hpcstage.protocol import shim
 from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES
@@ -41,7 +43,9 @@ class Coming:
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
-        self.source = lab.put("file", b"s" * SIZE)
+        self.source = lab.source / "file"
+        if not self.source.exists():
+            lab.put("file", b"s" * SIZE)
         (lab.node / "incoming" / "0.0").mkdir(parents=True)
         self.incoming = lab.node / "incoming" / "0.0" / "7"
         self.incoming.write_bytes(b"c" * SIZE)
@@ -58,7 +62,7 @@ class Coming:
 
     def arrive(self, *stripes: int) -> None:
         for stripe in stripes or range(5):
-            self.arrival.arrived(stripe, 1000)
+            self.arrival.arrived(stripe)
 
     def void(self) -> None:
         self.daemon.withdraw((7,))
@@ -389,32 +393,60 @@ say(found)
     assert through(coming.lab, code, actions=[coming.void]) == ["copy", "c", "copy", "s", "source"]
 
 
-def test_a_reader_in_order_says_what_it_needs_and_waits_for_it(coming: Coming) -> None:
-    code = """
-fd = os.open(src("file"), os.O_RDONLY)
-found = [whence(os.read(fd, MB))]
-os.write(1, b"step\\n")
-found.append(whence(os.read(fd, MB)))
+class WhenWished:
+    """Lets each stripe from 1 on arrive once it has been asked for, and some time after that."""
+
+    def __init__(self, coming: Coming, later_s: float) -> None:
+        coming.arrival.coming(range(1, 5))
+        self._coming, self._later_s = coming, later_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._arrive)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _arrive(self) -> None:
+        for stripe in range(1, 5):
+            while self._coming.arrival.wished() != stripe and not self._ended.wait(0.0005):
+                pass
+            self._ended.wait(self._later_s)
+            self._coming.arrive(stripe)
+
+
+IN_ORDER = """
+fd, found = os.open(src("file"), os.O_RDONLY), []
+os.lseek(fd, MB // 2, 0)
+while part := os.read(fd, MB // 8):
+    found.append(whence(part))
 say(found)
 """
+
+
+@pytest.mark.skipif(unavailable() is not None, reason="no FUSE here")
+def test_a_reader_in_order_waits_for_what_comes_before_the_source_would_give_it(native_lab: Lab) -> None:
+    """The source takes 300 ms for a stripe, and the reader knows that from half of one."""
+    native_lab.put("file", b"s" * SIZE)
+    with Slowfs(native_lab.source, Settings(MB / 0.3)) as slow:
+        native_lab.source = slow.path
+        coming = Coming(native_lab)
+        native_lab.install().state(shim.State.SETTLED)
+        coming.begin()
+        with WhenWished(coming, 0.01):
+            found = through(native_lab, IN_ORDER)
+    assert found[:4] == ["source"] * 4
+    assert found[4:].count("copy") >= len(found) - 8, found
+
+
+def test_a_reader_in_order_does_not_wait_for_what_it_has_sooner_from_the_source(coming: Coming) -> None:
     coming.begin()
-    coming.arrive(0)
-    coming.arrival.coming(range(1, 2))
-
-    def arrives_when_asked_for() -> None:
-        deadline = 100_000
-        while coming.arrival.wished() != 1 and deadline:
-            deadline -= 1
-        coming.arrive(1)
-
-    process = coming.lab.start(STEP + code, stdin=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"step\n"
-    arrives_when_asked_for()
-    out, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, b"")
-    assert coming.arrival.wished() == 1
-    assert json.loads(out.splitlines()[-1])[0] == "copy"
+    with WhenWished(coming, 0.015):
+        found = through(coming.lab, IN_ORDER)
+    assert found.count("source") >= len(found) - 8, found
+    assert coming.arrival.wished() is not None
 
 
 def test_a_wait_that_is_in_vain_is_short(coming: Coming) -> None:
@@ -446,7 +478,7 @@ def test_many_files_arrive(native_lab: Lab) -> None:
             found = source.stat()
             listed = Entry(0, b"", 1000, found.st_mtime_ns, 0, 0, 0, False, found.st_ctime_ns)
             facts = Facts(number, found, b"incoming/0.0/%d" % number)
-            Arrivals(native_lab.node / ARRIVING_FILE).begin(facts, listed).arrived(0, 1)
+            Arrivals(native_lab.node / ARRIVING_FILE).begin(facts, listed).arrived(0)
     code = f"""
 fds = [os.open(src(f"file{{n}}"), os.O_RDONLY) for n in range({files})]
 say([whence(os.pread(fd, 10, 0)) for fd in fds for _ in range(2)])

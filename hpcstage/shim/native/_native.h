@@ -238,6 +238,7 @@ int moved_look(int fd);                          /* returns the kind that the de
 struct iovec;
 ssize_t arrived_at(int fd, const struct iovec *parts, int n, off_t at); /* as preadv */
 ssize_t arrived_next(int fd, const struct iovec *parts, int n);         /* as readv */
+void arrivals_source(uint64_t bytes, uint64_t ns); /* a read of the source took so long */
 void arrivals_anew(void);   /* open files are compared with what arrives once more */
 void arrivals_forked(void); /* in a forked child */
 

@@ -6,8 +6,8 @@
  * both numbers stand for the files that they stood for; else the source is read. The offset is moved by seeking from
  * where it is, which the kernel does in one step: that is right also where threads or processes share it.
  *
- * A reader that goes through a file in order says which stripe it needs next, and waits for it for a short while, if the
- * copier is at it. A row is let go of once it is not granted any more; its number is the process's until then.
+ * A reader that goes through a file in order says which stripe it needs next, and waits for it if the copier is at it:
+ * for as long as the process would need to read it at the source, by what its reads there took until now. A row is let go of once it is not granted any more; its number is the process's until then.
  */
 #include "_native.h"
 
@@ -26,16 +26,19 @@ extern int statx(int, const char *, int, unsigned, struct statx *) WEAK;
 #define ENTRIES 16
 #define BUSY UINT32_MAX
 #define MOST_PARTS 1024
-#define LEAST_WAIT_NS 20000000ull
+#define LEAST_WAIT_NS 200000ull /* what takes less at the source is read there */
 #define MOST_WAIT_NS 500000000ull
-#define REST_NS 1000000000ull /* nobody waits for so long after a wait was in vain */
+#define LEAST_REST_NS 1000000000ull /* nobody waits for so long after a wait was in vain */
+#define RESTS 16                    /* or for so many times the length of that wait */
+#define LEAST_KNOWN_BYTES (256u << 10) /* of reads at the source, before which their speed is not known */
+#define MOST_KNOWN_BYTES (4u << 20)    /* what was read longer ago counts half */
 
 struct row {
     uint64_t device, inode, size;
     int64_t mtime, ctime;
     uint32_t id, stripe_bytes;
-    uint64_t stripe_ns;
-    uint32_t wished, reserved;
+    uint64_t reserved;
+    uint32_t wished, more_reserved;
     char name[ARRIVING_NAME_BYTES];
     uint64_t served, missed, more[14];
 };
@@ -242,6 +245,25 @@ static __attribute__((noinline)) void look(const struct table *in, int fd, uint3
     }
 }
 
+/* ---- what reading at the source takes ---- */
+static uint64_t source_bytes, source_ns; /* threads may lose what another one adds at the same time */
+
+void arrivals_source(uint64_t bytes, uint64_t ns) {
+    uint64_t all = __atomic_load_n(&source_bytes, __ATOMIC_RELAXED) + bytes;
+    uint64_t took = __atomic_load_n(&source_ns, __ATOMIC_RELAXED) + ns;
+    int older = all > MOST_KNOWN_BYTES;
+    __atomic_store_n(&source_bytes, all >> older, __ATOMIC_RELAXED);
+    __atomic_store_n(&source_ns, took >> older, __ATOMIC_RELAXED);
+}
+
+/* Returns how long this process is expected to read so many bytes at the source; 0: that is not known. */
+static uint64_t at_source_ns(uint64_t bytes) {
+    uint64_t known = __atomic_load_n(&source_bytes, __ATOMIC_RELAXED);
+    if (known < LEAST_KNOWN_BYTES)
+        return 0;
+    return (uint64_t)((double)__atomic_load_n(&source_ns, __ATOMIC_RELAXED) / (double)known * (double)bytes);
+}
+
 /* ---- stripes ---- */
 static unsigned char stripe_state(const struct table *in, int row, uint64_t stripe) {
     const unsigned char *stripes = (const unsigned char *)in + STRIPES_OFFSET;
@@ -259,12 +281,18 @@ static uint64_t first_missing(const struct table *in, int row, uint64_t at, uint
     return UINT64_MAX;
 }
 
+/* Returns how long reading at the source takes from `at` to the end of a stripe, which the reader needs of it next. */
+static uint64_t rest_of_stripe_ns(const struct table *in, int row, uint64_t at, uint64_t stripe) {
+    uint64_t length = in->row[row].stripe_bytes, begin = stripe * length;
+    uint64_t ns = at_source_ns(length - (at > begin ? at - begin : 0));
+    return ns < LEAST_WAIT_NS ? 0 : ns > MOST_WAIT_NS ? MOST_WAIT_NS : ns;
+}
+
 /* Waits for what a reader needs next, if the copier is at it. Returns whether it has arrived. */
 static int comes(struct table *in, int row, uint32_t serial, uint64_t at, uint64_t bytes, uint64_t missing) {
     static const struct timespec pause = {0, 100000};
-    uint64_t begin = now_ns(), longest = 3 * __atomic_load_n(&in->row[row].stripe_ns, __ATOMIC_RELAXED);
-    longest = longest < LEAST_WAIT_NS ? LEAST_WAIT_NS : longest > MOST_WAIT_NS ? MOST_WAIT_NS : longest;
-    if (begin < __atomic_load_n(&no_wait_before_ns, __ATOMIC_RELAXED))
+    uint64_t begin = now_ns(), longest = rest_of_stripe_ns(in, row, at, missing);
+    if (!longest || begin < __atomic_load_n(&no_wait_before_ns, __ATOMIC_RELAXED))
         return 0;
     uint64_t waited = wait_begin(FD_SOURCE);
     while (missing != UINT64_MAX && holds(in, row, serial) && now_ns() - begin < longest) {
@@ -273,9 +301,9 @@ static int comes(struct table *in, int row, uint32_t serial, uint64_t at, uint64
         if (missing != UINT64_MAX)
             __atomic_store_n(&in->row[row].wished, (uint32_t)missing + 1, __ATOMIC_RELAXED);
     }
-    wait_end(FD_SOURCE, waited);
+    uint64_t took = wait_end(FD_SOURCE, waited), rest = RESTS * took;
     if (missing != UINT64_MAX)
-        __atomic_store_n(&no_wait_before_ns, now_ns() + REST_NS, __ATOMIC_RELAXED);
+        __atomic_store_n(&no_wait_before_ns, now_ns() + (rest < LEAST_REST_NS ? LEAST_REST_NS : rest), __ATOMIC_RELAXED);
     return missing == UINT64_MAX;
 }
 
