@@ -255,6 +255,33 @@ class Responder:
             connection.close()
 
 
+_STEP = """
+def step():
+    os.write(1, b"step\\n")
+    sys.stdin.readline()
+"""
+"""Makes code stop until the test has done its next action."""
+Action = Callable[[], object]
+
+
+def stepped(lab: Lab, code: str, *args: Any, actions: Sequence[Action] = (), flags: Sequence[str] = ()) -> Any:
+    """What the code said last; at each of its steps the next action is done."""
+    process = lab.start(_STEP + code, *args, stdin=subprocess.PIPE, flags=flags)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        for action in actions:
+            assert process.stdout.readline() == b"step\n", process.communicate()[1].decode()
+            action()
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        out, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, errors) == (0, b""), errors.decode()
+    return json.loads(out.splitlines()[-1])
+
+
 def wait_until(condition: Callable[[], bool], timeout_s: float = 40.0) -> None:
     """Polls until the condition holds; fails after the timeout."""
     deadline = time.monotonic() + timeout_s

@@ -5,16 +5,14 @@ The incoming file holds other bytes than the source, so that what is read tells 
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shimlab import Lab, Responder, ready
+from shimlab import Action, Lab, Responder, ready, stepped
 
 from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.plan.types import Entry
@@ -25,17 +23,13 @@ from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts
 pytest_plugins = ("shimfixtures",)
 MB = LEAST_STRIPE_BYTES
 SIZE = 4 * MB + 1000
-STEP = """
+TOOLS = """
 import mmap, threading
 MB = 1 << 20
-def step():
-    os.write(1, b"step\\n")
-    sys.stdin.readline()
-def whence(data):
+def whence(data):  # where bytes came from
     found = set(bytes(data))
     return {frozenset(b"c"): "copy", frozenset(b"s"): "source", frozenset(): "nothing"}.get(frozenset(found), "both")
 """
-Action = Callable[[], object]
 
 
 class Coming:
@@ -78,20 +72,7 @@ def coming(native_lab: Lab) -> Coming:
 
 def through(lab: Lab, code: str, *args: Any, actions: Sequence[Action] = ()) -> Any:
     """What the code said last; at each of its steps the next action is done."""
-    process = lab.start(STEP + code, *args, stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        for action in actions:
-            assert process.stdout.readline() == b"step\n", process.communicate()[1].decode()
-            action()
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-        out, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert (process.returncode, errors) == (0, b""), errors.decode()
-    return json.loads(out.splitlines()[-1])
+    return stepped(lab, TOOLS + code, *args, actions=actions)
 
 
 READS = {

@@ -6,10 +6,8 @@ The copies hold other bytes than the source, so that what is read tells where it
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
-import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable, Sequence
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shimlab import Lab, compile_library
+from shimlab import Action, Lab, compile_library, stepped
 
 from hpcstage.protocol import shim
 
@@ -25,14 +23,10 @@ pytest_plugins = ("shimfixtures",)
 
 SOURCE = b"".join(b"source%03d\n" % line for line in range(300))
 COPY = SOURCE.replace(b"source", b"a copy")
-STEP = """
-def step():
-    os.write(1, b"step\\n")
-    sys.stdin.readline()
+TOOLS = """
 def whence(data):  # where bytes came from
     return "copy" if b"a copy" in bytes(data) else "source"
 """
-Action = Callable[[], object]
 
 
 @pytest.fixture
@@ -58,20 +52,7 @@ def publishing(lab: Lab, name: str = "file", content: bytes = COPY) -> Action:
 
 def through(lab: Lab, code: str, *args: Any, actions: Sequence[Action] = (), flags: Sequence[str] = ()) -> Any:
     """What the code said last; at each of its steps the next action is done."""
-    process = lab.start(STEP + code, *args, stdin=subprocess.PIPE, flags=flags)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        for action in actions:
-            assert process.stdout.readline() == b"step\n", process.communicate()[1].decode()
-            action()
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-        out, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert (process.returncode, errors) == (0, b""), errors.decode()
-    return json.loads(out.splitlines()[-1])
+    return stepped(lab, TOOLS + code, *args, actions=actions, flags=flags)
 
 
 READS = {
