@@ -434,6 +434,47 @@ def test_a_drain_that_failed_is_tried_again_at_the_end() -> None:
     assert not job.nodes[0].council.ledger.undrained_why
 
 
+def write_and_fail(job: Job, name: str, kind: OrderKind) -> None:
+    """The first node writes an entry, and the order of a kind that follows fails on the second."""
+    job.write(0, name)
+    job.settle(lambda: any(one.order.kind is kind for one in job.nodes[1].todo))
+    job.nodes[1].work("no space")
+    job.settle()
+
+
+def test_the_newest_that_is_protected_stays_until_a_newer_one_is() -> None:
+    job = Job(2, drain_every=100).begun()
+    job.write(0, "step1")
+    job.settle()
+    first = job.last
+    assert first is not None
+    assert first.size == "1+1"
+    for name in ("step2", "step3", "step4"):
+        write_and_fail(job, name, OrderKind.ENCODE)
+        assert job.last is not None
+        assert job.last.size == ""
+        for node in job.nodes.values():
+            assert node.store.keys() == {first.number, job.last.number}, "and no more than two take space"
+    lines = job.nodes[0].council.ledger.lines
+    assert any(f"state {first.number} stays" in line for line in lines)
+    job.write(0, "step5")
+    job.settle()
+    assert job.last is not None
+    assert job.last.size == "1+1"
+    assert all(first.number not in node.store for node in job.nodes.values())
+
+
+def test_what_is_in_the_target_needs_no_protected_one_before_it() -> None:
+    job = Job(2).begun()
+    job.write(0, "step1")
+    job.settle()
+    for name in ("step2", "step3"):
+        write_and_fail(job, name, OrderKind.ENCODE)
+    assert job.last is not None
+    assert job.drained == job.last.number
+    assert all(node.store.keys() == {job.last.number - 1, job.last.number} for node in job.nodes.values())
+
+
 def earlier(number: int, created_ns: int, members: int = 2) -> JobGeneration:
     return JobGeneration(
         number, f"{number:032x}", created_ns, {f"m{i}": {f"e{number}-{i}": ""} for i in range(members)}
@@ -490,9 +531,13 @@ def test_the_end_is_orderly_if_the_first_node_says_so() -> None:
 class Disorder(RuleBasedStateMachine):
     """Messages, losses and new worlds in any order."""
 
-    @initialize(count=st.integers(2, 4), asked=st.sampled_from([None, CodeSize(2, 1), CodeSize(1, 2)]))
-    def begin(self, count: int, asked: CodeSize | None) -> None:
-        self.job = Job(count, asked).begun()
+    @initialize(
+        count=st.integers(2, 4),
+        asked=st.sampled_from([None, CodeSize(2, 1), CodeSize(1, 2)]),
+        drain_every=st.sampled_from([None, 3, 100]),
+    )
+    def begin(self, count: int, asked: CodeSize | None, drain_every: int | None) -> None:
+        self.job = Job(count, asked, drain_every).begun()
         self.whole: dict[int, JobGeneration] = {}
         self.lost: set[str] = set()
         self.is_ended = False
@@ -587,6 +632,14 @@ class Disorder(RuleBasedStateMachine):
         for number in needed:
             holders = self.whole[number].shares if number in self.whole else {}
             assert all(number in n.store for n in self.job.nodes.values() if n.name in holders)
+
+    @invariant()
+    def the_newest_protected_one_stays_until_a_newer_one_is_safe(self) -> None:
+        known = [one for node in self.job.nodes.values() for one in node.known.values() if one.size]
+        safe = max(known, key=lambda one: one.number, default=None)
+        if safe is not None and self.job.drained < safe.number:
+            for node in self.job.nodes.values():
+                assert node.name not in safe.shares or safe.number in node.store
 
     def half_rewritten(self, last: JobGeneration) -> set[str]:
         """The entries of which some nodes have the part of a generation and others another one."""

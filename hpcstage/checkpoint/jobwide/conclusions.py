@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hpcstage.checkpoint.jobwide.words import JobGeneration, JobLedger, JobOrder, KeeperWord, OrderKind, Outcome
-from hpcstage.checkpoint.keeping.facts import MOST_ROWS, SavedRow
+from hpcstage.checkpoint.keeping.facts import LOCAL_KEPT, MOST_ROWS, SavedRow
 from hpcstage.checkpoint.protection.groups import ProtectionPlan
 
 Outcomes = Mapping[str, Outcome]
@@ -155,6 +155,26 @@ def described(plan: ProtectionPlan) -> str:
     groups = "one group" if count == 1 else f"{count} groups"
     more = f"; {plan.line}" if plan.line else ""
     return f"{plan.size}: any {plan.size.m} of the nodes of a group may be lost, {groups}{more}"
+
+
+def after_keep(ledger: JobLedger) -> JobLedger:
+    """Notes which generations stay on the local disks: the two newest, and older ones that have their carried entries.
+
+    As long as no newer one is protected or in the target, the newest that is protected stays in the place of the last
+    but one, so that it takes no more space.
+    """
+    generations = ledger.generations
+    newest = generations[-LOCAL_KEPT:]
+    safe = next((one for one in reversed(generations) if one.size), None)
+    if safe is not None and safe not in newest and ledger.drained < safe.number:
+        newest = (safe, *generations[1 - LOCAL_KEPT :])
+        line = (
+            f"state {safe.number} stays on the local disks, in the place of the last but one, until a newer one is "
+            "protected or copied"
+        )
+        ledger = ledger if line in ledger.lines else _with_line(ledger, line)
+    kept = {one.number for one in newest} | {one.number for each in newest for one in each.carried.values()}
+    return replace(ledger, generations=tuple(one for one in generations if one.number in kept))
 
 
 # ---- the target

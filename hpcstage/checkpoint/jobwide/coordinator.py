@@ -23,7 +23,7 @@ from hpcstage.checkpoint.jobwide.words import (
     OrderKind,
     Outcome,
 )
-from hpcstage.checkpoint.keeping.facts import LOCAL_KEPT, RETRY_S
+from hpcstage.checkpoint.keeping.facts import RETRY_S
 from hpcstage.checkpoint.protection.groups import CodeSize, ProtectionPlan, protect
 
 SOON_S = 0.3
@@ -332,12 +332,10 @@ class Coordinator:
         newest = self._words[self._hosts[self._me]].order
         if newest is not None and newest.ledger == self.ledger:
             return False
-        generations = self.ledger.generations
-        kept = {one.number for one in generations[-LOCAL_KEPT:]}
-        kept |= {one.number for each in generations[-LOCAL_KEPT:] for one in each.carried.values()}
-        stay = [one for one in generations if one.number in kept]
+        self.ledger = conclusions.after_keep(self.ledger)
+        stay = self.ledger.generations
+        kept = {one.number for one in stay}
         retained = kept | {need for one in stay for need in one.needs}
-        self.ledger = replace(self.ledger, generations=tuple(stay))
         self._give(OrderKind.KEEP, retained=sorted(retained), newest=max(kept, default=0))
         return True
 
