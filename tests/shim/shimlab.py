@@ -24,6 +24,8 @@ import pytest
 from hpcstage.node import page, shimdir
 from hpcstage.plan.types import Entry
 from hpcstage.protocol import shim
+from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES
+from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts
 from hpcstage.store.attributes import AttributesTable
 
 LAYERS = ("native", "python")
@@ -280,6 +282,43 @@ def stepped(lab: Lab, code: str, *args: Any, actions: Sequence[Action] = (), fla
         process.kill()
     assert (process.returncode, errors) == (0, b""), errors.decode()
     return json.loads(out.splitlines()[-1])
+
+
+COMING_BYTES = 4 * LEAST_STRIPE_BYTES + 1000
+"""Five stripes."""
+
+
+class Coming:
+    """A file whose copy is on its way, as daemon and copier show it."""
+
+    def __init__(self, lab: Lab, source: bytes = b"s" * COMING_BYTES, incoming: bytes = b"c" * COMING_BYTES) -> None:
+        self.lab = lab
+        self.source = lab.source / "file"
+        if not self.source.exists():
+            lab.put("file", source)
+        (lab.node / "incoming" / "0.0").mkdir(parents=True)
+        self.incoming = lab.node / "incoming" / "0.0" / "7"
+        self.incoming.write_bytes(incoming)
+        self.daemon = Arriving(lab.node)
+        self.arrival = Arrival(COMING_BYTES)
+
+    def begin(self) -> None:
+        """As the daemon grants the row, and the copier fills it."""
+        assert self.daemon.grant(7)
+        found = self.source.stat()
+        listed = Entry(0, b"file", found.st_size, found.st_mtime_ns, found.st_mode, 0, 0, False, found.st_ctime_ns)
+        facts = Facts(7, found, b"incoming/0.0/7")
+        self.arrival = Arrivals(self.lab.node / ARRIVING_FILE).begin(facts, listed)
+        assert self.arrival.is_shown
+
+    def arrive(self, *stripes: int) -> None:
+        """As the copier does for these stripes, or for all."""
+        for stripe in stripes or range(5):
+            self.arrival.arrived(stripe)
+
+    def void(self) -> None:
+        """As the daemon does before a write is answered."""
+        self.daemon.withdraw((7,))
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 40.0) -> None:

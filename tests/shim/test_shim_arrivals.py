@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shimlab import Action, Lab, Responder, ready, stepped
+from shimlab import COMING_BYTES as SIZE
+from shimlab import Action, Coming, Lab, Responder, ready, stepped
 
 from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.plan.types import Entry
 from hpcstage.protocol import shim
 from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES
-from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts
+from hpcstage.store.arriving import Arrivals, Arriving, Facts
 
 pytest_plugins = ("shimfixtures",)
 MB = LEAST_STRIPE_BYTES
-SIZE = 4 * MB + 1000
 TOOLS = """
 import mmap, threading
 MB = 1 << 20
@@ -30,36 +30,6 @@ def whence(data):  # where bytes came from
     found = set(bytes(data))
     return {frozenset(b"c"): "copy", frozenset(b"s"): "source", frozenset(): "nothing"}.get(frozenset(found), "both")
 """
-
-
-class Coming:
-    """A file whose copy is on its way, as daemon and copier show it."""
-
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-        self.source = lab.source / "file"
-        if not self.source.exists():
-            lab.put("file", b"s" * SIZE)
-        (lab.node / "incoming" / "0.0").mkdir(parents=True)
-        self.incoming = lab.node / "incoming" / "0.0" / "7"
-        self.incoming.write_bytes(b"c" * SIZE)
-        self.daemon = Arriving(lab.node)
-        self.arrival = Arrival(SIZE)
-
-    def begin(self) -> None:
-        assert self.daemon.grant(7)
-        found = self.source.stat()
-        listed = Entry(0, b"file", found.st_size, found.st_mtime_ns, found.st_mode, 0, 0, False, found.st_ctime_ns)
-        facts = Facts(7, found, b"incoming/0.0/7")
-        self.arrival = Arrivals(self.lab.node / ARRIVING_FILE).begin(facts, listed)
-        assert self.arrival.is_shown
-
-    def arrive(self, *stripes: int) -> None:
-        for stripe in stripes or range(5):
-            self.arrival.arrived(stripe)
-
-    def void(self) -> None:
-        self.daemon.withdraw((7,))
 
 
 @pytest.fixture

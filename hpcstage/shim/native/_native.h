@@ -236,8 +236,9 @@ int moved_look(int fd);                          /* returns the kind that the de
 /* ---- large files that are on their way: what has arrived is read from the incoming file ---- */
 #define NOT_ARRIVED ((ssize_t)-2) /* nothing was read: the source is to be */
 struct iovec;
-ssize_t arrived_at(int fd, const struct iovec *parts, int n, off_t at); /* as preadv */
-ssize_t arrived_next(int fd, const struct iovec *parts, int n);         /* as readv */
+/* As preadv and readv do. is_own: the list is this library's, and not one of the program that may be nowhere. */
+ssize_t arrived_at(int fd, const struct iovec *parts, int n, int is_own, off_t at);
+ssize_t arrived_next(int fd, const struct iovec *parts, int n, int is_own);
 void arrivals_source(uint64_t bytes, uint64_t ns); /* a read of the source took so long */
 void arrivals_anew(void);   /* open files are compared with what arrives once more */
 void arrivals_forked(void); /* in a forked child */

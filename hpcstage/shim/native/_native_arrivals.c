@@ -322,20 +322,23 @@ static int is_there(struct table *in, int fd, int row, uint32_t serial, uint64_t
 
 /* ---- reads ---- */
 struct read {
-    int fd, n;
+    int fd, n, is_own; /* is_own: the list is this library's */
     const struct iovec *parts;
     size_t bytes;
     off_t at;
 };
 
-static int begin_read(struct read *r, int fd, const struct iovec *parts, int n) {
-    *r = (struct read){fd, n, parts, 0, -1};
-    for (int i = 0; i < n; i++) {
-        if (parts[i].iov_len > SSIZE_MAX - r->bytes)
+/* Finds out how much a read asks for. A program's list may be nowhere, which the kernel says without a fault, where it
+ * finds nothing to read behind the end. */
+static int measure(struct read *r, const struct entry *e, uint64_t end) {
+    if (r->n <= 0 || r->n > MOST_PARTS || (!r->is_own && preadv(e->fd, r->parts, r->n, (off_t)end) != 0))
+        return 0;
+    for (int i = 0; i < r->n; i++) {
+        if (r->parts[i].iov_len > SSIZE_MAX - r->bytes)
             return 0;
-        r->bytes += parts[i].iov_len;
+        r->bytes += r->parts[i].iov_len;
     }
-    return n > 0 && n <= MOST_PARTS && r->bytes > 0;
+    return r->bytes > 0 && r->at <= INT64_MAX - (off_t)r->bytes;
 }
 
 /* Reads from the incoming file. Returns whether what was read is what the source has there. */
@@ -366,6 +369,8 @@ static ssize_t take_range(struct table *in, struct entry *e, uint32_t serial, st
 
 static ssize_t read_held(struct table *in, struct entry *e, uint32_t serial, struct read *r, int is_next) {
     uint64_t size = in->row[e->row].size;
+    if (!measure(r, e, size))
+        return NOT_ARRIVED;
     off_t at = is_next ? lseek(r->fd, 0, SEEK_CUR) : r->at;
     if (at < 0 || (uint64_t)at >= size || !holds(in, e->row, serial))
         return NOT_ARRIVED;
@@ -418,11 +423,13 @@ static ssize_t read_arrived(struct read *r, int is_next) {
     return got;
 }
 
-/* The copy's turn comes first: who can go on with it does. A thread cannot be cancelled between its steps. */
+/* The copy's turn comes first: who can go on with it does. A thread can be cancelled before it reads, as in any read, and
+ * not between the steps. */
 static ssize_t arrived(struct read *r, int is_next) {
     int saved = errno, cancels;
     if (moved_kind(r->fd, FD_SOURCE) != FD_SOURCE)
         return NOT_ARRIVED;
+    pthread_testcancel();
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancels);
     ssize_t got = read_arrived(r, is_next);
     pthread_setcancelstate(cancels, &cancels);
@@ -431,15 +438,12 @@ static ssize_t arrived(struct read *r, int is_next) {
     return got;
 }
 
-ssize_t arrived_at(int fd, const struct iovec *parts, int n, off_t at) {
-    struct read r;
-    if (at < 0 || !begin_read(&r, fd, parts, n) || at > INT64_MAX - (off_t)r.bytes)
-        return NOT_ARRIVED;
-    r.at = at;
-    return arrived(&r, 0);
+ssize_t arrived_at(int fd, const struct iovec *parts, int n, int is_own, off_t at) {
+    struct read r = {fd, n, is_own, parts, 0, at};
+    return at < 0 ? NOT_ARRIVED : arrived(&r, 0);
 }
 
-ssize_t arrived_next(int fd, const struct iovec *parts, int n) {
-    struct read r;
-    return begin_read(&r, fd, parts, n) ? arrived(&r, 1) : NOT_ARRIVED;
+ssize_t arrived_next(int fd, const struct iovec *parts, int n, int is_own) {
+    struct read r = {fd, n, is_own, parts, 0, -1};
+    return arrived(&r, 1);
 }

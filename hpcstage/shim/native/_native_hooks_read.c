@@ -45,7 +45,7 @@ extern int dup3(int, int, int) WEAK;
         if (arrived != NOT_ARRIVED) \
             return arrived; \
     }
-#define ONE(out, n) (&(struct iovec){out, n}), 1
+#define ONE(out, n) (&(struct iovec){out, n}), 1, 1
 
 /* Returns where in the file a read of so many bytes began that moved the descriptor's own position; -1: not known. */
 static off_t moved_from(int fd, ssize_t bytes) {
@@ -87,26 +87,26 @@ static ssize_t hook___pread64_chk(int fd, void *out, size_t n, off64_t at, size_
     TIMED(fd, at, __pread64_chk(fd, out, n, at, room))
 }
 static ssize_t hook_readv(int fd, const struct iovec *parts, int n) {
-    ARRIVED(fd, arrived_next(fd, parts, n))
+    ARRIVED(fd, arrived_next(fd, parts, n, 0))
     TIMED(fd, moved_from(fd, bytes), readv(fd, parts, n))
 }
 static ssize_t hook_preadv(int fd, const struct iovec *parts, int n, off_t at) {
-    ARRIVED(fd, arrived_at(fd, parts, n, at))
+    ARRIVED(fd, arrived_at(fd, parts, n, 0, at))
     TIMED(fd, at, preadv(fd, parts, n, at))
 }
 static ssize_t hook_preadv64(int fd, const struct iovec *parts, int n, off64_t at) {
-    ARRIVED(fd, arrived_at(fd, parts, n, at))
+    ARRIVED(fd, arrived_at(fd, parts, n, 0, at))
     TIMED(fd, at, preadv64(fd, parts, n, at))
 }
 /* At -1 they read at the descriptor's own position. */
 static ssize_t hook_preadv2(int fd, const struct iovec *parts, int n, off_t at, int flags) {
     if (!flags)
-        ARRIVED(fd, at == -1 ? arrived_next(fd, parts, n) : arrived_at(fd, parts, n, at))
+        ARRIVED(fd, at == -1 ? arrived_next(fd, parts, n, 0) : arrived_at(fd, parts, n, 0, at))
     TIMED(fd, at < 0 ? moved_from(fd, bytes) : at, preadv2(fd, parts, n, at, flags))
 }
 static ssize_t hook_preadv64v2(int fd, const struct iovec *parts, int n, off64_t at, int flags) {
     if (!flags)
-        ARRIVED(fd, at == -1 ? arrived_next(fd, parts, n) : arrived_at(fd, parts, n, at))
+        ARRIVED(fd, at == -1 ? arrived_next(fd, parts, n, 0) : arrived_at(fd, parts, n, 0, at))
     TIMED(fd, at < 0 ? moved_from(fd, bytes) : at, preadv64v2(fd, parts, n, at, flags))
 }
 static ssize_t hook_sendfile(int to, int fd, off_t *at, size_t n) {
