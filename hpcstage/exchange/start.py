@@ -43,7 +43,7 @@ _START_S = 60.0
 _CARD = struct.Struct("<BIQQ")
 """Holds whether there is a daemon, the node's index, and its budget in bytes and inodes."""
 BUFFERS = 16
-"""The number of buffers for each direction, of 1 MiB of data each."""
+"""The number of buffers for each direction, of 1 MiB each."""
 _ABSENT_POLL_S = 0.05
 
 

@@ -33,8 +33,12 @@ CONTROL = struct.Struct("<BB6xQ")
 ROW = struct.Struct("<IIQQIIq")
 TAIL = struct.Struct("<IIQ")
 MAX_ROWS = 256
-PIECE_BYTES = 1 << 20
-BUFFER_BYTES = PIECE_BYTES + MAX_ROWS * ROW.size + TAIL.size
+BUFFER_BYTES = 1 << 20
+"""The longest bundle. One that is longer by its rows alone takes three times as long over shared memory (MPICH on UCX,
+64 MB files: 1.0 in place of 3.3 GB/s)."""
+_PAGE = 4096
+PIECE_BYTES = (BUFFER_BYTES - MAX_ROWS * ROW.size - TAIL.size) // _PAGE * _PAGE
+"""The most data of a bundle."""
 MAX_CONTROL_BYTES = 1 + MAX_MESSAGE_BYTES
 MAX_CODING_BYTES = (32 << 20) + (1 << 16)
 """As many blocks as a stripe may have parities, or a word with what comes with it."""
