@@ -21,6 +21,8 @@ DATA=${DATA:-/lustre/imagenet/train}
 
 # hpcstage starts torchrun on each node. train.py loads what it has saved, as under any torchrun: its processes are
 # restarted when the membership changes. With hpcstage.torch.Elastic in it and `--survivors keep` they go on instead.
-ELASTIC=(--elastic "${MIN:-2}:$SLURM_NNODES" --policy "${POLICY:-minmax}")
+ELASTIC=(--elastic "${MIN:-2}:${MAX:-$SLURM_NNODES}" --policy "${POLICY:-minmax}")
+# With a name nodes of other jobs may join, up to MAX: see slurm-elastic-join.sh.
+[ -z "${NAME:-}" ] || ELASTIC+=(--name "$NAME")
 TORCHRUN=(torchrun --nproc-per-node="${GPUS:-4}")
 exec hpcstage run --data "$DATA" "${ELASTIC[@]}" -- "${TORCHRUN[@]}" train.py --data "$DATA" --epochs "${EPOCHS:-90}"

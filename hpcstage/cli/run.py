@@ -17,7 +17,7 @@ from hpcstage.cli.options import dataset_options, run_options
 )
 @dataset_options
 @run_options
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
     """Run COMMAND, and copy its datasets to the node-local disk meanwhile, in the order in which COMMAND reads them.
 
@@ -28,12 +28,17 @@ def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> i
 
     hpcstage run --checkpoint ckpt/r7 -- python train.py --save-dir {checkpoint}
 
+    With --join there is no COMMAND: it is that of the training.
+
     Exits with the command's exit code, or with 74 in place of 0 where files could not be copied to the directory of
     --out or --checkpoint. With HPCSTAGE_DISABLE=1 it only executes the command.
     """
+    from hpcstage.errors import UsageError
     from hpcstage.wrapper.plain import directories_without_us, passes_through, replace_with
 
     if passes_through(os.environ):
+        if not command:
+            raise UsageError("there is no command, and hpcstage is switched off", "unset HPCSTAGE_DISABLE")
         return replace_with(command, directories_without_us(given, os.environ))
     if "HPCSTAGE_NODE_DIR" in os.environ:
         from hpcstage.wrapper import outer
@@ -43,4 +48,9 @@ def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> i
     from hpcstage.config import load
     from hpcstage.wrapper.run import run as launch
 
-    return launch(command, load(given, os.environ, inherited.directory()), verbose - quiet)
+    config = load(given, os.environ, inherited.directory())
+    if not command and config.join is None:
+        raise UsageError("no command is given", "write it behind `--`: hpcstage run ... -- python train.py")
+    if command and config.join is not None:
+        raise UsageError("--join starts the command of the training", "leave `-- COMMAND` out")
+    return launch(command, config, verbose - quiet)

@@ -368,6 +368,26 @@ class Config:
             "hpcstage.torch.Elastic.",
         )
     )
+    name: str | None = field(
+        metadata=_declare(
+            "name",
+            "none",
+            parse.name("none"),
+            "For --elastic: the name by which nodes of other jobs join the training, with --join NAME. It may begin "
+            "with fewer than MIN nodes of its own, and waits for those that join.",
+            metavar="NAME|none",
+        )
+    )
+    join: str | None = field(
+        metadata=_declare(
+            "join",
+            "none",
+            parse.name("none"),
+            "Add the nodes of this job to the training of that --name, which was started in the same working "
+            "directory. No COMMAND is given: it is the training's.",
+            metavar="NAME|none",
+        )
+    )
     epochs: int | None = field(
         metadata=_declare(
             "epochs",

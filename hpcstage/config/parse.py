@@ -17,6 +17,8 @@ Parser = Callable[[object], object]
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
 _YAML_MINUTE = 60
 """YAML takes 2:4 for a time and makes 124 of it."""
 
@@ -40,6 +42,20 @@ def text(word: str | None = None) -> Parser:
     def parse(value: object) -> str | None:
         found = scalar(value)
         return None if found == word else found
+
+    return parse
+
+
+def name(word: str) -> Parser:
+    """Parses what can be a part of a file's name; `word` stands for None."""
+
+    def parse(value: object) -> str | None:
+        found = scalar(value)
+        if found == word:
+            return None
+        if not _NAME.fullmatch(found):
+            raise ValueError(f"{found!r} is no name: up to 64 letters, digits, points, dashes and underscores")
+        return found
 
     return parse
 

@@ -229,7 +229,7 @@ def directory_of(parameters: RendezvousParameters) -> Path:
 def setting_of(parameters: RendezvousParameters) -> AgentSetting:
     """Reads the command line. Raises UsageError."""
     known = {field.name for field in (*fields(Patience), *fields(Bounds))}
-    allowed = known | {"dir", "policy", "host", "processes", "join_limit_s", "is_host", "survivors"}
+    allowed = known | {"dir", "policy", "host", "processes", "join_limit_s", "is_host", "survivors", "joins"}
     # torchrun adds these itself
     unknown = sorted(set(parameters.config) - allowed - {"rank", "timeout", "local_world_size"})
     if unknown:
@@ -245,16 +245,18 @@ def setting_of(parameters: RendezvousParameters) -> AgentSetting:
     is_here = _is_here(parameters, host)
     address = parameters.local_addr or (host if host and is_here else socket.getfqdn())
     name = parameters.get("host") or socket.gethostname()
+    joins = bool(parameters.get_as_bool("joins"))
     return AgentSetting(
         Node(uuid.uuid4().hex, name, address, _processes(parameters)),
         port,
-        is_here or not host,
+        not joins and (is_here or not host),
         parameters.max_nodes,
         load_policy(policy.replace(";", ","), parameters.min_nodes, parameters.max_nodes),
         patience,
         bounds,
         _seconds("join_limit_s", parameters.get("join_limit_s", 600)),
         _ends_unix_s(),
+        joins,
     )
 
 

@@ -55,7 +55,7 @@ def find(config: Config, job: Job, local: LocalDir | None, host: str) -> Groupin
     if config.nodes == 1 or config.launcher == launchers.NONE:
         return None
     if job.scheduler == "none" and len(job.nodes) == 1:
-        count = config.nodes or (config.elastic[1] if config.elastic else 1)
+        count = config.nodes or (config.elastic[1] if config.elastic and config.join is None else 1)
         if count == 1 or job.is_rank:
             return None
         hosts = [f"{host}.v{index}" for index in range(count)]

@@ -78,15 +78,15 @@ def main(arguments: list[str]) -> int:
 
 def command(spec: TrainingSpec, index: int) -> list[str]:
     """Returns the command line of `torchrun` on a node."""
-    address = "127.0.0.1" if spec.virtual else spec.hosts[index]
+    joins = ",joins=true" if spec.joins else ""
     restarts = [] if _gives(spec.arguments, "--max-restarts") else [f"--max-restarts={RESTARTS}"]
     return [
         *spec.torchrun,
         f"--nnodes={spec.least}:{spec.most}",
         "--rdzv-backend=hpcstage",
         f"--rdzv-id={spec.run_id}",
-        f"--rdzv-conf=host={spec.hosts[index]}" + "".join(f",{part}" for part in _conf(spec.arguments)),
-        f"--local-addr={address}",
+        f"--rdzv-conf=host={spec.hosts[index]}{joins}" + "".join(f",{part}" for part in _conf(spec.arguments)),
+        f"--local-addr={spec.address or spec.hosts[index]}",
         *restarts,
         *_without_conf(spec.arguments),
     ]

@@ -48,6 +48,8 @@ class Training:
         self._path = path
         self._started: list[subprocess.Popen[bytes]] = []
         self._deadline_s: float | None = None
+        self._told: int | None = None
+        """The signal that ends the training here."""
         self._beat: tuple[object, float] = (None, time.monotonic())
 
     def run(self) -> int:
@@ -92,7 +94,7 @@ class Training:
             if process.poll() is None:
                 process.send_signal(number)
         if self._deadline_s is None and number in _ENDS and number not in (signal.SIGUSR1, signal.SIGUSR2):
-            self._deadline_s = time.monotonic() + ENDING_S
+            self._deadline_s, self._told = time.monotonic() + ENDING_S, number
 
     def _look(self, now_s: float) -> None:
         """Kills what will not end by itself."""
@@ -129,6 +131,8 @@ class Training:
             end = arbiter.end_of(term.number) if term else None
             if end is not None:
                 return end.exit_code
+        if self._told is not None and any(codes):
+            return 128 + self._told
         failed = [code if code >= 0 else 128 - code for code in codes if code != 0]
         return failed[0] if failed else 0 if codes else 1
 

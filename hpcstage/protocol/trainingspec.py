@@ -44,6 +44,10 @@ class TrainingSpec:
     drained: str | None = None
     """The directory on the shared file system to which the checkpoints of all nodes are copied."""
     parts: list[list[str]] = field(default_factory=list)
+    address: str = ""
+    """The address at which the others reach each of these nodes, where it is not the node's name."""
+    joins: bool = False
+    """Whether these nodes join a training that another job has begun."""
 
     @property
     def virtual(self) -> bool:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,12 @@ from hpcstage import inherited
 from hpcstage.elastic.ledger import first_step_unix_s
 from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.errors import UsageError
+from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.job import together
 from hpcstage.node import environment, start
 from hpcstage.protocol.trainingspec import NODE_PROGRAM, PROGRAM, SCRIPT, SPEC, TrainingSpec
 from hpcstage.record.parts.elastic import ElasticPart, MembershipRow
-from hpcstage.wrapper import grouping, messages, rundir
+from hpcstage.wrapper import grouping, joining, messages, rundir
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -49,6 +50,7 @@ names = found.select(group="torchrun.handlers") if hasattr(found, "select") else
 sys.exit(3 if u.find_spec("torch") is None else 4 if not any(e.name == "hpcstage" for e in names) else 0)
 """
 _PROBE_S = 30.0
+LOCAL = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,12 @@ def check(command: Sequence[str], config: Config, job: Job) -> None:
     if job.is_rank:
         fix = "write `hpcstage run --elastic ... -- torchrun ...` without the launcher"
         raise UsageError("--elastic starts torchrun on every node, and stands behind a launcher", fix)
-    load_policy(config.policy.replace(";", ","), least, most)
+    if config.join is None:
+        load_policy(config.policy.replace(";", ","), least, most)
+    if config.name is not None:
+        joining.refuse_taken(config.name, inherited.directory(), os.environ)
     count = len(hosts(config, job).hosts)
-    if count < least:
+    if count < least and config.join is None and config.name is None:
         what = f"--elastic {least}:{most} needs {least} nodes and there are {count}"
         raise UsageError(what, "ask for more nodes, or for a smaller least number")
     launch = launch_of(command)
@@ -106,6 +111,16 @@ class TrainingPlace:
     run_dir: Path
     directory: Path
     """Where the nodes find its specification."""
+    joined: joining.Offer | None = None
+    """What the training says that these nodes join; the place is its, but for the specification."""
+
+    @classmethod
+    def of(cls, config: Config, run_id: str, run_dir: Path, directory: Path) -> TrainingPlace:
+        """Returns the place of a run's training, which is another run's if it joins that. Raises UsageError."""
+        if config.join is None:
+            return cls(run_id, run_dir, directory)
+        offer = joining.offer_in(Path(config.join))
+        return cls(offer.run_id, Path(offer.run_dir), directory, offer)
 
 
 def words(command: Sequence[str], config: Config, job: Job, place: TrainingPlace, env: Mapping[str, str]) -> list[str]:
@@ -114,7 +129,7 @@ def words(command: Sequence[str], config: Config, job: Job, place: TrainingPlace
     assert config.elastic is not None
     least, most = config.elastic
     group, launch = hosts(config, job), launch_of(command)
-    if launch.arguments[:1] == ["--no-python"]:
+    if launch.arguments[:1] == ["--no-python"] and place.joined is None:
         messages.warn(f"elastic: torchrun is put in between: {shlex.join([*launch.torchrun, *launch.arguments])}")
     spec = TrainingSpec(
         run_id=place.run_id,
@@ -127,12 +142,19 @@ def words(command: Sequence[str], config: Config, job: Job, place: TrainingPlace
         most=most,
         policy=config.policy.replace(",", ";"),
         survivors=config.survivors,
-        ends_unix_s=job.end_time_unix_s if config.time_limit_s is None else time.time() + config.time_limit_s,
+        ends_unix_s=_ends_unix_s(config, job),
         env=dict(env),
         cwd=os.fspath(inherited.directory()),
         drained=None if config.checkpoint is None else os.path.realpath(inherited.directory() / config.checkpoint),
         parts=[list(part) for part in group.parts],
     )
+    is_local = spec.virtual and (job.scheduler == "none" or config.name is None)
+    spec = replace(spec, address=LOCAL if is_local else "")
+    if place.joined is not None:
+        spec = _joining(spec, place.joined, job)
+    elif len(group.hosts) < least:
+        more = f"{least - len(group.hosts)} nodes more"
+        messages.warn(f"elastic: the training begins with {more} that join by `hpcstage run --join {config.name}`")
     path = place.directory.absolute() / SPEC
     spec.save(path)
     script = path.with_name(SCRIPT)
@@ -140,11 +162,64 @@ def words(command: Sequence[str], config: Config, job: Job, place: TrainingPlace
     return [sys.executable, "-s", "-m", PROGRAM, os.fspath(path)]
 
 
+def _joining(spec: TrainingSpec, offer: joining.Offer, job: Job) -> TrainingSpec:
+    """Returns the specification for nodes that join another job's training."""
+    is_alone = job.scheduler == "none"
+    # Names of virtual nodes are those of their machine, in every run there.
+    own = os.urandom(4).hex()
+    return replace(
+        spec,
+        hosts=[f"{host}.{own}" for host in spec.hosts] if is_alone else spec.hosts,
+        env=offer.environment(spec.env),
+        cwd=offer.cwd,
+        ends_unix_s=offer.ends_unix_s,
+        drained=offer.directories.get("checkpoint"),
+        address=offer.address(job.hostname, job.scheduler),
+        joins=True,
+    )
+
+
+def let_join(command: Sequence[str], config: Config, job: Job, place: TrainingPlace) -> None:
+    """Lets nodes of other jobs join the training. Its command is as the user wrote it. What goes wrong is said: the
+    training needs nobody for it."""
+    assert config.elastic is not None
+    assert config.name is not None
+    cwd = inherited.directory()
+    least, most = config.elastic
+    directories = {"out": config.out, "checkpoint": config.checkpoint}
+    offer = joining.Offer(
+        name=config.name,
+        run_id=place.run_id,
+        run_dir=os.path.abspath(place.run_dir),
+        command=list(command),
+        cwd=os.fspath(cwd),
+        least=least,
+        most=most,
+        policy=config.policy,
+        survivors=config.survivors,
+        data=joining.absolute(config.data, cwd),
+        directories={name: os.path.realpath(cwd / asked) for name, asked in directories.items() if asked is not None},
+        machine=socket.gethostname() if job.scheduler == "none" else "",
+        ends_unix_s=_ends_unix_s(config, job),
+    )
+    try:
+        joining.put(offer, cwd, os.environ)
+    except (HpcstageError, OSError) as error:
+        messages.warn(f"nobody can join {config.name}: {error}")
+
+
+def _ends_unix_s(config: Config, job: Job) -> float | None:
+    return job.end_time_unix_s if config.time_limit_s is None else time.time() + config.time_limit_s
+
+
 def unstaged_words(command: Sequence[str], config: Config, job: Job, started_unix_s: float) -> list[str]:
     """Returns what `words` returns, for a training whose data cannot be staged. Raises HpcstageError or OSError."""
     run_id = rundir.unique_id(started_unix_s, job.job_id)
     run_dir = rundir.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
-    return words(command, config, job, TrainingPlace(run_id, run_dir, run_dir), os.environ)
+    place = TrainingPlace.of(config, run_id, run_dir, run_dir)
+    if config.name is not None:
+        let_join(command, config, job, place)
+    return words(command, config, job, place, os.environ)
 
 
 def part_of(config: Config, place: TrainingPlace, started_unix_s: float) -> ElasticPart:
@@ -155,6 +230,8 @@ def part_of(config: Config, place: TrainingPlace, started_unix_s: float) -> Elas
     end = arbiter.end_of(term.number) if term else None
     first = max(1, count - ElasticPart.MOST_ROWS + 1)
     rows = [_row(arbiter, number, started_unix_s) for number in range(first, count + 1)]
+    # Of those before the nodes of this run joined only the one that they found.
+    rows = [row for row in rows if row.at_s < 0][-1:] + [row for row in rows if row.at_s >= 0]
     return ElasticPart(
         policy=config.policy,
         survivors=config.survivors,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import socket
 import time
@@ -44,6 +45,16 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
     for warning in config.warnings:
         messages.warn(warning)
     started = Clock()
+    if config.join is not None:
+        from hpcstage.elastic.membership.values import TrainingEnd
+        from hpcstage.wrapper import joining
+
+        found = joining.find(config.join, inherited.directory(), os.environ, socket.gethostname())
+        if isinstance(found, TrainingEnd):
+            messages.warn(f"training {config.join} is over: {found.line}")
+            return found.exit_code
+        messages.warn(f"this job joins training {found.name}: {shlex.join(found.command)}")
+        command, config = found.words(), joining.settings(config, found)
     try:
         with _preparing():
             resolved = _resolve(command, config)
@@ -76,6 +87,8 @@ class Clock:
 
 def _resolve(command: Sequence[str], config: Config) -> Resolved:
     cwd = inherited.directory()
+    if config.elastic is None and config.name is not None:
+        raise UsageError("--name is for --elastic", "add --elastic MIN:MAX, or leave it out")
     if config.elastic is None and config.policy != "minmax":
         raise UsageError("--policy is for --elastic", "add --elastic MIN:MAX, or leave it out")
     has_directory = config.out is not None or config.checkpoint is not None
@@ -170,7 +183,7 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
         words = command if session.directories is None else session.directories.command(command)
         env = session.environment(os.environ)
         if session.config.elastic is not None:
-            words, env = _elastic(words, session, env)
+            words, env = _elastic(command, words, session, env)
         child = Child(words, env, signals)
     except HpcstageError as error:
         close_unrun(session, error)
@@ -188,10 +201,15 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
     return status
 
 
-def _elastic(words: Sequence[str], session: Session, env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Returns what is started in the place of the command of an elastic training, and its environment."""
+def _elastic(
+    command: Sequence[str], words: Sequence[str], session: Session, env: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Returns what is started in the place of the command of an elastic training, and its environment. `words` is the
+    command with the directories of this node."""
     from hpcstage.wrapper import elastic
 
+    if session.config.name is not None:
+        elastic.let_join(command, session.config, _job(), _place(session))
     return elastic.words(words, session.config, _job(), _place(session), env), elastic.own_environment(os.environ)
 
 
@@ -200,14 +218,17 @@ def _place(session: Session) -> elastic.TrainingPlace:
     from hpcstage.wrapper import elastic
 
     directory = session.run_dir if session.group is None else Path(session.group.directory)
-    return elastic.TrainingPlace(session.part.run_id, session.run_dir, directory)
+    return elastic.TrainingPlace.of(session.config, session.part.run_id, session.run_dir, directory)
 
 
 def _tell_of_elastic(session: Session) -> None:
     from hpcstage.wrapper import elastic
 
     with contextlib.suppress(HpcstageError, OSError):
-        session.part.elastic = elastic.part_of(session.config, _place(session), session.part.started_unix_s)
+        place = _place(session)
+        part = session.part.elastic = elastic.part_of(session.config, place, session.part.started_unix_s)
+        if place.joined is not None:
+            messages.warn(f"training {place.joined.name}: {part.end or 'it goes on without this job'}")
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
-"""`hpcstage run --elastic` in jobs of a real Slurm and a real Grid Engine: an agent on each node, and a training that
-outlives the processes of a node."""
+"""`hpcstage run --elastic` in jobs of a real Slurm and a real Grid Engine: an agent on each node, a training that
+outlives the processes of a node, and one that nodes of other jobs join."""
 
 from __future__ import annotations
 
@@ -56,6 +56,51 @@ def test_a_training_outlives_a_node_of_a_slurm_job(slurm: Slurm, project: Projec
     assert slurm.wait(job, 120)["JobState"] == "COMPLETED", project.log()
 
 
+@pytest.mark.timeout(400)
+def test_nodes_of_other_slurm_jobs_join_and_go(slurm: Slurm, project: Project) -> None:
+    """A job of one node trains. One job joins and is cancelled, another one joins and stays to the
+    end; one that comes too late has nothing to do."""
+    write_program(project)
+    named = SCRIPT.replace("--elastic 2:3", "--elastic 1:3 --name night")
+    shape = ("--nodes=1", "--ntasks-per-node=1", "--gres=gpu:4")  # of which a node has as many: each has its own
+    join = {**project.env, "NAME": "night"}
+    first = slurm.submit(*shape, env=project.env, cwd=project.path, script=named)
+
+    def come(*jobs: int, gone: tuple[int, ...] = ()) -> set[str]:
+        """Waits until these jobs train together, and no others; returns the hosts."""
+        count = len(steps(project))
+
+        def is_there() -> bool:
+            return len({step[0] for step in steps(project)[count:] if step[1] == str(len(jobs))}) == len(jobs)
+
+        until(lambda: is_there() or any(map(slurm.finished, jobs)), START_S, f"{len(jobs)} nodes: {project.log()}")
+        assert is_there(), project.log()
+        assert all(map(slurm.finished, gone))
+        return {step[0] for step in steps(project)[count:] if step[1] == str(len(jobs))}
+
+    try:
+        come(first)
+        second = slurm.submit("slurm-elastic-join.sh", env=join, cwd=project.path)
+        together = come(first, second)
+        assert together == {slurm.job(first)["NodeList"], slurm.job(second)["NodeList"]}
+        slurm.cancel(second)
+        slurm.wait(second)
+        come(first, gone=(second,))
+        third = slurm.submit("slurm-elastic-join.sh", env=join, cwd=project.path)
+        fourth = slurm.submit("slurm-elastic-join.sh", env=join, cwd=project.path)
+        come(first, third, fourth)
+    finally:
+        (project.outside / "stop").touch()
+    for job in (first, third, fourth):
+        assert slurm.wait(job, 120)["JobState"] == "COMPLETED", project.log()
+    said = (project.outside / f"slurm-{third}.out").read_text()
+    assert "training night: the training is complete" in said
+    late = slurm.submit("slurm-elastic-join.sh", env=join, cwd=project.path)
+    assert slurm.wait(late)["JobState"] == "COMPLETED", project.log()
+    assert "training night is over" in (project.outside / f"slurm-{late}.out").read_text()
+    assert all(step[2] == step[3] for step in steps(project)), "the weights count the steps"
+
+
 @pytest.mark.timeout(300)
 def test_a_training_outlives_its_processes_on_a_node_of_a_grid_engine_job(
     gridengine: GridEngine, project: Project
@@ -88,12 +133,8 @@ def outlives(
 ) -> None:
     """Waits for a training on three nodes, kills it on one that is not the first, and lets it end on the others."""
 
-    def steps(after: int = 0) -> list[list[str]]:
-        path = project.outside / "steps"
-        return [line.split() for line in path.read_text().splitlines()[after:]] if path.exists() else []
-
     def hosts(world: int, after: int = 0) -> set[str]:
-        return {step[0] for step in steps(after) if step[1] == str(world)}
+        return {step[0] for step in steps(project)[after:] if step[1] == str(world)}
 
     try:
         until(lambda: len(hosts(3)) == 3 or is_over(), START_S, f"a training on three nodes: {project.log()}")
@@ -105,7 +146,7 @@ def outlives(
             if is_of(process, project) and is_killed(process)
         ]
         assert lost, project.log()
-        count = len(steps())
+        count = len(steps(project))
         for process in lost:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -113,7 +154,13 @@ def outlives(
         assert hosts(2, count) == hosts(3) - {nodes.names[index - 1]}, project.log()
     finally:
         (project.outside / "stop").touch()
-    assert all(step[2] == step[3] for step in steps()), "the weights count the steps"
+    assert all(step[2] == step[3] for step in steps(project)), "the weights count the steps"
+
+
+def steps(project: Project) -> list[list[str]]:
+    """The steps that the processes have written: host, world, step, weights."""
+    path = project.outside / "steps"
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def script_host(project: Project) -> str:

@@ -21,6 +21,7 @@ from hpcstage.writing import replacing
 
 KEY = "key"
 BEAT = "beat"
+OFFER = "offer"
 _NUMBERED = re.compile(r"(generation|term)-([0-9]{8,})")
 
 
@@ -78,6 +79,32 @@ class Arbiter:
             return TrainingEnd(**self._read(_name("ended", number)))
         except FileNotFoundError:
             return None
+
+    def offer(self, value: Any) -> None:  # noqa: ANN401 - plain data
+        """Writes what nodes of other jobs have to know that join."""
+        self._claim(OFFER, value)
+
+    def offered(self) -> Any:  # noqa: ANN401 - plain data
+        """Returns what `offer` wrote. Raises FileNotFoundError where nothing was."""
+        return self._read(OFFER)
+
+    def silent_s(self) -> float:
+        """Returns for how long nobody has shown that the training goes on, by the clock of the file system: since the
+        last beat, and before the first one since the offer."""
+        last_s = max(self._written_s(BEAT), self._written_s(OFFER))
+        probe = self.directory / f".now.{os.urandom(6).hex()}"
+        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            return os.fstat(fd).st_mtime - last_s
+        finally:
+            os.close(fd)
+            probe.unlink(missing_ok=True)
+
+    def _written_s(self, name: str) -> float:
+        try:
+            return (self.directory / name).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
 
     def beat(self, term: int, count: int) -> None:
         """Shows that the store's host lives and reaches this directory."""

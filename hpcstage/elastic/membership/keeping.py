@@ -112,6 +112,8 @@ class Keeper:
             agreed = self._member_since(self._beat.generation)
         if agreed is not None:
             self._say("training", agreed.number)
+            if self._setting.joins:
+                stderr.say(f"elastic: {self._setting.node.host} trains in generation {agreed.number}")
         return agreed
 
     def must_stop(self) -> bool:
@@ -235,8 +237,9 @@ class Keeper:
             elif self._ended_in(term):
                 return
             elif (silent_s := self._host_watch.unchanged_s(now_s)) >= self._setting.patience.lease_s:
-                self._take_over(term)
-                continue
+                if self._may_take_over:
+                    self._take_over(term)
+                    continue
             elif self._joined(term, self._setting.patience.lease_s - silent_s):
                 return
             self._stopping.wait(self._pause_s(term))
@@ -246,7 +249,7 @@ class Keeper:
         beat_s = self._setting.bounds.beat_s
         if term != self._newest:
             return 0.0  # the store has moved
-        if term is None:
+        if term is None or not self._may_take_over:
             return beat_s
         return min(beat_s, max(0.0, self._setting.patience.lease_s - self._host_watch.unchanged_s(time.monotonic())))
 
@@ -267,12 +270,18 @@ class Keeper:
             raise StoreLost("the store has moved")
 
     def _ended_in(self, term: Term) -> bool:
-        """Returns whether the training, in which this node was, has ended in this term."""
-        if self._term is None or self._term.number != term.number:
+        """Returns whether the training, in which this node was or which it was to join, has ended in this term."""
+        was_in = self._term is not None and self._term.number == term.number
+        if not (was_in or self._setting.joins):
             return False
         end = self._ask_directory(lambda: self._arbiter.end_of(term.number))
         self._set_end(end)
         return end is not None
+
+    @property
+    def _may_take_over(self) -> bool:
+        """Whether this node may go on where the store's host was lost: who is to join has to have been there before."""
+        return not self._setting.joins or self._term is not None
 
     def _joined(self, term: Term, limit_s: float) -> bool:
         is_here = self._leader is not None and self._leader.term.number == term.number
@@ -285,6 +294,8 @@ class Keeper:
             self._place = board.join(watch)
         except StoreLost:
             return False
+        if self._setting.joins and self._term is None:
+            stderr.say(f"elastic: {self._setting.node.host} has come to the training and waits to be taken")
         self._board, self._term = board, term
         return True
 

@@ -42,3 +42,6 @@ class AgentSetting:
     """How long an agent looks for a store that it can reach."""
     ends_unix_s: float | None = None
     """When the job's time is over, where that is known."""
+    joins: bool = False
+    """Whether this agent is of another job than the training: it begins no training, goes on with none that was lost
+    before it came, and ends with one that is over."""

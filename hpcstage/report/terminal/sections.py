@@ -343,7 +343,7 @@ def elastic(record: Record) -> RenderableType:
         cost = f", noticed after {seconds(row.silent_s)} of silence" if row.lost else ""
         cost += f", agreed {seconds(row.waited_s)} later" if row.kind != "start" else ""
         cost += "" if row.first_step_s is None else f", first step after {seconds(row.first_step_s)}"
-        rows.append((clock(row.at_s), Wrapped(f"{len(row.hosts)} hosts: {why}{cost}", 2)))
+        rows.append((clock(max(0.0, row.at_s)), Wrapped(f"{len(row.hosts)} hosts: {why}{cost}", 2)))
     if part.end:
         rows.append(("end", Wrapped(part.end, 2)))
     told = f"{format_number(part.generations, 'membership')}, policy {part.policy}, survivors {part.survivors}"
