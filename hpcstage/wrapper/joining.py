@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from hpcstage.elastic.membership.values import TrainingEnd
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.protocol.rundir import RUNS
 from hpcstage.record import index
+from hpcstage.units import format_duration
+from hpcstage.wrapper import messages
 from hpcstage.wrapper.outdir import BOTH
 from hpcstage.writing import replace_text
 
@@ -30,6 +33,9 @@ DEAD_S = 60.0
 """A training of which nothing has been heard for so long, though it has not ended, is dead: nobody leads it."""
 ALIVE_S = 10.0
 """A training that was heard of so lately has its name to itself."""
+BEGIN_S = 60.0
+"""The time for which a job waits for the training that it is to join."""
+_LOOK_S = 0.5
 _FILE_BYTES = 65536
 _LOCAL = "127.0.0.1"
 _SETTINGS = ("elastic", "policy", "survivors", "name", "out", "checkpoint", "protect")
@@ -89,7 +95,7 @@ def put(offer: Offer, cwd: Path, env: Mapping[str, str]) -> None:
     """Lets nodes of other jobs join. Raises HpcstageError or OSError."""
     Arbiter(offer.agreed).offer(asdict(offer))
     text = json.dumps({"directory": os.fspath(offer.agreed)})
-    first, second = (place / f"{offer.name}{SUFFIX}" for place in _places(cwd, env))
+    first, second = _paths(offer.name, cwd, env)
     try:
         _write(first, text)
     except OSError:
@@ -105,6 +111,18 @@ def refuse_taken(name: str, cwd: Path, env: Mapping[str, str]) -> None:
         return
     if is_alive:
         raise UsageError(f"a training goes on under the name {name}", f"use --join {name}, or another --name")
+
+
+def await_begin(name: str, cwd: Path, env: Mapping[str, str]) -> None:
+    """Waits until there is a training of this name, for a bounded time: jobs that are submitted together may begin in
+    any order."""
+    deadline_s = time.monotonic() + BEGIN_S
+    is_said = False
+    while not any(os.path.lexists(path) for path in _paths(name, cwd, env)) and time.monotonic() < deadline_s:
+        if not is_said:
+            messages.warn(f"waits up to {format_duration(BEGIN_S)} for a training {name} to begin in {cwd / RUNS}")
+            is_said = True
+        time.sleep(_LOOK_S)
 
 
 def find(name: str, cwd: Path, env: Mapping[str, str], hostname: str) -> Offer | TrainingEnd:
@@ -177,9 +195,9 @@ def absolute(data: Sequence[str], cwd: Path) -> list[str]:
     return [f"@{cwd / one[1:]}" if one.startswith("@") else os.fspath(cwd / one) for one in data]
 
 
-def _places(cwd: Path, env: Mapping[str, str]) -> tuple[Path, ...]:
-    """Returns where names are, as run directories that nobody named."""
-    return cwd / RUNS, index.state_dir(env) / "runs"
+def _paths(name: str, cwd: Path, env: Mapping[str, str]) -> tuple[Path, Path]:
+    """Returns where the file of a name may be: where run directories are that nobody named."""
+    return cwd / RUNS / f"{name}{SUFFIX}", index.state_dir(env) / "runs" / f"{name}{SUFFIX}"
 
 
 def _write(path: Path, text: str) -> None:
@@ -189,8 +207,7 @@ def _write(path: Path, text: str) -> None:
 
 def _directory(name: str, cwd: Path, env: Mapping[str, str]) -> Path:
     """Returns the directory of a training. Raises UsageError if there is none of this user."""
-    for place in _places(cwd, env):
-        path = place / f"{name}{SUFFIX}"
+    for path in _paths(name, cwd, env):
         if not os.path.lexists(path):
             continue
         _require_own(path, 0o022, stat.S_ISREG)

@@ -49,12 +49,15 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
         from hpcstage.elastic.membership.values import TrainingEnd
         from hpcstage.wrapper import joining
 
-        found = joining.find(config.join, inherited.directory(), os.environ, socket.gethostname())
+        cwd = inherited.directory()
+        if _job().scheduler != "none":
+            joining.await_begin(config.join, cwd, os.environ)
+        found = joining.find(config.join, cwd, os.environ, socket.gethostname())
         if isinstance(found, TrainingEnd):
             messages.warn(f"training {config.join} is over: {found.line}")
             return found.exit_code
-        messages.warn(f"this job joins training {found.name}: {shlex.join(found.command)}")
         command, config = found.words(), joining.settings(config, found)
+        messages.warn(f"this job joins training {found.name}: {shlex.join(command)}")
     try:
         with _preparing():
             resolved = _resolve(command, config)

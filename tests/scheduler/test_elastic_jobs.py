@@ -58,13 +58,16 @@ def test_a_training_outlives_a_node_of_a_slurm_job(slurm: Slurm, project: Projec
 
 @pytest.mark.timeout(400)
 def test_nodes_of_other_slurm_jobs_join_and_go(slurm: Slurm, project: Project) -> None:
-    """A job of one node trains. One job joins and is cancelled, another one joins and stays to the
-    end; one that comes too late has nothing to do."""
+    """A job of one node trains. One job that came before it joins and is cancelled, two join and stay to the end, and
+    one that comes too late has nothing to do."""
     write_program(project)
     named = SCRIPT.replace("--elastic 2:3", "--elastic 1:3 --name night")
     shape = ("--nodes=1", "--ntasks-per-node=1", "--gres=gpu:4")  # of which a node has as many: each has its own
     join = {**project.env, "NAME": "night"}
-    first = slurm.submit(*shape, env=project.env, cwd=project.path, script=named)
+
+    def said(job: int) -> str:
+        path = project.outside / f"slurm-{job}.out"
+        return path.read_text() if path.exists() else ""
 
     def come(*jobs: int, gone: tuple[int, ...] = ()) -> set[str]:
         """Waits until these jobs train together, and no others; returns the hosts."""
@@ -78,9 +81,10 @@ def test_nodes_of_other_slurm_jobs_join_and_go(slurm: Slurm, project: Project) -
         assert all(map(slurm.finished, gone))
         return {step[0] for step in steps(project)[count:] if step[1] == str(len(jobs))}
 
+    second = slurm.submit("slurm-elastic-join.sh", env=join, cwd=project.path)
+    until(lambda: "for a training night to begin" in said(second), START_S, f"a job that waits: {project.log()}")
+    first = slurm.submit(*shape, env=project.env, cwd=project.path, script=named)
     try:
-        come(first)
-        second = slurm.submit("slurm-elastic-join.sh", env=join, cwd=project.path)
         together = come(first, second)
         assert together == {slurm.job(first)["NodeList"], slurm.job(second)["NodeList"]}
         slurm.cancel(second)
@@ -93,11 +97,10 @@ def test_nodes_of_other_slurm_jobs_join_and_go(slurm: Slurm, project: Project) -
         (project.outside / "stop").touch()
     for job in (first, third, fourth):
         assert slurm.wait(job, 120)["JobState"] == "COMPLETED", project.log()
-    said = (project.outside / f"slurm-{third}.out").read_text()
-    assert "training night: the training is complete" in said
+    assert "training night: the training is complete" in said(third)
     late = slurm.submit("slurm-elastic-join.sh", env=join, cwd=project.path)
     assert slurm.wait(late)["JobState"] == "COMPLETED", project.log()
-    assert "training night is over" in (project.outside / f"slurm-{late}.out").read_text()
+    assert "training night is over" in said(late)
     assert all(step[2] == step[3] for step in steps(project)), "the weights count the steps"
 
 
