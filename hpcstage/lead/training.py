@@ -27,6 +27,7 @@ from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.errors import HpcstageError
 from hpcstage.forked import die_with_parent
 from hpcstage.job import launchers
+from hpcstage.lead import downnodes
 from hpcstage.lead.trainer import PASSED_ON
 from hpcstage.lead.world import find_mpiexec, mpi_of
 from hpcstage.protocol.trainingspec import NODE_PROGRAM, SCRIPT, TrainingSpec
@@ -95,6 +96,14 @@ class Training:
                 process.send_signal(number)
         if self._deadline_s is None and number in _ENDS and number not in (signal.SIGUSR1, signal.SIGUSR2):
             self._deadline_s, self._told = time.monotonic() + ENDING_S, number
+            self._say_of_lost_nodes()
+
+    def _say_of_lost_nodes(self) -> None:
+        """Says which option of Slurm would have kept a job that has lost a node."""
+        if lost := downnodes.lost(self._spec.hosts, os.environ):
+            names = ", ".join(lost)
+            what = f"elastic: told to end, while Slurm takes {names} for lost"
+            stderr.say(f"{what} (it ends such a job, unless that was submitted with sbatch --no-kill)")
 
     def _look(self, now_s: float) -> None:
         """Kills what will not end by itself."""

@@ -410,3 +410,25 @@ def test_a_training_of_the_same_name_goes_on_where_a_dead_one_ended(agents: Agen
     agents.wait("b")
     last = agents.generations()[-1]
     assert (last["number"], last["kind"], last["joined"]) == (2, "start", ["b"])
+
+
+def test_who_joins_goes_on_only_with_a_training_that_there_is(agents: Agents) -> None:
+    """An agent of another job begins no training, takes over none that was lost before it came, and ends with one that
+    is over. Where it trained it goes on like any other."""
+    agents.start("early", joins="true", join_limit_s=LEASE_S)
+    agents.wait_ended("early", 1)
+    (dead,) = started(agents, 1)
+    agents.signal(dead, signal.SIGKILL)
+    agents.start("late", joins="true", join_limit_s=3 * LEASE_S)
+    agents.wait_ended("late", 1)
+    assert agents.hosts() == [[dead]]
+    agents.start("b")
+    agents.wait("b")
+    agents.start("c", joins="true")
+    agents.wait("b", "c")
+    agents.signal("b", signal.SIGKILL)
+    agents.wait("c")
+    agents.signal("c", signal.SIGUSR1)
+    wait_for(lambda: list((agents.directory / "elastic-t").glob("ended-*")) != [], 20, "the end")
+    agents.start("d", joins="true")
+    agents.wait_ended("d", 0)

@@ -57,6 +57,38 @@ def test_a_training_outlives_a_node_of_a_slurm_job(slurm: Slurm, project: Projec
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("keeps", [True, False], ids=["no-kill", "kill"])
+def test_slurmd_and_all_below_it_is_lost(slurm: Slurm, project: Project, keeps: bool) -> None:
+    """With --no-kill the training goes on without the node; without it Slurm ends the job, and a line names the
+    option."""
+    write_program(project)
+    shape = ("--nodes=3", "--ntasks-per-node=1", "--no-requeue", *["--no-kill"] * keeps)
+    job = slurm.submit(*shape, env=project.env, cwd=project.path, script=SCRIPT)
+    index = other_node(slurm.nodes, project, lambda: slurm.finished(job))
+    host = slurm.nodes.names[index - 1]
+    try:
+        for process in slurm.nodes.processes(index=index):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name() in ("slurmd", "slurmstepd") or is_of(process, project):
+                    process.kill()
+        count = len(steps(project))
+        # Slurm finds that by itself after SlurmdTimeout, 5 minutes by default.
+        slurm.nodes.run(1, "scontrol", "update", f"NodeName={host}", "State=DOWN", "Reason=test")
+        if keeps:
+            await_two(slurm.nodes, project, lambda: slurm.finished(job), index, count)
+        else:
+            assert slurm.wait(job, 120)["JobState"] == "NODE_FAIL", project.log()
+            assert f"while Slurm takes {host} for lost" in project.log()
+            assert "sbatch --no-kill" in project.log()
+    finally:
+        (project.outside / "stop").touch()
+        slurm.nodes.run(index, "slurmd")
+        slurm.nodes.run(1, "scontrol", "update", f"NodeName={host}", "State=RESUME")
+    if keeps:
+        assert slurm.wait(job, 120)["JobState"] == "COMPLETED", project.log()
+
+
+@pytest.mark.timeout(400)
 def test_nodes_of_other_slurm_jobs_join_and_go(slurm: Slurm, project: Project) -> None:
     """A job of one node trains. One job that came before it joins and is cancelled, two join and stay to the end, and
     one that comes too late has nothing to do."""
@@ -136,13 +168,8 @@ def outlives(
 ) -> None:
     """Waits for a training on three nodes, kills it on one that is not the first, and lets it end on the others."""
 
-    def hosts(world: int, after: int = 0) -> set[str]:
-        return {step[0] for step in steps(project)[after:] if step[1] == str(world)}
-
     try:
-        until(lambda: len(hosts(3)) == 3 or is_over(), START_S, f"a training on three nodes: {project.log()}")
-        assert len(hosts(3)) == 3, project.log()
-        index = next(index for index, name in enumerate(nodes.names, 1) if name in hosts(3) - {script_host(project)})
+        index = other_node(nodes, project, is_over)
         lost = [
             process
             for process in nodes.processes(uid=UID, index=index)
@@ -153,11 +180,29 @@ def outlives(
         for process in lost:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        until(lambda: len(hosts(2, count)) == 2 or is_over(), START_S, f"a training on two nodes: {project.log()}")
-        assert hosts(2, count) == hosts(3) - {nodes.names[index - 1]}, project.log()
+        await_two(nodes, project, is_over, index, count)
     finally:
         (project.outside / "stop").touch()
     assert all(step[2] == step[3] for step in steps(project)), "the weights count the steps"
+
+
+def hosts(project: Project, world: int, after: int = 0) -> set[str]:
+    """The nodes that have trained, so many together."""
+    return {step[0] for step in steps(project)[after:] if step[1] == str(world)}
+
+
+def other_node(nodes: Nodes, project: Project, is_over: Callable[[], bool]) -> int:
+    """Waits for a training on three nodes and returns the number of one that is not the job script's."""
+    until(lambda: len(hosts(project, 3)) == 3 or is_over(), START_S, f"a training on three nodes: {project.log()}")
+    assert len(hosts(project, 3)) == 3, project.log()
+    others = hosts(project, 3) - {script_host(project)}
+    return next(index for index, name in enumerate(nodes.names, 1) if name in others)
+
+
+def await_two(nodes: Nodes, project: Project, is_over: Callable[[], bool], lost: int, count: int) -> None:
+    """Waits until the two other nodes go on, after so many steps."""
+    until(lambda: len(hosts(project, 2, count)) == 2 or is_over(), START_S, f"two nodes: {project.log()}")
+    assert hosts(project, 2, count) == hosts(project, 3) - {nodes.names[lost - 1]}, project.log()
 
 
 def steps(project: Project) -> list[list[str]]:
