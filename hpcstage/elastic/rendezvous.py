@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo, Rendez
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
 from hpcstage import stderr
-from hpcstage.elastic import seats
+from hpcstage.elastic import savedlook, seats
 from hpcstage.elastic.frozen import FrozenProcesses
 from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
@@ -35,6 +35,7 @@ from hpcstage.elastic.membership.keeping import Keeper
 from hpcstage.elastic.membership.setting import AgentSetting, Bounds
 from hpcstage.elastic.membership.store import StoreLost, connect
 from hpcstage.elastic.membership.values import Generation, Node
+from hpcstage.elastic.savedlook import SavedLook
 from hpcstage.elastic.seats import NodeSeats
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.units import parse_duration
@@ -64,6 +65,7 @@ class Handler(RendezvousHandler):
         self._has_started = self._has_left = False
         self._is_closed = False
         self._frozen = FrozenProcesses(setting.node.host, setting.patience.lease_s, time.monotonic())
+        self._saved: SavedLook | None = None
 
     def get_backend(self) -> str:
         """Returns the name by which `torchrun` knows this rendezvous."""
@@ -82,6 +84,9 @@ class Handler(RendezvousHandler):
         if not self._has_started:
             self._has_started = True
             self._keeper.start()
+            if directory := os.environ.get(savedlook.DIRECTORY):
+                self._saved = SavedLook(self._keeper, directory)
+                self._saved.start()
             atexit.register(self._leave)
         while True:
             generation = self._asked(self._keeper.next_generation)
@@ -115,6 +120,8 @@ class Handler(RendezvousHandler):
             return
         self._has_left = True
         atexit.unregister(self._leave)
+        if self._saved is not None:
+            self._saved.stop()
         if self._has_started:
             self._keeper.leave(has_finished=has_finished)
 

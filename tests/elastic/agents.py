@@ -95,6 +95,7 @@ def main() -> None:
             os.close(0)
             if command.pop("is_cut_off"):
                 cut_off()
+            os.environ.update(command.pop("env"))
             if command["address"] != "127.0.0.1":
                 signal.sigwait({signal.SIGUSR2})  # the test gives it a network meanwhile
             sys.exit(Agent(Path(command.pop("log")), **command).run())

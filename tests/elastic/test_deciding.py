@@ -264,15 +264,19 @@ def test_the_loss_of_the_store_s_host_is_decided_on_when_all_others_have_spoken(
         (5, None, None, None),
         (0, False, False, None),  # there is nothing to recover
         (0, True, False, True),  # a checkpoint of a run before
+        (None, False, False, False),  # the lost host had one, that is all that is known
+        (None, True, False, True),
+        (None, None, False, None),
     ],
 )
 def test_a_policy_is_told_whether_training_can_go_on(
-    step: int, a: bool | None, b: bool | None, recoverable: bool | None
+    step: int | None, a: bool | None, b: bool | None, recoverable: bool | None
 ) -> None:
     """What a lost host has is not counted; what it has said of the progress is."""
     decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, PATIENCE, 3)
     there = [SeenNode(Beat(node(name), 1, "ready", 1, {}, has), 0.0) for name, has in (("a", a), ("b", b))]
-    there.append(SeenNode(Beat(node("c"), 1, "training", 1, {"step": step}, True), 2.0))
+    progress = {} if step is None else {"step": float(step)}
+    there.append(SeenNode(Beat(node("c"), 1, "training", 1, progress, True), 2.0))
     decider.look(0.0, generation("abc"), there)
     _, proposal = decider.look(1.0, generation("abc"), there)
     assert proposal is not None

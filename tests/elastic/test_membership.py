@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,16 @@ LEASE_S = 1.0
 BUSY = 4
 """How much longer than on an idle machine something may take."""
 TIMES = {"lease_s": LEASE_S, "beat_s": 0.1, "settle_s": 0.2, "last_call_s": 0.6, "failure_s": 1.5, "call_s": 0.5}
+
+
+TELLING = """
+from hpcstage.elastic import MinMax
+class Telling(MinMax):
+    def ok2run(self, hosts, initial, *, recoverable, **facts):
+        with open({asked!r}, "a") as file:
+            print(recoverable, file=file)
+        return super().ok2run(hosts, initial, recoverable=recoverable, **facts)
+"""
 
 
 class Agents:
@@ -55,6 +65,7 @@ class Agents:
         *,
         is_cut_off: bool = False,
         address: str = "127.0.0.1",
+        env: Mapping[str, str] | None = None,
         **config: object,
     ) -> None:
         assert self.process.stdin is not None
@@ -62,6 +73,7 @@ class Agents:
         command = {
             "log": os.fspath(self.directory / f"{name}.log"), "least": least, "most": most, "address": address,
             "config": {"dir": os.fspath(self.directory), "host": name, **TIMES, **config}, "is_cut_off": is_cut_off,
+            "env": dict(env or {}),
         }  # fmt: skip
         print(json.dumps(command), file=self.process.stdin, flush=True)
         self.pids[name] = int(self.process.stdout.readline())
@@ -432,3 +444,30 @@ def test_who_joins_goes_on_only_with_a_training_that_there_is(agents: Agents) ->
     wait_for(lambda: list((agents.directory / "elastic-t").glob("ended-*")) != [], 20, "the end")
     agents.start("d", joins="true")
     agents.wait_ended("d", 0)
+
+
+def test_a_host_that_alone_has_the_saved_state_is_waited_for(agents: Agents, tmp_path: Path) -> None:
+    """Processes that are restarted load what they have saved on their host: where the only host that has something is
+    frozen, `minmax` waits for it; where another one has it as well, the training goes on."""
+    asked = tmp_path / "asked"
+    (tmp_path / "mine.py").write_text(TELLING.format(asked=os.fspath(asked)))
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        saves = {"HPCSTAGE_CHECKPOINT": os.fspath(tmp_path / name)}
+        agents.start(name, env=saves, policy=f"{tmp_path / 'mine.py'}:Telling:1;2")
+    wait_for(lambda: agents.hosts() != [] and len(agents.hosts()[-1]) == 2, 20)
+    agents.wait(*agents.hosts()[-1])
+    lacks = agents.store()
+    (has,) = {"a", "b"} - {lacks}
+    (tmp_path / has / "state-1").touch()
+
+    def told() -> dict[str, bool | None]:
+        with agents.board() as board:
+            return {beat.node.host: beat.has_state for beat in board.beats().values()}
+
+    wait_for(lambda: told() == {has: True, lacks: False}, 20, "a state that is told of")
+    agents.signal(has, signal.SIGSTOP)
+    wait_for(lambda: asked.read_text().count("False") >= 2, 20, "a policy that waits")
+    assert len(agents.hosts()[-1]) == 2
+    (tmp_path / lacks / "state-1").touch()
+    agents.wait(lacks)

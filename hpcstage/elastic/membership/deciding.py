@@ -198,7 +198,7 @@ class Decider:
         cause = Cause(change.kind, lost, joined, now_s - self._since(now_s))  # type: ignore[arg-type]
         hosts = tuple(Host(node.host, node.processes) for node in chosen)
         progress = _progress([node.beat.progress for node in seen if node.beat.progress], self._hosts_at_start)
-        recoverable = _recoverable([node for node in seen if node.beat.node in chosen], progress)
+        recoverable = _recoverable(seen, chosen, progress)
         facts = Facts(hosts, change.kind == "start", cause, progress, recoverable=recoverable)
         gone = {node.id for node in change.lost}
         return Proposal(chosen, facts, max((node.silent_s for node in seen if node.beat.node.id in gone), default=0.0))
@@ -251,11 +251,14 @@ def _spoken(seen: Sequence[SeenNode]) -> set[str]:
     return {node.beat.node.id for node in seen if node.beat.count}
 
 
-def _recoverable(nodes: Sequence[SeenNode], progress: Progress) -> bool | None:
-    """Returns whether one of these nodes has a state from which all of them can go on. Before the first step there is
-    nothing to recover."""
-    told = {node.beat.has_state for node in nodes}
-    return True if True in told else None if None in told or not progress.step else False
+def _recoverable(seen: Sequence[SeenNode], chosen: Sequence[Node], progress: Progress) -> bool | None:
+    """Returns whether one of the chosen nodes has a state from which all of them can go on. Before the first step there
+    is nothing to recover; where nobody counts steps, a node that is lost may have said that it had a state."""
+    told = {node.beat.has_state for node in seen if node.beat.node in chosen}
+    if True in told or None in told:
+        return True if True in told else None
+    was_any = any(node.beat.has_state for node in seen) if progress.step is None else progress.step > 0
+    return False if was_any else None
 
 
 def _names(nodes: Sequence[Node]) -> tuple[str, ...]:
