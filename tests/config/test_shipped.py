@@ -22,6 +22,8 @@ from hpcstage.record import schema
 
 CONFIGS = sorted((REPO / "configs").glob("*.yaml"))
 SCRIPTS = sorted((REPO / "jobscripts").glob("*.sh"))
+JOINS = 'exec hpcstage run --join "$NAME"'
+"""The last line of a script that has neither command nor data of its own."""
 
 
 def test_there_is_something_to_check() -> None:
@@ -68,7 +70,7 @@ def test_every_job_script_is_valid_and_ends_in_exec(path: Path) -> None:
     text = path.read_text()
     assert all(len(line) <= 120 for line in text.splitlines())
     last = text.rstrip().replace("\\\n", "").splitlines()[-1]
-    assert re.match(
+    assert last == JOINS or re.match(
         r'exec (srun |flux run (--\S+ +)+)?hpcstage run --data "\$DATA" (--budget 20% |"\$\{ELASTIC\[@\]\}" )?-- ', last
     )
 
@@ -110,7 +112,10 @@ def test_every_job_script_becomes_hpcstage(path: Path, tmp_path: Path) -> None:
     given |= {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}
     given |= {"LS_SUBCWD": where, "PBS_ARRAY_INDEX": "3", "SGE_TASK_ID": "3"}
     given |= {"SLURM_ARRAY_TASK_ID": "3", "PBS_NODEFILE": hosts, "PE_HOSTFILE": hosts, "NHOSTS": "2", "PJM_NODE": "2"}
-    words = run_script(path, tmp_path, **given, DATA="/elsewhere", EPOCHS="5")
+    words = run_script(path, tmp_path, **given, DATA="/elsewhere", EPOCHS="5", NAME="night")
+    if JOINS in path.read_text():
+        assert words == ["run", "--join", "night"]
+        return
     assert words[:3] == ["run", "--data", "/elsewhere"]
     command = words[words.index("--") + 1 :]
     assert command[0] in ("python", "srun", "mpirun", "mpiexec", "torchrun")
