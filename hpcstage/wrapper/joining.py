@@ -212,8 +212,11 @@ def _directory(name: str, cwd: Path, env: Mapping[str, str]) -> Path:
             continue
         _require_own(path, 0o022, stat.S_ISREG)
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            found = Path(json.loads(file.read(_FILE_BYTES))["directory"])
+        try:
+            with os.fdopen(fd, "rb") as file:
+                found = Path(json.loads(file.read(_FILE_BYTES))["directory"])
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(f"{path} leads to no training", "remove it, and start the training anew") from None
         if not os.path.lexists(found):
             raise UsageError(f"training {name} is over: its directory {found} is gone", "start it anew")
         _require_own(found, 0o077, stat.S_ISDIR)

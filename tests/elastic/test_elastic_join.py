@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -158,13 +157,6 @@ class Jobs:
 
     def agreed(self) -> Path:
         return Path(json.loads((self.work / "hpcstage-runs" / "night.training").read_text())["directory"])
-
-    def record(self, job: str) -> dict[str, Any]:
-        pid = self.processes[job].pid
-        del pid
-        records = [json.loads(path.read_text()) for path in self.work.glob("hpcstage-runs/*/run.json")]
-        (found,) = [one for one in records if ("--join" in str(one)) == (job != "first")]
-        return dict(found)
 
 
 @pytest.fixture
@@ -316,6 +308,10 @@ def test_what_cannot_be_joined(jobs: Jobs) -> None:
     (agreed / OFFER).write_bytes(signed.replace(b"night", b"knife"))
     assert "not signed with the key" in refused("--join", "night")
     (agreed / OFFER).write_bytes(signed)
+    led = name.read_bytes()
+    name.write_text('["night"]')
+    assert "leads to no training" in refused("--join", "night")
+    name.write_bytes(led)
     jobs.kill("first")
     for path in (agreed / OFFER, agreed / BEAT):
         os.utime(path, (time.time() - 100,) * 2)

@@ -83,7 +83,8 @@ def test_slurmd_and_all_below_it_is_lost(slurm: Slurm, project: Project, keeps: 
     finally:
         (project.outside / "stop").touch()
         slurm.nodes.run(index, "slurmd")
-        slurm.nodes.run(1, "scontrol", "update", f"NodeName={host}", "State=RESUME")
+        state = ("sinfo", "-h", "-n", host, "-o", "%t")
+        until(lambda: slurm.nodes.run(1, *state).stdout.strip() in ("idle", "mix"), 30, f"{host} in service again")
     if keeps:
         assert slurm.wait(job, 120)["JobState"] == "COMPLETED", project.log()
 
