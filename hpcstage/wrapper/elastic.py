@@ -153,8 +153,8 @@ def words(command: Sequence[str], config: Config, job: Job, place: TrainingPlace
     if place.joined is not None:
         spec = _joining(spec, place.joined, job)
     elif len(group.hosts) < least:
-        more = f"{least - len(group.hosts)} nodes more"
-        messages.warn(f"elastic: the training begins with {more} that join by `hpcstage run --join {config.name}`")
+        more = least - len(group.hosts)
+        messages.warn(f"elastic: the training begins when {more} more join by `hpcstage run --join {config.name}`")
     path = place.directory.absolute() / SPEC
     spec.save(path)
     script = path.with_name(SCRIPT)

@@ -228,7 +228,7 @@ def wait_together(jobs: Jobs) -> dict[str, str]:
 
 def test_it_begins_with_those_that_join_and_goes_on_without_the_first_job(jobs: Jobs) -> None:
     jobs.train(RESTARTED, "--elastic", "2:3", "--nodes", "1", arguments=("/dev/null",))
-    jobs.said("first", "begins with 1 nodes more that join by `hpcstage run --join night`")
+    jobs.said("first", "begins when 1 more join by `hpcstage run --join night`")
     jobs.join("second")
     jobs.wait("first", "second")
     jobs.join("third")
