@@ -179,6 +179,13 @@ def test_outputs(tmp_path: Path) -> None:
     assert arms(result, "ways") == {"shell", "C", "python"}
 
 
+def test_arriving(tmp_path: Path) -> None:
+    result = quick("arriving", tmp_path, "--check")
+    assert {sample["victim"] for sample in result["samples"]} == {"daemon", "copiers", "both"}
+    assert any(sample["write_s"] is not None for sample in result["samples"])
+    assert all(sample["bytes"] > sample["served_bytes"] > 0 for sample in result["samples"])
+
+
 def test_a_terminated_benchmark_leaves_nothing(tmp_path: Path) -> None:
     memory, work = tmp_path / "memory", tmp_path / "disk"
     memory.mkdir()
