@@ -461,11 +461,12 @@ def test_a_host_that_alone_has_the_saved_state_is_waited_for(agents: Agents, tmp
     (has,) = {"a", "b"} - {lacks}
     (tmp_path / has / "state-1").touch()
 
-    def told() -> dict[str, bool | None]:
-        with agents.board() as board:
+    with agents.board() as board:
+
+        def told() -> dict[str, bool | None]:
             return {beat.node.host: beat.has_state for beat in board.beats().values()}
 
-    wait_for(lambda: told() == {has: True, lacks: False}, 20, "a state that is told of")
+        wait_for(lambda: told() == {has: True, lacks: False}, 20, "a state that is told of")
     agents.signal(has, signal.SIGSTOP)
     wait_for(lambda: asked.read_text().count("False") >= 2, 20, "a policy that waits")
     assert len(agents.hosts()[-1]) == 2
