@@ -104,12 +104,13 @@ def kill_all(wrapper: subprocess.Popen[bytes]) -> None:
     psutil.wait_procs(family, timeout=10)
 
 
-def killed(hpcstage: Hpcstage, local_dir: Path, nodes: int, *options: str) -> None:
-    """A run that saved step 1, and of which everything was killed when it was protected; nothing of it is in DIR."""
+def killed(hpcstage: Hpcstage, local_dir: Path, nodes: int, *options: str, text: str = "") -> None:
+    """A run that saved step 1, and of which everything was killed when it was protected; nothing of it is in DIR. What
+    `text` does comes first."""
     flag = hpcstage.cwd / "flag"
     words = ("run", "--nodes", str(nodes), "--checkpoint", "ckpt", "--drain-every", "1000", *options)
-    text = "save(1)\nwait('saved')"
-    wrapper = hpcstage.start(*words, "--", *program(text, nodes), env={"FLAG": os.fspath(flag)})
+    program_text = f"{text}\nsave(1)\nwait('saved')"
+    wrapper = hpcstage.start(*words, "--", *program(program_text, nodes), env={"FLAG": os.fspath(flag)})
     wait_for((hpcstage.cwd / "flag.saved.up").exists, 40, "the command")
     wait_for(lambda: bool(protected(local_dir, nodes)), 40, "the protection")
     kill_all(wrapper)

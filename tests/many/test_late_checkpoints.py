@@ -152,6 +152,32 @@ def test_a_restored_state_is_protected_anew_before_anything_is_saved(hpcstage: H
     assert in_dir(hpcstage) == files_of(1, 3)
 
 
+REWRITES = """
+for place in places:
+    os.unlink(f"{place}/removed")
+file = open(f"{places[1]}/model0", "r+b")
+file.write(b"x")
+file.flush()
+"""
+
+
+def test_beside_what_a_killed_job_left_lies_what_dir_has_of_the_rest(hpcstage: Hpcstage, local_dir: Path) -> None:
+    """What was being written anew when its first state was saved, what it found in DIR, and what others put there."""
+    assert run(hpcstage, 2, "save(0)").returncode == 0
+    for name in ("base", "removed"):
+        (hpcstage.cwd / "ckpt" / name).write_text("of the user")
+    killed(hpcstage, local_dir, 2, text=REWRITES)
+    (hpcstage.cwd / "ckpt/pretrained").write_text("of the user, later")
+    lose(local_dir, 0)
+    done = run(hpcstage, 2)
+    assert done.returncode == 0, done.stderr
+    whole = sorted(["base", "pretrained", *files_of(0, 2), *files_of(1, 2)])
+    assert shown(done) == [whole] * 2
+    left = [name for name in in_dir(hpcstage) if not name.startswith("model0.")]
+    assert left == sorted([*whole, "removed"]), "nothing is there twice"
+    assert (hpcstage.cwd / "ckpt/model0").read_bytes() == b"0" * 100_000
+
+
 @pytest.mark.parametrize(("domain", "is_whole"), [("^.(?=.*v[02]$)|^..(?=.*v[13]$)", True), ("none", False)])
 def test_nodes_of_one_failure_domain_are_in_groups_apart(
     hpcstage: Hpcstage, local_dir: Path, domain: str, is_whole: bool

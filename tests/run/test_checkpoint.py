@@ -121,9 +121,9 @@ def kill_all(wrapper: subprocess.Popen[bytes]) -> None:
     psutil.wait_procs(family, timeout=10)
 
 
-def killed(hpcstage: Hpcstage, local_dir: Path, flag: Path, *steps: int, every: int = 1000) -> None:
+def killed(hpcstage: Hpcstage, local_dir: Path, flag: Path, *steps: int, every: int = 1000, then: str = "") -> None:
     """A run that saved steps, and of which everything was killed when all were in a generation."""
-    command = python_command(SAVE + WAIT, "{checkpoint}", *map(str, steps))
+    command = python_command(f"{SAVE}{then}\n{WAIT}", "{checkpoint}", *map(str, steps))
     options = ("--checkpoint", "ckpt", "--drain-every", str(every))
     wrapper = hpcstage.start("run", *options, "--", *command, env={"FLAG": os.fspath(flag)})
     wait_for(Path(f"{flag}.up").exists, 20, "the command")
@@ -221,6 +221,21 @@ def test_what_a_killed_run_did_not_drain_is_restored_from_the_local_disk(
     assert "from this node" in part_of(hpcstage)["restored"]
     assert names(tmp_path / "ckpt") == ["step1", "step2"], "what was restored is drained"
     assert kept(local_dir) == [], "what the killed run left goes when it is in DIR"
+
+
+def test_beside_what_a_killed_run_left_lies_what_others_put_into_dir(
+    hpcstage: Hpcstage, tmp_path: Path, local_dir: Path
+) -> None:
+    """What the killed run's program had is not shown if it removed it, though DIR has it; one start after the other."""
+    assert run(hpcstage, "--", *saves(1)).returncode == 0
+    (tmp_path / "ckpt/removed").write_text("of the user")
+    killed(hpcstage, local_dir, tmp_path / "flag", 2, then="os.unlink(f'{checkpoint}/removed')")
+    (tmp_path / "ckpt/pretrained").write_text("of the user, later")
+    killed(hpcstage, local_dir, tmp_path / "flag", 3)
+    done = run(hpcstage, "--", *saves())
+    assert (done.returncode, shown(done)) == (0, ["pretrained", "step1", "step2", "step3"]), done.stderr
+    assert "from this node" in part_of(hpcstage)["restored"]
+    assert names(tmp_path / "ckpt") == ["pretrained", "removed", "step1", "step2", "step3"]
 
 
 def test_a_damaged_generation_gives_way_to_the_drained_copy(

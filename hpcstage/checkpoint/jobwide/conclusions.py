@@ -94,6 +94,7 @@ def _generation(body: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]])
             "carried": body["carried"],
             "dropped": body["dropped"],
             "put": body["put"],
+            "lacking": body["lacking"],
             "needs": sorted({need for one in facts.values() for need in one["needs"]}),
             "size": "",
             "state_bytes": sum(one["state_bytes"] for one in facts.values()),

@@ -26,12 +26,15 @@ class FoundStore:
     """Those that all nodes of the run had committed, as far as this store knows."""
     origins: tuple[str, ...] = ()
     """The run from which that one went on, and those before it."""
+    seen: tuple[str, ...] | None = None
+    """The entries that the programs of that run and of those before it had before it; None: nobody knows."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FoundStore:
         """Reads what `to_json` returned."""
         generations = tuple(map(JobGeneration.from_json, data["generations"]))
-        return cls(**{**data, "generations": generations, "origins": tuple(data["origins"])})
+        seen = None if data["seen"] is None else tuple(data["seen"])
+        return cls(**{**data, "generations": generations, "origins": tuple(data["origins"]), "seen": seen})
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data."""
@@ -56,6 +59,8 @@ class EarlierState:
     """By member of the run: the stores that are there."""
     origins: tuple[str, ...] = ()
     """The run from which that one went on, and those before it."""
+    seen: tuple[str, ...] | None = None
+    """The entries that the programs of that run and of those before it had before it; None: nobody knows."""
 
     @property
     def key(self) -> str:
@@ -75,7 +80,9 @@ class EarlierState:
     def from_json(cls, data: Mapping[str, Any]) -> EarlierState:
         """Reads what `to_json` returned."""
         stores = {name: StorePlace(**one) for name, one in data["stores"].items()}
-        return cls(data["run_id"], JobGeneration.from_json(data["generation"]), stores, tuple(data["origins"]))
+        generation = JobGeneration.from_json(data["generation"])
+        seen = None if data["seen"] is None else tuple(data["seen"])
+        return cls(data["run_id"], generation, stores, tuple(data["origins"]), seen)
 
 
 def earlier_states(found: Mapping[int, Sequence[FoundStore]]) -> list[EarlierState]:
@@ -83,12 +90,18 @@ def earlier_states(found: Mapping[int, Sequence[FoundStore]]) -> list[EarlierSta
     stores: dict[str, dict[str, StorePlace]] = {}
     states: dict[tuple[str, int, str], JobGeneration] = {}
     origins: dict[str, tuple[str, ...]] = {}
+    seen: dict[str, tuple[str, ...]] = {}
     for node in sorted(found):
         for store in found[node]:
             stores.setdefault(store.run_id, {}).setdefault(store.member, StorePlace(node, store.key))
             origins[store.run_id] = max(origins.get(store.run_id, ()), store.origins, key=len)
+            if store.seen is not None:
+                seen[store.run_id] = tuple(sorted({*seen.get(store.run_id, ()), *store.seen}))
             for one in store.generations:
                 key = store.run_id, one.number, one.attempt
                 states[key] = max(states.get(key, one), one, key=lambda known: known.created_ns)
-    made = [EarlierState(run_id, one, stores[run_id], origins[run_id]) for (run_id, _, _), one in states.items()]
+    made = [
+        EarlierState(run_id, one, stores[run_id], origins[run_id], seen.get(run_id))
+        for (run_id, _, _), one in states.items()
+    ]
     return sorted(made, key=lambda one: (one.generation.created_ns, one.generation.number), reverse=True)

@@ -256,9 +256,9 @@ class Gathering:
             build(whole.joined, places, made, wanted)
             times = times_of(now.manifest)
             for top in sorted(wanted):
-                if is_behind and is_there(self.target, now.manifest, top):
-                    continue
                 is_ours = before is not None and is_there(self.target, before.manifest, top)
+                if (is_behind or not is_ours) and is_there(self.target, now.manifest, top):
+                    continue
                 if not is_behind and place(made / top, self.target / top, NEWEST_NS if is_ours else times[top]):
                     forget_beside(self.target, [top])
                 else:

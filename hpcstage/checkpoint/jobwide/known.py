@@ -65,7 +65,7 @@ def found_at(key: str, place: CheckpointPlace) -> FoundStore | None:
     try:
         charter = CheckpointCharter.load(place)
         generations = tuple(known_generations(place))
-        return FoundStore(charter.run_id, charter.node or ALONE, key, generations, place.origins())
+        return FoundStore(charter.run_id, charter.node or ALONE, key, generations, place.origins(), place.seen())
     except (OSError, ValueError):
         return None
 

@@ -27,6 +27,8 @@ class NamedShares:
     """Entries of the generation before that the program removed."""
     put: tuple[str, ...] = ()
     """The entries that are as they were put there at the start."""
+    lacking: tuple[str, ...] = ()
+    """Entries that nodes have, and that neither this generation nor an older one has."""
 
     @property
     def is_empty(self) -> bool:
@@ -64,7 +66,9 @@ def name_shares(words: Mapping[str, KeeperWord], last: JobGeneration | None, hel
     put = {name for name in named if all(one.is_restored for one in found[name].values())}
     put |= carried.keys() & set(() if last is None else last.put)
     had = frozenset() if last is None else last.names
-    return NamedShares(shares, carried, dropped, removed & had, tuple(sorted(put)))
+    told = {name for word in words.values() for name in word.entries}
+    lacking = told - named - carried.keys() - dropped.keys()
+    return NamedShares(shares, carried, dropped, removed & had, tuple(sorted(put)), tuple(sorted(lacking)))
 
 
 def half_rewritten(words: Mapping[str, KeeperWord], last: JobGeneration | None) -> frozenset[str]:

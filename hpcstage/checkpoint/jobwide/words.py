@@ -86,6 +86,9 @@ class JobGeneration:
     """Entries that the program removed on one node, by the nodes that still have a part, with its mark."""
     put: tuple[str, ...] = ()
     """Entries that are as they were put into the directories at the start."""
+    lacking: tuple[str, ...] = ()
+    """Entries that nodes had and that neither it nor an older one has: they were being written. The target may have
+    them."""
     needs: tuple[int, ...] = ()
     """The older generations that any of its nodes reads for it."""
     size: str = ""
@@ -107,7 +110,7 @@ class JobGeneration:
     def from_json(cls, data: Mapping[str, Any]) -> JobGeneration:
         """Reads what `asdict` returned."""
         carried = {name: CarriedEntry(**one) for name, one in data["carried"].items()}
-        tuples = {key: tuple(data.get(key, ())) for key in ("needs", "put")}
+        tuples = {key: tuple(data.get(key, ())) for key in ("needs", "put", "lacking")}
         return cls(**{**data, **tuples, "carried": carried})
 
 

@@ -39,7 +39,7 @@ from hpcstage.checkpoint.jobwide.joining import ShareEntry, join
 from hpcstage.checkpoint.jobwide.known import found_at, known_generations, note_generations, note_pending
 from hpcstage.checkpoint.jobwide.talking import Talk
 from hpcstage.checkpoint.jobwide.words import JobGeneration, JobLedger, JobOrder, OrderKind, Outcome
-from hpcstage.checkpoint.keeping.beginning import check_room, from_target
+from hpcstage.checkpoint.keeping.beginning import add_others, check_room, from_target, seen_before
 from hpcstage.checkpoint.keeping.draining import EntryDrain, PacedSource
 from hpcstage.checkpoint.keeping.facts import (
     CannotKeep,
@@ -51,7 +51,15 @@ from hpcstage.checkpoint.keeping.facts import (
 )
 from hpcstage.checkpoint.keeping.history import known_before
 from hpcstage.checkpoint.keeping.leftovers import place_leftovers
-from hpcstage.checkpoint.keeping.plain import described, forget_beside, names_in, place_copies, shown_in
+from hpcstage.checkpoint.keeping.plain import (
+    checkpoints_in,
+    described,
+    forget_beside,
+    names_in,
+    of_others,
+    place_copies,
+    shown_in,
+)
 from hpcstage.checkpoint.keeping.saving import ProcessorShare
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
@@ -155,8 +163,10 @@ class NodeWork:
             state = EarlierState.from_json(order.body["state"])
             text, lines = self._restore(state, target)
             seen = {*names_in(tree), *state.generation.names}
+        seen |= seen_before(self._charter)
         for earlier in self._earlier.values():
             seen |= {name for one in known_generations(earlier) for name in one.names}
+        self._place.note_seen(seen)
         before = known_before(self._place, self._charter)
         numbers = [one.number for one in before] + [
             one.number for e in self._earlier.values() for one in known_generations(e)
@@ -193,6 +203,9 @@ class NodeWork:
             rebuilt, missing = holdings.rebuilt_bytes, state.missing
         from_dir = sorted(name for name in gone if os.path.lexists(target / name))
         place_copies(target, {name: name for name in from_dir}, self._place.tree)
+        lacking = {*generation.lacking} & {*checkpoints_in(target)} - {*names_in(self._place.tree)}
+        others = of_others(target, state.seen, {*generation.names, *generation.lacking})
+        added = add_others(self._place, target, sorted(lacking.union(others)))
         lines += [
             f"{name} of generation {generation.number} is gone with its nodes"
             for name in sorted(gone)
@@ -203,7 +216,7 @@ class NodeWork:
         how = (
             f"rebuilt from survivors ({', '.join(missing)} gone)" if rebuilt and missing else "verified, from the nodes"
         )
-        return f"generation {generation.number} of a killed run, {how}", lines
+        return f"generation {generation.number} of a killed run, {how}{added}", lines
 
     # ---- a generation
 
@@ -399,7 +412,7 @@ class NodeWork:
 
 def _made_here(body: Mapping[str, Any], made: GenerationManifest) -> JobGeneration:
     """Returns a generation as the node knows it that has committed its share."""
-    said = {key: body[key] for key in ("number", "attempt", "shares", "carried", "dropped", "put")}
+    said = {key: body[key] for key in ("number", "attempt", "shares", "carried", "dropped", "put", "lacking")}
     return JobGeneration.from_json({**said, "created_ns": made.created_ns, "needs": made.needs})
 
 

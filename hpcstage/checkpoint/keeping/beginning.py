@@ -7,6 +7,7 @@ described files are verified. A checkpoint that the killed run was writing again
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,15 @@ from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.restoring import NothingToRestore, restore, restore_newest, times_of
 from hpcstage.checkpoint.keeping.facts import CannotKeep, CheckpointCharter, CheckpointPlace, reason
-from hpcstage.checkpoint.keeping.history import newest_manifest, whole_versions
+from hpcstage.checkpoint.keeping.history import names_of, newest_manifest, whole_versions
 from hpcstage.checkpoint.keeping.plain import (
     checkpoints_in,
     damaged,
     described,
     is_there,
+    names_in,
     note_beside,
+    of_others,
     place_copies,
     remove_entry,
     shown_in,
@@ -45,15 +48,27 @@ def restore_state(place: CheckpointPlace, charter: CheckpointCharter) -> Beginni
     """Restores the newest state. Raises CannotKeep."""
     try:
         charter.check_target()
-        local = _from_this_node(place, charter)
-        if local.restored:
-            return local
-        began = from_target(place, Path(charter.target), local.refused)
-        if began.refused == local.refused:
-            _note_same(place, charter)
+        began = _restored(place, charter)
+        place.note_seen(seen_before(charter).union(names_in(place.tree)))
         return began
     except (OSError, HpcstageError) as error:
         raise CannotKeep(reason(error)) from None
+
+
+def seen_before(charter: CheckpointCharter) -> set[str]:
+    """Returns the entries that the programs of killed runs had, as far as these runs tell."""
+    earlier = [CheckpointPlace(Path(base)) for base in charter.earlier]
+    return set().union(*(names_of(one) for one in earlier), *(one.seen() or () for one in earlier))
+
+
+def _restored(place: CheckpointPlace, charter: CheckpointCharter) -> BeginningState:
+    local = _from_this_node(place, charter)
+    if local.restored:
+        return local
+    began = from_target(place, Path(charter.target), local.refused)
+    if began.refused == local.refused:
+        _note_same(place, charter)
+    return began
 
 
 def _from_this_node(place: CheckpointPlace, charter: CheckpointCharter) -> BeginningState:
@@ -75,6 +90,7 @@ def _from_this_node(place: CheckpointPlace, charter: CheckpointCharter) -> Begin
         place.note_origin(base, made.number)
         refused += [one.line() for one in made.refused]
         text = f"generation {made.number} of a killed run, verified, from this node"
+        text += add_others(place, target, of_others(target, CheckpointPlace(base).seen(), names_in(place.tree)))
         return BeginningState(text, tuple(refused))
     return BeginningState(refused=tuple(refused))
 
@@ -98,6 +114,14 @@ def _fill_gaps(
     drained = checkpoints_in(target)
     lacking = [name for name in shown_in(earlier.tree) if not os.path.lexists(place.tree / name)]
     place_copies(target, {name: name for name in lacking if name in drained}, place.tree)
+
+
+def add_others(place: CheckpointPlace, target: Path, names: Sequence[str]) -> str:
+    """Copies entries of the target to the directory, where a state of a killed run lies; returns what people are told
+    of it. Raises CannotKeep and OSError."""
+    check_room(place, sum(size_of(target / name) for name in names), f"{target}")
+    place_copies(target, {name: name for name in names}, place.tree)
+    return f", with {', '.join(names)} from {target}, not verified" if names else ""
 
 
 def check_room(place: CheckpointPlace, size_bytes: int, what: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +100,18 @@ class CheckpointPlace:
         except (OSError, ValueError, TypeError):
             return ()
 
+    def note_seen(self, names: Iterable[str]) -> None:
+        """Notes the entries that the program of this run, and those of the runs before it, had before this run. Raises
+        OSError."""
+        self._seen.write_text(json.dumps(sorted(names)))
+
+    def seen(self) -> tuple[str, ...] | None:
+        """Returns what `note_seen` noted; None where that cannot be read."""
+        try:
+            return tuple(map(str, json.loads(self._seen.read_text())))
+        except (OSError, ValueError, TypeError):
+            return None
+
     @property
     def was_continued(self) -> bool:
         """Whether another run went on from it, and the target has a state of that run."""
@@ -119,6 +131,10 @@ class CheckpointPlace:
     @property
     def _origins(self) -> Path:
         return self.base / "origins"
+
+    @property
+    def _seen(self) -> Path:
+        return self.base / "seen"
 
     @property
     def _continued(self) -> Path:

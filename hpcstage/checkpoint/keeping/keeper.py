@@ -20,7 +20,7 @@ from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSourc
 from hpcstage.checkpoint.generations.restoring import UnusableTarget, times_of
 from hpcstage.checkpoint.generations.state import StateChanged
 from hpcstage.checkpoint.generations.terms import NoRoom
-from hpcstage.checkpoint.keeping.beginning import restore_state
+from hpcstage.checkpoint.keeping.beginning import restore_state, seen_before
 from hpcstage.checkpoint.keeping.draining import DrainedEntries, EntryDrain, PacedSource, ProgramNames
 from hpcstage.checkpoint.keeping.facts import (
     MOST_ROWS,
@@ -32,7 +32,7 @@ from hpcstage.checkpoint.keeping.facts import (
     UndrainedEntry,
     reason,
 )
-from hpcstage.checkpoint.keeping.history import names_of, whole_versions
+from hpcstage.checkpoint.keeping.history import whole_versions
 from hpcstage.checkpoint.keeping.leftovers import leftovers, place_leftovers
 from hpcstage.checkpoint.keeping.plain import OURS, names_in
 from hpcstage.checkpoint.keeping.saving import SHARE, GenerationSaver, ProcessorShare
@@ -67,8 +67,7 @@ class CheckpointKeeper:
         self._wait_for = capped.and_below(terms.pace)
         self._saver = GenerationSaver(place, self._charter, capped)
         self._report = KeepingReport(state.restored, round(time.monotonic() - began_s, 3), refused=state.refused)
-        earlier = (names_of(CheckpointPlace(Path(base))) for base in self._charter.earlier)
-        self._names = ProgramNames(set(names_in(place.tree)).union(*earlier))
+        self._names = ProgramNames(set(names_in(place.tree)) | seen_before(self._charter))
         self._since_drain = 0
         self._retry_at = 0.0
         self._has_ended = False

@@ -68,6 +68,16 @@ def checkpoints_in(target: Path) -> list[str]:
     ]
 
 
+def of_others(target: Path, seen: Collection[str] | None, made: Collection[str]) -> list[str]:
+    """Returns the entries of DIR that somebody else put there: no run had them, neither at its start (`seen`; None
+    where nobody knows) nor in a state that is described or was just restored (`made`). Raises OSError."""
+    if seen is None:
+        return []
+    opened = described(target)
+    known = {*seen, *made, *({} if opened is None else times_of(opened.manifest))}
+    return [name for name in checkpoints_in(target) if name not in known]
+
+
 def note_beside(target: Path, name: str) -> None:
     """Notes that an entry of DIR is one that no program may take for a checkpoint. Raises OSError."""
     (target / BESIDE).mkdir(0o700, exist_ok=True)
