@@ -43,7 +43,7 @@ class Node:
         self.known: dict[int, JobGeneration] = {}
         """Generations that are complete, as orders said."""
         self.todo: deque[Do | PlaceShares] = deque()
-        self.is_over = False
+        self.is_over = self.is_gone = False
         self.council.find(job.found[index], job.target_ns)
 
     def take(self) -> None:
@@ -56,8 +56,8 @@ class Node:
                 self.todo.append(act)
 
     def see(self) -> None:
-        gone = [name for name in self.restored if name not in self.entries]
-        self.council.see(self.entries, sorted(gone))
+        gone = [] if self.is_gone else [name for name in self.restored if name not in self.entries]
+        self.council.see(self.entries, sorted(gone), is_gone=self.is_gone)
 
     def work(self, error: str = "", *, is_soon: bool = False) -> None:
         """Does the next thing that is to be done."""
@@ -67,8 +67,8 @@ class Node:
             self.known[one.number] = one
         facts = {} if error else getattr(self, f"_{order.kind.value}")(order)
         if isinstance(act, PlaceShares):
-            self.job.drained = order.body.get("number", self.job.drained)
-            self.job.spared = order.body.get("spared", [])
+            if not error:
+                self.job.place(order)
             done = {"beside": {}, "files": 1, "size_bytes": 1, "lines": []}
             self.council.placed(order, Outcome(order.key, error, facts=done))
         else:
@@ -79,9 +79,10 @@ class Node:
     def _begin(self, order: JobOrder) -> dict[str, Any]:
         state = order.body["state"]
         if state is None:
-            names = set(self.job.in_target)
+            names = set(self.job.target)
         else:
-            names = {n for share in state["generation"]["shares"].values() for n in share}
+            generation = JobGeneration.from_json(state["generation"])
+            names = {*generation.names, *self.job.target.keys() & set(generation.lacking)}
         self.restored = set(names)
         self.entries = {name: EntryState(f"{self.name}:{name}", is_restored=True) for name in names}
         self.see()
@@ -146,7 +147,13 @@ class Job:
         self.now = 0.0
         self.made_ns = 100
         self.drained = 0
-        self.in_target, self.spared = in_target, list[str]()
+        self.spared = list[str]()
+        self.target: dict[str, dict[str, str]] = {name: {} for name in in_target}
+        """What the target has: by entry the marks of its parts."""
+        self.described = dict(self.target)
+        """What the newest generation that was brought there has."""
+        self.removed_late: dict[str, dict[str, str]] = {}
+        """What is to be removed there once no node has a part of it any more."""
         self._attempts = itertools.count(1)
         self.sent: dict[tuple[int, int], deque[str]] = {
             pair: deque() for pair in itertools.permutations(range(count), 2)
@@ -202,6 +209,22 @@ class Job:
             if not is_busy and all(node.council.wake_at() is None for node in self.nodes.values()):
                 return
         raise AssertionError("the job does not come to rest")
+
+    def place(self, order: JobOrder) -> None:
+        """Brings a generation to the target, and removes there what the program removed, as `gathering` does."""
+        if order.kind is not OrderKind.SHARE:
+            return
+        last = order.ledger.last
+        assert last is not None
+        self.drained, self.spared = last.number, order.body["spared"]
+        self.target |= {name: last.marks(name) for name in order.body["names"]}
+        seen = {*order.ledger.seen, *order.ledger.drained_marks}
+        before = self.removed_late | {name: marks for name, marks in self.described.items() if name in seen}
+        self.described = {name: last.marks(name) for name in last.names}
+        self.removed_late = {name: marks for name, marks in before.items() if name in self.spared}
+        for name in before.keys() - last.names - self.removed_late.keys():
+            if self.target.get(name) == before[name]:
+                del self.target[name]
 
     def write(self, index: int, name: str, *, is_complete: bool = True) -> None:
         node = self.nodes[index]
@@ -535,9 +558,30 @@ class Disorder(RuleBasedStateMachine):
         count=st.integers(2, 4),
         asked=st.sampled_from([None, CodeSize(2, 1), CodeSize(1, 2)]),
         drain_every=st.sampled_from([None, 3, 100]),
+        in_target=st.lists(st.sampled_from(NAMES), unique=True),
+        left=st.lists(st.sampled_from(NAMES), unique=True),
+        at=st.integers(0, 3),
     )
-    def begin(self, count: int, asked: CodeSize | None, drain_every: int | None) -> None:
-        self.job = Job(count, asked, drain_every).begun()
+    def begin(
+        self,
+        count: int,
+        asked: CodeSize | None,
+        drain_every: int | None,
+        in_target: list[str],
+        left: list[str],
+        at: int,
+    ) -> None:
+        """`left` is what a killed run left on node `at`: before it saved that, it had saved one entry."""
+        lacking = tuple(name for name in in_target if name not in left)
+        states = [
+            JobGeneration(3, f"{3:032x}", 30, {"m": {NAMES[0]: ""}}),
+            JobGeneration(4, f"{4:032x}", 40, {"m": dict.fromkeys(left, "")}, lacking=lacking),
+        ]
+        found = {at % count: [FoundStore("r", "m", "a", tuple(states))]} if left else {}
+        self.job = Job(count, asked, drain_every, found, 20 if in_target else 0, tuple(in_target))
+        self.job.connect()
+        self.were_in_target: set[str] = set(in_target)
+        self.program_removed: set[str] = set()
         self.whole: dict[int, JobGeneration] = {}
         self.lost: set[str] = set()
         self.is_ended = False
@@ -561,7 +605,9 @@ class Disorder(RuleBasedStateMachine):
         if busy:
             node = data.draw(st.sampled_from(busy))
             kind = node.todo[0].order.kind
-            can_fail = node.council.ledger.is_begun and kind in FALLIBLE
+            order = node.todo[0].order
+            is_from_disks = kind is OrderKind.BEGIN and order.body["state"] is not None
+            can_fail = kind in FALLIBLE if node.council.ledger.is_begun else is_from_disks
             if can_fail and what == "failed" and node.council.ledger.is_closed:
                 self.failed_at_end.add(kind)
             is_changed = what == "changed" and kind is OrderKind.COMMIT
@@ -581,14 +627,25 @@ class Disorder(RuleBasedStateMachine):
     @rule(data=st.data(), name=st.sampled_from(NAMES), is_complete=st.booleans())
     def write(self, data: st.DataObject, name: str, is_complete: bool) -> None:
         node = data.draw(st.sampled_from(sorted(self.job.nodes)))
-        if not self.is_ended and self.job.nodes[node].council._word.is_ready:
+        has_directory = self.job.nodes[node].council._word.is_ready and not self.job.nodes[node].is_gone
+        if not self.is_ended and has_directory:
             self.job.write(node, name, is_complete=is_complete)
 
     @rule(data=st.data(), name=st.sampled_from(NAMES))
     def remove(self, data: st.DataObject, name: str) -> None:
         node = data.draw(st.sampled_from(sorted(self.job.nodes)))
-        if not self.is_ended:
+        if not self.is_ended and name in self.job.nodes[node].entries:
+            self.program_removed.add(name)
             self.job.remove(node, name)
+
+    @rule(data=st.data())
+    def wipe(self, data: st.DataObject) -> None:
+        """The directory of a node goes; nothing that was in it counts as removed by the program."""
+        node = self.job.nodes[data.draw(st.sampled_from(sorted(self.job.nodes)))]
+        if not self.is_ended and node.council._word.is_ready:
+            node.is_gone, node.entries = True, {}
+            node.see()
+            node.take()
 
     @precondition(lambda self: len(self.job.nodes) > 1)
     @rule(data=st.data())
@@ -640,6 +697,11 @@ class Disorder(RuleBasedStateMachine):
         if safe is not None and self.job.drained < safe.number:
             for node in self.job.nodes.values():
                 assert node.name not in safe.shares or safe.number in node.store
+
+    @invariant()
+    def nothing_goes_in_the_target_but_what_the_program_removed(self) -> None:
+        assert self.were_in_target <= self.job.target.keys() | self.program_removed
+        self.were_in_target |= self.job.target.keys()
 
     def half_rewritten(self, last: JobGeneration) -> set[str]:
         """The entries of which some nodes have the part of a generation and others another one."""
