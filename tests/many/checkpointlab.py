@@ -11,7 +11,14 @@ from typing import Any
 
 import manylab
 import psutil
+import pytest
 from conftest import Hpcstage, python_command, wait_for
+
+pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
+pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
+
+MARKS = [manylab.needs_mpi, pytest.mark.timeout(120)]
+"""What holds for all tests of a module."""
 
 NODES = """
 import os, sys, time

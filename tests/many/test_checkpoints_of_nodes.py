@@ -10,30 +10,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import checkpointlab as lab
 import manylab
 import psutil
 import pytest
-from checkpointlab import (
-    files_of,
-    has_protected,
-    in_dir,
-    kill_all,
-    killed,
-    lose,
-    part_of,
-    places,
-    program,
-    protected,
-    run,
-    shown,
-)
 from conftest import GLOO, Hpcstage, torchrun, wait_for
 from fakecluster import FakeCluster
 
-pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
-pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
-
-pytestmark = [manylab.needs_mpi, pytest.mark.timeout(120)]
+pytestmark = lab.MARKS
 
 TRAIN = Path(__file__).parent / "train_dcp.py"
 
@@ -41,24 +25,24 @@ TRAIN = Path(__file__).parent / "train_dcp.py"
 def test_what_each_node_saves_is_one_state_that_the_next_run_has_on_all_its_nodes(
     hpcstage: Hpcstage, local_dir: Path
 ) -> None:
-    done = run(hpcstage, 2, "save(1)")
+    done = lab.run(hpcstage, 2, "save(1)")
     assert done.returncode == 0, done.stderr
     assert b"{checkpoint} is" not in done.stderr, done.stderr
-    assert in_dir(hpcstage) == files_of(1, 2)
-    assert places(local_dir) == []
-    part = part_of(hpcstage)
+    assert lab.in_dir(hpcstage) == lab.files_of(1, 2)
+    assert lab.places(local_dir) == []
+    part = lab.part_of(hpcstage)
     assert part["drained_number"] == part["saved"][-1]["number"]
     assert part["drain"]["undrained_count"] == 0
-    done = run(hpcstage, 3, "save(2)")
+    done = lab.run(hpcstage, 3, "save(2)")
     assert done.returncode == 0, done.stderr
-    assert shown(done) == [files_of(1, 2)] * 3
-    assert in_dir(hpcstage) == sorted(files_of(1, 2) + files_of(2, 3))
+    assert lab.shown(done) == [lab.files_of(1, 2)] * 3
+    assert lab.in_dir(hpcstage) == sorted(lab.files_of(1, 2) + lab.files_of(2, 3))
     done = hpcstage("checkpoint", "verify", "ckpt")
     assert done.returncode == 0, done.stdout
     assert done.stdout.count(b": whole") == 4
-    assert "2+1" in part_of(hpcstage)["protection"]
-    done = run(hpcstage, 1)
-    assert shown(done) == [sorted(files_of(1, 2) + files_of(2, 3))], "also on one node"
+    assert "2+1" in lab.part_of(hpcstage)["protection"]
+    done = lab.run(hpcstage, 1)
+    assert lab.shown(done) == [sorted(lab.files_of(1, 2) + lab.files_of(2, 3))], "also on one node"
 
 
 AGAIN = """
@@ -72,51 +56,51 @@ wait("again")
 
 def test_what_is_being_rewritten_in_place_stays_in_dir_as_it_was(hpcstage: Hpcstage, local_dir: Path) -> None:
     """It is in no state until it is complete again, and the program did not remove it."""
-    assert run(hpcstage, 2, "save(1)").returncode == 0
-    words = ("run", "--nodes", "2", "--checkpoint", "ckpt", "--", *program(AGAIN, 2))
+    assert lab.run(hpcstage, 2, "save(1)").returncode == 0
+    words = ("run", "--nodes", "2", "--checkpoint", "ckpt", "--", *lab.program(AGAIN, 2))
     wrapper = hpcstage.start(*words, env={"FLAG": os.fspath(hpcstage.cwd / "flag")})
     wait_for((hpcstage.cwd / "flag.again.up").exists, 40, "the command")
-    wait_for(lambda: {"model2", *files_of(2, 2)} <= set(in_dir(hpcstage)), 40, "the next state in DIR")
-    kill_all(wrapper)
+    wait_for(lambda: {"model2", *lab.files_of(2, 2)} <= set(lab.in_dir(hpcstage)), 40, "the next state in DIR")
+    lab.kill_all(wrapper)
     done = hpcstage("clean", "--drain")
     assert done.returncode == 0, done.stderr
     assert (hpcstage.cwd / "ckpt" / "model1").read_bytes() == b"1" * 100_000
-    assert places(local_dir) == []
+    assert lab.places(local_dir) == []
 
 
 @pytest.mark.parametrize("nodes", [3, 2, 4])
 def test_a_lost_node_is_rebuilt_on_as_many_on_fewer_and_on_more_nodes(
     hpcstage: Hpcstage, local_dir: Path, nodes: int
 ) -> None:
-    killed(hpcstage, local_dir, 3)
-    lose(local_dir, 0)
-    done = run(hpcstage, nodes)
+    lab.killed(hpcstage, local_dir, 3)
+    lab.lose(local_dir, 0)
+    done = lab.run(hpcstage, nodes)
     assert done.returncode == 0, done.stderr
-    assert shown(done) == [files_of(1, 3)] * nodes
-    assert "rebuilt from survivors" in part_of(hpcstage)["restored"]
-    assert in_dir(hpcstage) == files_of(1, 3), "what was on the local disks only is in DIR at the end"
-    assert places(local_dir) == []
+    assert lab.shown(done) == [lab.files_of(1, 3)] * nodes
+    assert "rebuilt from survivors" in lab.part_of(hpcstage)["restored"]
+    assert lab.in_dir(hpcstage) == lab.files_of(1, 3), "what was on the local disks only is in DIR at the end"
+    assert lab.places(local_dir) == []
 
 
 def test_two_lost_nodes_are_rebuilt_with_two_parities(hpcstage: Hpcstage, local_dir: Path) -> None:
-    killed(hpcstage, local_dir, 4, "--protect", "2+2")
-    lose(local_dir, 0, 3)
-    done = run(hpcstage, 3)
+    lab.killed(hpcstage, local_dir, 4, "--protect", "2+2")
+    lab.lose(local_dir, 0, 3)
+    done = lab.run(hpcstage, 3)
     assert done.returncode == 0, done.stderr
-    assert shown(done) == [files_of(1, 4)] * 3
+    assert lab.shown(done) == [lab.files_of(1, 4)] * 3
 
 
 def test_more_lost_than_parities_is_refused_and_the_copy_in_dir_is_taken(hpcstage: Hpcstage, local_dir: Path) -> None:
-    assert run(hpcstage, 2, "save(0)").returncode == 0
-    killed(hpcstage, local_dir, 3)
-    lose(local_dir, 0, 1)
-    done = run(hpcstage, 2)
+    assert lab.run(hpcstage, 2, "save(0)").returncode == 0
+    lab.killed(hpcstage, local_dir, 3)
+    lab.lose(local_dir, 0, 1)
+    done = lab.run(hpcstage, 2)
     assert done.returncode == 0, done.stderr
-    assert shown(done) == [files_of(0, 2)] * 2
-    part = part_of(hpcstage)
+    assert lab.shown(done) == [lab.files_of(0, 2)] * 2
+    part = lab.part_of(hpcstage)
     assert "from " in part["restored"]
     assert any("can be rebuilt" in line or "is gone" in line for line in part["refused"]), part["refused"]
-    (left,) = places(local_dir)
+    (left,) = lab.places(local_dir)
     assert "are not there yet" in done.stderr.decode(), "what is left of it is named, and stays"
     assert hpcstage("clean", "--forget", left.name.removesuffix(".checkpoint")).returncode == 0
 
@@ -128,35 +112,35 @@ def test_the_others_go_on_when_a_node_is_lost_while_the_command_runs(
     flag = hpcstage.cwd / "flag"
     words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--drain-every", "1000")
     text = "save(1)\nwait('saved')\nsave(2)" if node else "save(1)\nwait('saved')\nplaces = places[1:]\nsave(2)"
-    process = hpcstage.start(*words, "--", *program(text, 3), env={"FLAG": os.fspath(flag)})
+    process = hpcstage.start(*words, "--", *lab.program(text, 3), env={"FLAG": os.fspath(flag)})
     wait_for((hpcstage.cwd / "flag.saved.up").exists, 40, "the command")
-    wait_for(lambda: bool(protected(local_dir, 3)), 40, "the protection")
+    wait_for(lambda: bool(lab.protected(local_dir, 3)), 40, "the protection")
     ours = psutil.Process(process.pid).children(recursive=True)
     of_node = [one for one in ours if any(word.endswith(f".v{node}/spec.json") for word in one.cmdline())]
     manylab.kill(of_node)
-    lose(local_dir, node)
-    wait_for(lambda: in_dir(hpcstage) == files_of(1, 3), 40, "the copy of what the lost node had")
+    lab.lose(local_dir, node)
+    wait_for(lambda: lab.in_dir(hpcstage) == lab.files_of(1, 3), 40, "the copy of what the lost node had")
     (hpcstage.cwd / "flag.saved").touch()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     left = [other for other in range(3) if other != node]
     new = [f"shards2/rank{left.index(other) if node == 0 else other}" for other in left]
-    assert in_dir(hpcstage) == sorted([*files_of(1, 3), "model2", *new]), err
-    part = part_of(hpcstage)
+    assert lab.in_dir(hpcstage) == sorted([*lab.files_of(1, 3), "model2", *new]), err
+    part = lab.part_of(hpcstage)
     assert part["lost"] == [f"{os.uname().nodename}.v{node}"]
     assert "was lost" in err.decode()
-    assert places(local_dir) == []
+    assert lab.places(local_dir) == []
 
 
 def test_more_than_the_nodes_is_the_most_that_fits_or_refused(hpcstage: Hpcstage) -> None:
-    done = run(hpcstage, 2, "save(1)", "--protect", "4+2", "--strict")
+    done = lab.run(hpcstage, 2, "save(1)", "--protect", "4+2", "--strict")
     assert done.returncode == 125
     assert b"4+2 needs 6 nodes" in done.stderr
     assert done.stdout == b""
-    done = run(hpcstage, 2, "save(1)", "--protect", "4+2")
+    done = lab.run(hpcstage, 2, "save(1)", "--protect", "4+2")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(b"4+2 needs 6 nodes; on 2 it is 1+1") == 1
-    assert in_dir(hpcstage) == files_of(1, 2)
+    assert lab.in_dir(hpcstage) == lab.files_of(1, 2)
 
 
 def test_behind_a_launcher_the_error_says_that_it_stands_there(hpcstage: Hpcstage) -> None:
@@ -196,16 +180,16 @@ def test_training_that_lost_a_node_goes_on_to_the_weights_of_an_undisturbed_one(
     words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--drain-every", "1000")
     wrapper = hpcstage.start(*words, "--", *train(3, 2, cwd / "cut.pt"), env=GLOO)
     wait_for((cwd / "cut.pt.up").exists, 60, "step 2")
-    wait_for(lambda: has_protected(local_dir, 3, "step2"), 40, "the protection of step 2")
-    kill_all(wrapper)
-    lose(local_dir, 1)
+    wait_for(lambda: lab.has_protected(local_dir, 3, "step2"), 40, "the protection of step 2")
+    lab.kill_all(wrapper)
+    lab.lose(local_dir, 1)
     words = ("run", "--nodes", str(nodes), "--checkpoint", "ckpt")
     done = hpcstage(*words, "--", *train(nodes, -1, cwd / "cut.pt"), env=GLOO, timeout_s=120)
     assert done.returncode == 0, done.stderr
     assert (done.stdout.count(b"from"), done.stdout.count(b"3")) == (3, 3), done.stdout
     weights, expected = torch.load(cwd / "cut.pt"), torch.load(cwd / "plain.pt")
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
-    assert {f"step{step}/.metadata" for step in range(6)} <= set(in_dir(hpcstage))
+    assert {f"step{step}/.metadata" for step in range(6)} <= set(lab.in_dir(hpcstage))
 
 
 # ---- nodes with disks of their own
@@ -254,7 +238,7 @@ def test_nodes_with_disks_of_their_own_have_one_state(hpcstage: Hpcstage, cluste
     assert first.returncode == 0, first.stderr
     assert b"{checkpoint} is" not in first.stderr, first.stderr
     names = [f"step1.{rank}" for rank in range(6)]
-    assert in_dir(hpcstage) == names
+    assert lab.in_dir(hpcstage) == names
     assert {(hpcstage.cwd / "ckpt" / f"step1.{rank}").read_text() for rank in range(6)} == {
         f"1 on {node}" for node in cluster.nodes
     }
@@ -263,4 +247,4 @@ def test_nodes_with_disks_of_their_own_have_one_state(hpcstage: Hpcstage, cluste
     found = {line.split()[0]: line.split()[1:] for line in second.stdout.decode().splitlines()}
     assert sorted(found) == cluster.nodes
     assert all(set(names) <= set(there) for there in found.values()), found
-    assert len(in_dir(hpcstage)) == 12
+    assert len(lab.in_dir(hpcstage)) == 12

@@ -11,32 +11,17 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import checkpointlab as lab
 import manylab
 import psutil
 import pytest
-from checkpointlab import (
-    files_of,
-    in_dir,
-    kill_all,
-    killed,
-    lose,
-    part_of,
-    places,
-    program,
-    protected,
-    run,
-    shown,
-)
 from conftest import Hpcstage, wait_for
 from fakecluster import FakeCluster
 
 from hpcstage.checkpoint.jobwide.gathering import SHARES
 from hpcstage.errors import NotDrained
 
-pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
-pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
-
-pytestmark = [manylab.needs_mpi, pytest.mark.timeout(120)]
+pytestmark = lab.MARKS
 
 HOST = os.uname().nodename
 NOT_DRAINED = NotDrained.exit_code
@@ -55,7 +40,7 @@ def saved(step: int, nodes: int) -> dict[str, bytes]:
 def test_what_a_killed_job_left_is_listed_restored_rebuilt_and_drained_late(
     hpcstage: Hpcstage, local_dir: Path
 ) -> None:
-    killed(hpcstage, local_dir, 3)
+    lab.killed(hpcstage, local_dir, 3)
     lines = hpcstage("checkpoint", "ls", "ckpt").stdout.decode().splitlines()
     names = ", ".join(f"{HOST}.v{node}" for node in range(3))
     coded = [line for line in lines if line.endswith(f", 2+1 with {names}")]
@@ -63,17 +48,17 @@ def test_what_a_killed_job_left_is_listed_restored_rebuilt_and_drained_late(
     done = hpcstage("checkpoint", "restore", "ckpt", "whole")
     assert b"of all nodes, verified" in done.stdout, done.stderr
     assert tree(hpcstage.cwd / "whole") == saved(1, 3)
-    lose(local_dir, 0)
+    lab.lose(local_dir, 0)
     done = hpcstage("checkpoint", "restore", "ckpt", "rebuilt")
     assert b"of all nodes, verified" in done.stdout, done.stderr
     assert tree(hpcstage.cwd / "rebuilt") == saved(1, 3)
     done = hpcstage("clean", "--drain")
     assert done.returncode == 0, done.stderr
-    assert in_dir(hpcstage) == files_of(1, 3)
+    assert lab.in_dir(hpcstage) == lab.files_of(1, 3)
     assert {name: content for name, content in tree(hpcstage.cwd / "ckpt").items() if not name.startswith(".")} == (
         saved(1, 3)
     )
-    assert places(local_dir) == []
+    assert lab.places(local_dir) == []
 
 
 def test_nodes_with_disks_of_their_own_are_drained_one_after_the_other(
@@ -81,10 +66,10 @@ def test_nodes_with_disks_of_their_own_are_drained_one_after_the_other(
 ) -> None:
     """A node can read its own disk alone. Until the last share is there, DIR has none of it, each node names what it
     has, and keeps it."""
-    killed(hpcstage, local_dir, 3)
+    lab.killed(hpcstage, local_dir, 3)
     disks = [tmp_path / f"disk{node}" for node in range(3)]
     for node, disk in enumerate(disks):
-        (place,) = places(local_dir, node)
+        (place,) = lab.places(local_dir, node)
         (disk / place.parent.name).mkdir(parents=True, mode=0o700)
         shutil.move(place, disk / place.parent.name)
 
@@ -97,36 +82,36 @@ def test_nodes_with_disks_of_their_own_are_drained_one_after_the_other(
         assert code == NOT_DRAINED, said
         assert "are not there yet" in said
         assert "model1" in said or node == 1
-        assert in_dir(hpcstage) == []
+        assert lab.in_dir(hpcstage) == []
         assert hpcstage("clean", "--local-dir", os.fspath(disks[node])).returncode == NOT_DRAINED
     for node in (2, 0, 1):
         code, said = drained(node)
         assert code == 0, said
-        assert places(disks[node]) == []
+        assert lab.places(disks[node]) == []
         assert {name: text for name, text in tree(hpcstage.cwd / "ckpt").items() if name[0] != "."} == saved(1, 3)
     assert not [name for name in os.listdir(hpcstage.cwd / "ckpt") if name.startswith(SHARES)]
-    done = run(hpcstage, 2)
-    assert shown(done) == [files_of(1, 3)] * 2
+    done = lab.run(hpcstage, 2)
+    assert lab.shown(done) == [lab.files_of(1, 3)] * 2
 
 
 def test_while_dir_is_away_the_drain_fails_and_keeps_all(hpcstage: Hpcstage, local_dir: Path) -> None:
-    killed(hpcstage, local_dir, 2)
+    lab.killed(hpcstage, local_dir, 2)
     target, away = hpcstage.cwd / "ckpt", hpcstage.cwd / "away"
     target.rename(away)
     done = hpcstage("clean", "--drain")
     assert done.returncode == NOT_DRAINED, done.stderr
-    assert len(places(local_dir)) == 2
+    assert len(lab.places(local_dir)) == 2
     away.rename(target)
     done = hpcstage("clean", "--drain")
     assert done.returncode == 0, done.stderr
     assert {name: text for name, text in tree(target).items() if name[0] != "."} == saved(1, 2)
-    assert places(local_dir) == []
+    assert lab.places(local_dir) == []
 
 
 def known(local_dir: Path, node: int) -> list[set[str]]:
     """The entries of each protected generation, as a node of any run knows them."""
     found = []
-    for place in places(local_dir, node):
+    for place in lab.places(local_dir, node):
         for path in (place / "out" / "shares").glob("*.json"):
             one = json.loads(path.read_text())
             if one["size"]:
@@ -136,44 +121,45 @@ def known(local_dir: Path, node: int) -> list[set[str]]:
 
 def test_a_restored_state_is_protected_anew_before_anything_is_saved(hpcstage: Hpcstage, local_dir: Path) -> None:
     """One loss after the other, of as many nodes as there are parities each time; nothing of it is in DIR."""
-    killed(hpcstage, local_dir, 3)
-    lose(local_dir, 0)
+    lab.killed(hpcstage, local_dir, 3)
+    lab.lose(local_dir, 0)
     flag = hpcstage.cwd / "flag"
     words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--drain-every", "1000")
-    wrapper = hpcstage.start(*words, "--", *program("wait('again')", 3), env={"FLAG": os.fspath(flag)})
+    wrapper = hpcstage.start(*words, "--", *lab.program("wait('again')", 3), env={"FLAG": os.fspath(flag)})
     wait_for((hpcstage.cwd / "flag.again.up").exists, 40, "the command")
     wait_for(lambda: {"model1", "shards1"} in known(local_dir, 0), 40, "the protection on the node that was lost")
-    kill_all(wrapper)
-    assert in_dir(hpcstage) == []
-    lose(local_dir, 1)
-    done = run(hpcstage, 3)
+    lab.kill_all(wrapper)
+    assert lab.in_dir(hpcstage) == []
+    lab.lose(local_dir, 1)
+    done = lab.run(hpcstage, 3)
     assert done.returncode == 0, done.stderr
-    assert shown(done) == [files_of(1, 3)] * 3
-    assert in_dir(hpcstage) == files_of(1, 3)
+    assert lab.shown(done) == [lab.files_of(1, 3)] * 3
+    assert lab.in_dir(hpcstage) == lab.files_of(1, 3)
 
 
 REWRITES = """
+files = [open(f"{place}/model0", "r+b") for place in places]
+for file in files:
+    file.write(b"x")
+    file.flush()
 for place in places:
     os.unlink(f"{place}/removed")
-file = open(f"{places[1]}/model0", "r+b")
-file.write(b"x")
-file.flush()
 """
 
 
 def test_beside_what_a_killed_job_left_lies_what_dir_has_of_the_rest(hpcstage: Hpcstage, local_dir: Path) -> None:
     """What was being written anew when its first state was saved, what it found in DIR, and what others put there."""
-    assert run(hpcstage, 2, "save(0)").returncode == 0
+    assert lab.run(hpcstage, 2, "save(0)").returncode == 0
     for name in ("base", "removed"):
         (hpcstage.cwd / "ckpt" / name).write_text("of the user")
-    killed(hpcstage, local_dir, 2, text=REWRITES)
+    lab.killed(hpcstage, local_dir, 2, text=REWRITES)
     (hpcstage.cwd / "ckpt/pretrained").write_text("of the user, later")
-    lose(local_dir, 0)
-    done = run(hpcstage, 2)
+    lab.lose(local_dir, 0)
+    done = lab.run(hpcstage, 2)
     assert done.returncode == 0, done.stderr
-    whole = sorted(["base", "pretrained", *files_of(0, 2), *files_of(1, 2)])
-    assert shown(done) == [whole] * 2
-    left = [name for name in in_dir(hpcstage) if not name.startswith("model0.")]
+    whole = sorted(["base", "pretrained", *lab.files_of(0, 2), *lab.files_of(1, 2)])
+    assert lab.shown(done) == [whole] * 2
+    left = [name for name in lab.in_dir(hpcstage) if not name.startswith("model0.")]
     assert left == sorted([*whole, "removed"]), "nothing is there twice"
     assert (hpcstage.cwd / "ckpt/model0").read_bytes() == b"0" * 100_000
 
@@ -183,12 +169,12 @@ def test_nodes_of_one_failure_domain_are_in_groups_apart(
     hpcstage: Hpcstage, local_dir: Path, domain: str, is_whole: bool
 ) -> None:
     """Two domains of two nodes each; all of one is lost. Where nobody knows of them, these two protect each other."""
-    killed(hpcstage, local_dir, 4, "--protect", "1+1", "--failure-domain", domain)
-    lose(local_dir, 0, 2)
+    lab.killed(hpcstage, local_dir, 4, "--protect", "1+1", "--failure-domain", domain)
+    lab.lose(local_dir, 0, 2)
     done = hpcstage("checkpoint", "restore", "ckpt", "to")
     assert b"of all nodes, verified" in done.stdout or not is_whole, done.stderr
     assert (tree(hpcstage.cwd / "to") == saved(1, 4)) == is_whole
-    for place in places(local_dir):
+    for place in lab.places(local_dir):
         hpcstage("clean", "--forget", place.name.removesuffix(".checkpoint"))
 
 
@@ -233,12 +219,12 @@ def test_nodes_below_one_switch_are_in_groups_apart(hpcstage: Hpcstage, tmp_path
             wait_for(lambda: "1+1 with" in listed(), 60, "a protected generation")
             assert "1+1 with node1, node2" in listed()
         finally:
-            kill_all(wrapper)
+            lab.kill_all(wrapper)
 
 
 def test_more_of_a_domain_than_parities_is_said(hpcstage: Hpcstage) -> None:
     words = ("--protect", "2+1", "--failure-domain", "^.(?=.*v[01]$)")
-    done = run(hpcstage, 3, "", *words, "--strict")
+    done = lab.run(hpcstage, 3, "", *words, "--strict")
     assert (done.returncode, done.stdout) == (125, b"")
     assert b"would take 2 parts of a group, of which 1 may be lost" in done.stderr
 
@@ -266,13 +252,13 @@ wait("large")
 def test_what_has_no_room_for_a_generation_is_copied_as_it_is(hpcstage: Hpcstage, small_disk: Path) -> None:
     env = {"FLAG": os.fspath(hpcstage.cwd / "flag")}
     words = ("run", "--nodes", "2", "--checkpoint", "ckpt", "--local-dir", os.fspath(small_disk))
-    process = hpcstage.start(*words, "--", *program(LARGE, 2), env=env)
-    wait_for(lambda: in_dir(hpcstage) == ["large"], 40, "the copy while the command runs")
+    process = hpcstage.start(*words, "--", *lab.program(LARGE, 2), env=env)
+    wait_for(lambda: lab.in_dir(hpcstage) == ["large"], 40, "the copy while the command runs")
     (hpcstage.cwd / "flag.large").touch()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert (hpcstage.cwd / "ckpt/large").stat().st_size == 48 << 20
-    part = part_of(hpcstage)
+    part = lab.part_of(hpcstage)
     assert part["saved_count"] == 0
     assert any(f"could not be saved on {HOST}.v1" in line for line in part["refused"]), part["refused"]
 
@@ -284,19 +270,19 @@ def test_nodes_that_lose_each_other_bring_their_shares_and_the_last_one_the_whol
     """The lead is killed, and with it goes all that connects the nodes; the program ends afterwards."""
     flag = hpcstage.cwd / "flag"
     words = ("run", "--nodes", "2", "--checkpoint", "ckpt", "--drain-every", "1000")
-    process = hpcstage.start(*words, "--", *program("save(1)\nwait('saved')", 2), env={"FLAG": os.fspath(flag)})
+    process = hpcstage.start(*words, "--", *lab.program("save(1)\nwait('saved')", 2), env={"FLAG": os.fspath(flag)})
     wait_for((hpcstage.cwd / "flag.saved.up").exists, 40, "the command")
-    wait_for(lambda: bool(protected(local_dir, 2)), 40, "the protection")
+    wait_for(lambda: bool(lab.protected(local_dir, 2)), 40, "the protection")
     manylab.kill(manylab.below(process, "hpcstage.lead"))
     exchanges = [one for one in psutil.process_iter(["cmdline"]) if is_exchange(one, local_dir)]
     psutil.wait_procs(exchanges, timeout=20)
-    assert in_dir(hpcstage) == []
+    assert lab.in_dir(hpcstage) == []
     (hpcstage.cwd / "flag.saved").touch()
     _, err = process.communicate(timeout=100)
-    assert in_dir(hpcstage) == files_of(1, 2), err
+    assert lab.in_dir(hpcstage) == lab.files_of(1, 2), err
     assert process.returncode == 0, err
     assert hpcstage("clean", "--drain").returncode == 0
-    assert places(local_dir) == []
+    assert lab.places(local_dir) == []
 
 
 def is_exchange(process: psutil.Process, local_dir: Path) -> bool:
