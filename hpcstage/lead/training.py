@@ -138,6 +138,9 @@ class Training:
             arbiter = Arbiter(self._spec.agreed)
             term = arbiter.newest_term()
             end = arbiter.end_of(term.number) if term else None
+            if self._spec.joins:
+                line = "it goes on without this job" if end is None else end.line
+                stderr.say(f"training {self._spec.joins}: {line}")
             if end is not None:
                 return end.exit_code
         if self._told is not None and any(codes):

@@ -46,8 +46,8 @@ class TrainingSpec:
     parts: list[list[str]] = field(default_factory=list)
     address: str = ""
     """The address at which the others reach each of these nodes, where it is not the node's name."""
-    joins: bool = False
-    """Whether these nodes join a training that another job has begun."""
+    joins: str = ""
+    """The name of the training that another job has begun and these nodes join; empty where they begin one."""
 
     @property
     def virtual(self) -> bool:

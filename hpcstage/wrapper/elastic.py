@@ -175,7 +175,7 @@ def _joining(spec: TrainingSpec, offer: joining.Offer, job: Job) -> TrainingSpec
         ends_unix_s=offer.ends_unix_s,
         drained=offer.directories.get("checkpoint"),
         address=offer.address(job.hostname, job.scheduler),
-        joins=True,
+        joins=offer.name,
     )
 
 

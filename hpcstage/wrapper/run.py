@@ -228,10 +228,7 @@ def _tell_of_elastic(session: Session) -> None:
     from hpcstage.wrapper import elastic
 
     with contextlib.suppress(HpcstageError, OSError):
-        place = _place(session)
-        part = session.part.elastic = elastic.part_of(session.config, place, session.part.started_unix_s)
-        if place.joined is not None:
-            messages.warn(f"training {place.joined.name}: {part.end or 'it goes on without this job'}")
+        session.part.elastic = elastic.part_of(session.config, _place(session), session.part.started_unix_s)
 
 
 @contextlib.contextmanager

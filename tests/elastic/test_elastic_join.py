@@ -175,7 +175,8 @@ def jobs(hpcstage: Hpcstage) -> Iterator[Jobs]:
 
 
 def test_jobs_come_and_go(jobs: Jobs, make_tree: Callable[..., Path]) -> None:
-    """A training of one node is joined by a job that is killed, by one that is told to end, and by one that stays."""
+    """A training of one node is joined by a job that is killed, by one without a local disk that is told to end, and by
+    one that stays."""
     data = os.fspath(make_tree(files=30))
     jobs.train(RESTARTED, "--elastic", "1:2", "--nodes", "1", "--data", data, arguments=(data,))
     jobs.wait("first")
@@ -183,7 +184,7 @@ def test_jobs_come_and_go(jobs: Jobs, make_tree: Callable[..., Path]) -> None:
     jobs.wait("first", "second")
     jobs.kill("second")
     jobs.wait("first")
-    third = jobs.join("third")
+    third = jobs.join("third", "--local-dir", "none")
     jobs.wait("first", "third")
     third.terminate()
     assert third.wait(60) == 128 + signal.SIGTERM, jobs.text()
