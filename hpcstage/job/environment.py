@@ -51,6 +51,7 @@ def detect(
         submit_dir=facts.submit_dir,
         end_time_unix_s=facts.end_time_unix_s,
         cpus=facts.cpus,
+        slots=facts.slots,
         run_key=_run_key(facts, ranks, parent_pid) if ranks else None,
         notes=facts.notes,
     )

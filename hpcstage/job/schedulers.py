@@ -41,6 +41,8 @@ class SchedulerFacts:
     submit_dir: str | None = None
     end_time_unix_s: float | None = None
     cpus: int | None = None
+    slots: tuple[int, ...] = ()
+    """What the scheduler gave on each node, where it starts no more processes on one than that (Grid Engine)."""
     restarts: int = 0
     notes: tuple[str, ...] = ()
 
@@ -137,6 +139,7 @@ def gridengine(env: Env, read_text: ReadText) -> SchedulerFacts | None:
         nodes=tuple(dict.fromkeys(line[0] for line in lines)),
         submit_dir=env.get("SGE_O_WORKDIR"),
         cpus=_own_slots(slots, env),
+        slots=tuple(slots.values()),
         restarts=number(env.get("RESTARTED")) or 0,
         notes=notes,
     )

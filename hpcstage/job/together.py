@@ -63,6 +63,8 @@ def find(config: Config, job: Job, local: LocalDir | None, host: str) -> Groupin
     if len(job.nodes) < 2 or job.node_index is None or (local is not None and local.is_network):
         return None
     launcher = launchers.choose(job, config.launcher)
+    if lacks_slots(config, job):
+        return None
     if not job.is_rank:
         return Grouping(_first(job), 0, launcher, starts_daemons=True, parts=job.parts)
     if not is_known_elsewhere(job):
@@ -87,9 +89,21 @@ def warnings(config: Config, job: Job, local: LocalDir) -> list[str]:
     found = []
     if config.nodes not in (None, len(job.nodes)):
         found.append(f"nodes is {config.nodes}, the scheduler gave {len(job.nodes)}: all of these are used")
+    if lacks_slots(config, job):
+        found.append(
+            "Grid Engine gave a node one slot, which the command's launcher needs there: the other nodes are left "
+            "alone (ask for two slots on each node, or say --launcher qrsh)"
+        )
     if len(job.nodes) > 1 and local.is_network:
         found.append(f"{local.path} is seen by all nodes: each node stages alone")
     return found
+
+
+def lacks_slots(config: Config, job: Job) -> bool:
+    """Returns whether what hpcstage starts on the other nodes would leave the command's launcher none of the slots that
+    the scheduler gave there, with which it would fail. An elastic training has no launcher of its own."""
+    others = [count for node, count in zip(job.nodes, job.slots, strict=False) if node != job.hostname]
+    return config.launcher == "auto" and not config.elastic and not job.is_rank and 1 in others
 
 
 def is_known_elsewhere(job: Job) -> bool:

@@ -34,6 +34,8 @@ class Job:
     """When the scheduler will end the job, in seconds of Unix time."""
     cpus: int | None = None
     """The number of processors of the job on this node."""
+    slots: tuple[int, ...] = ()
+    """The slots of each node, where the scheduler starts about as many processes on one at a time (Grid Engine)."""
     run_key: str | None = None
     """A name that all wrappers of one launch on one node share, and no other launch has; None if this wrapper is
     alone."""

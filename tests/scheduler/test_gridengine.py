@@ -126,6 +126,19 @@ def test_ranks_behind_mpirun(gridengine: GridEngine, project: Project) -> None:
     assert set(gridengine.left_by(job).values()) == {""}
 
 
+def test_one_slot_on_each_node_is_left_to_mpirun(gridengine: GridEngine, project: Project) -> None:
+    pytest.importorskip("mpi4py")
+    pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
+    script = """#!/bin/bash
+. .venv/bin/activate
+exec hpcstage run --checkpoint ckpt -- mpirun -n 3 -ppn 1 sh -c 'echo {checkpoint} on $(hostname)'
+"""
+    job = gridengine.submit(*OPTIONS, "-pe", "mpi2", "3", env=project.env, cwd=project.path, script=script)
+    assert gridengine.wait(job)["exit_status"] == "0", project.log()
+    assert project.log().count(f"{project.path}/ckpt on ") == 3, project.log()
+    assert "gave a node one slot" in project.log()
+
+
 def test_qdel_of_a_job_of_several_nodes(gridengine: GridEngine, project: Project) -> None:
     pytest.importorskip("mpi4py")
     script = front(f"--patient --leave-on {int(signal.SIGUSR2)}", launcher="mpirun -n 4 -ppn 2")

@@ -24,11 +24,12 @@ LOCAL = LocalDir(SHM, "", (), False, 10**9, 10**6, 1)
 SHARED = LocalDir(SHM, "", (), False, 10**9, 10**6, 1, is_network=True)
 
 
-def job(name: str, **changes: str) -> Job:
+def job(name: str, host_file: str = "", **changes: str) -> Job:
     lines = (ENVIRONMENTS / f"{name}.env").read_text().splitlines()
     env = {**dict(line.split("=", 1) for line in lines if not line.startswith("#")), **changes}
     hosts = ENVIRONMENTS / f"{name}.hosts"
-    return detect(env, hostname=env.get("HOSTNAME", "here"), read_text=lambda _: hosts.read_text(), parent_pid=99)
+    here = env.get("HOSTNAME", "here")
+    return detect(env, hostname=here, read_text=lambda _: host_file or hosts.read_text(), parent_pid=99)
 
 
 def config(tmp_path: Path, **given: str) -> Config:
@@ -47,10 +48,22 @@ def test_behind_srun_each_node_starts_its_own(tmp_path: Path) -> None:
 
 
 def test_the_node_of_the_script_comes_first_whatever_the_list_says(tmp_path: Path) -> None:
-    found = together.find(config(tmp_path), job("gridengine-pe", HOSTNAME="node1"), LOCAL, "node1")
+    hosts = "node3 2 all.q@node3 UNDEFINED\nnode1 2 all.q@node1 UNDEFINED\nnode2 2 all.q@node2 UNDEFINED\n"
+    found = together.find(config(tmp_path), job("gridengine-pe", hosts, HOSTNAME="node1"), LOCAL, "node1")
     assert found is not None
     assert found.hosts == ["node1", "node3", "node2"]
     assert (found.index, found.launcher) == (0, "qrsh")
+
+
+def test_one_slot_on_a_node_is_left_to_the_launcher_of_the_command(tmp_path: Path) -> None:
+    few = job("gridengine-pe", HOSTNAME="node1")
+    assert together.find(config(tmp_path), few, LOCAL, "node1") is None
+    (line,) = together.warnings(config(tmp_path), few, LOCAL)
+    assert "gave a node one slot" in line
+    assert "two slots on each node" in line
+    asked = config(tmp_path, launcher="qrsh")
+    assert together.find(asked, few, LOCAL, "node1") is not None
+    assert together.warnings(asked, few, LOCAL) == []
 
 
 def test_a_job_of_several_parts_is_one_group(tmp_path: Path) -> None:
