@@ -230,6 +230,6 @@ class OutputDrain:
             self._journal.saw(renamed)
         if result.deed is Deed.SHOW and result.ending is Ending.DONE:
             self._forget_mark(result.name)
-        if result.deed is Deed.CARRY and result.entry is not None and result.entry.kind is EntryKind.FILE:
+        if result.has_copied:
             self._files += 1
             self._bytes += result.bytes_carried

@@ -220,6 +220,11 @@ class ActionResult:
     bytes_carried: int = 0
     took_s: float = 0.0
 
+    @property
+    def has_copied(self) -> bool:
+        """Tells whether it brought a file to the target; the links to what the target has are none."""
+        return self.deed is Deed.CARRY and self.entry is not None and self.entry.kind is EntryKind.FILE
+
     def to_json(self) -> list[Any]:
         """Returns plain data."""
         entry = None if self.entry is None else self.entry.to_json()

@@ -12,7 +12,7 @@ import time
 
 from hpcstage.outputs.carrier import Carrier
 from hpcstage.outputs.drain import DrainReport
-from hpcstage.outputs.facts import Deed, TargetEntry
+from hpcstage.outputs.facts import TargetEntry
 from hpcstage.outputs.guard import has_inode
 from hpcstage.outputs.journal import Journal, recall
 from hpcstage.outputs.places import found_below
@@ -51,7 +51,7 @@ def drain_late(place: OutputPlace, timeout_s: float) -> DrainReport | None:
                 result = carrier.do(action)
                 for renamed in ledger.take(result, time.monotonic()):
                     journal.saw(renamed)
-                files += result.deed is Deed.CARRY and result.entry is not None
+                files += result.has_copied
                 size_bytes += result.bytes_carried
         if not is_gone:
             name_unseen(place.root, ledger, lambda name, entry: _is_there(target, name, entry))

@@ -17,6 +17,8 @@ from hpcstage.units import format_number
 
 _SHOWN = 20
 """The lines of names that are printed at most."""
+_NAMED = 3
+"""The names of entries that are never copied that one line has at most."""
 _UNSURE = "files may be missing, and files that the command removed may still be there, in"
 
 
@@ -147,6 +149,9 @@ def problems(part: OutputsPart, host: str, what: str) -> list[Problem]:
         text = f"{what} were not closed, such as {part.unclosed[0]}: they were copied as they were"
         found.append(Problem("outputs-unclosed", text, "a program was killed, or still ran; look at these files"))
     if part.skipped:
-        text = f"not copied: {part.skipped[0].name} ({part.skipped[0].why})"
-        found.append(Problem("outputs-skipped", text, "FIFOs, sockets and devices are never copied"))
+        named = ", ".join(f"{one.name} ({one.why})" for one in part.skipped[:_NAMED])
+        more = f" and {len(part.skipped) - _NAMED} more, which the record lists" if len(part.skipped) > _NAMED else ""
+        found.append(
+            Problem("outputs-skipped", f"not copied: {named}{more}", "FIFOs, sockets and devices are never copied")
+        )
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -99,6 +100,15 @@ def test_no_dataset_is_needed(hpcstage: Hpcstage, tmp_path: Path, local_dir: Pat
         shutil.rmtree(tmp_path / "results")
 
 
+def test_entries_that_are_never_copied_are_named(hpcstage: Hpcstage) -> None:
+    script = "import os\nfor name in 'abcde': os.mkfifo(os.path.join(os.environ['HPCSTAGE_OUT'], name))"
+    done = hpcstage("run", "--out", "results", "--", *python_command(script))
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.decode().splitlines() if "not copied" in line]
+    assert "not copied: a (FIFO), b (FIFO), c (FIFO) and 2 more, which the record lists" in line
+    assert [one["name"] for one in record(hpcstage)["outputs"]["skipped"]] == list("abcde")
+
+
 def test_what_was_there_is_shown_and_a_removal_is_carried_over(
     hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path
 ) -> None:
@@ -157,12 +167,16 @@ def test_after_a_kill_of_everything_the_files_are_copied_late(
     hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path, how: str
 ) -> None:
     data, results = make_tree(), tmp_path / "results"
+    results.mkdir()
+    for name in "abc":
+        (results / name).write_text("was there")
     killed(hpcstage, data, results, tmp_path / "flag")
     assert kept(local_dir) != []
-    if how == "clean":
-        assert hpcstage("clean", "--drain").returncode == 0
-    else:
-        assert run(hpcstage, data, "--", "true").returncode == 0
+    done = hpcstage("clean", "--drain") if how == "clean" else run(hpcstage, data, "--", "true")
+    assert done.returncode == 0
+    count = re.search(rf"left to {results}: (\d) cop", done.stderr.decode())
+    assert count is not None
+    assert 1 <= int(count[1]) <= 2, "what was there already is no copy"
     assert has_both(results)
     assert kept(local_dir) == []
 
