@@ -41,6 +41,7 @@ def writing(share: float, length: int = 20) -> list[Sample]:
 
 BUDGET = {"size_bytes": 64 * 10**9, "inodes": 10**6, "why": "as asked for", "used_bytes": 1, "used_inodes": 1}
 WAITING = [trainer(loader_wait_ns=30 * SECOND), worker(101, source_read_ns=90 * SECOND)]
+IDLE = ProcessPart(5, 1, "native", "3.11", {})
 DIRECT = {"mode": "direct", "processes": WAITING, "samples": []}
 
 
@@ -90,7 +91,9 @@ CASES = [
     Case("not-staged", lambda: one({"aside": True, "exit_code": None, **problem("not-staged")}), one),
     Case("nothing-attached", lambda: one(processes=[]), one),
     Case("nothing-attached", lambda: one(processes=[]), lambda: one({"child_started_s": None}, processes=[])),
-    Case("nothing-opened", lambda: one(processes=[ProcessPart(5, 1, "native", "3.11", {})]), one),
+    Case("nothing-attached", lambda: one(processes=[]), lambda: one(complete=False, processes=[])),
+    Case("nothing-opened", lambda: one(processes=[IDLE]), one),
+    Case("nothing-opened", lambda: one(processes=[IDLE]), lambda: one(complete=False, processes=[IDLE])),
     Case(
         "processes-missed",
         lambda: one(missed_count=2, missed_processes=[{"pid": 9, "command": "x", "pythonpath": "/my/code"}]),

@@ -287,3 +287,13 @@ def test_nothing_served_is_not_the_least_that_may_have_been() -> None:
     said = "\n".join(short(record))
     assert "direct: 0 % of bytes served locally; not seen: up to 20 MB" in said
     assert "of bytes or more" not in shown(record)
+
+
+def test_what_came_after_a_daemon_died_is_not_judged() -> None:
+    """Its figures end before the first open that it would have noted."""
+    idle = ProcessPart(5, 1, "native", "3.11", {})
+    first = "no file under --data was opened before a daemon died; what came later is not known"
+    lines = short(compose(run_part(), [node_part(complete=False, processes=[idle])]))
+    assert lines[0].endswith(first)
+    assert not any("no attached process" in line for line in lines)
+    assert "opened no file under --data" in short(compose(run_part(), [node_part(processes=[idle])]))[0]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hpcstage.protocol.shim import PYTHON_SLOTS_FROM, SLOTS
 from hpcstage.record.figures.counts import DIRECT_LAYER
+from hpcstage.record.parts.roster import Presence
 from hpcstage.record.parts.rows import UNCOUNTED_LAYER
 from hpcstage.record.schema import Note, Record, Severity
 from hpcstage.units import format_number, format_share, format_size
@@ -56,9 +57,15 @@ OTHERS_THAN_STAGED = (
 KNOWN_ORDERS = ("given", "sampler", "trace")
 
 
+def _was_seen_to_its_end(record: Record) -> bool:
+    """Returns whether the figures of all nodes go on to the end: a daemon that died did not note what came last."""
+    return all(node.state is not Presence.DIED for node in record.nodes)
+
+
 def nothing_attached(record: Record) -> Iterator[Note]:
     """Notes that no shim ran in any process."""
-    if record.coverage.processes_attached == 0 and record.run.was_watched and record.names_dataset:
+    is_known = record.run.was_watched and record.names_dataset and _was_seen_to_its_end(record)
+    if record.coverage.processes_attached == 0 and is_known:
         remedy = (
             "python -I, -E or -S, `env -i`, sudo and containers with a clean environment drop PYTHONPATH: "
             "pass it on; programs that are not Python are not redirected"
@@ -83,7 +90,7 @@ def nothing_opened(record: Record) -> Iterator[Note]:
     """Notes that shims ran, but no process opened a file of the datasets."""
     coverage = record.coverage
     attached = (coverage.processes_attached or 0) - (coverage.processes_uncounted or 0)
-    if attached > 0 and coverage.opens == 0 and record.names_dataset:
+    if attached > 0 and coverage.opens == 0 and record.names_dataset and _was_seen_to_its_end(record):
         roots = ", ".join(dataset.root for dataset in record.datasets[:2]) or "the datasets"
         text = f"no attached process opened a file below {roots}"
         remedy = "check that --data names the paths that the program opens, and that they are regular files"

@@ -32,6 +32,8 @@ def _served(record: Record) -> str:
         return f"{mode}: no node reported, so what was served locally is not known"
     if not record.names_dataset:
         return f"{mode}: no dataset is named"
+    if not record.coverage.opens and any(node.state is Presence.DIED for node in record.nodes):
+        return f"{mode}: no file under --data was opened before a daemon died; what came later is not known"
     if not record.coverage.opens:
         return f"{mode}: the command opened no file under --data, as far as hpcstage saw"
     where = figures.reported(record.group)
