@@ -6,6 +6,8 @@ Everything is little-endian. Each word has one writer, so there are no locks:
     header   0 u64 ARRIVING_MAGIC   8 u32 rows   12 u32 stripes of a row   16..63 reserved
              64 u32 granted[rows]: by the daemon: the serial number of the transfer to which a row belongs; 0: of none
              192 u32 shown[rows]: by the copier of that transfer: the same number, once the rest of the row is written
+             320 IN_ORDER_NOTES notes of IN_ORDER each: by readers, which may write over each other's: an inode that one reads
+             in order at the source, and the bytes that it has read so
     rows     from ARRIVING_HEADER_BYTES on, ARRIVING_ROW_BYTES each, see ARRIVING_ROW; by the copier, but for what
              ARRIVING_READ and WISHED_OFFSET name, which readers write
     stripes  from STRIPES_OFFSET on, a byte for each stripe of each row: by the copier, a Stripe
@@ -26,6 +28,11 @@ ARRIVING_HEADER = struct.Struct("<QII")
 ARRIVING_ROWS = 32
 GRANTED_OFFSET = 64
 SHOWN_OFFSET = 192
+IN_ORDER_OFFSET = 320
+IN_ORDER = struct.Struct("<QQ")
+IN_ORDER_NOTES = 12
+LEAST_IN_ORDER_BYTES = 4 << 20
+"""A reader that has read so many bytes in a row at the source notes it, and again after as many."""
 ARRIVING_HEADER_BYTES = 512
 ARRIVING_ROW = struct.Struct("<QQQqqIIQ")
 """u64 device, u64 inode, u64 size, i64 mtime, i64 ctime of the source, as stat says on this node, u32 id,

@@ -29,6 +29,9 @@ from hpcstage.protocol.arriving import (
     ARRIVING_ROW_BYTES,
     ARRIVING_ROWS,
     GRANTED_OFFSET,
+    IN_ORDER,
+    IN_ORDER_NOTES,
+    IN_ORDER_OFFSET,
     NAME_OFFSET,
     READ_OFFSET,
     ROW_STRIPES,
@@ -116,6 +119,12 @@ class Arriving:
         """Returns what programs have read of a file since it had its row."""
         row = self._rows.get(id_)
         return BytesRead() if row is None else BytesRead(*ARRIVING_READ.unpack_from(self._map, _row(row) + READ_OFFSET))
+
+    def in_order(self, inode: int) -> int:
+        """Returns how many bytes of a file a program has read in a row at the source, as it noted last; 0: nothing."""
+        at = IN_ORDER_OFFSET + inode % IN_ORDER_NOTES * IN_ORDER.size
+        noted, size_bytes = IN_ORDER.unpack_from(self._map, at)
+        return int(size_bytes) if noted == inode else 0
 
 
 @dataclass(frozen=True)

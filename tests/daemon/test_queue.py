@@ -127,6 +127,25 @@ def test_a_file_that_the_program_reads_again_is_copied():
     assert 0 not in q.large.held_back
 
 
+def test_a_file_that_the_program_reads_in_order_is_copied_once_as_long_as_that_pays():
+    q = queue([LARGE, LARGE])
+    looks(q, [0, 1], (0.0, 0), (1.0, 0))
+    q.large.read_in_order(0, LARGE // 4 - 1)
+    assert q.source.next(9, 1.0) == []
+    q.large.read_in_order(0, LARGE // 4)
+    assert q.source.next(9, 1.0) == [0]
+    looks(q, [0, 1], (2.0, 0))
+    assert (q.large.read_meanwhile(2.0), q.large.slowing(2.0)) == ([], [])
+    q.large.followed.look(lambda _: (0, 100), 2.9)
+    assert q.large.followed.ids == {0}, "it has to overtake the program first"
+    q.large.followed.look(lambda _: (0, 100), 3.1)
+    assert q.large.read_meanwhile(3.1) == [0]
+    q.source.put_off(0)
+    q.large.hidden(0)
+    q.large.read_in_order(0, LARGE // 2)
+    assert q.source.next(9, 3.1) == [], "not again"
+
+
 def test_of_several_open_files_none_is_read_again_before_all_could_have_been():
     q = queue([LARGE, LARGE, 10])
     looks(q, [0, 1], (0.0, 0), (2.0, 0), (4.0, 2 * LARGE - 1))

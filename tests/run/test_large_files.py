@@ -202,3 +202,29 @@ def test_many_files_of_which_little_is_read_are_not_all_copied(hpcstage: Hpcstag
     said = {note["id"]: note["text"] for note in record["notes"]}
     assert said["little-read"].startswith("copying was stopped, as the program reads 3.")
     assert "direct-settled" not in said
+
+
+IN_ORDER = """
+import os, sys, time, zlib
+fd, found = os.open(sys.argv[1], os.O_RDONLY), 0
+for _ in range(2):
+    os.lseek(fd, 0, 0)
+    while piece := os.read(fd, 1_000_000):
+        found = zlib.crc32(piece, found)
+        time.sleep(0.03)
+print(found)
+"""
+
+
+def test_a_file_that_is_read_in_order_arrives_ahead_of_the_program(hpcstage: Hpcstage, tmp_path: Path) -> None:
+    """It is opened at once, and served before its first reading has ended."""
+    behind = tmp_path / "behind"
+    behind.mkdir()
+    whole = os.urandom(SIZE_BYTES)
+    (behind / "large").write_bytes(whole)
+    with Slowfs(behind, Settings(bandwidth_bytes_per_s=BANDWIDTH), keep_cache=True) as slow:
+        done = hpcstage("run", "--data", slow.path, "--", sys.executable, "-c", IN_ORDER, slow.path / "large")
+        assert (done.returncode, done.stdout) == (0, f"{zlib.crc32(whole, zlib.crc32(whole))}\n".encode())
+        assert slow.counters().read_bytes < 1.5 * SIZE_BYTES
+    totals = json.loads(hpcstage.records()[-1].read_text())["totals"]
+    assert totals["local_bytes"] >= 1.3 * SIZE_BYTES, totals

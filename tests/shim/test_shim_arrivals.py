@@ -18,7 +18,7 @@ from shimlab import Action, Coming, Lab, Responder, ready, stepped
 from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.plan.types import Entry
 from hpcstage.protocol import shim
-from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES
+from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_IN_ORDER_BYTES, LEAST_STRIPE_BYTES
 from hpcstage.store.arriving import Arrivals, Arriving, Facts
 
 pytest_plugins = ("shimfixtures",)
@@ -457,3 +457,31 @@ say(found)
     coming.begin()
     coming.arrive()
     assert through(coming.lab, code) == ["copy", "source"]
+
+
+@pytest.mark.parametrize("way", ["read", "pread", "fread", "backwards", "apart"])
+def test_a_reader_in_order_leaves_a_note(coming: Coming, way: str) -> None:
+    """A stripe at a time: in order, or a file's pieces in another order, or with gaps."""
+    code = """
+import io
+fd, n = os.open(src("file"), os.O_RDONLY), MB // 2
+found = []
+for part in range(9):
+    if sys.argv[2] == "read":
+        os.read(fd, n)
+    elif sys.argv[2] == "pread":
+        os.pread(fd, n, n * part)
+    elif sys.argv[2] == "fread":
+        stream = io.open(fd, "rb", closefd=False)
+        stream.seek(n * part)
+        stream.read(n)
+    elif sys.argv[2] == "backwards":
+        os.pread(fd, n, n * (8 - part))
+    else:
+        os.pread(fd, n - 1, n * part)
+say(os.fstat(fd).st_ino)
+"""
+    inode = through(coming.lab, code, way)
+    noted = coming.daemon.in_order(inode)
+    assert noted >= LEAST_IN_ORDER_BYTES if way in ("read", "pread", "fread") else noted == 0
+    assert coming.daemon.in_order(inode + 12) == 0

@@ -41,6 +41,7 @@ class LargeInUse:
         found = {id_ for id_ in ids if id_ is not None and large.is_large(id_) and engine.copies.path(id_) not in paths}
         for id_ in found:
             large.reads.here(id_, now)
+            large.read_in_order(id_, engine.arriving.in_order(engine.manifest.inodes[id_]))
         large.followed.look(engine.arriving.read, now)
         copied = engine.pool.stats.totals().bytes
         large.looked(found, BytesRead(now, sums[Counter.SOURCE_READ_BYTES], copied, sums[Counter.MOVABLE_READ_BYTES]))

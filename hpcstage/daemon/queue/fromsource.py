@@ -61,7 +61,7 @@ class FromSource:
                 continue
             bucket.take(states.size(id_))
             if large.is_large(id_):
-                large.begun(id_)
+                large.begun(id_, now)
             chosen.append(id_)
         return chosen
 
@@ -72,7 +72,9 @@ class FromSource:
             if not large.is_large(id_) or not (is_enough or large.must_wait(id_, now)):
                 return id_
             self._put_aside(id_)
-        return None if is_enough or large.are_enough(now) else large.pop_aside(NEAR_WAITS, large.must_wait, now)
+        if is_enough or (large.are_enough(now) and not large.led):
+            return None
+        return large.pop_aside(NEAR_WAITS, large.must_wait, now)
 
     def _put_aside(self, id_: int) -> None:
         self._flights.states.wait_again(id_)

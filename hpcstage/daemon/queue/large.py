@@ -8,7 +8,8 @@ files at the source, others are copied only where that does not slow it down (`B
 reading, until it opens those copies: it is not known whether it ever will. Later, too, no more are copied at a time
 than the program read at a time. Afterwards files that the program has not read yet come before those that it has read.
 In a node group all nodes tell each other what their programs read at the source, and each holds back accordingly.
-A copy under way of which programs are served what has arrived goes on beside them (`Followed`). Callers pass `now`.
+A copy under way of which programs are served what has arrived goes on beside them (`Followed`), and one is begun for a
+program that reads a file in order: it reads ahead of the program, with more requests at a time. Callers pass `now`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from itertools import islice
 
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.rates import Estimates
-from hpcstage.daemon.queue.states import FAR_WAITS, FINAL, LOOK_LIMIT, NEAR_WAITS, READER
+from hpcstage.daemon.queue.states import FAR_WAITS, FINAL, LOOK_LIMIT, NEAR_WAITS, READER, FileState
 
 LARGE_S = 0.25
 LEAST_BYTES = 16 << 20
@@ -35,6 +36,10 @@ MOST_WAIT_S, NEARLY_DONE = 1.0, 0.75
 
 FOLLOWED_SHARE, LEAST_FOLLOWED_S = 0.25, 0.5
 """A copy of which FOLLOWED_SHARE is there when its file is opened goes on; after LEAST_FOLLOWED_S it must have paid."""
+LED_SHARE, LED_BYTES = 0.25, 64 << 20
+"""A program that has read this share of a file in a row, or as many bytes, is expected to read on."""
+CATCH_UP_S = 1.5
+"""A copy that begins behind a program that reads in order has so much longer."""
 LEAST_TRIAL_S = 1.5
 """The least length of a measurement."""
 MOST_TAKEN = 0.5
@@ -133,7 +138,7 @@ class Followed:
         """By id: a moment, and the bytes that programs had got and missed then."""
 
     def begin(self, id_: int, now: float) -> None:
-        """Notes that a program opens a file that goes on being copied, unless it is noted."""
+        """Notes that a program reads a file that goes on being copied, unless it is noted."""
         if id_ not in self.ids:
             self.ids.add(id_)
             self._seen[id_] = (now, 0, 0)
@@ -210,6 +215,8 @@ class Large:
         self.shown: set[int] = set()
         """Ids in flight of which programs see what has arrived."""
         self.followed = Followed()
+        self.led: set[int] = set()
+        """Files that the program reads in order at the source, whose copies are to overtake it."""
         self._aside: dict[int, None] = {}
         """Files that wait though it was their turn, in that order."""
         self._flights = flights
@@ -217,6 +224,7 @@ class Large:
         self._estimates = estimates
         self._beside = beside
         self._again = ReadAgain()
+        self._led_once: set[int] = set()
         self._tries: Counter[int] = Counter()
         self._readers = 0
         """The most files that the program had open at the source at the same time."""
@@ -230,6 +238,8 @@ class Large:
 
     def must_wait(self, id_: int, now: float) -> bool:
         """Returns whether a large file whose turn it is must not be copied now."""
+        if id_ in self.led:
+            return self._tries[id_] >= MOST_TRIES
         if self.is_left(id_, now):
             self.held_back.add(id_)
             return True
@@ -281,7 +291,8 @@ class Large:
         """Returns transfers of other large files that would slow the program's reading down and are not nearly done."""
         if not self._must_not_slow(now):
             return []
-        found = [id_ for id_ in self._flights.needed() if self.is_large(id_) and not self.is_left(id_, now)]
+        others = set(self._flights.needed()).difference(self.followed.ids)
+        found = [id_ for id_ in others if self.is_large(id_) and not self.is_left(id_, now)]
         return [id_ for id_ in found if self._flights.copied(id_) < NEARLY_DONE * self._states.size(id_)]
 
     def is_worth_waiting(self, id_: int, now: float) -> bool:
@@ -297,8 +308,18 @@ class Large:
         if is_alone and id_ in self.shown and self._flights.copied(id_) >= FOLLOWED_SHARE * self._states.size(id_):
             self.followed.begin(id_, now)
 
+    def read_in_order(self, id_: int, size_bytes: int) -> None:
+        """Notes that a program has read so many bytes of a file in a row at the source. If that is much of it, the copy
+        begins, once."""
+        is_much = size_bytes >= min(LED_SHARE * self._states.size(id_), LED_BYTES)
+        may_begin = self._beside is not None and self._states.of(id_) is not FileState.FLYING
+        if is_much and may_begin and id_ not in self._led_once:
+            self._led_once.add(id_)
+            self.led.add(id_)
+
     def hidden(self, id_: int) -> None:
         """Notes that a transfer has ended."""
+        self.led.discard(id_)
         self.shown.discard(id_)
         self.followed.end(id_)
 
@@ -320,8 +341,10 @@ class Large:
                 if not (is_copied and self.is_worth_waiting(id_, now)):
                     self.reads.elsewhere(id_, now)
 
-    def begun(self, id_: int) -> None:
+    def begun(self, id_: int, now: float) -> None:
         """Notes that the copying of a file begins."""
+        if id_ in self.led:
+            self.followed.begin(id_, now + CATCH_UP_S)
         self._flights.measure(id_)
         self.held_back.discard(id_)
         self._tries[id_] += 1

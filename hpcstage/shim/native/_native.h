@@ -219,6 +219,7 @@ struct opening {
     uint32_t facts;
     uint32_t rows_seen, arriving; /* what was looked for when, and found: the serial number of a row, or 0 */
     uint64_t read_to;             /* where the last read ended that might have been one of what has arrived */
+    uint64_t source_to, in_order; /* where the last read at the source ended, and the bytes in a row up to there */
 };
 extern struct opening openings[FDS];
 extern uint32_t moves_voided; /* VOIDED when the moved copies were last looked at */
@@ -239,7 +240,7 @@ struct iovec;
 /* As preadv and readv do. is_own: the list is this library's, and not one of the program that may be nowhere. */
 ssize_t arrived_at(int fd, const struct iovec *parts, int n, int is_own, off_t at);
 ssize_t arrived_next(int fd, const struct iovec *parts, int n, int is_own);
-void arrivals_source(uint64_t bytes, uint64_t ns); /* a read of the source took so long */
+void arrivals_source(int fd, off_t at, uint64_t bytes, uint64_t ns); /* a read of the source took so long */
 void arrivals_anew(void);   /* open files are compared with what arrives once more */
 void arrivals_forked(void); /* in a forked child */
 

@@ -43,6 +43,9 @@ struct row {
     char name[ARRIVING_NAME_BYTES];
     uint64_t served, missed, more[14];
 };
+struct note {
+    uint64_t inode, bytes;
+};
 _Static_assert(sizeof(struct row) == ARRIVING_ROW_BYTES, "row");
 _Static_assert(offsetof(struct row, wished) == WISHED_OFFSET, "wished");
 _Static_assert(offsetof(struct row, name) == NAME_OFFSET, "name");
@@ -53,11 +56,12 @@ struct table {
     uint32_t rows, row_stripes;
     uint64_t reserved[6];
     uint32_t granted[ARRIVING_ROWS], shown[ARRIVING_ROWS];
-    uint64_t more[24];
+    struct note in_order[IN_ORDER_NOTES];
     struct row row[ARRIVING_ROWS];
 };
 _Static_assert(offsetof(struct table, granted) == GRANTED_OFFSET, "granted");
 _Static_assert(offsetof(struct table, shown) == SHOWN_OFFSET, "shown");
+_Static_assert(offsetof(struct table, in_order) == IN_ORDER_OFFSET, "in_order");
 _Static_assert(offsetof(struct table, row) == ARRIVING_HEADER_BYTES, "rows");
 
 /* An incoming file that this process has open. */
@@ -252,15 +256,37 @@ static __attribute__((noinline)) void look(const struct table *in, int fd, uint3
     }
 }
 
-/* ---- what reading at the source takes ---- */
+/* ---- what is read at the source, and how long it takes ---- */
 static uint64_t source_bytes, source_ns; /* threads may lose what another one adds at the same time */
 
-void arrivals_source(uint64_t bytes, uint64_t ns) {
+/* Tells the daemon that a file is read in order, so that its copy pays. */
+static __attribute__((noinline)) void note_in_order(int fd, uint64_t bytes) {
+    struct table *in = rows();
+    struct stat info;
+    int saved = errno;
+    if (in && !hpcstage_vforked && fstat(fd, &info) == 0) {
+        struct note *note = &in->in_order[info.st_ino % IN_ORDER_NOTES];
+        __atomic_store_n(&note->inode, 0, __ATOMIC_RELEASE);
+        __atomic_store_n(&note->bytes, bytes, __ATOMIC_RELEASE);
+        __atomic_store_n(&note->inode, info.st_ino, __ATOMIC_RELEASE);
+    }
+    errno = saved;
+}
+
+void arrivals_source(int fd, off_t at, uint64_t bytes, uint64_t ns) {
     uint64_t all = __atomic_load_n(&source_bytes, __ATOMIC_RELAXED) + bytes;
     uint64_t took = __atomic_load_n(&source_ns, __ATOMIC_RELAXED) + ns;
     int older = all > MOST_KNOWN_BYTES;
     __atomic_store_n(&source_bytes, all >> older, __ATOMIC_RELAXED);
     __atomic_store_n(&source_ns, took >> older, __ATOMIC_RELAXED);
+    if (at < 0 || (unsigned)fd >= FDS)
+        return;
+    struct opening *o = &openings[fd];
+    uint64_t end = (uint64_t)at + bytes, goes_on = __atomic_exchange_n(&o->source_to, end, __ATOMIC_RELAXED) == (uint64_t)at;
+    uint64_t before = goes_on ? __atomic_load_n(&o->in_order, __ATOMIC_RELAXED) : 0;
+    __atomic_store_n(&o->in_order, before + bytes, __ATOMIC_RELAXED);
+    if (before / LEAST_IN_ORDER_BYTES != (before + bytes) / LEAST_IN_ORDER_BYTES)
+        note_in_order(fd, before + bytes);
 }
 
 /* Returns how long this process is expected to read so many bytes at the source; 0: that is not known. */

@@ -76,6 +76,8 @@ void moved_forget(int fd) {
         openings[fd].serial = openings[fd].facts = 0;
     if (openings[fd].rows_seen || openings[fd].arriving)
         openings[fd].rows_seen = openings[fd].arriving = 0;
+    if (openings[fd].in_order)
+        openings[fd].in_order = 0;
 }
 
 void moved_duplicated(int from, int to, int is_inherited) {
