@@ -6,8 +6,8 @@ Everything is little-endian. Each word has one writer, so there are no locks:
     header   0 u64 ARRIVING_MAGIC   8 u32 rows   12 u32 stripes of a row   16..63 reserved
              64 u32 granted[rows]: by the daemon: the serial number of the transfer to which a row belongs; 0: of none
              192 u32 shown[rows]: by the copier of that transfer: the same number, once the rest of the row is written
-             320 IN_ORDER_NOTES notes of IN_ORDER each: by readers, which may write over each other's: an inode that one reads
-             in order at the source, and the bytes that it has read so
+             320 IN_ORDER_NOTES notes, IN_ORDER each: by readers, which may write over each other's: an inode that one
+             reads in order at the source, and the bytes that it has read so
     rows     from ARRIVING_HEADER_BYTES on, ARRIVING_ROW_BYTES each, see ARRIVING_ROW; by the copier, but for what
              ARRIVING_READ and WISHED_OFFSET name, which readers write
     stripes  from STRIPES_OFFSET on, a byte for each stripe of each row: by the copier, a Stripe
@@ -45,7 +45,7 @@ ARRIVING_NAME_BYTES = 64
 READ_OFFSET = 128
 """In a row: ARRIVING_READ."""
 ARRIVING_READ = struct.Struct("<QQ")
-"""u64 bytes that readers got from the incoming file, u64 bytes that they read at the source as they were not there."""
+"""u64 bytes that readers got from the incoming file, u64 bytes that they read at the source where no copier was."""
 ARRIVING_ROW_BYTES = 256
 STRIPES_OFFSET = 12288
 ROW_STRIPES = 16384

@@ -74,8 +74,9 @@ class Arriving:
         """The ids that have a row."""
         return self._rows.keys()
 
-    def grant(self, id_: int) -> bool:
-        """Gives a transfer that is about to begin a row. Returns False if all are in use."""
+    def grant(self, id_: int, first: int | None = None) -> bool:
+        """Gives a transfer that is about to begin a row. Returns False if all are in use. `first` is the stripe that a
+        reader is expected to need next."""
         self.ended(id_, is_stored=False)
         if len(self._rows) == ARRIVING_ROWS and self._whole:
             self.withdraw((next(iter(self._whole)),))
@@ -88,6 +89,8 @@ class Arriving:
         self._map[start : start + ARRIVING_ROW_BYTES] = bytes(ARRIVING_ROW_BYTES)
         self._map[stripes : stripes + ROW_STRIPES] = bytes(ROW_STRIPES)
         _ID.pack_into(self._map, start + _ID_OFFSET, id_)
+        if first is not None:
+            _U32.pack_into(self._map, start + WISHED_OFFSET, first + 1)
         self._put(row, self._serial)
         return True
 

@@ -19,6 +19,11 @@ MOST_THREADS = 8
 QUICK_NS = 50_000_000
 """One more thread joins as long as a chunk takes less than this: at a slow source, requests of the program would wait
 behind those of more threads."""
+CACHED_NS = 500_000
+"""A chunk that takes less says nothing about the source, if a program reads the file: it may have read it already."""
+SLOW_NS, SLOW_THREADS = 2 * QUICK_NS, 2
+"""For a reader that waits, threads beyond SLOW_THREADS whose chunks take more than this leave: what it needs next comes
+sooner from few threads."""
 
 
 class Pacer:
@@ -109,6 +114,8 @@ class BigCopy:
             if self._leave(part):
                 self._finish(worker)
                 return True
+            if self._are_too_many(part):
+                return False
         return False
 
     def _copy(self, worker: CopyWorker, stripe: int, part: CopyOutcome, step: Callable[[int], None]) -> None:
@@ -126,7 +133,8 @@ class BigCopy:
         if self.cancelled:
             raise CopyError(Status.CANCELLED)
         took_ns, seen_ns[0] = part.read_ns - seen_ns[0], part.read_ns
-        if 0 < took_ns < QUICK_NS and self._may_invite():
+        least_ns = CACHED_NS if self._arrival.wished() is not None else 0
+        if least_ns < took_ns < QUICK_NS and self._may_invite():
             self._invite(self)
         if self._pace is not None:
             self._pace(size_bytes)
@@ -136,6 +144,13 @@ class BigCopy:
             may = self._invitations > 0 and not self._exhausted()
             self._invitations -= may
             return may
+
+    def _are_too_many(self, part: CopyOutcome) -> bool:
+        """Returns whether a thread leaves the file to the others, which may invite it again."""
+        with self._lock:
+            leaves = self._arrival.wished() is not None and part.read_ns > SLOW_NS and self._inside >= SLOW_THREADS
+            self._invitations += leaves
+            return leaves
 
     def _claim(self) -> range | None:
         """Returns the stripes that a thread copies next: one that a reader needs or will need, else many in a row."""
@@ -158,12 +173,11 @@ class BigCopy:
 
     def _put_back(self, stripes: range, first: int) -> bool:
         """Gives up what is left of a range whose first stripes were copied, if a reader needs something: all threads
-        bring that. Returns whether it did."""
+        then bring one stripe after the other, from there on. Returns whether it did."""
         if stripes.start == first:
             return False
         with self._lock:
-            wished = self._arrival.wished()
-            if wished is None or (wished not in stripes and self._arrival.first_absent(wished) is None):
+            if self._arrival.wished() is None:
                 return False
             self._arrival.put_back(stripes)
             return True

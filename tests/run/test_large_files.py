@@ -211,7 +211,7 @@ for _ in range(2):
     os.lseek(fd, 0, 0)
     while piece := os.read(fd, 1_000_000):
         found = zlib.crc32(piece, found)
-        time.sleep(0.03)
+        time.sleep(0.01)
 print(found)
 """
 
@@ -225,6 +225,6 @@ def test_a_file_that_is_read_in_order_arrives_ahead_of_the_program(hpcstage: Hpc
     with Slowfs(behind, Settings(bandwidth_bytes_per_s=BANDWIDTH), keep_cache=True) as slow:
         done = hpcstage("run", "--data", slow.path, "--", sys.executable, "-c", IN_ORDER, slow.path / "large")
         assert (done.returncode, done.stdout) == (0, f"{zlib.crc32(whole, zlib.crc32(whole))}\n".encode())
-        assert slow.counters().read_bytes < 1.5 * SIZE_BYTES
+        assert slow.counters().read_bytes < 1.1 * SIZE_BYTES
     totals = json.loads(hpcstage.records()[-1].read_text())["totals"]
-    assert totals["local_bytes"] >= 1.3 * SIZE_BYTES, totals
+    assert totals["local_bytes"] >= 1.3 * SIZE_BYTES, "what comes next comes first, however slow"

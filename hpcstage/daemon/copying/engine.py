@@ -20,6 +20,7 @@ from hpcstage.daemon.queue import width
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.protocol.arriving import stripe_bytes
 from hpcstage.protocol.shim import Reason, WorkProgress
 from hpcstage.store.arriving import Arriving
 from hpcstage.store.copyfile import Status
@@ -167,9 +168,11 @@ class Engine:
 
     def _show(self, id_: int) -> None:
         """Lets programs see what arrives of a file that several threads copy."""
-        settings = self.pool.settings
-        if self.manifest.size(id_) > settings.limit_bytes and self.arriving.grant(id_):
-            self.queue.large.shown.add(id_)
+        size_bytes, large, first = self.manifest.size(id_), self.queue.large, None
+        if id_ in large.led:  # a reader that began at the file's begin is there now
+            first = self.arriving.in_order(self.manifest.inodes[id_]) // stripe_bytes(size_bytes)
+        if size_bytes > self.pool.settings.limit_bytes and self.arriving.grant(id_, first):
+            large.shown.add(id_)
 
     def _may_begin(self) -> int:
         """Returns how many transfers may begin: those that programs wait for, and no more besides than pay."""

@@ -217,6 +217,7 @@ struct opening {
     uint32_t looked; /* PUBLISHED when its copy was last looked for */
     uint32_t forks, spawns; /* how many there had been when it was opened */
     uint32_t facts;
+    uint32_t beside; /* the copier was at what was read last at the source */
     uint32_t rows_seen, arriving; /* what was looked for when, and found: the serial number of a row, or 0 */
     uint64_t read_to;             /* where the last read ended that might have been one of what has arrived */
     uint64_t source_to, in_order; /* where the last read at the source ended, and the bytes in a row up to there */

@@ -6,8 +6,8 @@
  * both numbers stand for the files that they stood for; else the source is read. The offset is moved by seeking from
  * where it is, which the kernel does in one step: that is right also where threads or processes share it.
  *
- * A reader that goes through a file in order says which stripe it needs next, and waits for it if the copier is at it:
- * for as long as the process would need to read it at the source, by what its reads there took until now. A row is let go of once it is not granted any more; its number is the process's until then.
+ * A reader that goes through a file in order says which stripe it needs next, and waits for it if the copier is at it, as
+ * long as such waits take no longer in all than reading at the source would, by what that took until now. A row is let go of once it is not granted any more; its number is the process's until then.
  */
 #include "_native.h"
 
@@ -29,8 +29,11 @@ extern int statx(int, const char *, int, unsigned, struct statx *) WEAK;
 #define FIRST_MARK ((off_t)1 << 42) /* a file system with small blocks has no greater offsets than that and all serials */
 #define LEAST_WAIT_NS 200000ull /* what takes less at the source is read there */
 #define MOST_WAIT_NS 500000000ull
-#define LEAST_REST_NS 1000000000ull /* nobody waits for so long after a wait was in vain */
-#define RESTS 16                    /* or for so many times the length of that wait */
+#define LEAST_REST_NS 200000000ull /* nobody waits for so long after waits have cost too much */
+#define LEAST_RESTS 4 /* or for so many times what they have cost, which doubles as long as they do */
+#define MOST_RESTS 32
+#define PATIENCE 3 /* a wait may take so many times what reading at the source would */
+#define MOST_DEBT 4 /* waits may cost so many times that before they end */
 #define LEAST_KNOWN_BYTES (256u << 10) /* of reads at the source, before which their speed is not known */
 #define MOST_KNOWN_BYTES (4u << 20)    /* what was read longer ago counts half */
 
@@ -76,6 +79,7 @@ static struct table *table;
 static int tried;
 static uint32_t anew;
 static uint64_t no_wait_before_ns;
+static uint64_t debt_ns, rests = LEAST_RESTS; /* what waits have cost beyond reading at the source */
 
 void arrivals_anew(void) {
     __atomic_add_fetch(&anew, 1, __ATOMIC_RELAXED);
@@ -273,16 +277,23 @@ static __attribute__((noinline)) void note_in_order(int fd, uint64_t bytes) {
     errno = saved;
 }
 
-void arrivals_source(int fd, off_t at, uint64_t bytes, uint64_t ns) {
+static void took_at_source(uint64_t bytes, uint64_t ns) {
     uint64_t all = __atomic_load_n(&source_bytes, __ATOMIC_RELAXED) + bytes;
     uint64_t took = __atomic_load_n(&source_ns, __ATOMIC_RELAXED) + ns;
     int older = all > MOST_KNOWN_BYTES;
     __atomic_store_n(&source_bytes, all >> older, __ATOMIC_RELAXED);
     __atomic_store_n(&source_ns, took >> older, __ATOMIC_RELAXED);
-    if (at < 0 || (unsigned)fd >= FDS)
+}
+
+/* What the copier reads at the same time comes out of the page cache, or takes longer than it would alone. */
+void arrivals_source(int fd, off_t at, uint64_t bytes, uint64_t ns) {
+    struct opening *o = (unsigned)fd < FDS ? &openings[fd] : NULL;
+    if (!o || !__atomic_load_n(&o->arriving, __ATOMIC_RELAXED) || !__atomic_load_n(&o->beside, __ATOMIC_RELAXED))
+        took_at_source(bytes, ns);
+    if (!o || at < 0)
         return;
-    struct opening *o = &openings[fd];
-    uint64_t end = (uint64_t)at + bytes, goes_on = __atomic_exchange_n(&o->source_to, end, __ATOMIC_RELAXED) == (uint64_t)at;
+    uint64_t end = (uint64_t)at + bytes;
+    int goes_on = __atomic_exchange_n(&o->source_to, end, __ATOMIC_RELAXED) == (uint64_t)at;
     uint64_t before = goes_on ? __atomic_load_n(&o->in_order, __ATOMIC_RELAXED) : 0;
     __atomic_store_n(&o->in_order, before + bytes, __ATOMIC_RELAXED);
     if (before / LEAST_IN_ORDER_BYTES != (before + bytes) / LEAST_IN_ORDER_BYTES)
@@ -321,22 +332,35 @@ static uint64_t rest_of_stripe_ns(const struct table *in, int row, uint64_t at, 
     return ns < LEAST_WAIT_NS ? 0 : ns > MOST_WAIT_NS ? MOST_WAIT_NS : ns;
 }
 
+/* Takes what a wait took into account. */
+static void waited(uint64_t took, uint64_t instead, int in_vain) {
+    uint64_t debt = __atomic_load_n(&debt_ns, __ATOMIC_RELAXED) + took;
+    if (!in_vain)
+        debt = debt > instead ? debt - instead : 0;
+    if (debt > MOST_DEBT * instead) {
+        uint64_t times = __atomic_load_n(&rests, __ATOMIC_RELAXED), rest = times * debt;
+        __atomic_store_n(&rests, times < MOST_RESTS ? 2 * times : times, __ATOMIC_RELAXED);
+        __atomic_store_n(&no_wait_before_ns, now_ns() + (rest < LEAST_REST_NS ? LEAST_REST_NS : rest), __ATOMIC_RELAXED);
+        debt = 0;
+    }
+    __atomic_store_n(&debt_ns, debt, __ATOMIC_RELAXED);
+}
+
 /* Waits for what a reader needs next, if the copier is at it. Returns whether it has arrived. */
 static int comes(struct table *in, int row, uint32_t serial, uint64_t at, uint64_t bytes, uint64_t missing) {
     static const struct timespec pause = {0, 100000};
-    uint64_t begin = now_ns(), longest = rest_of_stripe_ns(in, row, at, missing);
-    if (!longest || begin < __atomic_load_n(&no_wait_before_ns, __ATOMIC_RELAXED))
+    uint64_t begin = now_ns(), instead = rest_of_stripe_ns(in, row, at, missing);
+    uint64_t longest = PATIENCE * instead < MOST_WAIT_NS ? PATIENCE * instead : MOST_WAIT_NS;
+    if (!instead || begin < __atomic_load_n(&no_wait_before_ns, __ATOMIC_RELAXED))
         return 0;
-    uint64_t waited = wait_begin(FD_SOURCE);
+    uint64_t since = wait_begin(FD_SOURCE);
     while (missing != UINT64_MAX && holds(in, row, serial) && now_ns() - begin < longest) {
         nanosleep(&pause, NULL);
         missing = first_missing(in, row, at, bytes);
         if (missing != UINT64_MAX)
             __atomic_store_n(&in->row[row].wished, (uint32_t)missing + 1, __ATOMIC_RELAXED);
     }
-    uint64_t took = wait_end(FD_SOURCE, waited), rest = RESTS * took;
-    if (missing != UINT64_MAX)
-        __atomic_store_n(&no_wait_before_ns, now_ns() + (rest < LEAST_REST_NS ? LEAST_REST_NS : rest), __ATOMIC_RELAXED);
+    waited(wait_end(FD_SOURCE, since), instead, missing != UINT64_MAX);
     return missing == UINT64_MAX;
 }
 
@@ -347,10 +371,12 @@ static int is_there(struct table *in, int fd, int row, uint32_t serial, uint64_t
     int goes_on = __atomic_exchange_n(&o->read_to, at + bytes, __ATOMIC_RELAXED) == at;
     if (missing == UINT64_MAX)
         return 1;
+    int is_coming = missing < ROW_STRIPES && stripe_state(in, row, missing) == STRIPE_COMING;
+    __atomic_store_n(&o->beside, is_coming, __ATOMIC_RELAXED);
     if (!goes_on || missing >= ROW_STRIPES)
         return 0;
     __atomic_store_n(&in->row[row].wished, (uint32_t)missing + 1, __ATOMIC_RELAXED);
-    return stripe_state(in, row, missing) == STRIPE_COMING && comes(in, row, serial, at, bytes, missing);
+    return is_coming && comes(in, row, serial, at, bytes, missing);
 }
 
 /* ---- reads ---- */
@@ -411,7 +437,8 @@ static ssize_t read_held(struct table *in, struct entry *e, uint32_t serial, str
     size_t length = size - (uint64_t)at < r->bytes ? size - (uint64_t)at : r->bytes;
     int saved = errno;
     if (!is_there(in, r->fd, e->row, serial, (uint64_t)at, length)) {
-        __atomic_add_fetch(&in->row[e->row].missed, length, __ATOMIC_RELAXED);
+        if (!__atomic_load_n(&openings[r->fd].beside, __ATOMIC_RELAXED))
+            __atomic_add_fetch(&in->row[e->row].missed, length, __ATOMIC_RELAXED);
         errno = saved;
         return NOT_ARRIVED;
     }
