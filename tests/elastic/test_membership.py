@@ -118,7 +118,7 @@ class Agents:
         arbiter = Arbiter(self.directory / "elastic-t")
         term = arbiter.newest_term()
         assert term is not None
-        board = Board(connect("localhost", term.port, 5), arbiter.signer, 5)
+        board = Board(connect("localhost", term.port, 30), arbiter.signer, 30)
         try:
             yield board
         finally:
