@@ -9,7 +9,7 @@
 #$ -S /bin/bash
 
 # TSUBAME4.0: four full nodes of four GPUs. Elsewhere:  #$ -pe mpi 64  with a parallel environment whose control_slaves
-# is TRUE, without which nothing can be started on the other nodes under Grid Engine's control. Grid Engine starts hardly
+# is TRUE, without which nothing can be started on the other nodes under Grid Engine's control. Grid Engine starts few
 # more processes on a node than the job has slots there: hpcstage takes one beside mpirun's, so ask for two at least.
 # A job of several nodes does not start again after qmod -rj (SGE 8.1.9): qdel it, and submit it again.
 #$ -l node_f=4

@@ -19,6 +19,7 @@ from group_nodes import Group
 
 from benchmarks.peernodes import MPIEXEC, serve
 from hpcstage.exchange.files.sender import MOST_PER_NODE
+from hpcstage.exchange.transport.frames import PIECE_BYTES
 from hpcstage.protocol import exchange as link
 from hpcstage.protocol.exchange import Why
 from hpcstage.protocol.exchangespec import STANDS
@@ -137,7 +138,7 @@ def test_an_exchange_that_hangs_ends_the_group(group):
 
 
 def test_what_a_node_that_leaves_has_sent_is_taken_and_the_rest_is_refused_after_the_new_membership(group):
-    one = group(3, [MB] * 12)
+    one = group(3, [PIECE_BYTES] * 12)
     data = {id_: one.stage(id_, 2) for id_ in range(12)}
     one.start().ready()
     first, taker, leaver = one.nodes
