@@ -279,6 +279,25 @@ def test_half_a_checkpoint_of_a_killed_command_is_none(hpcstage: Hpcstage, tmp_p
     assert part_of(hpcstage)["drain"]["unclosed"] == [f"half.{run_id}"]
 
 
+def test_sockets_and_pipes_are_left_out(hpcstage: Hpcstage, tmp_path: Path, local_dir: Path) -> None:
+    script = (
+        SAVE
+        + """
+import socket
+os.chdir(checkpoint)
+os.mkdir("both")
+for place in (".", "both"):
+    os.mkfifo(f"{place}/pipe")
+    socket.socket(socket.AF_UNIX).bind(f"{place}/socket")
+"""
+    )
+    done = run(hpcstage, "--", *python_command(script, "{checkpoint}", "1"))
+    assert done.returncode == 0, done.stderr
+    assert names(tmp_path / "ckpt") == ["both", "step1"]
+    assert not (tmp_path / "ckpt/.hpcstage-beside").exists()
+    assert kept(local_dir) == []
+
+
 def test_the_daemons_death_costs_nothing(hpcstage: Hpcstage, tmp_path: Path, local_dir: Path) -> None:
     flag = tmp_path / "flag"
     command = python_command(f"import os\n{WAIT}{SAVE}", "{checkpoint}", "1", "2")

@@ -12,7 +12,7 @@ from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.keeping.draining import EntryDrain
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, UndrainedEntry, reason
-from hpcstage.checkpoint.keeping.plain import described, is_same, is_there, place_copies, shown_in
+from hpcstage.checkpoint.keeping.plain import described, is_carried, is_same, is_there, place_copies, shown_in
 from hpcstage.errors import HpcstageError
 
 
@@ -37,7 +37,7 @@ def place_leftovers(
     for name in names:
         try:
             charter.check_target()
-            if not is_same(drain.tree, drain.target, name):
+            if is_carried(drain.tree, name) and not is_same(drain.tree, drain.target, name):
                 beside[name] = _placed(drain, name)
         except (OSError, HpcstageError) as error:
             missing.append(UndrainedEntry(name, reason(error)))

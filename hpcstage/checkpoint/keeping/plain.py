@@ -126,6 +126,12 @@ def are_there(directory: Path, name: str, wanted: Sequence[SavedEntry]) -> bool:
         return False
 
 
+def is_carried(directory: Path, name: str) -> bool:
+    """Tells whether an entry is there and is none of those that are left out: a socket, a pipe, a device. Raises
+    OSError."""
+    return bool(FileTree(directory, (name,)).scan(Files()).entries)
+
+
 def is_same(one: Path, other: Path, name: str, there: str | None = None) -> bool:
     """Tells whether two directories have the same checkpoint, in the other one as `there` if that is given, as far as
     names, sizes and times tell."""
