@@ -297,7 +297,7 @@ def drain(place: kept.KeptPlace, lock: kept.KeptLock, timeout_s: float, *, has_t
     for line in outputpart.differences(part, f"run {run_id}"):
         messages.warn(line)
     for name in part.unclosed:
-        messages.warn(f"{name} in {part.directory} was not complete, or not saved, when run {run_id} was killed")
+        messages.warn(f"{name} in {part.directory} was not complete, or not saved, when run {run_id} ended")
     for one in part.skipped if place.holds_checkpoints else ():
         messages.warn(f"{one.name} of run {run_id} was not copied: {one.why}")
     if part.undrained_count:
