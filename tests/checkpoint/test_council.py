@@ -704,12 +704,16 @@ class Disorder(RuleBasedStateMachine):
         self.were_in_target |= self.job.target.keys()
 
     def half_rewritten(self, last: JobGeneration) -> set[str]:
-        """The entries of which some nodes have the part of a generation and others another one."""
+        """The entries of which some nodes have an old part, of a generation or of the start, and others another one."""
         found = set()
-        for name in last.names:
+        for name in last.names.union(*(node.entries for node in self.job.nodes.values())):
             marks = last.marks(name)
-            nodes = [node for node in self.job.nodes.values() if node.name in marks and name in node.entries]
-            if len({node.entries[name].mark == marks[node.name] for node in nodes}) == 2:
+            nodes = [node for node in self.job.nodes.values() if name in node.entries]
+            if name in last.put or name not in last.names:  # all have it since the start, and one node saved it
+                is_old = {node.entries[name].is_restored for node in nodes}
+            else:
+                is_old = {node.entries[name].mark == marks[node.name] for node in nodes if node.name in marks}
+            if len(is_old) == 2:
                 found.add(name)
         return found
 
@@ -737,6 +741,8 @@ class Disorder(RuleBasedStateMachine):
                     found = node.entries.get(name)  # None: it was removed, and the last checkpoint is never given up
                     assert found is None or found.mark == mark or name in half
             missing = complete - last.names - set(last.dropped)
+            assert missing & half <= job.target.keys(), "the old ones stay there"
+            missing -= half
             assert not missing or OrderKind.COMMIT in self.failed_at_end
             ledger = words[min(words)].council.ledger
             assert job.drained == last.number or (OrderKind.SHARE in self.failed_at_end and ledger.undrained_why)
