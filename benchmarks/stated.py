@@ -252,7 +252,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "peer",
-        "Files of 128 kB, 64 MB from node to node with stores on a disk / the plainest MPI program on the same disk (two rounds, aim: 0.8): link of 10 Gbit/s; tcp; shared memory",
+        "Files of 128 kB, 64 MB from node to node with stores on a disk / the plainest MPI program on the same disk (three rounds, aim: 0.8): link of 10 Gbit/s; tcp; shared memory",
         lambda r: "; ".join(
             ", ".join(
                 f"{r.figure(f'{size}, disk, {way}: of the plainest program'):.2f}" for size in ("128 kB", "64 MB")
