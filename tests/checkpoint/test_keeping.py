@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -309,6 +310,23 @@ def test_what_another_run_went_on_from_is_not_put_beside_its_state(make: Make, l
     other.end()
     drain_late(killed, CheckpointCharter.load(killed))
     assert other.drained() == ["step2"]
+
+
+def test_what_was_being_written_again_before_anything_was_saved_is_not_given_up(make: Make) -> None:
+    """What the killed run left has it whole, and nobody else; the first generation takes a while."""
+    first, content = make("first", every=1000), os.urandom(SIZE_BYTES)
+    first.save("large", os.urandom(64 << 20))
+    first.save("step1", content)
+    first.until(lambda: set(names_of(first.place)) == {"large", "step1"}, "the generation")
+    first.keeper.close()
+    second = make("second", first.place.base)
+    with (second.place.tree / "step1").open("r+b") as file:
+        file.write(b"half")
+        file.flush()
+        second.until(lambda: "large" in second.drained(), "the drain")
+        second.end(is_orderly=False)
+    drain_late(first.place, replace(first.charter, run_id="first"))
+    assert content in [path.read_bytes() for path in second.target.iterdir() if path.is_file()]
 
 
 def test_what_was_copied_before_the_kill_is_not_put_beside_what_goes_on_from_it(

@@ -60,7 +60,7 @@ from hpcstage.checkpoint.keeping.plain import (
     place_copies,
     shown_in,
 )
-from hpcstage.checkpoint.keeping.saving import ProcessorShare
+from hpcstage.checkpoint.keeping.saving import MarkedTree, ProcessorShare
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.orders import EncodeOrder
@@ -99,6 +99,8 @@ class NodeWork:
         """The run from which this one goes on, and those before it, whose states may have come to the target through
         this run only."""
         self._is_confirmed = False
+        self._begun_with: frozenset[str] = frozenset()
+        """The entries of the state of a killed run that lies in the directory since the start."""
 
     def close(self) -> None:
         """Lets go of the store."""
@@ -114,9 +116,15 @@ class NodeWork:
         """Notes the generations that all nodes have, and what is in the target."""
         with suppress(OSError):
             note_generations(self._place, ledger.generations)
-            if ledger.drained and not self._is_confirmed:
+            if ledger.drained and not self._is_confirmed and not self._lacks(ledger):
                 self._is_confirmed = True
                 self._confirm()
+
+    def _lacks(self, ledger: JobLedger) -> bool:
+        """Tells whether the program began to write an entry of the state at the start again before that was saved anew:
+        nobody else has it whole."""
+        last = ledger.last
+        return last is None or bool(self._begun_with.intersection(last.lacking))
 
     def _confirm(self) -> None:
         """Notes with the runs from which this one went on that the target has a later state."""
@@ -213,6 +221,7 @@ class NodeWork:
         ]
         self._origins = (state.run_id, *state.origins)
         self._place.note_origins(self._origins)
+        self._begun_with = generation.names
         how = (
             f"rebuilt from survivors ({', '.join(missing)} gone)" if rebuilt and missing else "verified, from the nodes"
         )
@@ -224,9 +233,6 @@ class NodeWork:
         body = order.body
         share: Mapping[str, str] = body["shares"][self._charter.node]
         tree = self._place.tree
-        for name, mark in share.items():
-            if mark_of(tree, name) != mark:
-                raise StateChanged(name)
         self._capped.begin()
         began_s = time.monotonic()
         terms = CommitTerms(
@@ -236,7 +242,7 @@ class NodeWork:
             progress=self._capped,
         )
         identity = GenerationId(body["number"], body["attempt"])
-        saved = self._store.commit(FileTree(tree, sorted(share)), identity, terms)
+        saved = self._store.commit(MarkedTree(tree, share), identity, terms)
         made = saved.manifest
         note_pending(self._place, _made_here(body, made))
         return {

@@ -73,6 +73,14 @@ class CheckpointPlace:
         """Notes the generation of a killed run that lay in the directory at the start. Raises OSError."""
         self._origin.write_text(json.dumps([os.fspath(base), number]))
 
+    def origin(self) -> tuple[Path, int] | None:
+        """Returns the base of the killed run that `note_origin` noted, and the generation; None if there was none."""
+        try:
+            base, number = json.loads(self._origin.read_text())
+            return Path(base), int(number)
+        except (OSError, ValueError, TypeError):
+            return None
+
     def confirm_origin(self) -> None:
         """Notes with the run from which this one went on, and with those before it, that the target has the state of a
         later one: what they had is superseded. Raises OSError."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from hpcstage.checkpoint.keeping.facts import (
     UndrainedEntry,
     reason,
 )
-from hpcstage.checkpoint.keeping.history import whole_versions
+from hpcstage.checkpoint.keeping.history import lacking_of_origin, whole_versions
 from hpcstage.checkpoint.keeping.leftovers import leftovers, place_leftovers
 from hpcstage.checkpoint.keeping.plain import OURS, names_in
 from hpcstage.checkpoint.keeping.saving import SHARE, GenerationSaver, ProcessorShare
@@ -79,13 +79,15 @@ class CheckpointKeeper:
         tree = self._place.tree
         entries = CompleteEntries(tree, time.monotonic(), known=names_in(tree))
         try:
+            entries.look(time.monotonic())  # before the program may write: what is there is complete as it is now
             self._tell(self._report)
             revision = -1
             while not self._is_ending():
                 now = time.monotonic()
                 entries.look(now)
                 if entries.revision != revision and now >= self._retry_at:
-                    revision = entries.revision if self._save(entries.names()) else -1
+                    marks = {name: mark for name, (mark, _) in entries.states().items()}
+                    revision = entries.revision if self._save(entries.names(), marks) else -1
                 if self._since_drain and self._terms.hurries():
                     self._drain_newest()
                 self._wait(entries)
@@ -105,11 +107,12 @@ class CheckpointKeeper:
     def _is_ending(self) -> bool:
         return self._has_ended or bool(readable([self._commands], 0))
 
-    def _save(self, names: tuple[str, ...]) -> bool:
-        """Saves a generation, and drains it if it is its turn. Tells whether nothing is to be tried again."""
+    def _save(self, names: tuple[str, ...], marks: Mapping[str, str] | None = None) -> bool:
+        """Saves a generation, and drains it if it is its turn. Tells whether nothing is to be tried again. `marks` are
+        of when the entries were complete: what differs from them is being written again."""
         self._names.seen.update(names)
         try:
-            row = self._saver.save(names)
+            row = self._saver.save(names, marks)
         except StateChanged:
             self._retry_at = time.monotonic() + _LOOK_S
             return False
@@ -140,7 +143,8 @@ class CheckpointKeeper:
                 done = self._drained_to.generation(paced, number, self._names)
                 for older, names in whole_versions(source, self._place.tree, number).items():
                     done += self._drained_to.entries(paced, older, names)
-            self._place.confirm_origin()
+            if not lacking_of_origin(self._place, Path(self._charter.target), number):
+                self._place.confirm_origin()
         except (OSError, DamagedGeneration, UnusableTarget) as error:
             self._add(undrained=_undrained(self._place, number, reason(error)))
             return

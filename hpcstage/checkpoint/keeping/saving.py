@@ -6,13 +6,15 @@ Owns the numbers, which grow over the runs of one target, and the room.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from hpcstage.checkpoint.generations.files import GenerationId
+from hpcstage.checkpoint.entries import mark_of
+from hpcstage.checkpoint.generations.files import Files, GenerationId
 from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.generations.restoring import times_of
-from hpcstage.checkpoint.generations.state import FileTree
+from hpcstage.checkpoint.generations.state import FileTree, FoundState, StateChanged, StateSource
 from hpcstage.checkpoint.generations.store import GenerationStore, SavedGeneration
 from hpcstage.checkpoint.generations.terms import CommitProgress, CommitTerms, NoRoom
 from hpcstage.checkpoint.keeping.facts import LOCAL_KEPT, CheckpointCharter, CheckpointPlace, SavedRow
@@ -55,6 +57,22 @@ class ProcessorShare:
         return wait
 
 
+@dataclass(frozen=True)
+class MarkedTree:
+    """Entries of a directory for a generation, as they were when they were complete: `marks` are of then."""
+
+    directory: Path
+    marks: Mapping[str, str]
+
+    def scan(self, files: Files) -> FoundState:
+        """See StateSource. What the program writes afterwards, the commit finds; what it wrote before, this does."""
+        found = FileTree(self.directory, sorted(self.marks)).scan(files)
+        for name, mark in self.marks.items():
+            if mark_of(self.directory, name) != mark:
+                raise StateChanged(self.directory / name)
+        return found
+
+
 class GenerationSaver:
     """Owns the generations of one run."""
 
@@ -68,8 +86,9 @@ class GenerationSaver:
         self._drained = max(before, key=lambda one: one.created_ns, default=None) if not charter.earlier else None
         """The state that lay in the directory at the start and that the target has; None where it is not drained."""
 
-    def save(self, names: Sequence[str]) -> SavedRow | None:
-        """Saves a generation of some entries; None if that is the state which was saved last.
+    def save(self, names: Sequence[str], marks: Mapping[str, str] | None = None) -> SavedRow | None:
+        """Saves a generation of some entries; None if that is the state which was saved last. `marks` are of when they
+        were complete; one that differs from its own is being written again.
 
         Raises StateChanged, NoRoom and OSError.
         """
@@ -77,7 +96,9 @@ class GenerationSaver:
             return None
         self._capped.begin()
         began_s = time.monotonic()
-        saved = self._commit(names)
+        tree = self._place.tree
+        wanted = FileTree(tree, names) if marks is None else MarkedTree(tree, {name: marks[name] for name in names})
+        saved = self._commit(wanted)
         return SavedRow.of(saved, time.monotonic() - began_s)
 
     def prune(self, keep: int = LOCAL_KEPT) -> list[int]:
@@ -97,9 +118,8 @@ class GenerationSaver:
         """Ends the use of the store."""
         self._store.close()
 
-    def _commit(self, names: Sequence[str]) -> SavedGeneration:
+    def _commit(self, tree: StateSource) -> SavedGeneration:
         terms = CommitTerms(self._place.room_bytes(), self._after_ns, progress=self._capped)
-        tree = FileTree(self._place.tree, names)
         identity = GenerationId.new(max(self._store.next_number(), self._lowest_number))
         try:
             return self._store.commit(tree, identity, terms)
