@@ -397,6 +397,24 @@ def test_what_came_from_the_target_stays_there_while_one_node_alone_has_rewritte
     assert job.spared == ["last"], "the one in the target is not taken for one that the program removed"
 
 
+def test_what_nobody_has_any_more_since_its_nodes_are_gone_stays_in_the_target() -> None:
+    """It was being written anew, so no generation has it, and the program did not remove it."""
+    job = Job(3, target_ns=31, in_target=("last",)).begun()
+    job.write(0, "last", is_complete=False)
+    job.write(0, "step1")
+    job.settle(lambda: any(one.order.kind is OrderKind.KEEP for node in job.nodes.values() for one in node.todo))
+    assert job.last is not None
+    assert job.last.names == {"step1"}
+    for lost in (0, 1):
+        job.kill(lost)
+        job.connect()
+    job.nodes[2].is_gone, job.nodes[2].entries = True, {}
+    job.nodes[2].see()
+    job.settle()
+    job.end()
+    assert "last" in job.target
+
+
 def test_a_part_that_is_left_of_a_removed_entry_is_none_of_the_one_that_is_made_anew() -> None:
     job = Job(2).begun()
     for index in (0, 1):

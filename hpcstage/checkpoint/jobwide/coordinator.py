@@ -303,7 +303,7 @@ class Coordinator:
             attempt=last.attempt,
             staging=self._terms.new_attempt(),
             names=names,
-            spared=sorted(told - last.names - last.dropped.keys()),
+            spared=sorted(told.union(last.lacking) - last.names - last.dropped.keys()),
         )
         return True
 

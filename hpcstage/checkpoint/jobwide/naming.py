@@ -28,7 +28,7 @@ class NamedShares:
     put: tuple[str, ...] = ()
     """The entries that are as they were put there at the start."""
     lacking: tuple[str, ...] = ()
-    """Entries that nodes have, and that neither this generation nor an older one has."""
+    """Entries that nodes have, or had and did not remove, and that neither this generation nor an older one has."""
 
     @property
     def is_empty(self) -> bool:
@@ -67,6 +67,7 @@ def name_shares(words: Mapping[str, KeeperWord], last: JobGeneration | None, hel
     put |= carried.keys() & set(() if last is None else last.put)
     had = frozenset() if last is None else last.names
     told = {name for word in words.values() for name in word.entries}
+    told |= set(() if last is None else last.lacking) - removed  # also if no node that had it is left
     lacking = told - named - carried.keys() - dropped.keys()
     return NamedShares(shares, carried, dropped, removed & had, tuple(sorted(put)), tuple(sorted(lacking)))
 
