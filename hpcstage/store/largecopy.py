@@ -22,8 +22,8 @@ behind those of more threads."""
 CACHED_NS = 500_000
 """A chunk that takes less says nothing about the source, if a program reads the file: it may have read it already."""
 SLOW_NS, SLOW_THREADS = 2 * QUICK_NS, 2
-"""For a reader that waits, threads beyond SLOW_THREADS whose chunks take more than this leave: what it needs next comes
-sooner from few threads."""
+"""For a reader that waits, threads beyond SLOW_THREADS whose stripes take more than this leave: what it needs next
+comes sooner from few threads."""
 
 
 class Pacer:
@@ -102,19 +102,20 @@ class BigCopy:
     def work(self, worker: CopyWorker) -> bool:
         """Copies ranges until none is left. Returns True to the one thread that has to report the outcome."""
         while (stripes := self._claim()) is not None:
-            part = CopyOutcome()
+            part, copied = CopyOutcome(), 0
             step = partial(self._step, part, [0])
             try:
                 for stripe in stripes:
                     if self._put_back(range(stripe, stripes.stop), stripes.start):
                         break
                     self._copy(worker, stripe, part, step)
+                    copied += 1
             except CopyError as error:
                 self._fail(error)
             if self._leave(part):
                 self._finish(worker)
                 return True
-            if self._are_too_many(part):
+            if part.read_ns > SLOW_NS * copied and self._are_too_many():
                 return False
         return False
 
@@ -145,10 +146,10 @@ class BigCopy:
             self._invitations -= may
             return may
 
-    def _are_too_many(self, part: CopyOutcome) -> bool:
-        """Returns whether a thread leaves the file to the others, which may invite it again."""
+    def _are_too_many(self) -> bool:
+        """Returns whether a slow thread leaves the file to the others, which may invite it again."""
         with self._lock:
-            leaves = self._arrival.wished() is not None and part.read_ns > SLOW_NS and self._inside >= SLOW_THREADS
+            leaves = self._arrival.wished() is not None and self._inside >= SLOW_THREADS
             self._invitations += leaves
             return leaves
 

@@ -50,7 +50,6 @@ names = found.select(group="torchrun.handlers") if hasattr(found, "select") else
 sys.exit(3 if u.find_spec("torch") is None else 4 if not any(e.name == "hpcstage" for e in names) else 0)
 """
 _PROBE_S = 30.0
-LOCAL = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ def words(command: Sequence[str], config: Config, job: Job, place: TrainingPlace
         parts=[list(part) for part in group.parts],
     )
     is_local = spec.virtual and (job.scheduler == "none" or config.name is None)
-    spec = replace(spec, address=LOCAL if is_local else "")
+    spec = replace(spec, address=joining.LOCAL if is_local else "")
     if place.joined is not None:
         spec = _joining(spec, place.joined, job)
     elif len(group.hosts) < least:

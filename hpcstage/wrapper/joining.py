@@ -37,7 +37,8 @@ BEGIN_S = 60.0
 """The time for which a job waits for the training that it is to join."""
 _LOOK_S = 0.5
 _FILE_BYTES = 65536
-_LOCAL = "127.0.0.1"
+LOCAL = "127.0.0.1"
+"""The address of virtual nodes."""
 _SETTINGS = ("elastic", "policy", "survivors", "name", "out", "checkpoint", "protect")
 """The settings that those that join take from the training."""
 
@@ -87,7 +88,7 @@ class Offer:
     def address(self, hostname: str, scheduler: str) -> str:
         """Returns the address of the nodes that join; empty where it is the name of each."""
         if self.machine:
-            return _LOCAL
+            return LOCAL
         return hostname if scheduler == "none" else ""
 
 

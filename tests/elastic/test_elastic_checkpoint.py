@@ -12,24 +12,15 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 from conftest import GLOO, Hpcstage, wait_for
+from programs import LINEAR
 
 pytest.importorskip("torch")
 pytest.importorskip("xxhash")
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(300)]
-TRAIN = """
-import os, time
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-from hpcstage.torch import Checkpointer, Elastic, ElasticSampler
-
-torch.set_num_threads(1)
-torch.manual_seed(1)
-inputs = torch.randn(60, 6, dtype=torch.float64)
-data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
-model = torch.nn.Linear(6, 1).double()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-sampler = ElasticSampler(data, 2, seed=3)
+TRAIN = (
+    LINEAR
+    + """
 elastic = Elastic(model, optimizer, sampler, checkpointer=Checkpointer(every=5))
 
 def train(net):
@@ -49,6 +40,7 @@ def train(net):
 
 elastic.run(train)
 """
+)
 Start = Callable[[], "subprocess.Popen[bytes]"]
 
 

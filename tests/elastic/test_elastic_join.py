@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import GLOO, Hpcstage, wait_for
+from programs import LINEAR
 
 pytest.importorskip("torch")
 
@@ -46,19 +47,9 @@ while not stop.item():
     time.sleep(0.05)
 dist.destroy_process_group()
 """
-KEPT = """
-import os, time
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-from hpcstage.torch import Elastic, ElasticSampler
-
-torch.set_num_threads(1)
-torch.manual_seed(1)
-inputs = torch.randn(60, 6, dtype=torch.float64)
-data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
-model = torch.nn.Linear(6, 1).double()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-sampler = ElasticSampler(data, 2, seed=3)
+KEPT = (
+    LINEAR
+    + """
 elastic = Elastic(model, optimizer, sampler)
 
 def train(net):
@@ -78,6 +69,7 @@ def train(net):
 
 elastic.run(train)
 """
+)
 LONELY = """
 class Lonely:
     def ok2run(self, hosts, initial):

@@ -7,7 +7,8 @@
  * where it is, which the kernel does in one step: that is right also where threads or processes share it.
  *
  * A reader that goes through a file in order says which stripe it needs next, and waits for it if the copier is at it, as
- * long as such waits take no longer in all than reading at the source would, by what that took until now. A row is let go of once it is not granted any more; its number is the process's until then.
+ * long as such waits take no longer in all than reading at the source would, by what that took until now. A row is let go
+ * of once it is not granted any more; its number is the process's until then.
  */
 #include "_native.h"
 
