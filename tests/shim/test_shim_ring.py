@@ -336,6 +336,24 @@ for t in threads: t.join()
     assert missing == 0 if gaps == 0 else missing > 0
 
 
+@pytest.mark.parametrize("left", [1024, 1025])
+def test_what_does_not_fit_behind_a_held_up_thread_is_said_to_be_lost(python_lab: Lab, left: int) -> None:
+    """A signal handler that logs has the place of a thread that runs while another one is in the middle of a record."""
+    logged, lab = Logged(python_lab), python_lab
+    lab.install()
+    lab.run(f"""
+mark = attach.active.mark
+mark(1, 0)
+ring = attach.active.log._put.__self__
+assert ring._acquire(False)
+for i in range({left}): mark(2, i)
+ring._release()
+mark(3, 0)
+""")
+    kept = [(2, i) for i in range(1024)] + [(3, 0)]
+    assert logged.plain() == [(1, 0), *kept] if left == 1024 else logged.plain() == ["lost"]
+
+
 def test_forked_children_have_their_own(logged: Logged) -> None:
     lab = logged.lab
     for name in ("parent", "child", "grandchild"):

@@ -1,8 +1,8 @@
 """Writes the ring of opens from Python: which dataset files this process opened, in order, and for which sample.
 
 The form is the native layer's. One thread writes at a time; what another thread (or a signal handler, in the middle of
-a record) wants to log meanwhile is left for it. Nobody waits, and no failure leaves this module: after a failure
-nothing is logged.
+a record) wants to log meanwhile is left for it. Where too much is left, the oldest is dropped, and the reader is told
+that records are lost. Nobody waits, and no failure leaves this module: after a failure nothing is logged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Log:
         self._encoding = sys.getfilesystemencoding()
         self._errors = sys.getfilesystemencodeerrors()
         self._may_make = allocate_lock().acquire
-        self._late: deque[tuple[int, int, int, bytes]] = deque(maxlen=LEFT_OVER)
+        self._late = LateRecords()
         self._put: Any = self._make if slot.number > 0 else _nowhere
 
     def opened(self, local: str, where: int, ns: int) -> None:
@@ -61,13 +61,40 @@ class Log:
     def _make(self, kind: int, where: int, ns: int, payload: bytes) -> None:
         """Makes the ring at the first record. What other threads open meanwhile waits for it."""
         if not self._may_make(False):
-            self._late.append((kind, where, ns, payload))
+            self._late.leave((kind, where, ns, payload))
             return
         try:
             self._put = RingWriter(self._path, self._late).put
         except Exception:
             self._put = _nowhere
         self._put(kind, where, ns, payload)
+
+
+class LateRecords:
+    """The records that wait for the thread that writes."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, int, int, bytes]] = deque()
+        self._any_dropped = False
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def leave(self, record: tuple[int, int, int, bytes]) -> None:
+        """Adds one record. The oldest gives way to it where too many wait."""
+        self._waiting.append(record)
+        if len(self._waiting) > LEFT_OVER:
+            self._waiting.popleft()
+            self._any_dropped = True
+
+    def take(self) -> tuple[int, int, int, bytes]:
+        """Removes and returns the oldest record."""
+        return self._waiting.popleft()  # type: ignore[no-any-return]
+
+    def were_dropped(self) -> bool:
+        """Returns whether records were dropped since the last call."""
+        dropped, self._any_dropped = self._any_dropped, False
+        return dropped
 
 
 def _nowhere(kind: int, where: int, ns: int, payload: bytes) -> None:
@@ -77,7 +104,7 @@ def _nowhere(kind: int, where: int, ns: int, payload: bytes) -> None:
 class RingWriter:
     """The ring's file. Raises OSError where the file cannot be made."""
 
-    def __init__(self, path: bytes, late: deque[tuple[int, int, int, bytes]] | None = None) -> None:
+    def __init__(self, path: bytes, late: LateRecords | None = None) -> None:
         """`late` holds what waits to be written, now and later."""
         from struct import Struct
 
@@ -93,7 +120,7 @@ class RingWriter:
         lock = allocate_lock()
         self._acquire = lock.acquire
         self._release = lock.release
-        self._late: deque[tuple[int, int, int, bytes]] = deque(maxlen=LEFT_OVER) if late is None else late
+        self._late = LateRecords() if late is None else late
         self._stamps: Any = view.cast("I")
         self._head: Any = view[wire.RING_HEAD_OFFSET : wire.RING_HEAD_OFFSET + 8].cast("Q")
         self._behind_stamp = Struct("<HBBQ").pack
@@ -103,7 +130,7 @@ class RingWriter:
     def put(self, kind: int, where: int, ns: int, payload: bytes) -> None:
         """Writes one record. A thread's records stay in their order: what waits is written before what comes."""
         if not self._acquire(False):
-            self._late.append((kind, where, ns, payload))
+            self._late.leave((kind, where, ns, payload))
             self._put_late()
             return
         try:
@@ -124,7 +151,9 @@ class RingWriter:
 
     def _write_late(self) -> None:
         while self._late:
-            self._write(*self._late.popleft())
+            if self._late.were_dropped():
+                self._head[0] += DATA + 8  # a reader that finds more to read than the ring holds says "lost"
+            self._write(*self._late.take())
 
     def _write(self, kind: int, where: int, ns: int, payload: bytes) -> None:
         """Writes a record: first the head says that its place is taken, last its stamp says that it is complete."""
