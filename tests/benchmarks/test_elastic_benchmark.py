@@ -29,4 +29,4 @@ def test_elastic(tmp_path: Path) -> None:
     (sample,) = loaded["samples"]
     assert (loaded["benchmark"], sample["cell"], sample["arm"]) == ("elastic", "host killed", "hpcstage")
     assert 0 < sample["agreed_s"] < sample["seconds"] < 60
-    assert len(loaded["figures"]) == 1
+    assert len(loaded["figures"]) == 2

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.elastic import OURS, Hosts
+from benchmarks.stretching.hosts import OURS, Hosts
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(240)]
 
