@@ -516,6 +516,49 @@ def test_what_is_in_the_target_needs_no_protected_one_before_it() -> None:
     assert all(node.store.keys() == {job.last.number - 1, job.last.number} for node in job.nodes.values())
 
 
+def test_what_is_carried_is_read_from_a_protected_generation_that_has_the_same() -> None:
+    """The newest is not protected when a node is lost, and cannot be rebuilt; an older one has the entry, too."""
+    job = Job(3, drain_every=100).begun()
+    job.write(1, "step1")
+    job.settle()
+    safe = job.last
+    assert safe is not None
+    assert safe.size == "2+1"
+    write_and_fail(job, "step2", OrderKind.ENCODE)
+    write_and_fail(job, "step3", OrderKind.ENCODE)
+    assert job.last is not None
+    newest = job.last.number
+    job.kill(1)
+    job.connect()
+    job.settle()
+    assert job.last is not None
+    assert job.last.carried["step1"].number == safe.number
+    assert all(safe.number in node.store for node in job.nodes.values())
+    assert "step3" in job.last.names
+    assert job.last.number > newest
+
+
+def test_what_is_being_written_again_is_carried_in_a_protected_generation_that_has_the_same() -> None:
+    """A node may be lost before it is complete again."""
+    job = Job(3, drain_every=100).begun()
+    job.write(1, "step1")
+    job.settle()
+    safe = job.last
+    assert safe is not None
+    write_and_fail(job, "step2", OrderKind.ENCODE)
+    job.write(1, "step1", is_complete=False)
+    job.settle()
+    job.write(0, "step3")
+    job.settle()
+    assert job.last is not None
+    assert job.last.carried["step1"].number == safe.number
+    job.kill(1)
+    job.connect()
+    job.settle()
+    assert job.last.carried["step1"].number == safe.number
+    assert all(safe.number in node.store for node in job.nodes.values())
+
+
 def earlier(number: int, created_ns: int, members: int = 2) -> JobGeneration:
     return JobGeneration(
         number, f"{number:032x}", created_ns, {f"m{i}": {f"e{number}-{i}": ""} for i in range(members)}

@@ -211,7 +211,7 @@ class Coordinator:
         self._retry_at = 0.0
         if held and last is None and not self.ledger.is_closed:
             return False  # no generation could stand for what is held
-        named = name_shares(self._words, last, held)
+        named = name_shares(self._words, self.ledger.generations, held)
         if not self._is_wanted(named):
             return False
         plan = self._plan()
@@ -312,7 +312,7 @@ class Coordinator:
         if not self._copy_due:
             return False
         self._copy_due = False
-        named = name_shares(self._words, self.ledger.last, self._held(now))
+        named = name_shares(self._words, self.ledger.generations, self._held(now))
         marks = [f"{host}\0{name}\0{mark}" for host, share in named.shares.items() for name, mark in share.items()]
         if set(marks) <= set(self.ledger.copied):
             return False

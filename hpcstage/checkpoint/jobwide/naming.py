@@ -2,14 +2,15 @@
 
 An entry belongs to the job: it is complete when no node has it incomplete, and removed when the program removed it on
 one of the nodes that had it. What lies on all nodes since the start is saved by one of them. An entry of which a lost
-node had a part, or that is being written again, is carried: an older generation has all of it. So is one of which some
-nodes have a new part and others the old one, as long as the new parts of these may still come.
+node had a part, or that is being written again, is carried: an older generation has all of it, if possible one that is
+protected. So is one of which some nodes have a new part and others the old one, as long as the new parts of these may
+still come.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcstage.checkpoint.jobwide.words import CarriedEntry, EntryState, JobGeneration, KeeperWord
@@ -45,9 +46,12 @@ def _of(named: NamedShares, node: str) -> list[tuple[str, str]]:
     return list(named.shares[node].items())
 
 
-def name_shares(words: Mapping[str, KeeperWord], last: JobGeneration | None, held: Collection[str] = ()) -> NamedShares:
-    """Returns the entries of the next generation, by the words of the nodes that are there; `last` is the newest, and
-    `held` are entries whose new parts do not count yet."""
+def name_shares(
+    words: Mapping[str, KeeperWord], generations: Sequence[JobGeneration], held: Collection[str] = ()
+) -> NamedShares:
+    """Returns the entries of the next generation, by the words of the nodes that are there; `generations` are those
+    that are kept, oldest first, and `held` are entries whose new parts do not count yet."""
+    last = generations[-1] if generations else None
     incomplete = {name for word in words.values() for name, one in word.entries.items() if not one.is_complete}
     incomplete |= set(held)
     removed = _removed(words, last)
@@ -58,7 +62,7 @@ def name_shares(words: Mapping[str, KeeperWord], last: JobGeneration | None, hel
         for node in _owners(found[name], name):
             shares[node][name] = found[name][node].mark
     gone = removed | (dropped.keys() - found.keys())
-    carried = {} if last is None else _carried(words, last, incomplete, gone)
+    carried = _carried(words, generations, incomplete, gone)
     for name in carried:
         for share in shares.values():
             share.pop(name, None)
@@ -161,15 +165,33 @@ def _marks(words: Mapping[str, KeeperWord], name: str) -> dict[str, str]:
 
 
 def _carried(
-    words: Mapping[str, KeeperWord], last: JobGeneration, incomplete: set[str], gone: frozenset[str] | set[str]
+    words: Mapping[str, KeeperWord],
+    generations: Sequence[JobGeneration],
+    incomplete: set[str],
+    gone: frozenset[str] | set[str],
 ) -> dict[str, CarriedEntry]:
-    carried = {}
+    carried: dict[str, CarriedEntry] = {}
+    if not generations:
+        return carried
+    last = generations[-1]
     for name in sorted(last.names - gone):
-        before = last.carried.get(name) or CarriedEntry(last.number, last.marks(name))
+        before = _best(name, generations)
         is_missed = name in last.carried or any(not _lists(words, node) for node in before.marks)
         if name in incomplete or (is_missed and not _is_replaced(words, name, before)):
             carried[name] = before
     return carried
+
+
+def _best(name: str, generations: Sequence[JobGeneration]) -> CarriedEntry:
+    """Returns an entry of the newest generation as it is in the newest protected one that has the same itself, else as
+    it is in the newest one: a node that is lost takes its part of one that is not protected with it."""
+    last = generations[-1]
+    marks = last.marks(name)
+    same = (one for one in reversed(generations) if name not in one.carried and one.marks(name) == marks)
+    safe = next((one for one in same if one.size), None)
+    if safe is not None:
+        return CarriedEntry(safe.number, marks)
+    return last.carried.get(name) or CarriedEntry(last.number, marks)
 
 
 def _is_replaced(words: Mapping[str, KeeperWord], name: str, before: CarriedEntry) -> bool:
