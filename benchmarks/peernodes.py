@@ -207,7 +207,9 @@ class Node:
 
     def offer(self, message: exchange.Ask) -> None:
         """Answers an ask with what is in the store."""
-        here = [id_ for id_ in message.ids if self.file(id_).exists()]
+        assert self.manifest is not None
+        store, path_of = os.fspath(self.path).encode() + b"/store/", self.manifest.store_path
+        here = [id_ for id_ in message.ids if os.path.exists(store + path_of(id_))]
         for why, ids in ((Why.NONE, here), (Why.FAILED, sorted(set(message.ids) - set(here)))):
             if ids:
                 self.send(exchange.Offer(message.node, why, tuple(ids)))

@@ -26,7 +26,7 @@ MAX_IDS = 4096
 """The most ids in one message; `in_messages` splits longer lists."""
 MAX_GROUP_BYTES = 32 << 20
 """The most bytes of a membership: 100,000 nodes take less."""
-CREDIT_FILES = 64
+CREDIT_FILES = 256
 CREDIT_BYTES = 64 << 20
 """The most files and bytes that a daemon may have asked its exchange for and not received (a single larger file always
 may be)."""
