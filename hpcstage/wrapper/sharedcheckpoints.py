@@ -152,7 +152,7 @@ class SharedCheckpoints(RunCheckpoints):
         """See RunOutputs."""
         problems = super().collect()
         if self._others is not None:
-            self._others.forget()
+            self._others.forget_checkpoints()
         return problems
 
     def _collect(self, place: kept.KeptPlace) -> None:

@@ -67,13 +67,20 @@ class OtherNodes:
             found[host] = [Claim(**one) for one in self._said(claims_path(self.run_dir, host)).get("claims", ())]
         return found
 
-    def forget(self, own_host: str = "") -> None:
-        """Removes what the nodes said from the run directory; the record has it by then."""
-        for host in filter(None, (own_host, *self.places)):
-            paths = [named(self.run_dir, host) for named in (outputs_path, claims_path, checkpoints_path)]
-            for path in (*paths, told_path(self.run_dir, host, self.run_id)):
-                with suppress(OSError):
-                    path.unlink()
+    def forget_outputs(self, own_host: str) -> None:
+        """Removes what the nodes said of their output files from the run directory; the record has it by then."""
+        for host in (own_host, *self.places):
+            paths = outputs_path(self.run_dir, host), claims_path(self.run_dir, host)
+            self._forget(*paths, told_path(self.run_dir, host, self.run_id))
+
+    def forget_checkpoints(self) -> None:
+        """Removes what the nodes said of their checkpoints, as `forget_outputs` does."""
+        self._forget(*(checkpoints_path(self.run_dir, host) for host in self.places))
+
+    def _forget(self, *paths: Path) -> None:
+        for path in paths:
+            with suppress(OSError):
+                path.unlink()
 
     def _said(self, path: Path) -> dict[str, Any]:
         """Returns what a node wrote in this run; the user may have named the directory of an earlier one."""
@@ -164,7 +171,7 @@ class SharedOutputs(RunOutputs):
         """See RunOutputs."""
         problems = super().collect()
         if self._others is not None:
-            self._others.forget(self._host)
+            self._others.forget_outputs(self._host)
         return problems
 
     def _collect(self, place: kept.KeptPlace) -> None:

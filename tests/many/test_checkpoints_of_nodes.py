@@ -19,6 +19,7 @@ from fakecluster import FakeCluster
 
 pytestmark = lab.MARKS
 
+HOST = os.uname().nodename
 TRAIN = Path(__file__).parent / "train_dcp.py"
 
 
@@ -43,6 +44,24 @@ def test_what_each_node_saves_is_one_state_that_the_next_run_has_on_all_its_node
     assert "2+1" in lab.part_of(hpcstage)["protection"]
     done = lab.run(hpcstage, 1)
     assert lab.shown(done) == [sorted(lab.files_of(1, 2) + lab.files_of(2, 3))], "also on one node"
+
+
+HALF = """
+save(1)
+half = open(f"{places[1]}/half", "w")
+half.write("half")
+half.flush()
+os._exit(3)
+"""
+
+
+def test_beside_outputs_what_the_other_nodes_say_of_their_checkpoints_is_heard(hpcstage: Hpcstage) -> None:
+    done = lab.run(hpcstage, 2, HALF, "--out", "results")
+    assert done.returncode == 3, done.stderr
+    assert b"was lost" not in done.stderr, done.stderr
+    drain = lab.part_of(hpcstage)["drain"]
+    assert [name.partition(".")[0] for name in drain["unclosed"]] == ["half"]
+    assert f"half.{manylab.record_of(hpcstage)['run']['id']}.{HOST}.v1" in lab.in_dir(hpcstage)
 
 
 AGAIN = """
