@@ -130,7 +130,7 @@ def _checked(candidate: _Candidate, probe: Probe, before: tuple[str, ...]) -> Lo
     space = _space(probe, path)
     _try_rename(path)
     if is_memory(kind):
-        warnings.append(f"{path} is memory ({kind}): files that are staged there count as the job's memory")
+        warnings.append(f"{path} is memory ({kind}): files that are put there count as the job's memory")
     elif not candidate.explicit and candidate.scheduled and _is_below_shared(path):
         warnings.append(f"{candidate.why} is below a directory that all jobs share; --local-dir names another")
     return LocalDir(

@@ -605,6 +605,11 @@ class Record:
         """Returns whether the run has a dataset, as far as is known: some have output files or checkpoints only."""
         return bool(self.datasets) or self.run.mode != "direct"
 
+    @property
+    def keeps_directories(self) -> bool:
+        """Returns whether the run has output files or checkpoints, for which it needs no dataset."""
+        return self.outputs is not None or self.checkpoints is not None
+
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:
         """Reads a record of any 1.x version. Raises ValueError if the data are no record."""

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from reportcases import CASES, compose, node_part, run_part, short, shown, side_by_side, trainer
 from rich.cells import cell_len
 
+from hpcstage.record.parts.checkpoints import CheckpointsPart
+from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.record.parts.part import DatasetPart
 from hpcstage.record.parts.rows import ProcessPart
 from hpcstage.report import figures
@@ -133,6 +135,24 @@ def test_a_run_without_a_dataset_is_not_asked_for_its_paths(processes: list[Proc
     assert record["notes"] == []
     assert short(record) == ["direct: no dataset is named", "wall 60 s"]
     assert [word for word in ("not measured", "Coverage", "Saved") if word in shown(record)] == []
+
+
+def test_a_run_with_outputs_and_checkpoints_alone_says_what_became_of_them() -> None:
+    """It needs no dataset, so nothing is amiss where none is named."""
+    drain = OutputsPart(directory="/out", local_dir="/local", files=3, size_bytes=2_000_000)
+    copied = OutputsPart(directory="/ckpt", local_dir="/local", size_bytes=5_000_000)
+    checkpoints = CheckpointsPart(drain=copied, protection="nothing", saved_count=2)
+    record = compose(
+        run_part(direct_why="no dataset is named", outputs=drain, checkpoints=checkpoints),
+        [node_part(mode="direct", datasets=[], samples=[])],
+    )
+    assert short(record) == [
+        "outputs: 3 copies, 2 MB, in /out",
+        "checkpoints: 2 states saved, 5 MB copied, in /ckpt",
+        "wall 60 s",
+    ]
+    assert "asked for" not in shown(record)
+    assert "no dataset" not in shown(record)
 
 
 def test_the_choice_of_auto_is_explained() -> None:

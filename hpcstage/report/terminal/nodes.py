@@ -127,7 +127,8 @@ def _together(record: Record, group: GroupSection, slow: Sequence[NodeRow]) -> s
     """Says the placement and why, how often the source was read, and how many nodes were outside of the group."""
     is_direct = record.run.mode == "direct"
     why = f" ({group.placement_why})" if group.placement_why else ""
-    said = ["each node reads the source" if is_direct else f"{group.placement or 'no placement'}{why}"]
+    alone = "each node reads the source" if record.names_dataset else "no dataset is named"
+    said = [alone if is_direct else f"{group.placement or 'no placement'}{why}"]
     said += [f"{len(slow)} slow" if slow else "", source_times(group)]
     if group.generations > 1:
         said.append(f"group started {group.generations} times")

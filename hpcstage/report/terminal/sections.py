@@ -41,7 +41,7 @@ def header(record: Record) -> RenderableType:
         ("command", shlex.join(run.command) or UNKNOWN),
         ("where", _where(record)),
     ]
-    if run.mode_asked != run.mode and run.mode:
+    if run.mode_asked != run.mode and run.mode and (record.names_dataset or not record.keeps_directories):
         why = f"{run.mode}, asked for {run.mode_asked}: {run.mode_why}"
         rows.append(("mode", Wrapped(why, 1 if record.group else MODE_LINES)))
     if staged := _staged(record):

@@ -15,11 +15,11 @@ NOTES = 2
 
 
 def short(record: Record) -> list[str]:
-    """Returns at most five lines: what was served locally, the output files, the nodes, the time, the source, the
-    savings, and notes."""
+    """Returns at most five lines: what was served locally, the output files, the checkpoints, the nodes, the time, the
+    source, the savings, and notes."""
     notes = [_note(note) for note in record.notes if note.severity is not Severity.INFO][:NOTES]
     known = figures.saved(record.savings)
-    facts = [_served(record), _outputs(record), brief(record), _time(record)]
+    facts = [_served(record), _outputs(record), _checkpoints(record), brief(record), _time(record)]
     if record.names_dataset:
         facts += [_source(record), f"saved (estimate): {known}" if known else ""]
     told = [fact for fact in facts if fact][: LINES - len(notes)]
@@ -31,7 +31,7 @@ def _served(record: Record) -> str:
     if all(node.state is Presence.MISSING for node in record.nodes):
         return f"{mode}: no node reported, so what was served locally is not known"
     if not record.names_dataset:
-        return f"{mode}: no dataset is named"
+        return "" if record.keeps_directories else f"{mode}: no dataset is named"
     if not record.coverage.opens and any(node.state is Presence.DIED for node in record.nodes):
         return f"{mode}: no file under --data was opened before a daemon died; what came later is not known"
     if not record.coverage.opens:
@@ -54,6 +54,15 @@ def _outputs(record: Record) -> str:
     return (
         f"outputs: {format_number(part.files, 'copy', 'copies')}, {figures.size(part.size_bytes)}, in {part.directory}"
     )
+
+
+def _checkpoints(record: Record) -> str:
+    """Says what was saved of the checkpoints, and what of it was copied; empty where they were not kept."""
+    part = record.checkpoints
+    if part is None or part.drain.local_dir is None:
+        return ""
+    saved = format_number(part.saved_count, "state")
+    return f"checkpoints: {saved} saved, {figures.size(part.drain.size_bytes)} copied, in {part.drain.directory}"
 
 
 def brief(record: Record) -> str:
