@@ -325,9 +325,9 @@ def network(pid: int, *words: str) -> None:
     subprocess.run(["nsenter", "-t", str(pid), "-n", "ip", *words], check=True)
 
 
-@pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip to make a network")
-def test_of_two_halves_of_a_cut_network_the_one_with_the_store_goes_on(agents: Agents) -> None:
+def networked(agents: Agents) -> tuple[list[str], str, str]:
+    """Starts two agents, each in a network of its own, and returns them by rank, the host of the store, and the other
+    one."""
     for number, name in enumerate("ab", 1):
         agents.start(name, is_cut_off=True, address=f"10.213.7.{number}")
     first, second = (agents.pids[name] for name in "ab")
@@ -342,6 +342,19 @@ def test_of_two_halves_of_a_cut_network_the_one_with_the_store_goes_on(agents: A
     agents.wait(*ranks)
     store = agents.store()
     (other,) = (name for name in ranks if name != store)
+    return ranks, store, other
+
+
+needs_network = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip to make a network"
+)
+
+
+@pytest.mark.root
+@needs_network
+def test_of_two_halves_of_a_cut_network_the_one_with_the_store_goes_on(agents: Agents) -> None:
+    ranks, store, other = networked(agents)
+    first = agents.pids["a"]
     network(first, "link", "set", "eth0", "down")
     went_on_s = agents.wait(store)
     wait_for(lambda: agents.log(other)[-1]["what"] == "stops", 10, "the end of training on the other half")
@@ -350,6 +363,25 @@ def test_of_two_halves_of_a_cut_network_the_one_with_the_store_goes_on(agents: A
     assert agents.log(other)[-1]["at"] - went_on_s < BUSY * LEASE_S
     assert agents.hosts() == [ranks, [store]]
     network(first, "link", "set", "eth0", "up")
+    agents.wait(store, other)
+
+
+@pytest.mark.root
+@needs_network
+@pytest.mark.parametrize("deaf", ["store", "other"])
+def test_one_direction_of_a_network_is_cut(agents: Agents, deaf: str) -> None:
+    """What one of two hosts is sent is lost, while what it sends arrives: the store's host goes on alone, whichever
+    that is, and the other one stops, and comes back."""
+    ranks, store, other = networked(agents)
+    sender, receiver = (other, store) if deaf == "store" else (store, other)
+    address = ("neigh", "replace", f"10.213.7.{'ab'.index(receiver) + 1}", "dev", "eth0")
+    network(agents.pids[sender], *address, "lladdr", "02:00:00:00:00:99", "nud", "permanent")
+    agents.wait(store)
+    wait_for(lambda: agents.log(other)[-1]["what"] == "stops", 10, "the end of training on the other host")
+    threading.Event().wait(2 * LEASE_S)  # in which it could begin again
+    assert [entry["what"] for entry in agents.log(other)] == ["trains", "stops"]
+    assert agents.hosts() == [ranks, [store]]
+    network(agents.pids[sender], "neigh", "del", *address[2:])
     agents.wait(store, other)
 
 

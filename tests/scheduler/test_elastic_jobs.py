@@ -149,6 +149,40 @@ def test_a_training_outlives_its_processes_on_a_node_of_a_grid_engine_job(
     assert gridengine.wait(job, 120)["exit_status"] == "0", project.log()
 
 
+@pytest.mark.timeout(400)
+def test_nodes_of_other_gridengine_jobs_join_and_are_killed(gridengine: GridEngine, project: Project) -> None:
+    """A job of one node trains; another one joins, is killed whole, which ends no other job, and a third one stays."""
+    write_program(project)
+    alone = ("-pe", "smp", "9")  # of 16 slots: no two on a node
+    options = ("-cwd", "-j", "y", "-S", "/bin/bash", "-o", "job.out", *alone)
+    named = SCRIPT.replace("--elastic 2:3", "--elastic 1:2 --name night")
+    join = {**project.env, "NAME": "night"}
+
+    def come(count: int, after: int) -> set[str]:
+        """Waits until so many nodes train together, and returns them."""
+        until(lambda: len(hosts(project, count, after)) == count, START_S, f"{count} nodes: {project.log()}")
+        return hosts(project, count, after)
+
+    first = gridengine.submit(*options, env=project.env, cwd=project.path, script=named)
+    try:
+        host = come(1, 0)
+        second = gridengine.submit(*alone, "gridengine-elastic-join.sh", env=join, cwd=project.path)
+        (lost,) = come(2, 0) - host
+        for process in gridengine.nodes.processes(uid=UID, index=gridengine.nodes.names.index(lost) + 1):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if is_of(process, project):
+                    process.kill()
+        assert come(1, len(steps(project))) == host
+        assert gridengine.wait(second)["exit_status"] != "0"
+        third = gridengine.submit(*alone, "gridengine-elastic-join.sh", env=join, cwd=project.path)
+        come(2, len(steps(project)))
+    finally:
+        (project.outside / "stop").touch()
+    for job in (first, third):
+        assert gridengine.wait(job, 120)["exit_status"] == "0", project.log()
+    assert all(step[2] == step[3] for step in steps(project)), "the weights count the steps"
+
+
 def write_program(project: Project) -> None:
     (project.outside / "elastic_train.py").write_text(TRAIN)
     subprocess.run(["chown", f"{UID}:{UID}", project.outside / "elastic_train.py"], check=True)

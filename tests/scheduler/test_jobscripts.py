@@ -75,6 +75,15 @@ def test_gridengine_array(gridengine: GridEngine, project: Project) -> None:
     assert len(project.run_dirs()) == 10
 
 
+@pytest.mark.torch
+@pytest.mark.slow
+def test_gridengine_elastic(gridengine: GridEngine, project: Project) -> None:
+    pytest.importorskip("torch")
+    job = gridengine.submit("-pe", "mpi", "8", "gridengine-elastic.sh", env={**project.env, **GIVEN}, cwd=project.path)
+    assert gridengine.wait(job, 110)["exit_status"] == "0", project.log()
+    checked(project, 2 * NODES, NODES)
+
+
 def test_gridengine_mpirun(gridengine: GridEngine, project: Project) -> None:
     pytest.importorskip("mpi4py")
     given = {**project.env, **GIVEN, "PER_NODE": "-ppn 2", "RANKS": "8", "HPCSTAGE_MODE": "upfront"}

@@ -1,0 +1,416 @@
+"""Random faults of a whole training: `hpcstage run --elastic` on virtual nodes, with jobs that join it.
+
+Owns the faults, and what must hold after them: the training goes on after each, every sample counts once in every
+epoch, the weights are those of a training without faults and with the same memberships, and nothing is left behind. One
+node that trains is spared in each fault: where all are lost, a training goes on from a checkpoint, which is tested
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.files import make_files
+from benchmarks.harness import Bench, Figure, Options, at_least, at_most, holds
+from benchmarks.programs import environment
+from benchmarks.stretching.hosts import WORKLOAD
+from hpcstage.elastic.membership.arbiter import Arbiter
+
+CELL, ARM = "random faults", "hpcstage run"
+FAULTS, QUICK_FAULTS, ROUNDS = 25, 4, 4
+ASKED_FAULTS = 100
+AT_START, MOST = 3, 4
+FILES, FILE_BYTES = 240, 1000
+STEP_S = 0.03
+AGAIN_P, AGAIN_S = 0.35, 2.0
+"""How often another fault comes while one is dealt with, and within which time."""
+SETTLE_S, END_S, GONE_S = 90.0, 120.0, 20.0
+MOST_OFF = 1e-9
+"""Weights are numbers of 64 bit; their sums have another order with other memberships."""
+NAME = "chaos"
+MEANWHILE, MISSED = "meanwhile:", "missed"
+Key = tuple[str, int]
+
+
+class TrainingStuck(RuntimeError):
+    """The training did not go on after a fault."""
+
+
+class Chaos:
+    """A training, and what happens to it."""
+
+    def __init__(self, work: Path, local: Path, seed: int, env: Mapping[str, str] | None = None) -> None:
+        self.work, self.local = work, local
+        self.random = random.Random(seed)
+        self.env = {**environment(work), **(env or {}), "CHAOS": os.fspath(work), "OMP_NUM_THREADS": "1"}
+        self.env |= {"GLOO_SOCKET_IFNAME": "lo", "HPCSTAGE_LOCAL_DIR": os.fspath(local)}
+        self.data = work / "data"
+        make_files(self.data, FILES, FILE_BYTES)
+        self.jobs: dict[str, subprocess.Popen[bytes]] = {}
+        self.states: dict[Key, str] = {}
+        """The nodes that are not lost: `runs` or `frozen`."""
+        self.struck: dict[Key, int] = {}
+        """The processes that were killed or stopped alone: another one takes the place of each."""
+        self.done: list[str] = []
+        self.waits_s: list[float] = []
+
+    # ---- jobs and nodes
+
+    def begin(self) -> None:
+        """Starts the training and waits for its first steps."""
+        words = ["--elastic", f"1:{2 * MOST}", "--name", NAME, "--survivors", "keep", "--nodes", str(AT_START)]
+        program: list[str | Path] = [sys.executable, WORKLOAD / "elastic_chaos.py", self.data, self.work, str(STEP_S)]
+        self._start("first", AT_START, *words, "--data", self.data, "--run-dir", self.work / "run", "--", *program)
+        self.settle(0.0)
+
+    def _start(self, job: str, nodes: int, *words: str | Path) -> None:
+        with (self.work / f"{job}.log").open("wb") as log:
+            self.jobs[job] = subprocess.Popen(
+                [sys.executable, "-m", "hpcstage", "run", *(os.fspath(word) for word in words)],
+                cwd=self.work, env={**self.env, "CHAOS_JOB": job}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        self.states |= {(job, node): "runs" for node in range(nodes)}
+
+    def agreed(self) -> Path:
+        """The directory of what is agreed."""
+        (found,) = (self.work / "run").glob("elastic-*")
+        return found
+
+    def newest(self) -> dict[Key, dict[str, Any]]:
+        """The newest step of each node."""
+        found: dict[Key, dict[str, Any]] = {}
+        for path in self.work.glob("now-*"):
+            with contextlib.suppress(ValueError):
+                one = json.loads(path.read_bytes())
+                key = (one["job"], one["node"])
+                if key not in found or found[key]["at"] < one["at"]:
+                    found[key] = one
+        return found
+
+    def running(self) -> list[Key]:
+        """The nodes that should train."""
+        return sorted(key for key, state in self.states.items() if state == "runs")
+
+    def is_settled(self, since: float) -> bool:
+        """Whether all nodes that run have made a step together since a time."""
+        newest, running = self.newest(), self.running()
+        found = [one for key in running if (one := newest.get(key)) and one["pid"] != self.struck.get(key)]
+        together = {(one["world"], one["generation"]) for one in found if one["at"] > since}
+        return (
+            len(found) == len(running)
+            and all(one["at"] > since for one in found)
+            and {world for world, _ in together} == {len(running)}
+            and len(together) == 1
+        )
+
+    def settle(self, since: float) -> None:
+        """Waits until the training goes on. Raises TrainingStuck."""
+        began_s = time.monotonic()
+        while not self.is_settled(since):
+            if time.monotonic() > began_s + SETTLE_S:
+                raise TrainingStuck(f"after {self.done[-5:]}: {self.states}, {self.newest()}\n{self.said()}")
+            time.sleep(0.02)
+
+    def trainer(self, key: Key) -> psutil.Process | None:
+        """The process that starts a node's agent."""
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(self.jobs[key[0]].pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    words = process.cmdline()
+                    if "hpcstage.lead.trainer" in words and words[-1] == str(key[1]):
+                        return process
+        return None
+
+    def processes(self, key: Key) -> list[psutil.Process]:
+        """What starts the agent of a node, the agent, and all below it."""
+        first = self.trainer(key)
+        return [first, *first.children(recursive=True)] if first else []
+
+    def leads(self, keys: list[Key]) -> list[Key]:
+        """Of these nodes the one through which the others meet."""
+        term = Arbiter(self.agreed()).newest_term()
+        return [key for key in keys if term is not None and self._host(key) == term.host]
+
+    def _host(self, key: Key) -> str | None:
+        for process in self.processes(key)[1:2]:
+            for word in process.cmdline():
+                if word.startswith("--rdzv-conf=host="):
+                    return word.removeprefix("--rdzv-conf=host=").partition(",")[0]
+        return None
+
+    def _of_job(self, job: str, *words: str) -> list[psutil.Process]:
+        """All processes of a job, or those with a word in their command line."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                env = process.environ()
+                is_of_job = env.get("CHAOS") == os.fspath(self.work) and env.get("CHAOS_JOB") == job
+                if is_of_job and (not words or set(words) & set(process.cmdline())):
+                    found.append(process)
+        return found
+
+    # ---- faults
+
+    def strike(self, spared: Key) -> None:
+        """Has one fault happen."""
+        newest = self.newest()
+        others = [key for key in self.running() if key != spared and key in newest and self.trainer(key)]
+        frozen = sorted(key for key, state in self.states.items() if state == "frozen")
+        kinds: dict[str, Callable[[], bool]] = {"daemon killed": self._kill_daemon}
+        if len(self.states) < MOST:
+            kinds["join"] = self._join
+        if frozen:
+            kinds["goes on"] = lambda: self._go_on(self.random.choice(frozen))
+        if others:
+            key = self.random.choice(others)
+            kinds |= {
+                "process killed": lambda: self._strike_process(key, newest[key]["pid"], signal.SIGKILL),
+                "process frozen": lambda: self._strike_process(key, newest[key]["pid"], signal.SIGSTOP),
+                "agent killed": lambda: self._kill_agent(key),
+                "node killed": lambda: self._kill(key),
+                "node frozen": lambda: self._freeze(key),
+            }
+            if leaders := self.leads(others):
+                kinds["rendezvous host killed"] = lambda: self._kill(leaders[0])
+                kinds["rendezvous host frozen"] = lambda: self._freeze(leaders[0])
+        jobs = sorted({job for job, _ in self.states} - {spared[0]})
+        if jobs:
+            kinds["job killed"] = lambda: self._kill_job(self.random.choice(jobs))
+        kind = self.random.choice(sorted(kinds))
+        self.done.append(kind if kinds[kind]() else MISSED)
+
+    def _nodes(self, job: str) -> list[Key]:
+        return [key for key in self.states if key[0] == job]
+
+    def _join(self) -> bool:
+        self._start(f"job{len(self.jobs)}", 1, "--join", NAME)
+        return True
+
+    def _strike_process(self, key: Key, pid: int, signum: int) -> bool:
+        self.struck[key] = pid
+        return _signal(pid, signum)
+
+    def _kill_agent(self, key: Key) -> bool:
+        del self.states[key]
+        return _send(self.processes(key)[1:2], signal.SIGKILL)
+
+    def _kill(self, key: Key) -> bool:
+        del self.states[key]
+        found = self.processes(key)
+        _send(found, signal.SIGSTOP)
+        return _send(found, signal.SIGKILL)
+
+    def _freeze(self, key: Key) -> bool:
+        self.states[key] = "frozen"
+        return _send(self.processes(key), signal.SIGSTOP)
+
+    def _go_on(self, key: Key) -> bool:
+        self.states[key] = "runs"
+        self.struck.pop(key, None)  # it goes on with the others
+        return _send(self.processes(key)[::-1], signal.SIGCONT)
+
+    def _kill_daemon(self) -> bool:
+        job = self.random.choice(sorted({key[0] for key in self.states}))
+        return _send(self._of_job(job, "hpcstage.daemon")[:1], signal.SIGKILL)
+
+    def _kill_job(self, job: str) -> bool:
+        found = self._of_job(job)
+        for key in self._nodes(job):
+            del self.states[key]
+        _send(found, signal.SIGSTOP)
+        return _send(found, signal.SIGKILL)
+
+    # ---- the whole
+
+    def run(self, faults: int) -> None:
+        """Has so many faults happen, and waits after each until the training goes on. Raises TrainingStuck."""
+        while self.count() < faults:
+            spared = self.random.choice(self.running())
+            at = time.time()
+            self.strike(spared)
+            while self.random.random() < AGAIN_P and self.count() < faults:
+                time.sleep(self.random.random() * AGAIN_S)  # the moment is the point, nothing waits for it
+                self.done.append(MEANWHILE)
+                at = time.time()
+                self.strike(spared)
+            began_s = time.monotonic()
+            self.settle(at)
+            self.waits_s.append(time.monotonic() - began_s)
+
+    def count(self) -> int:
+        """Returns the number of faults so far: that a frozen node goes on is none."""
+        return sum(kind not in ("goes on", MEANWHILE, MISSED) for kind in self.done)
+
+    def end(self) -> dict[str, int]:
+        """Lets the training come to its end, and returns the exit codes of the jobs that had a part in that. Raises
+        TrainingStuck."""
+        for key in [key for key, state in self.states.items() if state == "frozen"]:
+            self._go_on(key)
+        self.settle(time.time())
+        (self.work / "stop").touch()
+        try:
+            codes = {job: process.wait(END_S) for job, process in self.jobs.items()}
+        except subprocess.TimeoutExpired as error:
+            raise TrainingStuck(f"no end after {self.done[-5:]}: {self.states}\n{self.said()}") from error
+        return {job: codes[job] for job in sorted({key[0] for key in self.states})}
+
+    def proven(self, ranks: int) -> dict[str, Any]:
+        """Returns what the ledger and the weights say."""
+        import torch
+
+        from benchmarks.workload.elastic_chaos import Files, follow
+        from hpcstage.elastic.ledger import check
+
+        found = check(self.agreed(), FILES)
+        models = [torch.load(self.work / f"model-{rank}.pt") for rank in range(ranks)]
+        followed = follow(self.agreed(), Files(self.data))
+        return {
+            "steps": found.steps,
+            "epochs": found.epochs,
+            "memberships": found.generations,
+            "rolled_back": found.rolled_back,
+            "wrong_epochs": len(found.wrong),
+            "ranks_differ": sum(not torch.equal(one[name], models[0][name]) for one in models for name in followed),
+            "weights_off": max(float((models[0][name] - tensor).abs().max()) for name, tensor in followed.items()),
+        }
+
+    def left(self) -> list[str]:
+        """Returns what is left when all is over: processes, and directories of nodes after `hpcstage clean`."""
+        limit_s = time.monotonic() + GONE_S
+        while (processes := self._all()) and time.monotonic() < limit_s:
+            time.sleep(0.1)
+        words = [sys.executable, "-m", "hpcstage", "clean"]
+        subprocess.run(words, cwd=self.work, env=self.env, capture_output=True, timeout=60, check=False)
+        nodes = [os.fspath(path) for path in self.local.glob("hpcstage-*/*/")]
+        return [*(f"{process.pid} {process.cmdline()[:6]}" for process in processes), *nodes]
+
+    def _all(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("CHAOS") == os.fspath(self.work):
+                    found.append(process)
+        return found
+
+    def said(self) -> str:
+        """Returns what the jobs said last."""
+        texts = {path.stem: path.read_text(errors="replace") for path in sorted(self.work.glob("*.log"))}
+        return "\n".join(f"--- {job}\n{text[-3000:]}" for job, text in texts.items())
+
+    def close(self) -> None:
+        """Kills what is there."""
+        _send(self._all(), signal.SIGKILL)
+        for process in self.jobs.values():
+            process.wait()
+
+
+def _send(processes: list[psutil.Process], signum: int) -> bool:
+    """Sends a signal to processes, and returns whether one of them was there."""
+    return sum([_signal(process.pid, signum) for process in processes]) > 0
+
+
+def _signal(pid: int, signum: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signum)
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def chaos(options: Options, seed: int) -> Iterator[Chaos]:
+    """Gives a training that has not begun, and ends it."""
+    work = Path(tempfile.mkdtemp(prefix="hpcstage-bench-elastic-", dir=options.work_dir))
+    local = Path(tempfile.mkdtemp(prefix="hpcstage-bench-elastic-", dir=options.memory_dir or "/dev/shm"))
+    made = Chaos(work, local, seed)
+    try:
+        yield made
+    finally:
+        made.close()
+        for path in (work, local):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def sample(options: Options, bench: Bench) -> dict[str, Any]:
+    """One training with its faults; the seed is the number of the round."""
+    seed = len(bench.select(CELL, ARM)) + 1
+    began_s = time.monotonic()
+    with chaos(options, seed) as made:
+        made.begin()
+        made.run(options_faults(options))
+        codes = made.end()
+        proven = made.proven(len(made.running()))
+        return {
+            "seconds": time.monotonic() - began_s,
+            "seed": seed,
+            "faults": made.count(),
+            "meanwhile": made.done.count(MEANWHILE),
+            "kinds": dict(Counter(kind for kind in made.done if kind != MEANWHILE)),
+            "median_wait_s": statistics.median(made.waits_s),
+            "longest_wait_s": max(made.waits_s),
+            "codes": codes,
+            **proven,
+            "left": made.left(),
+        }
+
+
+def options_faults(options: Options) -> int:
+    """The faults of one training."""
+    return QUICK_FAULTS if options.quick else FAULTS
+
+
+def show(bench: Bench) -> list[Figure]:
+    """Adds the table, and returns the figures."""
+    found = bench.select(CELL, ARM)
+    if not found:
+        return []
+    kinds: Counter[str] = Counter()
+    for one in found:
+        kinds.update(one["kinds"])
+    bench.sheet("Random faults", ["kind", "count"], [[kind, count] for kind, count in sorted(kinds.items())])
+    columns = (
+        "faults",
+        "meanwhile",
+        "memberships",
+        "steps",
+        "epochs",
+        "rolled_back",
+        "median_wait_s",
+        "longest_wait_s",
+    )
+    bench.sheet(
+        "Trainings with random faults",
+        ["seed", *columns],
+        [[one["seed"], *(one[name] for name in columns)] for one in found],
+    )
+    asked = QUICK_FAULTS if bench.options.quick else ASKED_FAULTS
+    wrong, differ, left = (
+        float(sum(count(one) for one in found))
+        for count in (lambda one: one["wrong_epochs"], lambda one: one["ranks_differ"], lambda one: len(one["left"]))
+    )
+    off = max(one["weights_off"] for one in found)
+    failed = any(any(one["codes"].values()) for one in found)
+    return [
+        at_least("random faults after which training went on", float(sum(one["faults"] for one in found)), asked),
+        at_most("random faults: epochs in which a sample did not count once", wrong, 0),
+        at_most("random faults: weights off those of a training without faults", off, MOST_OFF),
+        at_most("random faults: ranks whose weights differ", differ, 0),
+        holds("random faults: all jobs that trained in the end ended with 0", not failed),
+        at_most("random faults: processes and directories left behind", left, 0),
+    ]
