@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hpcstage import job as jobs
 from hpcstage.errors import NoLocalDir, NotDrained, UsageError
 from hpcstage.job import localdir
-from hpcstage.node import directory
+from hpcstage.node import directory, kept
 from hpcstage.units import format_number
 from hpcstage.wrapper import late, messages
 
@@ -62,16 +62,18 @@ def local_dir(config: Config, host: str) -> LocalDir:
 
 
 def _drained(above: Path) -> int:
-    parts = late.drain_all(above)
+    used: list[kept.KeptPlace] = []
+    parts = late.drain_all(above, used)
     files = sum(part.files for part in parts)
     messages.warn(f"drained {format_number(len(parts), 'run')}: {format_number(files, 'copy', 'copies')}")
-    return NotDrained.exit_code if any(part.undrained_count for part in parts) else 0
+    return NotDrained.exit_code if used or any(part.undrained_count for part in parts) else 0
 
 
 def _told(above: Path) -> int:
-    waiting = late.waiting(above)
+    used: list[kept.KeptPlace] = []
+    waiting = late.waiting(above, used)
     for place in waiting:
         messages.warn(
             f"run {place.run_id} left {late.what(place)} in {place.output}: `hpcstage clean --drain` copies them"
         )
-    return NotDrained.exit_code if waiting else 0
+    return NotDrained.exit_code if used or waiting else 0

@@ -183,9 +183,10 @@ def _drained_outputs(place: kept.KeptPlace, timeout_s: float, *, has_target: boo
     return outputpart.with_moved(outputpart.part_of(asdict(report), part), place.strangers())
 
 
-def waiting(above: Path) -> list[kept.KeptPlace]:
-    """Returns the output directories of runs that are over."""
-    return [place for place, _ in _over(above)]
+def waiting(above: Path, used: list[kept.KeptPlace] | None = None) -> list[kept.KeptPlace]:
+    """Returns the output directories of runs that are over. `used` gets those that are left alone, since a program of
+    the command lives."""
+    return [place for place, _ in _over(above, used)]
 
 
 def drain_at_start(above: Path, spared: str | None = None) -> None:
@@ -226,9 +227,10 @@ def what(place: kept.KeptPlace) -> str:
     return "checkpoints" if place.holds_checkpoints else "output files"
 
 
-def drain_all(above: Path) -> list[OutputsPart]:
-    """Drains the output directories of runs that are over, however long it takes. Returns what became of them."""
-    return [drain(place, lock, LONGEST_S) for place, lock in _over(above)]
+def drain_all(above: Path, used: list[kept.KeptPlace] | None = None) -> list[OutputsPart]:
+    """Drains the output directories of runs that are over, however long it takes. Returns what became of them. `used`
+    is as in `waiting`."""
+    return [drain(place, lock, LONGEST_S) for place, lock in _over(above, used)]
 
 
 def forget(above: Path, run_id: str) -> bool:
@@ -244,10 +246,10 @@ def forget(above: Path, run_id: str) -> bool:
     return is_found
 
 
-def _over(above: Path) -> Iterator[tuple[kept.KeptPlace, kept.KeptLock]]:
+def _over(above: Path, used: list[kept.KeptPlace] | None = None) -> Iterator[tuple[kept.KeptPlace, kept.KeptLock]]:
     """Yields the directories of runs that are over, with the exclusive lock; deletes those that hold nothing."""
     for place in kept.places(above):
-        with _taken(place) as lock:
+        with _taken(place, used) as lock:
             if lock is not None and not place.may_hold_files:
                 place.remove()
             elif lock is not None:
@@ -262,13 +264,15 @@ def _was_tried(place: kept.KeptPlace) -> bool:
 
 
 @contextmanager
-def _taken(place: kept.KeptPlace) -> Iterator[kept.KeptLock | None]:
+def _taken(place: kept.KeptPlace, used: list[kept.KeptPlace] | None = None) -> Iterator[kept.KeptLock | None]:
     """Takes the exclusive lock; None if the run's wrapper, daemon or a program of its command lives, or somebody else
-    drains its files."""
+    drains its files. `used` gets the place if only a program lives."""
     lock = place.take()
     try:
         is_used = lock is not None and place.is_used()
         if is_used:
+            if used is not None:
+                used.append(place)
             messages.warn(
                 f"run {place.path.name} is left alone: a program of it lives, whose files are in {place.tree}"
             )

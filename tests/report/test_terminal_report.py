@@ -11,7 +11,7 @@ from reportcases import CASES, compose, node_part, run_part, short, shown, side_
 from rich.cells import cell_len
 
 from hpcstage.record.parts.checkpoints import CheckpointsPart
-from hpcstage.record.parts.outputs import OutputsPart
+from hpcstage.record.parts.outputs import NodeOutputs, OutputsPart
 from hpcstage.record.parts.part import DatasetPart
 from hpcstage.record.parts.rows import ProcessPart
 from hpcstage.report import figures
@@ -144,8 +144,19 @@ def test_a_run_with_outputs_and_checkpoints_alone_says_what_became_of_them() -> 
     checkpoints = CheckpointsPart(drain=copied, protection="nothing", saved_count=2)
     record = compose(
         run_part(direct_why="no dataset is named", outputs=drain, checkpoints=checkpoints),
-        [node_part(mode="direct", datasets=[], samples=[])],
+        [
+            node_part(
+                mode="direct",
+                datasets=[],
+                samples=[],
+                processes=[trainer()],
+                missed_count=2,
+                missed_processes=[{"pid": 9, "command": "x"}],
+                accounts={"command_bytes": 10**11, "accounted_bytes": 10**9, "attached": 0},
+            )
+        ],
     )
+    assert record["notes"] == [], "nobody missed a dataset"
     assert short(record) == [
         "outputs: 3 copies, 2 MB, in /out",
         "checkpoints: 2 states saved, 5 MB copied, in /ckpt",
@@ -153,6 +164,17 @@ def test_a_run_with_outputs_and_checkpoints_alone_says_what_became_of_them() -> 
     ]
     assert "asked for" not in shown(record)
     assert "no dataset" not in shown(record)
+
+
+@pytest.mark.parametrize("nodes", [None, ("n0", "n1")])
+def test_where_the_output_files_went_is_not_cut(nodes: tuple[str, ...] | None) -> None:
+    rows = None if nodes is None else tuple(NodeOutputs(host=host, undrained_count=70) for host in nodes)
+    directory = f"/lustre/{'project/' * 6}results"
+    drain = OutputsPart(directory=directory, local_dir="/local", took_s=12.5, undrained_count=140, nodes=rows)
+    said = shown(compose(run_part(outputs=drain), [node_part()]))
+    told = said[said.index("Outputs: ") :].partition("\n\n")[0]
+    assert directory in "".join(told.split())
+    assert (nodes is None) != ("n0 (70 names), n1 (70 names)" in told)
 
 
 def test_the_choice_of_auto_is_explained() -> None:

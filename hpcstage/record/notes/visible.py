@@ -100,6 +100,8 @@ def nothing_opened(record: Record) -> Iterator[Note]:
 def missed(record: Record) -> Iterator[Note]:
     """Notes Python processes without a shim, where others have one."""
     coverage = record.coverage
+    if not record.names_dataset:
+        return
     if coverage.processes_missed and coverage.processes_attached:
         first = f", such as {coverage.missed_examples[0].command[:60]}" if coverage.missed_examples else ""
         who = format_number(coverage.processes_missed, "Python process", "Python processes")
@@ -110,6 +112,8 @@ def missed(record: Record) -> Iterator[Note]:
 
 def unseen(record: Record) -> Iterator[Note]:
     """Notes that processes read much that no shim saw, by the kernel's counters."""
+    if not record.names_dataset:
+        return
     size, number = record.coverage.unseen_bytes or 0, record.coverage.unseen_processes
     seen = (record.totals.local_bytes or 0) + (record.totals.direct_bytes or 0)
     if size > WORTH_SHARE * seen:

@@ -271,7 +271,7 @@ _MOST_NODES_SHOWN = 5
 
 
 def outputs(record: Record) -> RenderableType:
-    """Says in one line what became of the command's output files."""
+    """Says what became of the command's output files."""
     part = record.outputs
     if part is None:
         return Group()
@@ -280,12 +280,13 @@ def outputs(record: Record) -> RenderableType:
     copies = format_number(part.files, "copy", "copies")
     took = "" if part.took_s is None else f", done {seconds(part.took_s)} after the command"
     left = f", {format_number(part.undrained_count, 'name')} NOT COPIED" if part.undrained_count else ""
-    said = f"Outputs: {copies}, {size(part.size_bytes)}{took}{left}, to {part.directory}"
+    said = f"Outputs: {copies}, {size(part.size_bytes)}{took}{left}"
     if part.nodes is None:
-        return section(said)
+        return section(said, Wrapped(f"to {part.directory}", 2))
     missing = [one for one in part.nodes if one.undrained_count][:_MOST_NODES_SHOWN]
     where = ", ".join(f"{one.host} ({format_number(one.undrained_count, 'name')})" for one in missing)
-    return section(f"{said}, by {len(part.nodes)} nodes{where and f'; not copied: {where}'}")
+    where = where and f"; not copied: {where}"
+    return section(said, Wrapped(f"by {len(part.nodes)} nodes{where}; to {part.directory}", 3))
 
 
 def checkpoints(record: Record) -> RenderableType:
