@@ -123,6 +123,45 @@ say(found)
     assert found[-2][1:] == [1000, SIZE]
 
 
+MOVES = {
+    "lseek": "os.lseek(fd, MB, os.SEEK_SET)",
+    "sendfile": "os.sendfile(pipe[1], fd, None, 1000)",
+    "a duplicate": "os.read(os.dup(fd), 1000)",
+    "the kernel": "ctypes.CDLL(None).syscall(8, fd, MB, 0)",
+    "a stream": "libc.fread(room, 1, 10, libc.fdopen(fd, b'r'))",
+}
+
+
+@pytest.mark.parametrize("how", MOVES)
+def test_an_offset_that_others_move_is_where_they_left_it(coming: Coming, how: str) -> None:
+    """What is read next is expected where the last read ended."""
+    lines = b"".join(b"%07d\n" % line for line in range(SIZE // 8))
+    coming.source.write_bytes(lines)
+    coming.incoming.write_bytes(lines)
+    coming.begin()
+    coming.arrive(0, 1, 4)
+    code = f"""
+import ctypes
+libc, room, pipe = ctypes.CDLL(None), ctypes.create_string_buffer(10000), os.pipe()
+libc.fdopen.restype = ctypes.c_void_p
+libc.fread.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
+fd = os.open(src("file"), os.O_RDONLY)
+wrong = []
+def reads():
+    at = libc.lseek(fd, 0, 1)  # which nobody sees
+    part = os.read(fd, 800)
+    if int(part[-at % 8 : -at % 8 + 7]) != (at + 7) // 8 or libc.lseek(fd, 0, 1) != at + len(part):
+        wrong.append((at, part[:20].decode()))
+for turn in range(3):
+    reads()
+    reads()
+    {MOVES[how]}
+reads()
+say(wrong)
+"""
+    assert through(coming.lab, code) == []
+
+
 @pytest.mark.parametrize("shared_by", ["threads", "processes"])
 def test_an_offset_that_is_shared_gives_each_byte_once(coming: Coming, shared_by: str) -> None:
     """Each piece of the file is read by one of those who share the offset, whether it has arrived or not."""

@@ -126,6 +126,7 @@ void hold_end(void);
         hold_end(); \
         return held_result; \
     }
+void waits_left(void);   /* this thread jumps out of the calls that it is inside */
 void waits_forget(void); /* in a forked child: its parent's threads are not in it */
 unsigned bucket_of_ns(uint64_t value);
 
@@ -218,9 +219,12 @@ struct opening {
     uint32_t forks, spawns; /* how many there had been when it was opened */
     uint32_t facts;
     uint32_t beside; /* the copier was at what was read last at the source */
+    uint32_t anew;                /* what was told of open files when the row was looked for */
     uint32_t rows_seen, arriving; /* what was looked for when, and found: the serial number of a row, or 0 */
     uint64_t read_to;             /* where the last read ended that might have been one of what has arrived */
     uint64_t source_to, in_order; /* where the last read at the source ended, and the bytes in a row up to there */
+    uint64_t next;     /* the offset, plus one; 0: it is not known */
+    uint32_t is_astray; /* the offset was moved by others, and may be again: it is asked for each time */
 };
 extern struct opening openings[FDS];
 extern uint32_t moves_voided; /* VOIDED when the moved copies were last looked at */
@@ -242,6 +246,7 @@ struct iovec;
 ssize_t arrived_at(int fd, const struct iovec *parts, int n, int is_own, off_t at);
 ssize_t arrived_next(int fd, const struct iovec *parts, int n, int is_own);
 void arrivals_source(int fd, off_t at, uint64_t bytes, uint64_t ns); /* a read of the source took so long */
+void arrivals_seeked(int fd, off_t to); /* the offset of a file at the source */
 void arrivals_anew(void);   /* open files are compared with what arrives once more */
 void arrivals_forked(void); /* in a forked child */
 

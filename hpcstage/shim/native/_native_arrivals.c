@@ -6,6 +6,9 @@
  * both numbers stand for the files that they stood for; else the source is read. The offset is moved by seeking from
  * where it is, which the kernel does in one step: that is right also where threads or processes share it.
  *
+ * A thread may leave a read at any moment by a handler of a signal that jumps out of it. So nothing is taken from it
+ * meanwhile that it would not get back: in the kernel's calls here it cannot be cancelled, as they are not the C library's.
+ *
  * A reader that goes through a file in order says which stripe it needs next, and waits for it if the copier is at it, as
  * long as such waits take no longer in all than reading at the source would, by what that took until now. A row is let go
  * of once it is not granted any more; its number is the process's until then.
@@ -17,6 +20,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -27,6 +31,8 @@ extern int statx(int, const char *, int, unsigned, struct statx *) WEAK;
 #define ENTRIES 16
 #define BUSY UINT32_MAX
 #define MOST_PARTS 1024
+#define LOOK_EVERY 64
+#define STRIPES_AT_ONCE 32 /* a longer read is told how much it asks for before it is begun */
 #define FIRST_MARK ((off_t)1 << 42) /* a file system with small blocks has no greater offsets than that and all serials */
 #define LEAST_WAIT_NS 200000ull /* what takes less at the source is read there */
 #define MOST_WAIT_NS 500000000ull
@@ -78,9 +84,37 @@ static struct entry {
 
 static struct table *table;
 static int tried;
-static uint32_t anew;
+static uint32_t anew, reads_since; /* since what else is on its way was looked at */
 static uint64_t no_wait_before_ns;
 static uint64_t debt_ns, rests = LEAST_RESTS; /* what waits have cost beyond reading at the source */
+
+/* ---- calls of the kernel in which a thread cannot be cancelled ---- */
+static int open_file(const char *path, int flags) {
+    return (int)syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC | O_NOFOLLOW, 0);
+}
+
+static void close_file(int fd) {
+    syscall(SYS_close, fd);
+}
+
+static ssize_t read_parts(int fd, const struct iovec *parts, int n, int is_own, off_t at) {
+#ifdef __LP64__
+    if (is_own && n == 1)
+        return syscall(SYS_pread64, fd, parts->iov_base, parts->iov_len, at);
+    return syscall(SYS_preadv, fd, parts, n, at, 0L);
+#else
+    return preadv(fd, parts, n, at);
+#endif
+}
+
+static void pause_100us(void) {
+    static const struct timespec pause = {0, 100000};
+#ifdef __LP64__
+    syscall(SYS_nanosleep, &pause, NULL);
+#else
+    nanosleep(&pause, NULL);
+#endif
+}
 
 void arrivals_anew(void) {
     __atomic_add_fetch(&anew, 1, __ATOMIC_RELAXED);
@@ -102,12 +136,12 @@ static __attribute__((noinline)) struct table *map_table(void) {
     size_t n = strlen(config.node_dir);
     memcpy(path, config.node_dir, n);
     memcpy(path + n, file, sizeof file);
-    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    int fd = open_file(path, O_RDWR);
     struct table *found = MAP_FAILED;
     if (fd >= 0 && fstat(fd, &info) == 0 && info.st_size == ARRIVING_BYTES)
         found = mmap(NULL, ARRIVING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (fd >= 0)
-        close(fd);
+        close_file(fd);
     if (found == MAP_FAILED)
         return NULL;
     if (found->magic != ARRIVING_MAGIC || found->rows != ARRIVING_ROWS || found->row_stripes != ROW_STRIPES)
@@ -144,14 +178,19 @@ static int is_local_file(int fd, uint64_t device, uint64_t inode) {
     return fstat(fd, &found) == 0 && found.st_ino == inode && found.st_dev == device;
 }
 
-/* Whether a number stands for this file of the source, by what the kernel knows without asking a server. */
+/* Whether a number stands for this file of the source, by what the kernel knows without asking a server. Since Linux 6.11
+ * it takes a name that is nowhere as an empty one, in less time. */
 static int is_file(int fd, uint64_t device, uint64_t inode) {
 #ifdef STATX_INO
+    static int needs_name;
     struct statx found;
-    if (!statx)
-        return 0;
-    return statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_INO, &found) == 0 && found.stx_ino == inode &&
-           makedev(found.stx_dev_major, found.stx_dev_minor) == device;
+    int flags = AT_EMPTY_PATH | AT_STATX_DONT_SYNC;
+    int known = !needs_name && syscall(SYS_statx, fd, NULL, flags, STATX_INO, &found) == 0;
+    if (!known) {
+        known = statx && statx(fd, "", flags, STATX_INO, &found) == 0;
+        needs_name = known;
+    }
+    return known && found.stx_ino == inode && makedev(found.stx_dev_major, found.stx_dev_minor) == device;
 #else
     return is_local_file(fd, device, inode);
 #endif
@@ -173,7 +212,7 @@ static void let_go(const struct table *in) {
         }
         if (fd_kind(e->fd) == FD_ARRIVING && is_local_file(e->fd, e->device, e->inode)) {
             fd_mark(e->fd, FD_OTHER);
-            close(e->fd);
+            close_file(e->fd);
         }
         __atomic_store_n(&e->serial, 0, __ATOMIC_SEQ_CST);
     }
@@ -192,16 +231,16 @@ static int open_incoming(const struct table *in, int row, uint32_t serial, struc
     path[n++] = '/';
     memcpy(path + n, in->row[row].name, ARRIVING_NAME_BYTES);
     path[n + ARRIVING_NAME_BYTES] = 0;
-    int low = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int low = open_file(path, O_RDONLY);
     int fd = low < 0 ? -1 : fcntl(low, F_DUPFD_CLOEXEC, copy_keeps_at());
     if (low >= 0)
-        close(low);
+        close_file(low);
     if (fd < 0)
         return -1;
     if (fd < FDS && fstat(fd, info) == 0 && S_ISREG(info->st_mode) && (uint64_t)info->st_size == in->row[row].size &&
         lseek(fd, mark_of(serial), SEEK_SET) == mark_of(serial) && holds(in, row, serial))
         return fd;
-    close(fd);
+    close_file(fd);
     return -1;
 }
 
@@ -248,6 +287,7 @@ static __attribute__((noinline)) void look(const struct table *in, int fd, uint3
     struct stat info;
     int flags = fcntl(fd, F_GETFL);
     o->rows_seen = now;
+    o->anew = __atomic_load_n(&anew, __ATOMIC_RELAXED);
     __atomic_store_n(&o->arriving, 0, __ATOMIC_SEQ_CST);
     let_go(in);
     if (flags < 0 || (flags & (O_ACCMODE | O_DIRECT | O_PATH)) || fstat(fd, &info) != 0)
@@ -315,6 +355,17 @@ static unsigned char stripe_state(const struct table *in, int row, uint64_t stri
     return __atomic_load_n(&stripes[(uint64_t)row * ROW_STRIPES + stripe], __ATOMIC_ACQUIRE);
 }
 
+/* Returns where what has arrived from `at` on ends, as far as that is looked at. */
+static uint64_t arrived_to(const struct table *in, int row, uint64_t at) {
+    uint64_t length = in->row[row].stripe_bytes, size = in->row[row].size;
+    if (length < LEAST_STRIPE_BYTES || size > length * ROW_STRIPES)
+        return at;
+    uint64_t shift = (uint64_t)__builtin_ctzll(length), first = at >> shift, stripe = first;
+    while (stripe < first + STRIPES_AT_ONCE && stripe << shift < size && stripe_state(in, row, stripe) == STRIPE_ARRIVED)
+        stripe++;
+    return stripe == first ? at : stripe << shift < size ? stripe << shift : size;
+}
+
 /* Returns the first stripe of a range that has not arrived; UINT64_MAX: there is none. */
 static uint64_t first_missing(const struct table *in, int row, uint64_t at, uint64_t bytes) {
     uint64_t length = in->row[row].stripe_bytes;
@@ -349,14 +400,13 @@ static void waited(uint64_t took, uint64_t instead, int in_vain) {
 
 /* Waits for what a reader needs next, if the copier is at it. Returns whether it has arrived. */
 static int comes(struct table *in, int row, uint32_t serial, uint64_t at, uint64_t bytes, uint64_t missing) {
-    static const struct timespec pause = {0, 100000};
     uint64_t begin = now_ns(), instead = rest_of_stripe_ns(in, row, at, missing);
     uint64_t longest = PATIENCE * instead < MOST_WAIT_NS ? PATIENCE * instead : MOST_WAIT_NS;
     if (!instead || begin < __atomic_load_n(&no_wait_before_ns, __ATOMIC_RELAXED))
         return 0;
     uint64_t since = wait_begin(FD_SOURCE);
     while (missing != UINT64_MAX && holds(in, row, serial) && now_ns() - begin < longest) {
-        nanosleep(&pause, NULL);
+        pause_100us();
         missing = first_missing(in, row, at, bytes);
         if (missing != UINT64_MAX)
             __atomic_store_n(&in->row[row].wished, (uint32_t)missing + 1, __ATOMIC_RELAXED);
@@ -388,10 +438,10 @@ struct read {
     off_t at;
 };
 
-/* Finds out how much a read asks for. A program's list may be nowhere, which the kernel says without a fault, where it
- * finds nothing to read behind the end. */
-static int measure(struct read *r, const struct entry *e, uint64_t end) {
-    if (r->n <= 0 || r->n > MOST_PARTS || (!r->is_own && preadv(e->fd, r->parts, r->n, (off_t)end) != 0))
+/* Finds out how much a read asks for, by a list that the kernel has read, or that is this library's. */
+static int measure(struct read *r) {
+    r->bytes = 0;
+    if (r->n <= 0 || r->n > MOST_PARTS)
         return 0;
     for (int i = 0; i < r->n; i++) {
         if (r->parts[i].iov_len > SSIZE_MAX - r->bytes)
@@ -401,59 +451,120 @@ static int measure(struct read *r, const struct entry *e, uint64_t end) {
     return r->bytes > 0 && r->at <= INT64_MAX - (off_t)r->bytes;
 }
 
+/* A program's list may be nowhere, which the kernel says without a fault, where it finds nothing to read behind the end. */
+static int can_measure(const struct read *r, const struct entry *e, uint64_t end) {
+    return r->is_own || read_parts(e->fd, r->parts, r->n, 0, (off_t)end) == 0;
+}
+
+/* Returns how much there is for a read at `at`. */
+static size_t length_at(const struct table *in, const struct entry *e, const struct read *r, uint64_t at) {
+    uint64_t size = in->row[e->row].size;
+    return at >= size ? 0 : size - at < r->bytes ? size - at : r->bytes;
+}
+
+/* Whether what was read of the incoming file is what the source has there, if it had arrived before. */
+static int was_right(const struct table *in, const struct entry *e, uint32_t serial) {
+    return lseek(e->fd, 0, SEEK_CUR) == mark_of(serial) && holds(in, e->row, serial);
+}
+
 /* Reads from the incoming file. Returns whether what was read is what the source has there. */
 static int reads_incoming(const struct table *in, const struct entry *e, uint32_t serial, const struct read *r,
                           size_t length) {
     if (!holds(in, e->row, serial) || first_missing(in, e->row, (uint64_t)r->at, length) != UINT64_MAX)
         return 0;
-    ssize_t got = r->n == 1 ? pread(e->fd, r->parts->iov_base, r->bytes, r->at) : preadv(e->fd, r->parts, r->n, r->at);
-    return got == (ssize_t)length && lseek(e->fd, 0, SEEK_CUR) == mark_of(serial) && holds(in, e->row, serial);
+    return read_parts(e->fd, r->parts, r->n, r->is_own, r->at) == (ssize_t)length && was_right(in, e, serial);
 }
 
-/* Takes the range behind the offset. Whatever is not read of it is given back. */
-static ssize_t take_range(struct table *in, struct entry *e, uint32_t serial, struct read *r, size_t length, int *local) {
-    off_t to = lseek(r->fd, (off_t)length, SEEK_CUR);
-    if (to < 0)
-        return NOT_ARRIVED;
-    r->at = to - (off_t)length;
-    uint64_t size = in->row[e->row].size;
-    size_t left = (uint64_t)r->at >= size ? 0 : size - (uint64_t)r->at < length ? size - (uint64_t)r->at : length;
-    *local = left == length && reads_incoming(in, e, serial, r, length);
-    ssize_t got = *local ? (ssize_t)length : preadv(r->fd, r->parts, r->n, r->at);
+static void set_next(int fd, off_t at) {
+    struct opening *o = &openings[fd];
+    if (!o->is_astray)
+        __atomic_store_n(&o->next, (uint64_t)at + 1, __ATOMIC_RELAXED);
+}
+
+/* Reads the range before `to`, which was taken from the offset. Whatever is not read of it is given back. */
+static ssize_t read_taken(struct table *in, struct entry *e, uint32_t serial, struct read *r, off_t to, int *local) {
+    r->at = to - (off_t)r->bytes;
+    size_t length = r->bytes;
+    *local = length_at(in, e, r, (uint64_t)r->at) == length && reads_incoming(in, e, serial, r, length);
+    ssize_t got = *local ? (ssize_t)length : read_parts(r->fd, r->parts, r->n, r->is_own, r->at);
     if (got != (ssize_t)length) {
         int saved = errno;
         lseek(r->fd, (got < 0 ? 0 : got) - (off_t)length, SEEK_CUR);
         errno = saved;
+    } else {
+        set_next(r->fd, to);
     }
     return got;
 }
 
-static ssize_t read_held(struct table *in, struct entry *e, uint32_t serial, struct read *r, int is_next) {
+/* Returns whether the beginning of a read has arrived, where the offset is expected, or all of a read of which is known how
+ * much it asks for. `to`: where what has arrived ends. */
+static int may_be_there(const struct table *in, const struct entry *e, uint32_t serial, struct read *r, int is_next,
+                        uint64_t *to) {
+    uint64_t next = is_next ? __atomic_load_n(&openings[r->fd].next, __ATOMIC_RELAXED) : (uint64_t)r->at + 1;
+    if (!next || !holds(in, e->row, serial))
+        return 0;
+    r->at = (off_t)(next - 1);
+    *to = arrived_to(in, e->row, next - 1);
+    return *to != next - 1 && (!r->is_own || (measure(r) && length_at(in, e, r, next - 1) <= *to - (next - 1)));
+}
+
+/* Reads first and asks then: the list is measured after the kernel has read it, and the offset is moved from where it was
+ * left. Where it is not there, others move it, too, and are expected to do so again. */
+static ssize_t reads_first(struct table *in, struct entry *e, uint32_t serial, struct read *r, int is_next, uint64_t to,
+                           int *local) {
+    struct opening *o = &openings[r->fd];
+    uint64_t at = (uint64_t)r->at;
+    ssize_t got = read_parts(e->fd, r->parts, r->n, r->is_own, r->at);
+    if (got <= 0 || !measure(r) || (size_t)got != length_at(in, e, r, at) || at + (uint64_t)got > to)
+        return NOT_ARRIVED;
+    if (!was_right(in, e, serial) || (is_next && (size_t)got != r->bytes))
+        return NOT_ARRIVED;
+    off_t now = is_next ? lseek(r->fd, got, SEEK_CUR) : 0;
+    if (is_next && now != r->at + got) {
+        o->is_astray = 1;
+        __atomic_store_n(&o->next, 0, __ATOMIC_RELAXED);
+        return now < 0 ? NOT_ARRIVED : read_taken(in, e, serial, r, now, local);
+    }
+    __atomic_store_n(&o->read_to, at + (uint64_t)got, __ATOMIC_RELAXED);
+    if (is_next)
+        set_next(r->fd, now);
+    *local = 1;
+    return got;
+}
+
+/* Returns whether all of a read has arrived by now, or soon. */
+static int comes_in_time(struct table *in, struct entry *e, uint32_t serial, struct read *r, int is_next) {
     uint64_t size = in->row[e->row].size;
-    if (!measure(r, e, size))
-        return NOT_ARRIVED;
-    off_t at = is_next ? lseek(r->fd, 0, SEEK_CUR) : r->at;
-    if (at < 0 || (uint64_t)at >= size || !holds(in, e->row, serial))
-        return NOT_ARRIVED;
-    size_t length = size - (uint64_t)at < r->bytes ? size - (uint64_t)at : r->bytes;
-    int saved = errno;
-    if (!is_there(in, r->fd, e->row, serial, (uint64_t)at, length)) {
-        if (!__atomic_load_n(&openings[r->fd].beside, __ATOMIC_RELAXED))
-            __atomic_add_fetch(&in->row[e->row].missed, length, __ATOMIC_RELAXED);
-        errno = saved;
-        return NOT_ARRIVED;
+    r->at = is_next ? lseek(r->fd, 0, SEEK_CUR) : r->at;
+    if (r->at < 0 || (uint64_t)r->at >= size || !can_measure(r, e, size) || !measure(r) || !holds(in, e->row, serial))
+        return 0;
+    size_t length = length_at(in, e, r, (uint64_t)r->at);
+    int is_all = is_there(in, r->fd, e->row, serial, (uint64_t)r->at, length);
+    if (!is_all && !__atomic_load_n(&openings[r->fd].beside, __ATOMIC_RELAXED))
+        __atomic_add_fetch(&in->row[e->row].missed, length, __ATOMIC_RELAXED);
+    return is_all && (!is_next || length == r->bytes);
+}
+
+static ssize_t reads_then(struct table *in, struct entry *e, uint32_t serial, struct read *r, int is_next, int *local) {
+    size_t length = length_at(in, e, r, (uint64_t)r->at);
+    if (is_next) {
+        off_t to = lseek(r->fd, (off_t)length, SEEK_CUR);
+        return to < 0 ? NOT_ARRIVED : read_taken(in, e, serial, r, to, local);
     }
-    uint64_t begin = wait_begin(FD_LOCAL);
+    *local = reads_incoming(in, e, serial, r, length);
+    return *local ? (ssize_t)length : NOT_ARRIVED;
+}
+
+/* Reads in one of two ways. `to`: where what has arrived ends; 0: all of the read has arrived. */
+static ssize_t reads(struct table *in, struct entry *e, uint32_t serial, struct read *r, int is_next, uint64_t to) {
+    int saved = errno, local = 0;
     ssize_t got = NOT_ARRIVED;
-    int local = 0;
-    if (fd_kind(r->fd) == FD_SOURCE && is_file(r->fd, in->row[e->row].device, in->row[e->row].inode)) {
-        if (is_next)
-            got = length == r->bytes ? take_range(in, e, serial, r, length, &local) : NOT_ARRIVED;
-        else if ((local = reads_incoming(in, e, serial, r, length)))
-            got = (ssize_t)length;
-    }
+    uint64_t begin = wait_begin(FD_LOCAL);
+    if (fd_kind(r->fd) == FD_SOURCE && is_file(r->fd, in->row[e->row].device, in->row[e->row].inode))
+        got = to ? reads_first(in, e, serial, r, is_next, to, &local) : reads_then(in, e, serial, r, is_next, &local);
     uint64_t ns = wait_end(FD_LOCAL, begin);
-    if (got != NOT_ARRIVED && got >= 0) {
+    if (got > 0) {
         count_read(r->fd, local ? FD_LOCAL : FD_SOURCE, got, r->at, begin, ns);
         if (local) {
             count(COUNTER_ARRIVED_READ_BYTES, (uint64_t)got);
@@ -465,16 +576,36 @@ static ssize_t read_held(struct table *in, struct entry *e, uint32_t serial, str
     return got;
 }
 
+static ssize_t read_held(struct table *in, struct entry *e, uint32_t serial, struct read *r, int is_next) {
+    int saved = errno;
+    uint64_t to;
+    off_t at = r->at;
+    ssize_t got = may_be_there(in, e, serial, r, is_next, &to) ? reads(in, e, serial, r, is_next, to) : NOT_ARRIVED;
+    if (got != NOT_ARRIVED)
+        return got;
+    r->at = at;
+    if (comes_in_time(in, e, serial, r, is_next))
+        got = reads(in, e, serial, r, is_next, 0);
+    if (got == NOT_ARRIVED)
+        errno = saved;
+    return got;
+}
+
 static ssize_t read_arrived(struct read *r, int is_next) {
     struct table *in = rows();
     if (!in || (hpcstage_vforked && !slot_is_mine()))
         return NOT_ARRIVED;
     struct opening *o = &openings[r->fd];
-    uint32_t now = changes(in);
-    if (__builtin_expect(o->rows_seen != now, 0))
-        look(in, r->fd, now);
     uint32_t serial = __atomic_load_n(&o->arriving, __ATOMIC_SEQ_CST);
     struct entry *e = serial ? entry_of(serial) : NULL;
+    if (!e || o->anew != __atomic_load_n(&anew, __ATOMIC_RELAXED) || !(++reads_since % LOOK_EVERY) ||
+        !holds(in, e->row, serial)) {
+        uint32_t now = changes(in);
+        if (o->rows_seen != now)
+            look(in, r->fd, now);
+        serial = __atomic_load_n(&o->arriving, __ATOMIC_SEQ_CST);
+        e = serial ? entry_of(serial) : NULL;
+    }
     if (!e)
         return NOT_ARRIVED;
     __atomic_add_fetch(&e->users, 1, __ATOMIC_SEQ_CST);
@@ -488,16 +619,22 @@ static ssize_t read_arrived(struct read *r, int is_next) {
 /* The copy's turn comes first: who can go on with it does. A thread can be cancelled before it reads, as in any read, and
  * not between the steps. */
 static ssize_t arrived(struct read *r, int is_next) {
-    int saved = errno, cancels;
+    int saved = errno;
     if (moved_kind(r->fd, FD_SOURCE) != FD_SOURCE)
         return NOT_ARRIVED;
     pthread_testcancel();
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancels);
     ssize_t got = read_arrived(r, is_next);
-    pthread_setcancelstate(cancels, &cancels);
-    if (got == NOT_ARRIVED)
-        errno = saved;
-    return got;
+    if (got != NOT_ARRIVED)
+        return got;
+    if (is_next && __atomic_load_n(&openings[r->fd].next, __ATOMIC_RELAXED))
+        __atomic_store_n(&openings[r->fd].next, 0, __ATOMIC_RELAXED);
+    errno = saved;
+    return NOT_ARRIVED;
+}
+
+void arrivals_seeked(int fd, off_t to) {
+    if (to >= 0)
+        set_next(fd, to);
 }
 
 ssize_t arrived_at(int fd, const struct iovec *parts, int n, int is_own, off_t at) {

@@ -8,6 +8,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <setjmp.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -25,6 +26,7 @@ extern ssize_t preadv64v2(int, const struct iovec *, int, off64_t, int) WEAK;
 extern int close_range(unsigned, unsigned, int) WEAK;
 extern void closefrom(int) WEAK;
 extern int dup3(int, int, int) WEAK;
+extern void __longjmp_chk(jmp_buf, int) WEAK __attribute__((noreturn));
 
 /* `at`: where in the file the read began, as it is once the call has returned. */
 #define TIMED(fd, at, call) \
@@ -316,4 +318,18 @@ static __attribute__((noreturn)) void hook__Exit(int status) {
     _exit(status);
 }
 
-const struct hook hooks_process[] = {ENTRY(chdir) ENTRY(fchdir) ENTRY(_exit) ENTRY(_Exit) {NULL, NULL}};
+/* A handler of a signal may have interrupted a call, and leaves it here. Where it jumps within itself, the call goes on
+ * without being counted. */
+#define HOOK_JUMP(name, type) \
+    static __attribute__((noreturn)) void hook_##name(type at, int value) { \
+        waits_left(); \
+        name(at, value); \
+    }
+HOOK_JUMP(longjmp, jmp_buf)
+HOOK_JUMP(_longjmp, jmp_buf)
+HOOK_JUMP(siglongjmp, sigjmp_buf)
+HOOK_JUMP(__longjmp_chk, jmp_buf)
+
+const struct hook hooks_process[] = {
+    ENTRY(chdir) ENTRY(fchdir) ENTRY(_exit) ENTRY(_Exit) ENTRY(longjmp) ENTRY(_longjmp) ENTRY(siglongjmp)
+    ENTRY(__longjmp_chk) {NULL, NULL}};

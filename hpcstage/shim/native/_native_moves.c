@@ -65,8 +65,9 @@ void moved_opened(int fd, int flags, int is_stream, uint32_t published) {
     while (known <= fd && !__atomic_compare_exchange_n(&end, &known, fd + 1, 1, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
         ;
     uint32_t serial = __atomic_add_fetch(&serials, 1, __ATOMIC_RELAXED);
-    openings[fd] = (struct opening){serial ? serial : 1, published, __atomic_load_n(&forks, __ATOMIC_SEQ_CST), spawned(),
-                                    flags & O_CLOEXEC ? 0 : INHERITED, 0, 0, 0};
+    openings[fd] = (struct opening){
+        .serial = serial ? serial : 1, .looked = published, .forks = __atomic_load_n(&forks, __ATOMIC_SEQ_CST),
+        .spawns = spawned(), .facts = flags & O_CLOEXEC ? 0 : INHERITED, .next = 1};
 }
 
 void moved_forget(int fd) {
@@ -78,6 +79,8 @@ void moved_forget(int fd) {
         openings[fd].rows_seen = openings[fd].arriving = 0;
     if (openings[fd].in_order)
         openings[fd].in_order = 0;
+    if (openings[fd].next || openings[fd].is_astray)
+        openings[fd].next = openings[fd].is_astray = 0;
 }
 
 void moved_duplicated(int from, int to, int is_inherited) {
@@ -86,6 +89,8 @@ void moved_duplicated(int from, int to, int is_inherited) {
     int known = __atomic_load_n(&end, __ATOMIC_RELAXED);
     while (known <= to && !__atomic_compare_exchange_n(&end, &known, to + 1, 1, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
         ;
+    openings[from].next = 0;
+    openings[from].is_astray = 1;
     openings[to] = openings[from];
     openings[to].facts &= ~(uint32_t)STREAM;
     if (is_inherited)
@@ -298,7 +303,10 @@ __attribute__((noinline)) int moved_look(int fd) {
     static type at_rest_##name(int fd, type offset, int whence) HELD(fd, type, name(fd, offset, whence)) \
     static type hook_##name(int fd, type offset, int whence) { \
         moved_kind(fd, fd_kind(fd)); \
-        return at_rest_##name(fd, offset, whence); \
+        type result = at_rest_##name(fd, offset, whence); \
+        if (fd_kind(fd) == FD_SOURCE) \
+            arrivals_seeked(fd, result); \
+        return result; \
     }
 HOOK_LSEEK(lseek, off_t)
 HOOK_LSEEK(lseek64, off64_t)

@@ -8,6 +8,7 @@
 #include "_native.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -60,6 +61,8 @@ uint64_t now_ns(void) {
     return clock_ns(CLOCK_MONOTONIC);
 }
 
+static void count_calls(void);
+
 static void empty_in_children(void) {
     void *at = mmap(NULL, sizeof *own, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED)
@@ -94,6 +97,7 @@ int page_map(const char *path) {
     page_voided = (uint32_t *)(page + VOIDED_OFFSET);
     owner = getpid();
     empty_in_children();
+    count_calls();
     return 0;
 }
 
@@ -278,8 +282,75 @@ uint64_t counter_get(int counter) {
     return __atomic_load_n(&my_slot()->counters[counter], __ATOMIC_RELAXED);
 }
 
+/* ---- threads inside calls ---- */
+
+/* The calls that a thread is inside are counted in a value of its own, too, by a digit for each kind: one that is cancelled
+ * there, or that jumps out of there from a handler of a signal, is not inside any more. The C library keeps the values of
+ * the first keys in what it has for each thread, without taking memory. */
+#define KEYS_IN_PLACE 32
+#define DIGIT_BITS (8 * sizeof(uintptr_t) / 3)
+#define DIGIT (((uintptr_t)1 << DIGIT_BITS) - 1)
+#define OF_LOCAL ((uintptr_t)1)
+#define OF_SOURCE ((uintptr_t)1 << DIGIT_BITS)
+#define OF_HELD ((uintptr_t)1 << 2 * DIGIT_BITS)
+static pthread_key_t calls;
+static int has_calls;
+
+static void call_begins(uintptr_t kind) {
+    if (has_calls)
+        pthread_setspecific(calls, (void *)((uintptr_t)pthread_getspecific(calls) + kind));
+}
+
+/* Returns whether the call was counted until now. */
+static int call_ends(uintptr_t kind) {
+    if (!has_calls)
+        return 1;
+    uintptr_t inside = (uintptr_t)pthread_getspecific(calls);
+    if (!(inside / kind & DIGIT))
+        return 0;
+    pthread_setspecific(calls, (void *)(inside - kind));
+    return 1;
+}
+
+static void leave(int is_source, uint64_t now) {
+    if (is_source && __atomic_sub_fetch(&own->inside_source, 1, __ATOMIC_RELAXED) == 0)
+        count(COUNTER_BLOCKED_SOURCE_NS, now);
+    if (__atomic_sub_fetch(&own->inside, 1, __ATOMIC_RELAXED) == 0) {
+        count(COUNTER_BLOCKED_NS, now);
+        counter_set(COUNTER_LAST_NS, now);
+    }
+}
+
+static void leave_all(void *calls_inside) {
+    uintptr_t inside = (uintptr_t)calls_inside;
+    for (uintptr_t n = inside & DIGIT; n; n--)
+        leave(0, now_ns());
+    for (uintptr_t n = inside / OF_SOURCE & DIGIT; n; n--)
+        leave(1, now_ns());
+    for (uintptr_t n = inside / OF_HELD & DIGIT; n; n--)
+        __atomic_sub_fetch(&own->held, 1, __ATOMIC_SEQ_CST);
+}
+
+static void count_calls(void) {
+    if (has_calls || pthread_key_create(&calls, leave_all) != 0)
+        return;
+    has_calls = calls < KEYS_IN_PLACE;
+    if (!has_calls)
+        pthread_key_delete(calls);
+}
+
+void waits_left(void) {
+    void *inside = has_calls ? pthread_getspecific(calls) : NULL;
+    if (inside) {
+        pthread_setspecific(calls, NULL);
+        leave_all(inside);
+    }
+}
+
 void waits_forget(void) {
     own->inside = own->inside_source = own->held = 0;
+    if (has_calls)
+        pthread_setspecific(calls, NULL);
 }
 
 int waits_none(void) {
@@ -297,10 +368,12 @@ void hold_begin(void) {
         copies_wait();
         __atomic_add_fetch(&own->held, 1, __ATOMIC_SEQ_CST);
     }
+    call_begins(OF_HELD);
 }
 
 void hold_end(void) {
-    __atomic_sub_fetch(&own->held, 1, __ATOMIC_SEQ_CST);
+    if (call_ends(OF_HELD))
+        __atomic_sub_fetch(&own->held, 1, __ATOMIC_SEQ_CST);
 }
 
 /* The first one in takes the time from the counter, the last one out adds it: whatever the order in which threads come
@@ -314,6 +387,7 @@ uint64_t wait_begin(int kind) {
         copies_wait();
         threads = __atomic_add_fetch(&own->inside, 1, __ATOMIC_SEQ_CST);
     }
+    call_begins(kind == FD_SOURCE ? OF_SOURCE : OF_LOCAL);
     if (threads == 1)
         count(COUNTER_BLOCKED_NS, 0 - now);
     if (!__atomic_load_n(&slot->counters[COUNTER_FIRST_NS], __ATOMIC_RELAXED))
@@ -327,12 +401,8 @@ uint64_t wait_begin(int kind) {
 
 uint64_t wait_end(int kind, uint64_t begin) {
     uint64_t now = now_ns();
-    if (kind == FD_SOURCE && __atomic_sub_fetch(&own->inside_source, 1, __ATOMIC_RELAXED) == 0)
-        count(COUNTER_BLOCKED_SOURCE_NS, now);
-    if (__atomic_sub_fetch(&own->inside, 1, __ATOMIC_RELAXED) == 0) {
-        count(COUNTER_BLOCKED_NS, now);
-        counter_set(COUNTER_LAST_NS, now);
-    }
+    if (call_ends(kind == FD_SOURCE ? OF_SOURCE : OF_LOCAL))
+        leave(kind == FD_SOURCE, now);
     return now - begin;
 }
 
