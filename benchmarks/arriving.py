@@ -81,17 +81,17 @@ class Tries:
             head = hpcstage_command("runtime", run_dir, local, str(storage.path))
             command = [*head, *self._command(storage.path / "large", here, write_s)]
             with started(command, self.where.disk) as process:
-                _until((here / "begin").exists, process)
-                _until(lambda: storage.counters().read_bytes > BEGUN * self.size, process)
+                until((here / "begin").exists, process)
+                until(lambda: storage.counters().read_bytes > BEGUN * self.size, process)
                 ours, killed = below(process.pid), [0]
                 events.append((delay_s, lambda: killed.append(kill(chosen(ours, victim)))))
                 if fill_s is not None:
                     events.append((fill_s, lambda: fill(local)))
-                _go(here / "begin-go", str(int(BEGUN * self.size)))
+                go(here / "begin-go", str(int(BEGUN * self.size)))
                 served = max(self._through(sorted(events, key=lambda event: event[0]), local))
-                _until((here / "end").exists, process)
+                until((here / "end").exists, process)
                 served = max(served, read_of_arriving(local))
-                _go(here / "end-go", "")
+                go(here / "end-go", "")
                 out, err = process.communicate(timeout=LIMIT_S)
                 left = psutil.wait_procs(ours, timeout=GONE_S)[1]
         with contextlib.suppress(OSError):
@@ -151,13 +151,13 @@ def read_of_arriving(local: Path) -> int:
     return 0
 
 
-def _until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+def until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not condition() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
 
 
-def _go(path: Path, text: str) -> None:
+def go(path: Path, text: str) -> None:
     scratch = path.with_suffix(".part")
     scratch.write_text(text)
     scratch.rename(path)

@@ -186,6 +186,13 @@ def test_arriving(tmp_path: Path) -> None:
     assert all(sample["bytes"] > sample["served_bytes"] > 0 for sample in result["samples"])
 
 
+def test_served(tmp_path: Path) -> None:
+    result = quick("served", tmp_path)
+    assert arms(result, "in order") == {"plain", "runtime", "auto"}
+    assert len({sample["output"] for sample in result["samples"] if sample["cell"] == "in order"}) == 1
+    assert all(sample["served_share"] >= 1 for sample in result["samples"] if sample["cell"] == "cost")
+
+
 def test_a_terminated_benchmark_leaves_nothing(tmp_path: Path) -> None:
     memory, work = tmp_path / "memory", tmp_path / "disk"
     memory.mkdir()
