@@ -591,6 +591,13 @@ static ssize_t read_held(struct table *in, struct entry *e, uint32_t serial, str
     return got;
 }
 
+static uint32_t look_if_changed(const struct table *in, int fd) {
+    uint32_t now = changes(in);
+    if (openings[fd].rows_seen != now)
+        look(in, fd, now);
+    return __atomic_load_n(&openings[fd].arriving, __ATOMIC_SEQ_CST);
+}
+
 static ssize_t read_arrived(struct read *r, int is_next) {
     struct table *in = rows();
     if (!in || (hpcstage_vforked && !slot_is_mine()))
@@ -598,12 +605,8 @@ static ssize_t read_arrived(struct read *r, int is_next) {
     struct opening *o = &openings[r->fd];
     uint32_t serial = __atomic_load_n(&o->arriving, __ATOMIC_SEQ_CST);
     struct entry *e = serial ? entry_of(serial) : NULL;
-    if (!e || o->anew != __atomic_load_n(&anew, __ATOMIC_RELAXED) || !(++reads_since % LOOK_EVERY) ||
-        !holds(in, e->row, serial)) {
-        uint32_t now = changes(in);
-        if (o->rows_seen != now)
-            look(in, r->fd, now);
-        serial = __atomic_load_n(&o->arriving, __ATOMIC_SEQ_CST);
+    if (!e || o->anew != __atomic_load_n(&anew, __ATOMIC_RELAXED) || !(++reads_since % LOOK_EVERY)) {
+        serial = look_if_changed(in, r->fd);
         e = serial ? entry_of(serial) : NULL;
     }
     if (!e)
@@ -613,6 +616,8 @@ static ssize_t read_arrived(struct read *r, int is_next) {
     if (__atomic_load_n(&e->serial, __ATOMIC_SEQ_CST) == serial)
         got = read_held(in, e, serial, r, is_next);
     __atomic_sub_fetch(&e->users, 1, __ATOMIC_SEQ_CST);
+    if (got == NOT_ARRIVED && !holds(in, e->row, serial))
+        look_if_changed(in, r->fd);
     return got;
 }
 

@@ -264,8 +264,12 @@ void slot_finish(void) {
     counter_set(COUNTER_OWN_READ_BYTES, own_read_bytes());
 }
 
+static inline void add(struct slot *slot, int counter, uint64_t value) {
+    __atomic_fetch_add(&slot->counters[counter], value, __ATOMIC_RELAXED);
+}
+
 void count(int counter, uint64_t value) {
-    __atomic_fetch_add(&my_slot()->counters[counter], value, __ATOMIC_RELAXED);
+    add(my_slot(), counter, value);
 }
 
 void counter_set(int counter, uint64_t value) {
@@ -424,14 +428,14 @@ void count_source_open(uint64_t ns, int reason) {
 }
 
 /* With several threads the time between reads means nothing, but is never negative. */
-static void count_within(int fd, off_t at, ssize_t bytes, uint64_t begin, uint64_t end) {
+static void count_within(struct slot *slot, int fd, off_t at, ssize_t bytes, uint64_t begin, uint64_t end) {
     uint64_t since = __atomic_load_n(&own->read_end, __ATOMIC_RELAXED);
     off_t to = __atomic_exchange_n(&own->read_to, at < 0 ? -1 : at + bytes, __ATOMIC_RELAXED);
     if (__atomic_exchange_n(&own->read_fd, fd + 1, __ATOMIC_RELAXED) == fd + 1) {
         if (since < begin)
-            count(COUNTER_WITHIN_NS, begin - since);
+            add(slot, COUNTER_WITHIN_NS, begin - since);
         if (at >= 0 && to >= 0 && at != to)
-            count(COUNTER_JUMPS, 1);
+            add(slot, COUNTER_JUMPS, 1);
     }
     __atomic_store_n(&own->read_end, end, __ATOMIC_RELAXED);
 }
@@ -444,11 +448,12 @@ void reads_begin(int fd) {
 void count_read(int fd, int kind, ssize_t bytes, off_t at, uint64_t begin, uint64_t ns) {
     if (bytes <= 0)
         return;
-    count_within(fd, at, bytes, begin, begin + ns);
+    struct slot *slot = my_slot();
+    count_within(slot, fd, at, bytes, begin, begin + ns);
     int base = kind == FD_SOURCE ? COUNTER_SOURCE_READS : COUNTER_LOCAL_READS;
-    count(base, 1);
-    count(base + 1, (uint64_t)bytes);
-    count(base + 2, ns);
+    add(slot, base, 1);
+    add(slot, base + 1, (uint64_t)bytes);
+    add(slot, base + 2, ns);
     if (kind == FD_SOURCE && moved_would(fd))
         count(COUNTER_MOVABLE_READ_BYTES, (uint64_t)bytes);
     if (moved_is(fd, kind))
