@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +136,32 @@ def test_a_state_that_one_node_alone_knows_to_be_of_all_is_brought_by_all(
         report = drain_share_late(node.place, node.charter)
         assert (report.undrained, report.unclosed) == ((), ())
     assert shown(target) == steps(4, 5), "none of it lies beside"
+
+
+def test_what_the_program_removed_goes_with_the_share_that_is_brought_last(nodes: list[Node], target: Path) -> None:
+    known(nodes, 4)
+    assert [node.ends() for node in nodes] == [False, True]
+    assert shown(target) == steps(4)
+    (target / "of the user").write_text("stays")
+    for node in nodes:
+        shutil.rmtree(node.place.tree / "step4")
+    known(nodes, 5)
+    reports = [drain_share_late(node.place, node.charter) for node in nodes]
+    assert shown(target) == ["of the user", *steps(5)]
+    assert [report.files for report in reports] == [0, 3], "the directory and its two files"
+
+
+def test_what_a_node_writes_again_is_not_taken_for_removed(nodes: list[Node], target: Path) -> None:
+    known(nodes, 4)
+    assert [node.ends() for node in nodes] == [False, True]
+    made = {node.charter.node: node.saves(5) for node in nodes}
+    shares = {name: {"step5": marks["step5"]} for name, marks in made.items()}
+    for node in nodes:
+        with GenerationStore(node.place.store) as store:
+            store.commit(FileTree(node.place.tree, ["step5"]), GenerationId(6, f"{6:032x}"))
+        node.knows(JobGeneration(6, f"{6:032x}", 6, shares))
+    assert [node.ends() for node in nodes] == [False, True]
+    assert shown(target) == steps(4, 5)
 
 
 def test_a_state_that_not_all_nodes_have_is_none_and_its_parts_lie_beside(nodes: list[Node], target: Path) -> None:

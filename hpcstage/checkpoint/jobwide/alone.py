@@ -18,9 +18,16 @@ from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import GenerationId
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, LocalSource
-from hpcstage.checkpoint.generations.restoring import making_in, newest_ns
+from hpcstage.checkpoint.generations.restoring import making_in, newest_ns, times_of
 from hpcstage.checkpoint.generations.restoring import place as place_entry
-from hpcstage.checkpoint.jobwide.gathering import Gathering, opened_whole, remove_superseded, restore_whole
+from hpcstage.checkpoint.jobwide.gathering import (
+    Gathering,
+    Share,
+    SupersededRemoval,
+    opened_whole,
+    remove_superseded,
+    restore_whole,
+)
 from hpcstage.checkpoint.jobwide.holdings import RunStores
 from hpcstage.checkpoint.jobwide.known import known_generations, pending_generation
 from hpcstage.checkpoint.jobwide.words import JobGeneration
@@ -33,7 +40,7 @@ from hpcstage.checkpoint.keeping.facts import (
     reason,
 )
 from hpcstage.checkpoint.keeping.leftovers import place_leftovers
-from hpcstage.checkpoint.keeping.plain import described, has_state_of, is_there, shown_in
+from hpcstage.checkpoint.keeping.plain import described, has_state_of, is_there, names_in, shown_in
 from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
 from hpcstage.errors import HpcstageError
 
@@ -48,6 +55,9 @@ class LonelyEnd:
     """The entries of this node that are there, or wait there for the parts of other nodes, with their marks."""
     number: int | None = None
     """The generation that is in the target."""
+    files: int = 0
+    """The files and bytes that were given their names there."""
+    size_bytes: int = 0
 
 
 def end_alone(
@@ -60,39 +70,39 @@ def end_alone(
     the newest one that all nodes have, as far as this one knows; another node may know that all have the one after it,
     of which this node brings its share, too. `others` are stores of other nodes that can be read here."""
     node, newer = charter.node, pending_generation(place, known)
-    if newer is not None and not _missing(place, charter, newer, others or {}):
-        return LonelyEnd((), newer.shares.get(node, {}), newer.number)
+    if newer is not None and not (end := _brought(place, charter, newer, others or {})).missing:
+        return replace(end, brought=newer.shares.get(node, {}), number=newer.number)
     if known is None:
         return LonelyEnd()
-    own = known.shares.get(node, {})
-    if missing := _missing(place, charter, known, others or {}):
-        return LonelyEnd(missing, {**own, **(newer.shares.get(node, {}) if newer is not None else {})})
-    return LonelyEnd((), own, known.number)  # all brought this one: none knows of a newer one
+    own, end = known.shares.get(node, {}), _brought(place, charter, known, others or {})
+    if end.missing:
+        return replace(end, brought={**own, **(newer.shares.get(node, {}) if newer is not None else {})})
+    return replace(end, brought=own, number=known.number)  # all brought this one: none knows of a newer one
 
 
-def _missing(
+def _brought(
     place: CheckpointPlace, charter: CheckpointCharter, generation: JobGeneration, others: Mapping[str, Path]
-) -> list[UndrainedEntry]:
-    """Brings a share to the target; returns what is not in the target under its name then."""
+) -> LonelyEnd:
+    """Brings a share to the target; returns what is not in the target under its name then, or what was given names."""
     try:
         charter.check_target()
         return _gathered(place, charter, generation, others)
     except (OSError, HpcstageError) as error:
         names = generation.shares.get(charter.node, {})
-        return [UndrainedEntry(name, reason(error)) for name in names] or [UndrainedEntry("", reason(error))]
+        return LonelyEnd([UndrainedEntry(name, reason(error)) for name in names] or [UndrainedEntry("", reason(error))])
 
 
 def _gathered(
     place: CheckpointPlace, charter: CheckpointCharter, generation: JobGeneration, others: Mapping[str, Path]
-) -> list[UndrainedEntry]:
+) -> LonelyEnd:
     target = Path(charter.target)
     if _has(target, charter, generation):
-        return []
+        return LonelyEnd()
     gathering = Gathering(target, f"{charter.run_id}-{generation.number}", charter.run_id)
     with _sources({charter.node: place.store, **others}) as sources, _locked(gathering):
         if _has(target, charter, generation):  # another node was first
             gathering.remove()
-            return []
+            return LonelyEnd()
         shares = RunStores(sources).shares(generation)
         missing: set[str] = set()
         for share in shares:
@@ -102,17 +112,37 @@ def _gathered(
                 except (DamagedGeneration, NodeIsGone):
                     missing.add(share.node)
         if not missing:
-            before = described(target)
-            is_behind = before is not None and before.manifest.created_ns >= generation.created_ns
-            noted = [replace(one, source=LocalSource(gathering.noted(one.node, one.number))) for one in shares]
-            whole = opened_whole(noted)
-            gathering.give_names(whole, generation, generation.names, is_behind=is_behind)
-            remove_superseded(target, charter.run_id, generation.number)
-            return []
+            return _named(place, charter, generation, gathering, shares)
     names = ", ".join(sorted(missing))
     why = f"the share of this node is in {gathering.path}, and those of {names} are not there yet"
     own = generation.shares.get(charter.node, {})
-    return [UndrainedEntry(name, why) for name in own] or [UndrainedEntry("", why)]
+    return LonelyEnd([UndrainedEntry(name, why) for name in own] or [UndrainedEntry("", why)])
+
+
+def _named(
+    place: CheckpointPlace,
+    charter: CheckpointCharter,
+    generation: JobGeneration,
+    gathering: Gathering,
+    shares: Sequence[Share],
+) -> LonelyEnd:
+    """Gives what all nodes brought its names, and removes what the program had removed."""
+    target = gathering.target
+    before = described(target)
+    is_behind = before is not None and before.manifest.created_ns >= generation.created_ns
+    noted = [replace(one, source=LocalSource(gathering.noted(one.node, one.number))) for one in shares]
+    seen = {*(place.seen() or ())}
+    if before is not None and has_state_of(target, charter.run_id, 1):
+        seen |= times_of(before.manifest).keys()
+    placed = gathering.give_names(opened_whole(noted), generation, generation.names, is_behind=is_behind)
+    now = described(target)
+    if before is not None and now is not None and not is_behind:
+        trees = [place.tree, *(one.tree for one in _siblings(place, charter).values())]
+        there = {name for tree in trees for name in (names_in(tree) if tree.is_dir() else ())}
+        spared = there.union(generation.lacking) - generation.names - generation.dropped.keys()
+        SupersededRemoval(target, place.tree).remove(before.manifest, now.manifest, seen, spared)
+    remove_superseded(target, charter.run_id, generation.number)
+    return LonelyEnd(files=placed.files, size_bytes=placed.size_bytes)
 
 
 def _has(target: Path, charter: CheckpointCharter, generation: JobGeneration) -> bool:
@@ -137,7 +167,13 @@ def drain_share_late(place: CheckpointPlace, charter: CheckpointCharter) -> Keep
     newest = max((one for one in (end.number, None if last is None else last.number) if one), default=0)
     left, beside = place_leftovers(drain, _unsaved(place, end.brought, newest), charter)
     undrained = (*end.missing, *left)
-    return KeepingReport(drained_number=end.number, undrained=undrained, unclosed=tuple(beside.values()))
+    return KeepingReport(
+        drained_number=end.number,
+        undrained=undrained,
+        unclosed=tuple(beside.values()),
+        files=end.files,
+        bytes_carried=end.size_bytes,
+    )
 
 
 def restore_here(place: CheckpointPlace, charter: CheckpointCharter, to: Path) -> int | None:
