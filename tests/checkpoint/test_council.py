@@ -441,6 +441,7 @@ def test_a_state_that_changes_is_tried_again_with_another_number_and_in_full() -
     job.settle(lambda: bool(job.nodes[1].todo))
     assert job.nodes[1].todo[0].order.kind is OrderKind.COMMIT
     first = job.nodes[1].todo[0].order
+    assert first.body["full_why"] == "it is the first of this run"
     job.nodes[1].work("step1 changed", is_soon=True)
     job.settle()
     assert job.last is not None
@@ -557,6 +558,31 @@ def test_what_is_being_written_again_is_carried_in_a_protected_generation_that_h
     job.settle()
     assert job.last.carried["step1"].number == safe.number
     assert all(safe.number in node.store for node in job.nodes.values())
+
+
+def why_full(job: Job) -> str:
+    """Why the next generation is stored in full, of which the first node has the order."""
+    job.settle(lambda: any(one.order.kind is OrderKind.COMMIT for one in job.nodes[0].todo))
+    return str(job.nodes[0].todo[0].order.body["full_why"])
+
+
+def test_why_a_generation_is_stored_in_full_is_said() -> None:
+    job = Job(3, drain_every=100).begun()
+    job.write(0, "step1")
+    assert why_full(job) == "it is the first of this run"
+    job.settle()
+    job.write(0, "step2")
+    assert why_full(job) == ""
+    job.nodes[0].work("no room")
+    assert why_full(job) == "a try before was not saved by all nodes"
+    job.settle()
+    write_and_fail(job, "step3", OrderKind.ENCODE)
+    job.write(0, "step4")
+    assert why_full(job) == "the generation before is not protected"
+    job.settle()
+    job.kill(2)
+    job.connect()
+    assert why_full(job) == "the nodes are not those of the generation before"
 
 
 def earlier(number: int, created_ns: int, members: int = 2) -> JobGeneration:

@@ -84,7 +84,7 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 def commit_of(words: dict[str, KeeperWord]) -> JobOrder:
     named = name_shares(words, ())
-    body = {"number": 9, "attempt": f"{9:032x}", "after_ns": 0, "is_full": True, **asdict(named)}
+    body = {"number": 9, "attempt": f"{9:032x}", "after_ns": 0, "full_why": "it is the first", **asdict(named)}
     return JobOrder(2, 0, 0, OrderKind.COMMIT, body | {"removed": sorted(named.removed)})
 
 

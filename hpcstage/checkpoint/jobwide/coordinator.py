@@ -214,17 +214,27 @@ class Coordinator:
         named = name_shares(self._words, self.ledger.generations, held)
         if not self._is_wanted(named):
             return False
-        plan = self._plan()
-        is_chained = last is not None and self._is_of_present(last) and (last.size != "" or plan.size is None)
         self._give(
             OrderKind.COMMIT,
             number=self.ledger.next_number,
             attempt=self._terms.new_attempt(),
             after_ns=self.ledger.after_ns,
-            is_full=not (is_chained and self.ledger.is_last_whole),
+            full_why=self._full_why(last),
             **asdict(named) | {"removed": sorted(named.removed)},
         )
         return True
+
+    def _full_why(self, last: JobGeneration | None) -> str:
+        """Returns why the next generation cannot build on the one before; empty if it can."""
+        if last is None:
+            return "it is the first of this run"
+        if not self._is_of_present(last):
+            return "the nodes are not those of the generation before"
+        if not self.ledger.is_last_whole:
+            return "a try before was not saved by all nodes"
+        if not last.size and self._plan().size is not None:
+            return "the generation before is not protected"
+        return ""
 
     def _held(self, now: float) -> frozenset[str]:
         """Returns the entries of which some nodes have new parts and others old ones, as long as those of the others

@@ -66,8 +66,6 @@ from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.orders import EncodeOrder
 from hpcstage.errors import HpcstageError
 
-_CHANGED_GROUP = "the nodes, or what protects them, are not those of the generation before"
-
 
 class NodeWork:
     """Carries out one node's part of each order."""
@@ -238,7 +236,7 @@ class NodeWork:
         terms = CommitTerms(
             self._place.room_bytes(),
             int(body["after_ns"]),
-            _CHANGED_GROUP if body["is_full"] else "",
+            str(body["full_why"]),
             progress=self._capped,
         )
         identity = GenerationId(body["number"], body["attempt"])
