@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from benchmarks.harness import Arm, Bench, Figure, Options, at_most, options_of, parser
-from benchmarks.stretching import calm, chaos, growing
+from benchmarks.stretching import calm, chaos, growing, staged
 from benchmarks.stretching.hosts import KEPT, OURS, THEIRS, TORCHFT, Hosts, has_networks, has_torchft, hosts
 
 START_LIMIT_S, LIMIT_S = 90.0, 60.0
@@ -139,9 +139,14 @@ def main() -> int:
         bench.measure(calm.CELL, {calm.ARM: partial(calm.sample, options)}, options.rounds(calm.ROUNDS))
     if options.wants(chaos.CELL) and (options.only or not options.quick):
         bench.measure(chaos.CELL, {chaos.ARM: partial(chaos.sample, options, bench)}, options.rounds(chaos.ROUNDS))
+    if options.wants(staged.CELL) and (options.only or not options.quick):
+        placements: dict[str, Arm] = {arm: partial(staged.sample, arm, options) for arm in staged.ARMS}
+        bench.measure(staged.CELL, placements, options.rounds(staged.ROUNDS))
     found = [name for name in FAULTS if any(bench.select(name, arm) for arm in (OURS, KEPT))]
     sheet(bench, found)
-    return bench.finish([*figures(bench, found), *growing.show(bench), *calm.show(bench), *chaos.show(bench)])
+    return bench.finish(
+        [*figures(bench, found), *growing.show(bench), *calm.show(bench), *chaos.show(bench), *staged.show(bench)]
+    )
 
 
 def sheet(bench: Bench, found: list[str]) -> None:

@@ -55,13 +55,17 @@ class TrainingStuck(RuntimeError):
 class Chaos:
     """A training, and what happens to it."""
 
-    def __init__(self, work: Path, local: Path, seed: int, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, work: Path, local: Path, seed: int, env: Mapping[str, str] | None = None, data: Path | None = None
+    ) -> None:
+        """`data`: the files of the samples, which are made where there are none."""
         self.work, self.local = work, local
         self.random = random.Random(seed)
         self.env = {**environment(work), **(env or {}), "CHAOS": os.fspath(work), "OMP_NUM_THREADS": "1"}
         self.env |= {"GLOO_SOCKET_IFNAME": "lo", "HPCSTAGE_LOCAL_DIR": os.fspath(local)}
-        self.data = work / "data"
-        make_files(self.data, FILES, FILE_BYTES)
+        self.data = data or work / "data"
+        if data is None:
+            make_files(self.data, FILES, FILE_BYTES)
         self.jobs: dict[str, subprocess.Popen[bytes]] = {}
         self.states: dict[Key, str] = {}
         """The nodes that are not lost: `runs` or `frozen`."""
@@ -72,11 +76,13 @@ class Chaos:
 
     # ---- jobs and nodes
 
-    def begin(self) -> None:
-        """Starts the training and waits for its first steps."""
+    def begin(self, *options: str) -> None:
+        """Starts the training, with some more options, and waits for its first steps."""
         words = ["--elastic", f"1:{2 * MOST}", "--name", NAME, "--survivors", "keep", "--nodes", str(AT_START)]
         program: list[str | Path] = [sys.executable, WORKLOAD / "elastic_chaos.py", self.data, self.work, str(STEP_S)]
-        self._start("first", AT_START, *words, "--data", self.data, "--run-dir", self.work / "run", "--", *program)
+        self._start(
+            "first", AT_START, *words, "--data", self.data, "--run-dir", self.work / "run", *options, "--", *program
+        )
         self.settle(0.0)
 
     def _start(self, job: str, nodes: int, *words: str | Path) -> None:
@@ -209,33 +215,38 @@ class Chaos:
 
     def _kill_agent(self, key: Key) -> bool:
         del self.states[key]
-        return _send(self.processes(key)[1:2], signal.SIGKILL)
+        return send(self.processes(key)[1:2], signal.SIGKILL)
 
     def _kill(self, key: Key) -> bool:
         del self.states[key]
         found = self.processes(key)
-        _send(found, signal.SIGSTOP)
-        return _send(found, signal.SIGKILL)
+        send(found, signal.SIGSTOP)
+        return send(found, signal.SIGKILL)
+
+    def lose(self, key: Key, processes: list[psutil.Process]) -> None:
+        """Kills all that runs on a node, with processes that do not belong to its training."""
+        send(processes, signal.SIGKILL)
+        self._kill(key)
 
     def _freeze(self, key: Key) -> bool:
         self.states[key] = "frozen"
-        return _send(self.processes(key), signal.SIGSTOP)
+        return send(self.processes(key), signal.SIGSTOP)
 
     def _go_on(self, key: Key) -> bool:
         self.states[key] = "runs"
         self.struck.pop(key, None)  # it goes on with the others
-        return _send(self.processes(key)[::-1], signal.SIGCONT)
+        return send(self.processes(key)[::-1], signal.SIGCONT)
 
     def _kill_daemon(self) -> bool:
         job = self.random.choice(sorted({key[0] for key in self.states}))
-        return _send(self._of_job(job, "hpcstage.daemon")[:1], signal.SIGKILL)
+        return send(self._of_job(job, "hpcstage.daemon")[:1], signal.SIGKILL)
 
     def _kill_job(self, job: str) -> bool:
         found = self._of_job(job)
         for key in self._nodes(job):
             del self.states[key]
-        _send(found, signal.SIGSTOP)
-        return _send(found, signal.SIGKILL)
+        send(found, signal.SIGSTOP)
+        return send(found, signal.SIGKILL)
 
     # ---- the whole
 
@@ -278,9 +289,10 @@ class Chaos:
         from benchmarks.workload.elastic_chaos import Files, follow
         from hpcstage.elastic.ledger import check
 
-        found = check(self.agreed(), FILES)
+        data = Files(self.data)
+        found = check(self.agreed(), len(data))
         models = [torch.load(self.work / f"model-{rank}.pt") for rank in range(ranks)]
-        followed = follow(self.agreed(), Files(self.data))
+        followed = follow(self.agreed(), data)
         return {
             "steps": found.steps,
             "epochs": found.epochs,
@@ -316,12 +328,12 @@ class Chaos:
 
     def close(self) -> None:
         """Kills what is there."""
-        _send(self._all(), signal.SIGKILL)
+        send(self._all(), signal.SIGKILL)
         for process in self.jobs.values():
             process.wait()
 
 
-def _send(processes: list[psutil.Process], signum: int) -> bool:
+def send(processes: list[psutil.Process], signum: int) -> bool:
     """Sends a signal to processes, and returns whether one of them was there."""
     return sum([_signal(process.pid, signum) for process in processes]) > 0
 
