@@ -52,6 +52,13 @@ class Result:
         """One figure by its name."""
         return self.figures(re.escape(name))[0]
 
+    def asked(self, name: str) -> str:
+        """What is asked of one figure, without its comparison."""
+        found = [f["asked"] for f in self._found["figures"] if f["name"] == name]
+        if not found:
+            raise LookupError(f"{self.name}.json has no figure {name!r}")
+        return str(found[0]).partition(" ")[2]
+
     def figures(self, pattern: str) -> list[float]:
         """All figures whose name matches; a row without any must not be stated."""
         found = [f["measured"] for f in self._found["figures"] if re.fullmatch(pattern, f["name"])]
@@ -65,6 +72,13 @@ class Result:
         if not values:
             raise LookupError(f"{self.name}.json has no samples of {arm!r} in {cell!r}")
         return float(statistics.median(values))
+
+    def median_or(self, cell: str, arm: str, otherwise: str) -> str:
+        """The median of the seconds of an arm of a cell as text, or another one if a sample has none."""
+        values = [s["seconds"] for s in self._found["samples"] if s["cell"] == cell and s["arm"] == arm]
+        if not values:
+            raise LookupError(f"{self.name}.json has no samples of {arm!r} in {cell!r}")
+        return otherwise if None in values else f"{statistics.median(values):.1f} s"
 
     def column(self, title: str, column: str, rows: str = ".*") -> list[Any]:
         """One column of a table, of the rows whose first cells together match."""
@@ -133,6 +147,20 @@ def _saves(result: Result, programs: str) -> str:
 
 def _way(result: Result, way: str) -> str:
     return ", ".join(f"{result.median('ways', way, key):.2f}" for key in ("still_s", "safe_s", "load_s")) + " s"
+
+
+def _after_faults(result: Result, arm: str, what: str = "steps again") -> str:
+    return f"{_range(result.figures(f'.*, {arm}: {what}'), '.1f')} s"
+
+
+def _peers(result: Result, faults: Sequence[str], arm: str) -> str:
+    return ", ".join(result.median_or(fault, arm, "not within 60 s") for fault in faults)
+
+
+def _slopes(result: Result) -> str:
+    return ", ".join(
+        f"{one:.2f}" for one in result.figures(".*(4 hosts / 2 hosts|with 4 / with 2): epochs in a second")
+    )
 
 
 X1, NETS = "cnn x1 E1 high", ("alexnet", "resnet")
@@ -484,6 +512,62 @@ ROWS += (
             for n in (2, 4, 8)
         ),
         command='locality --only "nodes, loading"',
+        optional=True,
+    ),
+)
+
+ROWS += (
+    Row(
+        "elastic",
+        "Elastic training on three hosts, one killed or frozen, one process killed or frozen, the endpoint's host, one direction of a host's network cut (medians of five): until it is noticed (aim: at most 3 s); until the others make steps again, with `Elastic` (5 s); with restarted processes (10 s)",
+        lambda r: (
+            f"{_after_faults(r, '(hpcstage|kept)', 'noticed')}; {_after_faults(r, 'kept')}; {_after_faults(r, 'hpcstage')}"
+        ),
+        optional=True,
+    ),
+    Row(
+        "elastic",
+        "The same with torchrun's own rendezvous: a host killed, the endpoint's host killed, a host frozen, a process killed (one round); with torchft, which restarts nothing: a host killed, frozen (three rounds)",
+        lambda r: (
+            _peers(r, ("host killed", "endpoint's host killed", "host frozen", "process killed"), "c10d")
+            + f"; {_peers(r, ('host killed', 'host frozen'), 'torchft')}"
+        ),
+        optional=True,
+    ),
+    Row(
+        "elastic",
+        "Epochs in a second with 4 hosts / with 2 (steps of 0.04 s): always 4 / always 2; from 2 to 4; from 4 to 2; accuracy in the end with changes, off the mean of fixed hosts / spread of those (five seeds)",
+        lambda r: (
+            f"{_slopes(r)}; "
+            + ", ".join(f"{off:.1f}" for off in r.figures("(2 to 4|4 to 2): accuracy off that of fixed hosts"))
+            + f" / {r.asked('2 to 4: accuracy off that of fixed hosts')}"
+        ),
+        optional=True,
+    ),
+    Row(
+        "elastic",
+        "Random faults of `hpcstage run --elastic` with jobs that join, each training of 25: faults after which it went on; epochs in which a sample did not count once; weights off those of a training without faults; processes and directories left behind",
+        lambda r: (
+            f"{r.figure('random faults after which training went on'):.0f} of 100; "
+            f"{r.figure('random faults: epochs in which a sample did not count once'):.0f}; "
+            f"{r.figure('random faults: weights off those of a training without faults'):.0e}; "
+            f"{r.figure('random faults: processes and directories left behind'):.0f}"
+        ),
+        optional=True,
+    ),
+    Row(
+        "elastic",
+        "Hosts on a machine whose processors are busy, stopped again and again for less than the lease (aim: 30 minutes): minutes; false alarms",
+        lambda r: f"{r.figure('busy machine: minutes'):.0f}; {r.figure('busy machine: false alarms'):.0f}",
+        optional=True,
+    ),
+    Row(
+        "elastic",
+        "A node lost with its store when all data is staged: bytes read from the source beyond one dataset and what only that node had, in datasets: `replicate`; `partition` (aim: 0)",
+        lambda r: "; ".join(
+            f"{r.figure(f'staged data, a node lost, {way}: read beyond one dataset and what only that node had, in datasets'):.3f}"
+            for way in ("replicate", "partition")
+        ),
         optional=True,
     ),
 )
