@@ -44,6 +44,7 @@ SETTLE_S, END_S, GONE_S = 90.0, 120.0, 20.0
 MOST_OFF = 1e-9
 """Weights are numbers of 64 bit; their sums have another order with other memberships."""
 NAME = "chaos"
+HOST = "--rdzv-conf=host="
 MEANWHILE, MISSED = "meanwhile:", "missed"
 Key = tuple[str, int]
 
@@ -147,7 +148,10 @@ class Chaos:
     def processes(self, key: Key) -> list[psutil.Process]:
         """What starts the agent of a node, the agent, and all below it."""
         first = self.trainer(key)
-        return [first, *first.children(recursive=True)] if first else []
+        below: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):
+            below = first.children(recursive=True) if first else []
+        return [first, *below] if first else []
 
     def leads(self, keys: list[Key]) -> list[Key]:
         """Of these nodes the one through which the others meet."""
@@ -155,11 +159,12 @@ class Chaos:
         return [key for key in keys if term is not None and self._host(key) == term.host]
 
     def _host(self, key: Key) -> str | None:
+        words: list[str] = []
         for process in self.processes(key)[1:2]:
-            for word in process.cmdline():
-                if word.startswith("--rdzv-conf=host="):
-                    return word.removeprefix("--rdzv-conf=host=").partition(",")[0]
-        return None
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+        found = (word.removeprefix(HOST).partition(",")[0] for word in words if word.startswith(HOST))
+        return next(found, None)
 
     def _of_job(self, job: str, *words: str) -> list[psutil.Process]:
         """All processes of a job, or those with a word in their command line."""
