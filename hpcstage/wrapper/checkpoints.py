@@ -73,7 +73,8 @@ class RunCheckpoints(RunOutputs):
     def _prepare(self, place: kept.KeptPlace, node: RunNode, config: Config) -> None:
         if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
             raise CannotPrepare(f"{', '.join(missing)} cannot be imported: install hpcstage[checkpoint]")
-        self._earlier = late.take_checkpoints(place.path.parent, self.part.directory)
+        above = place.path.parent
+        self._earlier = late.take_checkpoints(above, self.part.directory, says_used=False)  # the start named them
         local = CheckpointPlace(place.output)
         try:
             local.base.mkdir(0o700)

@@ -204,10 +204,11 @@ def drain_at_start(above: Path, spared: str | None = None) -> None:
             messages.warn(f"run {place.run_id} left {what(place)} in {place.output}; {_CLEAN}")
 
 
-def take_checkpoints(above: Path, target: str) -> list[tuple[kept.KeptPlace, kept.KeptLock]]:
+def take_checkpoints(above: Path, target: str, *, says_used: bool = True) -> list[tuple[kept.KeptPlace, kept.KeptLock]]:
     """Returns the places with checkpoints that runs which are over left and that belong to a directory, with their
-    exclusive locks, which the caller lets go."""
-    return [(place, lock.again()) for place, lock in _over(above) if _target_of_checkpoints(place) == target]
+    exclusive locks, which the caller lets go. `says_used`: those that are left alone are named."""
+    over = _over(above, says_used=says_used)
+    return [(place, lock.again()) for place, lock in over if _target_of_checkpoints(place) == target]
 
 
 def _target_of_checkpoints(place: kept.KeptPlace) -> str | None:
@@ -246,10 +247,12 @@ def forget(above: Path, run_id: str) -> bool:
     return is_found
 
 
-def _over(above: Path, used: list[kept.KeptPlace] | None = None) -> Iterator[tuple[kept.KeptPlace, kept.KeptLock]]:
+def _over(
+    above: Path, used: list[kept.KeptPlace] | None = None, *, says_used: bool = True
+) -> Iterator[tuple[kept.KeptPlace, kept.KeptLock]]:
     """Yields the directories of runs that are over, with the exclusive lock; deletes those that hold nothing."""
     for place in kept.places(above):
-        with _taken(place, used) as lock:
+        with _taken(place, used, says_used=says_used) as lock:
             if lock is not None and not place.may_hold_files:
                 place.remove()
             elif lock is not None:
@@ -264,15 +267,17 @@ def _was_tried(place: kept.KeptPlace) -> bool:
 
 
 @contextmanager
-def _taken(place: kept.KeptPlace, used: list[kept.KeptPlace] | None = None) -> Iterator[kept.KeptLock | None]:
+def _taken(
+    place: kept.KeptPlace, used: list[kept.KeptPlace] | None = None, *, says_used: bool = True
+) -> Iterator[kept.KeptLock | None]:
     """Takes the exclusive lock; None if the run's wrapper, daemon or a program of its command lives, or somebody else
     drains its files. `used` gets the place if only a program lives."""
     lock = place.take()
     try:
         is_used = lock is not None and place.is_used()
-        if is_used:
-            if used is not None:
-                used.append(place)
+        if is_used and used is not None:
+            used.append(place)
+        if is_used and says_used:
             messages.warn(
                 f"run {place.path.name} is left alone: a program of it lives, whose files are in {place.tree}"
             )

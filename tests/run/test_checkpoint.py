@@ -255,6 +255,19 @@ def test_a_damaged_generation_gives_way_to_the_drained_copy(
     assert names(tmp_path / "ckpt") == ["step1", f"step2.{run_id}"], "the killed run's own file is there still"
 
 
+def test_a_run_whose_program_lives_on_is_named_once(hpcstage: Hpcstage, local_dir: Path) -> None:
+    script = 'cd "$0"; echo 1 > step1; sleep 60 > /dev/null 2>&1 & echo $!'
+    done = run(hpcstage, "--", "sh", "-c", script, "{checkpoint}")
+    try:
+        assert done.returncode == 0, done.stderr
+        assert b"live on" in done.stderr
+        said = run(hpcstage, "--", "true").stderr.decode()
+        assert said.count("is left alone") == 1, said
+    finally:
+        os.kill(int(done.stdout), signal.SIGKILL)
+    wait_for(lambda: hpcstage("clean", "--drain").returncode == 0 and not kept(local_dir), 20, "the program's end")
+
+
 def test_clean_drains_what_a_killed_run_left(hpcstage: Hpcstage, tmp_path: Path, local_dir: Path) -> None:
     killed(hpcstage, local_dir, tmp_path / "flag", 1, 2)
     (place,) = kept(local_dir)
