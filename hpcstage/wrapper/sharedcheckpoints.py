@@ -22,14 +22,14 @@ from hpcstage.wrapper import messages, outputpart
 from hpcstage.wrapper.checkpoints import RunCheckpoints
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from hpcstage.config import Config
     from hpcstage.job.together import Grouping
     from hpcstage.node import kept
     from hpcstage.node.control import DaemonControl
     from hpcstage.problem import Problem
-    from hpcstage.record.parts.outputs import OutputsPart
+    from hpcstage.record.parts.outputs import OutputName, OutputsPart
     from hpcstage.wrapper.outputs import RunNode
     from hpcstage.wrapper.sharedoutputs import OtherNodes
 
@@ -254,4 +254,10 @@ def _joined(parts: Mapping[str, OutputsPart], newest: Mapping[str, Any], own: Ou
     """Returns what became of the checkpoints of all nodes: counts are of the job, names of each node."""
     part = outputpart.joined(parts)
     job = outputpart.part_of(newest, own)
-    return replace(part, files=job.files, size_bytes=job.size_bytes, beside=job.beside)
+    beside = tuple(replace(one, host=_writer(one, parts)) for one in job.beside)
+    return replace(part, files=job.files, size_bytes=job.size_bytes, beside=beside)
+
+
+def _writer(one: OutputName, hosts: Collection[str]) -> str | None:
+    """Returns the node whose file lies beside that of another node; None where it lies beside somebody else's."""
+    return next((host for host in hosts if one.why == f"{one.name}.{host}"), None)

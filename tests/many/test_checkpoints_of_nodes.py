@@ -46,6 +46,24 @@ def test_what_each_node_saves_is_one_state_that_the_next_run_has_on_all_its_node
     assert lab.shown(done) == [sorted(lab.files_of(1, 2) + lab.files_of(2, 3))], "also on one node"
 
 
+DIFFERENT = """
+for node, place in enumerate(places):
+    with open(f"{place}/.same", "w") as file:
+        file.write(f"of {node}")
+    os.rename(f"{place}/.same", f"{place}/same")
+"""
+
+
+def test_what_nodes_wrote_differently_is_named_and_does_not_keep_the_next_run_from_it(hpcstage: Hpcstage) -> None:
+    done = lab.run(hpcstage, 2, DIFFERENT)
+    assert done.returncode == 0, done.stderr
+    assert lab.in_dir(hpcstage) == ["same", f"same.{HOST}.v0"]
+    assert f"several nodes wrote same in {hpcstage.cwd}/ckpt; that of {HOST}.v0 lies there" in done.stderr.decode()
+    done = lab.run(hpcstage, 2)
+    assert b"{checkpoint} is" not in done.stderr, done.stderr
+    assert lab.shown(done) == [["same"]] * 2
+
+
 HALF = """
 save(1)
 half = open(f"{places[1]}/half", "w")

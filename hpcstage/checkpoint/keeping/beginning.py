@@ -140,7 +140,8 @@ def from_target(place: CheckpointPlace, target: Path, refused: tuple[str, ...]) 
     if opened is None:
         text = f"{len(names)} from {target}, not verified" if names else ""
         return BeginningState(text, refused)
-    present = {name for name in times_of(opened.manifest) if is_there(target, opened.manifest, name)}
+    shown = times_of(opened.manifest).keys() & set(names)  # others lie beside what they are of, and are not copied
+    present = {name for name in shown if is_there(target, opened.manifest, name)}
     bad = {name: why for name, why in damaged(place.tree, opened).items() if name in present}
     for name in bad:
         remove_entry(place.tree, name)
