@@ -104,6 +104,13 @@ def test_an_open_file_that_went_on_with_its_copy_was_served_by_it() -> None:
     assert "went on with their copies" in savings["vs_direct"]["reason"]
 
 
+def test_what_had_arrived_of_a_file_was_served() -> None:
+    """It is no copy that was opened, nor an open file that went on with one."""
+    savings = record_of(nothing_served(arrived_read_bytes=8 * 10**7), child_ended_s=16.2)["savings"]
+    assert savings["vs_direct_s"] is None
+    assert "while they arrived" in savings["vs_direct"]["reason"]
+
+
 def nothing_served(**counters: int) -> NodePart:
     """The loop whose opens all went to the source, where it waited 4 s; as many bytes were copied beside it."""
     node = looped(alone={}, totals={"source_bytes": 10**8, "source_files": 0})

@@ -73,6 +73,8 @@ class Program:
     """Opens that got a staged copy."""
     moved: int = 0
     """Files that were opened at the source and went on with their copies."""
+    arrived: int = 0
+    """Bytes that were read of files whose copies were on their way."""
     strangers: int = 0
     """Opens by processes that are neither readers nor belong to a loader."""
     size_bytes: int | None = None
@@ -96,6 +98,7 @@ def program_of(node: NodePart, source_share: float | None) -> Program:
         readers=_readers(alone) if alone else None,
         swapped=sum(counts.swapped_of(p) for p in node.processes),
         moved=counts.total(node.processes, "moved_opens"),
+        arrived=counts.total(node.processes, "arrived_read_bytes"),
         strangers=sum(counts.opens_of(p) for p in reading if p not in alone),
         size_bytes=None if None in reads else sum(value or 0 for value in reads),
     )

@@ -50,6 +50,7 @@ LEAST_PLAYED = 400
 """At least this many batches of an epoch are simulated, if it has them; the others take the steady pace."""
 FORMULA = "what the program's files take at the source, with as many readers, in place of its waits"
 MOVED = "open files went on with their copies, and how long the source would have taken for that is not known"
+ARRIVED = "large files were served while they arrived, and how long the source would have taken for that is not known"
 UNSERVED = "what hpcstage cost, as nothing was served from copies"
 COPYING = "nothing was served from copies, and how much copying slowed its reads is not known"
 OWN_COST = "nothing was served from copies, and what hpcstage cost may be too large a part of {wall_s:.3g} s"
@@ -129,6 +130,8 @@ def direct_of(
     what hpcstage copied. Raises CannotTell."""
     if any(program.moved for program in programs):
         raise CannotTell(MOVED)
+    if any(program.arrived for program in programs):
+        raise CannotTell(ARRIVED)
     if not any(program.swapped for program in programs):
         return _unserved(wall_s, programs, copied_bytes)
     _check(programs, load, files, size_bytes)
