@@ -25,7 +25,7 @@ from hpcstage.outputs.facts import (
     SeenKind,
 )
 from hpcstage.outputs.journal import Journal
-from hpcstage.outputs.ledger import Ledger
+from hpcstage.outputs.ledger import NO_TIME, Ledger
 from hpcstage.outputs.places import found_below
 from hpcstage.outputs.prepare import PreparedPlace
 from hpcstage.outputs.state import DrainFindings
@@ -37,6 +37,7 @@ from hpcstage.outputs.workers import THREADS, CarrierProcess
 FLUSH_S = 0.05
 LEAST_WAIT_S = 0.02
 """The shortest wait for what is due: the carrier gets that long to take what it has been given."""
+NOT_SEEN_AGAIN = "it was copied, and there was no time to see whether another node replaced it"
 LOOK_AT_ONCE = 2000
 """The names that one turn of the last look takes in."""
 
@@ -142,7 +143,7 @@ class OutputDrain:
         if (watch.overflows or watch.unwatched) and not watch.is_gone:
             name_unseen(self._root, ledger, lambda _name, _entry: True)
         return DrainReport(
-            undrained=ledger.undrained(),
+            undrained=[self._told(one) for one in ledger.undrained()],
             unclosed=sorted(ledger.unclosed),
             findings=ledger.findings,
             files=self._files,
@@ -194,6 +195,18 @@ class OutputDrain:
         """Tells whether a name is that of a link to what the target has, which was just made by hpcstage."""
         entry = self._ledger.entries.get(name)
         return entry is not None and entry.kind is EntryKind.EARLIER and self._is_current(name)
+
+    def _told(self, one: Leftover) -> Leftover:
+        """Returns what is said of a name: one that only waited to be looked at again was copied."""
+        entry = self._ledger.entries.get(one.name)
+        if not self._is_shared or one.why != NO_TIME or entry is None or one.name in self._ledger.unclosed:
+            return one
+        if entry.kind is EntryKind.FILE and not entry.appending:
+            with suppress(OSError):
+                status = os.lstat(f"{self._root}/{one.name}")
+                if Fingerprint.of(status) == entry.here and stat.S_IMODE(status.st_mode) == entry.mode:
+                    return Leftover(one.name, NOT_SEEN_AGAIN)
+        return one
 
     def _forget_mark(self, name: str) -> None:
         """Forgets the mark of a name that was made to show what another node wrote, if it is still that."""

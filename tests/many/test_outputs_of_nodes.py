@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -217,6 +218,29 @@ def test_files_of_a_node_that_died_are_named_with_their_place_and_copied_later(
 
 
 # ---- nodes with disks of their own
+
+
+RUNS_OUT_OF_TIME = """
+echo a > "$0/a"
+until [ -e "$1/a" ]; do sleep 0.05; done
+for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do head -c 2000000 /dev/zero > "$0/large$i"; done
+kill -TERM $$
+"""
+
+
+def test_what_was_copied_is_said_to_be_where_there_is_no_time_to_look_again(
+    hpcstage: Hpcstage, tmp_path: Path, local_dir: Path
+) -> None:
+    results = tmp_path / "results"
+    words = ("run", "--nodes", "2", "--out", results, "--drain-rate", "1MB", "--drain", "1s")
+    done = hpcstage(*words, "--", "sh", "-c", RUNS_OUT_OF_TIME, "{out}", results)
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    left = {one["name"]: one["why"] for one in manylab.record_of(hpcstage)["outputs"]["undrained"]}
+    assert left["large20"] == "there was no time left"
+    assert "it was copied" in left["a"]
+    assert (results / "a").read_text() == "a\n"
+    assert hpcstage("clean", "--drain").returncode == 0
+    assert left_on(local_dir) == []
 
 
 @pytest.fixture
