@@ -11,6 +11,7 @@ all that a host sends be lost, or all that it is sent, while the other direction
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -30,6 +31,10 @@ AGAIN_S, KEPT_AGAIN_S = 10.0, 5.0
 """What is asked of restarted processes, and of those that are kept."""
 NOTICED_S = 3.0
 """What is asked of the time until a fault is noticed."""
+
+ON_ITS_WAY_S = 0.5
+"""A step of three ranks that was made so long after a fault of a process is one of the next membership: each step takes
+all processes."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +94,10 @@ def sample(backend: str, fault: Fault, options: Options) -> dict[str, Any]:
         worker = made.worker(fault.host)
         struck = fault.strike(made)
         left = fault.left if backend != TORCHFT else "ac"
-        # A step of the old membership may be on its way: where all train afterwards, the next ones say nothing.
-        since = struck if left != "abc" else struck + _stands_still(made, struck)
         # What is agreed and stepped is on the disk: it may be looked for later.
-        gone = _gone(worker) if fault.what == "process" and backend in (OURS, KEPT) else None
+        is_killed_when_noticed = fault.what == "process" and fault.signum == signal.SIGSTOP and backend in (OURS, KEPT)
+        gone = _gone(worker) if is_killed_when_noticed else None
+        since = struck + (ON_ITS_WAY_S if left == "abc" else 0.0)
         again = made.wait_for_steps(left, since, LIMIT_S)
         agreed = made.agreed(struck)
         noticed = min((at for at in (gone, agreed) if at is not None), default=None)
@@ -107,19 +112,12 @@ def sample(backend: str, fault: Fault, options: Options) -> dict[str, Any]:
 def _gone(worker: psutil.Process) -> float | None:
     """Returns when a process had ended."""
     deadline_s = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline_s:
-        if not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE:
-            return time.time()
-        time.sleep(0.01)
-    return None
-
-
-def _stands_still(made: Hosts, struck: float) -> float:
-    """Returns how long after a fault the last step of the old membership was made: none of the process that was struck
-    comes from it any more, so that what comes later is of a new one."""
-    time.sleep(0.5)
-    found = [made.wait_for_steps(host, struck, 0.0) for host in "abc"]
-    return max([0.5, *(at - struck for at in found if at is not None)])
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline_s:
+                return None
+            time.sleep(0.01)
+    return time.time()
 
 
 def main() -> int:

@@ -73,6 +73,10 @@ class Result:
             raise LookupError(f"{self.name}.json has no samples of {arm!r} in {cell!r}")
         return float(statistics.median(values))
 
+    def count(self, cell: str, arm: str) -> int:
+        """The number of samples of an arm of a cell."""
+        return sum(s["cell"] == cell and s["arm"] == arm for s in self._found["samples"])
+
     def median_or(self, cell: str, arm: str, otherwise: str) -> str:
         """The median of the seconds of an arm of a cell as text, or another one if a sample has none."""
         values = [s["seconds"] for s in self._found["samples"] if s["cell"] == cell and s["arm"] == arm]
@@ -536,11 +540,11 @@ ROWS += (
     ),
     Row(
         "elastic",
-        "Epochs in a second with 4 hosts / with 2 (steps of 0.04 s): always 4 / always 2; from 2 to 4; from 4 to 2; accuracy in the end with changes, off the mean of fixed hosts / spread of those (five seeds)",
+        "Epochs in a second with 4 hosts / with 2 (steps of 0.04 s): always 4 / always 2; from 2 to 4; from 4 to 2; accuracy in the end with changes, off the mean of fixed hosts / spread of those, in points",
         lambda r: (
             f"{_slopes(r)}; "
             + ", ".join(f"{off:.1f}" for off in r.figures("(2 to 4|4 to 2): accuracy off that of fixed hosts"))
-            + f" / {r.asked('2 to 4: accuracy off that of fixed hosts')}"
+            + f" / {r.asked('2 to 4: accuracy off that of fixed hosts')} ({r.count('epochs over time', '4 to 2')} seeds)"
         ),
         optional=True,
     ),
