@@ -48,8 +48,14 @@ class Fault:
 
     @property
     def left(self) -> str:
-        """The hosts that train afterwards."""
+        """The hosts that train afterwards: of two halves of a cut network that of the endpoint."""
+        if self.is_cut and self.host == "a":
+            return "a"
         return "abc" if self.what == "process" else "abc".replace(self.host, "")
+
+    @property
+    def _others(self) -> str:
+        return "abc".replace(self.host, "")
 
     @property
     def is_cut(self) -> bool:
@@ -59,9 +65,9 @@ class Fault:
     def strike(self, made: Hosts) -> float:
         """Has it happen, and returns when."""
         if self.what == "sends":
-            return made.cut(self.host, self.left)
+            return made.cut(self.host, self._others)
         if self.what == "receives":
-            return max(made.cut(other, self.host) for other in self.left)
+            return max(made.cut(other, self.host) for other in self._others)
         return (made.strike_worker if self.what == "process" else made.strike)(self.host, self.signum)
 
 
