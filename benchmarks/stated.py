@@ -531,9 +531,9 @@ ROWS += (
     ),
     Row(
         "elastic",
-        "The same with torchrun's own rendezvous: a host killed, the endpoint's host killed, a host frozen, a process killed (one round); with torchft, which restarts nothing: a host killed, frozen (three rounds)",
+        "The same with torchrun's own rendezvous: a host killed, the endpoint's host killed (one round); with torchft, which restarts nothing: a host killed, frozen (three rounds)",
         lambda r: (
-            _peers(r, ("host killed", "endpoint's host killed", "host frozen", "process killed"), "c10d")
+            _peers(r, ("host killed", "endpoint's host killed"), "c10d")
             + f"; {_peers(r, ('host killed', 'host frozen'), 'torchft')}"
         ),
         optional=True,
