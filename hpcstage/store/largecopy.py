@@ -101,9 +101,10 @@ class BigCopy:
 
     def work(self, worker: CopyWorker) -> bool:
         """Copies ranges until none is left. Returns True to the one thread that has to report the outcome."""
+        seen_ns = [0]
         while (stripes := self._claim()) is not None:
             part, copied = CopyOutcome(), 0
-            step = partial(self._step, part, [0])
+            step = partial(self._step, part, seen_ns)
             try:
                 for stripe in stripes:
                     if self._put_back(range(stripe, stripes.stop), stripes.start):
@@ -112,6 +113,7 @@ class BigCopy:
                     copied += 1
             except CopyError as error:
                 self._fail(error)
+            seen_ns[0] -= part.read_ns
             if self._leave(part):
                 self._finish(worker)
                 return True
@@ -130,7 +132,11 @@ class BigCopy:
         self._arrival.arrived(stripe)
 
     def _step(self, part: CopyOutcome, seen_ns: list[int], size_bytes: int) -> None:
-        """Runs before each chunk: ends a cancelled copy, invites one more thread, and waits for the rate."""
+        """Runs before each chunk: ends a cancelled copy, invites one more thread, and waits for the rate.
+
+        `seen_ns` is for how long this part had been read before the thread's last chunk: below zero where that was one
+        of the part before, as a part may be a single chunk.
+        """
         if self.cancelled:
             raise CopyError(Status.CANCELLED)
         took_ns, seen_ns[0] = part.read_ns - seen_ns[0], part.read_ns

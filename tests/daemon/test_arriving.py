@@ -18,6 +18,7 @@ from hpcstage.daemon.queue.large import LEAST_FOLLOWED_S, Followed
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
 from hpcstage.daemon.queue.states import FileState
+from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.manifest import Manifest
@@ -27,7 +28,10 @@ from hpcstage.protocol import arriving as wire
 from hpcstage.protocol.arriving import Stripe
 from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts
 from hpcstage.store.copier import CopierSettings
+from hpcstage.store.copyfile import CopyJob, CopyWorker, Status
+from hpcstage.store.counters import StatsArea
 from hpcstage.store.directory import Store, budget
+from hpcstage.store.largecopy import RANGE_BYTES, BigCopy
 from hpcstage.store.pool import CopierPool
 
 MB = wire.LEAST_STRIPE_BYTES
@@ -301,3 +305,30 @@ def test_a_copier_that_lost_its_daemon_shows_nothing_more(node: Node) -> None:
     arrived = node.check()
     assert 2 <= len(arrived) < 13
     member.commands = os.open(os.devnull, os.O_RDONLY)
+
+
+@pytest.mark.fuse
+@pytest.mark.compiler
+@pytest.mark.skipif(unavailable() is not None, reason="no FUSE here")
+def test_what_a_reader_needs_next_is_brought_by_several_threads(tmp_path: Path) -> None:
+    """Each brings one stripe after the other. A single one would be no faster than the reader itself."""
+    behind, node = tmp_path / "behind", tmp_path / "node"
+    behind.mkdir()
+    node.mkdir()
+    (behind / "large").write_bytes(bytes(2 * RANGE_BYTES + MB))
+    assert Arriving(node).grant(0, first=0)
+    invited: list[BigCopy] = []
+    with Slowfs(behind, Settings(data_latency_s=0.002)) as slow:
+        source = slow.path / "large"
+
+        def show(status: os.stat_result) -> Arrival:
+            listed = Entry(0, b"", status.st_size, status.st_mtime_ns, status.st_mode, 0, 0, False, status.st_ctime_ns)
+            return Arrivals(node / wire.ARRIVING_FILE).begin(Facts(0, status, b"incoming"), listed)
+
+        job = CopyJob(os.fsencode(source), os.fsencode(node / "incoming"), os.fsencode(node / "copy"))
+        big = BigCopy(0, job, None, 0, invited.append, show=show)
+        worker = CopyWorker(StatsArea(1).thread(0))
+        assert big.open(worker)
+        assert big.work(worker)
+    assert big.outcome.status is Status.OK
+    assert invited == [big, big]
