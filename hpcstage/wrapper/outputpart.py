@@ -26,9 +26,7 @@ def part_of(report: Mapping[str, Any], part: OutputsPart) -> OutputsPart:
     """Returns the part with the result of a drain."""
     findings: Mapping[str, Mapping[str, str]] = report.get("findings", {})
     undrained = [OutputName(one["name"], one["why"]) for one in report.get("undrained", ())]
-    beside = [OutputName(name, where) for name, where in findings.get("beside", {}).items()]
-    skipped = [OutputName(name, kind) for name, kind in findings.get("skipped", {}).items()]
-    stayed = [OutputName(name, why) for name, why in findings.get("kept", {}).items()]
+    beside, skipped, stayed = (_by_name(findings.get(which, {})) for which in ("beside", "skipped", "kept"))
     return replace(
         part,
         files=report.get("files", 0),
@@ -36,11 +34,16 @@ def part_of(report: Mapping[str, Any], part: OutputsPart) -> OutputsPart:
         undrained_count=len(undrained),
         undrained=tuple(undrained[: OutputsPart.MOST_NAMES]),
         unclosed=tuple(report.get("unclosed", ())[: OutputsPart.MOST_NAMES]),
-        beside=tuple(beside[: OutputsPart.MOST_NAMES]),
-        skipped=tuple(skipped[: OutputsPart.MOST_NAMES]),
-        stayed=tuple(stayed[: OutputsPart.MOST_NAMES]),
+        beside=beside[: OutputsPart.MOST_NAMES],
+        skipped=skipped[: OutputsPart.MOST_NAMES],
+        stayed=stayed[: OutputsPart.MOST_NAMES],
         is_gone=report.get("is_gone", False),
     )
+
+
+def _by_name(found: Mapping[str, str]) -> tuple[OutputName, ...]:
+    """Returns names with what is to be said of each, in their order: several threads found them."""
+    return tuple(OutputName(name, why) for name, why in sorted(found.items()))
 
 
 def unknown(part: OutputsPart, why: str) -> OutputsPart:
