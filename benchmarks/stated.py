@@ -523,7 +523,7 @@ ROWS += (
 ROWS += (
     Row(
         "elastic",
-        "Elastic training on three hosts, one killed or frozen, one process killed or frozen, the endpoint's host, one direction of a host's network cut (medians of five): until it is noticed (aim: at most 3 s); until the others make steps again, with `Elastic` (5 s); with restarted processes (10 s)",
+        "Elastic training on three hosts, one killed or frozen, one process killed or frozen, the endpoint's host, one direction of a host's network cut (medians of three): until it is noticed (aim: at most 3 s); until the others make steps again, with `Elastic` (5 s); with restarted processes (10 s)",
         lambda r: (
             f"{_after_faults(r, '(hpcstage|kept)', 'noticed')}; {_after_faults(r, 'kept')}; {_after_faults(r, 'hpcstage')}"
         ),
