@@ -2,7 +2,7 @@
 nothing of hpcstage.
 
     python served.py order FILE
-    python served.py cost FILE LOCAL LIBRARY --here DIRECTORY --blocks 400
+    python served.py cost FILE LOCAL CALLS --here DIRECTORY --blocks 400
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def in_order(path: Path) -> int:
     return 0
 
 
-def cost(path: Path, local: Path, library: Path, here: Path, blocks: int) -> int:
-    """Prints for each call what a read takes, of the local file and of the other one. The library is loaded before
-    the clock runs."""
-    measure = ctypes.CDLL(os.fspath(library)).measure
+def cost(path: Path, local: Path, calls: Path, here: Path, blocks: int) -> int:
+    """Prints for each call what a read takes, of the local file and of the other one. What makes the calls is loaded
+    before the clock runs."""
+    measure = ctypes.CDLL(os.fspath(calls)).measure
     handshake(here, "begin")
     fds = [os.open(local, os.O_RDONLY), os.open(path, os.O_RDONLY)]
     found = {}
@@ -63,13 +63,13 @@ def main() -> int:
     parser.add_argument("way", choices=("order", "cost"))
     parser.add_argument("file", type=Path)
     parser.add_argument("local", type=Path, nargs="?")
-    parser.add_argument("library", type=Path, nargs="?")
+    parser.add_argument("calls", type=Path, nargs="?")
     parser.add_argument("--here", type=Path)
     parser.add_argument("--blocks", type=int, default=400)
     given = parser.parse_args()
     if given.way == "order":
         return in_order(given.file)
-    return cost(given.file, given.local, given.library, given.here, given.blocks)
+    return cost(given.file, given.local, given.calls, given.here, given.blocks)
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ CASES = [
     ),
     Case("waits-for-source", lambda: waiting("direct_scanning"), one, "before the scan of the datasets had ended"),
     Case("waits-for-source", lambda: waiting("direct_full"), one, "no room on the local disk"),
-    Case("waits-for-source", lambda: waiting("direct_large"), one, "of large files"),
+    Case("waits-for-source", lambda: waiting("direct_large"), one, "what has not been copied by then"),
     Case("waits-for-source", lambda: one(processes=LISTING), one, "opened none of their files"),
     Case("contention", one, lambda: one(samples=samples(loaded=False))),
     Case("order", lambda: one(processes=[reader(wants=60)]), lambda: one(processes=[reader(wants=5)])),

@@ -222,8 +222,8 @@ WAITED_FOR = {
     "full": "most of these files found no room on the local disk: see the note on its size",
     "failed": "most of these files could not be copied: see the note on the errors",
     "void": "most of these files had been written to during the run",
-    "large": "most of these opens were of large files that the program read at the source while they were not copied; "
-    "--mode upfront copies them before it starts, which pays if it reads them again",
+    "large": "most of these opens were of large files, of which the program reads at the source what has not "
+    "been copied by then; --mode upfront copies them before it starts, which pays if it reads them again",
 }
 """Advice by the reason of the opens, for reasons that neither more copiers nor another order would change."""
 OPENED_NOTHING = "it opened none of their files: it waited for listings and the like, which always go to the source"
