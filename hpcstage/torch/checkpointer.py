@@ -61,7 +61,7 @@ class Checkpointer:
     * `every`: a number of steps (500), or a time as text ("10m"). `save` then does nothing unless one is due, so it may
       be called after each step. Without `every` each call saves.
     * `keep`: so many of the newest checkpoints stay, 2 by default, None for all. The one before goes only when the new
-      one is on the disk.
+      one is on the disk and was read back.
 
     One process saves to a directory. With DistributedDataParallel that is rank 0; all ranks may load.
     """
@@ -167,7 +167,8 @@ class Checkpointer:
         return max(self._steps(), default=None)
 
     def wait(self) -> None:
-        """Waits until the last state is safe in the directory. Raises CheckpointNotSaved if it is not."""
+        """Waits until the last state is safe in the directory and was read back. Raises CheckpointNotSaved if that
+        failed."""
         self._saver.wait()
 
     def close(self) -> None:

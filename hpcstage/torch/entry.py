@@ -1,4 +1,4 @@
-"""Writes one checkpoint as a directory that has its name only when it is whole, and reads it back verified.
+"""Writes one checkpoint as a directory that has its name only when it is on the disk, and reads it back verified.
 
 The module owns the form on the disk: `tensors`, the bytes one behind the other, and `state.json`: a line that says what
 they are and has their checksums, and a line with its own. It knows no PyTorch. What writes and names passes through
@@ -67,11 +67,11 @@ class FoundEntry:
     pieces: tuple[Piece, ...]
 
 
-def write_entry(files: Files, path: Path, description: Description, image: memoryview) -> None:
-    """Writes a checkpoint; it has its name when it is on the disk and was read back. One of the same name is replaced.
+def write_entry(files: Files, path: Path, description: Description, image: memoryview) -> Path | None:
+    """Writes a checkpoint, has it on the disk and gives it its name. Returns where the one is now that had the name, if
+    one had: it goes when the new one was read back (`check_entry`).
 
-    Raises OSError where the disk fails, and DamagedEntry if the disk returns other bytes; the one of the same name is
-    then as it was.
+    Raises OSError where the disk fails; the one of the same name is then as it was.
     """
     temporary = hidden(path)
     files.call(os.mkdir, temporary, 0o700)
@@ -80,14 +80,28 @@ def write_entry(files: Files, path: Path, description: Description, image: memor
             pieces = _write_image(files, temporary / TENSORS, description.slots, image)
             files.write_new(temporary / STATE, _text(description, pieces))
             files.sync_directory(temporary)
-            _check_written(files, temporary)
             replaced = give_name(files, temporary, path)
     except BaseException:
         discard(files, temporary, STATE)
         raise
     sync_name(files, path)
-    if replaced is not None:
-        discard(files, replaced, STATE)
+    return replaced
+
+
+def check_entry(files: Files, path: Path, replaced: Path | None) -> None:
+    """Reads a checkpoint that was just written back from the disk, and removes the one that it replaced.
+
+    Raises DamagedEntry if the disk returns other bytes; the one that it replaced has the name again then, and without
+    one nothing has it.
+    """
+    with contextlib.nullcontext() if replaced is None else claimed(replaced):
+        try:
+            _check_written(files, path)
+        except (OSError, DamagedEntry):
+            _take_back(files, path, replaced)
+            raise
+        if replaced is not None:
+            discard(files, replaced, STATE)
 
 
 def find_entry(path: Path) -> FoundEntry:
@@ -155,6 +169,15 @@ def _is_whole(files: Files, path: Path) -> bool:
     except (OSError, DamagedEntry):
         return False
     return True
+
+
+def _take_back(files: Files, path: Path, replaced: Path | None) -> None:
+    """Removes a checkpoint that is damaged; the one that it replaced gets the name."""
+    if replaced is None:
+        remove_entry(files, path)
+    elif damaged := give_name(files, replaced, path):
+        discard(files, damaged, STATE)
+    sync_name(files, path)
 
 
 def _write_image(files: Files, path: Path, slots: TensorSlots, image: memoryview) -> list[Piece]:

@@ -82,7 +82,7 @@ def give_name(files: Files, temporary: Path, path: Path) -> Path | None:
     try:
         files.call(os.rename, temporary, path)
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
             raise
         return _exchanged(files, temporary, path)
     return None

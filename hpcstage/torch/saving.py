@@ -23,7 +23,7 @@ from hpcstage import stderr
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.errors import HpcstageError
 from hpcstage.torch import statetree
-from hpcstage.torch.entry import DamagedEntry, Description, find_entry, read_image, settle, write_entry
+from hpcstage.torch.entry import DamagedEntry, Description, check_entry, find_entry, read_image, settle, write_entry
 from hpcstage.torch.hostmemory import HostMemory
 
 _NICENESS = 10
@@ -61,12 +61,12 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Tells whether a state is still being written."""
+        """Tells whether a state is still being written or read back."""
         return self._pid == os.getpid() and not self._written.is_set()
 
     def save(self, state: Any, step: int, path: Path, then: Callable[[], None]) -> None:
-        """Copies a state; returns when it may change. It is written in the background, and `then` is called after that,
-        if it was written.
+        """Copies a state; returns when it may change. It is written in the background and read back, and `then` is
+        called after that, if it is what was written.
 
         Waits for the state before, whose failure only `wait` and `raise_failed` raise. Raises a TypeError that names
         what cannot be saved.
@@ -81,13 +81,15 @@ class Saver:
         self._start(lambda: self._write(path, described, then), f"hpcstage-{path.name}")
 
     def finish(self) -> None:
-        """Waits until nothing is being written; whether it was written is for `wait` and `raise_failed` to say."""
+        """Waits until nothing is being written or read back; whether that worked is for `wait` and `raise_failed` to
+        say."""
         if self._pid != os.getpid():
             raise CheckpointNotSaved("this process was forked from the one that saves checkpoints")
         self._written.wait()
 
     def wait(self) -> None:
-        """Waits until the last state is on the disk. Raises CheckpointNotSaved, once, if it is not."""
+        """Waits until the last state is on the disk and was read back. Raises CheckpointNotSaved, once, if that
+        failed."""
         self.finish()
         self.raise_failed()
 
@@ -181,7 +183,8 @@ class Saver:
     def _write(self, path: Path, described: Callable[[], Description], then: Callable[[], None]) -> None:
         try:
             settle(self.files, path)
-            write_entry(self.files, path, described(), self._memory.image)
+            replaced = write_entry(self.files, path, described(), self._memory.image)
+            check_entry(self.files, path, replaced)
         except Exception as error:  # noqa: BLE001 - whatever it is, the program hears of it at its next save
             failed = CheckpointNotSaved(f"the checkpoint {path} was not saved", "training goes on without it")
             failed.__cause__ = error

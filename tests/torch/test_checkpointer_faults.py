@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import signal
 import sys
@@ -25,8 +26,11 @@ pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 import torch
 
 import hpcstage.torch.checkpointer as room
+import hpcstage.torch.naming as naming
+from hpcstage.checkpoint.generations.files import Files
 from hpcstage.torch import Checkpointer
 from hpcstage.torch.checkpointer import DirectoryInUse
+from hpcstage.torch.entry import DamagedEntry, check_entry
 from hpcstage.torch.hostmemory import HostMemory
 from hpcstage.torch.naming import claimed
 from hpcstage.torch.saving import CheckpointNotSaved
@@ -118,6 +122,72 @@ def test_ctrl_c_while_it_closes(tmp_path: Path, held: threading.Event) -> None:
     assert values(tmp_path) == {1: 1.0}
     with Checkpointer(tmp_path) as other:
         other.save(state(2), 2)
+
+
+def test_it_has_its_name_before_it_was_read_back_and_what_is_older_goes_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, read = threading.Event(), os.preadv
+
+    def waiting(*arguments: Any) -> int:
+        go.wait()
+        return read(*arguments)
+
+    with Checkpointer(tmp_path, keep=1) as checkpointer:
+        checkpointer.save(state(1), 1)
+        checkpointer.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "preadv", waiting)
+            try:
+                checkpointer.save(state(2), 2)
+                wait_for((tmp_path / "step-00000002").exists, what="the name of the new one")
+                assert sorted(os.listdir(tmp_path)) == ["step-00000001", "step-00000002"]
+            finally:
+                go.set()
+            checkpointer.wait()
+    assert values(tmp_path) == {2: 2.0}
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+@pytest.mark.parametrize("step", [1, 2], ids=["the same again", "a new one"])
+def test_what_comes_back_with_other_bytes_loses_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, exchanges: bool
+) -> None:
+    write = os.pwrite
+
+    def flips(fd: int, data: Any, offset: int) -> int:
+        content = mmap.mmap(-1, len(data))  # of whole pages, as a write past the page cache needs them
+        content[:] = bytes(data)
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("/tensors"):
+            content[5] ^= 1
+        return write(fd, memoryview(content), offset)
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    checkpointer = Checkpointer(tmp_path, keep=1)
+    checkpointer.save(state(1), 1)
+    checkpointer.wait()
+    with monkeypatch.context() as patch:
+        if not exchanges:
+            patch.setattr(naming, "exchange_names", refused)
+        patch.setattr(os, "pwrite", flips)
+        checkpointer.save(state(2), step)
+        with pytest.raises(CheckpointNotSaved) as caught:
+            checkpointer.close()
+    assert f"step-{step:08} was not saved: its tensor a differs from its checksum" in caught.value.line()
+    assert os.listdir(tmp_path) == ["step-00000001"]
+    assert values(tmp_path) == {1: 1.0}
+
+
+def test_what_took_the_place_of_a_file_and_is_damaged_gives_it_back(tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").write_bytes(b"of another saver")
+    (tmp_path / "new").mkdir()
+    replaced = naming.give_name(Files(), tmp_path / "new", tmp_path / "last.ckpt")
+    with pytest.raises(DamagedEntry):
+        check_entry(Files(), tmp_path / "last.ckpt", replaced)
+    assert os.listdir(tmp_path) == ["last.ckpt"]
+    assert (tmp_path / "last.ckpt").read_bytes() == b"of another saver"
 
 
 def test_without_another_thread_it_is_written_at_once(tmp_path: Path) -> None:

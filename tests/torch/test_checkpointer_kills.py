@@ -24,7 +24,7 @@ import torch
 
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.torch import Checkpointer
-from hpcstage.torch.entry import Description, write_entry
+from hpcstage.torch.entry import Description, check_entry, write_entry
 from hpcstage.torch.slots import Form, slots_for
 
 pytestmark = pytest.mark.torch
@@ -77,6 +77,11 @@ def described(step: int) -> tuple[Description, memoryview]:
     return Description(step, {"dict": [["a", {"tensor": 0}]]}, ("a",), slots), memoryview(image)
 
 
+def saved(files: Files, path: Path, content: tuple[Description, memoryview]) -> None:
+    """What the thread does for one state."""
+    check_entry(files, path, write_entry(files, path, *content))
+
+
 def value(directory: Path) -> int:
     """What the newest checkpoint holds."""
     found = Checkpointer(directory).load()
@@ -104,7 +109,7 @@ def test_killed_between_any_two_calls(
         shutil.rmtree(directory)
         shutil.copytree(tmp_path / "before", directory)
         files = KilledFiles(at, in_the_middle, exchanges)
-        ended = in_a_child(lambda files=files: write_entry(files, directory / f"step-{number:08}", *content))
+        ended = in_a_child(lambda files=files: saved(files, directory / f"step-{number:08}", content))
         seen.add(value(directory))
         lines.update(line.partition(": ")[2] for line in capfd.readouterr().err.splitlines())
         with Checkpointer(directory, keep=1) as checkpointer:
@@ -127,29 +132,30 @@ class WatchedFiles(Files):
         self.calls: list[str] = []
 
     def call(self, function, /, *arguments, **options):
-        if function.__name__ in ("mkdir", "pwrite", "fsync", "rename", "exchange_names", "unlink"):
+        if function.__name__ in ("mkdir", "pwrite", "fsync", "rename", "exchange_names", "preadv", "unlink"):
             self.calls.append(function.__name__)
         return super().call(function, *arguments, **options)
 
 
 def test_everything_is_on_the_disk_before_it_is_named(tmp_path: Path) -> None:
     files = WatchedFiles()
-    write_entry(files, tmp_path / "step-00000001", *described(1))
+    saved(files, tmp_path / "step-00000001", described(1))
     assert files.calls == [
         "mkdir",
         *("pwrite", "fsync"),  # the tensors
         *("pwrite", "fsync"),  # what they are
         "fsync",  # the names of both
         *("rename", "fsync"),  # its name
+        "preadv",  # the tensors again
     ]
 
 
-def test_the_name_is_on_the_disk_before_the_one_before_goes(tmp_path: Path) -> None:
+def test_the_name_is_on_the_disk_and_the_bytes_were_read_back_before_the_one_before_goes(tmp_path: Path) -> None:
     files = WatchedFiles()
-    write_entry(files, tmp_path / "step-00000001", *described(1))
+    saved(files, tmp_path / "step-00000001", described(1))
     files.calls.clear()
-    write_entry(files, tmp_path / "step-00000001", *described(2))
-    assert files.calls[-4:] == ["rename", "exchange_names", "fsync", "unlink"]
+    saved(files, tmp_path / "step-00000001", described(2))
+    assert files.calls[-5:] == ["rename", "exchange_names", "fsync", "preadv", "unlink"]
     assert value(tmp_path) == 2
 
 
