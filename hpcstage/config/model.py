@@ -368,6 +368,17 @@ class Config:
             "hpcstage.torch.Elastic.",
         )
     )
+    etcd: str | None = field(
+        metadata=_declare(
+            "etcd",
+            "none",
+            parse.text("none"),
+            "For --elastic: the endpoints of an etcd, such as http://etcd1:2379, in which the nodes agree who trains; "
+            "several are separated by semicolons. none: they do so in the run directory, and in a store of PyTorch on "
+            "one of them.",
+            metavar="URL[;URL...]|none",
+        )
+    )
     name: str | None = field(
         metadata=_declare(
             "name",

@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
@@ -31,9 +31,10 @@ from hpcstage.elastic.frozen import FrozenProcesses
 from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.deciding import Patience
+from hpcstage.elastic.membership.etcd import endpoints_of
 from hpcstage.elastic.membership.keeping import Keeper
 from hpcstage.elastic.membership.setting import AgentSetting, Bounds
-from hpcstage.elastic.membership.store import StoreLost, connect
+from hpcstage.elastic.membership.store import StoreLost
 from hpcstage.elastic.membership.values import Generation, Node
 from hpcstage.elastic.savedlook import SavedLook
 from hpcstage.elastic.seats import NodeSeats
@@ -44,6 +45,8 @@ NAME = "hpcstage"
 RUN_DIR, POLICY, SURVIVORS = "HPCSTAGE_ELASTIC_DIR", "HPCSTAGE_ELASTIC_POLICY", "HPCSTAGE_ELASTIC_SURVIVORS"
 """Variables for those who start `torchrun`: the directory of all trainings, the policy, and whether processes outlive a
 change of the membership (`keep`) or not (`restart`)."""
+ETCD = "HPCSTAGE_ELASTIC_ETCD"
+"""The variable that names the endpoints of etcd, where the training is to be kept there."""
 ENDS = "HPCSTAGE_ELASTIC_ENDS"
 """The variable that tells when the job's time is over, in Unix seconds."""
 DEFAULT_DIR = "hpcstage-runs"
@@ -159,11 +162,9 @@ class Handler(RendezvousHandler):
 
     def _agents_store(self, generation: Generation) -> Store:
         """Returns the store in which the agents of a generation deal the ranks; its waits end after a bound."""
-        term = self._keeper.where()
-        is_here = term.node == self._setting.node.id
-        store = connect("localhost" if is_here else term.address, term.port, self._setting.bounds.call_s)
+        store = self._keeper.part(f"agents/{generation.number}")
         store.set_timeout(timedelta(seconds=AGENTS_LIMIT_S))
-        return PrefixStore(f"agents/{generation.number}", store)
+        return store
 
 
 class KeepingHandler(Handler):
@@ -209,7 +210,7 @@ def create_handler(parameters: RendezvousParameters) -> Handler:
     try:
         setting = setting_of(parameters)
         keeps = _keeps(parameters)
-        arbiter = Arbiter(directory_of(parameters))
+        arbiter = Arbiter(directory_of(parameters), endpoints_of(parameters.get("etcd") or os.environ.get(ETCD) or ""))
     except HpcstageError as error:
         stderr.say(error.line())
         raise SystemExit(error.exit_code) from None
@@ -236,7 +237,7 @@ def directory_of(parameters: RendezvousParameters) -> Path:
 def setting_of(parameters: RendezvousParameters) -> AgentSetting:
     """Reads the command line. Raises UsageError."""
     known = {field.name for field in (*fields(Patience), *fields(Bounds))}
-    allowed = known | {"dir", "policy", "host", "processes", "join_limit_s", "is_host", "survivors", "joins"}
+    allowed = known | {"dir", "policy", "host", "processes", "join_limit_s", "is_host", "survivors", "joins", "etcd"}
     # torchrun adds these itself
     unknown = sorted(set(parameters.config) - allowed - {"rank", "timeout", "local_world_size"})
     if unknown:

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING
 from hpcstage import inherited
 from hpcstage.elastic.ledger import first_step_unix_s
 from hpcstage.elastic.loading import load_policy
-from hpcstage.elastic.membership.arbiter import Arbiter
+from hpcstage.elastic.membership.arbiter import ETCD_LIMIT_S, Arbiter
+from hpcstage.elastic.membership.bounded import NoAnswer
+from hpcstage.elastic.membership.etcd import Etcd, endpoints_of
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.job import together
 from hpcstage.node import environment, start
@@ -69,6 +71,8 @@ def check(command: Sequence[str], config: Config, job: Job) -> None:
         raise UsageError("--elastic starts torchrun on every node, and stands behind a launcher", fix)
     if config.join is None:
         load_policy(config.policy.replace(";", ","), least, most)
+    if config.etcd is not None:
+        _require_etcd(config.etcd)
     if config.name is not None:
         joining.refuse_taken(config.name, inherited.directory(), os.environ)
     count = len(hosts(config, job).hosts)
@@ -78,6 +82,14 @@ def check(command: Sequence[str], config: Config, job: Job) -> None:
     launch = launch_of(command)
     _refuse_ours(launch.arguments)
     _probe(launch.torchrun)
+
+
+def _require_etcd(given: str) -> None:
+    """Raises UsageError if no etcd answers."""
+    try:
+        Etcd(endpoints_of(given), ETCD_LIMIT_S).get("hpcstage")
+    except NoAnswer as error:
+        raise UsageError(error.line(), "start it, or leave --etcd out") from None
 
 
 def hosts(config: Config, job: Job) -> together.Grouping:
@@ -144,6 +156,7 @@ def words(command: Sequence[str], config: Config, job: Job, place: TrainingPlace
         ends_unix_s=_ends_unix_s(config, job),
         env=dict(env),
         cwd=os.fspath(inherited.directory()),
+        etcd=config.etcd or "",
         drained=None if config.checkpoint is None else os.path.realpath(inherited.directory() / config.checkpoint),
         parts=[list(part) for part in group.parts],
     )

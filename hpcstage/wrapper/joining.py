@@ -39,7 +39,7 @@ _LOOK_S = 0.5
 _FILE_BYTES = 65536
 LOCAL = "127.0.0.1"
 """The address of virtual nodes."""
-_SETTINGS = ("elastic", "policy", "survivors", "name", "out", "checkpoint", "protect")
+_SETTINGS = ("elastic", "policy", "survivors", "etcd", "name", "out", "checkpoint", "protect")
 """The settings that those that join take from the training."""
 
 
@@ -176,11 +176,12 @@ def settings(config: Config, offer: Offer) -> Config:
     }
     raw = {"elastic": f"{offer.least}:{offer.most}", **{key: taken[key] for key in ("policy", "survivors")}}
     raw |= {} if has_data else {"data": offer.data}
-    raw |= dict.fromkeys(("name", "out", "checkpoint", "protect"), "none")
+    raw |= dict.fromkeys(("etcd", "name", "out", "checkpoint", "protect"), "none")
     origin = dict.fromkeys(raw, f"training {offer.name}")
     return replace(
         config,
         **taken,
+        etcd=None,
         name=None,
         out=None,
         checkpoint=None,

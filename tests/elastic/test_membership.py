@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
-import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
+from agentlab import BUSY, LEASE_S, Agents, in_both, order, started
 from conftest import wait_for
 
 pytest.importorskip("torch")
 
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.store import Board, connect, serve
+from hpcstage.elastic.membership.store import serve
 from hpcstage.elastic.membership.values import Term
 
+pytest_plugins = ("agentfixtures",)
 pytestmark = pytest.mark.torch
-PROGRAM = Path(__file__).with_name("agents.py")
-LEASE_S = 1.0
-BUSY = 4
-"""How much longer than on an idle machine something may take."""
-TIMES = {"lease_s": LEASE_S, "beat_s": 0.1, "settle_s": 0.2, "last_call_s": 0.6, "failure_s": 1.5, "call_s": 0.5}
-
-
 TELLING = """
 from hpcstage.elastic import MinMax
 class Telling(MinMax):
@@ -43,150 +33,7 @@ class Telling(MinMax):
 """
 
 
-class Agents:
-    """The agents of one training."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.pids: dict[str, int] = {}
-        self.said = ""
-        self.process = subprocess.Popen(
-            [sys.executable, os.fspath(PROGRAM)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n"
-
-    def start(
-        self,
-        name: str,
-        least: int = 1,
-        most: int = 4,
-        *,
-        is_cut_off: bool = False,
-        address: str = "127.0.0.1",
-        env: Mapping[str, str] | None = None,
-        **config: object,
-    ) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        command = {
-            "log": os.fspath(self.directory / f"{name}.log"), "least": least, "most": most, "address": address,
-            "config": {"dir": os.fspath(self.directory), "host": name, **TIMES, **config}, "is_cut_off": is_cut_off,
-            "env": dict(env or {}),
-        }  # fmt: skip
-        print(json.dumps(command), file=self.process.stdin, flush=True)
-        self.pids[name] = int(self.process.stdout.readline())
-
-    def log(self, name: str) -> list[dict[str, Any]]:
-        path = self.directory / f"{name}.log"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def training(self, *names: str) -> bool:
-        """Whether these agents, and no others of them, train in these ranks now."""
-        logs = [self.log(name) for name in names]
-        now = [(log[-1].get("rank"), log[-1].get("world")) for log in logs if log]
-        return (
-            now == [(rank, len(names)) for rank in range(len(names))]
-            and len({str(log[-1]["main"]) for log in logs}) == 1
-        )
-
-    def wait(self, *names: str) -> float:
-        """Waits until these train, and returns the time when the last of them began to."""
-        wait_for(lambda: self.training(*names), 20, f"training on {names}, not {list(map(self.log, self.pids))}")
-        return max(self.log(name)[-1]["at"] for name in names)
-
-    def wait_ended(self, name: str, code: int) -> None:
-        wait_for(lambda: bool(self.log(name)) and self.log(name)[-1]["what"] == "ends", 20, f"end of {name}")
-        assert self.log(name)[-1]["code"] == code
-
-    def signal(self, name: str, signum: int) -> float:
-        os.kill(self.pids[name], signum)
-        return time.time()
-
-    def generations(self) -> list[dict[str, Any]]:
-        arbiter = Arbiter(self.directory / "elastic-t")
-        names = sorted(path.name for path in arbiter.directory.glob("generation-*"))
-        return [arbiter.signer.read(name, (arbiter.directory / name).read_bytes()) for name in names]
-
-    def hosts(self) -> list[list[str]]:
-        return [[node["host"] for node in generation["nodes"]] for generation in self.generations()]
-
-    @contextlib.contextmanager
-    def board(self) -> Iterator[Board]:
-        """The store."""
-        arbiter = Arbiter(self.directory / "elastic-t")
-        term = arbiter.newest_term()
-        assert term is not None
-        board = Board(connect("localhost", term.port, 30), arbiter.signer, 30)
-        try:
-            yield board
-        finally:
-            board.close()
-
-    def place(self, name: str) -> bool:
-        """Whether an agent has spoken in the store."""
-        with self.board() as board:
-            return any(beat.node.host == name for beat in board.beats().values())
-
-    def wait_known(self, spare: str, *names: str) -> None:
-        """Waits until these agents have heard of a spare: they have spoken since the store's host said so."""
-
-        def counts() -> dict[str, int]:
-            return {beat.node.host: beat.count for beat in board.beats().values()}
-
-        with self.board() as board:
-            ids = {beat.node.host: beat.node.id for beat in board.beats().values()}
-            wait_for(lambda: ids[spare] in board.get("view")["spares"], 20, "a spare that is seen")
-            before = counts()
-            wait_for(lambda: all(counts()[name] > before[name] + 1 for name in names), 20, "agents that know it")
-
-    def store(self) -> str:
-        """The host of the store."""
-        term = Arbiter(self.directory / "elastic-t").newest_term()
-        assert term is not None
-        return term.host
-
-    def end(self) -> str:
-        """Ends all that is left, and returns what the agents said."""
-        for name in self.pids:
-            for signum in (signal.SIGCONT, signal.SIGTERM):
-                with contextlib.suppress(ProcessLookupError):
-                    self.signal(name, signum)
-        if self.process.poll() is None:
-            _, self.said = self.process.communicate(timeout=20)
-        return self.said
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Agents]:
-    made = Agents(tmp_path)
-    yield made
-    print(made.end())  # shown if the test fails, as is the rest
-    for name in made.pids:
-        print(name, *made.log(name), sep="\n")
-    print(*made.generations(), sep="\n")
-
-
-def order(agents: Agents, *names: str) -> list[str]:
-    """These names by the ranks that they have now."""
-    wait_for(lambda: all(agents.log(name) and agents.log(name)[-1]["what"] == "trains" for name in names), 20)
-    return sorted(names, key=lambda name: agents.log(name)[-1]["rank"])
-
-
-def started(agents: Agents, count: int, **options: Any) -> list[str]:
-    """Starts agents and returns their names by rank, the host of the store first."""
-    names = ["a", "b", "c", "d"][:count]
-    agents.start(names[0], **options)
-    wait_for((agents.directory / "elastic-t" / "term-00000001").exists, 10)
-    for name in names[1:]:
-        agents.start(name, **options)
-    wait_for(lambda: all(agents.log(name) for name in names) and sum(len(agents.log(n)) for n in names) >= count, 20)
-    ranks = order(agents, *names)
-    agents.wait(*ranks)
-    return ranks
-
-
+@in_both
 def test_hosts_join_together_keep_their_ranks_and_leave_at_once(agents: Agents) -> None:
     first, second = started(agents, 2)
     agents.start("c")
@@ -203,6 +50,7 @@ def test_hosts_join_together_keep_their_ranks_and_leave_at_once(agents: Agents) 
     assert last["silent_s"] < LEASE_S, "an agent that leaves is not waited for"
 
 
+@in_both
 def test_killed_hosts_are_lost_after_a_lease_the_store_s_host_as_well(agents: Agents) -> None:
     ranks = started(agents, 3)
     store = agents.store()
@@ -230,6 +78,7 @@ def test_a_frozen_host_is_lost_stops_when_it_goes_on_and_comes_back(agents: Agen
     assert [entry["what"] for entry in agents.log(other)] == ["trains", "stops", "trains"]
 
 
+@in_both
 def test_a_frozen_store_is_taken_over_and_given_up_when_its_host_goes_on(agents: Agents) -> None:
     ranks = started(agents, 3)
     store = agents.store()
@@ -261,6 +110,7 @@ def test_fewer_than_the_policy_wants_ends_all_of_them(agents: Agents) -> None:
     assert said.count(f"policy failstop said fail for {store}, {third} without {second}: the training ends") == 2
 
 
+@in_both
 def test_spares_wait_and_end_when_the_training_is_complete(agents: Agents) -> None:
     ranks = started(agents, 2, policy="minmax:1;2", most=2)
     agents.start("c", policy="minmax:1;2", most=2)
@@ -425,6 +275,7 @@ def test_who_waits_for_the_answer_of_a_frozen_store_sees_that_another_has_taken_
     wait_for(lambda: agents.place(other), 20, "an agent in the second store")
 
 
+@in_both
 def test_a_spare_replaces_the_host_of_the_store(agents: Agents) -> None:
     """The next host asks the policy when the spare has come to it, too: without it `failstop` would fail."""
     ranks = started(agents, 2, policy="failstop:2", most=2)
@@ -447,6 +298,7 @@ def test_a_run_directory_that_hangs_is_waited_for_within_a_bound(agents: Agents)
         os.close(os.open(arbiter.directory / "beat", os.O_WRONLY | os.O_NONBLOCK))
 
 
+@in_both
 def test_a_training_of_the_same_name_goes_on_where_a_dead_one_ended(agents: Agents) -> None:
     (only,) = started(agents, 1)
     agents.signal(only, signal.SIGKILL)
@@ -456,6 +308,7 @@ def test_a_training_of_the_same_name_goes_on_where_a_dead_one_ended(agents: Agen
     assert (last["number"], last["kind"], last["joined"]) == (2, "start", ["b"])
 
 
+@in_both
 def test_who_joins_goes_on_only_with_a_training_that_there_is(agents: Agents) -> None:
     """An agent of another job begins no training, takes over none that was lost before it came, and ends with one that
     is over. Where it trained it goes on like any other."""
@@ -473,7 +326,7 @@ def test_who_joins_goes_on_only_with_a_training_that_there_is(agents: Agents) ->
     agents.signal("b", signal.SIGKILL)
     agents.wait("c")
     agents.signal("c", signal.SIGUSR1)
-    wait_for(lambda: list((agents.directory / "elastic-t").glob("ended-*")) != [], 20, "the end")
+    wait_for(lambda: agents.end_of_term() is not None, 20, "the end")
     agents.start("d", joins="true")
     agents.wait_ended("d", 0)
 

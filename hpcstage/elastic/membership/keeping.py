@@ -15,18 +15,21 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hpcstage import stderr
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.leading import Leader
 from hpcstage.elastic.membership.setting import AgentSetting
-from hpcstage.elastic.membership.store import LATE_S, Board, StoreLost, connect, serve
+from hpcstage.elastic.membership.store import LATE_S, Board, EtcdStores, StoreLost, Stores, TcpStores
 from hpcstage.elastic.membership.values import Beat, Generation, State, Term, TrainingEnd, View
 from hpcstage.elastic.membership.watching import Watch
 from hpcstage.errors import HpcstageError
 from hpcstage.units import format_duration
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 _WATCHERS = 4
@@ -50,6 +53,7 @@ class Keeper:
 
     def __init__(self, arbiter: Arbiter, setting: AgentSetting) -> None:
         self._arbiter = arbiter
+        self._stores: Stores = EtcdStores(arbiter.etcd, arbiter.prefix) if arbiter.etcd else TcpStores(setting.node.id)
         self._setting = setting
         self._changed = threading.Condition()
         self._beat = Beat(setting.node, 0, "ready", 0)
@@ -60,6 +64,8 @@ class Keeper:
         self._contact_s = time.monotonic()
         self._leader: Leader | None = None
         self._term: Term | None = None
+        self._has_heard = False
+        """Whether a host has led the training since this node came: the word of one that is lost may still be there."""
         self._board: Board | None = None
         self._place = 0
         self._host_watch = Watch(time.monotonic())
@@ -139,11 +145,11 @@ class Keeper:
         """Returns a value of the store, or None. Raises StoreLost."""
         return self._connected().get(name)
 
-    def where(self) -> Term:
-        """Returns where the store is. Raises StoreLost."""
+    def part(self, name: str) -> Store:
+        """Returns a part of the store, for others than this room. Raises StoreLost."""
         if self._term is None:
             raise StoreLost("the store is lost")
-        return self._term
+        return self._stores.part(self._term, name, self._setting.bounds.call_s)
 
     def finish(self, limit_s: float) -> None:
         """Says that this node has finished, and stays until all others have, at most so long: who leaves before is
@@ -281,15 +287,14 @@ class Keeper:
     @property
     def _may_take_over(self) -> bool:
         """Whether this node may go on where the store's host was lost: who is to join has to have been there before."""
-        return not self._setting.joins or self._term is not None
+        return not self._setting.joins or self._has_heard
 
     def _joined(self, term: Term, limit_s: float) -> bool:
-        is_here = self._leader is not None and self._leader.term.number == term.number
         bounds = self._setting.bounds
         limit_s = min(bounds.call_s, max(limit_s - LATE_S, bounds.beat_s))
         watch = partial(self._watch_meanwhile, term)
         try:
-            store = connect("localhost" if is_here else term.address, term.port, limit_s, watch)
+            store = self._stores.find(term, limit_s, watch)
             board = Board(store, self._arbiter.signer, bounds.call_s)
             self._place = board.join(watch)
         except StoreLost:
@@ -307,13 +312,13 @@ class Keeper:
         if self._newest_number() >= number:
             return
         try:
-            server = serve(self._setting.port if term is None else 0, limit_s)
+            server, port = self._stores.serve(number, self._setting.port if term is None else 0, limit_s)
         except StoreLost:
             if self._newest_number() >= number:
                 return  # another agent of this host has it
-            server = serve(0, limit_s)
+            server, port = self._stores.serve(number, 0, limit_s)
         node = self._setting.node
-        wanted = Term(number, node.id, node.host, node.address, server.port)
+        wanted = Term(number, node.id, node.host, node.address, port)
         if not self._ask_directory(lambda: self._arbiter.claim_term(wanted)):
             return
         spares = self._view.spares if self._view.generation else None
@@ -332,6 +337,7 @@ class Keeper:
         if board is None or term is None:
             return
         watch = Watch(time.monotonic())
+        heard: int | None = None
         meanwhile = partial(self._watch_meanwhile, term)
         while not self._stopping.is_set():
             if not self._is_watcher():
@@ -339,7 +345,9 @@ class Keeper:
             view = board.tell(self._place, self._next_beat(), meanwhile)
             now_s = time.monotonic()
             if view is not None:
-                watch.see(view.count, now_s)
+                self._has_heard = self._has_heard or (heard is not None and view.count != heard)
+                heard = view.count
+                watch.see(heard, now_s)
                 if watch.unchanged_s(now_s) == 0:
                     self._take(view, now_s)
             if self._end is not None:

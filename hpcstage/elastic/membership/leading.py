@@ -25,7 +25,7 @@ from hpcstage.elastic.policy import Answer, PolicyError
 from hpcstage.errors import HpcstageError
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 AT_ONCE_S = 0.05
@@ -42,14 +42,14 @@ class Leader:
     def __init__(
         self,
         arbiter: Arbiter,
-        server: TCPStore,
+        server: Store,
         term: Term,
         setting: AgentSetting,
         spares: Collection[str] | None = None,
     ) -> None:
         """`spares`: the nodes that waited when the store's host before was lost, by their ids, where that is known."""
         self.term = term
-        self._server: TCPStore | None = server  # the store ends with it
+        self._server: Store | None = server  # the store ends with it
         self._arbiter = arbiter
         self._policy, self._most, self._ends_unix_s = setting.policy, setting.most, setting.ends_unix_s
         self._patience, self._bounds = setting.patience, setting.bounds

@@ -1,0 +1,221 @@
+"""Owns agents that stand where `torchrun` does, in the processes of `agents`, and an etcd for them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import wait_for
+
+from hpcstage.elastic.membership.arbiter import Arbiter
+from hpcstage.elastic.membership.etcd import Etcd
+from hpcstage.elastic.membership.store import Board, EtcdStores, TcpStores
+from hpcstage.elastic.membership.values import TrainingEnd
+from hpcstage.errors import HpcstageError
+
+PROGRAM = Path(__file__).with_name("agents.py")
+LEASE_S = 1.0
+BUSY = 4
+"""How much longer than on an idle machine something may take."""
+TIMES = {"lease_s": LEASE_S, "beat_s": 0.1, "settle_s": 0.2, "last_call_s": 0.6, "failure_s": 1.5, "call_s": 0.5}
+
+
+in_both = pytest.mark.parametrize("agents", ["directory", "etcd"], indirect=True)
+"""Has a test run for both forms of the register and the store."""
+
+
+class Agents:
+    """The agents of one training."""
+
+    def __init__(self, directory: Path, etcd: SiteEtcd | None = None) -> None:
+        self.directory = directory
+        self.config = dict(TIMES) if etcd is None else {**TIMES, "etcd": etcd.endpoint}
+        self.pids: dict[str, int] = {}
+        self.said = ""
+        self.process = subprocess.Popen(
+            [sys.executable, os.fspath(PROGRAM)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def start(
+        self,
+        name: str,
+        least: int = 1,
+        most: int = 4,
+        *,
+        is_cut_off: bool = False,
+        address: str = "127.0.0.1",
+        env: Mapping[str, str] | None = None,
+        **config: object,
+    ) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        command = {
+            "log": os.fspath(self.directory / f"{name}.log"), "least": least, "most": most, "address": address,
+            "config": {"dir": os.fspath(self.directory), "host": name, **self.config, **config},
+            "is_cut_off": is_cut_off, "env": dict(env or {}),
+        }  # fmt: skip
+        print(json.dumps(command), file=self.process.stdin, flush=True)
+        self.pids[name] = int(self.process.stdout.readline())
+
+    def log(self, name: str) -> list[dict[str, Any]]:
+        path = self.directory / f"{name}.log"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def training(self, *names: str) -> bool:
+        """Whether these agents, and no others of them, train in these ranks now."""
+        logs = [self.log(name) for name in names]
+        now = [(log[-1].get("rank"), log[-1].get("world")) for log in logs if log]
+        return (
+            now == [(rank, len(names)) for rank in range(len(names))]
+            and len({str(log[-1]["main"]) for log in logs}) == 1
+        )
+
+    def wait(self, *names: str) -> float:
+        """Waits until these train, and returns the time when the last of them began to."""
+        wait_for(lambda: self.training(*names), 20, f"training on {names}, not {list(map(self.log, self.pids))}")
+        return max(self.log(name)[-1]["at"] for name in names)
+
+    def wait_ended(self, name: str, code: int) -> None:
+        wait_for(lambda: bool(self.log(name)) and self.log(name)[-1]["what"] == "ends", 20, f"end of {name}")
+        assert self.log(name)[-1]["code"] == code
+
+    def signal(self, name: str, signum: int) -> float:
+        os.kill(self.pids[name], signum)
+        return time.time()
+
+    def generations(self) -> list[dict[str, Any]]:
+        arbiter = Arbiter(self.directory / "elastic-t")
+        newest = arbiter.newest_generation()
+        count = newest.number if newest else 0
+        return [json.loads(json.dumps(arbiter.generation(number)[0].to_json())) for number in range(1, count + 1)]
+
+    def hosts(self) -> list[list[str]]:
+        return [[node["host"] for node in generation["nodes"]] for generation in self.generations()]
+
+    @contextlib.contextmanager
+    def board(self) -> Iterator[Board]:
+        """The store."""
+        arbiter = Arbiter(self.directory / "elastic-t")
+        term = arbiter.newest_term()
+        assert term is not None
+        stores = EtcdStores(arbiter.etcd, arbiter.prefix) if arbiter.etcd else TcpStores(term.node)
+        board = Board(stores.find(term, 30), arbiter.signer, 30)
+        try:
+            yield board
+        finally:
+            board.close()
+
+    def place(self, name: str) -> bool:
+        """Whether an agent has spoken in the store."""
+        with self.board() as board:
+            return any(beat.node.host == name for beat in board.beats().values())
+
+    def wait_known(self, spare: str, *names: str) -> None:
+        """Waits until these agents have heard of a spare: they have spoken since the store's host said so."""
+
+        def counts() -> dict[str, int]:
+            return {beat.node.host: beat.count for beat in board.beats().values()}
+
+        with self.board() as board:
+            ids = {beat.node.host: beat.node.id for beat in board.beats().values()}
+            wait_for(lambda: ids[spare] in board.get("view")["spares"], 20, "a spare that is seen")
+            before = counts()
+            wait_for(lambda: all(counts()[name] > before[name] + 1 for name in names), 20, "agents that know it")
+
+    @property
+    def has_begun(self) -> bool:
+        directory = self.directory / "elastic-t"
+        return directory.exists() and Arbiter(directory).newest_term() is not None
+
+    def store(self) -> str:
+        """The host of the store."""
+        term = Arbiter(self.directory / "elastic-t").newest_term()
+        assert term is not None
+        return term.host
+
+    def end_of_term(self) -> TrainingEnd | None:
+        arbiter = Arbiter(self.directory / "elastic-t")
+        term = arbiter.newest_term()
+        return arbiter.end_of(term.number) if term else None
+
+    def end(self) -> str:
+        """Ends all that is left, and returns what the agents said."""
+        for name in self.pids:
+            for signum in (signal.SIGCONT, signal.SIGTERM):
+                with contextlib.suppress(ProcessLookupError):
+                    self.signal(name, signum)
+        if self.process.poll() is None:
+            _, self.said = self.process.communicate(timeout=20)
+        return self.said
+
+
+class SiteEtcd:
+    """An etcd of one server on this machine."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port, peers = _free_ports()
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self._words = [
+            "etcd", "--data-dir", os.fspath(directory), "--listen-client-urls", self.endpoint,
+            "--advertise-client-urls", self.endpoint, "--listen-peer-urls", f"http://127.0.0.1:{peers}",
+            "--initial-advertise-peer-urls", f"http://127.0.0.1:{peers}",
+            "--initial-cluster", f"default=http://127.0.0.1:{peers}",
+        ]  # fmt: skip
+        self.start()
+
+    def start(self) -> None:
+        with self.directory.with_suffix(".log").open("ab") as log:
+            self.process = subprocess.Popen(self._words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        wait_for(self.answers, 30, "an etcd that answers")
+
+    def client(self, limit_s: float = 1.0) -> Etcd:
+        return Etcd([self.endpoint], limit_s)
+
+    def answers(self) -> bool:
+        try:
+            self.client().get("there")
+        except HpcstageError:
+            return False
+        return True
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def _free_ports() -> tuple[int, int]:
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        return first.getsockname()[1], second.getsockname()[1]
+
+
+def order(agents: Agents, *names: str) -> list[str]:
+    """These names by the ranks that they have now."""
+    wait_for(lambda: all(agents.log(name) and agents.log(name)[-1]["what"] == "trains" for name in names), 20)
+    return sorted(names, key=lambda name: agents.log(name)[-1]["rank"])
+
+
+def started(agents: Agents, count: int, **options: Any) -> list[str]:
+    """Starts agents and returns their names by rank, the host of the store first."""
+    names = ["a", "b", "c", "d"][:count]
+    agents.start(names[0], **options)
+    wait_for(lambda: agents.has_begun, 10)
+    for name in names[1:]:
+        agents.start(name, **options)
+    wait_for(lambda: all(agents.log(name) for name in names) and sum(len(agents.log(n)) for n in names) >= count, 20)
+    ranks = order(agents, *names)
+    agents.wait(*ranks)
+    return ranks
