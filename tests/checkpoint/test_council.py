@@ -476,6 +476,16 @@ def test_a_drain_that_failed_is_tried_again_at_the_end() -> None:
     assert not job.nodes[0].council.ledger.undrained_why
 
 
+def protected(nodes: int, writer: int) -> tuple[Job, JobGeneration]:
+    """A job that drains nothing by itself, and its first generation, which is protected: one node wrote `step1`."""
+    job = Job(nodes, drain_every=100).begun()
+    job.write(writer, "step1")
+    job.settle()
+    assert job.last is not None
+    assert job.last.size == f"{nodes - 1}+1"
+    return job, job.last
+
+
 def write_and_fail(job: Job, name: str, kind: OrderKind) -> None:
     """The first node writes an entry, and the order of a kind that follows fails on the second."""
     job.write(0, name)
@@ -485,12 +495,7 @@ def write_and_fail(job: Job, name: str, kind: OrderKind) -> None:
 
 
 def test_the_newest_that_is_protected_stays_until_a_newer_one_is() -> None:
-    job = Job(2, drain_every=100).begun()
-    job.write(0, "step1")
-    job.settle()
-    first = job.last
-    assert first is not None
-    assert first.size == "1+1"
+    job, first = protected(2, writer=0)
     for name in ("step2", "step3", "step4"):
         write_and_fail(job, name, OrderKind.ENCODE)
         assert job.last is not None
@@ -519,12 +524,7 @@ def test_what_is_in_the_target_needs_no_protected_one_before_it() -> None:
 
 def test_what_is_carried_is_read_from_a_protected_generation_that_has_the_same() -> None:
     """The newest is not protected when a node is lost, and cannot be rebuilt; an older one has the entry, too."""
-    job = Job(3, drain_every=100).begun()
-    job.write(1, "step1")
-    job.settle()
-    safe = job.last
-    assert safe is not None
-    assert safe.size == "2+1"
+    job, safe = protected(3, writer=1)
     write_and_fail(job, "step2", OrderKind.ENCODE)
     write_and_fail(job, "step3", OrderKind.ENCODE)
     assert job.last is not None
@@ -541,11 +541,7 @@ def test_what_is_carried_is_read_from_a_protected_generation_that_has_the_same()
 
 def test_what_is_being_written_again_is_carried_in_a_protected_generation_that_has_the_same() -> None:
     """A node may be lost before it is complete again."""
-    job = Job(3, drain_every=100).begun()
-    job.write(1, "step1")
-    job.settle()
-    safe = job.last
-    assert safe is not None
+    job, safe = protected(3, writer=1)
     write_and_fail(job, "step2", OrderKind.ENCODE)
     job.write(1, "step1", is_complete=False)
     job.settle()
