@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,15 @@ _SHOWN = 20
 _NAMED = 3
 """The names of entries that are never copied that one line has at most."""
 _UNSURE = "files may be missing, and files that the command removed may still be there, in"
+
+
+@dataclass(frozen=True)
+class LeftAt:
+    """The place of what a node could not drain."""
+
+    machine: str
+    """The machine on which a person finds it; virtual nodes have no other name to whoever logs in."""
+    tree: str | None
 
 
 def part_of(report: Mapping[str, Any], part: OutputsPart) -> OutputsPart:
@@ -94,17 +103,19 @@ def with_settled(part: OutputsPart, settled: Mapping[str, Mapping[str, str]]) ->
     return replace(part, beside=tuple([*found, *others][: OutputsPart.MOST_NAMES]))
 
 
-def lines(part: OutputsPart, host: str, above: Path) -> list[str]:
-    """Returns the lines that say which names are not in DIR, on which node and in which place they still are, and what
-    copies them. `above` is the directory that `--local-dir` names."""
+def lines(part: OutputsPart, machine: str, above: Path) -> list[str]:
+    """Returns the lines that say which names are not in DIR, on which machine and in which place they still are, and
+    what copies them. `above` is the directory that `--local-dir` names."""
     shown = [f"not in {part.directory}: {one.name or 'its files'} ({one.why})" for one in part.undrained]
     more = part.undrained_count - len(shown[:_SHOWN])
     if shown and more > 0:
         shown[_SHOWN:] = [f"not in {part.directory}: {more:,} more"]
     if part.undrained_count:
-        shown.append(f"they are on {host} in {part.local_dir}; there `{clean_command(above)}` copies them")
+        shown.append(f"they are on {machine} in {part.local_dir}; there `{clean_command(above)}` copies them")
     elif part.is_gone:
-        shown.append(f"{part.local_dir} on {host} was removed or moved while it was used: {_UNSURE} {part.directory}")
+        shown.append(
+            f"{part.local_dir} on {machine} was removed or moved while it was used: {_UNSURE} {part.directory}"
+        )
     return shown
 
 
@@ -124,16 +135,15 @@ def clean_command(above: Path) -> str:
     return f"hpcstage clean --drain --local-dir {shlex.quote(str(above))}"
 
 
-def problems(part: OutputsPart, host: str, what: str) -> list[Problem]:
+def problems(part: OutputsPart, left: LeftAt, what: str) -> list[Problem]:
     """Returns what the record says of files that are not in DIR under their name as the command left them; `what` they
-    are."""
+    are. `left` is where the first of those is that were not copied."""
     found = []
     if part.undrained_count:
         first, many = part.undrained[0], format_number(part.undrained_count, what.removesuffix("s"))
         which = f"{many} not copied to {part.directory}, such as {first.name}"
         text = f"{which if first.name else f'{what} not copied to {part.directory}'}: {first.why}"
-        where = f"hpcstage clean --drain on {first.host or host}; they are in {part.local_dir}"
-        found.append(Problem("not-drained", text, where))
+        found.append(Problem("not-drained", text, f"hpcstage clean --drain on {left.machine}; they are in {left.tree}"))
     if part.is_gone:
         text = f"{part.local_dir} was removed, moved or unmounted while it was used: {_UNSURE} {part.directory}"
         found.append(Problem("outputs-gone", text, "nothing was removed there; compare it with what is expected"))

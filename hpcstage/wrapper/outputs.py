@@ -247,7 +247,12 @@ class RunOutputs:
             self._collect(self.place)
             self._tell_differences(self.place)
         self._close()
-        return outputpart.problems(self.part, socket.gethostname(), self.named.what)
+        first = next((one.host for one in self.part.undrained), None)
+        return outputpart.problems(self.part, self._left_at(first), self.named.what)
+
+    def _left_at(self, host: str | None) -> outputpart.LeftAt:  # noqa: ARG002
+        """Returns where what a node could not drain still is."""
+        return outputpart.LeftAt(socket.gethostname(), self.part.local_dir)
 
     def _tell_differences(self, place: kept.KeptPlace) -> None:
         found = [] if place.holds_checkpoints else outputpart.differences(self.part, "the command")

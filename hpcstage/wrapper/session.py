@@ -267,7 +267,8 @@ class Session:
         places = {
             host: os.fspath(place.with_name(lead.node_name(index))) for index, host in enumerate(lead.hosts) if index
         }
-        directories.meet(OtherNodes(places, link, self.part.run_id, Path(lead.group_dir), self.run_dir))
+        machine = socket.gethostname() if lead.virtual else None
+        directories.meet(OtherNodes(places, machine, link, self.part.run_id, Path(lead.group_dir), self.run_dir))
 
     def _spec(self, resolved: Resolved, local: LocalDir, job: jobs.Job) -> DaemonSpec:
         config, group = self.config, self.group

@@ -206,6 +206,11 @@ class SharedCheckpoints(RunCheckpoints):
             return replace(part, undrained_count=0, undrained=())
         return part
 
+    def _left_at(self, host: str | None) -> outputpart.LeftAt:
+        if host is None or self._others is None or host not in self._others.places:
+            return super()._left_at(host)
+        return self._others.left_at(host, self.name_suffix)
+
     def _part_of(self, host: str, report: dict[str, Any] | None, *, is_whole: bool) -> OutputsPart:
         directory = Path(self._others.places[host]) if self._others is not None else Path()
         place = directory.with_name(f"{directory.name}{self.name_suffix}")
@@ -216,7 +221,7 @@ class SharedCheckpoints(RunCheckpoints):
             part = outputpart.part_of(report, part)
         elif not is_whole:
             part = outputpart.unknown(part, "the node did not say what became of them")
-        for line in outputpart.lines(part, host, place.parent.parent):
+        for line in outputpart.lines(part, self._left_at(host).machine, place.parent.parent):
             messages.error(line)
         if part.undrained_count:
             self.exit_code = NotDrained.exit_code

@@ -42,10 +42,16 @@ class OtherNodes:
 
     places: Mapping[str, str]
     """By host: the directory that holds the node's output files."""
+    machine: str | None
+    """The machine on which all nodes are, where they are virtual."""
     lead: LeadLink
     run_id: str
     group_dir: Path
     run_dir: Path
+
+    def left_at(self, host: str, suffix: str = "") -> outputpart.LeftAt:
+        """Returns where what a node could not drain still is."""
+        return outputpart.LeftAt(self.machine or host, f"{self.places[host]}{suffix}/out/tree")
 
     def result_of(self, host: str) -> dict[str, Any]:
         """Returns what a node said at the end of its drain; nothing if it did not."""
@@ -184,7 +190,7 @@ class SharedOutputs(RunOutputs):
         parts = {self._host: self.part}
         for host, path in self._others.places.items():
             parts[host] = part = self._part_of(self._others, host)
-            for line in outputpart.lines(part, host, Path(path).parent.parent):
+            for line in outputpart.lines(part, self._others.left_at(host).machine, Path(path).parent.parent):
                 messages.error(line)
             if part.undrained_count or part.is_gone:
                 self.exit_code = NotDrained.exit_code
@@ -193,9 +199,13 @@ class SharedOutputs(RunOutputs):
             settled = settle(self.part.directory, {self._host: own, **self._others.claims()})
             self.part = outputpart.with_settled(self.part, settled)
 
+    def _left_at(self, host: str | None) -> outputpart.LeftAt:
+        if host is None or self._others is None or host not in self._others.places:
+            return super()._left_at(host)
+        return self._others.left_at(host)
+
     def _part_of(self, others: OtherNodes, host: str) -> OutputsPart:
-        tree = f"{others.places[host]}/out/tree"
-        part = OutputsPart(directory=self.part.directory, local_dir=tree)
+        part = OutputsPart(directory=self.part.directory, local_dir=others.left_at(host).tree)
         result = others.result_of(host)
         if not result:
             return outputpart.unknown(part, "the node did not say what became of them")

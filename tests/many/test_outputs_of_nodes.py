@@ -207,9 +207,13 @@ def test_files_of_a_node_that_died_are_named_with_their_place_and_copied_later(
     assert process.returncode == NOT_DRAINED, said
     (place,) = left_on(local_dir)
     assert place.name.endswith(".v1")
-    assert f"they are on {os.uname().nodename}.v1 in {place}" in said
+    machine = os.uname().nodename
+    assert f"they are on {machine} in {place}" in said, "the machine, since nobody can log in to a virtual node"
     assert sorted(os.listdir(results)) == ["kept", "old"], "a node that is lost removes nothing"
-    assert [one["host"] for one in manylab.record_of(hpcstage)["outputs"]["undrained"]] == [f"{os.uname().nodename}.v1"]
+    record = manylab.record_of(hpcstage)
+    assert [one["host"] for one in record["outputs"]["undrained"]] == [f"{machine}.v1"]
+    (problem,) = [one for one in record["problems"] if one["id"] == "not-drained"]
+    assert problem["remedy"] == f"hpcstage clean --drain on {machine}; they are in {place}/out/tree"
     assert hpcstage("clean").returncode == NOT_DRAINED
     done = hpcstage("clean", "--drain")
     assert done.returncode == 0, done.stderr
