@@ -327,6 +327,15 @@ class Config:
             metavar="REGEX|auto|none",
         )
     )
+    protect_rate_bytes_per_s: float | None = field(
+        metadata=_declare(
+            "protect_rate",
+            "none",
+            parse.rate("none"),
+            "Most bytes per second that each node sends to others for --protect.",
+            metavar="SIZE|none",
+        )
+    )
     drain_every: int | None = field(
         metadata=_declare(
             "drain_every",

@@ -78,6 +78,7 @@ class SharedCheckpoints(RunCheckpoints):
             "nodes": self._hosts,
             "group_dir": group.directory,
             "protect": config.protect,
+            "protect_rate_bytes_per_s": config.protect_rate_bytes_per_s,
             "domains": domains,
             "domain": config.failure_domain if config.failure_domain == "auto" else "none",
             "earlier": self._divided(len(self._hosts) if group.virtual else 1),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +120,23 @@ def test_a_lost_node_is_rebuilt_on_as_many_on_fewer_and_on_more_nodes(
     assert lab.places(local_dir) == []
 
 
+def test_parities_are_sent_at_the_rate_that_was_asked_for(hpcstage: Hpcstage, local_dir: Path) -> None:
+    size_bytes, rate_bytes_per_s = 6_000_000, 1_000_000
+    large = f"""
+with open(f"{{places[0]}}/.large", "wb") as file:
+    file.write(os.urandom({size_bytes}))
+with open("began", "w") as file:
+    file.write(repr(time.time()))
+os.rename(f"{{places[0]}}/.large", f"{{places[0]}}/large")
+"""
+    lab.killed(hpcstage, local_dir, 2, "--protect-rate", f"{rate_bytes_per_s}B", text=large)
+    took_s = time.time() - float((hpcstage.cwd / "began").read_text())
+    assert took_s > 0.8 * size_bytes / rate_bytes_per_s, "all of it is at the other node, and was sent no faster"
+    lab.lose(local_dir, 0)
+    done = lab.run(hpcstage, 2)
+    assert lab.shown(done) == [sorted(["large", *lab.files_of(1, 2)])] * 2
+
+
 def test_two_lost_nodes_are_rebuilt_with_two_parities(hpcstage: Hpcstage, local_dir: Path) -> None:
     lab.killed(hpcstage, local_dir, 4, "--protect", "2+2")
     lab.lose(local_dir, 0, 3)
@@ -197,11 +215,11 @@ def test_behind_a_launcher_the_error_says_that_it_stands_there(hpcstage: Hpcstag
 
 @pytest.mark.torch
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("nodes", [3, 2])
-def test_training_that_lost_a_node_goes_on_to_the_weights_of_an_undisturbed_one(
-    hpcstage: Hpcstage, local_dir: Path, nodes: int
+@pytest.mark.parametrize(("lost", "size", "nodes"), [((1,), "2+1", 3), ((1,), "2+1", 2), ((0, 2), "1+2", 2)])
+def test_training_that_lost_nodes_goes_on_to_the_weights_of_an_undisturbed_one(
+    hpcstage: Hpcstage, local_dir: Path, lost: tuple[int, ...], size: str, nodes: int
 ) -> None:
-    """Three ranks on three virtual nodes; everything of the run is killed, the directory of one node is gone."""
+    """Three ranks on three virtual nodes; everything of the run is killed, the directories of one or two are gone."""
     torch = pytest.importorskip("torch")
     cwd = hpcstage.cwd
 
@@ -214,12 +232,12 @@ def test_training_that_lost_a_node_goes_on_to_the_weights_of_an_undisturbed_one(
         train(1, -1, cwd / "plain.pt", os.fspath(plain)), env={**os.environ, **GLOO}, capture_output=True, check=False
     )
     assert alone.returncode == 0, alone.stderr
-    words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--drain-every", "1000")
+    words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--protect", size, "--drain-every", "1000")
     wrapper = hpcstage.start(*words, "--", *train(3, 2, cwd / "cut.pt"), env=GLOO)
     wait_for((cwd / "cut.pt.up").exists, 60, "step 2")
     wait_for(lambda: lab.has_protected(local_dir, 3, "step2"), 40, "the protection of step 2")
     lab.kill_all(wrapper)
-    lab.lose(local_dir, 1)
+    lab.lose(local_dir, *lost)
     words = ("run", "--nodes", str(nodes), "--checkpoint", "ckpt")
     done = hpcstage(*words, "--", *train(nodes, -1, cwd / "cut.pt"), env=GLOO, timeout_s=120)
     assert done.returncode == 0, done.stderr

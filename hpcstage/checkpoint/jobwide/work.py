@@ -267,7 +267,8 @@ class NodeWork:
         nodes = tuple(self._charter.nodes.index(name) for name in group)
         size = CodeSize(body["k"], body["m"])
         identity = GenerationId(body["number"], body["attempt"])
-        link.encode(EncodeOrder(identity, self._place.store, nodes, tuple(group), size, trial=order.seq))
+        encode = EncodeOrder(identity, self._place.store, nodes, tuple(group), size, trial=order.seq)
+        link.encode(encode.at_rate(self._charter.protect_rate_bytes_per_s))
         return identity.number, identity.attempt, order.seq
 
     def _keep(self, order: JobOrder) -> dict[str, object]:

@@ -174,6 +174,8 @@ class CheckpointCharter:
     """The directory in which the lead says which nodes live."""
     protect: tuple[int, int] | None = None
     """How many data blocks and parities were asked for; None: what fits."""
+    protect_rate_bytes_per_s: float | None = None
+    """The most bytes that each node sends in a second for parities; None: no limit."""
     domains: Mapping[str, str] = field(default_factory=dict)
     """The failure domains of nodes that share one, as the user named them."""
     domain: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,14 @@ class EncodeOrder:
             raise NoOrder(f"{self.form!r} is no way of blocks")
         if self.block_bytes > MOST_BLOCK_BYTES or self.block_bytes * self.size.m > MOST_STRIPE_BYTES:
             raise NoOrder(f"blocks of {self.block_bytes} bytes for {self.size} are too large to be sent")
+
+    def at_rate(self, rate_bytes_per_s: float | None) -> EncodeOrder:
+        """Returns the order with a limit for what is sent; a member that waits by it counts as one that does something.
+        None: the order as it is."""
+        if rate_bytes_per_s is None:
+            return self
+        longest_s = self.block_bytes * self.size.m / rate_bytes_per_s
+        return replace(self, rate_bytes_per_s=rate_bytes_per_s, wait_s=self.wait_s + longest_s)
 
     @property
     def digest(self) -> int:
