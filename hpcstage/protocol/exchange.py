@@ -190,6 +190,17 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Held:
+    """A node has copies of these, whose nodes are missing. Daemon: here, tell all others. Exchange: on that node. The
+    last message of a node has no ids."""
+
+    CODE: ClassVar[int] = 45
+    FORM: ClassVar[struct.Struct] = struct.Struct("<I")
+    node: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class End:
     """Daemon: the run has ended, nothing more is asked or offered."""
 
@@ -197,10 +208,10 @@ class End:
     FORM: ClassVar[struct.Struct] = struct.Struct("<")
 
 
-Message = Hello | Group | PlanFiles | Fetch | Ask | Offer | Missed | Got | Sent | Written | Reading | End
-_WITH_IDS = (Fetch, Ask, Offer, Missed, Written, Reading)
+Message = Hello | Group | PlanFiles | Fetch | Ask | Offer | Missed | Got | Sent | Written | Reading | Held | End
+_WITH_IDS = (Fetch, Ask, Offer, Missed, Written, Reading, Held)
 _CLASSES: dict[int, type[Message]] = {kind.CODE: kind for kind in get_args(Message)}
-_Listed = TypeVar("_Listed", Fetch, Ask, Offer, Missed, Written, Reading)
+_Listed = TypeVar("_Listed", Fetch, Ask, Offer, Missed, Written, Reading, Held)
 
 
 def pack(message: Message) -> bytes:
@@ -285,6 +296,6 @@ class GroupPieces:
             raise LinkError(str(error)) from None
 
 
-def _fixed(message: Group | Fetch | Ask | Offer | Missed | Written | Reading) -> list[int]:
+def _fixed(message: Group | Fetch | Ask | Offer | Missed | Written | Reading | Held) -> list[int]:
     """Returns all values but the last, which has its own form."""
     return list(vars(message).values())[:-1]

@@ -95,6 +95,28 @@ def test_partition_after_a_loss(nodes, make_tree):
     assert len(parts) == 2
 
 
+def test_copies_of_a_lost_node_s_files_are_not_read_again(nodes, make_tree):
+    """Temporary copies that the other nodes have of them are passed on, and kept."""
+    root = make_tree(files=60, size_bytes=50_000)
+    daemons = nodes.up(root, 3, placement="partition", budget_bytes=100 * 53_248, budget_inodes=10_000)
+    nodes.staged()
+    lost, *rest = daemons
+    own = [path for path in files_of(root) if lost.store(path).exists()]
+    for number, path in enumerate(own[:8]):
+        assert rest[number % 2].want(path) == (Answer.READY, Reason.NONE)
+    lost.kill()
+    assert nodes.worlds[0].end() != 0
+    nodes.world(rest)
+    nodes.daemons = rest
+    for daemon in rest:
+        wait_until(lambda daemon=daemon: daemon.log_text().count("stands: 2 of 3") == 1)
+    wait_until(lambda: sum(daemon.store(path).exists() for daemon in rest for path in own) >= len(own))
+    for _ in range(2):
+        for daemon in rest:
+            assert {daemon.want(path) for path in files_of(root)} == {(Answer.READY, Reason.NONE)}
+    assert total(nodes.end(), "source_files") == 60 - 8
+
+
 def test_an_exchange_that_hangs(nodes, make_tree):
     """Wants are answered in time, and the program is sent to the source after a few that were not."""
     root = make_tree(files=400, size_bytes=20_000)

@@ -7,8 +7,9 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcstage.daemon.peers.estate import MOST_S, Inquiry
 from hpcstage.daemon.peers.membership import GroupState
-from hpcstage.daemon.peers.routes import make, temporary_budget_of
+from hpcstage.daemon.peers.routes import Estate, make, temporary_budget_of
 from hpcstage.plan.forecast.nodes import Given, nodes_plan
 from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Budget, Rates, Workload
@@ -68,6 +69,52 @@ def test_only_what_a_lost_node_read_moves(count, data):
         assert len(moved) == 1
         assert moved == {owner} or owner == lost
         assert lost not in moved
+
+
+@given(COUNTS, st.sampled_from(["replicate", "partition"]), st.data())
+@settings(deadline=None)
+def test_copies_of_a_missing_node_s_files_come_from_who_has_them(count, asked, data):
+    """Each node knows the same holders; only the node to which a file is dealt asks its holder."""
+    files = 100
+    lost = data.draw(st.integers(0, count - 1))
+    members = members_of(count, {i: PLENTY for i in range(count) if i != lost})
+    sizes = array("Q", [4000]) * files
+    left = list(make(asked, sizes, 3, members, members.present[0]).left())
+    held = data.draw(st.dictionaries(st.sampled_from(left), st.sampled_from(members.present)))
+    dealt = {}
+    for node in members.present:
+        before = make(asked, sizes, 3, members, node, Estate(is_dealt=False))
+        assert not set(before.own()) & set(left)
+        whole = make(asked, sizes, 3, members, node)
+        holders = {id_: holder for id_, holder in held.items() if holder != node}
+        after = make(asked, sizes, 3, members, node, Estate(holders=holders))
+        taken = set(whole.own()) & set(left)
+        dealt.update(dict.fromkeys(taken, node))
+        assert set(after.own()) == set(whole.own()) - set(holders)
+        assert {id_: after.fetcher(id_) for id_ in taken} == {id_: holders.get(id_, node) for id_ in taken}
+        assert set(after.others()) >= taken & set(holders)
+        assert len(after.others()) == len(set(after.others()))
+        assert all(after.fetcher(id_) == whole.fetcher(id_) for id_ in set(range(files)) - taken)
+    assert sorted(dealt) == sorted(left)
+
+
+def test_the_wait_for_what_others_have_is_bounded():
+    inquiry = Inquiry()
+    assert (inquiry.until, inquiry.is_over(5.0)) == (None, False)
+    inquiry.begin([1, 2], 10.0)
+    inquiry.heard(1, (7, 8))
+    inquiry.heard(1, ())
+    assert not inquiry.is_over(10.5)
+    assert inquiry.is_over(10.0 + MOST_S), "node 2 never answers"
+    inquiry.heard(2, (8, 9))
+    inquiry.heard(2, ())
+    assert inquiry.is_over(10.5)
+    assert inquiry.estate([0, 1, 2], {7}).holders == {8: 2, 9: 2}
+    inquiry.end()
+    inquiry.begin([1], 20.0)
+    assert inquiry.estate([0, 1], ()).holders == {7: 1}, "node 2 is not there any more"
+    inquiry.begin([], 30.0)
+    assert inquiry.is_over(30.0), "there is nobody to wait for"
 
 
 def test_what_auto_means():

@@ -40,8 +40,10 @@ class Participant(Protocol):
 
     routes: Routes | None
     """The routes in the group; once this node has left it, the last ones."""
-    wait_until: float | None
-    """The time at which a wait for other nodes ends."""
+
+    @property
+    def wait_until(self) -> float | None:
+        """The time at which a wait for other nodes ends."""
 
     @property
     def counts(self) -> PeerCounts:

@@ -129,6 +129,9 @@ class Peers:
         assert self.routes is not None
         if owner == self.routes.node or not self._requests.trusts(owner, now):
             for id_ in ids:
+                if not self.routes.is_dealt and not self._is_wanted(id_):
+                    self._queue.from_peers.undealt(id_)
+                    continue
                 self._queue.from_peers.missed(id_, wanted=self._is_wanted(id_))
             return
         for id_ in ids:

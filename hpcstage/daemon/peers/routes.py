@@ -7,7 +7,8 @@ stays the same when nodes are lost or come late; only the files that a missing n
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hpcstage.plan.budget import for_files, for_temporary
 from hpcstage.plan.placement.owners import needed_bytes
@@ -27,16 +28,30 @@ def budgets_of(members: Membership) -> list[Budget]:
     return [node.budget or least for node in members.nodes]
 
 
+@dataclass(frozen=True)
+class Estate:
+    """What a node knows of the files that missing nodes would read."""
+
+    is_dealt: bool = True
+    """Whether the others have said what they have of them. Before that, none is read from the source."""
+    holders: Mapping[int, int] = field(default_factory=dict)
+    """By id: another node that has a copy. The node that the id is dealt to asks that one for it."""
+
+
+ALL_DEALT = Estate()
+
+
 class Routes:
     """Answers, for one node, where files come from."""
 
-    def __init__(self, placement: Placement, members: Membership, node: int, why: str) -> None:
+    def __init__(self, placement: Placement, members: Membership, node: int, why: str, estate: Estate) -> None:
         self.placement = placement
         self.members = members
         self.node = node
         self.why = why
         self._present = members.present
         self._missing = frozenset(members.missing)
+        self._estate = estate
 
     @property
     def kind(self) -> Placing:
@@ -44,13 +59,20 @@ class Routes:
         return self.placement.kind
 
     @property
+    def is_dealt(self) -> bool:
+        """Whether the files of missing nodes are dealt to the others."""
+        return self._estate.is_dealt
+
+    @property
     def keeps_all(self) -> bool:
         """Whether every node ends with every file (with `private`: as far as its budget allows)."""
         return self.placement.keeps_all
 
     def fetcher(self, id_: int) -> int:
-        """Returns the node that reads an id from the source; other nodes ask it for the file."""
-        return self._present_node(id_, self.placement.fetcher(id_, self.node))
+        """Returns the node that reads an id from the source; other nodes ask it for the file. An id of a missing node
+        of which another node has a copy, and which is dealt to this node, comes from that one."""
+        found = self._present_node(id_, self.placement.fetcher(id_, self.node))
+        return self._estate.holders.get(id_, found) if found == self.node else found
 
     def _present_node(self, id_: int, node: int) -> int:
         if node not in self._missing:
@@ -60,16 +82,31 @@ class Routes:
     def own(self) -> array[int]:
         """Returns the ids that this node reads from the source, with those that it takes over from missing nodes."""
         found = self.placement.own(self.node)
+        found.extend(id_ for id_ in self._dealt() if id_ not in self._estate.holders)
+        return found
+
+    def left(self) -> array[int]:
+        """Returns the ids that missing nodes would read."""
+        found = array("I")
         if self.kind is not Placing.PRIVATE:
             for missing in sorted(self._missing):
-                taken = self.placement.own(missing)
-                found.extend(id_ for id_ in taken if self.fetcher(id_) == self.node)
+                found.extend(self.placement.own(missing))
         return found
+
+    def _dealt(self) -> list[int]:
+        """Returns the ids of missing nodes that are dealt to this node."""
+        fetcher = self.placement.fetcher
+        if not self._estate.is_dealt:
+            return []
+        return [id_ for id_ in self.left() if self._present_node(id_, fetcher(id_, self.node)) == self.node]
 
     def others(self) -> array[int]:
         """Returns the ids beside its own that this node keeps: it asks other nodes for them before a program wants
         them."""
-        return self.placement.others(self.node)
+        found = self.placement.others(self.node)
+        known = frozenset(found)
+        found.extend(id_ for id_ in self._dealt() if id_ in self._estate.holders and id_ not in known)
+        return found
 
     def unplaced(self) -> array[int]:
         """Returns the ids that no node keeps."""
@@ -79,11 +116,13 @@ class Routes:
         return array("I", filter(self.placement.unplaced, range(files)))
 
 
-def make(asked: str, sizes: Sequence[int], directories: int, members: Membership, node: int) -> Routes:
+def make(
+    asked: str, sizes: Sequence[int], directories: int, members: Membership, node: int, estate: Estate = ALL_DEALT
+) -> Routes:
     """Makes the placement for what the user asked for (`auto` or the name of a kind)."""
     nodes = [for_files(budget, directories) for budget in budgets_of(members)]
     kind, why = decide(asked, needed_bytes(sizes), len(sizes), nodes)
-    return Routes(place_shares(kind, sizes, nodes), members, node, why)
+    return Routes(place_shares(kind, sizes, nodes), members, node, why, estate)
 
 
 def temporary_budget_of(members: Membership, node: int, directories: int) -> Budget:

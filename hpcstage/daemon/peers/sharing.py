@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Iterable
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.inbox import Inbox
 from hpcstage.daemon.peers.arrivals import PeerCounts
+from hpcstage.daemon.peers.estate import Inquiry
 from hpcstage.daemon.peers.membership import Staged, size_of
 from hpcstage.daemon.peers.nodegroup import NodeGroup
 from hpcstage.daemon.peers.peers import Peers
-from hpcstage.daemon.peers.routes import Routes, make, temporary_budget_of
+from hpcstage.daemon.peers.routes import ALL_DEALT, Estate, Routes, make, temporary_budget_of
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.plan.order import orders
@@ -58,8 +59,9 @@ class FileSharing(Neighbours):
     ) -> None:
         base, nodes = group.base, group.nodes
         self.routes: Routes | None = None
-        self.wait_until: float | None = None
+        self._group_until: float | None = None
         """The time at which this node stops waiting for a group."""
+        self._inquiry = Inquiry()
         self._group = group
         self._engine = engine
         self._peers = peers
@@ -83,7 +85,13 @@ class FileSharing(Neighbours):
             self._peers.adopt()
         else:
             self._divide(nodes.supposed(group.limit))
-            self.wait_until = time.monotonic() + base.spec.group_wait_s
+            self._group_until = time.monotonic() + base.spec.group_wait_s
+
+    @property
+    def wait_until(self) -> float | None:
+        """See Participant."""
+        found = [until for until in (self._group_until, self._inquiry.until) if until is not None]
+        return min(found, default=None)
 
     @property
     def counts(self) -> PeerCounts:
@@ -134,16 +142,40 @@ class FileSharing(Neighbours):
         members = self._group.nodes.members
         if members is None:
             return
-        self._divide(members)
-        self.wait_until = None
+        self._group_until = None
+        self._follow(members, time.monotonic())
         self._peers.connect(self._group.send)
         self._tell_written(self._told)
         for early in self._early.take_asks():
             self._peers.asked(early, time.monotonic())
 
-    def _divide(self, members: Membership) -> None:
+    def _follow(self, members: Membership, now: float) -> None:
+        """Divides the files among the nodes that are there. Those of missing nodes follow when all have said what they
+        have of them."""
+        if not members.missing:
+            self._inquiry.end()
+            self._divide(members)
+            return
+        self._divide(members, Estate(is_dealt=False))
+        assert self.routes is not None
+        own = self._group.nodes.index
+        here = [id_ for id_ in self.routes.left() if self._engine.queue.states.of(id_) is FileState.STORED]
+        for message in exchange.in_messages(exchange.Held(own, tuple(here))):
+            self._group.send(message)
+        self._group.send(exchange.Held(own, ()))
+        self._inquiry.begin((node for node in members.present if node != own), now)
+
+    def _take_over(self, members: Membership) -> None:
+        """Divides the files of missing nodes, too."""
+        self._inquiry.end()
+        assert self.routes is not None
+        states = self._engine.queue.states
+        here = {id_ for id_ in self.routes.left() if states.of(id_) is FileState.STORED}
+        self._divide(members, self._inquiry.estate(members.present, here))
+
+    def _divide(self, members: Membership, estate: Estate = ALL_DEALT) -> None:
         index, sizes = self._group.nodes.index, self._staged.manifest.sizes
-        self.routes = make(self._group.base.spec.placement, sizes, self._directories, members, index)
+        self.routes = make(self._group.base.spec.placement, sizes, self._directories, members, index, estate)
         self._peers.divide(self.routes, temporary_budget_of(members, index, self._directories))
 
     def gone(self, node: int) -> None:
@@ -151,20 +183,24 @@ class FileSharing(Neighbours):
         members = self._group.nodes.members
         if self.joined and members is not None:
             self._peers.offers.drop(node)
-            self._divide(members)
+            self._follow(members, time.monotonic())
 
     def ended(self, now: float) -> None:
         """See Participant."""
         self._early.take_asks()
         if self.joined:
             self._peers.disconnect(now)
-        self.wait_until = self.wait_until or now + self._group.base.spec.group_wait_s
+        self._inquiry.end()
+        self._group_until = self._group_until or now + self._group.base.spec.group_wait_s
 
     def poll(self, now: float) -> None:
         """See Participant. A node that has waited for too long reads everything from the source."""
-        if self.wait_until is None or now < self.wait_until:
+        members = self._group.nodes.members
+        if members is not None and self.joined and self._inquiry.is_over(now):
+            self._take_over(members)
+        if self._group_until is None or now < self._group_until:
             return
-        self.wait_until = None
+        self._group_until = None
         if self._is_missing_something():
             self._group.alone(self._group.nodes.why)
             self.routes = None
@@ -183,6 +219,8 @@ class FileSharing(Neighbours):
             self._compare(message.listings)
         elif isinstance(message, exchange.Written):
             self._on_written(message.ids)
+        elif isinstance(message, exchange.Held):
+            self._inquiry.heard(message.node, message.ids)
         elif isinstance(message, exchange.Reading):
             self._read_elsewhere(message, now)
         elif isinstance(message, exchange.Got):

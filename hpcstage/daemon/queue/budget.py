@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain, islice
 
-from hpcstage.daemon.queue.states import LOOK_LIMIT, FileState, States
+from hpcstage.daemon.queue.states import LOOK_LIMIT, States
 from hpcstage.plan.blocks import BLOCK_BYTES, blocks_bytes
 from hpcstage.plan.budget import for_files
 from hpcstage.plan.types import Budget
@@ -195,6 +195,14 @@ class FreeBudget:
                 self.temporary.give_back(id_)
                 self.give_back(-blocks_bytes(self._states.size(id_)), -1)
 
+    def keep_own(self) -> None:
+        """Counts temporary copies of files that this node keeps from now on as such, where there is budget for them."""
+        for id_ in self.temporary.here():
+            blocks = blocks_bytes(self._states.size(id_))
+            if self._states.keeps(id_) and blocks <= self._left_bytes and self._left_inodes > 0:
+                self.temporary.give_back(id_)
+                self.give_back(-blocks, -1)
+
     def _give_back(self, id_: int, blocks: int) -> None:
         if not (self.temporary.count and self.temporary.give_back(id_)):
             self.give_back(blocks, 1)
@@ -204,5 +212,5 @@ class FreeBudget:
         self.temporary.take(id_, blocks)
         while (old := self.temporary.surplus()) is not None:
             self.drop(old)
-            self._states.move(old, FileState.AWAY)
+            self._states.wait_again(old)
             self.temporary.dropped.append(old)

@@ -176,6 +176,11 @@ class FromPeers:
             self._put_back(id_)
             self._source.released.ids.append(id_)
 
+    def undealt(self, id_: int) -> None:
+        """Takes back a request for a file of a missing node; the files are divided anew when it is known who has it."""
+        if id_ in self._flights.requests:
+            self._put_back(id_)
+
     def _put_back(self, id_: int) -> None:
         flights = self._flights
         flights.ahead.discard(id_)

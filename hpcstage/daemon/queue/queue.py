@@ -135,6 +135,7 @@ class Queue:
         budget allows. Transfers that have begun go on, copies that are here stay. O(number of ids)."""
         self.budget.set_aside(None if share is None else share.temporary)
         self.states.divide(share, self.flights.started.keys() - self.flights.requests.keys())
+        self.budget.keep_own()
         self.sequences.restart()
         promoted = (*self.source.promoted.ids, *self.from_peers.promoted.ids)
         self.source.promoted.refill(promoted)

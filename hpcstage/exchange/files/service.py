@@ -15,15 +15,15 @@ from hpcstage.exchange.service import ExchangeService, Station
 from hpcstage.exchange.transport.frames import CONTROL_TAG, ControlFrame, Sort, open_bundle
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol import exchange
-from hpcstage.protocol.exchange import Ask, Fetch, Offer, Reading, Sent, Why, Written
+from hpcstage.protocol.exchange import Ask, Fetch, Held, Offer, Reading, Sent, Why, Written
 from hpcstage.store.catalog import Transfer
 
 
 class FileService(ExchangeService):
     """Serves the messages about files of one transfer."""
 
-    sorts = (Sort.ASK, Sort.REFUSE, Sort.WRITTEN, Sort.READING, Sort.FILES)
-    orders = (Fetch, Offer, Written, Reading)
+    sorts = (Sort.ASK, Sort.REFUSE, Sort.WRITTEN, Sort.READING, Sort.HELD, Sort.FILES)
+    orders = (Fetch, Offer, Written, Reading, Held)
 
     def __init__(self, station: Station, transfer: Transfer) -> None:
         super().__init__(station)
@@ -45,6 +45,8 @@ class FileService(ExchangeService):
             self._tell_others(Sort.WRITTEN, message.ids)
         elif isinstance(message, Reading):
             self._tell_others(Sort.READING, message.ids)
+        elif isinstance(message, Held):
+            self._tell_others(Sort.HELD, message.ids)
 
     def _fetch(self, message: Fetch) -> None:
         catalog, place = self._transfer.target.catalog, self.station.place(message.node)
@@ -123,6 +125,8 @@ class FileService(ExchangeService):
             else:
                 self._asked.setdefault(source, set()).update(message.ids)
                 self.station.tell(*exchange.in_messages(Ask(self.station.nodes[source], message.ids)))
+        elif is_same and message.sort is Sort.HELD:
+            self.station.tell(Held(self.station.nodes[source], message.ids))
         elif is_same:
             self.station.tell(Written(message.ids) if message.sort is Sort.WRITTEN else Reading(message.ids))
 

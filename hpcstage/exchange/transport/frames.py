@@ -69,6 +69,8 @@ class Sort(IntEnum):
     """A message about checkpoints, between keepers or exchanges."""
     BLOCK = 9
     """A block of a stripe, or sums of it."""
+    HELD = 10
+    """Ids of missing nodes that the sender has copies of; without ids, the end of them."""
     FILES = 64
     """Staged files, whole or in pieces."""
     MANIFEST = 65
