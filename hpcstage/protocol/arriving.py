@@ -9,7 +9,7 @@ Everything is little-endian. Each word has one writer, so there are no locks:
              320 IN_ORDER_NOTES notes, IN_ORDER each: by readers, which may write over each other's: an inode that one
              reads in order at the source, and the bytes that it has read so
     rows     from ARRIVING_HEADER_BYTES on, ARRIVING_ROW_BYTES each, see ARRIVING_ROW; by the copier, but for what
-             ARRIVING_READ and WISHED_OFFSET name, which readers write
+             ARRIVING_READ and WISHED_OFFSET name, which readers write, and for YIELDS_OFFSET
     stripes  from STRIPES_OFFSET on, a byte for each stripe of each row: by the copier, a Stripe
 
 A row may be used only while both of its words have the same number other than 0, which is looked at before bytes are
@@ -39,6 +39,8 @@ ARRIVING_ROW = struct.Struct("<QQQqqIIQ")
 u32 bytes of a stripe, u64 reserved."""
 WISHED_OFFSET = 56
 """In a row: u32 the stripe that a reader needs next, plus one; 0: none."""
+YIELDS_OFFSET = 60
+"""In a row: u32, by the daemon: 1 if the copier reads the source only while no program does."""
 NAME_OFFSET = 64
 """In a row: the name of the incoming file in the node directory, up to a NUL."""
 ARRIVING_NAME_BYTES = 64

@@ -38,6 +38,7 @@ from hpcstage.protocol.arriving import (
     SHOWN_OFFSET,
     STRIPES_OFFSET,
     WISHED_OFFSET,
+    YIELDS_OFFSET,
     Stripe,
     stripe_bytes,
 )
@@ -74,9 +75,9 @@ class Arriving:
         """The ids that have a row."""
         return self._rows.keys()
 
-    def grant(self, id_: int, first: int | None = None) -> bool:
+    def grant(self, id_: int, first: int | None = None, *, yields: bool = False) -> bool:
         """Gives a transfer that is about to begin a row. Returns False if all are in use. `first` is the stripe that a
-        reader is expected to need next."""
+        reader is expected to need next. One that yields is copied only while no program reads the source."""
         self.ended(id_, is_stored=False)
         if len(self._rows) == ARRIVING_ROWS and self._whole:
             self.withdraw((next(iter(self._whole)),))
@@ -89,6 +90,7 @@ class Arriving:
         self._map[start : start + ARRIVING_ROW_BYTES] = bytes(ARRIVING_ROW_BYTES)
         self._map[stripes : stripes + ROW_STRIPES] = bytes(ROW_STRIPES)
         _ID.pack_into(self._map, start + _ID_OFFSET, id_)
+        _U32.pack_into(self._map, start + YIELDS_OFFSET, yields)
         if first is not None:
             _U32.pack_into(self._map, start + WISHED_OFFSET, first + 1)
         self._put(row, self._serial)
@@ -175,6 +177,8 @@ class Arrival:
 
     is_shown = False
     """Whether programs may see them."""
+    yields = False
+    """Whether the source is read only while no program reads it."""
 
     def __init__(self, size_bytes: int) -> None:
         self.stripe_bytes = stripe_bytes(size_bytes)
@@ -196,6 +200,7 @@ class Arrival:
         mapped[start + NAME_OFFSET : start + NAME_OFFSET + len(name)] = name
         arrival._mapped, arrival._start, arrival.is_shown = mapped, _stripes(row), True
         arrival._shown_at = SHOWN_OFFSET + 4 * row
+        arrival.yields = bool(_U32.unpack_from(mapped, start + YIELDS_OFFSET)[0])
         _U32.pack_into(mapped, arrival._shown_at, serial)
         return arrival
 

@@ -253,6 +253,7 @@ def copy_range(
     outcome: CopyOutcome,
     pace: Callable[[int], None] | None = None,
     writing: contextlib.AbstractContextManager[Any] = _NO_LOCK,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> None:
     """Copies the bytes of a range. `pace` is called before each chunk with its size; `writing` is held while writing,
     since the kernel lets one thread write to a file at a time and has the others spin."""
@@ -260,7 +261,7 @@ def copy_range(
     while position < end:
         if worker.stats.cancelled:
             raise CopyError(Status.CANCELLED)
-        chunk = worker.buffer[: min(CHUNK_BYTES, end - position)]
+        chunk = worker.buffer[: min(chunk_bytes, end - position)]
         if pace is not None:
             pace(len(chunk))
         with worker.turn(), source_errors():

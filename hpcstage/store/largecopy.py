@@ -9,10 +9,13 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
+from hpcstage.protocol import nodedir
 from hpcstage.store import copyfile
 from hpcstage.store.arriving import Arrival
-from hpcstage.store.copyfile import CopyError, CopyJob, CopyOutcome, CopyWorker, Status
+from hpcstage.store.beside import ProgramReads
+from hpcstage.store.copyfile import CHUNK_BYTES, CopyError, CopyJob, CopyOutcome, CopyWorker, Status
 
 RANGE_BYTES = 16 << 20
 MOST_THREADS = 8
@@ -21,6 +24,8 @@ QUICK_NS = 50_000_000
 behind those of more threads."""
 CACHED_NS = 500_000
 """A chunk that takes less says nothing about the source, if a program reads the file: it may have read it already."""
+YIELDING_BYTES = 256 << 10
+"""A chunk of a copy that yields: a program that begins to read meanwhile waits for no more."""
 SLOW_NS, SLOW_THREADS = 2 * QUICK_NS, 2
 """For a reader that waits, threads beyond SLOW_THREADS whose stripes take more than this leave: what it needs next
 comes sooner from few threads."""
@@ -71,6 +76,7 @@ class BigCopy:
         self._writing = threading.Lock()
         self._most_bytes = most_bytes
         self._show = show
+        self._reads: ProgramReads | None = None
         self._size_bytes = 0
         self._inside = 0
         self._finished = False
@@ -90,13 +96,17 @@ class BigCopy:
             with copyfile.local_errors():
                 _preallocate(self._target, self._size_bytes)
             self._arrival = Arrival(self._size_bytes) if self._most_bytes is not None else self._show(self._before)
+            if self._arrival.yields:
+                with copyfile.local_errors():
+                    self._reads = ProgramReads(Path(nodedir.PAGE))
         except CopyError as error:
             self._fail(error)
             self._finished = True
             self._close()
             copyfile.discard(self.job.temporary)
             return False
-        self._invitations = min(1 if self._pace else MOST_THREADS - 1, self._size_bytes // RANGE_BYTES)
+        most = 0 if self._reads else 1 if self._pace else MOST_THREADS - 1
+        self._invitations = min(most, self._size_bytes // RANGE_BYTES)
         return True
 
     def work(self, worker: CopyWorker) -> bool:
@@ -126,7 +136,8 @@ class BigCopy:
         start = stripe * self._arrival.stripe_bytes
         length = min(self._arrival.stripe_bytes, self._size_bytes - start)
         span = copyfile.FileRange(self._source, self._target, start, length)
-        copyfile.copy_range(worker, span, part, step, self._writing)
+        chunk_bytes = YIELDING_BYTES if self._reads else CHUNK_BYTES
+        copyfile.copy_range(worker, span, part, step, self._writing, chunk_bytes)
         if self._arrival.is_shown:
             copyfile.check(self._source, self._before)
         self._arrival.arrived(stripe)
@@ -145,6 +156,8 @@ class BigCopy:
             self._invite(self)
         if self._pace is not None:
             self._pace(size_bytes)
+        if self._reads is not None:
+            self._reads.let_pass(took_ns / 1e9, lambda: self.cancelled)
 
     def _may_invite(self) -> bool:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
 import signal
@@ -14,24 +15,28 @@ import pytest
 from conftest import wait_for
 
 from hpcstage.daemon.copying.engine import Engine
-from hpcstage.daemon.queue.large import LEAST_FOLLOWED_S, Followed
+from hpcstage.daemon.process.slottable import slot_at
+from hpcstage.daemon.queue.large import LEAST_FOLLOWED_S, BytesRead, Followed
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.emulator import Settings, Slowfs, unavailable
+from hpcstage.node import page
 from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Entry
 from hpcstage.protocol import arriving as wire
+from hpcstage.protocol import nodedir, shim
 from hpcstage.protocol.arriving import Stripe
 from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts
+from hpcstage.store.beside import LEAST_PATIENCE_S
 from hpcstage.store.copier import CopierSettings
 from hpcstage.store.copyfile import CopyJob, CopyWorker, Status
 from hpcstage.store.counters import StatsArea
 from hpcstage.store.directory import Store, budget
-from hpcstage.store.largecopy import RANGE_BYTES, BigCopy
+from hpcstage.store.largecopy import RANGE_BYTES, YIELDING_BYTES, BigCopy
 from hpcstage.store.pool import CopierPool
 
 MB = wire.LEAST_STRIPE_BYTES
@@ -163,14 +168,30 @@ def test_a_copy_goes_on_beside_its_reader_while_that_gets_more_than_it_misses() 
     followed, read = Followed(), {1: (0, 0), 2: (0, 0), 3: (0, 0)}
     for id_ in read:
         followed.begin(id_, 0.0)
-    followed.look(read.__getitem__, LEAST_FOLLOWED_S / 2)
-    assert followed.ids == {1, 2, 3}, "too early to say"
+    followed.look(read.__getitem__, BytesRead(LEAST_FOLLOWED_S / 2, 0, 0))
+    assert set(followed.ids) == {1, 2, 3}, "too early to say"
     read.update({1: (100, 50), 2: (50, 100)})
-    followed.look(read.__getitem__, LEAST_FOLLOWED_S)
-    assert followed.ids == {1}, "one that reads nothing that is seen is served nothing"
+    followed.look(read.__getitem__, BytesRead(LEAST_FOLLOWED_S, 0, 0))
+    assert set(followed.ids) == {1}, "one that reads nothing that is seen is served nothing"
     read[1] = (110, 90)
-    followed.look(read.__getitem__, 2 * LEAST_FOLLOWED_S)
+    followed.look(read.__getitem__, BytesRead(2 * LEAST_FOLLOWED_S, 0, 0))
     assert not followed.ids
+
+
+def test_a_copy_goes_on_beside_a_program_that_it_does_not_slow_down():
+    followed, alone = Followed(), 10 * MB
+    followed.look(lambda id_: (0, 0), BytesRead(0.0, 50 * MB, 0))
+    for id_ in (1, 2):
+        followed.begin(id_, 0.0, alone)
+    read = {1: (2 * MB, 8 * MB), 2: (2 * MB, 8 * MB)}
+    followed.look(read.__getitem__, BytesRead(1.0, 60 * MB, 0))
+    assert set(followed.ids) == {1, 2}, "too early to say"
+    read = {1: (5 * MB, 15 * MB), 2: (5 * MB, 15 * MB)}
+    followed.look(read.__getitem__, BytesRead(2.0, 62 * MB, 7 * MB))
+    assert set(followed.ids) == {1, 2}, "17 of 20 MB read, and half of the copied 7 MB may be taken"
+    read = {1: (6 * MB, 25 * MB), 2: (20 * MB, 25 * MB)}
+    followed.look(read.__getitem__, BytesRead(4.0, 70 * MB, 17 * MB))
+    assert set(followed.ids) == {2}, "9 of 20 MB for 10 that were copied; the other was served more"
 
 
 # ---- a real copier
@@ -252,6 +273,43 @@ def test_what_a_reader_needs_comes_first(node: Node) -> None:
     assert len([stripe for stripe in before if stripe < 9]) <= 5, "the rest of the range was put back"
     node.until(lambda: node.state() is FileState.STORED)
     assert node.row().arrived == list(range(13))
+
+
+@pytest.fixture
+def reading(local_dir: Path) -> Iterator[mmap.mmap]:
+    """The page, in which one process is in a call that the source answers. Two others have not been in any."""
+    page.create(local_dir / nodedir.PAGE)
+    with (local_dir / nodedir.PAGE).open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        struct.pack_into("<I", mapped, shim.NEXT_NATIVE_OFFSET, 4)
+        set_blocked(mapped, -time.monotonic_ns())
+        yield mapped
+
+
+def set_blocked(mapped: mmap.mmap, ns: int) -> None:
+    at = slot_at(2) + shim.COUNTERS_OFFSET + 8 * shim.Counter.BLOCKED_SOURCE_NS
+    struct.pack_into("<q", mapped, at, ns)
+
+
+def test_a_copy_that_yields_waits_for_programs_that_read(node: Node, reading: mmap.mmap) -> None:
+    large = node.engine.queue.large
+    for at, movable in ((0.0, 0), (2.0, SIZE // 2)):
+        large.looked([0], BytesRead(at, movable, 0, movable))
+    began = time.monotonic()
+    node.until(lambda: node.row().holds and len(node.check()) >= 1)
+    assert time.monotonic() - began > (MB // YIELDING_BYTES - 1) * LEAST_PATIENCE_S
+    set_blocked(reading, 1000)
+    node.until(lambda: node.state() is FileState.STORED)
+    assert node.check() == list(range(13))
+
+
+def test_a_copy_that_yields_can_be_given_up(node: Node, reading: mmap.mmap) -> None:
+    large = node.engine.queue.large
+    for at, movable in ((0.0, 0), (2.0, SIZE // 2)):
+        large.looked([0], BytesRead(at, movable, 0, movable))
+    node.until(lambda: node.row().holds)
+    node.engine.void([0])
+    node.until(lambda: not node.pool.assigned)
+    assert not node.check()
 
 
 def test_nothing_of_a_file_that_changes_is_shown(node: Node) -> None:

@@ -30,20 +30,23 @@ PROGRAM = """
 import json, os, random, sys, time, zlib
 path, way, here = sys.argv[1:]
 size = os.path.getsize(path)
+compute_s = 0.05 if way == "computing" else 0.0
 def told(name):
     open(f"{here}/{name}-reached", "w").close()
     while not os.path.exists(f"{here}/{name}-go"):
         time.sleep(0.01)
-told("begin")
+if not compute_s:
+    told("begin")
 fd = os.open(path, os.O_RDONLY)
 found, moment = 0, size // 3
-if way == "random":
+if way in ("random", "computing"):
     places = list(range(0, size, 1_000_000))
     random.Random(1).shuffle(places)
     for number, at in enumerate(places):
-        if number == len(places) // 3:
+        if number == len(places) // 3 and not compute_s:
             told("third")
         found ^= zlib.crc32(os.pread(fd, 1_000_000, at), at)
+        time.sleep(compute_s)
 elif way == "forked":
     readers = []
     for number in range(2):
@@ -120,6 +123,17 @@ def test_what_has_arrived_is_not_read_again(hpcstage: Hpcstage, source: Slowfs, 
     if way == "in order":
         assert totals["local_bytes"] > 0.25 * SIZE
         assert source.counters().read_bytes < 1.1 * SIZE
+
+
+def test_what_is_read_in_any_order_is_copied_while_the_program_computes(
+    hpcstage: Hpcstage, source: Slowfs, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", PROGRAM, source.path / "large", "computing", tmp_path]
+    done = hpcstage("run", "--data", source.path, "--", *command)
+    assert int(done.stdout) == expected((tmp_path / "behind" / "large").read_bytes())
+    totals = json.loads(hpcstage.records()[-1].read_text())["totals"]
+    assert totals["local_bytes"] > 0.15 * SIZE
+    assert source.counters().read_bytes < 1.1 * SIZE
 
 
 @pytest.mark.parametrize("victim", ["daemon", "copier"])

@@ -169,9 +169,11 @@ class Engine:
     def _show(self, id_: int) -> None:
         """Lets programs see what arrives of a file that several threads copy."""
         size_bytes, large, first = self.manifest.size(id_), self.queue.large, None
-        if id_ in large.led:  # a reader that began at the file's begin is there now
+        if large.is_read_in_order(id_):  # a reader that began at the file's begin is there now
             first = self.arriving.in_order(self.manifest.inodes[id_]) // stripe_bytes(size_bytes)
-        if size_bytes > self.pool.settings.limit_bytes and self.arriving.grant(id_, first):
+        if size_bytes > self.pool.settings.limit_bytes and self.arriving.grant(
+            id_, first, yields=large.is_read_anyhow(id_)
+        ):
             large.shown.add(id_)
 
     def _may_begin(self) -> int:

@@ -42,9 +42,10 @@ class LargeInUse:
         for id_ in found:
             large.reads.here(id_, now)
             large.read_in_order(id_, engine.arriving.in_order(engine.manifest.inodes[id_]))
-        large.followed.look(engine.arriving.read, now)
         copied = engine.pool.stats.totals().bytes
-        large.looked(found, BytesRead(now, sums[Counter.SOURCE_READ_BYTES], copied, sums[Counter.MOVABLE_READ_BYTES]))
+        read = BytesRead(now, sums[Counter.SOURCE_READ_BYTES], copied, sums[Counter.MOVABLE_READ_BYTES])
+        large.followed.look(engine.arriving.read, read)
+        large.looked(found, read)
         for id_ in ahead:
             copy = engine.copies.path(id_)
             if engine.queue.states.of(id_) is FileState.STORED and (copy in paths or engine.copies.was_read(id_)):

@@ -8,16 +8,18 @@ files at the source, others are copied only where that does not slow it down (`B
 reading, until it opens those copies: it is not known whether it ever will. Later, too, no more are copied at a time
 than the program read at a time. Afterwards files that the program has not read yet come before those that it has read.
 In a node group all nodes tell each other what their programs read at the source, and each holds back accordingly.
-A copy under way of which programs are served what has arrived goes on beside them (`Followed`), and one is begun for a
-program that reads a file in order: it reads ahead of the program, with more requests at a time. Callers pass `now`.
+A copy under way of which programs are served what has arrived goes on beside them (`Followed`). One is begun for a
+program that reads a file in order: it reads ahead of the program, with more requests at a time. And one is begun for a
+program that has read much of a file in any order: it is copied while the program computes. Callers pass `now`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import NamedTuple
 
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.rates import Estimates
@@ -113,52 +115,85 @@ class Beside:
             self._failed += 1
 
 
-class ReadAgain:
-    """Knows which of the large files that the program has open it reads again at the source: since they are open it has
-    read as many bytes as they have together, from open files that go on with the copy once it is whole."""
+class ReadBefore:
+    """Knows how much programs have read of the large files that they have open at the source, since they are open, from
+    open files that go on with the copy once it is whole."""
 
     def __init__(self) -> None:
-        self.ids: frozenset[int] = frozenset()
-        self._since: dict[int, int] = {}
+        self.again: frozenset[int] = frozenset()
+        """Files that are read again: the program has read as many bytes as they have together."""
+        self.much: Mapping[int, float] = {}
+        """Of files of which LED_SHARE was read: the bytes per second that were read of all of them."""
+        self._since: dict[int, BytesRead] = {}
 
-    def look(self, sizes: Mapping[int, int], movable_bytes: int) -> None:
+    def look(self, sizes: Mapping[int, int], read: BytesRead) -> None:
         """Takes the sizes of the files that are open at the source now, and what was read until now."""
-        self._since = {id_: self._since.get(id_, movable_bytes) for id_ in sizes}
+        self._since = {id_: self._since.get(id_, read) for id_ in sizes}
         whole = sum(sizes.values())
-        self.ids = frozenset(id_ for id_, since in self._since.items() if movable_bytes - since >= whole)
+        bytes_read = {id_: read.movable_bytes - since.movable_bytes for id_, since in self._since.items()}
+        self.again = frozenset(id_ for id_, size_bytes in bytes_read.items() if size_bytes >= whole)
+        lengths_s = {id_: read.at - since.at for id_, since in self._since.items()}
+        self.much = {
+            id_: size_bytes / lengths_s[id_]
+            for id_, size_bytes in bytes_read.items()
+            if lengths_s[id_] >= LEAST_TRIAL_S and size_bytes >= LED_SHARE * whole
+        }
+
+
+class Seen(NamedTuple):
+    """What was read and copied up to a look at a copy that goes on beside a program."""
+
+    read: BytesRead
+    served_bytes: int
+    missed_bytes: int
 
 
 class Followed:
     """Knows the copies under way that go on although a program reads their files, as it gets more from what has arrived
-    than it reads at the source. One of which FOLLOWED_SHARE is there when the program opens its file is tried."""
+    than it reads at the source. One of which FOLLOWED_SHARE is there when the program opens its file is tried, and one
+    beside a program of which it is known how fast it read alone: that goes on, too, where it does not slow it down."""
 
     def __init__(self) -> None:
-        self.ids: set[int] = set()
-        self._seen: dict[int, tuple[float, int, int]] = {}
-        """By id: a moment, and the bytes that programs had got and missed then."""
+        self._alone: dict[int, float | None] = {}
+        """By id: the bytes per second that the program read alone; None: not known."""
+        self._seen: dict[int, Seen] = {}
+        self._last = BytesRead(0.0, 0, 0)
 
-    def begin(self, id_: int, now: float) -> None:
+    @property
+    def ids(self) -> Collection[int]:
+        """The copies that go on."""
+        return self._alone.keys()
+
+    def begin(self, id_: int, now: float, alone: float | None = None) -> None:
         """Notes that a program reads a file that goes on being copied, unless it is noted."""
-        if id_ not in self.ids:
-            self.ids.add(id_)
-            self._seen[id_] = (now, 0, 0)
+        if id_ not in self._alone:
+            self._alone[id_] = alone
+            self._seen[id_] = Seen(replace(self._last, at=now), 0, 0)
 
     def end(self, id_: int) -> None:
         """Notes that the copy is not under way any more, or is of no use to the program."""
-        self.ids.discard(id_)
+        self._alone.pop(id_, None)
         self._seen.pop(id_, None)
 
-    def look(self, read: Callable[[int], tuple[int, int]], now: float) -> None:
-        """Ends what has not paid since the last look. `read` returns the bytes that programs got and missed by id."""
+    def look(self, of: Callable[[int], tuple[int, int]], read: BytesRead) -> None:
+        """Ends what has not paid since the last look. `of` returns the bytes that programs got and missed by id."""
+        self._last = read
         for id_ in [*self.ids]:
-            since, served, missed = self._seen[id_]
-            if now - since < LEAST_FOLLOWED_S:
+            since, now, alone = self._seen[id_], Seen(read, *of(id_)), self._alone[id_]
+            if read.at - since.read.at < (LEAST_FOLLOWED_S if alone is None else LEAST_TRIAL_S):
                 continue
-            now_served, now_missed = read(id_)
-            if now_served - served <= now_missed - missed:
-                self.end(id_)
+            has_paid = now.served_bytes - since.served_bytes > now.missed_bytes - since.missed_bytes
+            if has_paid or (alone is not None and not _slows(since, now, alone)):
+                self._seen[id_] = now
             else:
-                self._seen[id_] = (now, now_served, now_missed)
+                self.end(id_)
+
+
+def _slows(since: Seen, now: Seen, alone: float) -> bool:
+    """Returns whether a program has read less than it read alone, by more than MOST_TAKEN of what was copied."""
+    length_s = now.read.at - since.read.at
+    got = now.read.program_bytes - since.read.program_bytes + now.served_bytes - since.served_bytes
+    return alone * length_s - got > MOST_TAKEN * (now.read.copied_bytes - since.read.copied_bytes)
 
 
 class SourceReads:
@@ -216,14 +251,16 @@ class Large:
         """Ids in flight of which programs see what has arrived."""
         self.followed = Followed()
         self.led: set[int] = set()
-        """Files that the program reads in order at the source, whose copies are to overtake it."""
+        """Files that the program reads at the source, whose copies are to begin beside it."""
+        self._alone: dict[int, float] = {}
+        """Of those that it reads in any order: how fast it read alone, in bytes per second."""
         self._aside: dict[int, None] = {}
         """Files that wait though it was their turn, in that order."""
         self._flights = flights
         self._states = flights.states
         self._estimates = estimates
         self._beside = beside
-        self._again = ReadAgain()
+        self._before = ReadBefore()
         self._led_once: set[int] = set()
         self._tries: Counter[int] = Counter()
         self._readers = 0
@@ -248,7 +285,7 @@ class Large:
     def is_left(self, id_: int, now: float) -> bool:
         """Returns whether a file is left to the program, which reads it at the source, and not yet for the second
         time."""
-        return self.reads.has(id_, now) and id_ not in self._again.ids
+        return self.reads.has(id_, now) and id_ not in self._before.again
 
     def are_enough(self, now: float) -> bool:
         """Returns whether the copies ahead of the program are as many as the files that it reads at the source."""
@@ -311,15 +348,35 @@ class Large:
     def read_in_order(self, id_: int, size_bytes: int) -> None:
         """Notes that a program has read so many bytes of a file in a row at the source. If that is much of it, the copy
         begins, once."""
-        is_much = size_bytes >= min(LED_SHARE * self._states.size(id_), LED_BYTES)
+        if size_bytes >= min(LED_SHARE * self._states.size(id_), LED_BYTES):
+            self._lead(id_)
+
+    def _read_much(self, id_: int, alone: float) -> None:
+        """Notes that a program has read much of a file in any order, at so many bytes per second."""
+        if self._lead(id_):
+            self._alone[id_] = alone
+
+    def _lead(self, id_: int) -> bool:
+        """Has the copy begin beside the program that reads the file, once. Returns whether it is to begin."""
         may_begin = self._beside is not None and self._states.of(id_) is not FileState.FLYING
-        if is_much and may_begin and id_ not in self._led_once:
-            self._led_once.add(id_)
-            self.led.add(id_)
+        if not may_begin or id_ in self._led_once:
+            return False
+        self._led_once.add(id_)
+        self.led.add(id_)
+        return True
+
+    def is_read_in_order(self, id_: int) -> bool:
+        """Returns whether a copy is to begin beside a program that reads its file in order."""
+        return id_ in self.led and id_ not in self._alone
+
+    def is_read_anyhow(self, id_: int) -> bool:
+        """Returns whether a copy is to begin beside a program that reads its file in any order."""
+        return id_ in self._alone
 
     def hidden(self, id_: int) -> None:
         """Notes that a transfer has ended."""
         self.led.discard(id_)
+        self._alone.pop(id_, None)
         self.shown.discard(id_)
         self.followed.end(id_)
 
@@ -327,7 +384,9 @@ class Large:
         """Notes which large files the program has open at the source now, and what was read until now."""
         self._readers = max(self._readers, len(open_at_source))
         if self._beside is not None:
-            self._again.look({id_: self._states.size(id_) for id_ in open_at_source}, read.movable_bytes)
+            self._before.look({id_: self._states.size(id_) for id_ in open_at_source}, read)
+            for id_, alone in self._before.much.items():
+                self._read_much(id_, alone)
             copies = any(map(self.is_large, self._flights.needed()))
             self._beside.look(read, reads=self.reads.count(read.at) > 0, copies=copies)
 
@@ -344,7 +403,7 @@ class Large:
     def begun(self, id_: int, now: float) -> None:
         """Notes that the copying of a file begins."""
         if id_ in self.led:
-            self.followed.begin(id_, now + CATCH_UP_S)
+            self.followed.begin(id_, now + CATCH_UP_S, self._alone.get(id_))
         self._flights.measure(id_)
         self.held_back.discard(id_)
         self._tries[id_] += 1
