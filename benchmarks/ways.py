@@ -3,6 +3,8 @@
 Each cell is one program that reads emulated storage in one way: alone (`plain`), behind `--mode runtime` and behind
 `--mode auto`, alternated. The storage keeps the page cache when a file is opened again, as the clients of shared file
 systems do. What the program prints is a checksum of all that it read, which must be the same in the three arms.
+Where it reads everything three times, it empties the page cache in between, as where there is more data than memory;
+the same program on the local disk (`local`) stands beside it.
 
 Computing is sleeping, as beside an accelerator, so that a cell leaves the processor idle most of the time. --lanes N
 measures N cells at a time, each on storage, a disk and in directories of its own; the arms of a cell alternate in one
@@ -14,6 +16,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shutil
+import statistics
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -23,15 +27,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.files import Place, empty, make_files, place
-from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, holds, options_of, parser
+from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, divide, holds, options_of, parser
 from benchmarks.programs import hpcstage_command, record, run
 from benchmarks.storage import Storage
 from benchmarks.workload import ways
 from hpcstage.emulator import Settings
 
 PROGRAM = Path(ways.__file__)
-NEVER_WORSE = 1.05
-PLAIN, MODES = "plain", ("runtime", "auto")
+NEVER_WORSE, MOST_IN_THE_MIDDLE = 1.05, 0.85
+MOST_LATER = 1.05
+"""From the second pass on, in times of the same program on the local disk."""
+MOST_SOURCE = 1.02
+"""Bytes that leave the source, in times of those of one pass of the program alone."""
+PLAIN, MODES, LOCAL = "plain", ("runtime", "auto"), "local"
+PASSES = 3
 PLAIN_S, QUICK_PLAIN_S = 24.0, 2.0
 LEAST_PLAIN_S = 20.0
 """Less than what it is set to where the kernel reads ahead while the program computes."""
@@ -43,15 +52,17 @@ DELAY_S = 3.0
 AS_FAST = "as fast"
 RATIOS = {"3 times slower": 3.0, AS_FAST: 1.0, "a third": 1 / 3}
 """How long the source takes for what is read, in times of computing."""
-LARGE = ("anew-tenth", "kept-tenth", "anew-all", "pread-twice", "pread-random", "kept-all", "hdf5", "lmdb")
-TWO_READERS = "several"
-SEVERAL = (TWO_READERS, "children")
+LARGE = ("anew-tenth", "kept-tenth", "anew-all", "pread-twice", "pread-random", "kept-all", "hdf5", "lmdb", "parquet")
+TWO_READERS, SHARDS = "several", "tar"
+SEVERAL = (TWO_READERS, "children", SHARDS)
 """Several large files."""
+SEVERAL_TIMES = ("pread", *LARGE[2:3], *LARGE[4:], SHARDS, "loop", "loader-2")
+"""Ways that also read everything several times."""
 SMALL = ("loop", "loop-random", "link", "loader-0", "loader-2", "nothing")
 OVERLAPPING = {"loader-2": 2.0, "nothing": 2.0, TWO_READERS: 2.0, "children": 1.25}
 """Ways that read while they compute, or do not read: reading and computing take so many times as long one after the
 other as the program takes, about, where both take the same time."""
-NEEDED = {"hdf5": "h5py", "lmdb": "lmdb", "loader-0": "torch", "loader-2": "torch"}
+NEEDED = {"hdf5": "h5py", "lmdb": "lmdb", "parquet": "pyarrow", "loader-0": "torch", "loader-2": "torch"}
 """Libraries without which a way is left out."""
 
 
@@ -62,17 +73,19 @@ class Cell:
     way: str
     ratio: str
     delay_s: float = 0.0
+    passes: int = 1
 
     @property
     def is_large(self) -> bool:
         """One large file, not many small ones."""
-        return self.way in LARGE
+        return self.way in LARGE or self.way == "pread"
 
     @property
     def name(self) -> str:
         """In results and for --only."""
         opened = f", opened after {self.delay_s:g} s" if self.delay_s else ""
-        return f"{self.way}, source {self.ratio}{opened}"
+        read = f", {self.passes} passes" if self.passes > 1 else ""
+        return f"{self.way}, source {self.ratio}{opened}{read}"
 
     @property
     def missing(self) -> str:
@@ -85,6 +98,7 @@ def cells() -> list[Cell]:
     """Those in which most was lost first: a run that is cut off has them."""
     large = [Cell(way, ratio, delay_s) for delay_s in (0.0, DELAY_S) for ratio in RATIOS for way in LARGE]
     large += [Cell(way, ratio) for ratio in RATIOS for way in SEVERAL]
+    large += [Cell(way, ratio, passes=PASSES) for ratio in RATIOS for way in SEVERAL_TIMES]
     return large + [Cell(way, ratio) for ratio in RATIOS for way in SMALL if way != "nothing" or ratio == AS_FAST]
 
 
@@ -102,14 +116,15 @@ class Data:
         """Returns the directory, how many bytes of it the cell reads, and in how many pieces."""
         with self._making:
             if cell.way in SEVERAL:
-                return self._several()
+                return self._several(cell.way)
             return self._large(cell.way) if cell.is_large else self._small(cell.way)
 
-    def _several(self) -> tuple[Path, int, int]:
-        root = self.root / "several"
-        if not root.exists():
+    def _several(self, way: str) -> tuple[Path, int, int]:
+        root, size = self.root / (SHARDS if way == SHARDS else "several"), SEVERAL_FILES * self.several_bytes
+        if not root.exists() and way == SHARDS:
+            ways.make_shards(root, SEVERAL_FILES, self.several_bytes)
+        elif not root.exists():
             make_files(root, SEVERAL_FILES, self.several_bytes, spread=0.0)
-        size = SEVERAL_FILES * self.several_bytes
         return root, size, -(-size // ways.READ_BYTES)
 
     def _small(self, way: str) -> tuple[Path, int, int]:
@@ -120,12 +135,13 @@ class Data:
         return root, self.small_files * SMALL_BYTES, pieces
 
     def _large(self, way: str) -> tuple[Path, int, int]:
-        form = way if way in ("hdf5", "lmdb") else "plain"
+        form = way if way in ("hdf5", "lmdb", "parquet") else "plain"
         root, size = self.root / f"large-{form}", self.large_bytes
         if not root.exists():
             root.mkdir()
             ways.make(form, root / "one.bin", size)
-        calls = {"pread-twice": 2 * size // ways.READ_BYTES, "pread-random": size // ways.BLOCK_BYTES}
+        calls = {"pread": size // ways.READ_BYTES, "pread-random": size // ways.BLOCK_BYTES}
+        calls["pread-twice"] = 2 * calls["pread"]
         touched = size // ways.TENTH if way.endswith("tenth") else size
         return root, touched, calls.get(way, ways.BATCHES)
 
@@ -147,27 +163,57 @@ class Lane:
         made: dict[str, Arm] = {PLAIN: lambda: self._run(cell, None)}
         for mode in MODES:
             made[mode] = lambda mode=mode: self._run(cell, mode)  # type: ignore[misc]
+        if cell.passes > 1:
+            made[LOCAL] = lambda: self._run_on_local_disk(cell)
         return made
+
+    def _compute_s(self, cell: Cell) -> tuple[float, float]:
+        """Returns how long the program computes, and how long the source takes."""
+        whole_s = self.plain_s * OVERLAPPING.get(cell.way, 1.0)
+        compute_s = whole_s / (1 + RATIOS[cell.ratio])
+        return compute_s, whole_s - compute_s
+
+    def _words(self, cell: Cell, path: Path, pieces: int) -> list[str]:
+        words = [sys.executable, str(PROGRAM), "loop" if cell.way == "link" else cell.way, str(path)]
+        words += [
+            "--compute",
+            f"{self._compute_s(cell)[0]:.3f}",
+            "--pieces",
+            str(pieces),
+            "--delay",
+            f"{cell.delay_s:g}",
+        ]
+        return [*words, "--passes", str(cell.passes), "--timings", str(self.where.disk / "timings")]
+
+    def _later(self, cell: Cell) -> dict[str, float]:
+        """Returns the mean length of a pass after the first."""
+        took = [float(line) for line in (self.where.disk / "timings").read_text().split()]
+        return {"later_s": statistics.mean(took[1:])} if cell.passes > 1 else {}
+
+    def _run_on_local_disk(self, cell: Cell) -> dict[str, Any]:
+        data, _, pieces = self.data.of(cell)
+        with self.disks:
+            local = self.where.local.renew()
+        path = Path(shutil.copytree(data, local / "data"))
+        os.sync()
+        done = run(self._words(cell, path / "one.bin" if cell.is_large else path, pieces), self.where.disk)
+        return {"seconds": done.seconds, "output": done.stdout, "lanes": self.lanes, **self._later(cell)}
 
     def _run(self, cell: Cell, mode: str | None) -> dict[str, Any]:
         where = self.where
         data, read_bytes, pieces = self.data.of(cell)
-        whole_s = self.plain_s * OVERLAPPING.get(cell.way, 1.0)
-        compute_s = whole_s / (1 + RATIOS[cell.ratio])
-        settings = Settings(read_bytes / (whole_s - compute_s), LATENCY_S, LATENCY_S)
+        settings = Settings(cell.passes * read_bytes / self._compute_s(cell)[1], LATENCY_S, LATENCY_S)
         run_dir = empty(where.disk / "run")
         with self.disks:
             local = where.local.renew()
         empty(where.disk / "state")
         with Storage(data, settings, where.memory, keep_cache=True) as storage:
             path = self._path(cell, storage.path)
-            words = [sys.executable, str(PROGRAM), "loop" if cell.way == "link" else cell.way, str(path)]
-            words += ["--compute", f"{compute_s:.3f}", "--pieces", str(pieces), "--delay", f"{cell.delay_s:g}"]
             head = [] if mode is None else hpcstage_command(mode, run_dir, local, str(storage.path))
-            done = run([*head, *words], where.disk)
+            done = run([*head, *self._words(cell, path, pieces)], where.disk)
             asked = storage.counters()
         sample = {"seconds": done.seconds, "output": done.stdout, "source_ratio": asked.read_bytes / read_bytes}
-        sample["lanes"] = self.lanes
+        sample |= {"lanes": self.lanes, **self._later(cell)}
         if mode is not None:
             found = record(run_dir)
             notes = [problem["id"] for problem in found.get("problems", [])]
@@ -198,10 +244,29 @@ def figures(bench: Bench, measured: Sequence[Cell]) -> list[Figure]:
     for cell in measured:
         ratios = {mode: bench.ratio(cell.name, mode, PLAIN) for mode in MODES}
         made += [at_most(f"{cell.name}: {mode} / plain", ratio, NEVER_WORSE) for mode, ratio in ratios.items()]
+        made += _source_and_later(bench, cell)
         outputs = {sample["output"] for sample in bench.samples if sample["cell"] == cell.name}
         made.append(holds(f"{cell.name}: same output", len(outputs) == 1 if outputs else None))
         if not bench.options.quick:
             made.append(at_least(f"{cell.name}: plain takes", bench.median(cell.name, PLAIN), LEAST_PLAIN_S, "s"))
+    for mode in MODES:
+        known = [ratio for cell in measured if (ratio := bench.ratio(cell.name, mode, PLAIN)) is not None]
+        middle = statistics.median(known) if known else None
+        made.append(at_most(f"the median over all cells: {mode} / plain", middle, MOST_IN_THE_MIDDLE))
+    return made
+
+
+def _source_and_later(bench: Bench, cell: Cell) -> list[Figure]:
+    """What left the source, and how long the later passes took."""
+    made: list[Figure] = []
+    a_pass = divide(bench.median(cell.name, PLAIN, "source_ratio"), cell.passes)
+    for mode in MODES:
+        if cell.way != "nothing":
+            asked = divide(bench.median(cell.name, mode, "source_ratio"), a_pass)
+            made.append(at_most(f"{cell.name}: {mode}: bytes at the source / of a pass of plain", asked, MOST_SOURCE))
+        if cell.passes > 1:
+            later = divide(bench.median(cell.name, mode, "later_s"), bench.median(cell.name, LOCAL, "later_s"))
+            made.append(at_most(f"{cell.name}: {mode}: later passes / on the local disk", later, MOST_LATER))
     return made
 
 
@@ -211,10 +276,13 @@ def table(bench: Bench, measured: Sequence[Cell], left_out: Sequence[Cell]) -> N
     for cell in measured:
         ratios = [bench.ratio(cell.name, mode, PLAIN) for mode in MODES]
         read = [bench.median(cell.name, arm, "source_ratio") for arm in (PLAIN, *MODES)]
-        rows.append([cell.name, bench.median(cell.name, PLAIN), *ratios, *read])
+        later = [bench.median(cell.name, arm, "later_s") for arm in (LOCAL, *MODES)] if cell.passes > 1 else [None] * 3
+        rows.append([cell.name, bench.median(cell.name, PLAIN), *ratios, *read, *later])
     columns = ["", "plain [s]", "runtime / plain", "auto / plain", "source: plain", "source: runtime", "source: auto"]
+    columns += ["later: local [s]", "later: runtime [s]", "later: auto [s]"]
     why = sorted({f"{cell.way} ({cell.missing} is not installed)" for cell in left_out})
-    note = "source: bytes that left it, in times of the bytes that the program reads"
+    note = "source: bytes that left it, in times of the bytes that the program reads in a pass"
+    note += "; later: the mean length of a pass after the first"
     bench.sheet("Time with hpcstage in times of the time without", columns, rows, "; ".join([note, *why]))
 
 

@@ -10,10 +10,12 @@ runs can be compared. The file or the directory is made by `make` in the form th
 from __future__ import annotations
 
 import argparse
+import io
 import multiprocessing
 import os
 import random
 import subprocess
+import tarfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -68,7 +70,25 @@ def children(root: str) -> Batches:
                 yield piece
 
 
+def tar(root: str) -> Batches:
+    """Shards one after the other, each in a stream, as webdataset reads them."""
+    for name in _names(root):
+        with tarfile.open(name, "r|") as shard:
+            for member in shard:
+                content = shard.extractfile(member)
+                assert content is not None
+                yield content.read()
+
+
 # ---- one large file
+
+
+def pread(path: str) -> Batches:
+    """In sequence, from the beginning to the end."""
+    fd = os.open(path, os.O_RDONLY)
+    for start in range(0, os.fstat(fd).st_size, READ_BYTES):
+        yield os.pread(fd, READ_BYTES, start)
+    os.close(fd)
 
 
 def pread_twice(path: str) -> Batches:
@@ -140,6 +160,18 @@ def lmdb(path: str) -> Batches:
             yield reading.get(b"%d" % key) or b""
 
 
+def parquet(path: str) -> Batches:
+    """One row group after the other, in any order."""
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        groups = list(range(file.num_row_groups))
+        random.Random(1).shuffle(groups)
+        for group in groups:
+            for row in file.read_row_group(group)["rows"]:
+                yield row.as_py()
+
+
 # ---- many small files
 
 
@@ -191,6 +223,7 @@ def nothing(root: str) -> Batches:
 
 
 WAYS: dict[str, Callable[[str], Batches]] = {
+    "pread": pread,
     "pread-twice": pread_twice,
     "pread-random": pread_random,
     "kept-all": lambda path: memmap_kept(path, 1),
@@ -201,6 +234,8 @@ WAYS: dict[str, Callable[[str], Batches]] = {
     "children": children,
     "hdf5": hdf5,
     "lmdb": lmdb,
+    "parquet": parquet,
+    "tar": tar,
     "loop": loop,
     "loop-random": loop_random,
     "loader-0": lambda root: loader(root, 0),
@@ -231,27 +266,65 @@ def make(way: str, path: Path, size_bytes: int) -> None:
             for number in range(BATCHES):
                 with environment.begin(write=True) as writing:
                     writing.put(b"%d" % number, rng.randbytes(row))
+    elif way == "parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        rows = pyarrow.array([rng.randbytes(row) for _ in range(BATCHES)], pyarrow.binary())
+        table = pyarrow.table({"rows": rows})
+        pyarrow.parquet.write_table(table, path, row_group_size=1, compression="NONE", use_dictionary=False)
     else:
         with path.open("wb") as file:
             for _ in range(BATCHES):
                 file.write(rng.randbytes(row))
 
 
+def make_shards(root: Path, shards: int, shard_bytes: int) -> None:
+    """Tar files with members of READ_BYTES."""
+    root.mkdir()
+    rng = random.Random(7)
+    for number in range(shards):
+        with tarfile.open(root / f"shard{number:03d}.tar", "w") as shard:
+            for member in range(shard_bytes // READ_BYTES):
+                info = tarfile.TarInfo(f"{number:03d}-{member:04d}")
+                info.size = READ_BYTES
+                shard.addfile(info, io.BytesIO(rng.randbytes(READ_BYTES)))
+
+
+def forget(path: Path) -> None:
+    """Takes a file, or those of a directory, out of the page cache, as if there were more data than memory. What the
+    kernel has not written yet stays."""
+    for name in [path] if path.is_file() else [*path.iterdir()]:
+        fd = os.open(name, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
 def main() -> None:
-    """Reads everything in one way; the time of computing is spread evenly over what is read."""
+    """Reads everything in one way, once or several times; the time of computing is spread evenly over what is read."""
     given = argparse.ArgumentParser()
     given.add_argument("way", choices=sorted(WAYS))
     given.add_argument("path")
     given.add_argument("--compute", type=float, default=0.0, help="seconds, of the whole program")
     given.add_argument("--pieces", type=int, default=BATCHES, help="so many are read, about")
     given.add_argument("--delay", type=float, default=0.0, help="seconds before the first open")
+    given.add_argument("--passes", type=int, default=1, help="before each but the first the page cache is emptied")
+    given.add_argument("--timings", type=Path, help="a file for the seconds of each pass, one line each")
     options = given.parse_args()
-    os.environ[COMPUTE_VARIABLE] = str(options.compute)
+    os.environ[COMPUTE_VARIABLE] = str(options.compute / options.passes)
     time.sleep(options.delay)
-    found, step_s = 0, 0.0 if options.way == "several" else options.compute / options.pieces
-    for piece in WAYS[options.way](options.path):
-        found = zlib.crc32(piece, found)
-        time.sleep(step_s)
+    found, step_s = 0, 0.0 if options.way == "several" else options.compute / options.passes / options.pieces
+    took: list[float] = []
+    for number in range(options.passes):
+        if number:
+            forget(Path(options.path))
+        began = time.monotonic()
+        for piece in WAYS[options.way](options.path):
+            found = zlib.crc32(piece, found)
+            time.sleep(step_s)
+        took.append(time.monotonic() - began)
+    if options.timings:
+        options.timings.write_text("".join(f"{seconds:.6f}\n" for seconds in took))
     print(f"{options.way} {found:08x}", flush=True)
 
 
