@@ -96,10 +96,10 @@ class Cell:
 
 def cells() -> list[Cell]:
     """Those in which most was lost first: a run that is cut off has them."""
-    large = [Cell(way, ratio, delay_s) for delay_s in (0.0, DELAY_S) for ratio in RATIOS for way in LARGE]
-    large += [Cell(way, ratio) for ratio in RATIOS for way in SEVERAL]
-    large += [Cell(way, ratio, passes=PASSES) for ratio in RATIOS for way in SEVERAL_TIMES]
-    return large + [Cell(way, ratio) for ratio in RATIOS for way in SMALL if way != "nothing" or ratio == AS_FAST]
+    found = [Cell(way, ratio) for ratio in RATIOS for way in (*LARGE, *SEVERAL)]
+    found += [Cell(way, ratio, passes=PASSES) for ratio in RATIOS for way in SEVERAL_TIMES]
+    found += [Cell(way, ratio) for ratio in RATIOS for way in SMALL if way != "nothing" or ratio == AS_FAST]
+    return found + [Cell(way, ratio, DELAY_S) for ratio in RATIOS for way in LARGE]
 
 
 class Data:

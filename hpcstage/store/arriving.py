@@ -96,6 +96,11 @@ class Arriving:
         self._put(row, self._serial)
         return True
 
+    def hasten(self, ids: Iterable[int]) -> None:
+        """Has these be copied whether programs read the source or not."""
+        for id_ in self._rows.keys() & ids:
+            _U32.pack_into(self._map, _row(self._rows[id_]) + YIELDS_OFFSET, 0)
+
     def withdraw(self, ids: Iterable[int]) -> None:
         """Takes the rows of these ids away: when this returns, no read of them is served that has not ended. The copier
         may still write to a row, which is nobody else's before the transfer has ended."""
@@ -177,8 +182,6 @@ class Arrival:
 
     is_shown = False
     """Whether programs may see them."""
-    yields = False
-    """Whether the source is read only while no program reads it."""
 
     def __init__(self, size_bytes: int) -> None:
         self.stripe_bytes = stripe_bytes(size_bytes)
@@ -200,9 +203,13 @@ class Arrival:
         mapped[start + NAME_OFFSET : start + NAME_OFFSET + len(name)] = name
         arrival._mapped, arrival._start, arrival.is_shown = mapped, _stripes(row), True
         arrival._shown_at = SHOWN_OFFSET + 4 * row
-        arrival.yields = bool(_U32.unpack_from(mapped, start + YIELDS_OFFSET)[0])
         _U32.pack_into(mapped, arrival._shown_at, serial)
         return arrival
+
+    @property
+    def yields(self) -> bool:
+        """Whether the source is read only while no program reads it."""
+        return self.is_shown and bool(_U32.unpack_from(self._mapped, self._row + YIELDS_OFFSET)[0])
 
     def hide(self) -> None:
         """Shows nothing of the file any more."""

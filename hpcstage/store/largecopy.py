@@ -105,8 +105,7 @@ class BigCopy:
             self._close()
             copyfile.discard(self.job.temporary)
             return False
-        most = 0 if self._reads else 1 if self._pace else MOST_THREADS - 1
-        self._invitations = min(most, self._size_bytes // RANGE_BYTES)
+        self._invitations = min(1 if self._pace else MOST_THREADS - 1, self._size_bytes // RANGE_BYTES)
         return True
 
     def work(self, worker: CopyWorker) -> bool:
@@ -136,7 +135,7 @@ class BigCopy:
         start = stripe * self._arrival.stripe_bytes
         length = min(self._arrival.stripe_bytes, self._size_bytes - start)
         span = copyfile.FileRange(self._source, self._target, start, length)
-        chunk_bytes = YIELDING_BYTES if self._reads else CHUNK_BYTES
+        chunk_bytes = YIELDING_BYTES if self._arrival.yields else CHUNK_BYTES
         copyfile.copy_range(worker, span, part, step, self._writing, chunk_bytes)
         if self._arrival.is_shown:
             copyfile.check(self._source, self._before)
@@ -156,12 +155,12 @@ class BigCopy:
             self._invite(self)
         if self._pace is not None:
             self._pace(size_bytes)
-        if self._reads is not None:
-            self._reads.let_pass(took_ns / 1e9, lambda: self.cancelled)
+        if self._reads is not None and self._arrival.yields:
+            self._reads.let_pass(took_ns / 1e9, lambda: self.cancelled or not self._arrival.yields)
 
     def _may_invite(self) -> bool:
         with self._lock:
-            may = self._invitations > 0 and not self._exhausted()
+            may = self._invitations > 0 and not self._exhausted() and not self._arrival.yields
             self._invitations -= may
             return may
 

@@ -302,6 +302,17 @@ def test_a_copy_that_yields_waits_for_programs_that_read(node: Node, reading: mm
     assert node.check() == list(range(13))
 
 
+def test_a_copy_that_is_hastened_yields_no_more(node: Node, reading: mmap.mmap) -> None:
+    large = node.engine.queue.large
+    for at, movable in ((0.0, 0), (2.0, SIZE // 2)):
+        large.looked([0], BytesRead(at, movable, 0, movable))
+    node.until(lambda: node.row().holds)
+    node.engine.arriving.hasten([0])
+    began = time.monotonic()
+    node.until(lambda: node.state() is FileState.STORED)
+    assert time.monotonic() - began < 0.5 * SIZE / YIELDING_BYTES * LEAST_PATIENCE_S
+
+
 def test_a_copy_that_yields_can_be_given_up(node: Node, reading: mmap.mmap) -> None:
     large = node.engine.queue.large
     for at, movable in ((0.0, 0), (2.0, SIZE // 2)):

@@ -117,12 +117,41 @@ def looks(q, found, *moments):
         q.large.looked(found, BytesRead(now, 10 * LARGE, 0, movable))
 
 
+def given_up(q, ids, now):
+    """Copies have begun beside the program, and are given up."""
+    assert q.source.next(9, now) == ids
+    for id_ in ids:
+        q.source.put_off(id_)
+        q.large.hidden(id_)
+
+
+def test_a_file_of_which_much_was_read_is_copied_as_long_as_the_program_reads_on():
+    q = queue([LARGE])
+    looks(q, [0], (0.0, 50), (2.0, 49 + LARGE // 4))
+    assert q.source.next(9, 2.0) == []
+    looks(q, [0], (2.5, 50 + LARGE // 4))
+    assert q.large.is_read_anyhow(0)
+    assert not q.large.is_read_in_order(0)
+    assert q.source.next(9, 2.5) == [0]
+    q.large.followed.look(lambda _: (0, 0), BytesRead(4.0, LARGE // 2, LARGE // 2))
+    assert q.large.read_meanwhile(4.0) == [], "it is too early to say"
+    q.large.followed.look(lambda _: (0, 0), BytesRead(5.6, LARGE, LARGE // 2))
+    assert q.large.read_meanwhile(5.6) == []
+    q.large.followed.look(lambda _: (0, 0), BytesRead(7.2, LARGE, LARGE // 2))
+    looks(q, [0], (7.2, LARGE // 2))
+    assert q.large.read_meanwhile(7.2) == [0], "the program read nothing more, and nothing was copied"
+
+
 def test_a_file_that_the_program_reads_again_is_copied():
     q = queue([LARGE])
-    looks(q, [0], (0.0, 50), (2.0, LARGE // 2), (4.0, 50 + LARGE - 1))
+    looks(q, [0], (0.0, 50), (2.0, LARGE // 2))
+    given_up(q, [0], 2.0)
+    looks(q, [0], (4.0, 50 + LARGE - 1))
     assert q.source.next(9, 4.0) == [], "the program has not read all of it"
     looks(q, [0], (5.0, 50 + LARGE))
     assert q.source.next(9, 5.0) == [0]
+    assert not q.large.is_read_anyhow(0), "now it is copied whether the program reads or not"
+    assert list(q.large.read_again) == [0]
     assert q.large.read_meanwhile(5.0) == []
     assert 0 not in q.large.held_back
 
@@ -136,9 +165,9 @@ def test_a_file_that_the_program_reads_in_order_is_copied_once_as_long_as_that_p
     assert q.source.next(9, 1.0) == [0]
     looks(q, [0, 1], (2.0, 0))
     assert (q.large.read_meanwhile(2.0), q.large.slowing(2.0)) == ([], [])
-    q.large.followed.look(lambda _: (0, 100), 2.9)
-    assert q.large.followed.ids == {0}, "it has to overtake the program first"
-    q.large.followed.look(lambda _: (0, 100), 3.1)
+    q.large.followed.look(lambda _: (0, 100), BytesRead(2.9, 0, 0))
+    assert set(q.large.followed.ids) == {0}, "it has to overtake the program first"
+    q.large.followed.look(lambda _: (0, 100), BytesRead(3.1, 0, 0))
     assert q.large.read_meanwhile(3.1) == [0]
     q.source.put_off(0)
     q.large.hidden(0)
@@ -148,8 +177,12 @@ def test_a_file_that_the_program_reads_in_order_is_copied_once_as_long_as_that_p
 
 def test_of_several_open_files_none_is_read_again_before_all_could_have_been():
     q = queue([LARGE, LARGE, 10])
-    looks(q, [0, 1], (0.0, 0), (2.0, 0), (4.0, 2 * LARGE - 1))
-    assert q.source.next(9, 4.0) == [2]
+    looks(q, [0, 1], (0.0, 0), (2.0, LARGE // 2 - 1))
+    assert q.source.next(9, 2.0) == [2]
+    looks(q, [0, 1], (3.0, LARGE // 2))
+    given_up(q, [0, 1], 3.0)
+    looks(q, [0, 1], (4.0, 2 * LARGE - 1))
+    assert q.source.next(9, 4.0) == []
     looks(q, [0, 1], (5.0, 2 * LARGE))
     assert q.source.next(9, 5.0) == [0, 1]
     looks(q, [1], (6.0, 2 * LARGE))

@@ -46,6 +46,7 @@ class LargeInUse:
         read = BytesRead(now, sums[Counter.SOURCE_READ_BYTES], copied, sums[Counter.MOVABLE_READ_BYTES])
         large.followed.look(engine.arriving.read, read)
         large.looked(found, read)
+        engine.arriving.hasten(large.read_again)
         for id_ in ahead:
             copy = engine.copies.path(id_)
             if engine.queue.states.of(id_) is FileState.STORED and (copy in paths or engine.copies.was_read(id_)):

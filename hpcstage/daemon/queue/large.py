@@ -282,10 +282,15 @@ class Large:
             return True
         return self._tries[id_] >= MOST_TRIES or self.are_enough(now)
 
+    @property
+    def read_again(self) -> Collection[int]:
+        """The files that the program reads at the source for the second time."""
+        return self._before.again
+
     def is_left(self, id_: int, now: float) -> bool:
         """Returns whether a file is left to the program, which reads it at the source, and not yet for the second
         time."""
-        return self.reads.has(id_, now) and id_ not in self._before.again
+        return self.reads.has(id_, now) and id_ not in self.read_again
 
     def are_enough(self, now: float) -> bool:
         """Returns whether the copies ahead of the program are as many as the files that it reads at the source."""
