@@ -164,7 +164,7 @@ static uint32_t changes(const struct table *in) {
 }
 
 static int holds(const struct table *in, int row, uint32_t serial) {
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE); /* what was read before was read before the row is looked at */
     return serial && __atomic_load_n(&in->granted[row], __ATOMIC_SEQ_CST) == serial &&
            __atomic_load_n(&in->shown[row], __ATOMIC_SEQ_CST) == serial && page_serves();
 }

@@ -454,11 +454,18 @@ HOOK_FCNTL(fcntl64)
 
 /* ---- other names of a descriptor ---- */
 
+/* Whether a name begins as those do that are looked for below: each open asks this. */
+static inline int may_name_fd(const char *path) {
+    if (path[0] != '/' || path[1] != 'd')
+        return path[0] == '/' && path[1] == 'p' && path[2] == 'r' && path[3] == 'o' && path[4] == 'c';
+    return path[2] == 'e' && path[3] == 'v' && path[4] == '/' && (path[5] == 'f' || (path[5] == 's' && path[6] == 't'));
+}
+
 /* Returns the number in /proc/self/fd/N, /dev/fd/N and their like; -1 for any other name. */
 int fd_named(const char *path) {
     static const char *const names[] = {"/proc/self/fd/", "/dev/fd/", "/proc/thread-self/fd/"};
     static const char *const standard[] = {"/dev/stdin", "/dev/stdout", "/dev/stderr"};
-    if (!path || path[0] != '/' || (path[1] != 'p' && path[1] != 'd'))
+    if (!path || !may_name_fd(path))
         return -1;
     for (int fd = 0; fd < 3; fd++)
         if (strcmp(path, standard[fd]) == 0)

@@ -289,30 +289,36 @@ uint64_t counter_get(int counter) {
 /* ---- threads inside calls ---- */
 
 /* The calls that a thread is inside are counted in a value of its own, too, by a digit for each kind: one that is cancelled
- * there, or that jumps out of there from a handler of a signal, is not inside any more. The C library keeps the values of
- * the first keys in what it has for each thread, without taking memory. */
+ * there, or that jumps out of there from a handler of a signal, is not inside any more. The value lies where the C library
+ * has it for each thread from its start on, so that nobody takes memory for it; that it ends with the thread is told by a
+ * key, whose values the C library keeps in the same way for the first ones. */
 #define KEYS_IN_PLACE 32
 #define DIGIT_BITS (8 * sizeof(uintptr_t) / 3)
 #define DIGIT (((uintptr_t)1 << DIGIT_BITS) - 1)
 #define OF_LOCAL ((uintptr_t)1)
 #define OF_SOURCE ((uintptr_t)1 << DIGIT_BITS)
 #define OF_HELD ((uintptr_t)1 << 2 * DIGIT_BITS)
-static pthread_key_t calls;
-static int has_calls;
+#define IS_TOLD ((uintptr_t)1 << (8 * sizeof(uintptr_t) - 1)) /* its end will be */
+static __attribute__((tls_model("initial-exec"))) _Thread_local uintptr_t inside;
+static pthread_key_t ends;
+static int has_ends;
+
+static __attribute__((noinline)) void tell_end(void) {
+    if (has_ends && pthread_setspecific(ends, &inside) == 0)
+        inside |= IS_TOLD;
+}
 
 static void call_begins(uintptr_t kind) {
-    if (has_calls)
-        pthread_setspecific(calls, (void *)((uintptr_t)pthread_getspecific(calls) + kind));
+    if (__builtin_expect(!(inside & IS_TOLD), 0))
+        tell_end();
+    inside += kind;
 }
 
 /* Returns whether the call was counted until now. */
 static int call_ends(uintptr_t kind) {
-    if (!has_calls)
-        return 1;
-    uintptr_t inside = (uintptr_t)pthread_getspecific(calls);
     if (!(inside / kind & DIGIT))
         return 0;
-    pthread_setspecific(calls, (void *)(inside - kind));
+    inside -= kind;
     return 1;
 }
 
@@ -325,36 +331,32 @@ static void leave(int is_source, uint64_t now) {
     }
 }
 
-static void leave_all(void *calls_inside) {
-    uintptr_t inside = (uintptr_t)calls_inside;
-    for (uintptr_t n = inside & DIGIT; n; n--)
+void waits_left(void) {
+    uintptr_t left = inside;
+    inside &= IS_TOLD;
+    for (uintptr_t n = left / OF_LOCAL & DIGIT; n; n--)
         leave(0, now_ns());
-    for (uintptr_t n = inside / OF_SOURCE & DIGIT; n; n--)
+    for (uintptr_t n = left / OF_SOURCE & DIGIT; n; n--)
         leave(1, now_ns());
-    for (uintptr_t n = inside / OF_HELD & DIGIT; n; n--)
+    for (uintptr_t n = left / OF_HELD & DIGIT; n; n--)
         __atomic_sub_fetch(&own->held, 1, __ATOMIC_SEQ_CST);
 }
 
-static void count_calls(void) {
-    if (has_calls || pthread_key_create(&calls, leave_all) != 0)
-        return;
-    has_calls = calls < KEYS_IN_PLACE;
-    if (!has_calls)
-        pthread_key_delete(calls);
+static void thread_ends(void *ignored) {
+    waits_left();
 }
 
-void waits_left(void) {
-    void *inside = has_calls ? pthread_getspecific(calls) : NULL;
-    if (inside) {
-        pthread_setspecific(calls, NULL);
-        leave_all(inside);
-    }
+static void count_calls(void) {
+    if (has_ends || pthread_key_create(&ends, thread_ends) != 0)
+        return;
+    has_ends = ends < KEYS_IN_PLACE;
+    if (!has_ends)
+        pthread_key_delete(ends);
 }
 
 void waits_forget(void) {
     own->inside = own->inside_source = own->held = 0;
-    if (has_calls)
-        pthread_setspecific(calls, NULL);
+    inside &= IS_TOLD;
 }
 
 int waits_none(void) {
@@ -427,16 +429,18 @@ void count_source_open(uint64_t ns, int reason) {
     __atomic_fetch_add(&slot->hist_open[bucket_of_ns(ns)], 1, __ATOMIC_RELAXED);
 }
 
-/* With several threads the time between reads means nothing, but is never negative. */
+/* With several threads the time between reads means nothing, but is never negative; so nobody keeps others from the words. */
 static void count_within(struct slot *slot, int fd, off_t at, ssize_t bytes, uint64_t begin, uint64_t end) {
     uint64_t since = __atomic_load_n(&own->read_end, __ATOMIC_RELAXED);
-    off_t to = __atomic_exchange_n(&own->read_to, at < 0 ? -1 : at + bytes, __ATOMIC_RELAXED);
-    if (__atomic_exchange_n(&own->read_fd, fd + 1, __ATOMIC_RELAXED) == fd + 1) {
+    off_t to = __atomic_load_n(&own->read_to, __ATOMIC_RELAXED);
+    if (__atomic_load_n(&own->read_fd, __ATOMIC_RELAXED) == fd + 1) {
         if (since < begin)
             add(slot, COUNTER_WITHIN_NS, begin - since);
         if (at >= 0 && to >= 0 && at != to)
             add(slot, COUNTER_JUMPS, 1);
     }
+    __atomic_store_n(&own->read_fd, fd + 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&own->read_to, at < 0 ? -1 : at + bytes, __ATOMIC_RELAXED);
     __atomic_store_n(&own->read_end, end, __ATOMIC_RELAXED);
 }
 
