@@ -165,6 +165,21 @@ def test_processes_of_other_virtual_nodes_were_not_missed() -> None:
     assert record_of(run(2), apart)["coverage"]["processes_missed"] == 6, "on real nodes they are different processes"
 
 
+def test_what_was_not_seen_is_known_where_all_virtual_nodes_tell_what_their_processes_read() -> None:
+    """One node has the counter of the command, which holds what the processes of all nodes read."""
+    hosts = ["box.v0", "box.v1"]
+
+    def unseen(other: dict[str, int] | None) -> int | None:
+        first = {"command_bytes": 10**9, "accounted_bytes": 5 * 10**8, "attached": 3, "told": 3}
+        nodes = [node(i, 2, host=hosts[i], accounts=told) for i, told in enumerate((first, other))]
+        found: int | None = record_of(run(2, host="box", nodes=hosts), nodes)["coverage"]["unseen_bytes"]
+        return found
+
+    assert unseen({"command_bytes": 0, "accounted_bytes": 5 * 10**8, "attached": 3, "told": 3}) == 0
+    assert unseen({"command_bytes": 0, "accounted_bytes": 4 * 10**8, "attached": 3, "told": 3}) == 10**8
+    assert unseen(None) is None
+
+
 def test_domains_of_hosts_do_not_matter_and_addresses_have_none() -> None:
     named = [node(0, 2, host="node0000.cluster.org"), node(1, 2, host="node0001")]
     assert record_of(run(2), named)["complete"]

@@ -228,13 +228,15 @@ def settled(nodes: Sequence[Digest]) -> list[Digest]:
     """Returns the nodes with the counts of virtual ones corrected: the first one gets what all of them missed.
 
     A process that attached to one of them counts as missed on none, and one that attached to none is one process,
-    however many daemons saw it. One node has the command's counter, all have those of its processes.
+    however many daemons saw it. One node has the command's counter, all have those of its processes; without those of a
+    node it is not known what was not seen.
     """
     virtual = [node for node in nodes if _is_virtual(node.part)]
     attached = frozenset[int]().union(*(node.pids for node in virtual))
     missed = {m.pid: m for node in virtual for m in node.part.missed_processes if m.pid not in attached}
     count = max([len(missed), *(_unlisted(node.part, len(attached) - len(node.pids)) for node in virtual)])
-    accounts = _summed([node.part.accounts for node in virtual])
+    told = [account for node in virtual if (account := node.part.accounts)]
+    accounts = _summed(told) if virtual and len(told) == virtual[0].part.node_count else None
 
     def corrected(node: Digest, *, first: bool) -> Digest:
         examples = tuple(missed.values())[:MOST_EXAMPLES] if first else ()
@@ -245,12 +247,9 @@ def settled(nodes: Sequence[Digest]) -> list[Digest]:
     return [corrected(node, first=node is virtual[0]) if _is_virtual(node.part) else node for node in nodes]
 
 
-def _summed(accounts: Sequence[AccountsPart | None]) -> AccountsPart | None:
-    known = [account for account in accounts if account]
-    if not known:
-        return None
+def _summed(accounts: Sequence[AccountsPart]) -> AccountsPart:
     names = ("command_bytes", "accounted_bytes", "attached", "told")
-    return AccountsPart(**{name: sum(getattr(account, name) for account in known) for name in names})
+    return AccountsPart(**{name: sum(getattr(account, name) for account in accounts) for name in names})
 
 
 def _unlisted(node: NodePart, elsewhere: int) -> int:
