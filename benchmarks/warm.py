@@ -7,7 +7,6 @@ one runs behind hpcstage and one without it, and each epoch of one waits for tha
 
 from __future__ import annotations
 
-import compileall
 import contextlib
 import json
 import os
@@ -24,7 +23,6 @@ from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_most, holds,
 from benchmarks.programs import Training, hpcstage_command, record, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
-from hpcstage.node.shimdir import SHIM
 
 MB = 1e6
 OPENS = Path(__file__).resolve().parent / "workload" / "opens.py"
@@ -207,7 +205,6 @@ def main() -> int:
     bench = Bench("warm", options)
     with place(options) as where:
         warm = Warm(where, options)
-        compileall.compile_dir(SHIM, quiet=2)  # an installed package has its bytecode, a checkout may not
         if options.wants("opens"):
             bench.measure("opens", warm.open_arms(), options.rounds(7))
         for cell, workers in epoch_cells().items():

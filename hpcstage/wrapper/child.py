@@ -102,7 +102,8 @@ class Child:
             raise exec_error(command, error) from None
 
     def wait(self, watch: Callable[[], None], interval_s: float = 1.0) -> int:
-        """Forwards signals until the command ends, and returns its wait status. Calls `watch` now and then."""
+        """Forwards signals until the command ends, and returns its wait status. Calls `watch` now and then while it
+        runs."""
         pause_s = _SETTLES_S
         self._reap()
         if self.status is not None:  # the command was shorter than it takes to find a witness
@@ -115,7 +116,8 @@ class Child:
                     self.forward(info, witness)
                 witness.follow()
                 self._reap()
-                watch()
+                if self.status is None:
+                    watch()
         return self.status
 
     def forward(self, info: signal.struct_siginfo, witness: Witness) -> None:

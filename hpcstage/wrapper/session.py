@@ -13,7 +13,8 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from hpcstage.wrapper.outputs import RunNode
     from hpcstage.wrapper.run import Clock
 
-READY_AFTER_S = 4.0
+READY_AFTER_S = 1.0
 JOIN_S = 3.0
 """Behind a launcher, the wrapper waits for so many seconds from its start until the nodes have found each other."""
 _FREE = "free space there, or name another directory with --local-dir; hpcstage takes some 10 MB besides the copies"
@@ -86,7 +87,7 @@ class Session:
         alone = host if group is None else ""
         run_id = facts.shared_id(job.run_key, config, alone) or rundir.unique_id(clock.unix_s, job.job_id)
         with contextlib.ExitStack() as undo:
-            chosen = _directories(config, local, job, _node_of(config, local, job, run_id, group))
+            chosen = _directories(config, local, job, partial(_node_of, config, local, job, run_id, group))
             if chosen is not None:
                 undo.callback(chosen.abandon)
             part = facts.run_part(command, config, clock, run_id, job, local)
@@ -209,9 +210,12 @@ class Session:
         self.keep_log()
 
     def _get_ready(self) -> None:
-        """Imports what the end needs a while after the command has started: nobody waits for the wrapper then."""
+        """Imports what the end needs while the command runs, a while after it has started: nobody waits for the wrapper
+        then."""
         begun_s = self.part.child_started_s
-        if begun_s is not None and self.clock.elapsed_s() > begun_s + READY_AFTER_S:
+        if begun_s is None or self.part.child_ended_s is not None:
+            return
+        if self.clock.elapsed_s() > begun_s + READY_AFTER_S:
             import_result()
 
     def ended(self, read_bytes: int | None) -> None:
@@ -326,7 +330,9 @@ def _node_of(config: Config, local: LocalDir, job: jobs.Job, run_id: str, group:
     return RunNode(run_id, run_id)
 
 
-def _directories(config: Config, local: LocalDir, job: jobs.Job, node: RunNode) -> RunDirectories | None:
+def _directories(
+    config: Config, local: LocalDir, job: jobs.Job, node_of: Callable[[], RunNode]
+) -> RunDirectories | None:
     """Drains what killed runs left, then returns the directories of this run that are drained; None where none was
     asked for. Raises UsageError."""
     above = directory.outputs_base(local, socket.gethostname())
@@ -336,6 +342,7 @@ def _directories(config: Config, local: LocalDir, job: jobs.Job, node: RunNode) 
     from hpcstage.wrapper import late
     from hpcstage.wrapper.directories import RunDirectories
 
+    node = node_of()
     spared = (
         None
         if config.checkpoint is None or node.why_not

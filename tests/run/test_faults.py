@@ -62,6 +62,38 @@ def daemons_of(wrapper: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.create_time())
 
 
+TOLD_FIRST = """
+import os, sys
+from hpcstage.node.control import DaemonControl
+from hpcstage.wrapper import session
+class OnceTheCommandHasEnded:
+    def __radd__(self, begun_s):
+        ended = os.path.exists("pid") and not os.path.exists("/proc/" + open("pid").read().strip())
+        return 0.0 if ended else float("inf")
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "hpcstage.wrapper.result":
+            open("order", "a").write("imported ")
+def told(*args):
+    open("order", "a").write("told ")
+    tell_end(*args)
+tell_end, DaemonControl.tell_end = DaemonControl.tell_end, told
+session.READY_AFTER_S = OnceTheCommandHasEnded()
+sys.meta_path.insert(0, Finder())
+from hpcstage.__main__ import main
+main()
+"""
+
+
+def test_the_daemon_is_told_of_the_end_before_the_report_is_loaded(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    """It ends meanwhile, also where the report would have been loaded beside a command that took longer."""
+    command = ["sh", "-c", "echo $$ > written; mv written pid; sleep 0.2"]
+    words = [sys.executable, "-c", TOLD_FIRST, "run", "--data", os.fspath(make_tree(files=1)), "--", *command]
+    run = subprocess.run(words, cwd=hpcstage.cwd, env=hpcstage.env, capture_output=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr
+    assert (hpcstage.cwd / "order").read_text() == "told imported "
+
+
 MISTAKES = {
     "in preparing the node": ("from hpcstage.node import start; start.prepare = mistake", ["sh", "-c", "exit 7"]),
     "in reaching other nodes": (

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+import struct
 from pathlib import Path
 
 import pytest
 from shimlab import Coming, Lab, compile_library, stepped
 
+from hpcstage.node.shimdir import SHIM
 from hpcstage.protocol import shim
 
 pytest_plugins = ("shimfixtures",)
 pytestmark = pytest.mark.compiler
+PT_TLS = 7
 LEAVING = r"""
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -159,3 +162,13 @@ can = library.state_after_jumps(fd, int(sys.argv[3] == "read"))
 say([can, is_inside(), os.pread(fd, 3, 0).decode()])
 """
     assert native_lab.run(code, library, way) == [1, False, "ccc"]
+
+
+def test_the_library_takes_next_to_nothing_of_the_room_that_all_libraries_share_in_each_thread() -> None:
+    """What is there is reached without a call; a library that finds no room there cannot be loaded."""
+    (library,) = (SHIM / "native").glob("_hpcstage_native*.so")
+    data = library.read_bytes()
+    assert data[:5] == b"\x7fELF\x02", "of 64 bits"
+    (headers,), (size, count) = struct.unpack_from("<Q", data, 32), struct.unpack_from("<HH", data, 54)
+    found = [struct.unpack_from("<IIQQQQQ", data, headers + n * size) for n in range(count)]
+    assert [header[6] for header in found if header[0] == PT_TLS] == [8]
