@@ -164,6 +164,29 @@ say([can, is_inside(), os.pread(fd, 3, 0).decode()])
     assert native_lab.run(code, library, way) == [1, False, "ccc"]
 
 
+@pytest.mark.parametrize("way", ["pread", "read"])
+def test_an_incoming_file_that_a_thread_jumped_out_of_is_closed_with_its_row(
+    native_lab: Lab, library: Path, way: str
+) -> None:
+    coming = Coming(native_lab)
+    native_lab.install().state(shim.State.SETTLED)
+    coming.begin()
+    coming.arrive()
+    code = """
+import ctypes
+def incoming():
+    links = (f"/proc/self/fd/{n}" for n in os.listdir("/proc/self/fd"))
+    return sum("/incoming/" in os.readlink(link) for link in links if os.path.lexists(link))
+fd = os.open(src("file"), os.O_RDONLY)
+ctypes.PyDLL(sys.argv[2]).state_after_jumps(fd, int(sys.argv[3] == "read"))
+before = incoming()
+step()
+os.pread(fd, 3, 0)
+say([before, incoming()])
+"""
+    assert stepped(native_lab, code, library, way, actions=[coming.void]) == [1, 0]
+
+
 def test_the_library_takes_next_to_nothing_of_the_room_that_all_libraries_share_in_each_thread() -> None:
     """What is there is reached without a call; a library that finds no room there cannot be loaded."""
     (library,) = (SHIM / "native").glob("_hpcstage_native*.so")
@@ -171,4 +194,4 @@ def test_the_library_takes_next_to_nothing_of_the_room_that_all_libraries_share_
     assert data[:5] == b"\x7fELF\x02", "of 64 bits"
     (headers,), (size, count) = struct.unpack_from("<Q", data, 32), struct.unpack_from("<HH", data, 54)
     found = [struct.unpack_from("<IIQQQQQ", data, headers + n * size) for n in range(count)]
-    assert [header[6] for header in found if header[0] == PT_TLS] == [8]
+    assert [header[6] for header in found if header[0] == PT_TLS] == [16]

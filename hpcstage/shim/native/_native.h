@@ -126,6 +126,11 @@ void hold_end(void);
         hold_end(); \
         return held_result; \
     }
+/* Takes one from a count, but never from none: a handler that jumped within itself may have taken it. */
+static inline uint32_t take_one(uint32_t *count) {
+    uint32_t left = __atomic_sub_fetch(count, 1, __ATOMIC_SEQ_CST);
+    return __builtin_expect(left == UINT32_MAX, 0) ? __atomic_add_fetch(count, 1, __ATOMIC_SEQ_CST) : left;
+}
 void waits_left(void);   /* this thread jumps out of the calls that it is inside */
 void waits_forget(void); /* in a forked child: its parent's threads are not in it */
 unsigned bucket_of_ns(uint64_t value);
@@ -248,6 +253,7 @@ ssize_t arrived_next(int fd, const struct iovec *parts, int n, int is_own);
 void arrivals_source(int fd, off_t at, uint64_t bytes, uint64_t ns); /* a read of the source took so long */
 void arrivals_seeked(int fd, off_t to); /* the offset of a file at the source */
 void arrivals_anew(void);   /* open files are compared with what arrives once more */
+void arrivals_left(int is_alone); /* this thread jumps out of the reads that it is inside; is_alone: nobody else is inside one */
 void arrivals_forked(void); /* in a forked child */
 
 static inline int moved_is(int fd, int kind) {

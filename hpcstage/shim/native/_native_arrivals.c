@@ -120,7 +120,41 @@ void arrivals_anew(void) {
     __atomic_add_fetch(&anew, 1, __ATOMIC_RELAXED);
 }
 
+/* The entries that a thread reads from are counted in a value of its own, too, by a digit for each: one that jumps out of
+ * a read is at none of them any more, and nobody waits for it to close them. */
+#define DIGIT_BITS 4
+#define DIGIT 15u
+static __attribute__((tls_model("initial-exec"))) _Thread_local uint64_t uses;
+_Static_assert(DIGIT_BITS * ENTRIES <= 8 * sizeof uses, "a digit for each");
+
+static void use_begins(struct entry *e) {
+    __atomic_add_fetch(&e->users, 1, __ATOMIC_SEQ_CST);
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    uses += (uint64_t)1 << DIGIT_BITS * (e - entries);
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+}
+
+static void use_ends(struct entry *e) {
+    if (!(uses >> DIGIT_BITS * (e - entries) & DIGIT))
+        return;
+    uses -= (uint64_t)1 << DIGIT_BITS * (e - entries);
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    take_one(&e->users);
+}
+
+void arrivals_left(int is_alone) {
+    uint64_t left = uses;
+    uses = 0;
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    for (struct entry *e = entries; left; e++, left >>= DIGIT_BITS)
+        for (uint64_t n = left & DIGIT; n; n--)
+            take_one(&e->users);
+    for (int i = 0; is_alone && i < ENTRIES; i++)
+        entries[i].users = 0;
+}
+
 void arrivals_forked(void) {
+    uses = 0;
     for (int i = 0; i < ENTRIES; i++)
         entries[i].users = 0;
 }
@@ -611,11 +645,11 @@ static ssize_t read_arrived(struct read *r, int is_next) {
     }
     if (!e)
         return NOT_ARRIVED;
-    __atomic_add_fetch(&e->users, 1, __ATOMIC_SEQ_CST);
+    use_begins(e);
     ssize_t got = NOT_ARRIVED;
     if (__atomic_load_n(&e->serial, __ATOMIC_SEQ_CST) == serial)
         got = read_held(in, e, serial, r, is_next);
-    __atomic_sub_fetch(&e->users, 1, __ATOMIC_SEQ_CST);
+    use_ends(e);
     if (got == NOT_ARRIVED && !holds(in, e->row, serial))
         look_if_changed(in, r->fd);
     return got;

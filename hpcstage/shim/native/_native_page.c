@@ -295,51 +295,74 @@ uint64_t counter_get(int counter) {
 #define KEYS_IN_PLACE 32
 #define DIGIT_BITS (8 * sizeof(uintptr_t) / 3)
 #define DIGIT (((uintptr_t)1 << DIGIT_BITS) - 1)
-#define OF_LOCAL ((uintptr_t)1)
-#define OF_SOURCE ((uintptr_t)1 << DIGIT_BITS)
-#define OF_HELD ((uintptr_t)1 << 2 * DIGIT_BITS)
+enum { OF_LOCAL = 0, OF_SOURCE = DIGIT_BITS, OF_HELD = 2 * DIGIT_BITS }; /* where the digit is */
 #define IS_TOLD ((uintptr_t)1 << (8 * sizeof(uintptr_t) - 1)) /* its end will be */
 static __attribute__((tls_model("initial-exec"))) _Thread_local uintptr_t inside;
 static pthread_key_t ends;
 static int has_ends;
+static uint32_t threads_seen; /* at their first call; without a key, at each */
 
 static __attribute__((noinline)) void tell_end(void) {
+    __atomic_add_fetch(&threads_seen, 1, __ATOMIC_RELAXED);
     if (has_ends && pthread_setspecific(ends, &inside) == 0)
         inside |= IS_TOLD;
 }
 
-static void call_begins(uintptr_t kind) {
+/* These stand next to what they count: between both a handler of a signal would find one done and not the other. */
+static inline void call_begins(int digit) {
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
     if (__builtin_expect(!(inside & IS_TOLD), 0))
         tell_end();
-    inside += kind;
+    inside += (uintptr_t)1 << digit;
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
 /* Returns whether the call was counted until now. */
-static int call_ends(uintptr_t kind) {
-    if (!(inside / kind & DIGIT))
+static inline int call_ends(int digit) {
+    if (!(inside >> digit & DIGIT))
         return 0;
-    inside -= kind;
+    inside -= (uintptr_t)1 << digit;
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
     return 1;
 }
 
 static void leave(int is_source, uint64_t now) {
-    if (is_source && __atomic_sub_fetch(&own->inside_source, 1, __ATOMIC_RELAXED) == 0)
+    if (is_source && take_one(&own->inside_source) == 0)
         count(COUNTER_BLOCKED_SOURCE_NS, now);
-    if (__atomic_sub_fetch(&own->inside, 1, __ATOMIC_RELAXED) == 0) {
+    if (take_one(&own->inside) == 0) {
         count(COUNTER_BLOCKED_NS, now);
         counter_set(COUNTER_LAST_NS, now);
     }
 }
 
+static void close_time(int counter) {
+    if ((int64_t)counter_get(counter) < 0) /* since then */
+        count(counter, now_ns());
+}
+
+/* A jump may come between a count and its digit: the only thread that was ever here knows that nobody is inside. */
+static void left_alone(void) {
+    own->inside = own->inside_source = own->held = 0;
+    if (!own->slot)
+        return;
+    close_time(COUNTER_BLOCKED_SOURCE_NS);
+    close_time(COUNTER_BLOCKED_NS);
+}
+
 void waits_left(void) {
+    int is_alone = __atomic_load_n(&threads_seen, __ATOMIC_RELAXED) == 1 && (inside & IS_TOLD);
+    arrivals_left(is_alone);
     uintptr_t left = inside;
     inside &= IS_TOLD;
-    for (uintptr_t n = left / OF_LOCAL & DIGIT; n; n--)
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    for (uintptr_t n = left >> OF_LOCAL & DIGIT; n; n--)
         leave(0, now_ns());
-    for (uintptr_t n = left / OF_SOURCE & DIGIT; n; n--)
+    for (uintptr_t n = left >> OF_SOURCE & DIGIT; n; n--)
         leave(1, now_ns());
-    for (uintptr_t n = left / OF_HELD & DIGIT; n; n--)
-        __atomic_sub_fetch(&own->held, 1, __ATOMIC_SEQ_CST);
+    for (uintptr_t n = left >> OF_HELD & DIGIT; n; n--)
+        take_one(&own->held);
+    if (is_alone)
+        left_alone();
 }
 
 static void thread_ends(void *ignored) {
@@ -357,6 +380,7 @@ static void count_calls(void) {
 void waits_forget(void) {
     own->inside = own->inside_source = own->held = 0;
     inside &= IS_TOLD;
+    threads_seen = inside != 0;
 }
 
 int waits_none(void) {
@@ -379,7 +403,7 @@ void hold_begin(void) {
 
 void hold_end(void) {
     if (call_ends(OF_HELD))
-        __atomic_sub_fetch(&own->held, 1, __ATOMIC_SEQ_CST);
+        take_one(&own->held);
 }
 
 /* The first one in takes the time from the counter, the last one out adds it: whatever the order in which threads come
