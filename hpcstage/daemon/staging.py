@@ -42,6 +42,8 @@ from hpcstage.store.attributes import devices_here
 from hpcstage.store.pool import CopierPool
 
 LOOK_EVERY_S = 1.0
+NOTES_EVERY_S = 0.2
+"""The interval at which it is looked whether programs that read large files at the source read them in order."""
 DEVICES_HELPER = "devices"
 
 
@@ -99,6 +101,8 @@ class Staging(Phase):
         self._voiding = Voiding(base, engine, inodes, self._wants, self.sharing, self._pump_now)
         self._findings = Findings(base, prepared, engine, self.limit, self._usefulness.unserved)
         self._next_look = 0.0
+        self._reads = False
+        """Whether programs read large files at the source."""
         if not manifest.has_links():
             base.page.set_unlinked()
         _learn_devices(base, engine, own_scan=own_scan)
@@ -140,6 +144,7 @@ class Staging(Phase):
 
     def work(self, now: float) -> None:
         """See Service."""
+        self._reads = self.state is State.STAGING and self._in_use.note_reads_in_order(now)
         self._pump(now)
         if now >= self._next_look:
             self._next_look = now + LOOK_EVERY_S
@@ -189,6 +194,7 @@ class Staging(Phase):
         deadline = self.base.answers.next_deadline()
         waits = (
             self._next_look - now,
+            NOTES_EVERY_S if self._reads else None,
             None if deadline is None else deadline - now,
             self.peers.wake_after(now),
             self.engine.queue.source.wake_after(now),

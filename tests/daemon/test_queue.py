@@ -175,6 +175,15 @@ def test_a_file_that_the_program_reads_in_order_is_copied_once_as_long_as_that_p
     assert q.source.next(9, 3.1) == [], "not again"
 
 
+def test_files_that_are_read_at_the_source_are_known_from_the_moment_when_they_are_opened():
+    q = queue([LARGE, LARGE, 10])
+    assert [q.source.want(id_, FileState.WAITING, 0.0).verdict for id_ in (0, 1)] == [Verdict.DIRECT] * 2
+    q.large.reads.here(1, 3.0)
+    assert q.large.reads.ids(4.9) == [0, 1]
+    assert q.large.reads.ids(7.9) == [1], "the program has let go of it"
+    assert q.large.reads.ids(8.0) == []
+
+
 def test_of_several_open_files_none_is_read_again_before_all_could_have_been():
     q = queue([LARGE, LARGE, 10])
     looks(q, [0, 1], (0.0, 0), (2.0, LARGE // 2 - 1))

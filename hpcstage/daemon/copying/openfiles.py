@@ -41,7 +41,7 @@ class LargeInUse:
         found = {id_ for id_ in ids if id_ is not None and large.is_large(id_) and engine.copies.path(id_) not in paths}
         for id_ in found:
             large.reads.here(id_, now)
-            large.read_in_order(id_, engine.arriving.in_order(engine.manifest.inodes[id_]))
+        self.note_reads_in_order(now)
         copied = engine.pool.stats.totals().bytes
         read = BytesRead(now, sums[Counter.SOURCE_READ_BYTES], copied, sums[Counter.MOVABLE_READ_BYTES])
         large.followed.look(engine.arriving.read, read)
@@ -51,6 +51,15 @@ class LargeInUse:
             copy = engine.copies.path(id_)
             if engine.queue.states.of(id_) is FileState.STORED and (copy in paths or engine.copies.was_read(id_)):
                 large.ahead.discard(id_)
+
+    def note_reads_in_order(self, now: float) -> bool:
+        """Notes how much programs have read in order of what they read at the source, by what they wrote down. Returns
+        whether they read something there."""
+        engine, large = self._engine, self._engine.queue.large
+        found = large.reads.ids(now)
+        for id_ in found:
+            large.read_in_order(id_, engine.arriving.in_order(engine.manifest.inodes[id_]))
+        return bool(found)
 
     def are_mapped(self, programs: Callable[[], Iterable[int]]) -> bool:
         """Returns whether processes have files of the datasets mapped, at the source or in the store."""

@@ -229,11 +229,15 @@ class SourceReads:
         """Returns whether a program reads the file at the source."""
         return now - self._used_at.get(id_, -LET_GO_S) < LET_GO_S
 
-    def count(self, now: float) -> int:
-        """Returns how many files programs read at the source."""
+    def ids(self, now: float) -> list[int]:
+        """Returns the files that programs read at the source."""
         for id_ in [id_ for id_ in self._used_at if not self.has(id_, now)]:
             del self._used_at[id_]
-        return len(self._used_at)
+        return [*self._used_at]
+
+    def count(self, now: float) -> int:
+        """Returns how many files programs read at the source."""
+        return len(self.ids(now))
 
 
 class Large:
