@@ -96,10 +96,10 @@ class Arriving:
         self._put(row, self._serial)
         return True
 
-    def hasten(self, ids: Iterable[int]) -> None:
-        """Has these be copied whether programs read the source or not."""
+    def set_yields(self, ids: Iterable[int], yields: bool) -> None:
+        """Has these be copied only while no program reads the source, or whether programs read or not."""
         for id_ in self._rows.keys() & ids:
-            _U32.pack_into(self._map, _row(self._rows[id_]) + YIELDS_OFFSET, 0)
+            _U32.pack_into(self._map, _row(self._rows[id_]) + YIELDS_OFFSET, yields)
 
     def withdraw(self, ids: Iterable[int]) -> None:
         """Takes the rows of these ids away: when this returns, no read of them is served that has not ended. The copier

@@ -96,9 +96,6 @@ class BigCopy:
             with copyfile.local_errors():
                 _preallocate(self._target, self._size_bytes)
             self._arrival = Arrival(self._size_bytes) if self._most_bytes is not None else self._show(self._before)
-            if self._arrival.yields:
-                with copyfile.local_errors():
-                    self._reads = ProgramReads(Path(nodedir.PAGE))
         except CopyError as error:
             self._fail(error)
             self._finished = True
@@ -126,7 +123,7 @@ class BigCopy:
             if self._leave(part):
                 self._finish(worker)
                 return True
-            if part.read_ns > SLOW_NS * copied and self._are_too_many():
+            if self._are_too_many(is_slow=part.read_ns > SLOW_NS * copied):
                 return False
         return False
 
@@ -155,7 +152,9 @@ class BigCopy:
             self._invite(self)
         if self._pace is not None:
             self._pace(size_bytes)
-        if self._reads is not None and self._arrival.yields:
+        if self._arrival.yields:
+            with copyfile.local_errors():
+                self._reads = self._reads or ProgramReads(Path(nodedir.PAGE))
             self._reads.let_pass(took_ns / 1e9, lambda: self.cancelled or not self._arrival.yields)
 
     def _may_invite(self) -> bool:
@@ -164,10 +163,12 @@ class BigCopy:
             self._invitations -= may
             return may
 
-    def _are_too_many(self) -> bool:
-        """Returns whether a slow thread leaves the file to the others, which may invite it again."""
+    def _are_too_many(self, *, is_slow: bool) -> bool:
+        """Returns whether a thread leaves the file to the others, which may invite it again: a slow one where a reader
+        waits, and all but one where the copy yields."""
         with self._lock:
-            leaves = self._arrival.wished() is not None and self._inside >= SLOW_THREADS
+            leaves = is_slow and self._arrival.wished() is not None and self._inside >= SLOW_THREADS
+            leaves = leaves or (self._arrival.yields and self._inside >= 1)
             self._invitations += leaves
             return leaves
 
@@ -191,12 +192,12 @@ class BigCopy:
             return stripes
 
     def _put_back(self, stripes: range, first: int) -> bool:
-        """Gives up what is left of a range whose first stripes were copied, if a reader needs something: all threads
-        then bring one stripe after the other, from there on. Returns whether it did."""
+        """Gives up what is left of a range whose first stripes were copied, if a reader needs something, or the copy
+        yields: threads then bring one stripe after the other, from there on. Returns whether it did."""
         if stripes.start == first:
             return False
         with self._lock:
-            if self._arrival.wished() is None:
+            if self._arrival.wished() is None and not self._arrival.yields:
                 return False
             self._arrival.put_back(stripes)
             return True

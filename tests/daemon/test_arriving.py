@@ -16,7 +16,7 @@ from conftest import wait_for
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.process.slottable import slot_at
-from hpcstage.daemon.queue.large import LEAST_FOLLOWED_S, BytesRead, Followed
+from hpcstage.daemon.queue.large import LEAST_FOLLOWED_S, LEAST_TRIAL_S, BytesRead, Followed
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
 from hpcstage.daemon.queue.states import FileState
@@ -172,10 +172,13 @@ def test_a_copy_goes_on_beside_its_reader_while_that_gets_more_than_it_misses() 
     assert set(followed.ids) == {1, 2, 3}, "too early to say"
     read.update({1: (100, 50), 2: (50, 100)})
     followed.look(read.__getitem__, BytesRead(LEAST_FOLLOWED_S, 0, 0))
-    assert set(followed.ids) == {1}, "one that reads nothing that is seen is served nothing"
-    read[1] = (110, 90)
-    followed.look(read.__getitem__, BytesRead(2 * LEAST_FOLLOWED_S, 0, 0))
-    assert not followed.ids
+    assert (set(followed.ids), followed.yielding) == ({1, 2, 3}, {2, 3})
+    read.update({1: (210, 100), 2: (150, 300), 3: (0, 100)})
+    followed.look(read.__getitem__, BytesRead(LEAST_FOLLOWED_S + LEAST_TRIAL_S, 0, 0))
+    assert (set(followed.ids), followed.yielding) == ({1, 2}, {2}), "nothing of the last one has been of use"
+    read.update({1: (220, 400), 2: (150, 400)})
+    followed.look(read.__getitem__, BytesRead(LEAST_FOLLOWED_S + 2 * LEAST_TRIAL_S, 0, 0))
+    assert (set(followed.ids), followed.yielding) == ({1}, {1})
 
 
 def test_a_copy_goes_on_beside_a_program_that_it_does_not_slow_down():
@@ -302,12 +305,12 @@ def test_a_copy_that_yields_waits_for_programs_that_read(node: Node, reading: mm
     assert node.check() == list(range(13))
 
 
-def test_a_copy_that_is_hastened_yields_no_more(node: Node, reading: mmap.mmap) -> None:
+def test_a_copy_that_yields_no_more_is_as_fast_as_any(node: Node, reading: mmap.mmap) -> None:
     large = node.engine.queue.large
     for at, movable in ((0.0, 0), (2.0, SIZE // 2)):
         large.looked([0], BytesRead(at, movable, 0, movable))
     node.until(lambda: node.row().holds)
-    node.engine.arriving.hasten([0])
+    node.engine.arriving.set_yields([0], yields=False)
     began = time.monotonic()
     node.until(lambda: node.state() is FileState.STORED)
     assert time.monotonic() - began < 0.5 * SIZE / YIELDING_BYTES * LEAST_PATIENCE_S

@@ -168,11 +168,15 @@ def test_a_file_that_the_program_reads_in_order_is_copied_once_as_long_as_that_p
     q.large.followed.look(lambda _: (0, 100), BytesRead(2.9, 0, 0))
     assert set(q.large.followed.ids) == {0}, "it has to overtake the program first"
     q.large.followed.look(lambda _: (0, 100), BytesRead(3.1, 0, 0))
-    assert q.large.read_meanwhile(3.1) == [0]
+    looks(q, [0, 1], (3.1, 0))
+    assert (q.large.read_meanwhile(3.1), q.large.followed.yielding) == ([], {0})
+    q.large.followed.look(lambda _: (0, 200), BytesRead(4.7, 0, 0))
+    looks(q, [0, 1], (4.7, 0))
+    assert q.large.read_meanwhile(4.7) == [0]
     q.source.put_off(0)
     q.large.hidden(0)
     q.large.read_in_order(0, LARGE // 2)
-    assert q.source.next(9, 3.1) == [], "not again"
+    assert q.source.next(9, 4.7) == [], "not again"
 
 
 def test_files_that_are_read_at_the_source_are_known_from_the_moment_when_they_are_opened():

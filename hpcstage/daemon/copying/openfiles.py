@@ -46,7 +46,8 @@ class LargeInUse:
         read = BytesRead(now, sums[Counter.SOURCE_READ_BYTES], copied, sums[Counter.MOVABLE_READ_BYTES])
         large.followed.look(engine.arriving.read, read)
         large.looked(found, read)
-        engine.arriving.hasten(large.read_again)
+        engine.arriving.set_yields(large.followed.yielding, yields=True)
+        engine.arriving.set_yields(large.read_again, yields=False)
         for id_ in ahead:
             copy = engine.copies.path(id_)
             if engine.queue.states.of(id_) is FileState.STORED and (copy in paths or engine.copies.was_read(id_)):

@@ -150,42 +150,52 @@ class Seen(NamedTuple):
 
 class Followed:
     """Knows the copies under way that go on although a program reads their files, as it gets more from what has arrived
-    than it reads at the source. One of which FOLLOWED_SHARE is there when the program opens its file is tried, and one
-    beside a program of which it is known how fast it read alone: that goes on, too, where it does not slow it down."""
+    than it reads at the source. One of which FOLLOWED_SHARE is there when the program opens its file is tried.
+
+    One that does not pay so yields from then on: it is copied only while no program reads the source. So does one of
+    which it is known how fast the program read alone. It goes on as long as the program is served something, or is not
+    slowed down."""
 
     def __init__(self) -> None:
-        self._alone: dict[int, float | None] = {}
-        """By id: the bytes per second that the program read alone; None: not known."""
+        self.yielding: set[int] = set()
         self._seen: dict[int, Seen] = {}
+        self._alone: dict[int, float] = {}
+        """By id: the bytes per second that the program read alone."""
         self._last = BytesRead(0.0, 0, 0)
 
     @property
     def ids(self) -> Collection[int]:
         """The copies that go on."""
-        return self._alone.keys()
+        return self._seen.keys()
 
     def begin(self, id_: int, now: float, alone: float | None = None) -> None:
         """Notes that a program reads a file that goes on being copied, unless it is noted."""
-        if id_ not in self._alone:
-            self._alone[id_] = alone
+        if id_ not in self._seen:
             self._seen[id_] = Seen(replace(self._last, at=now), 0, 0)
+            if alone is not None:
+                self._alone[id_] = alone
+                self.yielding.add(id_)
 
     def end(self, id_: int) -> None:
         """Notes that the copy is not under way any more, or is of no use to the program."""
-        self._alone.pop(id_, None)
         self._seen.pop(id_, None)
+        self._alone.pop(id_, None)
+        self.yielding.discard(id_)
 
     def look(self, of: Callable[[int], tuple[int, int]], read: BytesRead) -> None:
-        """Ends what has not paid since the last look. `of` returns the bytes that programs got and missed by id."""
+        """Has what has not paid since the last look yield, and ends what is of no use even so. `of` returns the bytes
+        that programs got and missed by id."""
         self._last = read
-        for id_ in [*self.ids]:
-            since, now, alone = self._seen[id_], Seen(read, *of(id_)), self._alone[id_]
-            if read.at - since.read.at < (LEAST_FOLLOWED_S if alone is None else LEAST_TRIAL_S):
+        for id_, since in [*self._seen.items()]:
+            if read.at - since.read.at < (LEAST_TRIAL_S if id_ in self.yielding else LEAST_FOLLOWED_S):
                 continue
-            has_paid = now.served_bytes - since.served_bytes > now.missed_bytes - since.missed_bytes
-            if has_paid or (alone is not None and not _slows(since, now, alone)):
-                self._seen[id_] = now
-            else:
+            now = self._seen[id_] = Seen(read, *of(id_))
+            served = now.served_bytes - since.served_bytes
+            if served > now.missed_bytes - since.missed_bytes:
+                continue
+            if id_ not in self.yielding:
+                self.yielding.add(id_)
+            elif _slows(since, now, self._alone[id_]) if id_ in self._alone else not served:
                 self.end(id_)
 
 

@@ -49,7 +49,7 @@ struct row {
     int64_t mtime, ctime;
     uint32_t id, stripe_bytes;
     uint64_t reserved;
-    uint32_t wished, more_reserved;
+    uint32_t wished, yields;
     char name[ARRIVING_NAME_BYTES];
     uint64_t served, missed, more[14];
 };
@@ -58,6 +58,7 @@ struct note {
 };
 _Static_assert(sizeof(struct row) == ARRIVING_ROW_BYTES, "row");
 _Static_assert(offsetof(struct row, wished) == WISHED_OFFSET, "wished");
+_Static_assert(offsetof(struct row, yields) == YIELDS_OFFSET, "yields");
 _Static_assert(offsetof(struct row, name) == NAME_OFFSET, "name");
 _Static_assert(offsetof(struct row, served) == READ_OFFSET, "served");
 
@@ -461,7 +462,8 @@ static int is_there(struct table *in, int fd, int row, uint32_t serial, uint64_t
     if (!goes_on || missing >= ROW_STRIPES)
         return 0;
     __atomic_store_n(&in->row[row].wished, (uint32_t)missing + 1, __ATOMIC_RELAXED);
-    return is_coming && comes(in, row, serial, at, bytes, missing);
+    int yields = __atomic_load_n(&in->row[row].yields, __ATOMIC_RELAXED) != 0; /* to this reader, too, while it waits */
+    return is_coming && !yields && comes(in, row, serial, at, bytes, missing);
 }
 
 /* ---- reads ---- */
