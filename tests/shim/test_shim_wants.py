@@ -98,6 +98,19 @@ def test_a_daemon_that_does_not_begin_is_waited_for_once(lab: Lab) -> None:
     assert counters["want_ns"] < 2_000_000_000
 
 
+def test_a_large_file_is_not_opened_later_because_the_daemon_has_yet_to_begin(lab: Lab) -> None:
+    """The daemon would say that it is read at the source."""
+    for name, size_bytes in (("large", (16 << 20) + 1), ("file", 16 << 20)):
+        with lab.put(name, b"source").open("r+b") as file:
+            file.truncate(size_bytes)
+    lab.install(want_cap_s=20)
+    lab.state(shim.State.STARTING)
+    with Responder(lab.sock, lambda kind, path: None) as daemon:
+        assert lab.run("say([open(src(n), 'rb').read(6).decode() for n in ('large', 'file')])") == ["source"] * 2
+        assert [os.path.basename(path) for _, path in daemon.asked] == [b"file"]
+    assert [lab.counters()[name] for name in ("direct_large", "direct_scanning", "wants")] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("how", ["page", "config"])
 def test_direct_mode_only_counts(lab: Lab, how: str) -> None:
     lab.put("file", b"source", b"copy..")

@@ -13,6 +13,7 @@
 
 #define WROTE_CAP_NS 1000000000ull
 #define STARTING_CAP_NS 500000000ull /* so long, and no longer, one open waits for a daemon that has yet to begin */
+#define LARGE_BYTES (16 << 20) /* larger files are mostly read at the source while they are not whole in the store */
 #define SEND_CAP_NS 1000000000ull
 #define HUNG_PAUSE_NS 5000000000ull /* after a time-out nobody of this process waits for so long */
 
@@ -128,6 +129,20 @@ static int ask_want(const struct request *r, uint64_t cap_ns, struct reply *repl
     return ask(r, cap_ns, cap_ns, reply, &sent);
 }
 
+/* One open waits for a daemon that has yet to begin, and none of a large file, of which it would say that it is to be read
+ * at the source. Returns the Reason not to wait, or REASON_NONE. */
+static int why_not_early(const struct place *at) {
+    char source[PATH_MAX];
+    struct stat info;
+    int saved = errno;
+    if (__atomic_load_n(&started_late, __ATOMIC_RELAXED))
+        return REASON_SCANNING;
+    source_of(at, source);
+    int is_large = source[0] && stat(source, &info) == 0 && info.st_size > LARGE_BYTES;
+    errno = saved;
+    return is_large ? REASON_LARGE : REASON_NONE;
+}
+
 /* Asks before the daemon answers: what is opened now would be read here and then copied, so a short wait pays. */
 static int ask_early(const struct request *r, struct reply *reply) {
     uint64_t cap_ns = config.want_cap_ns < STARTING_CAP_NS ? config.want_cap_ns : STARTING_CAP_NS;
@@ -149,8 +164,9 @@ int want(const struct place *at) {
     default:
         return REASON_SETTLED;
     }
-    if (state == STATE_STARTING && __atomic_load_n(&started_late, __ATOMIC_RELAXED))
-        return REASON_SCANNING;
+    int early = state == STATE_STARTING ? why_not_early(at) : REASON_NONE;
+    if (early != REASON_NONE)
+        return early;
     if (hung())
         return REASON_TIMEOUT;
     struct reply reply;

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 WROTE_CAP_S = 1.0
 STARTING_CAP_S = 0.5
 """One open waits so many seconds, and no longer, for a daemon that has yet to begin."""
+LARGE_BYTES = 16 << 20
+"""Larger files are mostly read at the source while they are not whole in the store: no open of one waits for that."""
 SEND_CAP_S = 1.0
 HUNG_PAUSE_NS = 5_000_000_000
 READY = -1
@@ -27,6 +29,7 @@ _write = os.write
 _access = os.access
 _unlink = os.unlink
 _rename = os.rename
+_stat = os.stat
 
 
 class DaemonSocket:
@@ -51,6 +54,8 @@ class DaemonSocket:
         starting = state == wire.STATE_STARTING
         if starting and self._started_late:
             return int(wire.REASON_SCANNING)
+        if starting and _is_large(source):
+            return int(wire.REASON_LARGE)
         begin_ns = monotonic_ns()
         if begin_ns < self._hung_until_ns:
             return int(wire.REASON_TIMEOUT)
@@ -197,3 +202,10 @@ def _new_socket() -> Any:
 
 def _connect(connection: Any, sock: bytes) -> None:
     connection.connect(sock)
+
+
+def _is_large(source: bytes) -> bool:
+    try:
+        return _stat(source).st_size > LARGE_BYTES
+    except OSError:
+        return False
