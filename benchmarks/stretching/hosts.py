@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.harness import Options
+from hpcstage.elastic.membership.arbiter import Arbiter
 
 OURS, KEPT, THEIRS, TORCHFT = "hpcstage", "kept", "c10d", "torchft"
 CONF = {
@@ -207,9 +208,20 @@ class Hosts:
         worker.send_signal(signum)
         return at
 
+    def hold_lock(self, host: str) -> float:
+        """Has the process of a host, which is kept, hold Python's lock from its next step on; returns when."""
+        (self.directory / f"hold-{host}").touch()
+        return time.time()
+
     def generations(self) -> int:
         """Returns how many memberships there were."""
         return len(list(self.directory.glob("elastic-*/generation-*")))
+
+    def ranks(self) -> str:
+        """Returns the hosts of the newest membership, by their ranks."""
+        (agreed,) = self.directory.glob("elastic-*")
+        newest = Arbiter(agreed).newest_generation()
+        return "".join(node.host for node in newest.nodes) if newest else ""
 
     def agreed(self, since: float) -> float | None:
         """Returns when the next generation was agreed on, where that is known."""

@@ -21,6 +21,7 @@ import struct
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.keeping import Keeper
 from hpcstage.elastic.membership.setting import AgentSetting
 from hpcstage.elastic.membership.store import StoreLost
-from hpcstage.elastic.membership.values import Generation
+from hpcstage.elastic.membership.values import Generation, Node
 from hpcstage.elastic.membership.watching import AwakeClock
 from hpcstage.units import format_duration
 
@@ -129,6 +130,8 @@ class NodeSeats:
         self._meet_until_s = 0.0
         self._saves: list[str] = []
         self._disk = Caller("the directory of checkpoints")
+        self._names = Caller("the name service")
+        self._resolved: dict[str, set[str]] = {}
         self._error: Exception | None = None
         self._restarted = threading.Event()
         self._stopping = threading.Event()
@@ -153,6 +156,7 @@ class NodeSeats:
         if self._thread.is_alive():
             self._thread.join(3 * self._setting.bounds.call_s)
         self._disk.close()
+        self._names.close()
         self._server.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -206,6 +210,8 @@ class NodeSeats:
                     self._note_state()
             if "finished" in said:
                 self._phase = "finished"
+            if "unreached" in said and self._generation and said.get("generation") == self._generation.number:
+                self._note_unreached(self._generation, {str(address) for address in said["unreached"]})
             if "port" in said and self._generation and said.get("generation") == self._generation.number:
                 self._put_main(int(said["port"]))
 
@@ -238,6 +244,25 @@ class NodeSeats:
             except (NoAnswer, OSError):
                 has_state = None
         self._keeper.tell_state(has_state)
+
+    def _note_unreached(self, generation: Generation, addresses: set[str]) -> None:
+        """Says which of the other nodes have these addresses."""
+        others = [node for node in generation.nodes if node.id != self._setting.node.id]
+        found = [node.id for node in others if addresses & self._addresses_of(node.address, others)]
+        if found:
+            self._keeper.tell_unreached(found)
+
+    def _addresses_of(self, name: str, others: Sequence[Node]) -> set[str]:
+        """Returns what a host's name means; nothing for all others from then on where the name service hangs."""
+        if name not in self._resolved:
+            try:
+                entries = self._names.call(partial(socket.getaddrinfo, name, None), self._setting.bounds.call_s)
+                self._resolved[name] = {str(entry[4][0]) for entry in entries}
+            except OSError:
+                self._resolved[name] = set()
+            except NoAnswer:
+                self._resolved = {**{node.address: set() for node in others}, **self._resolved}
+        return self._resolved[name]
 
     @property
     def _are_all_ready(self) -> bool:
@@ -315,6 +340,7 @@ class NodeSeats:
             "kind": generation.kind,
             "lost": generation.lost,
             "joined": generation.joined,
+            "cut_s": self._setting.patience.lease_s,
         }
         self._phase = "training"
         self._steps.pause()

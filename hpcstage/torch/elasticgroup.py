@@ -34,7 +34,7 @@ class ElasticGroup:
     def form(self, seat: Seat, held: Held) -> Assignment:
         """Waits for a place in the next membership and makes its group the default one."""
         self._connections = GroupConnections()
-        place = seat.assigned(held, self._lead, self._connections.shut_down)
+        place = seat.assigned(held, self._lead, self._connections)
         store = self._store if place.rank == 0 else None
         if store is None:
             limit = timedelta(seconds=STORE_S)

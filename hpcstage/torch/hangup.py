@@ -9,6 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
+
+_INFO = struct.Struct("=2xB5x16xI16xI8xI")
+"""Four values of the kernel's tcp_info: how often data was sent again since some was last acknowledged, the number of
+segments that are not, and the milliseconds since something was last sent, and since an answer last came."""
+_OFTEN = 2
 
 
 def connections() -> dict[int, int]:
@@ -33,6 +39,17 @@ class GroupConnections:
         """Notes that the group has all of its connections: later ones are the program's."""
         self._own = frozenset(connections()) - self._before
 
+    def stuck(self) -> dict[int, str]:
+        """Returns the connections, by their inodes, on which the other host does not answer, though data was sent
+        again, and its address. A process that is stopped has nothing to do with that: its kernel answers."""
+        if self._own is None:
+            return {}
+        return {
+            inode: address
+            for inode, fd in connections().items()
+            if inode in self._own and (address := _stuck_at(fd, inode)) is not None
+        }
+
     def shut_down(self) -> int:
         """Ends all of them, and returns how many there were. Any thread may call it."""
         count = 0
@@ -40,6 +57,17 @@ class GroupConnections:
             if inode not in self._before if self._own is None else inode in self._own:
                 count += _shut_down(fd, inode)
         return count
+
+
+def _stuck_at(fd: int, inode: int) -> str | None:
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as found:
+        if os.fstat(found.fileno()).st_ino != inode or found.family not in (socket.AF_INET, socket.AF_INET6):
+            return None
+        info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+        resent, unacknowledged, sent_ms, answered_ms = _INFO.unpack(info)
+        if resent >= _OFTEN and unacknowledged and answered_ms > sent_ms:
+            return str(found.getpeername()[0]).removeprefix("::ffff:")
+    return None
 
 
 def _shut_down(fd: int, inode: int) -> int:

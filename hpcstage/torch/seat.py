@@ -10,18 +10,21 @@ import contextlib
 import json
 import os
 import queue
+import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from hpcstage.elastic.seats import VARIABLE
 from hpcstage.errors import HpcstageError
 
 CONNECT_S = 30.0
 STEP_EVERY_S = 0.2
+LOOK_S = 0.5
+"""The connections of the group are looked at so often."""
 
 
 class AgentLost(HpcstageError):
@@ -41,6 +44,8 @@ class Assignment:
     kind: str
     lost: tuple[str, ...]
     joined: tuple[str, ...]
+    cut_s: float
+    """A host that acknowledges nothing for so long is not reached."""
 
     @classmethod
     def from_json(cls, said: dict[str, Any]) -> Assignment:
@@ -58,6 +63,24 @@ class Held:
     """The names that saved states have, for `glob`."""
 
 
+class Links(Protocol):
+    """The connections of a group."""
+
+    def stuck(self) -> Mapping[int, str]:
+        """Returns those on which nothing gets through now, and the addresses of the other hosts."""
+
+    def shut_down(self) -> int:
+        """Ends all of them."""
+
+
+class _NoLinks:
+    def stuck(self) -> Mapping[int, str]:
+        return {}
+
+    def shut_down(self) -> int:
+        return 0
+
+
 class Seat:
     """The seat of this process."""
 
@@ -71,7 +94,10 @@ class Seat:
         self._lock = threading.Lock()
         self._generation = 0
         self._stepped_s = 0.0
-        self._hang_up: Callable[[], object] = int
+        self._sending = threading.Lock()
+        self._links: Links = _NoLinks()
+        self._cut_s = 0.0
+        self._stuck_since_s: dict[int, float] = {}
         self.is_over = threading.Event()
         """Set when the membership in which this process trains is over."""
         threading.Thread(target=self._listen, name="elastic seat", daemon=True).start()
@@ -82,12 +108,12 @@ class Seat:
         path = os.environ.get(VARIABLE)
         return cls(path, int(os.environ.get("LOCAL_RANK", "0"))) if path else None
 
-    def assigned(self, held: Held, lead: Callable[[], int], hang_up: Callable[[], object]) -> Assignment:
+    def assigned(self, held: Held, lead: Callable[[], int], links: Links) -> Assignment:
         """Says that this process is ready, and returns its place in the next membership. Waits as long as the others
         train without it, or a policy says `wait`: the agent bounds that, and ends this process.
 
-        `lead` makes the store of the next group and returns its port, if this process is the first. `hang_up` is called
-        when the membership is over. Raises AgentLost.
+        `lead` makes the store of the next group and returns its port, if this process is the first. `links` are ended
+        when the membership is over, and watched until then. Raises AgentLost.
         """
         self._say(ready=self._local_rank, has_state=held.has_state, saves=held.saves)
         while True:
@@ -99,7 +125,8 @@ class Seat:
             if "train" in said:
                 found = Assignment.from_json(said["train"])
                 with self._lock:
-                    self._generation, self._hang_up = found.generation, hang_up
+                    self._generation, self._links, self._cut_s = found.generation, links, found.cut_s
+                    self._stuck_since_s = {}
                     self.is_over.clear()
                 return found
 
@@ -113,7 +140,7 @@ class Seat:
     def leave(self) -> None:
         """Says nothing, but takes no word of the membership any more in which this process was."""
         with self._lock:
-            self._generation, self._hang_up = 0, int
+            self._generation, self._links = 0, _NoLinks()
 
     def finished(self) -> None:
         """Says that the training is over for this process."""
@@ -122,11 +149,15 @@ class Seat:
 
     def _say(self, **what: Any) -> None:  # noqa: ANN401 - plain data
         with contextlib.suppress(OSError):  # the thread finds out
-            self._connection.sendall(json.dumps(what).encode() + b"\n")
+            with self._sending:
+                self._connection.sendall(json.dumps(what).encode() + b"\n")
 
     def _listen(self) -> None:
         buffer = b""
         while True:
+            self._look(time.monotonic())
+            if not select.select([self._connection], [], [], LOOK_S)[0]:
+                continue
             try:
                 data = self._connection.recv(65536)
             except OSError:
@@ -143,8 +174,17 @@ class Seat:
                 else:
                     self._said.put(said)
 
+    def _look(self, now_s: float) -> None:
+        """Says which hosts do not acknowledge what the group sends them."""
+        with self._lock:
+            generation, stuck = self._generation, self._links.stuck()
+            self._stuck_since_s = {link: self._stuck_since_s.get(link, now_s) for link in stuck}
+            late = {stuck[link] for link, since_s in self._stuck_since_s.items() if now_s - since_s >= self._cut_s}
+        if late:
+            self._say(unreached=sorted(late), generation=generation)
+
     def _over(self, generation: int | None) -> None:
         with self._lock:
             if self._generation and generation in (None, self._generation):
                 self.is_over.set()
-                self._hang_up()
+                self._links.shut_down()

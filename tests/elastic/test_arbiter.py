@@ -99,7 +99,7 @@ def test_all_processes_get_one_key_that_others_cannot_read(tmp_path: Path) -> No
 
 
 def test_values_keep_what_they_were() -> None:
-    beat = Beat(NODES[0], 3, "training", 2)
+    beat = Beat(NODES[0], 3, "training", 2, unreached=("2",))
     view = View(4, 2, True, TrainingEnd("over", 75))
     later = Generation(3, 1, NODES, "loss", ("c",), ("b",), 0.25, 2.0)
     signer = Signer(b"k" * 32)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.elastic import FailStop, KeepBatch, MinMax, WaitFor
-from hpcstage.elastic.membership.deciding import Awaited, Decider, Patience, Proposal, SeenNode, change_of, is_complete
+from hpcstage.elastic.membership.apart import APART_S, SeenNode
+from hpcstage.elastic.membership.deciding import Awaited, Decider, Patience, Proposal, change_of, is_complete
 from hpcstage.elastic.membership.values import GONE, Beat, Generation, Node
 from hpcstage.elastic.policy import AskedPolicy, Host
 
@@ -290,6 +291,50 @@ def test_processes_that_end_after_a_loss_do_not_put_the_decision_off() -> None:
     assert decider.look(0.4, generation("abc"), [seen("a", "ready", 1), *trains("b"), *lost]) == (True, None)
     _, proposal = decider.look(0.5, generation("abc"), [seen("a", "ready", 1), seen("b", "ready", 1), *lost])
     assert proposal is not None
+
+
+def cut(name: str, unreached: str, number: int = 1) -> SeenNode:
+    others = tuple(node(other).id for other in unreached)
+    return SeenNode(Beat(node(name), 1, "training", number, unreached=others), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("members", "there", "left"),
+    [
+        ("abc", [*trains("ab"), cut("c", "b")], "ab"),  # of two the one with the higher rank goes
+        ("abc", [*trains("a"), cut("b", "c"), cut("c", "b")], "ab"),
+        ("abcd", [*trains("acd"), cut("b", "cd")], "acd"),  # and as few as possible
+        ("abc", [cut("a", "b"), cut("b", "a"), *trains("c")], "ac"),
+        ("abc", [*trains("ab"), cut("c", "c")], None),  # it is there
+        ("abc", [*trains("ab"), cut("c", "b", 7)], None),  # of another generation
+        ("abc", [*trains("a"), cut("b", "d"), *trains("c"), seen("d", "left", 1)], None),  # who has gone is not reached
+    ],
+)
+def test_who_does_not_reach_others_is_left_out(members: str, there: list[SeenNode], left: str | None) -> None:
+    decider = Decider(len(members), AskedPolicy(MinMax(1, 4), "minmax").most, PATIENCE, 3)
+    before = generation(members)
+    is_over, _ = decider.look(0.0, before, there)
+    _, proposal = decider.look(0.5, before, there)
+    assert is_over is (left is not None)
+    assert (proposal and "".join(found.host for found in proposal.nodes)) == left
+    assert bool(decider.apart.told) is (left is not None)
+
+
+def test_who_was_left_out_is_taken_again_after_a_time() -> None:
+    decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, PATIENCE, 3)
+    decider.look(0.0, generation("abc"), [*trains("ab"), cut("c", "b")])
+    later = generation("ab", 2)
+    there = [*trains("ab", 2), seen("c", "ready", 1)]
+    asked = {now_s: decider.look(now_s, later, there)[1] for now_s in (1.0, APART_S - 1, APART_S, APART_S + 1)}
+    assert [now_s for now_s, proposal in asked.items() if proposal] == [APART_S + 1]
+    assert decider.apart.told == [("c", "b")], "it is said once"
+    decider.look(APART_S + 2, later, [*trains("a", 2), seen("b", silent_s=2), seen("c", "ready", 1)])
+    decider.look(0.0, generation("abc"), [*trains("ab"), cut("c", "b")])
+    alone = [*trains("a", 2), seen("b", "training", 2, silent_s=2), seen("c", "ready", 1)]
+    decider.look(1.0, later, alone)
+    _, proposal = decider.look(1.5, later, alone)
+    assert proposal is not None
+    assert [found.host for found in proposal.nodes] == ["a", "c"], "whom it did not reach is lost"
 
 
 def test_a_host_that_does_not_come_to_a_new_store_is_waited_for_to_a_limit() -> None:

@@ -1,12 +1,23 @@
-"""How long a node's processes may go without a step."""
+"""How long a node's processes may go without a step, and which hosts they say they do not reach."""
 
 from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-from hpcstage.elastic.seats import HANG_FACTOR, Steps
+from hpcstage.elastic.loading import load_policy
+from hpcstage.elastic.membership.arbiter import Arbiter
+from hpcstage.elastic.membership.deciding import Patience
+from hpcstage.elastic.membership.keeping import Keeper
+from hpcstage.elastic.membership.setting import AgentSetting, Bounds
+from hpcstage.elastic.membership.values import Generation, Node
+from hpcstage.elastic.seats import HANG_FACTOR, NodeSeats, Steps
 
 
 def test_the_limit_follows_the_longest_step() -> None:
@@ -34,3 +45,35 @@ def test_the_first_step_of_a_membership_has_no_limit() -> None:
     assert not steps.are_overdue(1e6, 60.0)
     steps.seen(1e6)
     assert steps.longest_s == 1.0
+
+
+NODES = [Node(str(number), f"n{number}", f"127.0.0.{number}") for number in (1, 2, 3)]
+
+
+def seats_of(tmp_path: Path, call_s: float) -> tuple[NodeSeats, Keeper]:
+    policy = load_policy("minmax", 1, 3)
+    setting = AgentSetting(NODES[0], 0, True, 3, policy, Patience(), Bounds(call_s=call_s))
+    keeper = Keeper(Arbiter(tmp_path), setting)
+    return NodeSeats(keeper, setting), keeper
+
+
+def test_addresses_that_are_not_reached_become_nodes(tmp_path: Path) -> None:
+    seats, keeper = seats_of(tmp_path, 10)
+    seats._note_unreached(Generation(1, 1, tuple(NODES), "start"), {"127.0.0.1", "127.0.0.3", "10.1.2.3"})
+    assert keeper._beat.unreached == ("3",), "and this node is none of them"
+    keeper.offer()
+    assert keeper._beat.unreached == (), "it is said of one membership"
+    seats.close()
+
+
+def test_a_name_service_that_hangs_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: release.wait(60))
+    seats, keeper = seats_of(tmp_path, 0.2)
+    began_s = time.monotonic()
+    for _ in range(20):
+        seats._note_unreached(Generation(1, 1, tuple(NODES), "start"), {"127.0.0.3"})
+    assert time.monotonic() - began_s < 3, "it is asked once"
+    assert keeper._beat.unreached == ()
+    release.set()
+    seats.close()

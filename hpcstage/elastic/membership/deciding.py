@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcstage.elastic.membership.values import GONE, Beat, Generation, Node, TrainingEnd
+from hpcstage.elastic.membership.apart import Apart, SeenNode
+from hpcstage.elastic.membership.values import Generation, Node, TrainingEnd
 from hpcstage.elastic.policy import Answer, Cause, Facts, Host, PolicyFailed, Progress
 from hpcstage.units import format_duration
 
@@ -37,14 +38,6 @@ class Patience:
     wait_limit_s: float = 600.0
     """A policy that has said `wait` for so long, while nobody trains, has failed."""
     ask_again_s: float = 1.0
-
-
-@dataclass(frozen=True)
-class SeenNode:
-    """A node, as the host of the store sees it."""
-
-    beat: Beat
-    silent_s: float
 
 
 @dataclass(frozen=True)
@@ -114,10 +107,12 @@ class Decider:
         """The time after which to look again, where that matters."""
         self._failures = 0
         self._agreed_s = float("-inf")
+        self.apart = Apart()
 
     def look(self, now_s: float, current: Generation | None, seen: Sequence[SeenNode]) -> tuple[bool, Proposal | None]:
         """Returns whether the generation is over, and what to ask the policy, if it is time to."""
         self.again_s = math.inf
+        seen = self.apart.sorted_out(now_s, current, seen, self._patience.lease_s)
         change = change_of(current, seen, self._patience.lease_s)
         chosen = self._chosen(change) if change else ()
         if change is None or not chosen or (change.kind == "join" and len(chosen) == len(change.stay)):
@@ -206,7 +201,7 @@ class Decider:
 
 def change_of(current: Generation | None, seen: Sequence[SeenNode], lease_s: float) -> MembershipChange | None:
     """Returns what differs from the generation that is agreed, or None."""
-    alive = [node.beat for node in seen if node.silent_s < lease_s and node.beat.state not in GONE]
+    alive = [node.beat for node in seen if node.is_there(lease_s)]
     if current is None:
         members: list[Node] = []
         number = 0

@@ -12,7 +12,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -110,6 +110,13 @@ class Keeper:
         with self._changed:
             self._beat = replace(self._beat, has_state=has_state)
 
+    def tell_unreached(self, nodes: Collection[str]) -> None:
+        """Takes the nodes, by their ids, that this node's processes do not reach in the generation in which they
+        train."""
+        with self._changed:
+            self._beat = replace(self._beat, unreached=tuple(sorted({*self._beat.unreached, *nodes})))
+        self._wake.set()
+
     def taken(self) -> Generation | None:
         """Returns the membership in which this node trains from now on, if one is agreed on since `offer`. Raises what
         ended the thread."""
@@ -181,7 +188,7 @@ class Keeper:
 
     def _say(self, state: State, generation: int) -> None:
         with self._changed:
-            self._beat = replace(self._beat, state=state, generation=generation)
+            self._beat = replace(self._beat, state=state, generation=generation, unreached=())
         self._wake.set()
 
     def _next_beat(self) -> Beat:

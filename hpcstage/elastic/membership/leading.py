@@ -14,15 +14,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from hpcstage import stderr
+from hpcstage.elastic.membership.apart import APART_S, SeenNode
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.bounded import Caller
-from hpcstage.elastic.membership.deciding import Awaited, Decider, Proposal, SeenNode, is_complete
+from hpcstage.elastic.membership.deciding import Awaited, Decider, Proposal, is_complete
 from hpcstage.elastic.membership.setting import AgentSetting
 from hpcstage.elastic.membership.store import Board
 from hpcstage.elastic.membership.values import GONE, Beat, Generation, Term, TrainingEnd, View
 from hpcstage.elastic.membership.watching import AwakeClock, Watch
 from hpcstage.elastic.policy import Answer, PolicyError
 from hpcstage.errors import HpcstageError
+from hpcstage.units import format_duration
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -136,6 +138,7 @@ class Leader:
         if self._view.end is None and self._decides:
             try:
                 is_over, proposal = self._decider.look(now_s, self._current, seen)
+                self._tell_of_cuts()
                 self._decide(now_s, proposal)
             except PolicyError as error:
                 self._end(TrainingEnd(f"{error.line()}: the training ends", error.exit_code))
@@ -143,6 +146,12 @@ class Leader:
         is_over = is_over and self._current is before
         self._view = self._view.followed(generation=number, is_over=is_over, spares=self._waiting(seen))
         self._board.show(self._view)
+
+    def _tell_of_cuts(self) -> None:
+        told, self._decider.apart.told = self._decider.apart.told, []
+        for first, second in told:
+            limit = format_duration(APART_S)
+            stderr.say(f"elastic: {first} does not reach {second}: for {limit} they do not train together")
 
     def _waiting(self, seen: list[SeenNode]) -> tuple[str, ...]:
         """Returns the nodes that are there and do not train."""

@@ -79,11 +79,13 @@ class Beat:
     """The fields of a policy's `Progress`, as its processes say them."""
     has_state: bool | None = None
     """Whether its processes have a state from which training can go on, or could load one; None where nobody knows."""
+    unreached: tuple[str, ...] = ()
+    """The nodes, by their ids, to which nothing of what its processes send gets through."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Beat:
         """Reads what `asdict` returned. Raises TypeError or KeyError for anything else."""
-        return cls(**{**data, "node": Node(**data["node"])})
+        return cls(**{**data, "node": Node(**data["node"]), "unreached": tuple(data["unreached"])})
 
 
 @dataclass(frozen=True)
