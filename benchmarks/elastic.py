@@ -6,7 +6,8 @@ step of those that train afterwards, `agreed_s` to the file of their membership,
 noticed: until that file at the latest, and where a process is stopped until it is killed. A host is killed with all its
 processes, or stopped by SIGSTOP; a process that is killed or stopped is restarted, and all three hosts train afterwards
 (torchft's process is all there is of a host); the endpoint's host is the one through which the others meet; a cut has
-all that a host sends be lost, or all that it is sent, while the other direction works (root).
+all that a host sends be lost, or all that it is sent, while the other direction works (root). A process that holds
+Python's lock for ever is found by limits that are set here to seconds, and killed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ AGAIN_S, KEPT_AGAIN_S = 10.0, 5.0
 """What is asked of restarted processes, and of those that are kept."""
 NOTICED_S = 3.0
 """What is asked of the time until a fault is noticed."""
+HANG_S, LEAVE_S = 5.0, 2.0
+"""The limits for a step, and for leaving a group, where a process hangs; their default is 10 min."""
 
 ON_ITS_WAY_S = 0.5
 """A step of three ranks that was made so long after a fault of a process is one of the next membership: each step takes
@@ -43,15 +46,22 @@ class Fault:
 
     host: str
     what: str
-    """`host`, `process`, `sends` or `receives`."""
+    """`host`, `process`, `sends`, `receives`, `link` (that between `b` and `c`), or `lock`."""
     signum: int = 0
 
-    @property
-    def left(self) -> str:
-        """The hosts that train afterwards: of two halves of a cut network that of the endpoint."""
+    def left(self, ranks: str) -> str:
+        """The hosts that train afterwards: of two halves of a cut network that of the endpoint, of two hosts without a
+        link the one with the lower rank."""
+        if self.what == "link":
+            return "a" + min("bc", key=ranks.index)
         if self.is_cut and self.host == "a":
             return "a"
-        return "abc" if self.what == "process" else "abc".replace(self.host, "")
+        return "abc" if self.what in ("process", "lock") else "abc".replace(self.host, "")
+
+    @property
+    def more_s(self) -> float:
+        """The time that may pass in addition to what is asked, since it is a limit."""
+        return HANG_S + LEAVE_S if self.what == "lock" else 0.0
 
     @property
     def _others(self) -> str:
@@ -60,10 +70,14 @@ class Fault:
     @property
     def is_cut(self) -> bool:
         """Whether it is one of a network."""
-        return self.what in ("sends", "receives")
+        return self.what in ("sends", "receives", "link")
 
     def strike(self, made: Hosts) -> float:
         """Has it happen, and returns when."""
+        if self.what == "link":
+            return max(made.cut("b", "c"), made.cut("c", "b"))
+        if self.what == "lock":
+            return made.hold_lock(self.host)
         if self.what == "sends":
             return made.cut(self.host, self._others)
         if self.what == "receives":
@@ -74,6 +88,7 @@ class Fault:
 FAULTS = {
     "host killed": Fault("b", "host", signal.SIGKILL),
     "host frozen": Fault("b", "host", signal.SIGSTOP),
+    "process holds Python's lock": Fault("b", "lock"),
     "process killed": Fault("b", "process", signal.SIGKILL),
     "process frozen": Fault("b", "process", signal.SIGSTOP),
     "endpoint's host killed": Fault("a", "host", signal.SIGKILL),
@@ -81,27 +96,33 @@ FAULTS = {
     "what a host sends is lost": Fault("b", "sends"),
     "what a host is sent is lost": Fault("b", "receives"),
     "what the endpoint's host sends is lost": Fault("a", "sends"),
+    "the link between two other hosts is cut": Fault("b", "link"),
 }
 ROUNDS, OTHERS_ROUNDS = 5, 3
 PEERS = (THEIRS, TORCHFT)
 
 
 def arms_of(fault: Fault) -> list[str]:
-    """The arms that a fault is asked of. torchft's endpoint is no host; a process is a host there."""
+    """The arms that a fault is asked of. torchft's endpoint is no host; a process is a host there. Only processes that
+    outlive changes say which hosts they do not reach."""
+    if fault.what in ("link", "lock"):
+        return [KEPT]
     found = [OURS, KEPT, THEIRS]
     return [*found, TORCHFT] if has_torchft() and fault.host != "a" and not fault.is_cut else found
 
 
 def sample(backend: str, fault: Fault, options: Options) -> dict[str, Any]:
     """Trains on three hosts, has a fault happen to one, and waits for those that train afterwards."""
-    with hosts(backend, "abc", options, apart=fault.is_cut) as made:
+    conf = f"hang_s={HANG_S:g},leave_s={LEAVE_S:g}" if fault.what == "lock" else ""
+    with hosts(backend, "abc", options, apart=fault.is_cut, conf=conf) as made:
         if made.wait_for_steps("abc", time.time(), START_LIMIT_S) is None:
             raise RuntimeError(f"{backend} did not start:\n{made.said()}")
         worker = made.worker(fault.host)
+        left = "ac" if backend == TORCHFT else fault.left(made.ranks() if fault.what == "link" else "")
         struck = fault.strike(made)
-        left = fault.left if backend != TORCHFT else "ac"
         # What is agreed and stepped is on the disk: it may be looked for later.
-        is_killed_when_noticed = fault.what == "process" and fault.signum == signal.SIGSTOP and backend in (OURS, KEPT)
+        is_stopped = fault.what == "process" and fault.signum == signal.SIGSTOP
+        is_killed_when_noticed = fault.what == "lock" or (is_stopped and backend in (OURS, KEPT))
         gone = _gone(worker) if is_killed_when_noticed else None
         since = struck + (ON_ITS_WAY_S if left == "abc" else 0.0)
         again = made.wait_for_steps(left, since, LIMIT_S)
@@ -175,13 +196,15 @@ def always(bench: Bench, fault: str, arm: str, key: str = "seconds") -> float | 
 
 def figures(bench: Bench, found: list[str]) -> list[Figure]:
     """Asked of every fault."""
-    asked = {OURS: AGAIN_S, KEPT: KEPT_AGAIN_S}
     made = []
     for name in found:
+        more_s = FAULTS[name].more_s
+        # A process that is killed is started again.
+        asked = {OURS: AGAIN_S, KEPT: more_s + AGAIN_S if more_s else KEPT_AGAIN_S}
         for arm, limit_s in asked.items():
             if bench.select(name, arm):
                 noticed = always(bench, name, arm, "noticed_s")
-                made.append(at_most(f"{name}, {arm}: noticed", noticed, NOTICED_S, "s"))
+                made.append(at_most(f"{name}, {arm}: noticed", noticed, more_s + NOTICED_S, "s"))
                 made.append(at_most(f"{name}, {arm}: steps again", always(bench, name, arm), limit_s, "s"))
     return made
 

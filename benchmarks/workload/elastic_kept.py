@@ -1,10 +1,11 @@
 """Does what `elastic_steps.py` does, with `hpcstage.torch.Elastic`: the processes outlive changes of the membership.
 
-Usage: elastic_kept.py DIRECTORY STEP_SECONDS.
+Usage: elastic_kept.py DIRECTORY STEP_SECONDS. A file `hold-HOST` has the process of that host hold Python's lock.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hpcstage.torch import Elastic, ElasticSampler
 
 SAMPLES, EPOCHS = 10_000, 1000
+FOR_EVER_S = 3600
 
 
 def main() -> None:
@@ -29,6 +31,7 @@ def main() -> None:
     sampler = ElasticSampler(data, 4)
     elastic = Elastic(model, optimizer, sampler)
     host = os.environ.get("ELASTIC_HOST", "host")
+    holds = directory / f"hold-{host}"
     with (directory / f"{host}-{os.getpid()}.steps").open("w", buffering=1) as notes:
 
         def train(net: torch.nn.Module) -> None:
@@ -39,6 +42,9 @@ def main() -> None:
                     loss.backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
                     elastic.commit()
+                    if holds.exists():
+                        holds.unlink()
+                        ctypes.PyDLL(None).sleep(FOR_EVER_S)
                     notes.write(f"{time.time():.3f} {elastic.world} {elastic.step}\n")
                     time.sleep(step_s)
 
