@@ -56,7 +56,7 @@ class SampleLedger:
     def __init__(self, directory: Path, head: Head) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_APPEND
         self._fd = os.open(_path(directory, head.generation), flags, 0o600)
-        self._write(asdict(head))
+        self._write({**asdict(head), _AT: time.time()})
         self._has_steps = False
 
     def add(self, step: Step) -> None:
@@ -112,14 +112,20 @@ def check(directory: Path, samples: int) -> Checked:
     return Checked(len(steps), generations, rolled_back, wrong, whole)
 
 
-def first_step_unix_s(directory: Path, generation: int) -> float | None:
-    """Returns when the first step of a generation was committed, if one was."""
+def begun_unix_s(directory: Path, generation: int) -> tuple[float | None, float | None]:
+    """Returns when all ranks of a generation had the state from which it went on, and when its first step was
+    committed; None for what did not come to that."""
     try:
         with _path(directory, generation).open("rb") as file:
-            file.readline()
-            first = file.readline()
-        return float(json.loads(first)[_AT]) if first.endswith(b"\n") else None
-    except (OSError, ValueError, KeyError):
+            return _at(file.readline()), _at(file.readline())
+    except OSError:
+        return None, None
+
+
+def _at(line: bytes) -> float | None:
+    try:
+        return float(json.loads(line)[_AT]) if line.endswith(b"\n") else None
+    except (ValueError, KeyError):
         return None
 
 
@@ -133,7 +139,7 @@ def _files(directory: Path) -> Iterator[tuple[Head, list[Step]]]:
         # The last line may be half written: a step whose line is lost is in the next head, or is rolled back there.
         lines = [json.loads(line) for line in (directory / name).read_bytes().split(b"\n")[:-1]]
         if lines:
-            head = lines[0]
+            head = {name: value for name, value in lines[0].items() if name != _AT}
             last = _step(head["last"]) if head["last"] else None
             yield Head(**{**head, "members": tuple(head["members"]), "last": last}), [_step(line) for line in lines[1:]]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage import inherited
-from hpcstage.elastic.ledger import first_step_unix_s
+from hpcstage.elastic.ledger import begun_unix_s
 from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import ETCD_LIMIT_S, Arbiter
 from hpcstage.elastic.membership.bounded import NoAnswer
@@ -255,7 +255,7 @@ def part_of(config: Config, place: TrainingPlace, started_unix_s: float) -> Elas
 
 def _row(arbiter: Arbiter, number: int, started_unix_s: float) -> MembershipRow:
     found, agreed_unix_s = arbiter.generation(number)
-    stepped_unix_s = first_step_unix_s(arbiter.directory, number)
+    state_unix_s, stepped_unix_s = begun_unix_s(arbiter.directory, number)
     return MembershipRow(
         generation=number,
         at_s=round(agreed_unix_s - started_unix_s, 3),
@@ -265,8 +265,14 @@ def _row(arbiter: Arbiter, number: int, started_unix_s: float) -> MembershipRow:
         joined=found.joined,
         silent_s=round(found.silent_s, 3),
         waited_s=round(found.waited_s, 3),
-        first_step_s=None if stepped_unix_s is None else round(max(0.0, stepped_unix_s - agreed_unix_s), 3),
+        state_s=_between_s(agreed_unix_s, state_unix_s),
+        first_step_s=_between_s(agreed_unix_s, stepped_unix_s),
     )
+
+
+def _between_s(begin_unix_s: float, end_unix_s: float | None) -> float | None:
+    """Returns the time between two events; clocks of two hosts may differ."""
+    return None if end_unix_s is None else round(max(0.0, end_unix_s - begin_unix_s), 3)
 
 
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:

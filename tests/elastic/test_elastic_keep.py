@@ -197,7 +197,9 @@ def test_survivors_keep_their_processes(hpcstage: Hpcstage, tmp_path: Path, trai
     assert kinds[:2] == ["start", "failure"]
     assert kinds.count("loss") >= 2
     assert kinds[-1] == "join"
-    assert any(row["first_step_s"] is not None for row in part["memberships"] if row["kind"] == "loss")
+    losses = [row for row in part["memberships"] if row["kind"] == "loss" and row["first_step_s"] is not None]
+    assert losses
+    assert all(row["state_s"] <= row["first_step_s"] for row in losses)
     said = hpcstage("report", tmp_path / "run").stdout.decode()
     assert "Elastic: " in said
     assert "noticed after" in said

@@ -24,8 +24,10 @@ class MembershipRow:
     """The silence after which a host was taken for lost."""
     waited_s: Seconds = 0.0
     """The time from when the change was seen to when it was agreed on: more changes, and a policy that said wait."""
+    state_s: Seconds | None = None
+    """The time from then until all ranks had the state from which they go on; null where the program says none."""
     first_step_s: Seconds | None = None
-    """The time from then to the first committed step; null where the program says none."""
+    """The time from the agreement to the first committed step; null where the program says none."""
 
 
 @dataclass(frozen=True, kw_only=True)

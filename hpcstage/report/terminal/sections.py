@@ -343,6 +343,7 @@ def elastic(record: Record) -> RenderableType:
         why = "; ".join(changes) or "processes ended"
         cost = f", noticed after {seconds(row.silent_s)} of silence" if row.lost else ""
         cost += f", agreed {seconds(row.waited_s)} later" if row.kind != "start" else ""
+        cost += "" if row.state_s is None else f", state back after {seconds(row.state_s)}"
         cost += "" if row.first_step_s is None else f", first step after {seconds(row.first_step_s)}"
         rows.append((clock(max(0.0, row.at_s)), Wrapped(f"{len(row.hosts)} hosts: {why}{cost}", 2)))
     if part.end:
