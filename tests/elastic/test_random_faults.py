@@ -13,7 +13,7 @@ from conftest import wait_for
 
 pytest.importorskip("torch")
 
-from test_membership import LEASE_S, Agents
+from agentlab import LEASE_S, Agents
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(300)]
 FAULTS, MOST = 6, 5
