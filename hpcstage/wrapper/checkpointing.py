@@ -105,7 +105,9 @@ def verify(found: FoundCheckpoints) -> tuple[list[str], bool]:
     if found.opened is not None:
         bad = damaged(found.target, found.opened)
         is_whole = not bad
-        lines += [f"{found.target / name}: {bad.get(name, 'whole')}" for name in times_of(found.opened.manifest)]
+        for name in times_of(found.opened.manifest):
+            said = bad.get(name, "whole") if name in found.names else "it was removed"
+            lines.append(f"{found.target / name}: {said}")
     for place, manifest, why in found.generations():
         where = f"{socket.gethostname()}, run {place.run_id}"
         if manifest is not None:

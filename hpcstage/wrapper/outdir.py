@@ -53,6 +53,8 @@ class NamedDirectory:
     variable: str
     what: str
     """The name, for people, of the files that the command writes there."""
+    unfinished: str
+    """What is said of those that the command had not finished when it ended."""
 
     @property
     def option(self) -> str:
@@ -127,8 +129,8 @@ class NamedDirectory:
         return re.compile(rf"(?<!\$)\{{{self.key}\}}")
 
 
-OUT = NamedDirectory("out", kept.OUT, "output files")
-CHECKPOINT = NamedDirectory("checkpoint", kept.CHECKPOINT, "checkpoints")
+OUT = NamedDirectory("out", kept.OUT, "output files", "were not closed")
+CHECKPOINT = NamedDirectory("checkpoint", kept.CHECKPOINT, "checkpoints", "were not complete at the end")
 BOTH = (OUT, CHECKPOINT)
 
 

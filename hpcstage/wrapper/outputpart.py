@@ -135,9 +135,10 @@ def clean_command(above: Path) -> str:
     return f"hpcstage clean --drain --local-dir {shlex.quote(str(above))}"
 
 
-def problems(part: OutputsPart, left: LeftAt, what: str) -> list[Problem]:
+def problems(part: OutputsPart, left: LeftAt, what: str, unfinished: str) -> list[Problem]:
     """Returns what the record says of files that are not in DIR under their name as the command left them; `what` they
-    are. `left` is where the first of those is that were not copied."""
+    are. `left` is where the first of those is that were not copied, `unfinished` what is said of those that the command
+    had not finished."""
     found = []
     if part.undrained_count:
         first, many = part.undrained[0], format_number(part.undrained_count, what.removesuffix("s"))
@@ -159,8 +160,9 @@ def problems(part: OutputsPart, left: LeftAt, what: str) -> list[Problem]:
             Problem("outputs-stayed", text, "remove it there if it is not needed; the record lists all such names")
         )
     if part.unclosed:
-        text = f"{what} were not closed, such as {part.unclosed[0]}: they were copied as they were"
-        found.append(Problem("outputs-unclosed", text, "a program was killed, or still ran; look at these files"))
+        text = f"{what} {unfinished}, such as {part.unclosed[0]}: they were copied as they were"
+        why = "the command failed, or a program was killed or still ran; look at these files"
+        found.append(Problem("outputs-unclosed", text, why))
     if part.skipped:
         named = ", ".join(f"{one.name} ({one.why})" for one in part.skipped[:_NAMED])
         more = f" and {len(part.skipped) - _NAMED} more, which the record lists" if len(part.skipped) > _NAMED else ""

@@ -248,7 +248,7 @@ class RunOutputs:
             self._tell_differences(self.place)
         self._close()
         first = next((one.host for one in self.part.undrained), None)
-        return outputpart.problems(self.part, self._left_at(first), self.named.what)
+        return outputpart.problems(self.part, self._left_at(first), self.named.what, self.named.unfinished)
 
     def _left_at(self, host: str | None) -> outputpart.LeftAt:  # noqa: ARG002
         """Returns where what a node could not drain still is."""

@@ -290,6 +290,7 @@ def test_half_a_checkpoint_of_a_killed_command_is_none(hpcstage: Hpcstage, tmp_p
     run_id = hpcstage.records()[-1].parent.name
     assert names(tmp_path / "ckpt") == [f"half.{run_id}", "step1"]
     assert part_of(hpcstage)["drain"]["unclosed"] == [f"half.{run_id}"]
+    assert f"checkpoints were not complete at the end, such as half.{run_id}".encode() in done.stderr
 
 
 def test_sockets_and_pipes_are_left_out(hpcstage: Hpcstage, tmp_path: Path, local_dir: Path) -> None:
@@ -416,6 +417,13 @@ def test_checkpoints_on_a_login_node(hpcstage: Hpcstage, tmp_path: Path) -> None
     assert hpcstage("checkpoint", "drop", "ckpt", env=env).returncode == 2
     assert hpcstage("checkpoint", "drop", "ckpt", "step2", env=env).returncode == 0
     assert names(tmp_path / "ckpt") == ["step1"]
+    verified = hpcstage("checkpoint", "verify", "ckpt", env=env)
+    assert (verified.returncode, verified.stdout.decode().splitlines()) == (
+        0,
+        [f"{tmp_path}/ckpt/step1: whole", f"{tmp_path}/ckpt/step2: it was removed"],
+    )
+    assert hpcstage("checkpoint", "restore", "ckpt", "again", env=env).returncode == 0
+    assert names(tmp_path / "again") == ["step1"]
     assert hpcstage("checkpoint", "ls", "missing", env=env).returncode == 2
 
 

@@ -28,7 +28,7 @@ from hpcstage.checkpoint.generations.restoring import (
     sync_directory,
     times_of,
 )
-from hpcstage.checkpoint.generations.state import FileTree, link_target
+from hpcstage.checkpoint.generations.state import FileTree, StateChanged, link_target
 from hpcstage.checkpoint.generations.terms import CommitMeter, CommitPhase, CommitTerms
 from hpcstage.errors import HpcstageError
 from hpcstage.writing import replace_text
@@ -144,15 +144,16 @@ def is_same(one: Path, other: Path, name: str, there: str | None = None) -> bool
 
 
 def damaged(directory: Path, opened: OpenGeneration) -> dict[str, str]:
-    """Reads the plain files of a generation; returns those of its checkpoints that are not as they were saved."""
+    """Reads the plain files of a generation; returns those of its checkpoints that are there and are not as they were
+    saved."""
     bad = {}
-    for name in times_of(opened.manifest):
+    for name in filter(lambda name: os.path.lexists(directory / name), times_of(opened.manifest)):
         try:
             bad[name] = _difference(directory, opened, name)
         except OSError as error:
             bad[name] = f"{error.filename or name}: {error.strerror}"
-        except HpcstageError as error:  # it is gone, or changes
-            bad[name] = error.what
+        except StateChanged:
+            bad[name] = "it changed while it was read"
     return {name: why for name, why in bad.items() if why}
 
 
