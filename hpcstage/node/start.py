@@ -60,15 +60,17 @@ def prepare(node: ClaimedNode, datasets: Sequence[Dataset], setup: ShimSetup) ->
     shimdir.install(node.path, maps, setup, node.sock)
 
 
-def start_daemon(node: ClaimedNode, spec: DaemonSpec, env: Mapping[str, str]) -> control.DaemonControl:
-    """Starts the daemon of a node whose lock we hold, and connects to it."""
+def start_daemon(
+    node: ClaimedNode, spec: DaemonSpec, env: Mapping[str, str], locks: Sequence[int] = ()
+) -> control.DaemonControl:
+    """Starts the daemon of a node whose lock we hold, and connects to it. It keeps `locks`, too, while it lives."""
     assert node.lock_fd is not None
     listener = control.listen(node.sock)
     try:
         path = node.path / nodedir.SPEC
         replace(spec, listen_fd=listener.fileno(), lock_fd=node.lock_fd).save(path)
         cleaned = environment.for_daemon(env, package_parent())
-        process = control.start_daemon(path, node.log, cleaned, (listener.fileno(), node.lock_fd))
+        process = control.start_daemon(path, node.log, cleaned, (listener.fileno(), node.lock_fd, *locks))
         return control.DaemonControl(node.sock, process)
     finally:
         listener.close()

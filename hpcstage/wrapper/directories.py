@@ -52,6 +52,11 @@ class RunDirectories:
         """The exit code that takes the place of 0; not 0 where files were not drained."""
         return max(member.exit_code for member in self._members)
 
+    @property
+    def locks(self) -> list[int]:
+        """The descriptors of the locks of the directories on the shared file system."""
+        return [lock for member in self._members if (lock := member.lock) is not None]
+
     def command(self, command: Sequence[str]) -> list[str]:
         """Returns the command as it is started."""
         words = list(command)

@@ -150,6 +150,11 @@ class RunOutputs:
         return cls(target, lock, why, None)
 
     @property
+    def lock(self) -> int | None:
+        """The descriptor of DIR's lock. The daemon keeps it, too: it copies to DIR also if this process was killed."""
+        return self._lock
+
+    @property
     def out(self) -> str:
         """The directory that the command writes to."""
         return self.part.local_dir or self.part.directory

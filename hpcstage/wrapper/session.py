@@ -242,7 +242,8 @@ class Session:
             config = self.config
             setup = ShimSetup(config.intercept, spec.mode == "direct", config.want_cap_s, learn=config.learn)
             start.prepare(self.node, resolved.datasets, setup if lead is None else hosted.shims(lead, spec, self.node))
-            self.control = start.start_daemon(self.node, spec, os.environ)
+            locks = () if self.directories is None else self.directories.locks
+            self.control = start.start_daemon(self.node, spec, os.environ, locks)
         except Exception as error:
             if self.node.lock_fd is not None:
                 shutil.rmtree(self.node.path, ignore_errors=True)

@@ -268,6 +268,29 @@ def test_a_run_whose_program_lives_on_is_named_once(hpcstage: Hpcstage, local_di
     wait_for(lambda: hpcstage("clean", "--drain").returncode == 0 and not kept(local_dir), 20, "the program's end")
 
 
+@pytest.mark.parametrize("option", ["out", "checkpoint"])
+def test_while_the_command_of_a_killed_wrapper_lives_no_other_run_uses_its_directory(
+    hpcstage: Hpcstage, tmp_path: Path, option: str
+) -> None:
+    flag = tmp_path / "flag"
+    make = "import os, sys\nos.chdir(sys.argv[1])\nopen('.new', 'w').close()\nos.rename('.new', 'step1')"
+    script = f"{make}\n{WAIT}"
+    command = python_command(script, f"{{{option}}}")
+    wrapper = hpcstage.start("run", f"--{option}", "dir", "--", *command, env={"FLAG": os.fspath(flag)})
+    wait_for(Path(f"{flag}.up").exists, 20, "the command")
+    family = psutil.Process(wrapper.pid).children(recursive=True)
+    wrapper.kill()
+    wrapper.wait()
+    other = hpcstage("run", f"--{option}", "dir", "--", "true")
+    assert (other.returncode, other.stderr.count(b"dir is in use by run ")) == (2, 1), other.stderr
+    flag.touch()
+    wrapper.communicate()
+    psutil.wait_procs(family, timeout=60)
+    other = hpcstage("run", f"--{option}", "dir", "--", "true")
+    assert other.returncode == 0, other.stderr
+    assert names(tmp_path / "dir") == ["step1"]
+
+
 def test_clean_drains_what_a_killed_run_left(hpcstage: Hpcstage, tmp_path: Path, local_dir: Path) -> None:
     killed(hpcstage, local_dir, tmp_path / "flag", 1, 2)
     (place,) = kept(local_dir)
