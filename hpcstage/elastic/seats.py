@@ -92,6 +92,11 @@ class _Seat:
         """When the process is killed if it has not left its group by then."""
         self._buffer = b""
 
+    def leaves_within(self, limit_s: float, now_s: float) -> None:
+        """Has the process leave sooner, if it was told to leave."""
+        if self.leave_by_s < math.inf:
+            self.leave_by_s = min(self.leave_by_s, now_s + limit_s)
+
     def say(self, **what: Any) -> None:  # noqa: ANN401 - plain data
         """Writes a line; a process that is gone or does not read is found otherwise."""
         with contextlib.suppress(OSError):
@@ -208,6 +213,9 @@ class NodeSeats:
                 if not seat.has_state and said["step"].get("step"):
                     seat.has_state = True
                     self._note_state()
+            if "stuck" in said:
+                limit_s = max(self._setting.bounds.stuck_s, LEAVE_FACTOR * self._steps.longest_s)
+                seat.leaves_within(limit_s, self._clock.show(time.monotonic()))
             if "finished" in said:
                 self._phase = "finished"
             if "unreached" in said and self._generation and said.get("generation") == self._generation.number:

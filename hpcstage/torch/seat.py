@@ -12,6 +12,7 @@ import os
 import queue
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +26,9 @@ CONNECT_S = 30.0
 STEP_EVERY_S = 0.2
 LOOK_S = 0.5
 """The connections of the group are looked at so often."""
+STUCK_S = 2.0
+_WAITS = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/graph.py")
+_WORKS = "/torch/distributed/checkpoint/"
 
 
 class AgentLost(HpcstageError):
@@ -81,6 +85,25 @@ class _NoLinks:
         return 0
 
 
+class MainThread:
+    """Knows for how long the main thread has been at one place of PyTorch from which it waits for other processes. A
+    long backward step looks the same."""
+
+    def __init__(self) -> None:
+        self._place: tuple[int, int] | None = None
+        self._since_s = 0.0
+
+    def waits_s(self, now_s: float) -> float:
+        """Returns the seconds up to this look; 0 if it is anywhere else."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        file = "" if frame is None else frame.f_code.co_filename.replace(os.sep, "/")
+        waits = frame is not None and any(part in file for part in _WAITS) and _WORKS not in file
+        place = (id(frame), frame.f_lasti) if frame is not None and waits else None
+        if place is None or place != self._place:
+            self._place, self._since_s = place, now_s
+        return now_s - self._since_s
+
+
 class Seat:
     """The seat of this process."""
 
@@ -98,6 +121,7 @@ class Seat:
         self._links: Links = _NoLinks()
         self._cut_s = 0.0
         self._stuck_since_s: dict[int, float] = {}
+        self._main = MainThread()
         self.is_over = threading.Event()
         """Set when the membership in which this process trains is over."""
         threading.Thread(target=self._listen, name="elastic seat", daemon=True).start()
@@ -182,6 +206,8 @@ class Seat:
             late = {stuck[link] for link, since_s in self._stuck_since_s.items() if now_s - since_s >= self._cut_s}
         if late:
             self._say(unreached=sorted(late), generation=generation)
+        if self._main.waits_s(now_s) >= STUCK_S and self.is_over.is_set():
+            self._say(stuck=True)
 
     def _over(self, generation: int | None) -> None:
         with self._lock:

@@ -180,13 +180,15 @@ def test_survivors_keep_their_processes(hpcstage: Hpcstage, tmp_path: Path, trai
     took_s = training.wait(1, 2, since=struck_s) - struck_s
     third = training.pids()
     assert (third[1], third[2]) == (second[1], second[2])
-    frozen = training.node(2)
+    lead = [one for one in training.steps() if one["world"] == 2 and one["rank"] == 0][-1]["node"]
+    frozen = training.node(lead)
     frozen_s = training.strike(frozen, signal.SIGSTOP)
-    alone_s = training.wait(1, since=frozen_s) - frozen_s
+    alone_s = training.wait(3 - lead, since=frozen_s) - frozen_s
     for process in frozen:
         process.resume()
     training.wait(1, 2, since=time.time())
-    assert training.pids()[2] == second[2], "a node that was frozen comes back in the same process"
+    if training.pids()[lead] != second[lead]:  # gloo's collective may hang for ever, see docs/elastic.md
+        assert f"process {second[lead]} does not leave its group and is killed" in training.text()
     one, other = training.end(2)
     assert alike(one, other)
     training.proven()

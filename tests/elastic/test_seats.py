@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from hpcstage.elastic.membership.keeping import Keeper
 from hpcstage.elastic.membership.setting import AgentSetting, Bounds
 from hpcstage.elastic.membership.values import Generation, Node
 from hpcstage.elastic.seats import HANG_FACTOR, NodeSeats, Steps
+from hpcstage.torch.seat import MainThread
 
 
 def test_the_limit_follows_the_longest_step() -> None:
@@ -77,3 +79,30 @@ def test_a_name_service_that_hangs_has_a_bound(tmp_path: Path, monkeypatch: pyte
     assert keeper._beat.unreached == ()
     release.set()
     seats.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "waits"),
+    [
+        ("/env/torch/distributed/distributed_c10d.py", True),
+        ("/env/torch/nn/parallel/distributed.py", True),
+        ("/env/torch/distributed/checkpoint/filesystem.py", False),
+        ("/home/ada/train.py", False),
+    ],
+)
+def test_a_main_thread_that_waits_for_others_is_told_from_one_that_works(file, waits):
+    held, main, seen = threading.Lock(), MainThread(), []
+
+    def look():
+        while sys._current_frames()[threading.main_thread().ident].f_code.co_filename != file:
+            time.sleep(0.001)
+        seen.extend(main.waits_s(now_s) for now_s in (10.0, 13.0))
+        held.release()
+
+    held.acquire()
+    looking = threading.Thread(target=look)
+    looking.start()
+    exec(compile("held.acquire()", file, "exec"), {"held": held})
+    looking.join()
+    assert seen == ([0.0, 3.0] if waits else [0.0, 0.0])
+    assert main.waits_s(14.0) == 0.0

@@ -24,6 +24,9 @@ class Bounds:
     validation is no step: the limit is long, since state that only processes have is lost with the last of them."""
     leave_s: float = 600.0
     """A process that has not left its group so long after it was told to is killed, or three times the longest step."""
+    stuck_s: float = 5.0
+    """The same for a process that waits for others, though the connections to them are closed. The C++ code of gloo may
+    miss that a connection was closed by the other side, and then waits for ever."""
 
 
 @dataclass(frozen=True)
