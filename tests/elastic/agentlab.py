@@ -47,7 +47,12 @@ class Agents:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n"
+        try:
+            assert self.process.stdout.readline() == "ready\n"
+        except BaseException:
+            self.process.kill()
+            self.process.communicate()
+            raise
 
     def start(
         self,
@@ -158,7 +163,11 @@ class Agents:
                 with contextlib.suppress(ProcessLookupError):
                     self.signal(name, signum)
         if self.process.poll() is None:
-            _, self.said = self.process.communicate(timeout=20)
+            try:
+                _, self.said = self.process.communicate(timeout=20)
+            finally:
+                self.process.kill()
+                self.process.communicate()
         return self.said
 
 
@@ -175,7 +184,11 @@ class SiteEtcd:
             "--initial-advertise-peer-urls", f"http://127.0.0.1:{peers}",
             "--initial-cluster", f"default=http://127.0.0.1:{peers}",
         ]  # fmt: skip
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
 
     def start(self) -> None:
         with self.directory.with_suffix(".log").open("ab") as log:
