@@ -442,7 +442,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "checkpointer",
-        "A training on both processors that saves 1 GB each minute / one that saves nothing (three rounds, aim: at most 1.05); until a save is safe on the local disk",
+        "A training on both processors that saves 1 GB each minute / one that saves nothing (five rounds, aim: at most 1.05); until a save is safe on the local disk",
         lambda r: (
             f"{r.figure('training that saves each minute against none'):.2f}; "
             f"{r.median('training', 'Checkpointer', 'safe_s'):.1f} s"
