@@ -40,6 +40,8 @@ FOLLOWED_SHARE, LEAST_FOLLOWED_S = 0.25, 0.5
 """A copy of which FOLLOWED_SHARE is there when its file is opened goes on; after LEAST_FOLLOWED_S it must have paid."""
 LED_SHARE, LED_BYTES = 0.25, 64 << 20
 """A program that has read this share of a file in a row, or as many bytes, is expected to read on."""
+STRIPED_BYTES = 64 << 20
+"""Smaller files are copied in one go, which yields to nobody."""
 CATCH_UP_S = 1.5
 """A copy that begins behind a program that reads in order has so much longer."""
 LEAST_TRIAL_S = 1.5
@@ -405,7 +407,8 @@ class Large:
         if self._beside is not None:
             self._before.look({id_: self._states.size(id_) for id_ in open_at_source}, read)
             for id_, alone in self._before.much.items():
-                self._read_much(id_, alone)
+                if self._states.size(id_) > STRIPED_BYTES:
+                    self._read_much(id_, alone)
             copies = any(map(self.is_large, self._flights.needed()))
             self._beside.look(read, reads=self.reads.count(read.at) > 0, copies=copies)
 
