@@ -170,7 +170,7 @@ def test_mail_of_others_is_no_sign_of_life_of_the_neighbour(group):
     stopped = next(one_of for one_of in one.exchanges() if one_of.environ()["PMI_RANK"] == "0")
     stopped.send_signal(signal.SIGSTOP)
 
-    due = [time.monotonic() + 0.2 * word for word in range(20)]
+    due = [time.monotonic() + 0.5 * word for word in range(24)]
 
     def is_lost() -> bool:
         if due and time.monotonic() > due[0]:
@@ -179,7 +179,7 @@ def test_mail_of_others_is_no_sign_of_life_of_the_neighbour(group):
         return one.nodes[1].lost
 
     try:
-        serve(one.nodes, is_lost, 4, may_lose=True)
+        serve(one.nodes, is_lost, 11, may_lose=True)
     finally:
         stopped.send_signal(signal.SIGCONT)
     assert one.wait() != 0
