@@ -52,7 +52,20 @@ DELAY_S = 3.0
 AS_FAST = "as fast"
 RATIOS = {"3 times slower": 3.0, AS_FAST: 1.0, "a third": 1 / 3}
 """How long the source takes for what is read, in times of computing."""
-LARGE = ("anew-tenth", "kept-tenth", "anew-all", "pread-twice", "pread-random", "kept-all", "hdf5", "lmdb", "parquet")
+LARGE = (
+    "anew-tenth",
+    "kept-tenth",
+    "anew-all",
+    "pread-twice",
+    "pread-random",
+    "kept-all",
+    "hdf5",
+    "lmdb",
+    "parquet",
+    "sqlite",
+)
+FORMS = ("hdf5", "lmdb", "parquet", "sqlite")
+"""Ways that read a file of a form of their own."""
 TWO_READERS, SHARDS = "several", "tar"
 SEVERAL = (TWO_READERS, "children", SHARDS)
 """Several large files."""
@@ -62,6 +75,8 @@ SMALL = ("loop", "loop-random", "link", "loader-0", "loader-2", "nothing")
 OVERLAPPING = {"loader-2": 2.0, "nothing": 2.0, TWO_READERS: 2.0, "children": 1.25}
 """Ways that read while they compute, or do not read: reading and computing take so many times as long one after the
 other as the program takes, about, where both take the same time."""
+UNREAD = ("nothing", "sqlite")
+"""Ways beside which there are files that nobody reads, and which are copied where that costs the program nothing."""
 NEEDED = {"hdf5": "h5py", "lmdb": "lmdb", "parquet": "pyarrow", "loader-0": "torch", "loader-2": "torch"}
 """Libraries without which a way is left out."""
 
@@ -135,7 +150,7 @@ class Data:
         return root, self.small_files * SMALL_BYTES, pieces
 
     def _large(self, way: str) -> tuple[Path, int, int]:
-        form = way if way in ("hdf5", "lmdb", "parquet") else "plain"
+        form = way if way in FORMS else "plain"
         root, size = self.root / f"large-{form}", self.large_bytes
         if not root.exists():
             root.mkdir()
@@ -261,7 +276,7 @@ def _source_and_later(bench: Bench, cell: Cell) -> list[Figure]:
     made: list[Figure] = []
     a_pass = divide(bench.median(cell.name, PLAIN, "source_ratio"), cell.passes)
     for mode in MODES:
-        if cell.way != "nothing":
+        if cell.way not in UNREAD:
             asked = divide(bench.median(cell.name, mode, "source_ratio"), a_pass)
             made.append(at_most(f"{cell.name}: {mode}: bytes at the source / of a pass of plain", asked, MOST_SOURCE))
         if cell.passes > 1:

@@ -10,10 +10,12 @@ runs can be compared. The file or the directory is made by `make` in the form th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import multiprocessing
 import os
 import random
+import sqlite3
 import subprocess
 import tarfile
 import time
@@ -26,6 +28,7 @@ from typing import Any
 BATCHES = 60
 BLOCK_BYTES = 256 << 10
 READ_BYTES = 1 << 20
+ROW_BYTES = 20_000
 TENTH = 10
 READERS = 2
 COMPUTE_VARIABLE = "WAYS_COMPUTE_S"
@@ -172,6 +175,18 @@ def parquet(path: str) -> Batches:
                 yield row.as_py()
 
 
+def sqlite(path: str) -> Batches:
+    """Many rows after the other, in any order, in one transaction. The file beside it is never opened."""
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        database.execute("BEGIN")
+        (count,) = database.execute("SELECT max(id) FROM rows").fetchone()
+        keys = list(range(1, count + 1))
+        random.Random(1).shuffle(keys)
+        for batch in range(BATCHES):
+            rows = (database.execute("SELECT data FROM rows WHERE id = ?", (key,)) for key in keys[batch::BATCHES])
+            yield b"".join(row.fetchone()[0] for row in rows)
+
+
 # ---- many small files
 
 
@@ -235,6 +250,7 @@ WAYS: dict[str, Callable[[str], Batches]] = {
     "hdf5": hdf5,
     "lmdb": lmdb,
     "parquet": parquet,
+    "sqlite": sqlite,
     "tar": tar,
     "loop": loop,
     "loop-random": loop_random,
@@ -273,6 +289,12 @@ def make(way: str, path: Path, size_bytes: int) -> None:
         rows = pyarrow.array([rng.randbytes(row) for _ in range(BATCHES)], pyarrow.binary())
         table = pyarrow.table({"rows": rows})
         pyarrow.parquet.write_table(table, path, row_group_size=1, compression="NONE", use_dictionary=False)
+    elif way == "sqlite":
+        with contextlib.closing(sqlite3.connect(path)) as database, database:
+            database.execute("CREATE TABLE rows(id INTEGER PRIMARY KEY, data BLOB)")
+            rows = ((rng.randbytes(ROW_BYTES),) for _ in range(size_bytes // ROW_BYTES))
+            database.executemany("INSERT INTO rows(data) VALUES (?)", rows)
+        path.with_name("other.bin").write_bytes(rng.randbytes(size_bytes))
     else:
         with path.open("wb") as file:
             for _ in range(BATCHES):

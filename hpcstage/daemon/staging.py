@@ -22,6 +22,7 @@ from hpcstage.daemon.peers.peers import Peers
 from hpcstage.daemon.peers.sharing import FileSharing, Neighbours
 from hpcstage.daemon.preparing import Phase
 from hpcstage.daemon.process.descriptors import Receive
+from hpcstage.daemon.queue.large import LEAST_SPRINT_S
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
 from hpcstage.daemon.queue.states import FileState
@@ -147,8 +148,8 @@ class Staging(Phase):
         self._reads = self.state is State.STAGING and self._in_use.note_reads_in_order(now)
         self._pump(now)
         if now >= self._next_look:
-            self._next_look = now + LOOK_EVERY_S
             self._look(now)
+            self._next_look = now + (LEAST_SPRINT_S if self.engine.queue.large.is_sprinting else LOOK_EVERY_S)
         if self.state is State.SETTLED and self.base.spec.node_index == 0:
             self._findings.look(now)
 

@@ -40,7 +40,7 @@ u32 bytes of a stripe, u64 reserved."""
 WISHED_OFFSET = 56
 """In a row: u32 the stripe that a reader needs next, plus one; 0: none."""
 YIELDS_OFFSET = 60
-"""In a row: u32, by the daemon: 1 if the copier reads the source only while no program does."""
+"""In a row: u32, by the daemon: how the copier gives way to programs that read the source, see Yields."""
 NAME_OFFSET = 64
 """In a row: the name of the incoming file in the node directory, up to a NUL."""
 ARRIVING_NAME_BYTES = 64
@@ -53,6 +53,18 @@ STRIPES_OFFSET = 12288
 ROW_STRIPES = 16384
 ARRIVING_BYTES = STRIPES_OFFSET + ARRIVING_ROWS * ROW_STRIPES
 LEAST_STRIPE_BYTES = 1 << 20
+
+
+class Yields(IntEnum):
+    """How a copy gives way to programs that read the source."""
+
+    NOT = 0
+    SOON = 1
+    """It does not yet, and takes small pieces, so that it gives way at once if it is to."""
+    TO_CALLS = 2
+    """It goes on while no program is in a call that the source answers."""
+    TO_PROGRAMS = 3
+    """It goes on once no program has been in such a call for far longer than a piece takes."""
 
 
 class Stripe(IntEnum):

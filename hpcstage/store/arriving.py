@@ -40,6 +40,7 @@ from hpcstage.protocol.arriving import (
     WISHED_OFFSET,
     YIELDS_OFFSET,
     Stripe,
+    Yields,
     stripe_bytes,
 )
 
@@ -75,9 +76,9 @@ class Arriving:
         """The ids that have a row."""
         return self._rows.keys()
 
-    def grant(self, id_: int, first: int | None = None, *, yields: bool = False) -> bool:
+    def grant(self, id_: int, first: int | None = None, yields: Yields = Yields.NOT) -> bool:
         """Gives a transfer that is about to begin a row. Returns False if all are in use. `first` is the stripe that a
-        reader is expected to need next. One that yields is copied only while no program reads the source."""
+        reader is expected to need next."""
         self.ended(id_, is_stored=False)
         if len(self._rows) == ARRIVING_ROWS and self._whole:
             self.withdraw((next(iter(self._whole)),))
@@ -96,9 +97,9 @@ class Arriving:
         self._put(row, self._serial)
         return True
 
-    def set_yields(self, ids: Iterable[int], yields: bool) -> None:
-        """Has these be copied only while no program reads the source, or whether programs read or not."""
-        for id_ in self._rows.keys() & ids:
+    def set_yields(self, id_: int, yields: Yields) -> None:
+        """Says how the copy of a file gives way from now on."""
+        if id_ in self._rows:
             _U32.pack_into(self._map, _row(self._rows[id_]) + YIELDS_OFFSET, yields)
 
     def withdraw(self, ids: Iterable[int]) -> None:
@@ -207,9 +208,9 @@ class Arrival:
         return arrival
 
     @property
-    def yields(self) -> bool:
-        """Whether the source is read only while no program reads it."""
-        return self.is_shown and bool(_U32.unpack_from(self._mapped, self._row + YIELDS_OFFSET)[0])
+    def yields(self) -> Yields:
+        """How the copy gives way to programs that read the source."""
+        return Yields(_U32.unpack_from(self._mapped, self._row + YIELDS_OFFSET)[0]) if self.is_shown else Yields.NOT
 
     def hide(self) -> None:
         """Shows nothing of the file any more."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from hpcstage.protocol.arriving import Yields
 from hpcstage.protocol.shim import (
     COUNTERS_OFFSET,
     NEXT_NATIVE_OFFSET,
@@ -29,6 +30,9 @@ LOOK_EVERY_S = 0.0005
 LEAST_PATIENCE_S, PATIENCE = 0.5, 20
 """A chunk waits at least so long for programs that read, and at least so many times what the last one took: a process
 that was killed in a call seems to read until the daemon finds that it has gone."""
+QUIET, LOOKS, LONG_PATIENCE_S = 10, 10, 5.0
+"""Where a copy yields to programs, no call was for so many times what the last chunk took; it waits at least so long
+for that, and looks so many times meanwhile."""
 
 
 class ProgramReads:
@@ -40,14 +44,24 @@ class ProgramReads:
             self._map = mmap.mmap(fd, PAGE_BYTES, prot=mmap.PROT_READ)
         finally:
             os.close(fd)
+        self._seen: list[int] = []
+        self._last = 0.0
+        """When it was seen last that a program was in such a call, or had been."""
 
     def any(self) -> bool:
         """Returns whether a program is in a call that the source answers."""
         slots = min(_U32.unpack_from(self._map, NEXT_NATIVE_OFFSET)[0], PYTHON_SLOTS_FROM)
-        return any(_I64.unpack_from(self._map, _BLOCKED + slot * SLOT_BYTES)[0] < 0 for slot in range(slots))
+        seen = [_I64.unpack_from(self._map, _BLOCKED + slot * SLOT_BYTES)[0] for slot in range(slots)]
+        reads = any(word < 0 for word in seen)
+        if reads or seen != self._seen:
+            self._seen, self._last = seen, time.monotonic()
+        return reads
 
-    def let_pass(self, chunk_s: float, is_over: Callable[[], bool]) -> None:
+    def let_pass(self, chunk_s: float, yields: Yields, is_over: Callable[[], bool]) -> None:
         """Waits until no program reads the source, but not for ever. `chunk_s` is how long the last chunk took."""
-        until = time.monotonic() + max(LEAST_PATIENCE_S, PATIENCE * chunk_s)
-        while self.any() and time.monotonic() < until and not is_over():
-            time.sleep(LOOK_EVERY_S)
+        quiet_s, patience_s = 0.0, max(LEAST_PATIENCE_S, PATIENCE * chunk_s)
+        if yields is Yields.TO_PROGRAMS:
+            quiet_s, patience_s = QUIET * chunk_s, max(LONG_PATIENCE_S, patience_s)
+        until = time.monotonic() + patience_s
+        while (self.any() or time.monotonic() - self._last < quiet_s) and time.monotonic() < until and not is_over():
+            time.sleep(max(LOOK_EVERY_S, quiet_s / LOOKS))

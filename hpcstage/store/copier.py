@@ -27,8 +27,8 @@ from hpcstage.store.counters import CANCEL, StatsArea, ThreadStats
 from hpcstage.store.largecopy import BigCopy, Pacer
 from hpcstage.store.messages import COMMAND, Op, pack_result
 
-BIG_BYTES = 64 << 20
-"""Larger files are copied by several threads."""
+BIG_BYTES = 16 << 20
+"""Larger files are copied in stripes, by several threads."""
 PROBED_BYTES = 32 << 20
 """A probe copies only this much of a file, from its beginning."""
 LEAST_PACED_BYTES = 1 << 20

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from hpcstage.protocol import nodedir
+from hpcstage.protocol.arriving import Yields
 from hpcstage.store import copyfile
 from hpcstage.store.arriving import Arrival
 from hpcstage.store.beside import ProgramReads
@@ -24,7 +25,12 @@ QUICK_NS = 50_000_000
 behind those of more threads."""
 CACHED_NS = 500_000
 """A chunk that takes less says nothing about the source, if a program reads the file: it may have read it already."""
-YIELDING_BYTES = 256 << 10
+YIELDING_BYTES = {
+    Yields.NOT: CHUNK_BYTES,
+    Yields.SOON: 64 << 10,
+    Yields.TO_CALLS: 256 << 10,
+    Yields.TO_PROGRAMS: 64 << 10,
+}
 """A chunk of a copy that yields: a program that begins to read meanwhile waits for no more."""
 SLOW_NS, SLOW_THREADS = 2 * QUICK_NS, 2
 """For a reader that waits, threads beyond SLOW_THREADS whose stripes take more than this leave: what it needs next
@@ -132,7 +138,7 @@ class BigCopy:
         start = stripe * self._arrival.stripe_bytes
         length = min(self._arrival.stripe_bytes, self._size_bytes - start)
         span = copyfile.FileRange(self._source, self._target, start, length)
-        chunk_bytes = YIELDING_BYTES if self._arrival.yields else CHUNK_BYTES
+        chunk_bytes = YIELDING_BYTES[self._arrival.yields]
         copyfile.copy_range(worker, span, part, step, self._writing, chunk_bytes)
         if self._arrival.is_shown:
             copyfile.check(self._source, self._before)
@@ -152,14 +158,14 @@ class BigCopy:
             self._invite(self)
         if self._pace is not None:
             self._pace(size_bytes)
-        if self._arrival.yields:
+        if (yields := self._arrival.yields) > Yields.SOON:
             with copyfile.local_errors():
                 self._reads = self._reads or ProgramReads(Path(nodedir.PAGE))
-            self._reads.let_pass(took_ns / 1e9, lambda: self.cancelled or not self._arrival.yields)
+            self._reads.let_pass(took_ns / 1e9, yields, lambda: self.cancelled or self._arrival.yields < yields)
 
     def _may_invite(self) -> bool:
         with self._lock:
-            may = self._invitations > 0 and not self._exhausted() and not self._arrival.yields
+            may = self._invitations > 0 and not self._exhausted() and self._arrival.yields <= Yields.SOON
             self._invitations -= may
             return may
 
@@ -168,7 +174,7 @@ class BigCopy:
         waits, and all but one where the copy yields."""
         with self._lock:
             leaves = is_slow and self._arrival.wished() is not None and self._inside >= SLOW_THREADS
-            leaves = leaves or (self._arrival.yields and self._inside >= 1)
+            leaves = leaves or (self._arrival.yields > Yields.SOON and self._inside >= 1)
             self._invitations += leaves
             return leaves
 
@@ -197,7 +203,7 @@ class BigCopy:
         if stripes.start == first:
             return False
         with self._lock:
-            if self._arrival.wished() is None and not self._arrival.yields:
+            if self._arrival.wished() is None and self._arrival.yields <= Yields.SOON:
                 return False
             self._arrival.put_back(stripes)
             return True

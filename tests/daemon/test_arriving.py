@@ -29,7 +29,7 @@ from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Entry
 from hpcstage.protocol import arriving as wire
 from hpcstage.protocol import nodedir, shim
-from hpcstage.protocol.arriving import Stripe
+from hpcstage.protocol.arriving import Stripe, Yields
 from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts
 from hpcstage.store.beside import LEAST_PATIENCE_S
 from hpcstage.store.copier import CopierSettings
@@ -299,7 +299,7 @@ def test_a_copy_that_yields_waits_for_programs_that_read(node: Node, reading: mm
         large.looked([0], BytesRead(at, movable, 0, movable))
     began = time.monotonic()
     node.until(lambda: node.row().holds and len(node.check()) >= 1)
-    assert time.monotonic() - began > (MB // YIELDING_BYTES - 1) * LEAST_PATIENCE_S
+    assert time.monotonic() - began > (MB // YIELDING_BYTES[Yields.TO_CALLS] - 1) * LEAST_PATIENCE_S
     set_blocked(reading, 1000)
     node.until(lambda: node.state() is FileState.STORED)
     assert node.check() == list(range(13))
@@ -310,10 +310,10 @@ def test_a_copy_that_yields_no_more_is_as_fast_as_any(node: Node, reading: mmap.
     for at, movable in ((0.0, 0), (2.0, SIZE // 2)):
         large.looked([0], BytesRead(at, movable, 0, movable))
     node.until(lambda: node.row().holds)
-    node.engine.arriving.set_yields([0], yields=False)
+    node.engine.arriving.set_yields(0, Yields.NOT)
     began = time.monotonic()
     node.until(lambda: node.state() is FileState.STORED)
-    assert time.monotonic() - began < 0.5 * SIZE / YIELDING_BYTES * LEAST_PATIENCE_S
+    assert time.monotonic() - began < 0.5 * SIZE / YIELDING_BYTES[Yields.TO_CALLS] * LEAST_PATIENCE_S
 
 
 def test_a_copy_that_yields_can_be_given_up(node: Node, reading: mmap.mmap) -> None:

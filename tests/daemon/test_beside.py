@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcstage.daemon.queue.large import TRIAL_WAIT_S, Beside, BytesRead
+from hpcstage.daemon.queue.large import LEAST_SPRINT_S, SPRINT_AFTER_S, TRIAL_WAIT_S, Beside, BytesRead, Pace
 
 MB = 1_000_000
 
@@ -15,15 +15,27 @@ class Looks:
     def __init__(self) -> None:
         self.beside = Beside()
         self.now = 0.0
-        self.program = self.copied = 0
+        self.program = self.copied = self.program_s = 0.0
 
-    def after(self, seconds: int, program: int, copied: int = 0, *, reads: bool = True) -> bool:
-        for _ in range(seconds):
-            self.now += 1
-            self.program += program * MB
-            self.copied += copied * MB
-            self.beside.look(BytesRead(self.now, self.program, self.copied), reads=reads, copies=copied > 0)
-        return self.beside.is_allowed
+    def after(
+        self,
+        seconds: float,
+        program: int,
+        copied: int = 0,
+        *,
+        in_calls: float = 0.5,
+        every: float = 1,
+        reads: bool = True,
+    ) -> Pace:
+        """`in_calls`: the program is so many seconds of each in calls that read."""
+        for _ in range(int(seconds / every)):
+            self.now += every
+            self.program += program * MB * every
+            self.copied += copied * MB * every
+            self.program_s += in_calls * every
+            read = BytesRead(self.now, int(self.program), int(self.copied), program_s=self.program_s)
+            self.beside.look(read, reads=reads, copies=copied > 0)
+        return self.beside.pace
 
 
 @pytest.fixture
@@ -31,37 +43,64 @@ def looks():
     return Looks()
 
 
+def until_full(looks: Looks, **each_second: float) -> None:
+    while looks.after(1, **each_second) is not Pace.FULL:
+        assert looks.now < 2 * SPRINT_AFTER_S
+
+
 def test_first_it_is_seen_how_the_program_reads_alone(looks):
-    assert not looks.after(2, program=30)
-    assert looks.after(1, program=30)
+    assert looks.after(2, program=30) is Pace.NOT
+    assert looks.after(1, program=30) is Pace.YIELDING
 
 
 def test_what_was_under_way_is_waited_for(looks):
-    assert not looks.after(5, program=20, copied=10)
-    assert looks.after(3, program=30)
+    assert looks.after(5, program=20, copied=10) is Pace.NOT
+    assert looks.after(3, program=30) is Pace.YIELDING
 
 
 def test_a_source_with_nothing_to_spare(looks):
     looks.after(3, program=30)
-    assert not looks.after(4, program=15, copied=15)
-    assert not looks.after(int(TRIAL_WAIT_S) - 2, program=30)
-    assert looks.after(5, program=30)
-    assert not looks.after(4, program=15, copied=15)
-    assert not looks.after(int(TRIAL_WAIT_S) + 5, program=30), "twice as long"
+    assert looks.after(4, program=15, copied=15) is Pace.NOT
+    assert looks.after(int(TRIAL_WAIT_S) - 2, program=30) is Pace.NOT
+    assert looks.after(5, program=30) is Pace.YIELDING
+    assert looks.after(4, program=15, copied=15) is Pace.NOT
+    assert looks.after(int(TRIAL_WAIT_S) + 5, program=30) is Pace.NOT, "twice as long"
 
 
-def test_a_source_with_something_to_spare(looks):
+def test_a_source_with_much_to_spare(looks):
     looks.after(3, program=30)
-    assert looks.after(20, program=25, copied=30)
+    assert looks.after(SPRINT_AFTER_S - 2, program=30, copied=30) is Pace.YIELDING
+    assert looks.after(4, program=30, copied=30) is Pace.FULL
+    assert looks.after(30, program=30, copied=300, in_calls=0.6) is Pace.FULL
+
+
+def test_reads_that_take_longer_beside_a_copy_that_does_not_yield(looks):
+    """Less is read by less than what is copied, and yet each read takes seven times as long."""
+    looks.after(3, program=7, in_calls=1.0)
+    until_full(looks, program=7, copied=1, in_calls=1.0)
+    assert looks.beside.is_sprinting
+    assert looks.after(LEAST_SPRINT_S, program=1, copied=18, in_calls=1.0, every=LEAST_SPRINT_S) is Pace.YIELDING
+    assert not looks.beside.is_sprinting
+    assert looks.after(2 * SPRINT_AFTER_S - 2, program=7, copied=1, in_calls=1.0) is Pace.YIELDING, "twice as long"
+    assert looks.after(4, program=7, copied=1, in_calls=1.0) is Pace.FULL
+
+
+def test_computing_says_nothing_about_the_source(looks):
+    looks.after(3, program=30)
+    until_full(looks, program=30, copied=30)
+    assert looks.after(1, program=0, copied=90, in_calls=0.0, every=LEAST_SPRINT_S) is Pace.FULL
+    assert looks.beside.is_sprinting
+    assert looks.after(LEAST_SPRINT_S, program=30, copied=90, every=LEAST_SPRINT_S) is Pace.FULL
+    assert not looks.beside.is_sprinting
 
 
 def test_a_program_whose_reads_are_not_counted(looks):
-    looks.after(3, program=0)
-    assert looks.after(20, program=0, copied=30)
+    looks.after(3, program=0, in_calls=0.0)
+    assert looks.after(20, program=0, copied=30, in_calls=0.0) is Pace.FULL
 
 
 def test_it_begins_anew_when_the_program_reads_copies(looks):
     looks.after(3, program=30)
-    assert not looks.after(1, program=0, copied=30, reads=False)
-    assert not looks.after(2, program=30)
-    assert looks.after(1, program=30)
+    assert looks.after(1, program=0, copied=30, reads=False) is Pace.NOT
+    assert looks.after(2, program=30) is Pace.NOT
+    assert looks.after(1, program=30) is Pace.YIELDING

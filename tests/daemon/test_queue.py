@@ -7,11 +7,12 @@ from array import array
 
 import pytest
 
-from hpcstage.daemon.queue.large import MOST_TRIES, BytesRead
+from hpcstage.daemon.queue.large import LET_GO_S, MOST_TRIES, BytesRead
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Bucket, Limits, Verdict
 from hpcstage.daemon.queue.states import LOOK_LIMIT, FileState
 from hpcstage.plan.types import Budget
+from hpcstage.protocol.arriving import Yields
 from hpcstage.protocol.shim import Reason
 
 LARGE = 100 << 20
@@ -130,7 +131,7 @@ def test_a_file_of_which_much_was_read_is_copied_as_long_as_the_program_reads_on
     looks(q, [0], (0.0, 50), (2.0, 49 + LARGE // 4))
     assert q.source.next(9, 2.0) == []
     looks(q, [0], (2.5, 50 + LARGE // 4))
-    assert q.large.is_read_anyhow(0)
+    assert q.large.yields(0, 2.5) is Yields.TO_CALLS
     assert not q.large.is_read_in_order(0)
     assert q.source.next(9, 2.5) == [0]
     q.large.followed.look(lambda _: (0, 0), BytesRead(4.0, LARGE // 2, LARGE // 2))
@@ -150,7 +151,7 @@ def test_a_file_that_the_program_reads_again_is_copied():
     assert q.source.next(9, 4.0) == [], "the program has not read all of it"
     looks(q, [0], (5.0, 50 + LARGE))
     assert q.source.next(9, 5.0) == [0]
-    assert not q.large.is_read_anyhow(0), "now it is copied whether the program reads or not"
+    assert q.large.yields(0, 5.0) is Yields.NOT, "now it is copied whether the program reads or not"
     assert list(q.large.read_again) == [0]
     assert q.large.read_meanwhile(5.0) == []
     assert 0 not in q.large.held_back
@@ -259,6 +260,14 @@ def test_copying_beside_the_program_is_judged_on_a_single_node_only(shared):
     q = queue([LARGE] * 3, shared=shared)
     q.large.reads.here(0, 0.0)
     assert q.source.next(9, 0.0) == ([1] if shared else []), "first it is seen how the program reads alone"
+
+
+def test_another_file_is_copied_while_the_program_reads_nothing():
+    q = queue([LARGE] * 3)
+    looks(q, [0], (0.0, 0), (2.0, 0))
+    assert q.source.next(9, 2.0) == [1]
+    assert q.large.yields(1, 2.0) is Yields.TO_PROGRAMS
+    assert q.large.yields(1, 2.1 + LET_GO_S) is Yields.NOT, "the program has let go of its file"
 
 
 def test_a_want_waits_longer_in_a_node_group():

@@ -105,6 +105,30 @@ def test_files_that_are_read_in_turn_are_not_copied_in_vain(hpcstage: Hpcstage, 
         assert slow.counters().read_bytes < 1.1 * 400 * MB
 
 
+ROWS = """
+import os, random, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+starts = list(range(0, os.fstat(fd).st_size, 131072))
+random.Random(1).shuffle(starts)
+for start in starts:
+    for at in range(start, start + 131072, 4096):
+        os.pread(fd, 4096, at)
+"""
+
+
+def test_another_file_takes_nothing_from_a_program_that_reads_all_the_time(hpcstage: Hpcstage, tmp_path: Path) -> None:
+    """As a database does that is read row by row, and the other file is never opened."""
+    behind = tmp_path / "two"
+    behind.mkdir()
+    for name in ("opened", "other"):
+        with (behind / name).open("wb") as file:
+            file.truncate(60 * MB)
+    with Slowfs(behind, Settings(15 * MB, data_latency_s=0.001), keep_cache=True) as slow:
+        done = hpcstage("run", "--data", slow.path, "--", sys.executable, "-c", ROWS, slow.path / "opened")
+        assert done.returncode == 0, done.stderr
+        assert slow.counters().read_bytes < 1.05 * 60 * MB
+
+
 @pytest.mark.parametrize("intercept", ["native", "python", "off"])
 @pytest.mark.parametrize("code", [KEPT, ANEW], ids=["kept", "anew"])
 def test_what_the_program_reads_at_the_source_is_not_copied_beside_it(

@@ -158,7 +158,7 @@ class Engine:
         if free > 0 and not self.queue.states.closed and not self.withdrawals.is_paused:
             for id_ in self.queue.source.next(free, now):
                 hooks.given(id_)
-                self._show(id_)
+                self._show(id_, now)
                 self.pool.assign(id_, urgent=hooks.is_wanted(id_))
             self.pool.flush()
         if not self.width.is_whole:
@@ -166,14 +166,12 @@ class Engine:
         self.sweep()
         self.advance(now)
 
-    def _show(self, id_: int) -> None:
+    def _show(self, id_: int, now: float) -> None:
         """Lets programs see what arrives of a file that several threads copy."""
         size_bytes, large, first = self.manifest.size(id_), self.queue.large, None
         if large.is_read_in_order(id_):  # a reader that began at the file's begin is there now
             first = self.arriving.in_order(self.manifest.inodes[id_]) // stripe_bytes(size_bytes)
-        if size_bytes > self.pool.settings.limit_bytes and self.arriving.grant(
-            id_, first, yields=large.is_read_anyhow(id_)
-        ):
+        if size_bytes > self.pool.settings.limit_bytes and self.arriving.grant(id_, first, large.yields(id_, now)):
             large.shown.add(id_)
 
     def _may_begin(self) -> int:

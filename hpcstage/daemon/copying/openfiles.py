@@ -43,11 +43,12 @@ class LargeInUse:
             large.reads.here(id_, now)
         self.note_reads_in_order(now)
         copied = engine.pool.stats.totals().bytes
-        read = BytesRead(now, sums[Counter.SOURCE_READ_BYTES], copied, sums[Counter.MOVABLE_READ_BYTES])
+        program_s = sums[Counter.SOURCE_READ_NS] / 1e9
+        read = BytesRead(now, sums[Counter.SOURCE_READ_BYTES], copied, sums[Counter.MOVABLE_READ_BYTES], program_s)
         large.followed.look(engine.arriving.read, read)
         large.looked(found, read)
-        engine.arriving.set_yields(large.followed.yielding, yields=True)
-        engine.arriving.set_yields(large.read_again, yields=False)
+        for id_ in large.shown:
+            engine.arriving.set_yields(id_, large.yields(id_, now))
         for id_ in ahead:
             copy = engine.copies.path(id_)
             if engine.queue.states.of(id_) is FileState.STORED and (copy in paths or engine.copies.was_read(id_)):

@@ -18,12 +18,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import islice
 from typing import NamedTuple
 
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.rates import Estimates
 from hpcstage.daemon.queue.states import FAR_WAITS, FINAL, LOOK_LIMIT, NEAR_WAITS, READER, FileState
+from hpcstage.protocol.arriving import Yields
 
 LARGE_S = 0.25
 LEAST_BYTES = 16 << 20
@@ -40,13 +42,15 @@ FOLLOWED_SHARE, LEAST_FOLLOWED_S = 0.25, 0.5
 """A copy of which FOLLOWED_SHARE is there when its file is opened goes on; after LEAST_FOLLOWED_S it must have paid."""
 LED_SHARE, LED_BYTES = 0.25, 64 << 20
 """A program that has read this share of a file in a row, or as many bytes, is expected to read on."""
-STRIPED_BYTES = 64 << 20
-"""Smaller files are copied in one go, which yields to nobody."""
 CATCH_UP_S = 1.5
 """A copy that begins behind a program that reads in order has so much longer."""
 LEAST_TRIAL_S = 1.5
 """The least length of a measurement."""
-MOST_TAKEN = 0.5
+LEAST_SPRINT_S, SPRINT_AFTER_S = 0.25, 10.0
+"""The least length of a measurement of a copy that does not yield, and how long it yields before it is tried so."""
+MOST_TAKEN, MOST_SLOWER = 0.5, 1.25
+"""The program reads less by at most this share of what is copied; each of its reads takes at most so many times as
+long beside a copy that does not yield."""
 TRIAL_WAIT_S = 20.0
 MOST_DOUBLINGS = 10
 
@@ -60,61 +64,104 @@ class BytesRead:
     copied_bytes: int
     movable_bytes: int = 0
     """Those of `program_bytes` that were read from open files that go on with the copy once it is whole."""
+    program_s: float = 0.0
+    """How long programs were in the calls that read `program_bytes`."""
+
+
+class Pace(Enum):
+    """How a large file is copied while the program reads others at the source."""
+
+    NOT = "not at all"
+    YIELDING = "while no program reads the source"
+    FULL = "whether programs read or not"
 
 
 class Beside:
-    """Decides whether large files are copied while a program reads others at the source: not where that slows it down.
+    """Decides how large files are copied while a program reads others at the source: so that it is not slowed down.
 
-    First nothing is copied for a moment, which shows how fast the program reads alone. Then copying is on trial: where
-    the program reads less by more than half of what is copied, the source has no bandwidth to spare, and the program
-    loses now what it gains later from copies. Copying waits then, after each failed trial for twice as long. Where the
-    program's reads are not counted, or it read nothing meanwhile, copying is allowed.
+    First nothing is copied for a moment, which shows how fast the program reads alone. Then copies yield to it. Where
+    the program reads less even so, by more than half of what is copied, copying waits, after each such trial for twice
+    as long: the program loses now what it gains later from copies, if ever. Where a copy has yielded for a while, it is
+    seen for a moment whether the source has so much to spare that the program's reads take no longer beside a copy that
+    does not; if they do, it yields on, after each such moment for twice as long. Where the program's reads are not
+    counted, or it read nothing meanwhile, nothing is judged.
     """
 
     def __init__(self) -> None:
-        self.is_allowed = False
-        self._alone: float | None = None
-        """The bytes per second that the program reads alone."""
+        self.pace = Pace.NOT
+        self._alone: BytesRead | None = None
+        """What the program reads alone in a second."""
         self._since: BytesRead | None = None
-        self._failed = 0
+        self._failed: Counter[Pace] = Counter()
         self._wait_until = 0.0
+        self._sprint_at = 0.0
+        self._least_s = LEAST_TRIAL_S
+        """The least length of the next measurement."""
 
     def look(self, read: BytesRead, *, reads: bool, copies: bool) -> None:
         """Takes the counters of a moment. `reads`: the program has large files open at the source; `copies`: large
         files are being copied."""
         if not reads:
             self._restart()
-        elif self.is_allowed:
+        elif self.pace is not Pace.NOT:
             self._judge(read, copies)
         elif read.at >= self._wait_until:
             self._measure(read, copies)
 
+    @property
+    def is_sprinting(self) -> bool:
+        """Whether it is to be seen soon if copies that do not yield slow the program down."""
+        return self._least_s == LEAST_SPRINT_S
+
     def _restart(self) -> None:
-        self.is_allowed = False
+        self.pace, self._least_s = Pace.NOT, LEAST_TRIAL_S
         self._alone = self._since = None
 
     def _measure(self, read: BytesRead, copies: bool) -> None:
         if copies or self._since is None:
             self._since = None if copies else read
         elif read.at - self._since.at >= LEAST_TRIAL_S:
-            self._alone = (read.program_bytes - self._since.program_bytes) / (read.at - self._since.at)
+            self._alone = _per_second(self._since, read)
             self._since = None
-            self.is_allowed = True
+            self.pace = Pace.YIELDING
+            self._sprint_at = read.at + SPRINT_AFTER_S * self._longer(Pace.FULL)
 
     def _judge(self, read: BytesRead, copies: bool) -> None:
         if not copies or self._since is None:
             self._since = read if copies else None
             return
-        length_s = read.at - self._since.at
-        if length_s < LEAST_TRIAL_S or self._alone is None:
+        if read.at - self._since.at < self._least_s or self._alone is None:
             return
-        beside = (read.program_bytes - self._since.program_bytes) / length_s
-        copied = (read.copied_bytes - self._since.copied_bytes) / length_s
+        alone, beside = self._alone, _per_second(self._since, read)
+        if self.pace is Pace.FULL and not beside.program_bytes and beside.at < LEAST_TRIAL_S:
+            return
         self._since = read
-        if self._alone - beside > MOST_TAKEN * copied:
+        if self.pace is Pace.FULL:
+            self._least_s = LEAST_TRIAL_S
+            if beside.program_s * alone.program_bytes > MOST_SLOWER * alone.program_s * beside.program_bytes:
+                self.pace = Pace.YIELDING
+                self._failed[Pace.FULL] += 1
+                self._sprint_at = read.at + SPRINT_AFTER_S * self._longer(Pace.FULL)
+        elif alone.program_bytes - beside.program_bytes > MOST_TAKEN * beside.copied_bytes:
             self._restart()
-            self._wait_until = read.at + TRIAL_WAIT_S * 2 ** min(self._failed, MOST_DOUBLINGS)
-            self._failed += 1
+            self._wait_until = read.at + TRIAL_WAIT_S * self._longer(Pace.YIELDING)
+            self._failed[Pace.YIELDING] += 1
+        elif read.at >= self._sprint_at:
+            self.pace, self._least_s = Pace.FULL, LEAST_SPRINT_S
+
+    def _longer(self, pace: Pace) -> int:
+        return int(2 ** min(self._failed[pace], MOST_DOUBLINGS))
+
+
+def _per_second(since: BytesRead, now: BytesRead) -> BytesRead:
+    """Returns what was read in a second, on average; `at` is how long that took."""
+    length_s = now.at - since.at
+    return BytesRead(
+        length_s,
+        int((now.program_bytes - since.program_bytes) / length_s),
+        int((now.copied_bytes - since.copied_bytes) / length_s),
+        program_s=(now.program_s - since.program_s) / length_s,
+    )
 
 
 class ReadBefore:
@@ -337,7 +384,24 @@ class Large:
 
     def _must_not_slow(self, now: float) -> bool:
         """Returns whether no large file may be copied now, since that slows the program's reading down, or might."""
-        return self._beside is not None and not self._beside.is_allowed and self.reads.count(now) > 0
+        return self._beside is not None and self._beside.pace is Pace.NOT and self.reads.count(now) > 0
+
+    def yields(self, id_: int, now: float) -> Yields:
+        """Returns how the copy of a file gives way to programs that read the source."""
+        if id_ in self.read_again:
+            return Yields.NOT
+        if id_ in self.led or id_ in self.followed.ids:
+            return Yields.TO_CALLS if id_ in self._alone or id_ in self.followed.yielding else Yields.NOT
+        if self._beside is None or not self.reads.count(now):
+            return Yields.NOT
+        if self._beside.is_sprinting:
+            return Yields.SOON
+        return Yields.NOT if self._beside.pace is Pace.FULL else Yields.TO_PROGRAMS
+
+    @property
+    def is_sprinting(self) -> bool:
+        """Whether it is to be seen soon if copying slows the program down."""
+        return self._beside is not None and self._beside.is_sprinting
 
     def read_meanwhile(self, now: float) -> list[int]:
         """Returns the transfers in flight whose files the program reads at the source meanwhile, with no use of what
@@ -390,10 +454,6 @@ class Large:
         """Returns whether a copy is to begin beside a program that reads its file in order."""
         return id_ in self.led and id_ not in self._alone
 
-    def is_read_anyhow(self, id_: int) -> bool:
-        """Returns whether a copy is to begin beside a program that reads its file in any order."""
-        return id_ in self._alone
-
     def hidden(self, id_: int) -> None:
         """Notes that a transfer has ended."""
         self.led.discard(id_)
@@ -407,8 +467,7 @@ class Large:
         if self._beside is not None:
             self._before.look({id_: self._states.size(id_) for id_ in open_at_source}, read)
             for id_, alone in self._before.much.items():
-                if self._states.size(id_) > STRIPED_BYTES:
-                    self._read_much(id_, alone)
+                self._read_much(id_, alone)
             copies = any(map(self.is_large, self._flights.needed()))
             self._beside.look(read, reads=self.reads.count(read.at) > 0, copies=copies)
 
