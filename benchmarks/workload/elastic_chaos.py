@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
+from hpcstage.elastic.ledger import lineage
 from hpcstage.torch import Elastic, ElasticSampler
 from hpcstage.torch.scaledrate import RateCourse, ScaledRate
 
@@ -55,28 +56,23 @@ def follow(agreed: Path, data: Files) -> dict[str, torch.Tensor]:
     at the learning rate of its membership, in one process."""
     ids: dict[int, list[int]] = {}
     courses: dict[int, RateCourse] = {}
-    course = RateCourse()
-    for path in sorted(agreed.glob("ledger-*")):
-        head, *lines = (json.loads(line) for line in path.read_bytes().split(b"\n")[:-1])
-        begins = head["begins_after"]
-        if head["last"] and begins not in ids:
-            ids[begins], courses[begins] = head["last"]["ids"], course
-        ids = {step: found for step, found in ids.items() if step <= begins}
-        course = courses.get(begins, RateCourse()).turned(head["world"], begins, WARMUP_STEPS, scales=True)
-        for line in lines:
-            ids[line["step"]], courses[line["step"]] = line["ids"], course
+    for head, steps in lineage(agreed):
+        begins = head.begins_after
+        course = courses.get(begins, RateCourse()).turned(head.world, begins, WARMUP_STEPS, scales=True)
+        for step in steps:
+            ids[step.step], courses[step.step] = list(step.ids), course
     model, optimizer = task()
     done = 0
     rate = ScaledRate(optimizer, lambda: done, WARMUP_STEPS, scales=True)
     samples = [data[index] for index in range(len(data))]
     inputs, outputs = (torch.stack([sample[part] for sample in samples]) for part in (0, 1))
-    for step in range(1, max(ids) + 1):
-        rate.course = courses[step]
+    for number in range(1, max(ids) + 1):
+        rate.course = courses[number]
         optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(inputs[ids[step]]), outputs[ids[step]])
+        loss = torch.nn.functional.mse_loss(model(inputs[ids[number]]), outputs[ids[number]])
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        done = step
+        done = number
     return model.state_dict()
 
 

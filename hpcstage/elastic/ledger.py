@@ -1,20 +1,23 @@
 """The ledger of an elastic training: which samples went into the weights, and a check that each did once per epoch.
 
 The first rank of each generation writes a file: a head that says from which step the generation went on, and a line for
-each committed step. What a later head rolls back does not count. Run `python -m hpcstage.elastic.ledger DIRECTORY
+each committed step. What counts is found from the newest generation backwards: of the one that committed the step from
+which it went on the steps up to that, and so on. Of two halves of a network either may have gone on for a while, one
+after the other; the steps of one of them are rolled back then. Run `python -m hpcstage.elastic.ledger DIRECTORY
 SAMPLES` to check one; the directory is the training's, `elastic-ID`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,8 @@ class Step:
     step: int
     epoch: int
     ids: tuple[int, ...]
+    generation: int = 0
+    """The generation that committed it; 0 where that is not known."""
 
 
 @dataclass(frozen=True)
@@ -88,28 +93,41 @@ class Checked:
 
 def check(directory: Path, samples: int) -> Checked:
     """Reads the ledger of a training. The last epoch counts as an epoch only if it is whole. Raises BrokenLedger."""
-    steps: dict[int, Step] = {}
-    rolled_back = generations = 0
-    for head, lines in _files(directory):
-        generations += 1
-        later = [step for step in steps if step > head.begins_after]
-        rolled_back += len(later)
-        for step in later:
-            del steps[step]
-        if head.last is not None and head.begins_after not in steps:
-            steps[head.begins_after] = head.last
-        for line in lines:
-            steps[line.step] = line
-        if sorted(steps) != list(range(1, len(steps) + 1)):
-            raise BrokenLedger(f"generation {head.generation} leaves out steps between 1 and {max(steps)}")
+    written = list(_files(directory))
+    steps: list[Step] = []
+    for head, counted in lineage(directory):
+        steps += counted
+        if [step.step for step in steps] != list(range(1, len(steps) + 1)):
+            raise BrokenLedger(f"generation {head.generation} leaves out steps between 1 and {steps[-1].step}")
     counts: dict[int, Counter[int]] = {}
-    for counted in steps.values():
-        counts.setdefault(counted.epoch, Counter()).update(counted.ids)
+    for step in steps:
+        counts.setdefault(step.epoch, Counter()).update(step.ids)
     last = max(counts, default=0)
     found = {epoch: (samples - len(ids), sum(many > 1 for many in ids.values())) for epoch, ids in counts.items()}
     wrong = {epoch: each for epoch, each in found.items() if each[1] or (each[0] and epoch != last)}
     whole = sum(each == (0, 0) for each in found.values())
-    return Checked(len(steps), generations, rolled_back, wrong, whole)
+    kept = {(step.generation, step.step) for step in steps}
+    rolled_back = sum((line.generation, line.step) not in kept for _, lines in written for line in lines)
+    return Checked(len(steps), len(written), rolled_back, wrong, whole)
+
+
+def lineage(directory: Path) -> list[tuple[Head, list[Step]]]:
+    """Returns the generations whose steps count, the oldest first, each with the steps that do."""
+    files = {head.generation: (head, lines) for head, lines in _files(directory)}
+    found: list[tuple[Head, list[Step]]] = []
+    number, limit, last = max(files, default=0), math.inf, None
+    while number:
+        head, lines = files[number]
+        counted = [line for line in lines if line.step <= limit]
+        if last is not None and last.step > head.begins_after and last.step not in {line.step for line in counted}:
+            counted.append(replace(last, generation=number))
+        found.append((head, counted))
+        last = head.last if head.begins_after < limit else last
+        limit = min(limit, head.begins_after)
+        older = [one for one in files if one < number]
+        known = head.last.generation if head.last is not None else 0
+        number = 0 if not head.begins_after else known if known in older else max(older, default=0)
+    return found[::-1]
 
 
 def begun_unix_s(directory: Path, generation: int) -> tuple[float | None, float | None]:
@@ -141,7 +159,8 @@ def _files(directory: Path) -> Iterator[tuple[Head, list[Step]]]:
         if lines:
             head = {name: value for name, value in lines[0].items() if name != _AT}
             last = _step(head["last"]) if head["last"] else None
-            yield Head(**{**head, "members": tuple(head["members"]), "last": last}), [_step(line) for line in lines[1:]]
+            made = Head(**{**head, "members": tuple(head["members"]), "last": last})
+            yield made, [replace(_step(line), generation=made.generation) for line in lines[1:]]
 
 
 def _number(name: str) -> int | None:
@@ -150,7 +169,7 @@ def _number(name: str) -> int | None:
 
 
 def _step(line: dict[str, Any]) -> Step:
-    return Step(line["step"], line["epoch"], tuple(line["ids"]))
+    return Step(line["step"], line["epoch"], tuple(line["ids"]), line.get("generation", 0))
 
 
 def main(arguments: Sequence[str]) -> int:

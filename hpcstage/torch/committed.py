@@ -60,11 +60,11 @@ class CommittedState:
         """Whether others may get it."""
         return self.is_there and not self.is_torn
 
-    def commit(self, ids: Sequence[int], rate: RateCourse) -> Step:
-        """Takes the step that is done, with the samples of all ranks, and returns it."""
+    def commit(self, ids: Sequence[int], rate: RateCourse, generation: int) -> Step:
+        """Takes the step that is done in a generation, with the samples of all ranks, and returns it."""
         place = self.place
         self.place = replace(place, step=place.step + 1, position=place.position + len(ids), rate=rate)
-        self.last = Step(self.place.step, self.place.epoch, tuple(ids))
+        self.last = Step(self.place.step, self.place.epoch, tuple(ids), generation)
         self.is_there, self.is_torn = True, False
         self._keep_buffers()
         return self.last
@@ -91,7 +91,7 @@ class CommittedState:
             self._scheduler.load_state_dict(state["scheduler"])
         self.place = Reached.from_state(state["place"])
         last = state["last"]
-        self.last = None if last is None else Step(last["step"], last["epoch"], tuple(last["ids"]))
+        self.last = None if last is None else Step(**{**last, "ids": tuple(last["ids"])})
         self.is_torn = False
         self._keep_buffers()
 

@@ -144,7 +144,7 @@ class Elastic:
         ids: list[int] = []
         for _ in range(batches):
             ids += self._sampler.share(self._state.place.position + len(ids)).whole
-        done = self._state.commit(ids, self._rate.course)
+        done = self._state.commit(ids, self._rate.course, self.generation)
         if self._ledger is not None:
             self._ledger.add(done)
         if self.rank == 0 and self._checkpointer is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcstage.elastic.ledger import BrokenLedger, Head, SampleLedger, Step, check
+from hpcstage.elastic.ledger import BrokenLedger, Head, SampleLedger, Step, check, lineage
 
 
 def write(directory: Path, generation: int, after: int, steps: list[Step], last: Step | None = None) -> None:
@@ -32,6 +32,18 @@ def test_a_step_that_only_a_survivor_knows_counts(tmp_path: Path) -> None:
     write(tmp_path, 2, 2, [Step(3, 1, (0, 1))], Step(2, 0, (2, 3)))
     found = check(tmp_path, 4)
     assert (found.steps, found.wrong, found.epochs) == (3, {}, 1)
+
+
+def test_of_two_halves_that_went_on_one_after_the_other_the_one_counts_whose_state_was_taken(tmp_path: Path) -> None:
+    """The second generation got on further than the third, which began where it had; both meet in the fourth."""
+    write(tmp_path, 1, 0, [Step(1, 0, (0, 1))])
+    first = Step(1, 0, (0, 1), generation=1)
+    write(tmp_path, 2, 1, [Step(2, 0, (2,)), Step(3, 0, (3,)), Step(4, 1, (0, 1))], first)
+    write(tmp_path, 3, 1, [Step(2, 0, (2, 3))], first)
+    write(tmp_path, 4, 4, [Step(5, 1, (2, 3))], Step(4, 1, (0, 1), generation=2))
+    found = check(tmp_path, 4)
+    assert (found.steps, found.generations, found.rolled_back, found.wrong, found.epochs) == (5, 4, 1, {}, 2)
+    assert [(head.generation, len(steps)) for head, steps in lineage(tmp_path)] == [(1, 1), (2, 3), (4, 1)]
 
 
 @pytest.mark.parametrize(
