@@ -20,7 +20,7 @@ from conftest import wait_for
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.etcd import Etcd
 from hpcstage.elastic.membership.store import Board, EtcdStores, TcpStores
-from hpcstage.elastic.membership.values import TrainingEnd
+from hpcstage.elastic.membership.values import Term, TrainingEnd
 from hpcstage.errors import HpcstageError
 
 PROGRAM = Path(__file__).with_name("agents.py")
@@ -113,9 +113,7 @@ class Agents:
     @contextlib.contextmanager
     def board(self) -> Iterator[Board]:
         """The store."""
-        arbiter = Arbiter(self.directory / "elastic-t")
-        term = arbiter.newest_term()
-        assert term is not None
+        arbiter, term = Arbiter(self.directory / "elastic-t"), self.term()
         stores = EtcdStores(arbiter.etcd, arbiter.prefix) if arbiter.etcd else TcpStores(term.node)
         board = Board(stores.find(term, 30), arbiter.signer, 30)
         try:
@@ -145,11 +143,15 @@ class Agents:
         directory = self.directory / "elastic-t"
         return directory.exists() and Arbiter(directory).newest_term() is not None
 
-    def store(self) -> str:
-        """The host of the store."""
+    def term(self) -> Term:
+        """Where the store is."""
         term = Arbiter(self.directory / "elastic-t").newest_term()
         assert term is not None
-        return term.host
+        return term
+
+    def store(self) -> str:
+        """The host of the store."""
+        return self.term().host
 
     def end_of_term(self) -> TrainingEnd | None:
         arbiter = Arbiter(self.directory / "elastic-t")

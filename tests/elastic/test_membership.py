@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,8 @@ from conftest import wait_for
 pytest.importorskip("torch")
 
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.store import serve
-from hpcstage.elastic.membership.values import Term
+from hpcstage.elastic.membership.store import StoreLost, serve
+from hpcstage.elastic.membership.values import Beat, Node, Term
 
 pytest_plugins = ("agentfixtures",)
 pytestmark = pytest.mark.torch
@@ -286,6 +288,70 @@ def test_a_spare_replaces_the_host_of_the_store(agents: Agents) -> None:
     agents.wait_known("c", other)
     agents.signal(store, signal.SIGSTOP)
     agents.wait(other, "c")
+
+
+@in_both
+def test_a_host_that_trains_takes_the_store_over_before_a_spare(agents: Agents) -> None:
+    """The spare looks far more often."""
+    slow = {"policy": "failstop:2", "most": 2, "beat_s": 0.25}
+    ranks = started(agents, 2, **slow)
+    store = agents.store()
+    (other,) = (name for name in ranks if name != store)
+    agents.start("c", **{**slow, "beat_s": 0.02})
+    wait_for(lambda: agents.place("c"), 20, "a spare that waits")
+    agents.wait_known("c", other)
+    agents.signal(store, signal.SIGKILL)
+    agents.wait(other, "c")
+    assert agents.store() == other
+
+
+def test_who_takes_the_store_over_knows_which_hosts_do_not_reach_each_other(agents: Agents) -> None:
+    ranks = started(agents, 2)
+    store = agents.store()
+    (other,) = (name for name in ranks if name != store)
+    c, d = (Node(f"id-{name}", name, "127.0.0.1") for name in "cd")
+    with speaking(agents, Beat(c, 0, "ready", 0), Beat(d, 0, "ready", 0)) as said:
+        wait_for(lambda: sorted(agents.hosts()[-1]) == ["a", "b", "c", "d"], 20, "a generation of all")
+        number = len(agents.hosts())
+        first, second = (node for node in agents.generations()[-1]["nodes"] if node["id"] in (c.id, d.id))
+        for node in (c, d):
+            unreached = (second["id"],) if node.id == first["id"] else ()
+            said[node.id] = Beat(node, 0, "training", number, unreached=unreached)
+        wait_for(lambda: len(agents.hosts()) > number, 20, "a generation without one of them")
+        together = agents.hosts()[-1]
+        assert second["host"] not in together
+        for node in (c, d):
+            stays = node.host in together
+            said[node.id] = Beat(node, 0, "training" if stays else "ready", number + stays)
+        agents.wait_known(second["host"], other)
+        agents.signal(store, signal.SIGKILL)
+        wait_for(lambda: agents.store() == other, 20, "another store")
+        wait_for(lambda: store not in agents.hosts()[-1], 20, "a generation without its host")
+        assert sorted(agents.hosts()[-1]) == sorted([other, first["host"]])
+
+
+@contextlib.contextmanager
+def speaking(agents: Agents, *beats: Beat) -> Iterator[dict[str, Beat]]:
+    """Speaks for nodes that have no agent, in whatever store there is, and gives what they say, by their ids."""
+    said, ends = {beat.node.id: beat for beat in beats}, threading.Event()
+
+    def speak() -> None:
+        count = 0
+        while not ends.is_set():
+            with contextlib.suppress(StoreLost), agents.board() as board:
+                term, places = agents.term(), {id_: board.join() for id_ in said}
+                while not ends.wait(0.1) and agents.term() == term:
+                    count += 1
+                    for id_, place in places.items():
+                        board.tell(place, replace(said[id_], count=count))
+
+    thread = threading.Thread(target=speak)
+    thread.start()
+    try:
+        yield said
+    finally:
+        ends.set()
+        thread.join()
 
 
 def test_a_run_directory_that_hangs_is_waited_for_within_a_bound(agents: Agents) -> None:

@@ -30,10 +30,15 @@ class SeenNode:
 class Apart:
     """Owns the pairs."""
 
-    def __init__(self) -> None:
-        self._until_s: dict[frozenset[str], float] = {}
+    def __init__(self, known: Sequence[tuple[str, str, float]] = (), now_s: float = 0.0) -> None:
+        """`known`: what `pairs` returned where another host led before."""
+        self._until_s = {frozenset(pair): now_s + left_s for *pair, left_s in known}
         self.told: list[tuple[str, str]] = []
         """The hosts of pairs that are new since the caller has emptied this."""
+
+    def pairs(self, now_s: float) -> tuple[tuple[str, str, float], ...]:
+        """Returns the nodes of each pair, by their ids, and the seconds for which they are apart."""
+        return tuple((*sorted(pair), until_s - now_s) for pair, until_s in self._until_s.items())  # type: ignore[misc]
 
     def sorted_out(
         self, now_s: float, current: Generation | None, seen: Sequence[SeenNode], lease_s: float

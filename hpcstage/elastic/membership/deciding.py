@@ -92,6 +92,7 @@ class Decider:
         patience: Patience,
         hosts_at_start: int | None = None,
         awaited: Awaited | None = None,
+        apart: Apart | None = None,
     ) -> None:
         """`most` hosts train at once; `takes` is the policy's own bound."""
         self._most = most
@@ -107,7 +108,7 @@ class Decider:
         """The time after which to look again, where that matters."""
         self._failures = 0
         self._agreed_s = float("-inf")
-        self.apart = Apart()
+        self.apart = apart or Apart()
 
     def look(self, now_s: float, current: Generation | None, seen: Sequence[SeenNode]) -> tuple[bool, Proposal | None]:
         """Returns whether the generation is over, and what to ask the policy, if it is time to."""

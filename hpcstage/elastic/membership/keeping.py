@@ -250,7 +250,7 @@ class Keeper:
             elif self._ended_in(term):
                 return
             elif (silent_s := self._host_watch.unchanged_s(now_s)) >= self._setting.patience.lease_s:
-                if self._may_take_over:
+                if self._may_take_over and silent_s >= self._take_over_s():
                     self._take_over(term)
                     continue
             elif self._joined(term, self._setting.patience.lease_s - silent_s):
@@ -262,9 +262,17 @@ class Keeper:
         beat_s = self._setting.bounds.beat_s
         if term != self._newest:
             return 0.0  # the store has moved
-        if term is None or not self._may_take_over:
+        left_s = self._setting.patience.lease_s - self._host_watch.unchanged_s(time.monotonic())
+        if term is None or not self._may_take_over or left_s <= 0:
             return beat_s
-        return min(beat_s, max(0.0, self._setting.patience.lease_s - self._host_watch.unchanged_s(time.monotonic())))
+        return min(beat_s, left_s)
+
+    def _take_over_s(self) -> float:
+        """Returns the silence of the store's host after which this node takes the store over. Those that train come
+        first: a node that does not may be cut off from them, and has no state that is new."""
+        newest = self._ask_directory(self._arbiter.newest_generation)
+        trains = newest is None or newest.rank(self._setting.node.id) is not None
+        return self._setting.patience.lease_s * (1 if trains else 2)
 
     def _watch_host(self, now_s: float) -> Term | None:
         term, beat = self._ask_directory(lambda: (self._arbiter.newest_term(), self._arbiter.last_beat()))
@@ -328,8 +336,8 @@ class Keeper:
         wanted = Term(number, node.id, node.host, node.address, port)
         if not self._ask_directory(lambda: self._arbiter.claim_term(wanted)):
             return
-        spares = self._view.spares if self._view.generation else None
-        self._leader = Leader(self._arbiter, server, wanted, self._setting, spares)
+        heard = self._view if self._view.generation else None
+        self._leader = Leader(self._arbiter, server, wanted, self._setting, heard)
         self._leader.start()
         if term is not None:
             stderr.say(f"elastic: {node.host} has taken the store over from {term.host}, which was silent too long")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from hpcstage import stderr
-from hpcstage.elastic.membership.apart import APART_S, SeenNode
+from hpcstage.elastic.membership.apart import APART_S, Apart, SeenNode
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.bounded import Caller
 from hpcstage.elastic.membership.deciding import Awaited, Decider, Proposal, is_complete
@@ -47,15 +47,15 @@ class Leader:
         server: Store,
         term: Term,
         setting: AgentSetting,
-        spares: Collection[str] | None = None,
+        heard: View | None = None,
     ) -> None:
-        """`spares`: the nodes that waited when the store's host before was lost, by their ids, where that is known."""
+        """`heard`: what the store's host before said last, where this node has heard that."""
         self.term = term
         self._server: Store | None = server  # the store ends with it
         self._arbiter = arbiter
         self._policy, self._most, self._ends_unix_s = setting.policy, setting.most, setting.ends_unix_s
         self._patience, self._bounds = setting.patience, setting.bounds
-        self._spares = spares
+        self._heard = heard
         self._decider = Decider(self._most, self._policy.most, self._patience)
         self._directory = Caller(f"the run directory {arbiter.directory}")
         self._board = Board(server, arbiter.signer, self._bounds.call_s)
@@ -107,7 +107,8 @@ class Leader:
             self._current = self._call(self._arbiter.newest_generation)
             at_start = self._call(self._arbiter.hosts_at_start)
             self._former = self._call(lambda: self._arbiter.term_before(self.term.number))
-            self._decider = Decider(self._most, self._policy.most, self._patience, at_start, self._awaited())
+            apart = Apart(self._heard.apart if self._heard else (), self._clock.show(time.monotonic()))
+            self._decider = Decider(self._most, self._policy.most, self._patience, at_start, self._awaited(), apart)
             while not self._stopping.is_set():
                 self._step(self._clock.show(time.monotonic()))
                 self._stopping.wait(min(self._bounds.beat_s, self._decider.again_s))
@@ -123,10 +124,10 @@ class Leader:
 
     def _awaited(self) -> Awaited | None:
         """Returns the nodes that will come to this store if they live, where all of them are known."""
-        if self._current is None or self._former is None or self._spares is None:
+        if self._current is None or self._former is None or self._heard is None:
             return None
         members = {node.id for node in self._current.nodes}
-        return Awaited(frozenset((members | {*self._spares}) - {self._former.node}), self._bounds.grace_s)
+        return Awaited(frozenset((members | {*self._heard.spares}) - {self._former.node}), self._bounds.grace_s)
 
     def _step(self, now_s: float) -> None:
         self._call(self._keep_term)
@@ -144,7 +145,8 @@ class Leader:
                 self._end(TrainingEnd(f"{error.line()}: the training ends", error.exit_code))
         number = self._current.number if self._current else 0
         is_over = is_over and self._current is before
-        self._view = self._view.followed(generation=number, is_over=is_over, spares=self._waiting(seen))
+        apart = self._decider.apart.pairs(now_s)
+        self._view = self._view.followed(generation=number, is_over=is_over, spares=self._waiting(seen), apart=apart)
         self._board.show(self._view)
 
     def _tell_of_cuts(self) -> None:

@@ -107,6 +107,9 @@ class View:
     end: TrainingEnd | None = None
     spares: tuple[str, ...] = ()
     """The nodes that wait to train, by their ids: whoever leads next waits for them, as for those that train."""
+    apart: tuple[tuple[str, str, float], ...] = ()
+    """Pairs of nodes, by their ids, that do not train together, and for how many seconds: whoever leads next keeps to
+    that."""
 
     def followed(self, **changes: Any) -> View:  # noqa: ANN401 - the fields
         """Returns the next view."""
@@ -116,4 +119,5 @@ class View:
     def from_json(cls, data: Mapping[str, Any]) -> View:
         """Reads what `asdict` returned. Raises TypeError or KeyError for anything else."""
         end, spares = data["end"] and TrainingEnd(**data["end"]), tuple(data["spares"])
-        return cls(**{**data, "end": end, "spares": spares})
+        apart = tuple((str(one), str(other), float(left_s)) for one, other, left_s in data["apart"])
+        return cls(**{**data, "end": end, "spares": spares, "apart": apart})
