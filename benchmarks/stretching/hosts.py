@@ -1,8 +1,7 @@
 """Hosts of an elastic training on this machine: agents of `torchrun`, each with one process and a name of its own.
 
-Owns their start, what is done to them, and their end. A host may have a network of its own (root), in which one
-direction can be cut. A host of torchft has no agent: its process is started alone, and meets the others through
-torchft's lighthouse.
+Owns their start, what is done to them, and their end. A host may have a network of its own (`networks`). A host of
+torchft has no agent: its process is started alone, and meets the others through torchft's lighthouse.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.harness import Options
+from benchmarks.stretching.networks import Cut, Networks
 from hpcstage.elastic.membership.arbiter import Arbiter
 
 OURS, KEPT, THEIRS, TORCHFT = "hpcstage", "kept", "c10d", "torchft"
@@ -39,15 +39,7 @@ PROGRAMS = {
     TORCHFT: "elastic_torchft.py",
 }
 STEP_S = 0.05
-NETWORK, PORT = "10.213.9", 29400
-NOBODY = "02:00:00:00:00:99"
-"""A hardware address that no host has: what is sent to it is lost, and nobody says so."""
-_NAMESPACE_S = 10.0
-
-
-def has_networks() -> bool:
-    """Whether hosts can have networks of their own here."""
-    return os.geteuid() == 0 and all(map(shutil.which, ("ip", "unshare", "nsenter")))
+PORT = 29400
 
 
 def has_torchft() -> bool:
@@ -77,7 +69,7 @@ class Hosts:
         self._program = steps if program is None else list(program(directory))
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self._others: list[subprocess.Popen[bytes]] = []
-        self._switch = self._namespace() if apart else None
+        self._networks = Networks() if apart else None
         self._port = PORT if apart else _free_port()
         if backend == TORCHFT:
             self._start_lighthouse()
@@ -86,23 +78,20 @@ class Hosts:
 
     def start(self, name: str) -> None:
         """Starts one host."""
-        number = ord(name) - ord("a") + 1
-        address = f"{NETWORK}.{number}" if self._switch else "127.0.0.1"
-        interface = "eth0" if self._switch else "lo"
+        address = Networks.address(_number(name)) if self._networks else "127.0.0.1"
+        interface = "eth0" if self._networks else "lo"
         env = {**os.environ, "ELASTIC_HOST": name, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
         if self._backend == TORCHFT:
             env["TORCHFT_LIGHTHOUSE"] = f"http://127.0.0.1:{self._port}"
         words = self._command(name, address)
-        gate = None
-        if self._switch:
-            words, gate = ["unshare", "--net", "sh", "-c", 'read go; exec "$@"', "sh", *words], subprocess.PIPE
+        if self._networks:
+            self._networks.add(_number(name))
+            words = [*self._networks.enter(_number(name)), *words]
         with (self.directory / f"{name}.log").open("ab") as log:
             # Elsewhere than in a clone, whose metadata may be older than what is installed.
-            self.agents[name] = started = subprocess.Popen(
-                words, cwd=self.directory, env=env, stdin=gate or subprocess.DEVNULL, stdout=log, stderr=log
+            self.agents[name] = subprocess.Popen(
+                words, cwd=self.directory, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        if self._switch:
-            self._connect(started, number)
 
     def _command(self, name: str, address: str) -> list[str]:
         program = [os.fspath(word) for word in self._program]
@@ -110,7 +99,7 @@ class Hosts:
             return [sys.executable, *program]
         own = f",dir={self.directory},host={name}" if self._backend != THEIRS else ""
         conf = f"{CONF[self._backend]}{own},is_host={int(name == 'a')}" + (f",{self._conf}" if self._conf else "")
-        endpoint = f"{NETWORK}.1" if self._switch else "127.0.0.1"
+        endpoint = Networks.address(1) if self._networks else "127.0.0.1"
         return [
             sys.executable, "-m", "torch.distributed.run",
             f"--nnodes=1:{self._most}", "--nproc-per-node=1", "--max-restarts=99",
@@ -119,36 +108,18 @@ class Hosts:
             *program,
         ]  # fmt: skip
 
-    # ---- networks
-
-    def _namespace(self) -> subprocess.Popen[bytes]:
-        """Returns a process in a network that joins those of the hosts."""
-        held = subprocess.Popen(["unshare", "--net", "sleep", "infinity"], stdin=subprocess.DEVNULL)
-        self._others.append(held)
-        _await_namespace(held.pid)
-        _ip(held.pid, "link", "add", "switch", "type", "bridge")
-        _ip(held.pid, "link", "set", "switch", "up")
-        return held
-
-    def _connect(self, host: subprocess.Popen[bytes], number: int) -> None:
-        assert self._switch is not None
-        assert host.stdin is not None
-        _await_namespace(host.pid)
-        port = f"port{number}"
-        _ip(self._switch.pid, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(host.pid))
-        _ip(self._switch.pid, "link", "set", port, "master", "switch", "up")
-        _ip(host.pid, "link", "set", "lo", "up")
-        _ip(host.pid, "link", "set", "eth0", "up")
-        _ip(host.pid, "addr", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
-        host.stdin.write(b"go\n")
-        host.stdin.close()
-
     def cut(self, sender: str, receivers: str) -> float:
         """Has all that one host sends to some others be lost from now on, and nothing else; returns when."""
+        assert self._networks is not None
         for receiver in receivers:
-            address = f"{NETWORK}.{ord(receiver) - ord('a') + 1}"
-            words = ("neigh", "replace", address, "lladdr", NOBODY, "dev", "eth0", "nud", "permanent")
-            _ip(self.agents[sender].pid, *words)
+            self._networks.cut(Cut(_number(sender), _number(receiver)))
+        return time.time()
+
+    def mend(self, sender: str, receivers: str) -> float:
+        """Ends what `cut` began; returns when."""
+        assert self._networks is not None
+        for receiver in receivers:
+            self._networks.mend(Cut(_number(sender), _number(receiver)))
         return time.time()
 
     # ---- torchft
@@ -245,6 +216,8 @@ class Hosts:
             with contextlib.suppress(psutil.Error):
                 if os.fspath(self.directory) in process.cmdline():
                     process.kill()
+        if self._networks:
+            self._networks.close()
 
 
 @contextlib.contextmanager
@@ -264,14 +237,6 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _ip(pid: int, *words: str) -> None:
-    """Runs `ip` in the network of a process."""
-    subprocess.run(["nsenter", "-t", str(pid), "-n", "ip", *words], check=True)
-
-
-def _await_namespace(pid: int) -> None:
-    own, limit_s = os.readlink("/proc/self/ns/net"), time.monotonic() + _NAMESPACE_S
-    while os.readlink(f"/proc/{pid}/ns/net") == own:
-        if time.monotonic() > limit_s:
-            raise RuntimeError("a process got no network of its own")
-        time.sleep(0.01)
+def _number(name: str) -> int:
+    """Returns the number of a host's network."""
+    return ord(name) - ord("a") + 1

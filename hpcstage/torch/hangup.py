@@ -15,6 +15,8 @@ _INFO = struct.Struct("=2xB5x16xI16xI8xI")
 """Four values of the kernel's tcp_info: how often data was sent again since some was last acknowledged, the number of
 segments that are not, and the milliseconds since something was last sent, and since an answer last came."""
 _OFTEN = 2
+_PROBE_PORT, _PROBE_S = 1, 0.3
+"""A host that is reached refuses a connection at a port at which nobody listens, within a round trip."""
 
 
 def connections() -> dict[int, int]:
@@ -49,6 +51,19 @@ class GroupConnections:
             for inode, fd in connections().items()
             if inode in self._own and (address := _stuck_at(fd, inode)) is not None
         }
+
+    @staticmethod
+    def answers(address: str) -> bool:
+        """Whether a host takes or refuses a connection now. The kernel sends ever more rarely again what was not
+        acknowledged: a connection may look stuck for seconds after what cut it is over. A host whose firewall says
+        nothing does not answer."""
+        try:
+            socket.create_connection((address, _PROBE_PORT), _PROBE_S).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return True
 
     def shut_down(self) -> int:
         """Ends all of them, and returns how many there were. Any thread may call it."""

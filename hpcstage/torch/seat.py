@@ -24,7 +24,7 @@ from hpcstage.errors import HpcstageError
 
 CONNECT_S = 30.0
 STEP_EVERY_S = 0.2
-LOOK_S = 0.5
+LOOK_S = 0.25
 """The connections of the group are looked at so often."""
 STUCK_S = 2.0
 _WAITS = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/graph.py")
@@ -73,6 +73,9 @@ class Links(Protocol):
     def stuck(self) -> Mapping[int, str]:
         """Returns those on which nothing gets through now, and the addresses of the other hosts."""
 
+    def answers(self, address: str) -> bool:
+        """Returns whether a host answers now, on a connection of its own."""
+
     def shut_down(self) -> int:
         """Ends all of them."""
 
@@ -80,6 +83,9 @@ class Links(Protocol):
 class _NoLinks:
     def stuck(self) -> Mapping[int, str]:
         return {}
+
+    def answers(self, address: str) -> bool:  # noqa: ARG002 - as `Links` has it
+        return True
 
     def shut_down(self) -> int:
         return 0
@@ -201,11 +207,12 @@ class Seat:
     def _look(self, now_s: float) -> None:
         """Says which hosts do not acknowledge what the group sends them."""
         with self._lock:
-            generation, stuck = self._generation, self._links.stuck()
+            generation, links = self._generation, self._links
+            stuck = links.stuck()
             self._stuck_since_s = {link: self._stuck_since_s.get(link, now_s) for link in stuck}
             late = {stuck[link] for link, since_s in self._stuck_since_s.items() if now_s - since_s >= self._cut_s}
-        if late:
-            self._say(unreached=sorted(late), generation=generation)
+        if unreached := sorted(address for address in late if not links.answers(address)):
+            self._say(unreached=unreached, generation=generation)
         if self._main.waits_s(now_s) >= STUCK_S and self.is_over.is_set():
             self._say(stuck=True)
 
