@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.stretching.cuts import CUTS
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
 README, MEASURED = ROOT / "README.md", ROOT / "docs" / "measured.md"
@@ -72,6 +74,10 @@ class Result:
         if not values:
             raise LookupError(f"{self.name}.json has no samples of {arm!r} in {cell!r}")
         return float(statistics.median(values))
+
+    def values(self, cell: str, key: str) -> list[Any]:
+        """One value of all samples of a cell."""
+        return [s[key] for s in self._found["samples"] if s["cell"] == cell]
 
     def count(self, cell: str, arm: str) -> int:
         """The number of samples of an arm of a cell."""
@@ -166,6 +172,13 @@ def _slopes(result: Result) -> str:
     return ", ".join(
         f"{one:.2f}" for one in result.figures(".*(4 hosts / 2 hosts|with 4 / with 2): epochs in a second")
     )
+
+
+def _chaos(result: Result) -> str:
+    """The trainings with random faults, their faults, and the cuts among those."""
+    kinds = [kinds for cell in ("random faults and cuts", "random faults") for kinds in result.values(cell, "kinds")]
+    went_on = result.figure("random faults after which training went on")
+    return f"{len(kinds)}; {went_on:.0f}; {sum(count for one in kinds for kind, count in one.items() if kind in CUTS)}"
 
 
 X1, NETS = "cnn x1 E1 high", ("alexnet", "resnet")
@@ -569,9 +582,9 @@ ROWS += (
     ),
     Row(
         "elastic",
-        "Random faults of `hpcstage run --elastic` with jobs that join, each training of 25: faults after which it went on; epochs in which a sample did not count once; weights off those of a training without faults; processes and directories left behind",
+        "Random faults of `hpcstage run --elastic` with jobs that join: trainings; faults after which they went on; cuts of a network among them; epochs in which a sample did not count once; weights off those of a training without faults; processes and directories left behind",
         lambda r: (
-            f"{r.figure('random faults after which training went on'):.0f} of 100; "
+            f"{_chaos(r)}; "
             f"{r.figure('random faults: epochs in which a sample did not count once'):.0f}; "
             f"{r.figure('random faults: weights off those of a training without faults'):.0e}; "
             f"{r.figure('random faults: processes and directories left behind'):.0f}"

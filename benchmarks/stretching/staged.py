@@ -20,7 +20,8 @@ import psutil
 from benchmarks.files import make_files, place, total_bytes
 from benchmarks.harness import Bench, Figure, Options, at_most, holds
 from benchmarks.storage import Storage
-from benchmarks.stretching.chaos import Chaos, Key
+from benchmarks.stretching.chaos import Chaos
+from benchmarks.stretching.cuts import Key
 from hpcstage.emulator import Settings
 
 CELL, ARMS = "staged data, a node lost", ("replicate", "partition")
@@ -62,7 +63,7 @@ def sample(placement: str, options: Options) -> dict[str, Any]:
                     "before_ratio": before / size,
                     "lost_only_ratio": sum((data / name).stat().st_size for name in only) / size,
                     "codes": codes,
-                    "wrong_epochs": made.proven(len(made.running()))["wrong_epochs"],
+                    "wrong_epochs": made.proven()["wrong_epochs"],
                 }
             finally:
                 made.close()
