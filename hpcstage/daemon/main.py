@@ -263,7 +263,12 @@ def _fork_copiers(spec: DaemonSpec) -> CopierPool | None:
         return None
     node_dir = Path(spec.node_dir)
     settings = CopierSettings(
-        node_dir, node_dir / nodedir.MANIFEST, spec.transfers, spec.own_rate_bytes_per_s, nice=spec.nice
+        node_dir,
+        node_dir / nodedir.MANIFEST,
+        spec.transfers,
+        spec.own_rate_bytes_per_s,
+        nice=spec.nice,
+        joins=spec.joins,
     )
     return CopierPool(settings, spec.copiers)
 

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from hpcstage.daemon.copying.engine import Engine, Hooks
 from hpcstage.daemon.copying.inodes import Inodes
@@ -40,7 +41,11 @@ from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.shim import Kind, Reason, State
 from hpcstage.store import directory
 from hpcstage.store.attributes import devices_here
+from hpcstage.store.messages import Result
 from hpcstage.store.pool import CopierPool
+
+if TYPE_CHECKING:
+    from hpcstage.record.parts.part import NodePart
 
 LOOK_EVERY_S = 1.0
 NOTES_EVERY_S = 0.2
@@ -75,6 +80,7 @@ class Staging(Phase):
         hooks = Hooks(
             final=self._final,
             result=base.events.copied,
+            passed=self._passed,
             given=self._given,
             hold=base.page.hold,
             is_wanted=base.answers.waits_for,
@@ -208,6 +214,11 @@ class Staging(Phase):
     def _final(self, id_: int) -> None:
         self._wants.final(id_)
 
+    def _passed(self, result: Result) -> None:
+        """Takes a copy that a node of another job had, as one of another node."""
+        self.peers.arrivals.passed(result.size_bytes)
+        self.base.events.received(result)
+
     def _given(self, id_: int) -> None:
         self._usefulness.given(id_)
 
@@ -217,6 +228,16 @@ class Staging(Phase):
     def message(self, message: exchange.Message, now: float) -> None:
         """See Phase."""
         self.sharing.message(message, now)
+
+    def record(self, part: NodePart) -> NodePart:
+        """Says what nodes of another job had, where this node has no group that would say it."""
+        counts = self.peers.arrivals.counts
+        if not counts.peer_files or part.group is not None:
+            return part
+        totals = replace(
+            part.totals, peer_bytes=counts.peer_bytes, peer_files=counts.peer_files, sent_bytes=0, sent_files=0
+        )
+        return replace(part, totals=totals)
 
     def snapshot(self, now: float, sums: list[int]) -> Snapshot:
         """See Phase."""

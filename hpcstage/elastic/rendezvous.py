@@ -36,6 +36,8 @@ from hpcstage.elastic.membership.keeping import Keeper
 from hpcstage.elastic.membership.setting import AgentSetting, Bounds
 from hpcstage.elastic.membership.store import StoreLost
 from hpcstage.elastic.membership.values import Generation, Node
+from hpcstage.elastic.passing import agent
+from hpcstage.elastic.passing.agent import Passing
 from hpcstage.elastic.savedlook import SavedLook
 from hpcstage.elastic.seats import NodeSeats
 from hpcstage.errors import HpcstageError, UsageError
@@ -61,7 +63,8 @@ T = TypeVar("T")
 class Handler(RendezvousHandler):
     """Answers an agent of `torchrun`."""
 
-    def __init__(self, keeper: Keeper, run_id: str, setting: AgentSetting) -> None:
+    def __init__(self, keeper: Keeper, run_id: str, setting: AgentSetting, passing: Passing | None = None) -> None:
+        """`passing` brings copies to nodes of other jobs, where anything is staged."""
         self._keeper = keeper
         self._run_id = run_id
         self._setting = setting
@@ -69,6 +72,7 @@ class Handler(RendezvousHandler):
         self._is_closed = False
         self._frozen = FrozenProcesses(setting.node.host, setting.patience.lease_s, time.monotonic())
         self._saved: SavedLook | None = None
+        self._passing = passing
 
     def get_backend(self) -> str:
         """Returns the name by which `torchrun` knows this rendezvous."""
@@ -85,8 +89,7 @@ class Handler(RendezvousHandler):
         membership in time.
         """
         if not self._has_started:
-            self._has_started = True
-            self._keeper.start()
+            self._begin()
             if directory := os.environ.get(savedlook.DIRECTORY):
                 self._saved = SavedLook(self._keeper, directory)
                 self._saved.start()
@@ -97,6 +100,12 @@ class Handler(RendezvousHandler):
                 return self._meet(generation)
             except StoreLost:
                 continue  # the next generation follows: the wait for it is bounded
+
+    def _begin(self) -> None:
+        self._has_started = True
+        self._keeper.start()
+        if self._passing is not None:
+            self._passing.start()
 
     def num_nodes_waiting(self) -> int:
         """Returns 1 if the processes have to be restarted, for the next membership. Ends the agent if the training
@@ -125,6 +134,8 @@ class Handler(RendezvousHandler):
         atexit.unregister(self._leave)
         if self._saved is not None:
             self._saved.stop()
+        if self._passing is not None:
+            self._passing.close()
         if self._has_started:
             self._keeper.leave(has_finished=has_finished)
 
@@ -174,8 +185,10 @@ class KeepingHandler(Handler):
     processes learn from their seats in which membership they train.
     """
 
-    def __init__(self, keeper: Keeper, run_id: str, setting: AgentSetting, directory: Path) -> None:
-        super().__init__(keeper, run_id, setting)
+    def __init__(
+        self, keeper: Keeper, run_id: str, setting: AgentSetting, directory: Path, passing: Passing | None = None
+    ) -> None:
+        super().__init__(keeper, run_id, setting, passing)
         self._seats = NodeSeats(keeper, setting)
         self._directory = directory
 
@@ -184,8 +197,7 @@ class KeepingHandler(Handler):
         if self._has_started:
             self._seats.restarted()
         else:
-            self._has_started = True
-            self._keeper.start()
+            self._begin()
             self._seats.start()
             atexit.register(self._leave)
             os.environ[seats.VARIABLE], os.environ[seats.AGREED] = self._seats.path, os.fspath(self._directory)
@@ -215,9 +227,11 @@ def create_handler(parameters: RendezvousParameters) -> Handler:
         stderr.say(error.line())
         raise SystemExit(error.exit_code) from None
     keeper = Keeper(arbiter, setting)
+    directory = agent.node_dir(os.environ)
+    passing = None if directory is None else Passing(keeper, setting, arbiter.signer, directory)
     if keeps:
-        return KeepingHandler(keeper, parameters.run_id, setting, arbiter.directory)
-    return Handler(keeper, parameters.run_id, setting)
+        return KeepingHandler(keeper, parameters.run_id, setting, arbiter.directory, passing)
+    return Handler(keeper, parameters.run_id, setting, passing)
 
 
 def _keeps(parameters: RendezvousParameters) -> bool:

@@ -263,11 +263,13 @@ class RunTotals:
     source_opens, not in copied_opens."""
     source_reads: Count | None
     peer_bytes: Count | None
-    """Bytes of staged files that nodes received from other nodes. Null: nodes did not share."""
+    """Bytes of staged files that nodes received from other nodes, also from those of a training that they joined. Null:
+    nodes did not share."""
     peer_files: Count | None = None
     """Files that nodes received from other nodes."""
     sent_bytes: Count | None = None
-    """Bytes sent to other nodes: peer_bytes, and what nodes that died had received."""
+    """Bytes sent to other nodes of the job: peer_bytes without what came from another job, and what nodes that died had
+    received."""
     sent_files: Count | None = None
     local_bytes: Count | None
     """Bytes that the program read from staged copies."""

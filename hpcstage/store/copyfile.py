@@ -50,6 +50,8 @@ class Status(IntEnum):
     """Something already has the final name."""
     LOST = 8
     """The copier died; never sent by a copier."""
+    PASSED = 9
+    """The copy came from a node of another job; to the daemon's queue it is OK."""
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,8 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
             return found.exit_code
         command, config = found.words(), joining.settings(config, found)
         messages.warn(f"this job joins training {found.name}: {shlex.join(command)}")
+        for key, directory in found.directories.items():
+            messages.warn(f"{{{key}}} is {directory} itself on the nodes of this job, and nothing on a local disk")
     try:
         with _preparing():
             resolved = _resolve(command, config)

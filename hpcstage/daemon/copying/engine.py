@@ -39,6 +39,7 @@ BROKEN_DISK_ERRNOS = frozenset(
     {errno.EROFS, errno.ENOENT, errno.EIO, errno.ENODEV, errno.ESTALE, errno.EACCES, errno.EPERM, errno.EXDEV}
 )
 MOST_ERRORS = 20
+_STORED = (Status.OK, Status.PASSED)
 
 
 @dataclass
@@ -99,6 +100,8 @@ class Hooks:
     """Takes an id that has reached its final state, or whose wants are to be answered all the same."""
     result: Callable[[Result], None] = _nothing
     """Takes the result of a transfer that is not begun again."""
+    passed: Callable[[Result], None] = _nothing
+    """Takes the result of a transfer whose bytes a node of another job had."""
     given: Callable[[int], None] = _nothing
     """Takes an id that a copier is about to get."""
     hold: Callable[[int], None] = _nothing
@@ -216,7 +219,7 @@ class Engine:
     def _take(self, result: Result, now: float) -> None:
         self.tombstones.lift(result.id)
         self.queue.large.hidden(result.id)
-        self.arriving.ended(result.id, is_stored=result.status is Status.OK)
+        self.arriving.ended(result.id, is_stored=result.status in _STORED)
         self._conclude(result, now)
         self.withdrawals.settle(result.id)
         self.tombstones.settle(result.id)
@@ -226,7 +229,7 @@ class Engine:
             return
         # EXISTS and in the store: a copier had published it and died before it reported that
         exists = result.status is Status.EXISTS and self.copies.status(result.id) is not None
-        if result.status is Status.OK or exists:
+        if result.status in _STORED or exists:
             self.stored(result, now)
         elif self.queue.states.of(result.id) is FileState.VOID:
             self.queue.failed(result.id)
@@ -235,7 +238,7 @@ class Engine:
             return
         else:
             self._failed(result, now)
-        self.hooks.result(result)
+        (self.hooks.passed if result.status is Status.PASSED else self.hooks.result)(result)
         self.hooks.final(result.id)
 
     def stored(self, result: Result, now: float) -> bool:

@@ -35,6 +35,11 @@ class Arrivals:
         self._queue = engine.queue
         self._on_received = on_received
 
+    def passed(self, size_bytes: int) -> None:
+        """Counts a copy that a copier got from a node of another job."""
+        self.counts.peer_files += 1
+        self.counts.peer_bytes += size_bytes
+
     def got(self, message: exchange.Got, now: float) -> None:
         """Takes in a copy that has come."""
         result = Result(

@@ -23,7 +23,7 @@ from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.leading import Leader
 from hpcstage.elastic.membership.setting import AgentSetting
 from hpcstage.elastic.membership.store import LATE_S, Board, EtcdStores, StoreLost, Stores, TcpStores
-from hpcstage.elastic.membership.values import Beat, Generation, State, Term, TrainingEnd, View
+from hpcstage.elastic.membership.values import Beat, Generation, Node, State, Term, TrainingEnd, View
 from hpcstage.elastic.membership.watching import Watch
 from hpcstage.errors import HpcstageError
 from hpcstage.units import format_duration
@@ -143,6 +143,12 @@ class Keeper:
     def end(self) -> TrainingEnd | None:
         """Why the training ends on every host, if it does."""
         return self._end
+
+    @property
+    def members(self) -> tuple[Node, ...]:
+        """The nodes that were agreed on last; empty before that."""
+        agreed = self._agreed
+        return agreed.nodes if agreed else ()
 
     def put(self, name: str, value: object) -> None:
         """Keeps a value in the store. Raises StoreLost."""

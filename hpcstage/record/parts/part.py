@@ -58,7 +58,7 @@ class NodeTotals:
     source_stats: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     source_listings: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     peer_bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """Bytes of staged files that the node received from other nodes of its node group."""
+    """Bytes of staged files that the node received from nodes of its node group, or of a training that it joined."""
     peer_files: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     sent_bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     sent_files: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
