@@ -93,7 +93,7 @@ class Staging(Phase):
         self._ordering = Ordering(base, log, prepared, queue, self._pump_now)
         if prepared.mode == DIRECT_MODE:
             queue.states.close(Reason.LATER)
-        self._in_use = LargeInUse(engine)
+        self._in_use = LargeInUse(engine, base.helpers)
         self.sharing, self._usefulness = Neighbours(), Usefulness()
         if group is None:
             self._usefulness = LocalUsefulness(

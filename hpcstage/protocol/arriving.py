@@ -62,7 +62,7 @@ class Yields(IntEnum):
     SOON = 1
     """It does not yet, and takes small pieces, so that it gives way at once if it is to."""
     TO_CALLS = 2
-    """It goes on while no program is in a call that the source answers."""
+    """It goes on while no program is in a call that the source answers, or in a page fault."""
     TO_PROGRAMS = 3
     """It goes on once no program has been in such a call for far longer than a piece takes."""
 

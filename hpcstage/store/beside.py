@@ -1,6 +1,7 @@
 """Tells a copier whether programs read the source at this moment, so that a copy can be made while they compute.
 
 The page holds that for each process: the word BLOCKED_SOURCE_NS is negative while one of its threads is in such a call.
+A page fault is no call: it is looked for where programs have files of the source mapped.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from hpcstage.protocol.shim import (
     SLOT_BYTES,
     Counter,
 )
+from hpcstage.store.faults import PageFaults
 
 _U32 = struct.Struct("<I")
 _I64 = struct.Struct("<q")
 _BLOCKED = PAGE_HEADER_BYTES + COUNTERS_OFFSET + 8 * Counter.BLOCKED_SOURCE_NS
+_MAPS = PAGE_HEADER_BYTES + COUNTERS_OFFSET + 8 * Counter.SOURCE_MAPS
 LOOK_EVERY_S = 0.0005
 LEAST_PATIENCE_S, PATIENCE = 0.5, 20
 """A chunk waits at least so long for programs that read, and at least so many times what the last one took: a process
@@ -44,18 +47,29 @@ class ProgramReads:
             self._map = mmap.mmap(fd, PAGE_BYTES, prot=mmap.PROT_READ)
         finally:
             os.close(fd)
+        self._faults = PageFaults(self._mapping)
         self._seen: list[int] = []
         self._last = 0.0
         """When it was seen last that a program was in such a call, or had been."""
 
     def any(self) -> bool:
-        """Returns whether a program is in a call that the source answers."""
-        slots = min(_U32.unpack_from(self._map, NEXT_NATIVE_OFFSET)[0], PYTHON_SLOTS_FROM)
-        seen = [_I64.unpack_from(self._map, _BLOCKED + slot * SLOT_BYTES)[0] for slot in range(slots)]
-        reads = any(word < 0 for word in seen)
+        """Returns whether a program is in a call that the source answers, or in a page fault."""
+        seen = self._words(_BLOCKED)
+        reads = any(word < 0 for word in seen) or self._faults.any()
         if reads or seen != self._seen:
             self._seen, self._last = seen, time.monotonic()
         return reads
+
+    def _words(self, at: int) -> list[int]:
+        slots = min(_U32.unpack_from(self._map, NEXT_NATIVE_OFFSET)[0], PYTHON_SLOTS_FROM)
+        return [_I64.unpack_from(self._map, at + slot * SLOT_BYTES)[0] for slot in range(slots)]
+
+    def _mapping(self) -> list[int]:
+        """Returns the pids of all processes if one of them has mapped files of the source: those that it forked have
+        its mappings."""
+        if not any(self._words(_MAPS)):
+            return []
+        return [pid for word in self._words(PAGE_HEADER_BYTES) if (pid := word & 0xFFFF_FFFF)]
 
     def let_pass(self, chunk_s: float, yields: Yields, is_over: Callable[[], bool]) -> None:
         """Waits until no program reads the source, but not for ever. `chunk_s` is how long the last chunk took."""

@@ -295,11 +295,11 @@ def check(source: int, before: os.stat_result) -> os.stat_result:
     return after
 
 
-def check_and_stamp(source: int, target: int, before: os.stat_result) -> None:
+def check_and_stamp(source: int, target: int, before: os.stat_result, *, is_mapped: bool = False) -> None:
     """Raises CopyError if the source is not as it was before the copy; gives the copy the source's permission bits and
-    modification time."""
+    modification time. The source's cached pages are of no use any more, unless programs have it mapped."""
     after = check(source, before)
-    if after.st_size >= DROP_BYTES:
+    if after.st_size >= DROP_BYTES and not is_mapped:
         with contextlib.suppress(OSError):
             os.posix_fadvise(source, 0, 0, os.POSIX_FADV_DONTNEED)
     with local_errors():

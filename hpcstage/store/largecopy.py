@@ -228,7 +228,8 @@ class BigCopy:
         try:
             if self.outcome.status:
                 raise CopyError(self.outcome.status, self.outcome.errno)
-            copyfile.check_and_stamp(self._source, self._target, self._before)
+            is_mapped = self._arrival.yields is Yields.TO_CALLS  # maybe: a program reads it
+            copyfile.check_and_stamp(self._source, self._target, self._before, is_mapped=is_mapped)
             self._close()
             copyfile.publish(self.job)
             worker.stats.copied()

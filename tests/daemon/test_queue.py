@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from hpcstage.daemon.queue.large import LET_GO_S, MOST_TRIES, BytesRead
+from hpcstage.daemon.queue.large import LEAST_BYTES, LET_GO_S, MOST_TRIES, BytesRead
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Bucket, Limits, Verdict
 from hpcstage.daemon.queue.states import LOOK_LIMIT, FileState
@@ -141,6 +141,28 @@ def test_a_file_of_which_much_was_read_is_copied_as_long_as_the_program_reads_on
     q.large.followed.look(lambda _: (0, 0), BytesRead(7.2, LARGE, LARGE // 2))
     looks(q, [0], (7.2, LARGE // 2))
     assert q.large.read_meanwhile(7.2) == [0], "the program read nothing more, and nothing was copied"
+
+
+def test_a_file_of_which_much_was_read_in_page_faults_is_copied_and_nobody_waits_for_that():
+    read = [0] * 3
+    q = queue([LARGE, LEAST_BYTES, 10], read=read)
+    looks(q, [0, 1], (0.0, 0), (2.0, 0))
+    assert q.large.may_be_led(2.0) == [0], "it is read at the source, and large"
+    q.large.read_by_faults(0)
+    assert (q.large.may_be_led(2.0), q.large.yields(0, 2.0)) == ([], Yields.TO_CALLS)
+    assert q.source.next(9, 2.0) == [0, 1, 2]
+    assert q.large.followed.yielding == {0}
+    read[0] = LARGE - 1
+    assert not q.large.is_worth_waiting(0, 2.5), "it waits for who waits"
+    q.large.followed.look(lambda _: (0, 0), BytesRead(9.0, 0, 10))
+    looks(q, [0, 1], (9.0, 0))
+    assert 0 not in q.large.read_meanwhile(9.0)
+
+
+def test_on_several_nodes_no_file_is_copied_beside_who_has_it_mapped():
+    q = queue([LARGE], shared=True)
+    looks(q, [0], (0.0, 0), (2.0, 0))
+    assert q.large.may_be_led(2.0) == []
 
 
 def test_a_file_that_the_program_reads_again_is_copied():

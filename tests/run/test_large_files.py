@@ -253,3 +253,53 @@ def test_a_file_that_is_read_in_order_arrives_ahead_of_the_program(hpcstage: Hpc
         assert slow.counters().read_bytes < 1.1 * SIZE_BYTES
     totals = json.loads(hpcstage.records()[-1].read_text())["totals"]
     assert totals["local_bytes"] >= 1.3 * SIZE_BYTES, "what comes next comes first, however slow"
+
+
+MAPPED = """
+import mmap, os, random, sys, time, zlib
+path, way, share = sys.argv[1], sys.argv[2], float(sys.argv[3])
+length = os.stat(path).st_size // 60
+starts = [length * number for number in range(60)]
+random.Random(1).shuffle(starts)
+def mapped():
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+def reads_all():
+    kept, sums = mapped(), {}
+    for start in starts:
+        if way == "anew":
+            kept = mapped()
+        sums[start] = zlib.crc32(kept[start : start + int(share * length)])
+        time.sleep(0.1)
+    return sorted(sums.items()), path not in open("/proc/self/maps").read()
+deadline, found = time.monotonic() + float(sys.argv[4]), []
+while time.monotonic() < deadline:
+    sums, moved = reads_all()
+    found.append(sums)
+    if moved:
+        break
+os.posix_fadvise(os.open(path, os.O_RDONLY), 0, 0, os.POSIX_FADV_DONTNEED)
+found.append(reads_all()[0])
+print(moved, all(sums == found[0] for sums in found), found[0] if share < 1 else zlib.crc32(mapped()))
+"""
+
+
+@pytest.mark.parametrize("way", ["kept", "anew"])
+def test_a_file_that_is_read_in_page_faults_is_copied_meanwhile(hpcstage: Hpcstage, tmp_path: Path, way: str) -> None:
+    """The source gives each byte once: to the program what it needs, and to the copy what is left."""
+    behind = tmp_path / "behind"
+    behind.mkdir()
+    whole = os.urandom(SIZE_BYTES)
+    (behind / "large").write_bytes(whole)
+    with Slowfs(behind, Settings(bandwidth_bytes_per_s=BANDWIDTH), keep_cache=True) as slow:
+        command = [sys.executable, "-c", MAPPED, slow.path / "large", way, "1", "60"]
+        done = hpcstage("run", "--data", slow.path, "--", *command)
+        assert (done.returncode, done.stdout) == (0, f"True True {zlib.crc32(whole)}\n".encode()), done.stderr
+        assert slow.counters().read_bytes < 1.05 * SIZE_BYTES
+
+
+def test_a_tenth_of_a_file_that_is_read_in_page_faults_is_all_that_is_read(hpcstage: Hpcstage, source: Slowfs) -> None:
+    command = [sys.executable, "-c", MAPPED, source.path / "large", "anew", "0.1", "8"]
+    done = hpcstage("run", "--data", source.path, "--", *command)
+    assert (done.returncode, done.stdout.split()[:2]) == (0, [b"False", b"True"]), done.stderr
+    assert source.counters().read_bytes < 0.5 * SIZE_BYTES

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from hpcstage.daemon.copying.engine import Engine
-from hpcstage.daemon.queue.large import LEAST_BYTES, BytesRead
+from hpcstage.daemon.copying.mapped import MappedReads
+from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.daemon.queue.large import LEAST_BYTES, LED_SHARE, BytesRead
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.protocol.shim import Counter
 
@@ -21,8 +23,9 @@ _DELETED = b" (deleted)"
 class LargeInUse:
     """Looks which large files programs have open, so that the queue holds back their copying; see `queue.large`."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, helpers: Helpers) -> None:
         self._engine = engine
+        self._mapped = MappedReads(helpers, LED_SHARE, engine.queue.large.read_by_faults)
         self._roots = [engine.copies.store.root, *(dataset.root for dataset in engine.manifest.datasets)]
         self._last = 0
         """The pid of the process that was looked at last."""
@@ -47,6 +50,8 @@ class LargeInUse:
         read = BytesRead(now, sums[Counter.SOURCE_READ_BYTES], copied, sums[Counter.MOVABLE_READ_BYTES], program_s)
         large.followed.look(engine.arriving.read, read)
         large.looked(found, read)
+        if sums[Counter.SOURCE_MAPS]:
+            self._mapped.look({id_: engine.manifest.source_path(id_) for id_ in large.may_be_led(now)})
         for id_ in large.shown:
             engine.arriving.set_yields(id_, large.yields(id_, now))
         for id_ in ahead:

@@ -10,7 +10,8 @@ than the program read at a time. Afterwards files that the program has not read 
 In a node group all nodes tell each other what their programs read at the source, and each holds back accordingly.
 A copy under way of which programs are served what has arrived goes on beside them (`Followed`). One is begun for a
 program that reads a file in order: it reads ahead of the program, with more requests at a time. And one is begun for a
-program that has read much of a file in any order: it is copied while the program computes. Callers pass `now`.
+program that has read much of a file in any order, by calls or in page faults: it is copied while the program computes.
+Callers pass `now`.
 """
 
 from __future__ import annotations
@@ -418,7 +419,10 @@ class Large:
         return [id_ for id_ in found if self._flights.copied(id_) < NEARLY_DONE * self._states.size(id_)]
 
     def is_worth_waiting(self, id_: int, now: float) -> bool:
-        """Returns whether a program waits for the rest of a copy under way: never for long, as it may read little."""
+        """Returns whether a program waits for the rest of a copy under way: never for long, as it may read little, and
+        not for one that yields to programs that wait."""
+        if self.yields(id_, now) > Yields.SOON:
+            return False
         size, copied = self._states.size(id_), self._flights.copied(id_)
         return copied >= NEARLY_DONE * size and (size - copied) * self._flights.took_s(id_, now) <= MOST_WAIT_S * copied
 
@@ -440,6 +444,17 @@ class Large:
         """Notes that a program has read much of a file in any order, at so many bytes per second."""
         if self._lead(id_):
             self._alone[id_] = alone
+
+    def may_be_led(self, now: float) -> list[int]:
+        """Returns the files that programs read at the source and whose copies may yet begin beside them."""
+        found = [] if self._beside is None else self.reads.ids(now)
+        found = [id_ for id_ in found if self.is_large(id_) and id_ not in self._led_once]
+        return [id_ for id_ in found if self._states.of(id_) is not FileState.FLYING]
+
+    def read_by_faults(self, id_: int) -> None:
+        """Notes that programs have read much of a file in page faults. How fast is not known, so its copy yields for as
+        long as they read."""
+        self._read_much(id_, alone=0.0)
 
     def _lead(self, id_: int) -> bool:
         """Has the copy begin beside the program that reads the file, once. Returns whether it is to begin."""
