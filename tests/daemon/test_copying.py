@@ -348,6 +348,6 @@ def test_a_big_copy_that_cannot_begin_says_why(tmp_path, local_dir):
 def test_limit_follows_the_rate_cap(tmp_path):
     free = CopierSettings(tmp_path, tmp_path / "m", 1)
     capped = CopierSettings(tmp_path, tmp_path / "m", 1, 1e6)
-    assert free.limit_bytes == 64 << 20
+    assert free.limit_bytes == 16 << 20
     assert capped.limit_bytes == 1 << 20
     assert CopyOutcome().status is Status.OK

@@ -16,14 +16,24 @@ import pytest
 from conftest import wait_for
 
 from hpcstage.daemon.copying import mapped
+from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.mapped import ALL, SAMPLES, MappedReads, Resident, Sampled
+from hpcstage.daemon.copying.openfiles import LargeInUse
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.process.slottable import slot_at
+from hpcstage.daemon.queue.queue import Queue
+from hpcstage.daemon.queue.rates import Limits
 from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.node import page
+from hpcstage.plan.budget import BudgetFacts
+from hpcstage.plan.dataset.datasets import resolve
+from hpcstage.plan.dataset.scan import scan
 from hpcstage.protocol import nodedir, shim
 from hpcstage.protocol.arriving import Yields
 from hpcstage.store.beside import LEAST_PATIENCE_S, ProgramReads
+from hpcstage.store.copier import CopierSettings
+from hpcstage.store.directory import Store, budget
+from hpcstage.store.pool import CopierPool
 
 MB = 1 << 20
 SIZE, PARTS = 32 * MB, 16
@@ -159,6 +169,31 @@ def test_of_what_cannot_be_mapped_nothing_is_known_and_it_is_not_tried_again(tmp
     other.write_bytes(bytes(MB))
     assert not looker.begin(other)
     assert not looker.begin()
+
+
+def test_no_helper_looks_where_nothing_is_mapped(tmp_path: Path, local_dir: Path) -> None:
+    """The same file is large, and open at the source, in both cases."""
+    path = tmp_path / "data" / "large"
+    path.parent.mkdir()
+    with path.open("wb") as file:
+        file.truncate(100 * MB)
+    manifest = scan(resolve([os.fspath(path.parent)], Path("/"))).manifest
+    store, helpers = Store(local_dir), Helpers()
+    store.make()
+    manifest.save(local_dir / "manifest.bin")
+    pool = CopierPool(CopierSettings(local_dir, local_dir / "manifest.bin", 1), 1)
+    engine = Engine(manifest, Queue(manifest.sizes, Limits(budget(local_dir, BudgetFacts()))), pool, store)
+    in_use, counters = LargeInUse(engine, helpers), [0] * shim.COUNTERS
+    try:
+        with path.open("rb"):
+            in_use.look(lambda: [os.getpid()], counters, 1.0)
+            assert (engine.queue.large.may_be_led(1.0), helpers.names()) == ([0], [])
+            counters[shim.Counter.SOURCE_MAPS] = 1
+            in_use.look(lambda: [os.getpid()], counters, 2.0)
+            assert helpers.names() == [mapped.HELPER]
+    finally:
+        helpers.close()
+        pool.close()
 
 
 # ---- who waits in a page fault
