@@ -70,6 +70,13 @@ def test_copy(tmp_path: Path) -> None:
     assert all(s["seconds"] > s["engine_s"] for s in ours), "the clock of the others: from the start to the end"
 
 
+def test_libraries(tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    result = quick("libraries", tmp_path, "--only", "h5py", "--check")
+    (sample,) = [sample for sample in result["samples"] if sample["arm"] == "runtime"]
+    assert "passed" in sample["results"].values()
+
+
 def test_ways(tmp_path: Path) -> None:
     words = ("--only", "pread-twice, source as fast", "--arms", "plain", "--arms", "runtime")
     result = quick("ways", tmp_path, *words)
