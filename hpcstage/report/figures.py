@@ -146,9 +146,11 @@ def wait_share(split: TimeSplit) -> float | None:
 
 
 def saved(part: Savings) -> str:
-    """Returns the known estimates in one line."""
+    """Returns the known estimates in one line. If only the one against upfront is known, it says so: the other is what
+    users look for."""
     found = (("direct", part.vs_direct_s), ("upfront", part.vs_upfront_s))
-    return ", ".join(f"{seconds(value)} against {name}" for name, value in found if value is not None)
+    known = [f"{seconds(value)} against {name}" for name, value in found if value is not None]
+    return ", ".join([*known, "not known against direct"] if known and part.vs_direct_s is None else known)
 
 
 def highest_rate(series: Series) -> float:
