@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from conftest import wait_for
 from test_elastic_join import RESTARTED, Jobs, jobs  # noqa: F401 - a fixture
+
+from hpcstage.store.passed import BEGIN_S
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(300)]
 FILES = 40
@@ -40,3 +43,21 @@ def test_a_job_that_joins_reads_nothing_from_the_source(
     assert jobs.processes["second"].wait(90) == 0, jobs.text()
     assert totals(first)["source_files"] == FILES
     assert tuple(totals(second).values()) == (0, 0, FILES, FILES * 10_000)
+
+
+def test_what_is_copied_before_the_command_waits_for_no_agent(
+    jobs: Jobs,  # noqa: F811
+    tmp_path: Path,
+    make_tree: Callable[..., Path],
+) -> None:
+    data, second = os.fspath(make_tree(files=FILES)), tmp_path / "second"
+    jobs.train(RESTARTED, "--elastic", "1:2", "--nodes", "1", "--data", data, arguments=(data,))
+    jobs.wait("first")
+    began_s = time.monotonic()
+    jobs.join("second", "--mode", "upfront", "--run-dir", str(second))
+    jobs.wait("first", "second")
+    assert time.monotonic() - began_s < BEGIN_S
+    jobs.stop()
+    assert jobs.processes["first"].wait(90) == 0, jobs.text()
+    assert jobs.processes["second"].wait(90) == 0, jobs.text()
+    assert tuple(totals(second).values()) == (FILES, FILES * 10_000, 0, 0)
