@@ -199,6 +199,10 @@ class Hosts:
         paths = self.directory.glob("elastic-*/generation-*")
         return min((at for at in (path.stat().st_mtime for path in paths) if at > since), default=None)
 
+    def agreed_last(self) -> float:
+        """Returns when the newest generation was agreed on."""
+        return max(path.stat().st_mtime for path in self.directory.glob("elastic-*/generation-*"))
+
     def said(self) -> str:
         """Returns what the agents and their processes wrote."""
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.directory.glob("*.log")))

@@ -10,11 +10,15 @@ import contextlib
 import os
 import socket
 import struct
+import sys
 
-_INFO = struct.Struct("=2xB5x16xI16xI8xI")
-"""Four values of the kernel's tcp_info: how often data was sent again since some was last acknowledged, the number of
-segments that are not, and the milliseconds since something was last sent, and since an answer last came."""
+_INFO = struct.Struct("=BxB5x16xI16xI8xI")
+"""Values of the kernel's tcp_info: the state, how often data was sent again since some was last acknowledged, the
+number of segments that are not, and the milliseconds since something was last sent, and since an answer last came."""
 _OFTEN = 2
+_SYN_SENT = 2
+"""The state of a connection that the other host has yet to answer. Nothing but the kernel's tables says whose it is."""
+_TABLES = ((socket.AF_INET, "/proc/self/net/tcp"), (socket.AF_INET6, "/proc/self/net/tcp6"))
 _PROBE_PORT, _PROBE_S = 1, 0.3
 """A host that is reached refuses a connection at a port at which nobody listens, within a round trip."""
 
@@ -43,13 +47,12 @@ class GroupConnections:
 
     def stuck(self) -> dict[int, str]:
         """Returns the connections, by their inodes, on which the other host does not answer, though data was sent
-        again, and its address. A process that is stopped has nothing to do with that: its kernel answers."""
-        if self._own is None:
-            return {}
+        again, and its address; until the group has all of its connections also those that are yet to be made. A process
+        that is stopped has nothing to do with that: its kernel answers."""
         return {
             inode: address
             for inode, fd in connections().items()
-            if inode in self._own and (address := _stuck_at(fd, inode)) is not None
+            if self._is_own(inode) and (address := _stuck_at(fd, inode)) is not None
         }
 
     @staticmethod
@@ -69,9 +72,12 @@ class GroupConnections:
         """Ends all of them, and returns how many there were. Any thread may call it."""
         count = 0
         for inode, fd in connections().items():
-            if inode not in self._before if self._own is None else inode in self._own:
+            if self._is_own(inode):
                 count += _shut_down(fd, inode)
         return count
+
+    def _is_own(self, inode: int) -> bool:
+        return inode not in self._before if self._own is None else inode in self._own
 
 
 def _stuck_at(fd: int, inode: int) -> str | None:
@@ -79,9 +85,25 @@ def _stuck_at(fd: int, inode: int) -> str | None:
         if os.fstat(found.fileno()).st_ino != inode or found.family not in (socket.AF_INET, socket.AF_INET6):
             return None
         info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
-        resent, unacknowledged, sent_ms, answered_ms = _INFO.unpack(info)
+        state, resent, unacknowledged, sent_ms, answered_ms = _INFO.unpack(info)
+        if state == _SYN_SENT:
+            return _remote_of(inode) if resent >= _OFTEN else None
         if resent >= _OFTEN and unacknowledged and answered_ms > sent_ms:
             return str(found.getpeername()[0]).removeprefix("::ffff:")
+    return None
+
+
+def _remote_of(inode: int) -> str | None:
+    """Returns the address of the other host of a connection, from the kernel's tables."""
+    for family, table in _TABLES:
+        with contextlib.suppress(OSError), open(table, encoding="ascii") as rows:
+            for row in rows:
+                found = row.split()
+                if found[9] == str(inode):
+                    words = bytes.fromhex(found[2].partition(":")[0])
+                    address = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+                    native = address if sys.byteorder == "little" else words
+                    return socket.inet_ntop(family, native).removeprefix("::ffff:")
     return None
 
 

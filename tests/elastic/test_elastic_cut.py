@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import wait_for
 
 pytest.importorskip("torch")
 
@@ -56,3 +57,18 @@ def test_a_cut_that_is_over_leaves_nobody_out(tmp_path: Path) -> None:
     finally:
         made.end()
     assert " does not reach " not in made.said()
+
+
+def test_a_host_that_joins_and_does_not_reach_another_is_left_out(tmp_path: Path) -> None:
+    """The group of all three cannot be formed. The process that waits for a connection is replaced."""
+    made = Hosts(KEPT, "ab", tmp_path, most=3, apart=True)
+    try:
+        assert made.wait_for_steps("ab", time.time(), 90), made.said()
+        before = made.generations()
+        cut = max(made.cut("c", "b"), made.cut("b", "c"))
+        made.start("c")
+        wait_for(lambda: made.generations() == before + 2, 90, "a generation with it, and one without")
+        assert made.wait_for_steps("ab", max(cut, made.agreed_last()), 60), made.said()
+    finally:
+        made.end()
+    assert " does not reach " in made.said()
