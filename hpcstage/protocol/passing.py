@@ -14,6 +14,8 @@ SOCKET = "passing"
 """The receiver's socket in the node directory."""
 HERE, NOT_HERE = b"1", b"0"
 """The answers: the bytes are in the file; it has to be read at the source."""
+COMING_S = 60.0
+"""A request waits so long, from the receiver's start on, for a node that has said that it will give."""
 MOST_BYTES = 8192
 """The most bytes of a request."""
 _FACTS = struct.Struct("<Qqq")

@@ -31,7 +31,7 @@ from hpcstage.store.copyfile import (
 
 BEGIN_S = 60.0
 """A copier waits so long for the receiver, which the agent of the training starts: no program runs before that."""
-ANSWER_S = 20.0
+ANSWER_S = passing.COMING_S + 10.0
 """An answer may take so long, and a second more for each MiB."""
 MOST_FAILURES = 3
 """After so many answers in a row that did not come, a copier asks no more."""

@@ -276,3 +276,15 @@ def test_a_transfer_that_is_cancelled_ends(nodes: Nodes, copies: PassedCopies) -
     found = during_a_transfer(nodes, copies, cancel)
     assert found is not None
     assert found.status is Status.CANCELLED
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_a_giver_that_comes_is_waited_for(comes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcstage.elastic.passing.receiver.ANSWERED_S", 0.1)
+    monkeypatch.setattr("hpcstage.protocol.passing.COMING_S", 1.0)
+    receiver = Receiver(ADDRESS)
+    if comes:
+        receiver.told({"comes": True})
+    began_s = time.monotonic()
+    assert not receiver.get(Wanted(b"/never", 0, 0, 0), -1)
+    assert (time.monotonic() - began_s >= 0.9) is comes

@@ -37,6 +37,8 @@ MOST_QUESTIONS = 3
 MOST_GIVERS = 8
 """A node serves so many at a time."""
 END_S = 1.0
+COMES = "comes"
+"""The first answer to a question: the process that gives is started."""
 
 
 def node_dir(env: Mapping[str, str]) -> Path | None:
@@ -62,6 +64,7 @@ class _Question:
     session: str
     asked_s: float
     count: int = 1
+    comes: bool = False
     is_answered: bool = False
 
     def is_late(self, now_s: float) -> bool:
@@ -135,6 +138,7 @@ class Passing:
             self._seen.add(asked)
             drawn = secrets.token_hex(16)
             self._givers[asked] = _Giver(self._process("giver", key=self._key(asked, drawn)), drawn)
+            self._keeper.put(f"copies/{asked}", COMES)
 
     def _say(self, session: str, giver: _Giver) -> None:
         output = giver.process.stdout
@@ -166,7 +170,12 @@ class Passing:
 
     def _hear(self, asked: _Question) -> bool:
         found = self._keeper.get(f"copies/{asked.session}")
-        if not isinstance(found, dict) or self._receiver is None:
+        if self._receiver is None:
+            return False
+        if found == COMES and not asked.comes:
+            asked.comes = True
+            process.tell(self._receiver, comes=True)
+        if not isinstance(found, dict):
             return False
         asked.is_answered = True
         key = self._key(asked.session, str(found["drawn"]))

@@ -94,6 +94,7 @@ def main() -> int:
     process.follow()
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    process.give_way()
     store = TCPStore("localhost", 0, None, True, timedelta(seconds=CONNECT_S), wait_for_workers=False)
     print(store.port, flush=True)  # noqa: T201  for the agent
     try:

@@ -51,9 +51,14 @@ def end(process: subprocess.Popen[bytes], limit_s: float) -> None:
 
 def first_told() -> dict[str, Any]:
     """Returns what this process is told first."""
-    os.nice(_NICE)
     first: dict[str, Any] = json.loads(sys.stdin.readline())
     return first
+
+
+def give_way() -> None:
+    """Has this thread, and those that it starts from now on, compute less than the training. PyTorch is imported
+    before: on a busy node that would take minutes, in which the other side gives up."""
+    os.nice(_NICE)
 
 
 def follow(take: Callable[[dict[str, Any]], object] = bool) -> None:

@@ -29,8 +29,9 @@ from hpcstage.elastic.passing.pair import BLOCK_BYTES, CONNECT_S, Pair, PairErro
 from hpcstage.protocol import passing
 from hpcstage.protocol.passing import Wanted
 
-READY_S = 20.0
-"""Copiers wait so long, from the receiver's start on, for the first giver."""
+ANSWERED_S = 20.0
+"""Copiers wait so long, from the receiver's start on, for the first node that says that it will give."""
+LOOK_S = 0.2
 IDLE_S = 120.0
 """Once copiers have asked for nothing for so long, the node has what it keeps."""
 _QUEUE = 128
@@ -88,10 +89,14 @@ class Receiver:
         self._has_begun = threading.Event()
         self._asked_s: float | None = None
         """When a copier asked last."""
-        self._ready_by_s = time.monotonic() + READY_S
+        self._began_s = time.monotonic()
+        self._ready_s = ANSWERED_S
 
     def told(self, giver: Mapping[str, Any]) -> None:
-        """Connects to a giver, in a thread: PyTorch's constructors may wait for long."""
+        """Connects to a giver, in a thread: PyTorch's constructors may wait for long. Or hears that one comes."""
+        self._ready_s = passing.COMING_S
+        if giver.get("comes"):
+            return
         threading.Thread(target=self._connect, args=(giver,), daemon=True).start()
 
     def _connect(self, giver: Mapping[str, Any]) -> None:
@@ -124,10 +129,14 @@ class Receiver:
     def get(self, wanted: Wanted, target: int) -> bool:
         """Returns whether a giver had a copy, whose bytes are in the target."""
         self._asked_s = time.monotonic()
-        self._has_begun.wait(max(0.0, self._ready_by_s - time.monotonic()))
+        self._wait_for_one()
         with contextlib.suppress(OSError):
             return any(link.get(wanted, target) for link in sorted(self._links, key=lambda link: link.is_busy))
         return False
+
+    def _wait_for_one(self) -> None:
+        while time.monotonic() - self._began_s < self._ready_s and not self._has_begun.wait(LOOK_S):
+            pass
 
     def look(self) -> None:
         """Says to all givers that this process lives, until copiers ask for nothing any more."""
@@ -158,6 +167,7 @@ def main() -> None:
     first = process.first_told()
     receiver = Receiver(first["address"])
     process.follow(receiver.told)
+    process.give_way()
     os.chdir(first["node_dir"])
     os.umask(0o077)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
