@@ -479,9 +479,10 @@ static void guard(pid_t starter, pid_t server, const char *name, const char *mou
 {
     struct pollfd watched[2] = {{pidfd(starter), POLLIN, 0}, {pidfd(server), POLLIN, 0}};
 
-    while (poll(watched, 2, -1) < 0 && errno == EINTR)
+    /* Without a descriptor the server has ended already. */
+    while (watched[1].fd >= 0 && poll(watched, 2, -1) < 0 && errno == EINTR)
         ;
-    if (!(watched[1].revents & POLLIN)) {
+    if (watched[1].fd >= 0 && !(watched[1].revents & POLLIN)) {
         kill(server, SIGTERM);
         if (!has_ended(watched[1].fd, STOP_MS))
             kill(server, SIGKILL);
