@@ -26,6 +26,9 @@ CONNECT_S = 30.0
 STEP_EVERY_S = 0.2
 LOOK_S = 0.25
 """The connections of the group are looked at so often."""
+SENT_AGAIN_S = 0.6
+"""A host has not answered for at least so long when its connection is seen to be stuck: the kernel sends again after
+0.2 s, and after 0.4 s more."""
 STUCK_S = 2.0
 _WAITS = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/graph.py")
 _WORKS = "/torch/distributed/checkpoint/"
@@ -210,7 +213,8 @@ class Seat:
             generation, links = self._generation, self._links
             stuck = links.stuck()
             self._stuck_since_s = {link: self._stuck_since_s.get(link, now_s) for link in stuck}
-            late = {stuck[link] for link, since_s in self._stuck_since_s.items() if now_s - since_s >= self._cut_s}
+            more_s = self._cut_s - SENT_AGAIN_S
+            late = {stuck[link] for link, since_s in self._stuck_since_s.items() if now_s - since_s >= more_s}
         if unreached := sorted(address for address in late if not links.answers(address)):
             self._say(unreached=unreached, generation=generation)
         if self._main.waits_s(now_s) >= STUCK_S and self.is_over.is_set():
