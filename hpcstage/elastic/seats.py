@@ -297,8 +297,8 @@ class NodeSeats:
         if self._phase == "training" and self._steps.are_overdue(shown_s, self._setting.bounds.hang_s):
             silent = format_duration(self._steps.silent_s(shown_s))
             self._tell(f"no step for {silent}: the processes leave their group")
-            self._steps.seen(shown_s)  # so long a step may take from now on
             self._stop()
+            self._steps.seen(shown_s)  # so long a step may take from now on
         self._kill_overdue(shown_s)
         if self._phase == "meeting":
             self._look_for_main(now_s)

@@ -331,6 +331,10 @@ def test_a_process_that_hangs_is_replaced(hpcstage: Hpcstage, tmp_path: Path, tr
     training.wait(0, 1)
     first = training.pids()
     wait_for((tmp_path / "hung").exists, 30, "a process that hangs")
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(first[1]).wait(30)
+    took_s = time.time() - (tmp_path / "hung").stat().st_mtime
+    assert took_s < 4 + 2 + 6, "for how long it hung says nothing of how long it may take to leave"
     training.wait(0, 1, since=time.time())
     second = training.pids()
     assert second[0] == first[0]
