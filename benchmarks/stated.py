@@ -176,7 +176,7 @@ def _slopes(result: Result) -> str:
 
 def _chaos(result: Result) -> str:
     """The trainings with random faults, their faults, and the cuts among those."""
-    kinds = [kinds for cell in ("random faults and cuts", "random faults") for kinds in result.values(cell, "kinds")]
+    kinds = result.values("random faults and cuts", "kinds")
     went_on = result.figure("random faults after which training went on")
     return f"{len(kinds)}; {went_on:.0f}; {sum(count for one in kinds for kind, count in one.items() if kind in CUTS)}"
 
@@ -581,7 +581,7 @@ ROWS += (
         optional=True,
     ),
     Row(
-        "elastic",
+        "elastic-chaos",
         "Random faults of `hpcstage run --elastic` with jobs that join: trainings; faults after which they went on; cuts of a network among them; epochs in which a sample did not count once; weights off those of a training without faults; processes and directories left behind",
         lambda r: (
             f"{_chaos(r)}; "
@@ -589,21 +589,34 @@ ROWS += (
             f"{r.figure('random faults: weights off those of a training without faults'):.0e}; "
             f"{r.figure('random faults: processes and directories left behind'):.0f}"
         ),
+        command='elastic --only "random faults"',
         optional=True,
     ),
     Row(
-        "elastic",
+        "elastic-link",
+        "The same with `Elastic` where a link between two hosts is cut that both reach the endpoint; where a process holds Python's lock for ever, with limits of 5 s for a step and 2 s for leaving: until it is noticed; until the others make steps again",
+        lambda r: "; ".join(
+            f"{r.figure(f'{fault}, kept: noticed'):.1f}, {r.figure(f'{fault}, kept: steps again'):.1f} s"
+            for fault in ("the link between two other hosts is cut", "process holds Python's lock")
+        ),
+        command='elastic --only "link between" --only "holds Python"',
+        optional=True,
+    ),
+    Row(
+        "elastic-busy",
         "Hosts on a machine whose processors are busy, stopped again and again for less than the lease (aim: 30 minutes): minutes; false alarms",
         lambda r: f"{r.figure('busy machine: minutes'):.0f}; {r.figure('busy machine: false alarms'):.0f}",
+        command='elastic --only "busy machine"',
         optional=True,
     ),
     Row(
-        "elastic",
+        "elastic-staged",
         "A node lost with its store when all data is staged: bytes read from the source beyond one dataset and what only that node had, in datasets: `replicate`; `partition` (aim: 0)",
         lambda r: "; ".join(
             f"{r.figure(f'staged data, a node lost, {way}: read beyond one dataset and what only that node had, in datasets'):.3f}"
             for way in ("replicate", "partition")
         ),
+        command='elastic --only "staged data"',
         optional=True,
     ),
 )

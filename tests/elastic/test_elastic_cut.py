@@ -43,7 +43,7 @@ def test_of_two_hosts_that_do_not_reach_each_other_one_is_left_out(tmp_path: Pat
 def test_a_cut_that_is_over_leaves_nobody_out(tmp_path: Path) -> None:
     """After 1.5 s the kernel has sent for the fourth time what it has no answer for, and waits for as long again: until
     then the connection still looks cut."""
-    made = Hosts(KEPT, "abc", tmp_path, apart=True, conf="lease_s=1")
+    made = Hosts(KEPT, "abc", tmp_path, apart=True, conf="lease_s=2")
     try:
         assert made.wait_for_steps("abc", time.time(), 90), made.said()
         before = made.generations()
