@@ -94,6 +94,15 @@ def test_computing_says_nothing_about_the_source(looks):
     assert not looks.beside.is_sprinting
 
 
+def test_without_a_copy_nothing_is_to_be_seen_soon(looks):
+    looks.after(3, program=30)
+    until_full(looks, program=30, copied=30)
+    assert looks.beside.is_sprinting
+    assert looks.after(1, program=30) is Pace.YIELDING
+    assert not looks.beside.is_sprinting
+    assert looks.after(5, program=30, copied=30) is Pace.FULL, "it is seen with the next copy"
+
+
 def test_a_program_whose_reads_are_not_counted(looks):
     looks.after(3, program=0, in_calls=0.0)
     assert looks.after(20, program=0, copied=30, in_calls=0.0) is Pace.FULL

@@ -130,6 +130,8 @@ class Beside:
     def _judge(self, read: BytesRead, copies: bool) -> None:
         if not copies or self._since is None:
             self._since = read if copies else None
+            if self.is_sprinting and not copies:
+                self.pace, self._least_s = Pace.YIELDING, LEAST_TRIAL_S
             return
         if read.at - self._since.at < self._least_s or self._alone is None:
             return
