@@ -21,7 +21,7 @@ pytest.importorskip("torch")
 
 from hpcstage.elastic.passing import process
 from hpcstage.elastic.passing.giver import ANSWER, REQUEST, REQUEST_BYTES
-from hpcstage.elastic.passing.pair import ANSWER_S, BLOCK_BYTES, Pair, PairError
+from hpcstage.elastic.passing.pair import ANSWER_S, BLOCK_BYTES, CONNECT_S, Pair, PairError
 from hpcstage.elastic.passing.receiver import Receiver
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Dataset, DatasetKind, Entry
@@ -174,6 +174,14 @@ def test_nobody_gets_a_byte_without_the_key(nodes: Nodes) -> None:
     with pytest.raises(PairError):
         asked(port, OTHER, wanted)
     assert giver.wait(10) == 1
+
+
+def test_a_receiver_that_takes_long_to_come_is_awaited(nodes: Nodes, copies: PassedCopies) -> None:
+    giver, port = nodes.giver()
+    with pytest.raises(subprocess.TimeoutExpired):
+        giver.wait(CONNECT_S + 1)
+    nodes.receiver((port, KEY))
+    assert nodes.copy(copies, "small") is not None
 
 
 def test_nothing_is_taken_from_a_giver_without_the_key(nodes: Nodes, copies: PassedCopies) -> None:

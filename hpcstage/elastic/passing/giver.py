@@ -20,14 +20,14 @@ from datetime import timedelta
 from pathlib import Path
 
 from hpcstage.elastic.passing import process
-from hpcstage.elastic.passing.pair import BLOCK_BYTES, CONNECT_S, Pair, PairError
+from hpcstage.elastic.passing.pair import BLOCK_BYTES, Pair, PairError
 from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol import nodedir, passing
 from hpcstage.protocol.passing import Wanted
 
 SILENT_S = 60.0
-"""A receiver of which nothing is heard for so long is gone."""
+"""A receiver of which nothing is heard for so long is gone. One that is awaited may still import PyTorch."""
 REQUEST = struct.Struct("<H")
 """The bytes of a request, which stands behind it."""
 REQUEST_BYTES = REQUEST.size + passing.MOST_BYTES
@@ -95,10 +95,11 @@ def main() -> int:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     process.give_way()
-    store = TCPStore("localhost", 0, None, True, timedelta(seconds=CONNECT_S), wait_for_workers=False)
+    store = TCPStore("localhost", 0, None, True, timedelta(seconds=SILENT_S), wait_for_workers=False)
     print(store.port, flush=True)  # noqa: T201  for the agent
     try:
-        serve(Pair(store, 0, first["address"], bytes.fromhex(first["key"])), Copies(Path(first["node_dir"])))
+        pair = Pair(store, 0, first["address"], bytes.fromhex(first["key"]), SILENT_S)
+        serve(pair, Copies(Path(first["node_dir"])))
     except (PairError, struct.error):
         return 1
     return 0

@@ -30,8 +30,9 @@ class PairError(Exception):
 class Pair:
     """Owns one side's buffer, `data`, and its place in what was sent."""
 
-    def __init__(self, store: Any, rank: int, address: str, key: bytes) -> None:
-        """Connects through a store of these two; `address` is this node's. Raises PairError."""
+    def __init__(self, store: Any, rank: int, address: str, key: bytes, connect_s: float = CONNECT_S) -> None:
+        """Connects through a store of these two; `address` is this node's. Raises PairError, also if the other side has
+        not come within `connect_s`."""
         import torch
         from torch import distributed
 
@@ -45,7 +46,7 @@ class Pair:
         try:
             device = gloo.create_default_device() if named else gloo.create_device(address)
             options = gloo._Options()
-            options._devices, options._threads, options._timeout = [device], 1, timedelta(seconds=CONNECT_S)
+            options._devices, options._threads, options._timeout = [device], 1, timedelta(seconds=connect_s)
             self._group = gloo(store, rank, 2, options)
         except RuntimeError as error:
             raise PairError(str(error)) from None
