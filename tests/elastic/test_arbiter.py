@@ -188,5 +188,9 @@ def test_silence_is_measured_while_its_listener_runs() -> None:
     assert watch.unchanged_s(6.0) == 5.0
     watch.see("b", 6.0)
     assert watch.unchanged_s(6.0) == 0.0
+    watch.see("b", 7.0)
+    for now_s in (8.0, 20.0):
+        watch.miss(now_s)
+    assert watch.unchanged_s(20.5) == 1.5, "what cannot be seen may change"
     clock = AwakeClock(0.0, 0.5)
     assert [clock.show(now_s) for now_s in (0.25, 0.5, 10.0, 10.25)] == [0.25, 0.5, 1.0, 1.25]

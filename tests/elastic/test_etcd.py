@@ -145,7 +145,7 @@ def _speak(agents: Agents, *names: str) -> None:
 @pytest.mark.parametrize("etcd", [3], indirect=True)
 def test_one_server_of_three_may_be_lost_and_with_two_nobody_trains(agents: Agents, etcd: SiteEtcd) -> None:
     pytest.importorskip("torch")
-    lease_s = 3.0  # etcd needs up to 2 s to elect another leader
+    lease_s = 4.0  # the servers need up to 2 s to agree on another leader, where they can run
     names = started(agents, 2, lease_s=lease_s)
     leader = etcd.leader()
     for server in (leader, (leader + 1) % 3):
@@ -153,7 +153,7 @@ def test_one_server_of_three_may_be_lost_and_with_two_nobody_trains(agents: Agen
         wait_for(etcd.answers, 30, "a leader")
         _speak(agents, *names)
         etcd.start()
-    assert agents.hosts() == [names]
+    assert (agents.hosts(), agents.term().number) == ([names], 1)
     assert [[entry["what"] for entry in agents.log(name)] for name in names] == [["trains"]] * 2
     etcd.kill(0, 1)
     killed_s = time.time()
@@ -164,6 +164,7 @@ def test_one_server_of_three_may_be_lost_and_with_two_nobody_trains(agents: Agen
     wait_for(lambda: {agents.log(name)[-1]["what"] for name in names} == {"trains"}, 40, "training again")
     agents.wait(*agents.hosts()[-1])
     assert sorted(agents.hosts()[-1]) == sorted(names)
+    assert not any(generation["lost"] for generation in agents.generations())
 
 
 @pytest.mark.torch
@@ -191,8 +192,8 @@ def test_an_etcd_by_https_is_one_whose_certificate_is_trusted(agents: Agents, et
     agents.start("b")
     agents.wait("b")
     said = f"elastic: a: the certificate of etcd at {etcd.endpoint} is not trusted: "
-    (line,) = (line for line in agents.end().splitlines() if line.startswith("elastic: a:"))
-    assert line.startswith(said)
+    (line,) = (line for line in agents.end().splitlines() if "elastic: a:" in line)
+    assert said in line
     assert line.endswith("(name the file of its CA in SSL_CERT_FILE)")
 
 
