@@ -20,6 +20,7 @@ from etcdlab import SiteEtcd
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.store import Board, EtcdStores, TcpStores
 from hpcstage.elastic.membership.values import Term, TrainingEnd
+from hpcstage.errors import HpcstageError
 
 PROGRAM = Path(__file__).with_name("agents.py")
 LEASE_S = 1.0
@@ -146,6 +147,13 @@ class Agents:
         term = Arbiter(self.directory / "elastic-t").newest_term()
         assert term is not None
         return term
+
+    def last_beat(self) -> tuple[int, int] | None:
+        """The last beat of the store's host, or None while that cannot be read."""
+        try:
+            return Arbiter(self.directory / "elastic-t").last_beat()
+        except HpcstageError:
+            return None
 
     def store(self) -> str:
         """The host of the store."""

@@ -151,6 +151,8 @@ def test_one_server_of_three_may_be_lost_and_with_two_nobody_trains(agents: Agen
     for server in (leader, (leader + 1) % 3):
         etcd.kill(server)
         wait_for(etcd.answers, 30, "a leader")
+        before = agents.last_beat()
+        wait_for(lambda: agents.last_beat() not in (before, None), 30, "a beat")  # noqa: B023
         _speak(agents, *names)
         etcd.start()
     assert (agents.hosts(), agents.term().number) == ([names], 1)
@@ -164,6 +166,7 @@ def test_one_server_of_three_may_be_lost_and_with_two_nobody_trains(agents: Agen
     wait_for(lambda: {agents.log(name)[-1]["what"] for name in names} == {"trains"}, 40, "training again")
     agents.wait(*agents.hosts()[-1])
     assert sorted(agents.hosts()[-1]) == sorted(names)
+    assert agents.term().number == 1, "the servers were lost, not the agent that leads"
     assert not any(generation["lost"] for generation in agents.generations())
 
 

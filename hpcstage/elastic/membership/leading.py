@@ -138,8 +138,8 @@ class Leader:
         return Awaited(frozenset((members | {*self._heard.spares}) - {self._former.node}), self._bounds.grace_s)
 
     def _keeps_term(self) -> bool:
-        """Shows in the run directory that this host leads. Returns False if that cannot be reached: others that reach it
-        take the store over after a lease. Raises Superseded if they have."""
+        """Shows in the run directory that this host leads. Returns False if that cannot be reached: others that do
+        reach it take the store over after a lease. Raises Superseded if they have."""
         try:
             self._call(self._keep_term)
         except (NoAnswer, OSError):
