@@ -187,17 +187,22 @@ def test_an_etcd_that_is_frozen_is_waited_for_within_a_bound(agents: Agents, etc
 @pytest.mark.torch
 @in_etcd
 @pytest.mark.parametrize("etcd", ["https"], indirect=True)
-def test_an_etcd_by_https_is_one_whose_certificate_is_trusted(agents: Agents, etcd: SiteEtcd, tmp_path: Path) -> None:
+def test_an_etcd_by_https_is_one_whose_certificate_is_trusted(
+    agents: Agents, etcd: SiteEtcd, hpcstage: Hpcstage, tmp_path: Path
+) -> None:
     pytest.importorskip("torch")
     other, _ = certified(tmp_path / "other")
-    agents.start("a", env={"SSL_CERT_FILE": os.fspath(other)})
+    env = {"SSL_CERT_FILE": os.fspath(other)}
+    agents.start("a", env=env)
     agents.wait_ended("a", 2)
     agents.start("b")
     agents.wait("b")
-    said = f"elastic: a: the certificate of etcd at {etcd.endpoint} is not trusted: "
     (line,) = (line for line in agents.end().splitlines() if "elastic: a:" in line)
-    assert said in line
-    assert line.endswith("(name the file of its CA in SSL_CERT_FILE)")
+    done = hpcstage("run", "--elastic", "2", "--etcd", etcd.endpoint, "--", sys.executable, "-c", "", env=env)
+    assert done.returncode == 2
+    for said in (line, *done.stderr.decode().splitlines()):
+        assert f"the certificate of etcd at {etcd.endpoint} is not trusted: " in said
+        assert said.endswith("(name the file of its CA in SSL_CERT_FILE)")
 
 
 def test_an_etcd_that_wants_a_user_is_named_before_anything_starts(hpcstage: Hpcstage, etcd: SiteEtcd) -> None:
