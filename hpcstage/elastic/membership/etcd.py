@@ -145,8 +145,8 @@ class Etcd:
             self._hang_up()
             errors.append(HpcstageError(str(said)))
         if all(isinstance(error, SSLCertVerificationError) for error in errors):
-            what = f"the certificate of etcd at {', '.join(self.endpoints)} is not trusted"
-            raise EtcdClosed(what, "name the file of its CA in SSL_CERT_FILE") from errors[-1]
+            found = f"the certificate of etcd at {', '.join(self.endpoints)} is not trusted"
+            raise EtcdClosed(found, "name the file of its CA in SSL_CERT_FILE") from errors[-1]
         raise EtcdLost(f"etcd does not answer at {', '.join(self.endpoints)}") from errors[-1]
 
     def _asked(self, index: int, method: str, body: bytes) -> tuple[int, bytes]:
