@@ -1,4 +1,4 @@
-"""Owns agents that stand where `torchrun` does, in the processes of `agents`, and an etcd for them."""
+"""Owns agents that stand where `torchrun` does, in the processes of `agents`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,9 +15,9 @@ from typing import Any
 
 import pytest
 from conftest import wait_for
+from etcdlab import SiteEtcd
 
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.etcd import Etcd
 from hpcstage.elastic.membership.store import Board, EtcdStores, TcpStores
 from hpcstage.elastic.membership.values import Term, TrainingEnd
 from hpcstage.errors import HpcstageError
@@ -149,6 +148,13 @@ class Agents:
         assert term is not None
         return term
 
+    def last_beat(self) -> tuple[int, int] | None:
+        """The last beat of the store's host, or None while that cannot be read."""
+        try:
+            return Arbiter(self.directory / "elastic-t").last_beat()
+        except HpcstageError:
+            return None
+
     def store(self) -> str:
         """The host of the store."""
         return self.term().host
@@ -171,50 +177,6 @@ class Agents:
                 self.process.kill()
                 self.process.communicate()
         return self.said
-
-
-class SiteEtcd:
-    """An etcd of one server on this machine."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.port, peers = _free_ports()
-        self.endpoint = f"http://127.0.0.1:{self.port}"
-        self._words = [
-            "etcd", "--data-dir", os.fspath(directory), "--listen-client-urls", self.endpoint,
-            "--advertise-client-urls", self.endpoint, "--listen-peer-urls", f"http://127.0.0.1:{peers}",
-            "--initial-advertise-peer-urls", f"http://127.0.0.1:{peers}",
-            "--initial-cluster", f"default=http://127.0.0.1:{peers}",
-        ]  # fmt: skip
-        try:
-            self.start()
-        except BaseException:
-            self.kill()
-            raise
-
-    def start(self) -> None:
-        with self.directory.with_suffix(".log").open("ab") as log:
-            self.process = subprocess.Popen(self._words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        wait_for(self.answers, 30, "an etcd that answers")
-
-    def client(self, limit_s: float = 1.0) -> Etcd:
-        return Etcd([self.endpoint], limit_s)
-
-    def answers(self) -> bool:
-        try:
-            self.client().get("there")
-        except HpcstageError:
-            return False
-        return True
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
-        return first.getsockname()[1], second.getsockname()[1]
 
 
 def order(agents: Agents, *names: str) -> list[str]:

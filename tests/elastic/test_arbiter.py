@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
@@ -14,18 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.elastic.membership.arbiter import Arbiter
+from hpcstage.elastic.membership.arbiter import OFFER, Arbiter
 from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.signing import Forged, Signer, UnsafeKey, read_or_make_key
 from hpcstage.elastic.membership.values import Beat, Generation, Node, Term, TrainingEnd, View
 from hpcstage.elastic.membership.watching import AwakeClock, Watch
 
+pytest_plugins = ("agentfixtures",)
 NODES = (Node("1", "a", "a", 2), Node("2", "b", "10.0.0.2"))
 
 
-def test_one_of_many_gets_a_claim_and_all_read_it_whole(tmp_path: Path) -> None:
+def test_one_of_many_gets_a_claim_and_all_read_it_whole(tmp_path: Path, endpoints: list[str]) -> None:
     def claim(number: int) -> bool:
-        arbiter = Arbiter(tmp_path / "t")
+        arbiter = Arbiter(tmp_path / "t", endpoints)
         won = arbiter.claim_generation(Generation(1, number, NODES, "start"))
         newest = arbiter.newest_generation()
         assert newest is not None
@@ -34,30 +36,34 @@ def test_one_of_many_gets_a_claim_and_all_read_it_whole(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(16) as pool:
         assert sum(pool.map(claim, range(64))) == 1
-    assert sorted(path.name for path in (tmp_path / "t").iterdir()) == ["generation-00000001", "key"]
+    in_files = {"key", "register"} if endpoints else {"key", "register", "generation-00000001"}
+    assert {path.name for path in (tmp_path / "t").iterdir()} == in_files
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "t").iterdir()} == {0o600}
     assert (tmp_path / "t").stat().st_mode & 0o777 == 0o700
 
 
-def test_what_is_written_is_read_by_others(tmp_path: Path) -> None:
-    mine, other = Arbiter(tmp_path), Arbiter(tmp_path)
-    assert (other.newest_term(), other.newest_generation(), other.last_beat(), other.end_of(1)) == (
-        None,
-        None,
-        (0, 0),
-        None,
-    )
+def test_what_is_written_is_read_by_others(tmp_path: Path, endpoints: list[str]) -> None:
+    mine, other = Arbiter(tmp_path, endpoints), Arbiter(tmp_path)
+    assert (other.newest_term(), other.newest_generation(), other.end_of(1)) == (None, None, None)
+    assert other.last_beat() == (0, 0)
+    assert mine.silent_s() == math.inf
+    mine.offer({"name": "n"})
     for number in (1, 2):
         assert mine.claim_term(Term(number, "1", "a", "a", 5))
     later = Generation(12, 2, NODES, "loss", ("c",), (), 0.5, 2.25)
+    before_s = time.time() - 1  # a file system's clock may be a little late
     assert mine.claim_generation(Generation(9, 1, NODES, "start"))
     assert mine.claim_generation(later)
     mine.beat(2, 7)
     mine.end_term(2, TrainingEnd("over", 75))
     assert other.newest_term() == Term(2, "1", "a", "a", 5)
     assert other.term_before(2) == Term(1, "1", "a", "a", 5)
-    assert other.newest_generation() == later
+    found, agreed_s = other.generation(12)
+    assert found == other.newest_generation() == later
+    assert before_s <= agreed_s <= time.time()
     assert (other.last_beat(), other.end_of(2), other.end_of(1)) == ((2, 7), TrainingEnd("over", 75), None)
+    assert (other.offered(), other.silent_s() < 60) == ({"name": "n"}, True)
+    assert (tmp_path / OFFER).exists(), "who joins has yet to know of etcd"
 
 
 def test_a_file_that_another_wrote_or_that_was_moved_is_refused(tmp_path: Path) -> None:
@@ -182,5 +188,9 @@ def test_silence_is_measured_while_its_listener_runs() -> None:
     assert watch.unchanged_s(6.0) == 5.0
     watch.see("b", 6.0)
     assert watch.unchanged_s(6.0) == 0.0
+    watch.see("b", 7.0)
+    for now_s in (8.0, 20.0):
+        watch.miss(now_s)
+    assert watch.unchanged_s(20.5) == 1.5, "what cannot be seen may change"
     clock = AwakeClock(0.0, 0.5)
     assert [clock.show(now_s) for now_s in (0.25, 0.5, 10.0, 10.25)] == [0.25, 0.5, 1.0, 1.25]

@@ -6,11 +6,13 @@ The module owns the requests; keys are whole and mean nothing here.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from ssl import SSLCertVerificationError
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,6 +30,10 @@ class EtcdLost(NoAnswer):
 
 class EtcdRefused(NoAnswer):
     """Etcd answers that it does not do what was asked."""
+
+
+class EtcdClosed(UsageError):
+    """Etcd is there, and asking again does not help: it wants a user, or its certificates are not trusted here."""
 
 
 def endpoints_of(text: str) -> tuple[str, ...]:
@@ -80,21 +86,21 @@ class Etcd:
     def put_new(self, key: str, value: bytes, lease: int = 0) -> bool:
         """Keeps a value under a key that there is not yet. Returns whether it is the one that is there now: an answer
         that was lost and is asked for again counts as well."""
-        absent = {"target": "CREATE", "key": _text(key), "create_revision": "0"}
-        return self._changed(absent, key, value, lease) in (None, value)
+        return self._changed([_unchanged(key, None)], {key: value}, lease) in (None, [value])
 
-    def add(self, key: str, amount: int, lease: int = 0) -> int:
-        """Adds to a number, and returns the sum."""
+    def add(self, key: str, amount: int, lease: int) -> int:
+        """Adds to a number, and returns the sum. The addition leaves a mark of its own with the sum, as long as the
+        lease holds: an answer that was lost and is asked for again finds it, and nothing is added twice."""
+        mark = f"{key}/{os.urandom(16).hex()}"
         before = self.get(key)
         while amount or before is None:
             value = str(int(before or 0) + amount).encode()
-            unchanged: dict[str, str] = {"target": "CREATE", "key": _text(key), "create_revision": "0"}
-            if before is not None:
-                unchanged = {"target": "VALUE", "key": _text(key), "value": _base64(before)}
-            found = self._changed(unchanged, key, value, lease)
+            found = self._changed([_unchanged(key, before), _unchanged(mark, None)], {key: value, mark: value}, lease)
             if found is None:
                 return int(value)
-            before = found or None
+            before, added = found
+            if added is not None:
+                return int(added)
         return int(before)
 
     def keep(self, lease: int, ttl_s: int) -> None:
@@ -107,36 +113,41 @@ class Etcd:
                 if "exists" not in error.what:  # otherwise another node was first
                     raise
 
-    def _changed(self, condition: dict[str, str], key: str, value: bytes, lease: int) -> bytes | None:
-        """Keeps a value under a condition. Returns None if it held, else the value that there is."""
+    def _changed(
+        self, conditions: Sequence[dict[str, str]], values: dict[str, bytes], lease: int
+    ) -> list[bytes | None] | None:
+        """Keeps values under conditions. Returns None if they held, else the values that there are."""
         answer = self._ask(
             "kv/txn",
-            compare=[condition],
-            success=[{"request_put": _kept(key, value, lease)}],
-            failure=[{"request_range": {"key": _text(key)}}],
+            compare=conditions,
+            success=[{"request_put": _kept(key, value, lease)} for key, value in values.items()],
+            failure=[{"request_range": {"key": _text(key)}} for key in values],
         )
-        return None if answer.get("succeeded") else _value(answer["responses"][0]["response_range"]) or b""
+        return None if answer.get("succeeded") else [_value(found["response_range"]) for found in answer["responses"]]
 
     def _ask(self, method: str, **what: Any) -> Any:  # noqa: ANN401 - plain data
         """Asks the endpoint that answered last, then the others, and it once more."""
         first = getattr(self._own, "index", 0)
-        error: Exception | None = None
+        errors: list[Exception] = []
         for index in range(first, first + len(self.endpoints) + 1):
             try:
                 status, text = self._asked(index % len(self.endpoints), method, json.dumps(what).encode())
                 answer = json.loads(text)
             except (OSError, HTTPException, ValueError) as failed:
                 self._hang_up()
-                error = failed
+                errors.append(failed)
                 continue
             if status == 200:
                 return answer
             said = answer.get("error") or answer.get("message") or f"status {status}"
             if status not in (500, 503, 504):  # these say that it has no leader, or is not ready
-                raise EtcdRefused(f"etcd at {self.endpoints[index % len(self.endpoints)]} says: {said}")
+                raise _refusal(self.endpoints[index % len(self.endpoints)], str(said))
             self._hang_up()
-            error = HpcstageError(str(said))
-        raise EtcdLost(f"etcd does not answer at {', '.join(self.endpoints)}") from error
+            errors.append(HpcstageError(str(said)))
+        if all(isinstance(error, SSLCertVerificationError) for error in errors):
+            found = f"the certificate of etcd at {', '.join(self.endpoints)} is not trusted"
+            raise EtcdClosed(found, "name the file of its CA in SSL_CERT_FILE") from errors[-1]
+        raise EtcdLost(f"etcd does not answer at {', '.join(self.endpoints)}") from errors[-1]
 
     def _asked(self, index: int, method: str, body: bytes) -> tuple[int, bytes]:
         kept: _Kept | None = getattr(self._own, "kept", None)
@@ -167,6 +178,20 @@ class _Kept:
 
     def __del__(self) -> None:
         self._connection.close()
+
+
+def _refusal(endpoint: str, said: str) -> HpcstageError:
+    if "user name is empty" in said:
+        what = f"etcd at {endpoint} wants a user and a password, which hpcstage does not support"
+        return EtcdClosed(what, "name one that wants none, or none at all")
+    return EtcdRefused(f"etcd at {endpoint} says: {said}")
+
+
+def _unchanged(key: str, value: bytes | None) -> dict[str, str]:
+    """Returns the condition that a key still has a value, or that there is none."""
+    if value is None:
+        return {"target": "CREATE", "key": _text(key), "create_revision": "0"}
+    return {"target": "VALUE", "key": _text(key), "value": _base64(value)}
 
 
 def _kept(key: str, value: bytes, lease: int) -> dict[str, str]:

@@ -281,7 +281,11 @@ class Keeper:
         return self._setting.patience.lease_s * (1 if trains else 2)
 
     def _watch_host(self, now_s: float) -> Term | None:
-        term, beat = self._ask_directory(lambda: (self._arbiter.newest_term(), self._arbiter.last_beat()))
+        try:
+            term, beat = self._ask_directory(lambda: (self._arbiter.newest_term(), self._arbiter.last_beat()))
+        except (NoAnswer, OSError):
+            self._host_watch.miss(time.monotonic())
+            raise
         self._host_watch.see((term, beat), now_s)
         self._newest, self._looked_s = term, now_s
         return term

@@ -1,7 +1,8 @@
 """Leads a training from the host of its store: sees who lives, asks the policy, and claims the next generation.
 
 The module owns the leader's loop. A leader is one of the agents; its own beats go through the store like those of the
-others. It leads only while it reaches the run directory, and stops as soon as another term has begun there.
+others. It leads only while it reaches the run directory, goes on when it does again (the servers of an etcd need some
+seconds to agree on another leader of their own), and stops as soon as another term has begun there.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import TYPE_CHECKING, TypeVar
 from hpcstage import stderr
 from hpcstage.elastic.membership.apart import APART_S, Apart, SeenNode
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.bounded import Caller
+from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.deciding import Awaited, Decider, Proposal, is_complete
 from hpcstage.elastic.membership.setting import AgentSetting
-from hpcstage.elastic.membership.store import Board
+from hpcstage.elastic.membership.store import Board, StoreLost
 from hpcstage.elastic.membership.values import GONE, Beat, Generation, Term, TrainingEnd, View
 from hpcstage.elastic.membership.watching import AwakeClock, Watch
 from hpcstage.elastic.policy import Answer, PolicyError
@@ -109,8 +110,15 @@ class Leader:
             self._former = self._call(lambda: self._arbiter.term_before(self.term.number))
             apart = Apart(self._heard.apart if self._heard else (), self._clock.show(time.monotonic()))
             self._decider = Decider(self._most, self._policy.most, self._patience, at_start, self._awaited(), apart)
+            done_s = time.monotonic()
             while not self._stopping.is_set():
-                self._step(self._clock.show(time.monotonic()))
+                try:
+                    if self._keeps_term():
+                        self._step(self._clock.show(time.monotonic()))
+                    done_s = time.monotonic()
+                except (NoAnswer, StoreLost, OSError):  # it shows that it leads, and does not
+                    if time.monotonic() - done_s > self._patience.lease_s:
+                        raise
                 self._stopping.wait(min(self._bounds.beat_s, self._decider.again_s))
         except Superseded as error:
             stderr.say(f"elastic: {error.line()}")
@@ -129,8 +137,16 @@ class Leader:
         members = {node.id for node in self._current.nodes}
         return Awaited(frozenset((members | {*self._heard.spares}) - {self._former.node}), self._bounds.grace_s)
 
+    def _keeps_term(self) -> bool:
+        """Shows in the run directory that this host leads. Returns False if that cannot be reached: others that do
+        reach it take the store over after a lease. Raises Superseded if they have."""
+        try:
+            self._call(self._keep_term)
+        except (NoAnswer, OSError):
+            return False
+        return True
+
     def _step(self, now_s: float) -> None:
-        self._call(self._keep_term)
         self._look(now_s)
         seen = self._seen(now_s)
         before, is_over = self._current, False
@@ -163,7 +179,6 @@ class Leader:
         return tuple(beat.node.id for beat in there if beat.node.id not in members)
 
     def _keep_term(self) -> None:
-        """Shows in the run directory that this host leads. Raises Superseded if it does not any more."""
         newest = self._arbiter.newest_term()
         if newest and newest.number > self.term.number:
             raise Superseded(f"{newest.host} has taken the store over from {self.term.host}, which was silent too long")

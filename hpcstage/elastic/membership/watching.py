@@ -10,12 +10,18 @@ class Watch:
 
     def __init__(self, now_s: float) -> None:
         self._value: Hashable = None
-        self._since_s = now_s
+        self._since_s = self._looked_s = now_s
 
     def see(self, value: Hashable, now_s: float) -> None:
         """Takes what the value is now."""
+        self._looked_s = now_s
         if value != self._value:
             self._value, self._since_s = value, now_s
+
+    def miss(self, now_s: float) -> None:
+        """Takes that the value could not be seen: the time since the last look does not count."""
+        self._since_s += now_s - self._looked_s
+        self._looked_s = now_s
 
     def unchanged_s(self, now_s: float) -> float:
         """Returns for how long it has been so."""
@@ -23,7 +29,8 @@ class Watch:
 
 
 class AwakeClock:
-    """A clock that stands while its own process does not run: what others said meanwhile could not be heard."""
+    """A clock that stands while nobody looks at it, as when its own process does not run: what others said meanwhile
+    could not be heard."""
 
     def __init__(self, now_s: float, most_s: float) -> None:
         """Between two looks at most `most_s` pass."""
