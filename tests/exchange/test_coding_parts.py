@@ -22,6 +22,7 @@ from hpcstage.exchange.transport.frames import FrameError
 from hpcstage.protocol import coding
 from hpcstage.protocol.coding import CodingLinkError, MessageStream, pack
 from hpcstage.protocol.membership import Membership
+from hpcstage.reading import readable
 
 MESSAGES = [
     coding.Hold("own", "/local/ckpt"),
@@ -184,6 +185,26 @@ def test_a_message_that_comes_with_the_greeting_is_not_lost(port, tmp_path):
     port._connection.sendall(b"".join(map(pack, greeting)))  # at once
     thread.join()
     assert found == [GroupChanged(membership), coding.KeeperMessage(0, b"told before")]
+
+
+def test_an_exchange_that_greets_late_keeps_its_keeper(port, tmp_path):
+    found: list[Membership] = []
+
+    def keeper():
+        link = GroupLink.open(tmp_path, 0.0)
+        found.append(link.membership)
+        link.close()
+
+    membership = Membership.of(["a", "b"])
+    thread = threading.Thread(target=keeper)
+    thread.start()
+    wait_for(port.accept)
+    assert not readable([port._connection], 0.3), "it does not hang up"
+    port.send(coding.Welcome(1))
+    port.send(coding.Members(membership.pack()))
+    thread.join()
+    assert found == [membership]
+    assert not port.accept(), "it has come once"
 
 
 def test_messages_wait_for_a_keeper_that_is_slow(port):

@@ -28,6 +28,9 @@ from hpcstage.protocol.membership import Membership
 
 ANSWER_S = 30.0
 """How long an answer of another node is waited for."""
+GREETING_S = 5.0
+"""How long an exchange that has taken the connection is waited for. It takes the end of a connection for that of the
+keeper, and gives what it has kept for the keeper to the first that comes: on a busy node none may be given up early."""
 _ASKED_AHEAD = 8
 """The most pieces of one `read` that are asked for and have not come."""
 
@@ -77,12 +80,12 @@ class GroupLink:
     def open(cls, node_dir: Path, timeout_s: float) -> GroupLink:
         """Connects to the exchange whose node directory this is, and waits until it has said who is in the group.
 
-        Raises LinkLost if there is none within the time; it may be tried again at any time.
+        Raises LinkLost if there is none within the time, or one that does not greet; it may be tried again at any time.
         """
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                return cls._greeted(node_dir, max(RETRY_S, deadline - time.monotonic()))
+                return cls._greeted(node_dir, max(GREETING_S, deadline - time.monotonic()))
             except (OSError, LinkLost) as error:
                 if time.monotonic() >= deadline:
                     raise LinkLost(f"no exchange answers in {node_dir}: {error}") from None
