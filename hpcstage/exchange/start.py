@@ -22,6 +22,7 @@ from pathlib import Path
 from hpcstage.exchange.coding.service import CodingService
 from hpcstage.exchange.daemonlink import DaemonLink, LinkEnded
 from hpcstage.exchange.files.service import FileService
+from hpcstage.exchange.files.stripes import StripeService
 from hpcstage.exchange.group import GroupService, Silence
 from hpcstage.exchange.handover import ManifestService
 from hpcstage.exchange.lane import Lanes
@@ -99,7 +100,8 @@ def _take_part(world: MpiWorld, spec: GroupSpec) -> int:
     store = Root(nodedir.STORE, _fresh_incoming())
     group = GroupService(station, spec.silence_s)
     files = FileService(station, Transfer(source=store, target=store))
-    services = (group, ManifestService(station, store), files, CodingService(station))
+    stripes = StripeService(station, store)
+    services = (group, ManifestService(station, store), files, stripes, CodingService(station))
     exchange = Exchange(station, services)
     group.begin()
     try:

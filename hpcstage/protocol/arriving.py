@@ -9,7 +9,7 @@ Everything is little-endian. Each word has one writer, so there are no locks:
              320 IN_ORDER_NOTES notes, IN_ORDER each: by readers, which may write over each other's: an inode that one
              reads in order at the source, and the bytes that it has read so
     rows     from ARRIVING_HEADER_BYTES on, ARRIVING_ROW_BYTES each, see ARRIVING_ROW; by the copier, but for what
-             ARRIVING_READ and WISHED_OFFSET name, which readers write, and for YIELDS_OFFSET
+             ARRIVING_READ and WISHED_OFFSET name, which readers write, and for YIELDS_OFFSET and SHARE_OFFSET
     stripes  from STRIPES_OFFSET on, a byte for each stripe of each row: by the copier, a Stripe
 
 A row may be used only while both of its words have the same number other than 0, which is looked at before bytes are
@@ -38,7 +38,8 @@ ARRIVING_ROW = struct.Struct("<QQQqqIIQ")
 """u64 device, u64 inode, u64 size, i64 mtime, i64 ctime of the source, as stat says on this node, u32 id,
 u32 bytes of a stripe, u64 reserved."""
 WISHED_OFFSET = 56
-"""In a row: u32 the stripe that a reader needs next, plus one; 0: none."""
+"""In a row: u32 the stripe that a reader needs next, plus one; 0: none. Where none has said it, the exchange writes
+what another node needs."""
 YIELDS_OFFSET = 60
 """In a row: u32, by the daemon: how the copier gives way to programs that read the source, see Yields."""
 NAME_OFFSET = 64
@@ -48,6 +49,13 @@ READ_OFFSET = 128
 """In a row: ARRIVING_READ."""
 ARRIVING_READ = struct.Struct("<QQ")
 """u64 bytes that readers got from the incoming file, u64 bytes that they read at the source where no copier was."""
+SHARE_OFFSET = 144
+"""In a row: SHARE, by the daemon."""
+SHARE = struct.Struct("<II64s")
+"""u32 this node, u32 how many nodes bring the file together (0: this one alone), and a bit for each of these, by its
+number."""
+MOST_SHARING = 512
+"""Nodes with numbers from this on bring no file together with others."""
 ARRIVING_ROW_BYTES = 256
 STRIPES_OFFSET = 12288
 ROW_STRIPES = 16384
@@ -72,7 +80,7 @@ class Stripe(IntEnum):
 
     ABSENT = 0
     COMING = 1
-    """A thread of the copier reads it from the source."""
+    """A thread of the copier reads it from the source, or another node was asked for it."""
     ARRIVED = 2
     """All of it is in the incoming file, and the source was what the row says after it had been read."""
 

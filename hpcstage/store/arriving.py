@@ -1,8 +1,9 @@
 """Shows programs which parts of large files, whose copies are on their way, are there already.
 
 Owns the mapping of the file `arriving`, whose layout stands in `protocol.arriving`: `Arriving` is the daemon's side,
-which grants rows to transfers and takes them away, `Arrivals` and `Arrival` are a copier's side, which fills them.
-Without space on the disk the mapping is in memory only, where no program sees it.
+which grants rows to transfers and takes them away, `Arrivals` and `Arrival` are a copier's side, which fills them,
+`ShownRows` is the exchange's side, which passes on what has arrived. Without space on the disk the mapping is in memory
+only, where no program sees it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +33,12 @@ from hpcstage.protocol.arriving import (
     IN_ORDER,
     IN_ORDER_NOTES,
     IN_ORDER_OFFSET,
+    MOST_SHARING,
     NAME_OFFSET,
     READ_OFFSET,
     ROW_STRIPES,
+    SHARE,
+    SHARE_OFFSET,
     SHOWN_OFFSET,
     STRIPES_OFFSET,
     WISHED_OFFSET,
@@ -47,6 +51,7 @@ from hpcstage.protocol.arriving import (
 _U32 = struct.Struct("<I")
 _ID = struct.Struct("<I")
 _ID_OFFSET = 40
+_SERIALS = (GRANTED_OFFSET, SHOWN_OFFSET)
 _MOST_SERIALS = (1 << 32) - 2
 
 
@@ -55,6 +60,38 @@ class BytesRead(NamedTuple):
 
     served: int = 0
     missed: int = 0
+
+
+@dataclass(frozen=True)
+class Share:
+    """The nodes that bring a file together. Each reads its stripes at the source, and the others get these from it."""
+
+    own: int
+    """This node."""
+    nodes: tuple[int, ...]
+    """All of them, in the order of their numbers."""
+
+    def reader(self, stripe: int, lost: Collection[int] = ()) -> int:
+        """Returns the node that reads a stripe at the source. Those of a node that is lost are divided among the
+        others."""
+        node = self.nodes[stripe % len(self.nodes)]
+        if node not in lost:
+            return node
+        others = [node for node in self.nodes if node not in lost]
+        return others[stripe // len(self.nodes) % len(others)]
+
+    def pack(self) -> bytes:
+        """Returns the form in which it stands in a row."""
+        bits = sum(1 << node for node in self.nodes)
+        return SHARE.pack(self.own, len(self.nodes), bits.to_bytes(MOST_SHARING // 8, "little"))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Share | None:
+        """Returns what a row says; None if no other node brings the file, too, or it makes no sense."""
+        own, count, packed = SHARE.unpack(data)
+        bits = int.from_bytes(packed, "little")
+        nodes = tuple(node for node in range(bits.bit_length()) if bits >> node & 1)
+        return cls(own, nodes) if len(nodes) == count > 1 and own in nodes else None
 
 
 class Arriving:
@@ -76,9 +113,11 @@ class Arriving:
         """The ids that have a row."""
         return self._rows.keys()
 
-    def grant(self, id_: int, first: int | None = None, yields: Yields = Yields.NOT) -> bool:
+    def grant(
+        self, id_: int, first: int | None = None, yields: Yields = Yields.NOT, share: Share | None = None
+    ) -> bool:
         """Gives a transfer that is about to begin a row. Returns False if all are in use. `first` is the stripe that a
-        reader is expected to need next."""
+        reader is expected to need next, `share` tells with which nodes this one brings the file."""
         self.ended(id_, is_stored=False)
         if len(self._rows) == ARRIVING_ROWS and self._whole:
             self.withdraw((next(iter(self._whole)),))
@@ -94,6 +133,8 @@ class Arriving:
         _U32.pack_into(self._map, start + YIELDS_OFFSET, yields)
         if first is not None:
             _U32.pack_into(self._map, start + WISHED_OFFSET, first + 1)
+        if share is not None:
+            self._map[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size] = share.pack()
         self._put(row, self._serial)
         return True
 
@@ -183,6 +224,8 @@ class Arrival:
 
     is_shown = False
     """Whether programs may see them."""
+    share: Share | None = None
+    """The nodes that bring the file together, if this one does not alone."""
 
     def __init__(self, size_bytes: int) -> None:
         self.stripe_bytes = stripe_bytes(size_bytes)
@@ -203,6 +246,7 @@ class Arrival:
         name = facts.incoming + b"\0"
         mapped[start + NAME_OFFSET : start + NAME_OFFSET + len(name)] = name
         arrival._mapped, arrival._start, arrival.is_shown = mapped, _stripes(row), True
+        arrival.share = Share.unpack(mapped[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size])
         arrival._shown_at = SHOWN_OFFSET + 4 * row
         _U32.pack_into(mapped, arrival._shown_at, serial)
         return arrival
@@ -226,6 +270,13 @@ class Arrival:
         found = self._mapped.find(bytes((Stripe.ABSENT,)), self._start + stripe, self._start + self.stripes)
         return None if found < 0 else found - self._start
 
+    def next_absent(self, stripe: int, is_meant: Callable[[int], bool]) -> int | None:
+        """Returns the same of the stripes that are meant."""
+        found = self.first_absent(stripe)
+        while found is not None and not is_meant(found):
+            found = self.first_absent(found + 1)
+        return found
+
     def coming(self, stripes: range) -> None:
         """Notes that a thread begins with these stripes."""
         self._put(stripes, Stripe.COMING)
@@ -247,6 +298,53 @@ class Arrival:
 
     def _put(self, stripes: range, state: Stripe) -> None:
         self._mapped[self._start + stripes.start : self._start + stripes.stop] = bytes((state,)) * len(stripes)
+
+
+class ShownRow:
+    """What is shown of one file, while `holds`."""
+
+    def __init__(self, mapped: mmap.mmap, row: int, serial: int) -> None:
+        start = _row(row)
+        self._map, self._row, self._serial = mapped, row, serial
+        *_, self.stripe_bytes, _ = ARRIVING_ROW.unpack_from(mapped, start)
+        name = mapped[start + NAME_OFFSET : start + NAME_OFFSET + ARRIVING_NAME_BYTES]
+        self.incoming = name.partition(b"\0")[0]
+        """The name of the incoming file in the node directory."""
+
+    def holds(self) -> bool:
+        """Returns whether the row is the same transfer's as before: what was read of its file until now was right."""
+        return all(_U32.unpack_from(self._map, at + 4 * self._row)[0] == self._serial for at in _SERIALS)
+
+    def has(self, stripe: int) -> bool:
+        """Returns whether a stripe has arrived."""
+        return stripe < ROW_STRIPES and self._map[_stripes(self._row) + stripe] == Stripe.ARRIVED
+
+    def wish(self, stripe: int) -> None:
+        """Says that another node needs a stripe, if no reader here has said what it needs."""
+        at = _row(self._row) + WISHED_OFFSET
+        if not _U32.unpack_from(self._map, at)[0]:
+            _U32.pack_into(self._map, at, stripe + 1)
+
+
+class ShownRows:
+    """The exchange's side: finds rows by the ids of files."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._map: mmap.mmap | None = None
+
+    def find(self, id_: int) -> ShownRow | None:
+        """Returns the row of a file of which something is shown."""
+        with suppress(OSError, ValueError):
+            self._map = self._map or _open(self._path)
+        for row in range(ARRIVING_ROWS if self._map is not None else 0):
+            assert self._map is not None
+            (serial,) = _U32.unpack_from(self._map, SHOWN_OFFSET + 4 * row)
+            if serial and _U32.unpack_from(self._map, _row(row) + _ID_OFFSET)[0] == id_:
+                found = ShownRow(self._map, row, serial)
+                if found.holds():
+                    return found
+        return None
 
 
 def _row(row: int) -> int:

@@ -275,11 +275,12 @@ def copy_range(
         if not count:
             raise CopyError(Status.CHANGED)
         with writing:
-            _write_all(part.target, chunk[:count], position)
+            write_all(part.target, chunk[:count], position)
         position += count
 
 
-def _write_all(target: int, data: memoryview, position: int) -> None:
+def write_all(target: int, data: memoryview, position: int) -> None:
+    """Writes all of it at a position. Raises CopyError."""
     with local_errors():
         while data:
             count = os.pwrite(target, data, position)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hpcstage.protocol.shim import HIST_BUCKETS, bucket_of_ns
 
 BLOCK_BYTES = 1024
-BYTES, OPENS, OPEN_NS, READS, READ_NS, WRITE_NS, FILES, CANCEL, CURRENT, CURRENT_BYTES = range(10)
+BYTES, OPENS, OPEN_NS, READS, READ_NS, WRITE_NS, FILES, CANCEL, CURRENT, CURRENT_BYTES, RECEIVED = range(11)
 _COUNTERS = 7
 _WORDS = 16
 """The number of u64 at the start of a block; two histograms of u32 follow."""
@@ -55,6 +55,11 @@ class ThreadStats:
         self.words[READ_NS] += took_ns
         self._hist[_HIST_READ + bucket_of_ns(took_ns)] += 1
 
+    def received(self, size_bytes: int) -> None:
+        """Counts bytes of the current file that another node gave."""
+        self.words[RECEIVED] += size_bytes
+        self.words[CURRENT_BYTES] += size_bytes
+
     def copied(self) -> None:
         """Counts a file whose copy is in the store."""
         self.words[FILES] += 1
@@ -95,8 +100,15 @@ class StatsArea:
         blocks = (words[i * step : i * step + _COUNTERS].tolist() for i in range(self.threads))
         return Totals(*(sum(column) for column in zip(*blocks, strict=True)))
 
+    @property
+    def received(self) -> int:
+        """The bytes of large files that other nodes gave."""
+        words = self._view.cast("Q")
+        return sum(words[RECEIVED + thread * (BLOCK_BYTES // 8)] for thread in range(self.threads))
+
     def read_of(self, id_: int) -> int:
-        """Returns the bytes of one file that the threads whose last file it is have read, in all attempts at it."""
+        """Returns the bytes of one file that the threads whose last file it is have read, or got from other nodes, in
+        all attempts at it."""
         words = self._view.cast("Q")
         starts = range(0, self.threads * (BLOCK_BYTES // 8), BLOCK_BYTES // 8)
         return sum(words[start + CURRENT_BYTES] for start in starts if words[start + CURRENT] == id_ + 1)

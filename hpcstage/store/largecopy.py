@@ -1,4 +1,6 @@
-"""Copies one large file with several threads, so that a single file, too, is copied at the source's full speed."""
+"""Copies one large file with several threads, so that a single file, too, is copied at the source's full speed. Where
+several nodes bring it together, each reads its stripes at the source, and one thread gets the rest from the others.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from hpcstage.store import copyfile
 from hpcstage.store.arriving import Arrival
 from hpcstage.store.beside import ProgramReads
 from hpcstage.store.copyfile import CHUNK_BYTES, CopyError, CopyJob, CopyOutcome, CopyWorker, Status
+from hpcstage.store.others import OtherNodes
 
 RANGE_BYTES = 16 << 20
 MOST_THREADS = 8
@@ -35,6 +38,9 @@ YIELDING_BYTES = {
 SLOW_NS, SLOW_THREADS = 2 * QUICK_NS, 2
 """For a reader that waits, threads beyond SLOW_THREADS whose stripes take more than this leave: what it needs next
 comes sooner from few threads."""
+
+LOOK_S = 0.05
+"""The interval at which the thread that gets stripes from other nodes looks whether the copy was cancelled."""
 
 
 class Pacer:
@@ -56,7 +62,8 @@ class Pacer:
 
 class BigCopy:
     """Owns the copy of one file in stripes. Threads call `work`; the one that ends last publishes the copy and reports
-    the outcome. A thread takes ranges of stripes, in order; what a reader waits for comes first."""
+    the outcome. A thread takes ranges of stripes, in order; what a reader waits for comes first. Of a file that several
+    nodes bring, one thread asks the others for theirs; this node reads those that it does not get."""
 
     def __init__(
         self,
@@ -83,6 +90,9 @@ class BigCopy:
         self._most_bytes = most_bytes
         self._show = show
         self._reads: ProgramReads | None = None
+        self._others: OtherNodes | None = None
+        self._has_begun = self._is_asking = self._has_asked = False
+        """Whether a thread has come; whether one asks other nodes, or has done so."""
         self._size_bytes = 0
         self._inside = 0
         self._finished = False
@@ -102,6 +112,7 @@ class BigCopy:
             with copyfile.local_errors():
                 _preallocate(self._target, self._size_bytes)
             self._arrival = Arrival(self._size_bytes) if self._most_bytes is not None else self._show(self._before)
+            self._join_others()
         except CopyError as error:
             self._fail(error)
             self._finished = True
@@ -109,10 +120,22 @@ class BigCopy:
             copyfile.discard(self.job.temporary)
             return False
         self._invitations = min(1 if self._pace else MOST_THREADS - 1, self._size_bytes // RANGE_BYTES)
+        if self._others is not None:
+            self._invite(self)
         return True
 
     def work(self, worker: CopyWorker) -> bool:
         """Copies ranges until none is left. Returns True to the one thread that has to report the outcome."""
+        asks = self._begins_asking(is_new=True)
+        while not (asks and self._ask_others(worker)):
+            if self._read_source(worker):
+                return True
+            asks = self._begins_asking()
+            if not asks:
+                return False
+        return True
+
+    def _read_source(self, worker: CopyWorker) -> bool:
         seen_ns = [0]
         while (stripes := self._claim()) is not None:
             part, copied = CopyOutcome(), 0
@@ -173,8 +196,9 @@ class BigCopy:
         """Returns whether a thread leaves the file to the others, which may invite it again: a slow one where a reader
         waits, and all but one where the copy yields."""
         with self._lock:
-            leaves = is_slow and self._arrival.wished() is not None and self._inside >= SLOW_THREADS
-            leaves = leaves or (self._arrival.yields > Yields.SOON and self._inside >= 1)
+            others = self._inside - self._is_asking
+            leaves = is_slow and self._arrival.wished() is not None and others >= SLOW_THREADS
+            leaves = leaves or (self._arrival.yields > Yields.SOON and others >= 1)
             self._invitations += leaves
             return leaves
 
@@ -184,13 +208,15 @@ class BigCopy:
             if self._finished or self._exhausted():
                 return None
             arrival, wished = self._arrival, self._arrival.wished()
-            first = None if wished is None else arrival.first_absent(wished)
+            first = None if wished is None else arrival.next_absent(wished, self._is_own)
             if first is not None:
                 stripes = range(first, first + 1)
             else:
-                stop = first = arrival.first_absent() or 0
-                most = max(1, RANGE_BYTES // arrival.stripe_bytes)
-                while stop < first + most and arrival.is_absent(stop):
+                first = arrival.next_absent(0, self._is_own)
+                if first is None:
+                    return None
+                stop, most = first, max(1, RANGE_BYTES // arrival.stripe_bytes)
+                while stop < first + most and arrival.is_absent(stop) and self._is_own(stop):
                     stop += 1
                 stripes = range(first, stop)
             arrival.coming(stripes)
@@ -222,6 +248,91 @@ class BigCopy:
     def _fail(self, error: CopyError) -> None:
         if not self.outcome.status:
             self.outcome.status, self.outcome.errno = error.status, error.errno
+
+    # ---- other nodes
+
+    def _join_others(self) -> None:
+        share = self._arrival.share
+        if share is not None:
+            self._others = OtherNodes.connect(self.id, self._size_bytes, self._arrival.stripe_bytes, share)
+        if self._others is not None:
+            with contextlib.suppress(OSError):  # the kernel would read ahead what other nodes read
+                os.posix_fadvise(self._source, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def _is_own(self, stripe: int) -> bool:
+        return self._others is None or self._others.is_own(stripe)
+
+    def _begins_asking(self, *, is_new: bool = False) -> bool:
+        """Returns whether a thread is to ask the other nodes. The first of those that are new reads the source."""
+        with self._lock:
+            is_first, self._has_begun = is_new and not self._has_begun, True
+            if self._others is None or self._has_asked or self._finished or is_first:
+                return False
+            self._has_asked = self._is_asking = True
+            self._inside += 1
+            return True
+
+    def _ask_others(self, worker: CopyWorker) -> bool:
+        """Gets stripes from other nodes until there are none to be asked for. Returns whether this thread has to report
+        the outcome."""
+        others = self._others
+        assert others is not None
+        try:
+            while self._ask_for_more(others) or others.is_waiting:
+                if self.cancelled or self.outcome.status:
+                    raise CopyError(Status.CANCELLED)
+                for stripe, data in others.answers(LOOK_S):
+                    if data is None:
+                        self._do_without((stripe,))
+                    else:
+                        self._take(worker, stripe, data)
+        except CopyError as error:
+            self._fail(error)
+        others.close()
+        with self._lock:
+            self._is_asking = False
+        if self._leave(CopyOutcome()):
+            self._finish(worker)
+            return True
+        return False
+
+    def _ask_for_more(self, others: OtherNodes) -> bool:
+        """Asks for what comes next, as far as there is room. Returns whether anything was asked for."""
+        asked = False
+        while others.has_room and (stripe := self._claim_elsewhere(others)) is not None:
+            asked = True
+            self._do_without(others.ask(stripe, time.monotonic()))
+        return asked
+
+    def _claim_elsewhere(self, others: OtherNodes) -> int | None:
+        with self._lock:
+            if self._finished or self._exhausted():
+                return None
+            arrival, wished = self._arrival, self._arrival.wished()
+            for start in (0,) if wished is None else (wished, 0):
+                stripe = arrival.next_absent(start, lambda stripe: not others.is_own(stripe))
+                if stripe is not None:
+                    arrival.coming(range(stripe, stripe + 1))
+                    return stripe
+            return None
+
+    def _take(self, worker: CopyWorker, stripe: int, data: memoryview) -> None:
+        """Writes a stripe that came, and shows it, if the source is what it was when the copying began."""
+        with self._writing:
+            copyfile.write_all(self._target, data, stripe * self._arrival.stripe_bytes)
+        copyfile.check(self._source, self._before)
+        self._arrival.arrived(stripe)
+        worker.stats.received(len(data))
+
+    def _do_without(self, stripes: Sequence[int]) -> None:
+        """Leaves stripes that do not come to the threads that read the source."""
+        if stripes:
+            with self._lock:
+                for stripe in stripes:
+                    self._arrival.put_back(range(stripe, stripe + 1))
+            self._invite(self)
+
+    # ---- the end
 
     def _finish(self, worker: CopyWorker) -> None:
         began = time.monotonic_ns()

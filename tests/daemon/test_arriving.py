@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from conftest import wait_for
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.process.slottable import slot_at
@@ -30,7 +32,7 @@ from hpcstage.plan.types import Entry
 from hpcstage.protocol import arriving as wire
 from hpcstage.protocol import nodedir, shim
 from hpcstage.protocol.arriving import Stripe, Yields
-from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts
+from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts, Share
 from hpcstage.store.beside import LEAST_PATIENCE_S
 from hpcstage.store.copier import CopierSettings
 from hpcstage.store.copyfile import CopyJob, CopyWorker, Status
@@ -404,3 +406,37 @@ def test_what_a_reader_needs_next_is_brought_by_several_threads(tmp_path: Path) 
         assert big.work(worker)
     assert big.outcome.status is Status.OK
     assert invited == [big, big]
+
+
+# ---- a file that several nodes bring together
+
+
+@given(
+    st.sets(st.integers(0, wire.MOST_SHARING - 1), min_size=2, max_size=40).map(lambda found: tuple(sorted(found))),
+    st.data(),
+)
+def test_each_stripe_is_one_nodes(nodes: tuple[int, ...], data: st.DataObject) -> None:
+    own = data.draw(st.sampled_from(nodes))
+    share = Share(own, nodes)
+    assert Share.unpack(share.pack()) == share
+    lost = data.draw(st.sets(st.sampled_from(nodes), max_size=len(nodes) - 1)) - {own}
+    readers = [share.reader(stripe, lost) for stripe in range(3 * len(nodes) ** 2)]
+    assert set(readers) == set(nodes) - lost, "all that are there take part"
+    assert all(reader == nodes[stripe % len(nodes)] or nodes[stripe % len(nodes)] in lost for stripe, reader in
+               enumerate(readers)), "who is there reads the same whoever is lost"  # fmt: skip
+
+
+def test_a_row_tells_who_brings_the_file(tmp_path: Path, file: Path) -> None:
+    daemon, copier = Arriving(tmp_path), Arrivals(tmp_path / wire.ARRIVING_FILE)
+    assert daemon.grant(3, share=Share(5, (0, 5, 511)))
+    assert copier.begin(*facts_of(file)).share == Share(5, (0, 5, 511))
+    daemon.ended(3, is_stored=False)
+    assert daemon.grant(3)
+    assert copier.begin(*facts_of(file)).share is None
+
+
+@pytest.mark.parametrize(
+    "packed", [wire.SHARE.pack(0, 2, b"\1"), wire.SHARE.pack(1, 2, b"\5"), wire.SHARE.pack(0, 1, b"\1")]
+)
+def test_a_share_that_makes_no_sense_is_none(packed: bytes) -> None:
+    assert Share.unpack(packed) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hpcstage.exchange.files import batch as files
@@ -50,6 +51,10 @@ class Outgoing:
     def has_some(self) -> bool:
         """Whether anything is left to be put into bundles."""
         return bool(self.ids) or self._open is not None
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Takes files that were offered."""
+        self.ids.extend(ids)
 
     def fill(self, buffer: Buffer, catalog: Catalog) -> Filled:
         """Fills the next bundle with as many files as find space, or with a piece of a larger one."""

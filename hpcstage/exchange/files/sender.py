@@ -1,4 +1,4 @@
-"""Owns what this node sends: files that its daemon offered, to the nodes that asked for them.
+"""Owns what this node sends: files that its daemon offered, or stripes, to the nodes that asked for them.
 
 The module owns who is served next: each node gets one bundle in turn, and no more bundles are under way than there are
 buffers. A node that does not take its bundles holds up no other for long.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
-from hpcstage.exchange.files.reading import Filled, Outgoing
+from hpcstage.exchange.files.reading import Filled
 from hpcstage.exchange.lane import Lane
 from hpcstage.exchange.transport.buffers import Buffer
 from hpcstage.exchange.transport.frames import BULK_TAG, CONTROL_TAG, ControlFrame, Sort
@@ -23,22 +24,44 @@ MOST_PER_NODE = 6
 MOST_FILLING = 2
 
 
+_Item = TypeVar("_Item")
+_Given_contra = TypeVar("_Given_contra", contravariant=True)
+
+
+class Queued(Protocol[_Given_contra]):
+    """What is left for one node, in the order in which it was offered."""
+
+    @property
+    def has_some(self) -> bool:
+        """Whether anything is left to be put into bundles."""
+
+    def add(self, items: Sequence[_Given_contra]) -> None:
+        """Takes what was offered."""
+
+    def fill(self, buffer: Buffer, catalog: Catalog) -> Filled:
+        """Fills the next bundle, in the reading thread."""
+
+    def take_rest(self) -> list[int]:
+        """Forgets what is not in bundles. Returns the ids that are refused for it."""
+
+
 @dataclass
-class _Lines:
-    outgoing: Outgoing = field(default_factory=Outgoing)
+class _Lines(Generic[_Item]):
+    outgoing: Queued[_Item]
     filling: int = 0
     busy: int = 0
     files: int = 0
     size_bytes: int = 0
 
 
-class Sender:
-    """Sends files. Destinations are positions in the group."""
+class Sender(Generic[_Item]):
+    """Sends what `queued` makes bundles of. Destinations are positions in the group."""
 
-    def __init__(self, post: Post, lane: Lane) -> None:
+    def __init__(self, post: Post, lane: Lane, queued: Callable[[], Queued[_Item]]) -> None:
         self._post = post
         self._lane = lane
-        self._lines: dict[int, _Lines] = {}
+        self._queued = queued
+        self._lines: dict[int, _Lines[_Item]] = {}
         self._turns: deque[int] = deque()
         """Destinations for which something is left."""
         self._is_stopped = False
@@ -48,10 +71,12 @@ class Sender:
         """Whether anything is left to be sent."""
         return bool(self._turns)
 
-    def offer(self, to: int, ids: Sequence[int]) -> None:
-        """Queues files for a node."""
-        line = self._lines.setdefault(to, _Lines())
-        line.outgoing.ids.extend(ids)
+    def offer(self, to: int, items: Sequence[_Item]) -> None:
+        """Queues files or stripes for a node."""
+        line = self._lines.get(to)
+        if line is None:
+            line = self._lines[to] = _Lines(self._queued())
+        line.outgoing.add(items)
         if to not in self._turns:
             self._turns.append(to)
 
@@ -101,7 +126,7 @@ class Sender:
                 line.files = line.size_bytes = 0
         return found
 
-    def _fill(self, to: int, line: _Lines, catalog: Catalog) -> None:
+    def _fill(self, to: int, line: _Lines[_Item], catalog: Catalog) -> None:
         buffer = self._post.sends.take()
         line.filling += 1
         line.busy += 1
@@ -112,7 +137,7 @@ class Sender:
 
         self._lane.submit(lambda: line.outgoing.fill(buffer, catalog), filled)
 
-    def _filled(self, to: int, line: _Lines, buffer: Buffer, result: Filled) -> None:
+    def _filled(self, to: int, line: _Lines[_Item], buffer: Buffer, result: Filled) -> None:
         self.refuse(to, Why.LOST, result.lost)
         self.refuse(to, Why.UNKNOWN, result.unknown)
         if self._is_stopped:
@@ -124,9 +149,9 @@ class Sender:
         line.size_bytes += sum(row.length for row in result.rows)
         self._post.send(buffer.view[: result.length], to, BULK_TAG, self._then(line, buffer))
 
-    def _then(self, line: _Lines, buffer: Buffer) -> Callable[[], None]:
+    def _then(self, line: _Lines[_Item], buffer: Buffer) -> Callable[[], None]:
         return lambda: self._ended(line, buffer)
 
-    def _ended(self, line: _Lines, buffer: Buffer) -> None:
+    def _ended(self, line: _Lines[_Item], buffer: Buffer) -> None:
         line.busy -= 1
         self._post.sends.give(buffer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from hpcstage.exchange.files.reading import Outgoing
 from hpcstage.exchange.files.receiver import Receiver
 from hpcstage.exchange.files.sender import Sender
 from hpcstage.exchange.service import ExchangeService, Station
@@ -28,7 +29,7 @@ class FileService(ExchangeService):
     def __init__(self, station: Station, transfer: Transfer) -> None:
         super().__init__(station)
         self._transfer = transfer
-        self._sender = Sender(station.post, station.lanes.reading)
+        self._sender = Sender(station.post, station.lanes.reading, Outgoing)
         self._receiver = Receiver(station.post, station.lanes.writing, station.nodes)
         self._asked: dict[int, set[int]] = {}
         """By position: what was asked of this node and its daemon has not answered."""

@@ -71,11 +71,17 @@ class Sort(IntEnum):
     """A block of a stripe, or sums of it."""
     HELD = 10
     """Ids of missing nodes that the sender has copies of; without ids, the end of them."""
+    ASK_STRIPES = 11
+    """An id, then stripes of its file that the sender wants."""
+    NO_STRIPES = 12
+    """An id, then stripes of its file that do not come."""
     FILES = 64
     """Staged files, whole or in pieces."""
     MANIFEST = 65
     ORDER = 66
     FORECAST = 67
+    STRIPES = 68
+    """Stripes of large files, whole or in pieces. A row's mode and time mean nothing."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,249 @@
+"""Stripes of large files on their way between exchanges: a copier gets what has arrived on the node that it asks, and
+never what that node does not vouch for. The test plays daemons and copiers."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mpi4py", reason="needs mpi4py")
+
+from group_nodes import Group
+
+from benchmarks.peernodes import MPIEXEC, Node, manifest_of, serve
+from hpcstage.exchange.files import stripes as service
+from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES
+from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts, Share
+from hpcstage.store.others import OtherNodes
+
+if not MPIEXEC.exists():
+    pytest.skip("needs the mpiexec of mpi4py's MPI", allow_module_level=True)
+
+MB = LEAST_STRIPE_BYTES
+SIZE = 20 * MB + 1000
+SIZES = [SIZE, 20 * MB]
+DATA = random.Random(0).randbytes(SIZE)
+ENOUGH_S = 30.0
+
+
+class Copying:
+    """A large file that a copier of a node brings, with a row."""
+
+    def __init__(self, node: Node, id_: int = 0, data: bytes = DATA) -> None:
+        assert node.manifest is not None
+        self.daemon, entry = Arriving(node.path), node.manifest.entry(id_)
+        assert self.daemon.grant(id_)
+        self.id, self.path, self.data = id_, node.path / "incoming" / "copier", data
+        self.path.write_bytes(bytes(len(data)))
+        status: Any = SimpleNamespace(
+            st_size=len(data), st_mtime_ns=entry.mtime_ns, st_ctime_ns=1, st_dev=1, st_ino=id_ + 1
+        )
+        facts = Facts(id_, status, b"incoming/copier")
+        self.arrival: Arrival = Arrivals(node.path / ARRIVING_FILE).begin(facts, entry)
+        assert self.arrival.is_shown
+
+    def bring(self, *stripes: int) -> None:
+        with self.path.open("r+b") as file:
+            for stripe in stripes:
+                os.pwrite(file.fileno(), self.data[stripe * MB : (stripe + 1) * MB], stripe * MB)
+                self.arrival.arrived(stripe)
+
+
+class Asking:
+    """A copier of a node that asks for stripes."""
+
+    def __init__(self, others: OtherNodes) -> None:
+        self.others = others
+        self.came: dict[int, bytes | None] = {}
+
+    def ask(self, *stripes: int) -> None:
+        for stripe in stripes:
+            assert self.others.ask(stripe, time.monotonic()) == []
+
+    def take(self) -> bool:
+        for stripe, data in self.others.answers(0.01):
+            self.came[stripe] = None if data is None else bytes(data)
+        return False
+
+    def until(self, group: Group, count: int) -> None:
+        serve(group.nodes, lambda: self.take() or len(self.came) >= count, ENOUGH_S)
+
+
+@pytest.fixture
+def group(local_dir: Path):
+    made: list[Group] = []
+
+    def make(count: int = 2, sizes=SIZES) -> Group:
+        made.append(Group(local_dir / f"g{len(made)}", count, sizes))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.remove()
+
+
+@pytest.fixture
+def asks(monkeypatch: pytest.MonkeyPatch):
+    made: list[OtherNodes] = []
+
+    def make(node: Node, nodes: tuple[int, ...] = (0, 1), size_bytes: int = SIZE) -> Asking:
+        monkeypatch.chdir(node.path)
+        found = OtherNodes.connect(0, size_bytes, MB, Share(node.index, nodes))
+        assert found is not None
+        made.append(found)
+        return Asking(found)
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def part(stripe: int) -> bytes:
+    return DATA[stripe * MB : (stripe + 1) * MB]
+
+
+def test_stripes_come_as_they_arrive(group, asks) -> None:
+    one = group()
+    copying = Copying(one.nodes[1])
+    copying.bring(1)
+    one.start().ready()
+    asking = asks(one.nodes[0])
+    asking.ask(1, 3, 19)
+    asking.until(one, 1)
+    assert asking.came == {1: part(1)}
+    assert copying.arrival.wished() == 3, "no reader there says what it needs"
+    copying.bring(3, 5, 19)
+    asking.until(one, 3)
+    assert asking.came == {stripe: part(stripe) for stripe in (1, 3, 19)}
+    serve(one.nodes, lambda: one.nodes[1].sent_bytes == 3 * MB)
+    assert one.nodes[1].sent_files == 0
+    assert one.end() == 0, one.text()
+
+
+def test_the_end_of_a_file_is_shorter(group, asks) -> None:
+    one = group(3)
+    Copying(one.nodes[2]).bring(20)
+    one.start().ready()
+    asking = asks(one.nodes[0], (0, 1, 2))
+    asking.ask(20)
+    asking.until(one, 1)
+    assert asking.came == {20: DATA[20 * MB :]}
+
+
+def test_a_whole_copy_gives_stripes_too(group, asks) -> None:
+    one = group()
+    one.nodes[1].stage(0, DATA)
+    one.start().ready()
+    asking = asks(one.nodes[0])
+    asking.ask(*range(1, 21, 2))
+    asking.until(one, 10)
+    assert asking.came == {stripe: part(stripe) for stripe in range(1, 21, 2)}
+
+
+def test_more_is_asked_for_than_there_is_room_for(group, asks) -> None:
+    """A slot is used again, once its stripe was taken."""
+    one = group()
+    one.nodes[1].stage(0, DATA)
+    one.start().ready()
+    asking = asks(one.nodes[0])
+    asking.others.share = Share(0, (1,))
+    asking.ask(*range(16))
+    assert not asking.others.has_room
+    asking.until(one, 16)
+    asking.ask(*range(16, 21))
+    asking.until(one, 21)
+    assert asking.came == {stripe: part(stripe) for stripe in range(21)}
+
+
+def test_what_nobody_has_is_refused(group, asks) -> None:
+    one = group()
+    one.start().ready()
+    asking = asks(one.nodes[0])
+    asked_at = time.monotonic()
+    asking.ask(1, 3)
+    asking.until(one, 2)
+    assert asking.came == {1: None, 3: None}
+    assert time.monotonic() - asked_at >= service.GRACE_S, "its copying may yet begin"
+    assert (asking.others.lost, asking.others.reader(1)) == ({1}, 0)
+
+
+def test_nothing_comes_of_a_row_that_was_taken_away(group, asks) -> None:
+    one = group()
+    copying = Copying(one.nodes[1])
+    copying.bring(1, 3)
+    one.start().ready()
+    copying.daemon.withdraw((0,))
+    asking = asks(one.nodes[0])
+    asking.ask(1)
+    asking.until(one, 1)
+    assert asking.came == {1: None}
+
+
+def test_nothing_comes_of_another_size_or_manifest(group, asks) -> None:
+    one = group()
+    manifest_of([SIZE, 20 * MB + 1]).save(one.nodes[1].path / "manifest.bin")
+    one.nodes[1].stage(0, DATA)
+    one.start().ready()
+    asking = asks(one.nodes[0])
+    asking.ask(1)
+    asking.until(one, 1)
+    assert asking.came == {1: None}
+    other = asks(one.nodes[0], size_bytes=SIZE + 1)
+    other.ask(1)
+    other.until(one, 1)
+    assert other.came == {1: None}
+
+
+def test_what_was_given_up_harms_nothing(group, asks) -> None:
+    """A copier asks, is killed, and another one asks for the same and more."""
+    one = group()
+    copying = Copying(one.nodes[1])
+    one.start().ready()
+    first = asks(one.nodes[0])
+    first.ask(1, 3)
+    serve(one.nodes, lambda: copying.arrival.wished() is not None)
+    first.others.close()
+    second = asks(one.nodes[0])
+    second.ask(1, 5)
+    copying.bring(1, 3, 5)
+    second.until(one, 2)
+    assert second.came == {1: part(1), 5: part(5)}
+
+
+def test_a_node_that_ends_gives_nothing_more(group, asks) -> None:
+    one = group(3)
+    copying = Copying(one.nodes[1])
+    one.start().ready()
+    asking = asks(one.nodes[0], (0, 1, 2))
+    asking.ask(1, 4)
+    serve(one.nodes, lambda: copying.arrival.wished() is not None)
+    one.nodes[1].end()
+    asking.until(one, 2)
+    assert asking.came == {1: None, 4: None}
+    one.nodes[2].stage(0, DATA)
+    assert asking.others.reader(4) == 2, "its stripes are divided among the others"
+    asking.ask(4)
+    del asking.came[4]
+    asking.until(one, 2)
+    assert asking.came[4] == part(4)
+
+
+def test_without_an_exchange_all_is_read_at_the_source(group, asks, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = group()
+    monkeypatch.chdir(one.nodes[0].path)
+    assert OtherNodes.connect(0, SIZE, MB, Share(0, (0, 1))) is None
+    one.start().ready()
+    asking = asks(one.nodes[0])
+    asking.ask(1)
+    for exchange in one.exchanges():
+        exchange.kill()
+    serve(one.nodes, lambda: asking.take() or bool(asking.came), ENOUGH_S, may_lose=True)
+    assert asking.came == {1: None}
+    assert not asking.others.has_room
+    assert all(asking.others.is_own(stripe) for stripe in range(21))
