@@ -152,6 +152,8 @@ class Staging(Phase):
     def work(self, now: float) -> None:
         """See Service."""
         self._reads = self.state is State.STAGING and self._in_use.note_reads_in_order(now)
+        if self._reads:
+            self.sharing.reading(now)
         self._pump(now)
         if now >= self._next_look:
             self._look(now)

@@ -182,11 +182,24 @@ class Written:
 
 @dataclass(frozen=True)
 class Reading:
-    """A program reads these large files at the source. Daemon: here, tell all others. Exchange: on another node."""
+    """A program of a node reads these large files at the source. Daemon: here, tell all others. Exchange: there."""
 
     CODE: ClassVar[int] = 44
-    FORM: ClassVar[struct.Struct] = struct.Struct("<")
+    FORM: ClassVar[struct.Struct] = struct.Struct("<I")
+    node: int
     ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Together:
+    """These nodes bring a large file together from now on. Daemon: this node begins, tell all others. Exchange: another
+    node has said it."""
+
+    CODE: ClassVar[int] = 46
+    FORM: ClassVar[struct.Struct] = struct.Struct("<I")
+    id: int
+    ids: tuple[int, ...]
+    """The nodes."""
 
 
 @dataclass(frozen=True)
@@ -208,10 +221,12 @@ class End:
     FORM: ClassVar[struct.Struct] = struct.Struct("<")
 
 
-Message = Hello | Group | PlanFiles | Fetch | Ask | Offer | Missed | Got | Sent | Written | Reading | Held | End
-_WITH_IDS = (Fetch, Ask, Offer, Missed, Written, Reading, Held)
+Message = (
+    Hello | Group | PlanFiles | Fetch | Ask | Offer | Missed | Got | Sent | Written | Reading | Together | Held | End
+)
+_WITH_IDS = (Fetch, Ask, Offer, Missed, Written, Reading, Together, Held)
 _CLASSES: dict[int, type[Message]] = {kind.CODE: kind for kind in get_args(Message)}
-_Listed = TypeVar("_Listed", Fetch, Ask, Offer, Missed, Written, Reading, Held)
+_Listed = TypeVar("_Listed", Fetch, Ask, Offer, Missed, Written, Reading, Together, Held)
 
 
 def pack(message: Message) -> bytes:
@@ -296,6 +311,6 @@ class GroupPieces:
             raise LinkError(str(error)) from None
 
 
-def _fixed(message: Group | Fetch | Ask | Offer | Missed | Written | Reading | Held) -> list[int]:
+def _fixed(message: Group | Fetch | Ask | Offer | Missed | Written | Reading | Together | Held) -> list[int]:
     """Returns all values but the last, which has its own form."""
     return list(vars(message).values())[:-1]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import time
 from array import array
 
+import pytest
+
 from hpcstage.daemon.queue.budget import TemporaryCopies
+from hpcstage.daemon.queue.large import BytesRead
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits, Verdict
 from hpcstage.daemon.queue.states import FileState, NodeShare
 from hpcstage.plan.budget import for_temporary
 from hpcstage.plan.types import Budget
+from hpcstage.protocol.arriving import Yields
 from hpcstage.protocol.shim import Reason
 
 PLENTY = Budget(1 << 60, 1 << 40)
@@ -233,7 +237,7 @@ LARGE = 100 << 20
 def test_what_another_node_reads_at_the_source_is_not_copied_and_not_waited_for():
     q = queue([LARGE, 10], NodeShare([0, 1]))
     assert q.source.asked(0) is Verdict.WAIT
-    q.large.read_elsewhere([0, 7], 1.0)
+    q.large.read_elsewhere([0, 7], 1, 1.0)
     assert q.from_peers.is_held_back(0, 1.0), "who asked is told to come again"
     assert q.source.next(9, 1.0) == [1]
     assert q.source.next(9, 6.1) == [0], "nobody told that it is still read"
@@ -245,7 +249,7 @@ def test_a_copy_is_given_up_when_another_node_reads_the_file_unless_it_is_nearly
     q = queue([LARGE, LARGE], NodeShare([0, 1]), read_of=read.__getitem__)
     assert q.source.next(9, 0.0) == [0, 1]
     read[:] = LARGE // 10, LARGE * 9 // 10
-    q.large.read_elsewhere([0, 1], 3.0)
+    q.large.read_elsewhere([0, 1], 1, 3.0)
     assert q.large.read_meanwhile(3.0) == [0]
     assert q.source.put_off(0)
     assert q.from_peers.is_held_back(0, 3.0)
@@ -281,3 +285,107 @@ def test_other_nodes_are_told_now_and_then_what_is_read_here():
     for tenth in range(25):
         q.want(0, tenth / 10)
         assert q.large.reads.untold(tenth / 10) == ([0] if tenth % 10 == 0 else [])
+
+
+# ---- large files that several nodes bring together
+
+
+def together(sizes, share=None, own=1, present=(0, 1, 4)):
+    q = queue(sizes, share or NodeShare([]))
+    q.large.together.own, q.large.together.present = own, present
+    return q
+
+
+def test_a_file_that_is_read_in_order_all_nodes_bring():
+    q = together([10, 10, LARGE])
+    q.large.reads.here(2, 0.0)
+    q.large.read_in_order(2, LARGE // 4 - 1)
+    assert q.source.next(9, 1.0) == []
+    q.large.read_in_order(2, LARGE // 4)
+    assert q.large.together.nodes(2) == (0, 1, 4)
+    assert dict(q.large.together.untold()) == {2: (0, 1, 4)}
+    assert not q.large.together.untold(), "they are told once"
+    assert q.source.next(9, 1.0) == [2], "at once, and not what other nodes read"
+    assert (q.large.read_meanwhile(1.0), q.large.yields(2, 1.0)) == ([], Yields.NOT)
+    assert set(q.large.followed.ids) == {2}, "it has to pay here"
+    q.large.hidden(2)
+    assert (q.large.together.nodes(2), q.large.read_meanwhile(1.0)) == ((), [2])
+    q.large.read_in_order(2, LARGE // 2)
+    assert not q.large.led, "once"
+
+
+def test_a_node_that_is_told_brings_its_share_though_its_program_reads_nothing():
+    q = together([10, 10, LARGE], NodeShare([0, 1]))
+    q.large.read_elsewhere([2], 0, 0.0)
+    q.large.together_with(2, (0, 1), 0.0)
+    assert q.source.next(1, 0.0) == [2], "the next one, whatever is before it"
+    assert (q.large.read_meanwhile(3.0), list(q.large.followed.ids)) == ([], [])
+    assert not q.large.together.untold()
+    q.large.shown.add(2)
+    assert q.want(2, 3.0).reason is Reason.LARGE
+    assert (q.large.read_meanwhile(3.0), set(q.large.followed.ids)) == ([], {2})
+
+
+def test_nothing_is_judged_while_no_program_of_the_node_reads():
+    q = together([LARGE])
+    q.large.read_in_order(0, LARGE)
+    q.large.reads.here(0, 0.0)
+    assert q.source.next(9, 0.0) == [0]
+    for at in (5.0, 10.0, 15.0):
+        q.large.reads.here(0, at)
+        q.large.followed.look(lambda _: (0, 0), BytesRead(at, 0, 0))
+    assert (q.large.read_meanwhile(15.0), q.large.followed.yielding) == ([], set())
+    q.large.followed.look(lambda _: (0, 100), BytesRead(20.0, 0, 0))
+    assert q.large.followed.yielding == {0}
+    q.large.followed.look(lambda _: (0, 200), BytesRead(25.0, 0, 0))
+    q.large.reads.here(0, 25.0)
+    assert q.large.read_meanwhile(25.0) == [0], "it is of no use to the program here"
+
+
+def test_a_file_that_is_read_in_any_order_is_brought_by_those_who_read_it():
+    q = together([LARGE])
+    q.large.reads.here(0, 0.0)
+    q.large.read_elsewhere([0], 4, 0.0)
+    q.large.read_by_faults(0, 1.0)
+    assert q.large.together.nodes(0) == (1, 4)
+    assert q.source.next(9, 1.0) == [0]
+    assert q.large.yields(0, 1.0) is Yields.TO_CALLS
+
+
+def test_who_reads_in_another_way_than_who_began_yields():
+    q = together([LARGE])
+    q.large.reads.here(0, 0.0)
+    q.large.together_with(0, (0, 1, 4), 0.0)
+    assert q.source.next(9, 0.0) == [0]
+    assert q.large.yields(0, 0.0) is Yields.TO_CALLS
+
+
+def test_a_file_is_brought_alone_where_no_other_node_reads_it():
+    q = together([LARGE, 10], NodeShare([1]))
+    assert q.source.next(9, 0.0) == [1]
+    q.large.reads.here(0, 0.0)
+    q.large.read_by_faults(0, 0.0)
+    assert q.large.together.nodes(0) == ()
+    assert not q.large.together.untold()
+    assert q.source.next(9, 1.0) == [0], "though another node was to read it"
+
+
+@pytest.mark.parametrize("why", ["no group", "not one of them", "under way", "here", "small", "unknown"])
+def test_who_takes_no_part(why):
+    q = together([10 if why == "small" else LARGE], NodeShare([0]), present=() if why == "no group" else (0, 1))
+    id_ = 7 if why == "unknown" else 0
+    if why in ("under way", "here"):
+        assert q.source.next(9, 0.0) == [0]
+    if why == "here":
+        q.done(0, LARGE, 0.0)
+    q.large.together_with(id_, (0, 4) if why == "not one of them" else (0, 1), 0.0)
+    assert not q.large.led
+    assert q.large.together.nodes(id_) == ()
+
+
+def test_what_does_not_fit_is_not_brought():
+    q = queue([LARGE], NodeShare([]), Budget(LARGE // 2, 10))
+    q.large.together.own, q.large.together.present = 1, (0, 1)
+    q.large.together_with(0, (0, 1), 0.0)
+    assert q.source.next(9, 0.0) == []
+    assert q.states.of(0) is FileState.REFUSED

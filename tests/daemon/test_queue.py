@@ -148,7 +148,7 @@ def test_a_file_of_which_much_was_read_in_page_faults_is_copied_and_nobody_waits
     q = queue([LARGE, LEAST_BYTES, 10], read=read)
     looks(q, [0, 1], (0.0, 0), (2.0, 0))
     assert q.large.may_be_led(2.0) == [0], "it is read at the source, and large"
-    q.large.read_by_faults(0)
+    q.large.read_by_faults(0, 2.0)
     assert (q.large.may_be_led(2.0), q.large.yields(0, 2.0)) == ([], Yields.TO_CALLS)
     assert q.source.next(9, 2.0) == [0, 1, 2]
     assert q.large.followed.yielding == {0}

@@ -33,7 +33,8 @@ MESSAGES = st.one_of(
     st.builds(exchange.Got, U32, U32, U64, I64, U64, U64, U64),
     st.builds(exchange.Sent, U32, U32, U64),
     st.builds(exchange.End),
-    st.builds(exchange.Reading, IDS),
+    st.builds(exchange.Reading, st.integers(0, 9), IDS),
+    st.builds(exchange.Together, st.integers(0, 9), IDS),
     st.builds(exchange.Held, st.integers(0, 9), IDS),
 )
 
@@ -92,7 +93,7 @@ def test_every_message_has_a_code_of_its_own_that_no_reply_of_the_socket_begins_
     from hpcstage.protocol import shim
 
     codes = [kind.CODE for kind in get_args(exchange.Message)]
-    assert len(codes) == len(set(codes)) == 13
+    assert len(codes) == len(set(codes)) == 14
     assert shim.VERSION not in codes
 
 

@@ -7,6 +7,8 @@ import os
 import random
 import time
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +16,17 @@ import pytest
 
 pytest.importorskip("mpi4py", reason="needs mpi4py")
 
+from conftest import wait_for
 from group_nodes import Group
 
 from benchmarks.peernodes import MPIEXEC, Node, manifest_of, serve
 from hpcstage.exchange.files import stripes as service
+from hpcstage.plan.types import Entry
 from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES
 from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts, Share
+from hpcstage.store.copyfile import CopyJob, CopyWorker, Status
+from hpcstage.store.counters import StatsArea
+from hpcstage.store.largecopy import BigCopy
 from hpcstage.store.others import OtherNodes
 
 if not MPIEXEC.exists():
@@ -247,3 +254,96 @@ def test_without_an_exchange_all_is_read_at_the_source(group, asks, monkeypatch:
     assert asking.came == {1: None}
     assert not asking.others.has_room
     assert all(asking.others.is_own(stripe) for stripe in range(21))
+
+
+# ---- a copier that brings its share
+
+
+class Copier:
+    """The copy of the file that node 0 brings with node 1, by two threads."""
+
+    def __init__(self, node: Node, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(node.path)
+        source.write_bytes(DATA)
+        assert Arriving(node.path).grant(0, share=Share(0, (0, 1)))
+        (node.path / "incoming").mkdir(exist_ok=True)
+        self.source, self.copy, self.area = source, node.path / "copy", StatsArea(3)
+        job = CopyJob(os.fsencode(source), b"incoming/0", b"copy")
+        self._invited: SimpleQueue[BigCopy] = SimpleQueue()
+        self._ended = Event()
+        self.big = BigCopy(0, job, None, 0, self._invited.put, show=self._show)
+
+    def _show(self, status: os.stat_result) -> Arrival:
+        listed = Entry(0, b"", status.st_size, status.st_mtime_ns, status.st_mode, 0, 0, False, status.st_ctime_ns)
+        return Arrivals(Path(ARRIVING_FILE)).begin(Facts(0, status, b"incoming/0"), listed)
+
+    def _work(self, number: int) -> None:
+        worker = CopyWorker(self.area.thread(number))
+        while not self._ended.is_set():
+            if self._invited.get().work(worker):
+                self._ended.set()
+
+    def begin(self) -> None:
+        assert self.big.open(CopyWorker(self.area.thread(0)))
+        self._invited.put(self.big)
+        for number in (1, 2):
+            Thread(target=self._work, args=(number,), daemon=True).start()
+
+    def until_ended(self) -> None:
+        assert self._ended.wait(ENOUGH_S)
+
+
+def test_a_copier_reads_its_share_and_gets_the_rest(group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = group()
+    Copying(one.nodes[1]).bring(*range(1, 21, 2))
+    one.start().ready()
+    copier = Copier(one.nodes[0], tmp_path / "source", monkeypatch)
+    copier.begin()
+    copier.until_ended()
+    assert copier.big.outcome.status is Status.OK
+    assert copier.copy.read_bytes() == DATA
+    assert copier.area.totals().bytes == SIZE - 10 * MB
+    assert copier.area.received == 10 * MB
+
+
+@pytest.mark.parametrize("how", ["the node ends", "the exchanges are killed"])
+def test_a_copier_reads_what_a_lost_node_does_not_give(
+    group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    one = group()
+    copying = Copying(one.nodes[1])
+    copying.bring(1, 3)
+    one.start().ready()
+    copier = Copier(one.nodes[0], tmp_path / "source", monkeypatch)
+    copier.begin()
+    wait_for(lambda: copier.area.received == 2 * MB, ENOUGH_S)
+    assert not copier.copy.exists()
+    if how == "the node ends":
+        one.nodes[1].end()
+    else:
+        for exchange in one.exchanges():
+            exchange.kill()
+    copier.until_ended()
+    assert copier.copy.read_bytes() == DATA
+    assert copier.area.totals().bytes == SIZE - 2 * MB
+
+
+@pytest.mark.parametrize("why", ["the source changes", "it is given up"])
+def test_a_copy_that_comes_to_nothing_does_not_wait_for_others(
+    group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    one = group()
+    copying = Copying(one.nodes[1])
+    one.start().ready()
+    copier = Copier(one.nodes[0], tmp_path / "source", monkeypatch)
+    copier.begin()
+    wait_for(lambda: copying.arrival.wished() is not None, ENOUGH_S)
+    if why == "the source changes":
+        os.utime(copier.source, ns=(1, 1))
+        copying.bring(1)
+    else:
+        copier.big.cancelled = True
+    copier.until_ended()
+    assert copier.big.outcome.status is (Status.CHANGED if why == "the source changes" else Status.CANCELLED)
+    assert not copier.copy.exists()
+    assert copier.area.received == 0

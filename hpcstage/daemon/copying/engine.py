@@ -22,7 +22,7 @@ from hpcstage.daemon.queue.states import FileState
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol.arriving import stripe_bytes
 from hpcstage.protocol.shim import Reason, WorkProgress
-from hpcstage.store.arriving import Arriving
+from hpcstage.store.arriving import Arriving, Share
 from hpcstage.store.copyfile import Status
 from hpcstage.store.directory import Store
 from hpcstage.store.messages import Result
@@ -173,8 +173,12 @@ class Engine:
         """Lets programs see what arrives of a file that several threads copy."""
         size_bytes, large, first = self.manifest.size(id_), self.queue.large, None
         if large.is_read_in_order(id_):  # a reader that began at the file's begin is there now
-            first = self.arriving.in_order(self.manifest.inodes[id_]) // stripe_bytes(size_bytes)
-        if size_bytes > self.pool.settings.limit_bytes and self.arriving.grant(id_, first, large.yields(id_, now)):
+            first = self.arriving.in_order(self.manifest.inodes[id_]) // stripe_bytes(size_bytes) or None
+        nodes = large.together.nodes(id_)
+        share = Share(large.together.own, nodes) if nodes else None
+        if size_bytes > self.pool.settings.limit_bytes and self.arriving.grant(
+            id_, first, large.yields(id_, now), share
+        ):
             large.shown.add(id_)
 
     def _may_begin(self) -> int:

@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import os
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ class LargeInUse:
 
     def __init__(self, engine: Engine, helpers: Helpers) -> None:
         self._engine = engine
-        self._mapped = MappedReads(helpers, LED_SHARE, engine.queue.large.read_by_faults)
+        self._mapped = MappedReads(helpers, LED_SHARE, self._read_by_faults)
         self._roots = [engine.copies.store.root, *(dataset.root for dataset in engine.manifest.datasets)]
         self._last = 0
         """The pid of the process that was looked at last."""
@@ -58,6 +59,9 @@ class LargeInUse:
             copy = engine.copies.path(id_)
             if engine.queue.states.of(id_) is FileState.STORED and (copy in paths or engine.copies.was_read(id_)):
                 large.ahead.discard(id_)
+
+    def _read_by_faults(self, id_: int) -> None:
+        self._engine.queue.large.read_by_faults(id_, time.monotonic())
 
     def note_reads_in_order(self, now: float) -> bool:
         """Notes how much programs have read in order of what they read at the source, by what they wrote down. Returns

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.queue.states import FileState
@@ -30,15 +30,20 @@ class Arrivals:
     """Owns the counts of copies that nodes passed on. It calls `on_received` with each copy that was needed."""
 
     def __init__(self, engine: Engine, on_received: Callable[[Result], None]) -> None:
-        self.counts = PeerCounts()
+        self._counts = PeerCounts()
         self._engine = engine
         self._queue = engine.queue
         self._on_received = on_received
 
+    @property
+    def counts(self) -> PeerCounts:
+        """The counts until now, with what copiers got from other nodes of files of which they read the rest."""
+        return replace(self._counts, peer_bytes=self._counts.peer_bytes + self._engine.pool.stats.received)
+
     def passed(self, size_bytes: int) -> None:
         """Counts a copy that a copier got from a node of another job."""
-        self.counts.peer_files += 1
-        self.counts.peer_bytes += size_bytes
+        self._counts.peer_files += 1
+        self._counts.peer_bytes += size_bytes
 
     def got(self, message: exchange.Got, now: float) -> None:
         """Takes in a copy that has come."""
@@ -72,8 +77,8 @@ class Arrivals:
         engine.tombstones.settle(result.id)
         engine.hooks.final(result.id)
         if is_needed:
-            self.counts.peer_files += 1
-            self.counts.peer_bytes += result.size_bytes
+            self._counts.peer_files += 1
+            self._counts.peer_bytes += result.size_bytes
             self._on_received(result)
 
     def _late(self, result: Result) -> bool:
@@ -101,5 +106,5 @@ class Arrivals:
 
     def sent(self, message: exchange.Sent) -> None:
         """Counts files that the exchange has sent to another node."""
-        self.counts.sent_files += message.files
-        self.counts.sent_bytes += message.size_bytes
+        self._counts.sent_files += message.files
+        self._counts.sent_bytes += message.size_bytes

@@ -18,6 +18,7 @@ from hpcstage.daemon.peers.routes import Routes
 from hpcstage.daemon.queue.states import NodeShare
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import exchange
+from hpcstage.protocol.arriving import MOST_SHARING
 from hpcstage.protocol.exchange import Why
 from hpcstage.store.messages import Result
 
@@ -62,6 +63,15 @@ class Peers:
         self._queue.divide(share)
         self._engine.copies.holdings.expect(share.own)
         self._queue.source.turns = max(1, len(routes.members.present) - 1)
+        self._know_others()
+
+    def _know_others(self) -> None:
+        """Has the queue bring large files together with all nodes that keep them, too."""
+        routes, together = self.routes, self._queue.large.together
+        is_shared = routes is not None and self.connected and routes.keeps_all
+        found = routes.members.present if routes is not None and is_shared else ()
+        own = 0 if routes is None else routes.node
+        together.own, together.present = own, [node for node in found if node < MOST_SHARING and own < MOST_SHARING]
 
     @property
     def connected(self) -> bool:
@@ -72,11 +82,13 @@ class Peers:
         """Begins to ask other nodes."""
         self._send = send
         self._queue.from_peers.linked = True
+        self._know_others()
 
     def disconnect(self, now: float) -> None:
         """Ends the asking of other nodes. Copies that had come without a message are taken in."""
         asked = self._requests.ids
         self._send = None
+        self._know_others()
         self._requests.clear()
         self.offers.clear()
         for id_ in asked:

@@ -41,7 +41,7 @@ class Neighbours:
 
     def reading(self, now: float) -> None:
         """Tells the other nodes which large files programs of this node read at the source: they do not copy them
-        meanwhile."""
+        meanwhile, but for those that they are told to bring together with this node."""
 
 
 class FileSharing(Neighbours):
@@ -223,6 +223,9 @@ class FileSharing(Neighbours):
             self._inquiry.heard(message.node, message.ids)
         elif isinstance(message, exchange.Reading):
             self._read_elsewhere(message, now)
+        elif isinstance(message, exchange.Together):
+            if self.joined:
+                self._engine.queue.large.together_with(message.id, message.ids, now)
         elif isinstance(message, exchange.Got):
             self._peers.got(message, now)
         elif isinstance(message, exchange.Ask):
@@ -235,7 +238,7 @@ class FileSharing(Neighbours):
     def _read_elsewhere(self, message: exchange.Reading, now: float) -> None:
         """Holds back the copying of large files that programs of other nodes read at the source."""
         if self.joined:
-            self._engine.queue.large.read_elsewhere(message.ids, now)
+            self._engine.queue.large.read_elsewhere(message.ids, message.node, now)
             self._engine.withdrawals.yield_to_program(now)
             self._peers.offers.hold_back(now)
 
@@ -261,7 +264,10 @@ class FileSharing(Neighbours):
 
     def reading(self, now: float) -> None:
         """See Neighbours."""
-        untold = self._engine.queue.large.reads.untold(now)
+        large = self._engine.queue.large
+        untold = large.reads.untold(now)
         if self.joined and untold:
-            for message in exchange.in_messages(exchange.Reading(tuple(untold))):
+            for message in exchange.in_messages(exchange.Reading(self._group.nodes.index, tuple(untold))):
                 self._group.send(message)
+        for id_, nodes in large.together.untold().items():
+            self._group.send(exchange.Together(id_, nodes))

@@ -67,6 +67,8 @@ class FromSource:
 
     def _next(self, now: float) -> int | None:
         large = self._large
+        if (together := large.next_together()) is not None:
+            return together
         is_enough = large.are_enough_in_flight()
         while (id_ := self._pop()) is not None:
             if not large.is_large(id_) or not (is_enough or large.must_wait(id_, now)):

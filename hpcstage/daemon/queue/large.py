@@ -7,7 +7,8 @@ read as much as it holds and will go on with the copy; one that is under way is 
 files at the source, others are copied only where that does not slow it down (`Beside`), and no more of them than it is
 reading, until it opens those copies: it is not known whether it ever will. Later, too, no more are copied at a time
 than the program read at a time. Afterwards files that the program has not read yet come before those that it has read.
-In a node group all nodes tell each other what their programs read at the source, and each holds back accordingly.
+In a node group all nodes tell each other what their programs read at the source, and each holds back accordingly; what
+is copied beside a program there several nodes bring together (`together`).
 A copy under way of which programs are served what has arrived goes on beside them (`Followed`). One is begun for a
 program that reads a file in order: it reads ahead of the program, with more requests at a time. And one is begun for a
 program that has read much of a file in any order, by calls or in page faults: it is copied while the program computes.
@@ -16,7 +17,7 @@ Callers pass `now`.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -26,6 +27,7 @@ from typing import NamedTuple
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.rates import Estimates
 from hpcstage.daemon.queue.states import FAR_WAITS, FINAL, LOOK_LIMIT, NEAR_WAITS, READER, FileState
+from hpcstage.daemon.queue.together import Together
 from hpcstage.protocol.arriving import Yields
 
 LARGE_S = 0.25
@@ -213,6 +215,8 @@ class Followed:
         self._seen: dict[int, Seen] = {}
         self._alone: dict[int, float] = {}
         """By id: the bytes per second that the program read alone."""
+        self._for_others: set[int] = set()
+        """Ids that other nodes need, too: as long as no program here reads them, nothing is judged."""
         self._last = BytesRead(0.0, 0, 0)
 
     @property
@@ -220,10 +224,12 @@ class Followed:
         """The copies that go on."""
         return self._seen.keys()
 
-    def begin(self, id_: int, now: float, alone: float | None = None) -> None:
+    def begin(self, id_: int, now: float, alone: float | None = None, *, for_others: bool = False) -> None:
         """Notes that a program reads a file that goes on being copied, unless it is noted."""
         if id_ not in self._seen:
             self._seen[id_] = Seen(replace(self._last, at=now), 0, 0)
+            if for_others:
+                self._for_others.add(id_)
             if alone is not None:
                 self._alone[id_] = alone
                 self.yielding.add(id_)
@@ -232,6 +238,7 @@ class Followed:
         """Notes that the copy is not under way any more, or is of no use to the program."""
         self._seen.pop(id_, None)
         self._alone.pop(id_, None)
+        self._for_others.discard(id_)
         self.yielding.discard(id_)
 
     def look(self, of: Callable[[int], tuple[int, int]], read: BytesRead) -> None:
@@ -242,8 +249,8 @@ class Followed:
             if read.at - since.read.at < (LEAST_TRIAL_S if id_ in self.yielding else LEAST_FOLLOWED_S):
                 continue
             now = self._seen[id_] = Seen(read, *of(id_))
-            served = now.served_bytes - since.served_bytes
-            if served > now.missed_bytes - since.missed_bytes:
+            served, missed = now.served_bytes - since.served_bytes, now.missed_bytes - since.missed_bytes
+            if served > missed or (not missed and id_ in self._for_others):
                 continue
             if id_ not in self.yielding:
                 self.yielding.add(id_)
@@ -264,17 +271,28 @@ class SourceReads:
 
     def __init__(self) -> None:
         self._used_at: dict[int, float] = {}
+        self._here_at: dict[int, float] = {}
+        self._elsewhere: defaultdict[int, dict[int, float]] = defaultdict(dict)
+        """By id and node: when another node has said that its program has a file open."""
         self._untold: set[int] = set()
         self._told_at: dict[int, float] = {}
 
     def here(self, id_: int, now: float) -> None:
         """Notes that a program of this node has a file open at the source or is about to open it there."""
-        self._used_at[id_] = now
+        self._used_at[id_] = self._here_at[id_] = now
         self._untold.add(id_)
 
-    def elsewhere(self, id_: int, now: float) -> None:
+    def elsewhere(self, id_: int, node: int, now: float) -> None:
         """Notes that a program of another node has a file open at the source."""
-        self._used_at[id_] = now
+        self._used_at[id_] = self._elsewhere[id_][node] = now
+
+    def is_here(self, id_: int, now: float) -> bool:
+        """Returns whether a program of this node reads the file at the source."""
+        return now - self._here_at.get(id_, -LET_GO_S) < LET_GO_S
+
+    def nodes(self, id_: int, now: float) -> list[int]:
+        """Returns the other nodes whose programs read the file at the source."""
+        return [node for node, at in self._elsewhere.get(id_, {}).items() if now - at < LET_GO_S]
 
     def awaited(self, id_: int) -> None:
         """Notes that a program waits for another node's copy and opens the file at the source if there is none."""
@@ -308,6 +326,7 @@ class Large:
     def __init__(self, flights: Flights, estimates: Estimates, beside: Beside | None) -> None:
         """`beside` judges copying beside the program; None where other nodes copy, too, and it is not known what their
         programs lose by that."""
+        self.together = Together()
         self.reads = SourceReads()
         self.held_back: set[int] = set()
         """Files that were not copied when it was their turn, since the program read them at the source."""
@@ -328,6 +347,8 @@ class Large:
         self._beside = beside
         self._before = ReadBefore()
         self._led_once: set[int] = set()
+        self._in_order: set[int] = set()
+        """Files of which programs of this node have read something in order."""
         self._tries: Counter[int] = Counter()
         self._readers = 0
         """The most files that the program had open at the source at the same time."""
@@ -351,7 +372,7 @@ class Large:
     @property
     def read_again(self) -> Collection[int]:
         """The files that the program reads at the source for the second time."""
-        return self._before.again
+        return () if self._beside is None else self._before.again
 
     def is_left(self, id_: int, now: float) -> bool:
         """Returns whether a file is left to the program, which reads it at the source, and not yet for the second
@@ -410,7 +431,12 @@ class Large:
         """Returns the transfers in flight whose files the program reads at the source meanwhile, with no use of what
         has arrived."""
         followed = self.followed.ids
-        return [id_ for id_ in self._flights.needed() if self.is_left(id_, now) and id_ not in followed]
+        found = [id_ for id_ in self._flights.needed() if self.is_left(id_, now) and id_ not in followed]
+        return [id_ for id_ in found if not self._is_for_others(id_, now)]
+
+    def _is_for_others(self, id_: int, now: float) -> bool:
+        """Returns whether this node brings a file with others and its own programs do not read it at the source."""
+        return bool(self.together.nodes(id_)) and not self.reads.is_here(id_, now)
 
     def slowing(self, now: float) -> list[int]:
         """Returns transfers of other large files that would slow the program's reading down and are not nearly done."""
@@ -432,40 +458,69 @@ class Large:
 
     def opened_under_way(self, id_: int, now: float) -> None:
         """Notes that a program opens a file at the source whose copy is under way."""
-        is_alone = self._beside is not None
-        if is_alone and id_ in self.shown and self._flights.copied(id_) >= FOLLOWED_SHARE * self._states.size(id_):
-            self.followed.begin(id_, now)
+        goes_on = self._beside is not None and self._flights.copied(id_) >= FOLLOWED_SHARE * self._states.size(id_)
+        is_for_others = bool(self.together.nodes(id_))
+        if id_ in self.shown and (goes_on or is_for_others):
+            self.followed.begin(id_, now, for_others=is_for_others)
 
     def read_in_order(self, id_: int, size_bytes: int) -> None:
         """Notes that a program has read so many bytes of a file in a row at the source. If that is much of it, the copy
-        begins, once."""
-        if size_bytes >= min(LED_SHARE * self._states.size(id_), LED_BYTES):
-            self._lead(id_)
+        begins, once: on all nodes."""
+        if size_bytes:
+            self._in_order.add(id_)
+        if size_bytes >= min(LED_SHARE * self._states.size(id_), LED_BYTES) and self._lead(id_):
+            self.together.begin(id_, self.together.present)
 
-    def _read_much(self, id_: int, alone: float) -> None:
-        """Notes that a program has read much of a file in any order, at so many bytes per second."""
+    def _read_much(self, id_: int, alone: float, now: float) -> None:
+        """Notes that a program has read much of a file in any order, at so many bytes per second. The copy begins where
+        programs read the file: elsewhere it would not know when to yield to them."""
         if self._lead(id_):
             self._alone[id_] = alone
+            self.together.begin(id_, self.reads.nodes(id_, now))
 
     def may_be_led(self, now: float) -> list[int]:
         """Returns the files that programs read at the source and whose copies may yet begin beside them."""
-        found = [] if self._beside is None else self.reads.ids(now)
-        found = [id_ for id_ in found if self.is_large(id_) and id_ not in self._led_once]
-        return [id_ for id_ in found if self._states.of(id_) is not FileState.FLYING]
+        found = self.reads.ids(now) if self._leads else []
+        return [id_ for id_ in found if self.is_large(id_) and self._may_lead(id_)]
 
-    def read_by_faults(self, id_: int) -> None:
+    def read_by_faults(self, id_: int, now: float) -> None:
         """Notes that programs have read much of a file in page faults. How fast is not known, so its copy yields for as
         long as they read."""
-        self._read_much(id_, alone=0.0)
+        self._read_much(id_, 0.0, now)
+
+    def together_with(self, id_: int, nodes: Collection[int], now: float) -> None:
+        """Notes that other nodes begin to bring a file. This node brings its share, if it is one of them."""
+        is_known = id_ < len(self._states.cells) and self.is_large(id_) and self._may_lead(id_)
+        begins = is_known and self.together.told(id_, nodes) and self._lead(id_)
+        if begins and self.reads.is_here(id_, now) and id_ not in self._in_order:
+            self._alone[id_] = 0.0
+
+    @property
+    def _leads(self) -> bool:
+        """Whether copies begin beside programs: on a single node, or where other nodes bring them, too."""
+        return self._beside is not None or self.together.is_possible
+
+    def _may_lead(self, id_: int) -> bool:
+        state = self._states.of(id_)
+        waits = state is not FileState.FLYING if self._beside is not None else state is FileState.WAITING
+        return waits and id_ not in self._led_once
 
     def _lead(self, id_: int) -> bool:
         """Has the copy begin beside the program that reads the file, once. Returns whether it is to begin."""
-        may_begin = self._beside is not None and self._states.of(id_) is not FileState.FLYING
-        if not may_begin or id_ in self._led_once:
+        if not self._leads or not self._may_lead(id_):
             return False
+        if self._states.is_far(id_):
+            self._states.make_near(id_)
+            self.put_aside(id_)  # the order may have passed over it
         self._led_once.add(id_)
         self.led.add(id_)
         return True
+
+    def next_together(self) -> int | None:
+        """Returns a file that this node is to begin to bring with others now, whatever its turn."""
+        cells = self._states.cells
+        found = (id_ for id_ in self.together.ids if cells[id_] & READER == NEAR_WAITS and id_ in self.led)
+        return next(found, None)
 
     def is_read_in_order(self, id_: int) -> bool:
         """Returns whether a copy is to begin beside a program that reads its file in order."""
@@ -474,6 +529,7 @@ class Large:
     def hidden(self, id_: int) -> None:
         """Notes that a transfer has ended."""
         self.led.discard(id_)
+        self.together.end(id_)
         self._alone.pop(id_, None)
         self.shown.discard(id_)
         self.followed.end(id_)
@@ -481,27 +537,29 @@ class Large:
     def looked(self, open_at_source: Collection[int], read: BytesRead) -> None:
         """Notes which large files the program has open at the source now, and what was read until now."""
         self._readers = max(self._readers, len(open_at_source))
-        if self._beside is not None:
+        if self._leads:
             self._before.look({id_: self._states.size(id_) for id_ in open_at_source}, read)
             for id_, alone in self._before.much.items():
-                self._read_much(id_, alone)
+                self._read_much(id_, alone, read.at)
+        if self._beside is not None:
             copies = any(map(self.is_large, self._flights.needed()))
             self._beside.look(read, reads=self.reads.count(read.at) > 0, copies=copies)
 
-    def read_elsewhere(self, ids: Iterable[int], now: float) -> None:
-        """Notes that programs of other nodes read these files at the source. A copy that is nearly here is finished all
-        the same."""
+    def read_elsewhere(self, ids: Iterable[int], node: int, now: float) -> None:
+        """Notes that programs of another node read these files at the source. A copy that is nearly here is finished
+        all the same."""
         states, flights = self._states, self._flights
         for id_ in ids:
             if id_ < len(states.cells) and self.is_large(id_) and states.of(id_) not in FINAL:
                 is_copied = id_ in flights.started and id_ not in flights.requests
                 if not (is_copied and self.is_worth_waiting(id_, now)):
-                    self.reads.elsewhere(id_, now)
+                    self.reads.elsewhere(id_, node, now)
 
     def begun(self, id_: int, now: float) -> None:
         """Notes that the copying of a file begins."""
-        if id_ in self.led:
-            self.followed.begin(id_, now + CATCH_UP_S, self._alone.get(id_))
+        if id_ in self.led and not self._is_for_others(id_, now):
+            is_for_others = bool(self.together.nodes(id_))
+            self.followed.begin(id_, now + CATCH_UP_S, self._alone.get(id_), for_others=is_for_others)
         self._flights.measure(id_)
         self.held_back.discard(id_)
         self._tries[id_] += 1

@@ -7,7 +7,7 @@ source, where the node that gives a file reads it, and a target, where the node 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hpcstage.exchange.files.reading import Outgoing
 from hpcstage.exchange.files.receiver import Receiver
@@ -16,15 +16,15 @@ from hpcstage.exchange.service import ExchangeService, Station
 from hpcstage.exchange.transport.frames import CONTROL_TAG, ControlFrame, Sort, open_bundle
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol import exchange
-from hpcstage.protocol.exchange import Ask, Fetch, Held, Offer, Reading, Sent, Why, Written
+from hpcstage.protocol.exchange import Ask, Fetch, Held, Offer, Reading, Sent, Together, Why, Written
 from hpcstage.store.catalog import Transfer
 
 
 class FileService(ExchangeService):
     """Serves the messages about files of one transfer."""
 
-    sorts = (Sort.ASK, Sort.REFUSE, Sort.WRITTEN, Sort.READING, Sort.HELD, Sort.FILES)
-    orders = (Fetch, Offer, Written, Reading, Held)
+    sorts = (Sort.ASK, Sort.REFUSE, Sort.WRITTEN, Sort.READING, Sort.TOGETHER, Sort.HELD, Sort.FILES)
+    orders = (Fetch, Offer, Written, Reading, Together, Held)
 
     def __init__(self, station: Station, transfer: Transfer) -> None:
         super().__init__(station)
@@ -46,6 +46,8 @@ class FileService(ExchangeService):
             self._tell_others(Sort.WRITTEN, message.ids)
         elif isinstance(message, Reading):
             self._tell_others(Sort.READING, message.ids)
+        elif isinstance(message, Together):
+            self._tell_others(Sort.TOGETHER, (message.id, *message.ids))
         elif isinstance(message, Held):
             self._tell_others(Sort.HELD, message.ids)
 
@@ -126,10 +128,8 @@ class FileService(ExchangeService):
             else:
                 self._asked.setdefault(source, set()).update(message.ids)
                 self.station.tell(*exchange.in_messages(Ask(self.station.nodes[source], message.ids)))
-        elif is_same and message.sort is Sort.HELD:
-            self.station.tell(Held(self.station.nodes[source], message.ids))
         elif is_same:
-            self.station.tell(Written(message.ids) if message.sort is Sort.WRITTEN else Reading(message.ids))
+            self.station.tell(*_told(message, self.station.nodes[source]))
 
     # ---- what there is to do
 
@@ -162,3 +162,15 @@ class FileService(ExchangeService):
     def ready(self) -> None:
         """Clears that descriptor, before `pump` collects."""
         self.station.lanes.wake.clear()
+
+
+def _told(message: ControlFrame, node: int) -> Iterator[exchange.Message]:
+    """Yields what the daemon is told of what programs of a node do, or the node has."""
+    if message.sort is Sort.WRITTEN:
+        yield Written(message.ids)
+    elif message.sort is Sort.READING:
+        yield Reading(node, message.ids)
+    elif message.sort is Sort.HELD:
+        yield Held(node, message.ids)
+    elif message.sort is Sort.TOGETHER and message.ids:
+        yield Together(message.ids[0], message.ids[1:])

@@ -2,14 +2,13 @@
 file as a whole.
 
 A copier asks for a stripe that another node reads at the source. That node's exchange waits until it has arrived there,
-as all programs see it in `arriving`, and sends it out of the incoming file, or out of the copy. It refuses what has no
-row and no copy for GRACE_S. What this node gives is only what was found to be right; who gets it compares its own
-source before it shows it.
+as all programs see it in `arriving`, and sends it out of the incoming file, or out of the copy: it looks whenever the
+loop turns. It refuses what has no row and no copy for GRACE_S. What this node gives is only what was found to be right;
+who gets it compares its own source before it shows it.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections import defaultdict, deque
@@ -29,8 +28,6 @@ from hpcstage.protocol.stripes import Asked
 from hpcstage.store.arriving import ShownRow, ShownRows
 from hpcstage.store.catalog import Catalog, Root
 
-LOOK_S = 0.005
-"""The interval at which it is looked whether stripes that others wait for have arrived."""
 GRACE_S = 3.0
 """The copies of a file do not begin at the same moment on all nodes."""
 
@@ -162,7 +159,8 @@ class StripeService(ExchangeService):
 
     def pump(self) -> bool:
         """Sends what has arrived, and refuses what does not come."""
-        catalog = self._store.catalog
+        has_work = self._waiting or self._lost or self._sender.has_turns
+        catalog = self._store.catalog if has_work else None
         if catalog is None:
             return False
         now, rows = time.monotonic(), dict[int, ShownRow | None]()
@@ -196,10 +194,6 @@ class StripeService(ExchangeService):
             return True
         self._say(Sort.NO_STRIPES, place, one.id, (one.stripe,))
         return False
-
-    def next_at(self) -> float:
-        """Returns when stripes that others wait for are looked at next."""
-        return time.monotonic() + LOOK_S if self._waiting else math.inf
 
     def report(self) -> None:
         """Tells the daemon what went to other nodes."""

@@ -75,6 +75,8 @@ class Sort(IntEnum):
     """An id, then stripes of its file that the sender wants."""
     NO_STRIPES = 12
     """An id, then stripes of its file that do not come."""
+    TOGETHER = 13
+    """An id, then the nodes that bring its large file together."""
     FILES = 64
     """Staged files, whole or in pieces."""
     MANIFEST = 65
