@@ -211,3 +211,12 @@ def test_a_terminated_benchmark_leaves_nothing(tmp_path: Path) -> None:
         assert benchmark.wait(30) == 143
     assert not list(memory.iterdir())
     assert not list(work.iterdir())
+
+
+@needs_mpi
+def test_onefile(tmp_path: Path) -> None:
+    result = quick("onefile", tmp_path, "--only", "in order")
+    assert arms(result, "in order") == {"plain", "runtime"}
+    (plain,) = [sample for sample in result["samples"] if sample["arm"] == "plain"]
+    assert plain["source_files"] == pytest.approx(2, abs=0.1), "each node reads it anew"
+    assert {figure["name"]: figure["ok"] for figure in result["figures"]}["in order: same output"]
