@@ -160,7 +160,7 @@ def _way(result: Result, way: str) -> str:
 
 
 def _after_faults(result: Result, arm: str, what: str = "steps again") -> str:
-    found = result.figures(f"(?!process holds|the link between).*, {arm}: {what}")  # these have a row of their own
+    found = result.figures(f"(?!process holds).*, {arm}: {what}")  # that one is found by a limit
     return f"{_range(found, '.1f')} s"
 
 
@@ -552,17 +552,13 @@ ROWS += (
     ),
 )
 
-FAULTS_AND_EPOCHS = "elastic --only host --only process --only epochs"
-"""All rows but those that take long by themselves, which have result files of their own."""
-
 ROWS += (
     Row(
         "elastic",
-        "Elastic training on three hosts, one killed or frozen, one process killed or frozen, the endpoint's host, one direction of a host's network cut (medians of five): until it is noticed (aim: at most 3 s); until the others make steps again, with `Elastic` (5 s); with restarted processes (10 s)",
+        "Elastic training on three hosts, one killed or frozen, one process killed or frozen, the endpoint's host, one direction of a host's network cut (medians of three): until it is noticed (aim: at most 3 s); until the others make steps again, with `Elastic` (5 s); with restarted processes (10 s)",
         lambda r: (
             f"{_after_faults(r, '(hpcstage|kept)', 'noticed')}; {_after_faults(r, 'kept')}; {_after_faults(r, 'hpcstage')}"
         ),
-        command=FAULTS_AND_EPOCHS,
         optional=True,
     ),
     Row(
@@ -572,7 +568,6 @@ ROWS += (
             _peers(r, ("host killed", "endpoint's host killed"), "c10d")
             + f"; {_peers(r, ('host killed', 'host frozen'), 'torchft')}"
         ),
-        command=FAULTS_AND_EPOCHS,
         optional=True,
     ),
     Row(
@@ -583,7 +578,6 @@ ROWS += (
             + ", ".join(f"{off:.1f}" for off in r.figures("(2 to 4|4 to 2): accuracy off that of fixed hosts"))
             + f" / {r.asked('2 to 4: accuracy off that of fixed hosts')} ({r.count('epochs over time', '4 to 2')} seeds)"
         ),
-        command=FAULTS_AND_EPOCHS,
         optional=True,
     ),
     Row(
@@ -599,13 +593,13 @@ ROWS += (
         optional=True,
     ),
     Row(
-        "elastic",
+        "elastic-link",
         "The same with `Elastic` where a link between two hosts is cut that both reach the endpoint; where a process holds Python's lock for ever, with limits of 5 s for a step and 2 s for leaving: until it is noticed; until the others make steps again",
         lambda r: "; ".join(
             f"{r.figure(f'{fault}, kept: noticed'):.1f}, {r.figure(f'{fault}, kept: steps again'):.1f} s"
             for fault in ("the link between two other hosts is cut", "process holds Python's lock")
         ),
-        command=FAULTS_AND_EPOCHS,
+        command='elastic --only "link between" --only "holds Python"',
         optional=True,
     ),
     Row(
