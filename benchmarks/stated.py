@@ -621,6 +621,24 @@ ROWS += (
     ),
 )
 
+ONE_FILE = ("in order", "one node later", "at random", "mapped", "tokens")
+
+ROWS += (
+    Row(
+        "onefile",
+        "One large file that programs on 4 virtual nodes read once, with `replicate`, in times of the programs alone (aim: at most 1.05): in order; in order, one node later; at random; mapped; as the tokens of a training with DistributedDataParallel. Bytes that leave the source, in files, alone and with hpcstage, in the same order",
+        lambda r: (
+            "; ".join(f"{r.figure(f'{way}: runtime / plain'):.2f}" for way in ONE_FILE)
+            + ". "
+            + "; ".join(
+                f"{r.median(way, 'plain', 'source_files'):.2f}, {r.median(way, 'runtime', 'source_files'):.2f}"
+                for way in ONE_FILE
+            )
+        ),
+        optional=True,
+    ),
+)
+
 
 def readme_table(folder: Path = RESULTS) -> str:
     """The rows of README.md."""
