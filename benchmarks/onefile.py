@@ -23,7 +23,7 @@ from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_most, divide
 from benchmarks.programs import hpcstage_command, run
 from benchmarks.storage import Storage
 from benchmarks.workload import onefile
-from hpcstage.daemon.queue.large import LED_SHARE
+from hpcstage.daemon.queue.sourcereads import LED_SHARE
 from hpcstage.emulator import Settings
 
 PROGRAM = Path(onefile.__file__)

@@ -23,7 +23,7 @@ from hpcstage.daemon.peers.peers import Peers
 from hpcstage.daemon.peers.sharing import FileSharing, Neighbours
 from hpcstage.daemon.preparing import Phase
 from hpcstage.daemon.process.descriptors import Receive
-from hpcstage.daemon.queue.large import LEAST_SPRINT_S
+from hpcstage.daemon.queue.beside import LEAST_SPRINT_S
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
 from hpcstage.daemon.queue.states import FileState

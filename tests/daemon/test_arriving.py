@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.process.slottable import slot_at
-from hpcstage.daemon.queue.large import LEAST_FOLLOWED_S, LEAST_TRIAL_S, BytesRead, Followed
+from hpcstage.daemon.queue.beside import LEAST_TRIAL_S, BytesRead
+from hpcstage.daemon.queue.followed import LEAST_FOLLOWED_S, Followed
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
 from hpcstage.daemon.queue.states import FileState

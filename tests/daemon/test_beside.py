@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcstage.daemon.queue.large import LEAST_SPRINT_S, SPRINT_AFTER_S, TRIAL_WAIT_S, Beside, BytesRead, Pace
+from hpcstage.daemon.queue.beside import LEAST_SPRINT_S, SPRINT_AFTER_S, TRIAL_WAIT_S, Beside, BytesRead, Pace
 
 MB = 1_000_000
 

@@ -7,8 +7,8 @@ from array import array
 
 import pytest
 
+from hpcstage.daemon.queue.beside import BytesRead
 from hpcstage.daemon.queue.budget import TemporaryCopies
-from hpcstage.daemon.queue.large import BytesRead
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits, Verdict
 from hpcstage.daemon.queue.states import FileState, NodeShare

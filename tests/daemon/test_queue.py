@@ -7,9 +7,11 @@ from array import array
 
 import pytest
 
-from hpcstage.daemon.queue.large import LEAST_BYTES, LET_GO_S, MOST_TRIES, BytesRead
+from hpcstage.daemon.queue.beside import BytesRead
+from hpcstage.daemon.queue.large import LEAST_BYTES, MOST_TRIES
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Bucket, Limits, Verdict
+from hpcstage.daemon.queue.sourcereads import LET_GO_S
 from hpcstage.daemon.queue.states import LOOK_LIMIT, FileState
 from hpcstage.plan.types import Budget
 from hpcstage.protocol.arriving import Yields

@@ -12,7 +12,9 @@ from contextlib import suppress
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.mapped import MappedReads
 from hpcstage.daemon.process.helpers import Helpers
-from hpcstage.daemon.queue.large import LEAST_BYTES, LED_SHARE, BytesRead
+from hpcstage.daemon.queue.beside import BytesRead
+from hpcstage.daemon.queue.large import LEAST_BYTES
+from hpcstage.daemon.queue.sourcereads import LED_SHARE
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.protocol.shim import Counter
 

@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.fromsource import FromSource
-from hpcstage.daemon.queue.large import LET_GO_S, Large
+from hpcstage.daemon.queue.large import Large
 from hpcstage.daemon.queue.rates import Decision, Estimates, Verdict
 from hpcstage.daemon.queue.sequences import Line, Sequences
+from hpcstage.daemon.queue.sourcereads import LET_GO_S
 from hpcstage.daemon.queue.states import FAR, FAR_AWAY, FAR_WAITS, LOOK_LIMIT, FileState
 from hpcstage.plan.blocks import blocks_bytes
 from hpcstage.protocol.shim import Reason

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
+from hpcstage.daemon.queue.beside import Beside
 from hpcstage.daemon.queue.budget import FreeBudget
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.frompeers import FromPeers
 from hpcstage.daemon.queue.fromsource import FromSource
-from hpcstage.daemon.queue.large import Beside, Large
+from hpcstage.daemon.queue.large import Large
 from hpcstage.daemon.queue.rates import Decision, Estimates, Limits, Verdict
 from hpcstage.daemon.queue.sequences import Sequences
 from hpcstage.daemon.queue.states import FINAL, FileState, NodeShare, States
