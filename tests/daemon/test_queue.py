@@ -145,6 +145,21 @@ def test_a_file_of_which_much_was_read_is_copied_as_long_as_the_program_reads_on
     assert q.large.read_meanwhile(7.2) == [0], "the program read nothing more, and nothing was copied"
 
 
+def test_what_the_program_reads_is_copied_before_what_nobody_reads():
+    q = queue([LARGE, LARGE])
+    looks(q, [0], (0.0, 0), (2.0, 0))
+    assert q.source.next(9, 2.0) == [1], "it is copied beside the program"
+    looks(q, [0], (2.5, LARGE // 4))
+    assert q.source.next(9, 2.5) == [0], "the program does not wait for the copy of a file that it may never read"
+    assert q.large.slowing(2.5) == [1]
+    q.source.take_back(1)
+    assert (q.source.next(9, 2.6), q.large.slowing(2.6)) == ([], [])
+    q.done(0, LARGE, 3.0)
+    q.large.hidden(0)
+    looks(q, [], (9.0, LARGE))
+    assert q.source.next(9, 9.0) == [1]
+
+
 def test_a_file_of_which_much_was_read_in_page_faults_is_copied_and_nobody_waits_for_that():
     read = [0] * 3
     q = queue([LARGE, LEAST_BYTES, 10], read=read)

@@ -67,14 +67,14 @@ class FromSource:
 
     def _next(self, now: float) -> int | None:
         large = self._large
-        if (together := large.next_together()) is not None:
-            return together
+        if (led := large.next_led()) is not None:
+            return led
         is_enough = large.are_enough_in_flight()
         while (id_ := self._pop()) is not None:
             if not large.is_large(id_) or not (is_enough or large.must_wait(id_, now)):
                 return id_
             self._put_aside(id_)
-        if is_enough or (large.are_enough(now) and not large.led):
+        if is_enough or large.are_enough(now):
             return None
         return large.pop_aside(NEAR_WAITS, large.must_wait, now)
 

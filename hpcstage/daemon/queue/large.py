@@ -129,8 +129,11 @@ class Large:
         return None
 
     def _must_not_slow(self, now: float) -> bool:
-        """Returns whether no large file may be copied now, since that slows the program's reading down, or might."""
-        return self._beside is not None and self._beside.pace is Pace.NOT and self.reads.count(now) > 0
+        """Returns whether no other large file may be copied now, since that slows the program's reading down, or might,
+        or takes its bandwidth from the copy of what the program reads."""
+        if self._beside is None or not self.reads.count(now):
+            return False
+        return self._beside.pace is Pace.NOT or bool(self.led)
 
     def yields(self, id_: int, now: float) -> Yields:
         """Returns how the copy of a file gives way to programs that read the source."""
@@ -238,10 +241,11 @@ class Large:
         self.led.add(id_)
         return True
 
-    def next_together(self) -> int | None:
-        """Returns a file that this node is to begin to bring with others now, whatever its turn."""
-        cells = self._states.cells
-        found = (id_ for id_ in self.together.ids if cells[id_] & READER == NEAR_WAITS and id_ in self.led)
+    def next_led(self) -> int | None:
+        """Returns a file whose copy is to begin beside the program that reads it, whatever its turn: what a program
+        needs comes before what nobody may ever read."""
+        cells, tries = self._states.cells, self._tries
+        found = (id_ for id_ in self.led if cells[id_] & READER == NEAR_WAITS and tries[id_] < MOST_TRIES)
         return next(found, None)
 
     def is_read_in_order(self, id_: int) -> bool:
