@@ -130,9 +130,9 @@ def given_up(q, ids, now):
 
 def test_a_file_of_which_much_was_read_is_copied_as_long_as_the_program_reads_on():
     q = queue([LARGE])
-    looks(q, [0], (0.0, 50), (2.0, 49 + LARGE // 4))
+    looks(q, [0], (0.0, 50), (2.0, 49 + LARGE // 8))
     assert q.source.next(9, 2.0) == []
-    looks(q, [0], (2.5, 50 + LARGE // 4))
+    looks(q, [0], (2.5, 50 + LARGE // 8))
     assert q.large.yields(0, 2.5) is Yields.TO_CALLS
     assert not q.large.is_read_in_order(0)
     assert q.source.next(9, 2.5) == [0]
@@ -149,7 +149,7 @@ def test_what_the_program_reads_is_copied_before_what_nobody_reads():
     q = queue([LARGE, LARGE])
     looks(q, [0], (0.0, 0), (2.0, 0))
     assert q.source.next(9, 2.0) == [1], "it is copied beside the program"
-    looks(q, [0], (2.5, LARGE // 4))
+    looks(q, [0], (2.5, LARGE // 8))
     assert q.source.next(9, 2.5) == [0], "the program does not wait for the copy of a file that it may never read"
     assert q.large.slowing(2.5) == [1]
     q.source.take_back(1)
@@ -199,9 +199,9 @@ def test_a_file_that_the_program_reads_again_is_copied():
 def test_a_file_that_the_program_reads_in_order_is_copied_once_as_long_as_that_pays():
     q = queue([LARGE, LARGE])
     looks(q, [0, 1], (0.0, 0), (1.0, 0))
-    q.large.read_in_order(0, LARGE // 4 - 1)
+    q.large.read_in_order(0, LARGE // 8 - 1)
     assert q.source.next(9, 1.0) == []
-    q.large.read_in_order(0, LARGE // 4)
+    q.large.read_in_order(0, LARGE // 8)
     assert q.source.next(9, 1.0) == [0]
     looks(q, [0, 1], (2.0, 0))
     assert (q.large.read_meanwhile(2.0), q.large.slowing(2.0)) == ([], [])
@@ -230,9 +230,9 @@ def test_files_that_are_read_at_the_source_are_known_from_the_moment_when_they_a
 
 def test_of_several_open_files_none_is_read_again_before_all_could_have_been():
     q = queue([LARGE, LARGE, 10])
-    looks(q, [0, 1], (0.0, 0), (2.0, LARGE // 2 - 1))
+    looks(q, [0, 1], (0.0, 0), (2.0, LARGE // 4 - 1))
     assert q.source.next(9, 2.0) == [2]
-    looks(q, [0, 1], (3.0, LARGE // 2))
+    looks(q, [0, 1], (3.0, LARGE // 4))
     given_up(q, [0, 1], 3.0)
     looks(q, [0, 1], (4.0, 2 * LARGE - 1))
     assert q.source.next(9, 4.0) == []

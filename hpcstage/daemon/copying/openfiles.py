@@ -14,7 +14,7 @@ from hpcstage.daemon.copying.mapped import MappedReads
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.queue.beside import BytesRead
 from hpcstage.daemon.queue.large import LEAST_BYTES
-from hpcstage.daemon.queue.sourcereads import LED_SHARE
+from hpcstage.daemon.queue.sourcereads import MAPPED_SHARE
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.protocol.shim import Counter
 
@@ -28,7 +28,7 @@ class LargeInUse:
 
     def __init__(self, engine: Engine, helpers: Helpers) -> None:
         self._engine = engine
-        self._mapped = MappedReads(helpers, LED_SHARE, self._read_by_faults)
+        self._mapped = MappedReads(helpers, MAPPED_SHARE, self._read_by_faults)
         self._roots = [engine.copies.store.root, *(dataset.root for dataset in engine.manifest.datasets)]
         self._last = 0
         """The pid of the process that was looked at last."""

@@ -12,8 +12,10 @@ LET_GO_S = 5.0
 """The program has let go of a file once this much time has passed without a sign of use."""
 TELL_EVERY_S = 1.0
 """The interval at which other nodes are told that a program still reads a file at the source."""
-LED_SHARE, LED_BYTES = 0.25, 64 << 20
-"""A program that has read this share of a file in a row, or as many bytes, is expected to read on."""
+LED_SHARE, LED_BYTES = 1 / 8, 64 << 20
+"""A program that has read this share of a file by calls, or as many bytes in a row, is expected to read on."""
+MAPPED_SHARE = 1 / 4
+"""The share that must be in the page cache of a file that is mapped: the kernel brings more than programs touch."""
 
 
 class ReadBefore:
