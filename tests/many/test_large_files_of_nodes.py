@@ -10,15 +10,11 @@ from typing import Any
 import manylab
 import pytest
 from conftest import Hpcstage
+from slowsource import NEEDS, slow_source
 
-from hpcstage.emulator import Settings, Slowfs, unavailable
+from hpcstage.emulator import Settings, Slowfs
 
-pytestmark = [
-    manylab.needs_mpi,
-    pytest.mark.fuse,
-    pytest.mark.compiler,
-    pytest.mark.skipif(unavailable() is not None, reason=f"emulator: {unavailable()}"),
-]
+pytestmark = [manylab.needs_mpi, *NEEDS]
 MB = 1_000_000
 SIZE_BYTES = 90 * MB
 BANDWIDTH = 30 * MB
@@ -54,11 +50,7 @@ while not any("large" in files for _, _, files in os.walk(store)) and time.monot
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[Slowfs]:
     """One large file."""
-    behind = tmp_path / "behind"
-    behind.mkdir()
-    with (behind / "large").open("wb") as file:
-        file.truncate(SIZE_BYTES)
-    with Slowfs(behind, Settings(bandwidth_bytes_per_s=BANDWIDTH), keep_cache=True) as slow:
+    with slow_source(tmp_path / "behind", Settings(bandwidth_bytes_per_s=BANDWIDTH), large=SIZE_BYTES) as slow:
         yield slow
 
 
