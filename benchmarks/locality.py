@@ -22,11 +22,11 @@ from benchmarks.files import Place, empty, make_files, place, total_bytes
 from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, divide, options_of, parser, worst
 from benchmarks.link import network, unavailable
 from benchmarks.nodes import served
-from benchmarks.programs import hpcstage_command, run
+from benchmarks.programs import hpcstage_command, ranks_command, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
 
-WORKLOAD = Path(__file__).resolve().parent / "workload"
+PROGRAM = Path(__file__).resolve().parent / "workload" / "locality.py"
 PAPER_MEDIANS = {32: 6.9, 64: 4.8, 128: 3.4}
 MEDIANS_WITHIN = 0.3
 NODES_OF_FIGURE_6, QUICK_NODES_OF_FIGURE_6 = (16, 32, 64, 128, 256), (16,)
@@ -82,7 +82,7 @@ class Loading:
             storage = stack.enter_context(Storage(self.data, settings, self.where.memory))
             linked = [] if unavailable() else stack.enter_context(network(f"{LINK * 8 * nodes / 1e6:.0f}mbit"))
             words = ["--epochs", epochs, "--batch", BATCH, "--preprocess-s", PREPROCESS_S]
-            command = ranks_command(nodes, storage.path, SAMPLERS[arm], out, words)
+            command = training_command(nodes, storage.path, SAMPLERS[arm], out, words)
             if arm != "regular":
                 options = ("--nodes", str(nodes), "--placement", "partition")
                 command = [*hpcstage_command("runtime", run_dir, local, str(storage.path), options), *command]
@@ -98,10 +98,9 @@ class Loading:
         return found
 
 
-def ranks_command(ranks: int, data: Path, sampler: str, out: Path, more: Sequence[object]) -> list[str]:
+def training_command(ranks: int, data: Path, sampler: str, out: Path, more: Sequence[object]) -> list[str]:
     """The program of all ranks."""
-    words = [sys.executable, WORKLOAD / "started.py", ranks, WORKLOAD / "locality.py", "--data", data]
-    return [str(word) for word in (*words, "--sampler", sampler, "--out", out, *more)]
+    return ranks_command(ranks, PROGRAM, ["--data", data, "--sampler", sampler, "--out", out, *more])
 
 
 def loaded(path: Path) -> dict[str, Any]:
@@ -127,7 +126,7 @@ def training(where: Place, options: Options) -> dict[str, Any]:
         empty(where.disk / "state")
         nodes = ("--nodes", "2", "--placement", "partition")
         head = hpcstage_command("runtime", run_dir, where.local.renew(), str(data), nodes)
-        run([*head, *ranks_command(RANKS, data, sampler, out, ["--train", "--epochs", epochs])], where.disk)
+        run([*head, *training_command(RANKS, data, sampler, out, ["--train", "--epochs", epochs])], where.disk)
         trained = loaded(out)
         gradients[sampler], found[f"{sampler}_accuracy"] = trained["gradients"], trained["accuracy"]
         found[f"{sampler}_peer_files"] = served(run_dir)["peer_files"]

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.files import Place, empty, make_files, place, total_bytes
 from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, holds, options_of, parser
-from benchmarks.programs import hpcstage_command, run
+from benchmarks.programs import hpcstage_command, ranks_command, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
 from hpcstage.plan.placement.hits import alike
@@ -70,8 +70,8 @@ class Runs:
         return made
 
     def _command(self, cell: Cell, data: Path) -> list[str]:
-        words = [sys.executable, str(RANKS), "--ranks", str(cell.nodes), "--data", str(data)]
-        return [*words, "--epochs", str(cell.epochs), "--timings", str(self.where.disk / "timings.json")]
+        words = ["--data", data, "--epochs", cell.epochs, "--timings", self.where.disk / "timings.json"]
+        return ranks_command(cell.nodes, RANKS, words)
 
     def _storage(self) -> Storage:
         settings = Settings(BANDWIDTH, metadata_latency_s=LATENCY_S, data_latency_s=LATENCY_S)

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.files import Place, empty, place
 from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_most, divide, holds, options_of, parser
-from benchmarks.programs import hpcstage_command, run
+from benchmarks.programs import hpcstage_command, ranks_command, run
 from benchmarks.storage import Storage
 from benchmarks.workload import onefile
 from hpcstage.daemon.queue.sourcereads import LED_SHARE
@@ -59,8 +59,8 @@ class Runs:
         compute_s = QUICK_COMPUTE_S if self.quick else COMPUTE_S
         if way == onefile.TOKENS:
             compute_s = QUICK_TOKENS_COMPUTE_S if self.quick else TOKENS_COMPUTE_S
-        words = [sys.executable, str(PROGRAM), str(path), "--ranks", str(self.nodes), "--way", way]
-        return [*words, "--compute", str(compute_s), "--later", str(QUICK_LATER_S if self.quick else LATER_S)]
+        words = [path, "--way", way, "--compute", compute_s, "--later", QUICK_LATER_S if self.quick else LATER_S]
+        return ranks_command(self.nodes, PROGRAM, words)
 
     def _run(self, way: str, *, staged: bool) -> dict[str, Any]:
         local, run_dir = self.where.local.renew(), empty(self.where.disk / "run")
@@ -72,7 +72,8 @@ class Runs:
             head = hpcstage_command("runtime", run_dir, local, str(storage.path), options) if staged else []
             done = run([*head, *self._words(way, storage.path / "one.bin")], self.where.disk)
             read = storage.counters().read_bytes / self.size_bytes
-        sample = {"seconds": done.seconds, "output": done.stdout, "source_files": read}
+        output = "".join(sorted(done.stdout.splitlines(keepends=True)))
+        sample = {"seconds": done.seconds, "output": output, "source_files": read}
         return {**sample, **(self._passed(run_dir) if staged else {})}
 
     def _passed(self, run_dir: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from hpcstage.emulator.build import cached_binary, compile_c
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parent
 TRAIN = _HERE / "workload" / "train.py"
+_STARTED = _HERE / "workload" / "started.py"
 _FLATOUT = _HERE / "flatout.c"
 _LIMIT_S = 900.0
 _SCHEDULERS = ("SLURM", "PBS", "SGE", "PE_HOSTFILE", "JOB_ID", "PJM", "LSB", "FLUX", "HPCSTAGE")
@@ -116,6 +117,11 @@ def hpcstage_command(mode: str, run_dir: Path, local_dir: Path, data: str, optio
     """`hpcstage run` up to the two dashes."""
     words = [sys.executable, "-m", "hpcstage", "run", "--mode", mode, "--data", data]
     return [*words, "--run-dir", str(run_dir), "--local-dir", str(local_dir), *options, "--"]
+
+
+def ranks_command(ranks: int, program: Path, words: Sequence[object]) -> list[str]:
+    """As many processes of a program as ranks, started as torchrun does."""
+    return [str(word) for word in (sys.executable, _STARTED, ranks, program, *words)]
 
 
 def record(run_dir: Path) -> dict[str, Any]:

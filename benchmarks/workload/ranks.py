@@ -1,9 +1,8 @@
 """A training of several ranks on one machine: PyTorch, gloo on loopback, DistributedSampler, a file per sample.
 
-    python ranks.py --ranks 4 --data DIR --epochs 3 --timings FILE
+    python started.py 4 ranks.py --data DIR --epochs 3 --timings FILE
 
-Starts its ranks as torchrun does (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), without a process of PyTorch's own in
-between. Rank 0 writes when each epoch began and ended, and a digest of all losses and weights, bit by bit.
+Rank 0 writes when each epoch began and ended, and a digest of all losses and weights, bit by bit.
 """
 
 from __future__ import annotations
@@ -12,27 +11,11 @@ import argparse
 import hashlib
 import json
 import os
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 INPUTS = 512
-
-
-def start(given: argparse.Namespace) -> int:
-    """The launcher: all ranks, and the worst exit code."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(given.ranks)}
-    common |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:]]
-    ranks = [subprocess.Popen(command, env={**common, "RANK": str(rank)}) for rank in range(given.ranks)]
-    print("started", flush=True)
-    return max(abs(rank.wait()) for rank in ranks)
 
 
 def train(given: argparse.Namespace) -> None:
@@ -84,10 +67,9 @@ def train(given: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def main() -> int:
+def main() -> None:
     """The program."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=8)
@@ -95,12 +77,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--step-s", type=float, default=0.0, help="a pause per batch: a device that computes")
     parser.add_argument("--timings", type=Path, required=True)
-    given = parser.parse_args()
-    if "RANK" not in os.environ:
-        return start(given)
-    train(given)
-    return 0
+    train(parser.parse_args())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

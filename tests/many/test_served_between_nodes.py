@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,11 @@ import manylab
 import psutil
 import pytest
 from conftest import Hpcstage, wait_for
+from slowsource import NEEDS, checksum, slow_source
 
-from hpcstage.emulator import Settings, Slowfs, unavailable
+from hpcstage.emulator import Settings, Slowfs
 
-pytestmark = [
-    manylab.needs_mpi,
-    pytest.mark.fuse,
-    pytest.mark.compiler,
-    pytest.mark.skipif(unavailable() is not None, reason=f"emulator: {unavailable()}"),
-]
+pytestmark = [manylab.needs_mpi, *NEEDS]
 MB = 1 << 20
 SIZE = 120 * MB + 17
 BANDWIDTH = 30 * MB
@@ -69,20 +64,9 @@ middle. The others read the copy, once it is there, and so do all where they go 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[Slowfs]:
     """One large file, and a few that show that the group stands."""
-    behind = tmp_path / "behind"
-    behind.mkdir()
-    (behind / "large").write_bytes(os.urandom(SIZE))
-    for number in range(3):
-        (behind / f"small{number}").write_bytes(b"small")
-    with Slowfs(behind, Settings(bandwidth_bytes_per_s=BANDWIDTH), keep_cache=True) as slow:
+    files = {"large": os.urandom(SIZE), **{f"small{number}": b"small" for number in range(3)}}
+    with slow_source(tmp_path / "behind", Settings(bandwidth_bytes_per_s=BANDWIDTH), **files) as slow:
         yield slow
-
-
-def expected(content: bytes) -> int:
-    found = 0
-    for at in range(0, SIZE, MB):
-        found ^= zlib.crc32(content[at : at + MB], at)
-    return found
 
 
 def run(
@@ -120,7 +104,7 @@ def of_others(hpcstage: Hpcstage) -> list[float]:
 
 def test_each_node_reads_its_share_at_the_source(hpcstage: Hpcstage, source: Slowfs, tmp_path: Path) -> None:
     found = run(hpcstage, source, "in order, to the end")
-    assert found == NODES * [expected((tmp_path / "behind" / "large").read_bytes())]
+    assert found == NODES * [checksum((tmp_path / "behind" / "large").read_bytes(), MB)]
     assert of_others(hpcstage) == NODES * [pytest.approx(2 / 3, abs=0.2)]  # less if one begins late
     assert sum(of(hpcstage, "sent_bytes")) >= sum(of(hpcstage, "peer_bytes"))
     assert sum(part["datasets"][0]["staged_files"] for part in manylab.parts_of(hpcstage)) == NODES * 4
@@ -129,7 +113,7 @@ def test_each_node_reads_its_share_at_the_source(hpcstage: Hpcstage, source: Slo
 
 def test_a_node_that_does_not_read_it_brings_its_share(hpcstage: Hpcstage, source: Slowfs, tmp_path: Path) -> None:
     found = run(hpcstage, source, "in order, to the end", readers=1)
-    assert found == NODES * [expected((tmp_path / "behind" / "large").read_bytes())]
+    assert found == NODES * [checksum((tmp_path / "behind" / "large").read_bytes(), MB)]
     assert of_others(hpcstage) == NODES * [pytest.approx(2 / 3, abs=0.2)]  # less if one begins late
 
 
@@ -137,7 +121,7 @@ def test_what_is_read_in_any_order_is_brought_while_the_programs_compute(
     hpcstage: Hpcstage, source: Slowfs, tmp_path: Path
 ) -> None:
     found = run(hpcstage, source, "random")
-    assert found == NODES * [expected((tmp_path / "behind" / "large").read_bytes())]
+    assert found == NODES * [checksum((tmp_path / "behind" / "large").read_bytes(), MB)]
     assert min(of_others(hpcstage)) > 0.05
 
 
@@ -152,7 +136,7 @@ def test_kills_change_no_byte(hpcstage: Hpcstage, source: Slowfs, tmp_path: Path
         manylab.kill(victims.get(victim, exchanges))
 
     found = run(hpcstage, source, "in order", at_half=kill)
-    assert found == NODES * [expected((tmp_path / "behind" / "large").read_bytes())]
+    assert found == NODES * [checksum((tmp_path / "behind" / "large").read_bytes(), MB)]
 
 
 def test_a_file_that_changes_is_dropped_by_all(hpcstage: Hpcstage, source: Slowfs, tmp_path: Path) -> None:
@@ -164,4 +148,4 @@ def test_a_file_that_changes_is_dropped_by_all(hpcstage: Hpcstage, source: Slowf
             file.write(new)
 
     found = run(hpcstage, source, "in order", at_half=change)
-    assert found == NODES * [expected(old[:half] + new[half:])]
+    assert found == NODES * [checksum(old[:half] + new[half:], MB)]

@@ -12,14 +12,11 @@ from typing import Any
 
 import pytest
 from conftest import Hpcstage
+from slowsource import NEEDS, slow_source
 
-from hpcstage.emulator import Settings, Slowfs, unavailable
+from hpcstage.emulator import Settings, Slowfs
 
-pytestmark = [
-    pytest.mark.fuse,
-    pytest.mark.compiler,
-    pytest.mark.skipif(unavailable() is not None, reason=f"emulator: {unavailable()}"),
-]
+pytestmark = NEEDS
 MB = 1_000_000
 SIZE_BYTES = 120 * MB
 BANDWIDTH = 30 * MB
@@ -45,12 +42,8 @@ print(open(sys.argv[2]).read())
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[Slowfs]:
     """One large file and a small one."""
-    behind = tmp_path / "behind"
-    behind.mkdir()
-    with (behind / "large").open("wb") as file:
-        file.truncate(SIZE_BYTES)
-    (behind / "small").write_bytes(b"small")
-    with Slowfs(behind, Settings(bandwidth_bytes_per_s=BANDWIDTH), keep_cache=True) as slow:
+    settings = Settings(bandwidth_bytes_per_s=BANDWIDTH)
+    with slow_source(tmp_path / "behind", settings, large=SIZE_BYTES, small=b"small") as slow:
         yield slow
 
 
@@ -94,12 +87,8 @@ for one in both:
 
 @pytest.mark.parametrize("pause_s", [0.05, 0.0], ids=["source as fast", "source slower"])
 def test_files_that_are_read_in_turn_are_not_copied_in_vain(hpcstage: Hpcstage, tmp_path: Path, pause_s: float) -> None:
-    behind = tmp_path / "in-turn"
-    behind.mkdir()
-    for number in range(10):
-        with (behind / f"{number}").open("wb") as file:
-            file.truncate(40 * MB)
-    with Slowfs(behind, Settings(bandwidth_bytes_per_s=40 * MB), keep_cache=True) as slow:
+    files = {str(number): 40 * MB for number in range(10)}
+    with slow_source(tmp_path / "in-turn", Settings(bandwidth_bytes_per_s=40 * MB), **files) as slow:
         done = hpcstage("run", "--data", slow.path, "--", sys.executable, "-c", IN_TURN, slow.path, str(pause_s))
         assert done.returncode == 0, done.stderr
         assert slow.counters().read_bytes < 1.1 * 400 * MB
@@ -118,12 +107,8 @@ for start in starts:
 
 def test_another_file_takes_nothing_from_a_program_that_reads_all_the_time(hpcstage: Hpcstage, tmp_path: Path) -> None:
     """As a database does that is read row by row, and the other file is never opened."""
-    behind = tmp_path / "two"
-    behind.mkdir()
-    for name in ("opened", "other"):
-        with (behind / name).open("wb") as file:
-            file.truncate(60 * MB)
-    with Slowfs(behind, Settings(15 * MB, data_latency_s=0.001), keep_cache=True) as slow:
+    settings = Settings(15 * MB, data_latency_s=0.001)
+    with slow_source(tmp_path / "two", settings, opened=60 * MB, other=60 * MB) as slow:
         done = hpcstage("run", "--data", slow.path, "--", sys.executable, "-c", ROWS, slow.path / "opened")
         assert done.returncode == 0, done.stderr
         assert slow.counters().read_bytes < 1.05 * 60 * MB
@@ -243,11 +228,8 @@ print(found)
 
 def test_a_file_that_is_read_in_order_arrives_ahead_of_the_program(hpcstage: Hpcstage, tmp_path: Path) -> None:
     """It is opened at once, and served before its first reading has ended."""
-    behind = tmp_path / "behind"
-    behind.mkdir()
     whole = os.urandom(SIZE_BYTES)
-    (behind / "large").write_bytes(whole)
-    with Slowfs(behind, Settings(bandwidth_bytes_per_s=BANDWIDTH), keep_cache=True) as slow:
+    with slow_source(tmp_path / "behind", Settings(bandwidth_bytes_per_s=BANDWIDTH), large=whole) as slow:
         done = hpcstage("run", "--data", slow.path, "--", sys.executable, "-c", IN_ORDER, slow.path / "large")
         assert (done.returncode, done.stdout) == (0, f"{zlib.crc32(whole, zlib.crc32(whole))}\n".encode())
         assert slow.counters().read_bytes < 1.1 * SIZE_BYTES
@@ -287,11 +269,8 @@ print(moved, all(sums == found[0] for sums in found), found[0] if share < 1 else
 @pytest.mark.parametrize("way", ["kept", "anew"])
 def test_a_file_that_is_read_in_page_faults_is_copied_meanwhile(hpcstage: Hpcstage, tmp_path: Path, way: str) -> None:
     """The source gives each byte once: to the program what it needs, and to the copy what is left."""
-    behind = tmp_path / "behind"
-    behind.mkdir()
     whole = os.urandom(SIZE_BYTES)
-    (behind / "large").write_bytes(whole)
-    with Slowfs(behind, Settings(bandwidth_bytes_per_s=BANDWIDTH), keep_cache=True) as slow:
+    with slow_source(tmp_path / "behind", Settings(bandwidth_bytes_per_s=BANDWIDTH), large=whole) as slow:
         command = [sys.executable, "-c", MAPPED, slow.path / "large", way, "1", "60"]
         done = hpcstage("run", "--data", slow.path, "--", *command)
         assert (done.returncode, done.stdout) == (0, f"True True {zlib.crc32(whole)}\n".encode()), done.stderr

@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 from conftest import Hpcstage
+from slowsource import NEEDS
 
-from hpcstage.emulator import Settings, Slowfs, unavailable
+from hpcstage.emulator import Settings, Slowfs
 from hpcstage.preview.probe import GAVE_WAY
 
-pytestmark = [
-    pytest.mark.fuse,
-    pytest.mark.compiler,
-    pytest.mark.skipif(unavailable() is not None, reason=f"emulator: {unavailable()}"),
-]
+pytestmark = NEEDS
 MB = 1_000_000
 TOTAL = 160 * MB
 BANDWIDTH = 20 * MB

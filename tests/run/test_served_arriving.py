@@ -7,22 +7,18 @@ import os
 import signal
 import struct
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from conftest import Hpcstage, wait_for
+from slowsource import NEEDS, checksum, slow_source
 
-from hpcstage.emulator import Settings, Slowfs, unavailable
+from hpcstage.emulator import Settings, Slowfs
 from hpcstage.protocol import shim
 
-pytestmark = [
-    pytest.mark.fuse,
-    pytest.mark.compiler,
-    pytest.mark.skipif(unavailable() is not None, reason=f"emulator: {unavailable()}"),
-]
+pytestmark = NEEDS
 MB = 1_000_000
 SIZE = 120 * MB
 BANDWIDTH = 40 * MB
@@ -76,18 +72,8 @@ print(found)
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[Slowfs]:
     """One large file on a slow source."""
-    behind = tmp_path / "behind"
-    behind.mkdir()
-    (behind / "large").write_bytes(os.urandom(SIZE))
-    with Slowfs(behind, Settings(bandwidth_bytes_per_s=BANDWIDTH), keep_cache=True) as slow:
+    with slow_source(tmp_path / "behind", Settings(bandwidth_bytes_per_s=BANDWIDTH), large=os.urandom(SIZE)) as slow:
         yield slow
-
-
-def expected(content: bytes) -> int:
-    found = 0
-    for at in range(0, SIZE, MB):
-        found ^= zlib.crc32(content[at : at + MB], at)
-    return found
 
 
 def processes(local_dir: Path) -> tuple[psutil.Process, list[psutil.Process]]:
@@ -117,7 +103,7 @@ def run(
 @pytest.mark.parametrize("way", ["in order", "random", "forked"])
 def test_what_has_arrived_is_not_read_again(hpcstage: Hpcstage, source: Slowfs, tmp_path: Path, way: str) -> None:
     out = run(hpcstage, source, tmp_path, way)
-    assert int(out) == expected((tmp_path / "behind" / "large").read_bytes())
+    assert int(out) == checksum((tmp_path / "behind" / "large").read_bytes(), MB)
     totals = json.loads(hpcstage.records()[-1].read_text())["totals"]
     assert totals["local_bytes"] > 5 * MB  # of the other ways the copy is given up after a moment
     if way == "in order":
@@ -130,7 +116,7 @@ def test_what_is_read_in_any_order_is_copied_while_the_program_computes(
 ) -> None:
     command = [sys.executable, "-c", PROGRAM, source.path / "large", "computing", tmp_path]
     done = hpcstage("run", "--data", source.path, "--", *command)
-    assert int(done.stdout) == expected((tmp_path / "behind" / "large").read_bytes())
+    assert int(done.stdout) == checksum((tmp_path / "behind" / "large").read_bytes(), MB)
     totals = json.loads(hpcstage.records()[-1].read_text())["totals"]
     assert totals["local_bytes"] > 0.15 * SIZE
     assert source.counters().read_bytes < 1.1 * SIZE
@@ -147,7 +133,7 @@ def test_kills_change_no_byte(
             process.send_signal(signal.SIGKILL)
 
     out = run(hpcstage, source, tmp_path, way, kill)
-    assert int(out) == expected((tmp_path / "behind" / "large").read_bytes())
+    assert int(out) == checksum((tmp_path / "behind" / "large").read_bytes(), MB)
 
 
 def test_a_source_that_changes_is_what_is_read_from_then_on(hpcstage: Hpcstage, source: Slowfs, tmp_path: Path) -> None:
@@ -159,4 +145,4 @@ def test_a_source_that_changes_is_what_is_read_from_then_on(hpcstage: Hpcstage, 
             file.write(new)
 
     out = run(hpcstage, source, tmp_path, "in order", change)
-    assert int(out) == expected(old[:third] + new[third:])
+    assert int(out) == checksum(old[:third] + new[third:], MB)

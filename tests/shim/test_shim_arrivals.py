@@ -259,27 +259,22 @@ say([*found, whence(os.pread(fd, 10, 0))])
     assert through(coming.lab, code, actions=[give_up, coming.lab.catch_up]) == ["copy", "source", "copy"]
 
 
-def test_a_write_without_a_daemon_ends_it(coming: Coming) -> None:
-    code = """
+WRITES = """
 fd = os.open(src("file"), os.O_RDONLY)
 found = [whence(os.pread(fd, 10, 0))]
 with open(src("file"), "r+b") as file:
     file.write(b"new")
 say([*found, os.pread(fd, 3, 0).decode()])
 """
+
+
+def test_a_write_without_a_daemon_ends_it(coming: Coming) -> None:
     coming.begin()
     coming.arrive()
-    assert through(coming.lab, code) == ["copy", "new"]
+    assert through(coming.lab, WRITES) == ["copy", "new"]
 
 
 def test_a_write_that_the_daemon_answers_ends_it(coming: Coming) -> None:
-    code = """
-fd = os.open(src("file"), os.O_RDONLY)
-found = [whence(os.pread(fd, 10, 0))]
-with open(src("file"), "r+b") as file:
-    file.write(b"new")
-say([*found, os.pread(fd, 3, 0).decode()])
-"""
     coming.begin()
     coming.arrive()
 
@@ -290,7 +285,7 @@ say([*found, os.pread(fd, 3, 0).decode()])
 
     with Responder(coming.lab.sock, voids):
         coming.lab.state(shim.State.STAGING)
-        assert through(coming.lab, code) in (["source", "new"], ["copy", "new"])
+        assert through(coming.lab, WRITES) in (["source", "new"], ["copy", "new"])
 
 
 @pytest.mark.parametrize("how", ["close", "closerange", "dup2", "raw close"])

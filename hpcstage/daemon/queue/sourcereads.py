@@ -68,6 +68,10 @@ class SourceReads:
         """Returns whether a program of this node reads the file at the source."""
         return now - self._here_at.get(id_, -LET_GO_S) < LET_GO_S
 
+    def was_here(self, id_: int) -> bool:
+        """Returns whether a program of this node has ever read the file at the source."""
+        return id_ in self._here_at
+
     def nodes(self, id_: int, now: float) -> list[int]:
         """Returns the other nodes whose programs read the file at the source."""
         return [node for node, at in self._elsewhere.get(id_, {}).items() if now - at < LET_GO_S]
