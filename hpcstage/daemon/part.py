@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -154,18 +155,26 @@ def problems(engine: Engine, limit: Budget, unserved: Unserved, host: str) -> li
     files = unserved.files
     if files:
         problems.append(_not_reached(unserved))
-    if held := engine.queue.large.held_back - files:
-        size = format_size(sum(map(engine.queue.states.size, held)))
-        one, them = f"a large file ({size}) was", f"{len(held)} large files ({size}) were"
-        what, it = (one, "it") if len(held) == 1 else (them, "them")
-        text = f"{what} not copied, as the program read {it} at the source"
-        remedy = "--mode upfront copies such files before the program starts, which pays if it reads them again"
-        problems.append(Problem("left-to-program", text, remedy))
+    left = engine.queue.large.left - files
+    here = set(filter(engine.queue.large.reads.was_here, left))
+    if here:
+        problems.append(_held_back(engine, here, "left-to-program", "the program"))
+    if left - here:
+        problems.append(_held_back(engine, left - here, "left-to-others", "a program of another node"))
     failed = engine.queue.states.count(FileState.FAILED)
     if failed:
         text = f"{format_number(failed, 'file')} could not be copied: the program reads the source"
         problems.append(Problem("copy-failed", text, ERRORS_ARE_IN.format(host=host)))
     return problems
+
+
+def _held_back(engine: Engine, ids: Collection[int], name: str, who: str) -> Problem:
+    """Returns the problem of this name: what was left to whom."""
+    size = format_size(sum(map(engine.queue.states.size, ids)))
+    one, them = f"a large file ({size}) was", f"{len(ids)} large files ({size}) were"
+    what, it = (one, "it") if len(ids) == 1 else (them, "them")
+    remedy = "--mode upfront copies such files before the program starts, which pays if it reads them again"
+    return Problem(name, f"{what} not copied, as {who} read {it} at the source", remedy)
 
 
 def _unplaced(engine: Engine) -> int:

@@ -268,6 +268,28 @@ def test_a_large_file_is_not_asked_for_while_it_is_read():
     assert not q.large.held_back & {0}
 
 
+def test_what_is_left_to_programs_and_whether_one_of_this_node_read_it():
+    q = queue([LARGE] * 4, NodeShare([3]))
+    q.large.reads.here(0, 0.0)
+    q.large.read_elsewhere([1, 3], 2, 0.0)
+    assert q.source.next(9, 0.0) == []
+    assert q.from_peers.next(9, MANY, 0.0) == [2]
+    q.from_peers.postponed(2, 0.1)
+    assert q.large.left == {0, 1, 3}, "no program reads the other one"
+    assert set(filter(q.large.reads.was_here, q.large.left)) == {0}
+    q.large.reads.here(1, 0.0)
+    assert q.want(3, 0.0).reason is Reason.LARGE
+    assert set(filter(q.large.reads.was_here, q.large.left)) == {0, 3}, "the other may be a program of that node"
+    assert sorted(q.from_peers.next(9, MANY, 5.1)) == [0, 1, 2]
+    assert q.large.left == {3}, "the copies of the others are under way"
+    q.large.reads.here(0, 5.2)
+    q.from_peers.postponed(0, 5.2)
+    assert q.large.left == {0, 3}
+    q.void([3])
+    q.states.close(Reason.LATER)
+    assert q.large.left == {0}
+
+
 def test_a_large_copy_of_another_node_is_waited_for_where_it_comes_sooner_than_from_the_source():
     q = queue([LARGE, LARGE], NodeShare([], temporary=Budget(1 << 40, 10)))
     assert q.want(0, 0.0).verdict is Verdict.WAIT

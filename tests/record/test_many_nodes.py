@@ -97,6 +97,22 @@ def test_many_missing_nodes_are_one_problem() -> None:
     assert record["group"]["missing_count"] == 195
 
 
+def test_a_problem_that_nodes_tell_in_different_words_says_whose_words_it_has() -> None:
+    def told(*texts: str) -> str:
+        problems = [[Problem("store-full", text, "r")] if text else [] for text in texts]
+        nodes = [node(index, 4, problems=found) for index, found in enumerate(problems)]
+        (problem,) = record_of(run(4), nodes)["problems"]
+        return str(problem["text"])
+
+    assert told("", "no room for 3 files", "no room for 5 files", "") == (
+        "2 of 4 nodes (node0001, node0002); on node0001: no room for 3 files"
+    )
+    assert told("", "no room for 3 files", "no room for 3 files", "") == (
+        "2 of 4 nodes (node0001, node0002): no room for 3 files"
+    )
+    assert told("", "", "", "no room for 3 files") == "node0003: no room for 3 files"
+
+
 def test_the_reason_of_a_node_without_any_part_is_what_the_lead_said() -> None:
     told = [Problem("node-missing", "nothing is staged on node0002: ssh: no route to host", "r")]
     record = record_of(run(4, problems=told), [node(0, 4), node(1, 4), node(3, 4)])

@@ -88,7 +88,7 @@ class FromPeers:
         state = self._flights.states.of(id_)
         if state is FileState.PROMOTED or not self._is_put_off(id_, now):
             return False
-        self._large.held_back.add(id_)
+        self._large.hold_back(id_, now)
         if state is FileState.WAITING:
             self._large.put_aside(id_)
         return True
@@ -123,6 +123,7 @@ class FromPeers:
         if id_ in self._flights.requests:
             self._put_back(id_)
             self._not_before[id_] = now + LET_GO_S
+            self._large.hold_back(id_, now)
             if self._flights.states.of(id_) is FileState.WAITING:
                 self._large.put_aside(id_)
 
@@ -145,7 +146,7 @@ class FromPeers:
         has_space = state is not FileState.AWAY or self._flights.budget.temporary.can_hold(blocks_bytes(size))
         is_sooner = expected_s <= min(self._source.limits.patience_s, self._source.estimates.transfer_s(size))
         if not self.linked or self._is_put_off(id_, now) or not is_sooner or not has_space:
-            self._large.reads.here(id_, now)
+            self._large.reads.opened(id_, now)
             return Decision(Verdict.DIRECT, reason=Reason.LARGE)
         self._large.reads.awaited(id_)
         return self._wait(id_, state, expected_s, now)

@@ -51,7 +51,7 @@ class Large:
         self.together = Together()
         self.reads = SourceReads()
         self.held_back: set[int] = set()
-        """Files that were not copied when it was their turn, since the program read them at the source."""
+        """Files that were not copied when it was their turn, since programs read them at the source."""
         self.ahead: set[int] = set()
         """Ids that are copied or being copied and that the program has not opened since: maybe of no use."""
         self.shown: set[int] = set()
@@ -90,6 +90,18 @@ class Large:
             self.held_back.add(id_)
             return True
         return self._tries[id_] >= MOST_TRIES or self.are_enough(now)
+
+    def hold_back(self, id_: int, now: float) -> None:
+        """Notes that a file is not brought now though it is its turn; it counts if a program reads it at the source."""
+        if self.reads.has(id_, now):
+            self.held_back.add(id_)
+
+    @property
+    def left(self) -> set[int]:
+        """The files that were held back and have not come since: they were not written to, and no copy is under way or
+        has failed."""
+        others = (FileState.FLYING, FileState.FAILED, FileState.VOID)
+        return {id_ for id_ in self.held_back if self._states.of(id_) not in others}
 
     @property
     def read_again(self) -> Collection[int]:

@@ -1,6 +1,7 @@
 """Lists what is wrong with a run as a whole: what wrapper and daemons reported, and what their silence means. Pure.
 
-The same problem on many nodes is one entry, whose text begins with the number and the first names of these nodes.
+The same problem on many nodes is one entry, whose text begins with the number and the first names of these nodes. Where
+they told it in different words, the entry says whose words it has.
 """
 
 from __future__ import annotations
@@ -84,9 +85,11 @@ def _grouped(told: Sequence[_Told], total: int) -> list[Problem]:
 def _joined(found: Sequence[_Told], total: int) -> Problem:
     names = list(dict.fromkeys(node for node, _ in found if node is not None))
     texts = list(dict.fromkeys(problem.text for _, problem in found))
-    first = found[0][1]
+    teller, first = found[0]
     if len(names) > 1:
-        text = f"{len(names)} of {total} nodes ({few(names)}): {texts[0]}"
+        is_of_all = teller is None or len(texts) == 1 or teller in texts[0]
+        whose = "" if is_of_all else f"; on {teller}"
+        text = f"{len(names)} of {total} nodes ({few(names)}){whose}: {texts[0]}"
     elif names and names[0] not in texts[0]:
         text = f"{names[0]}: {texts[0]}"
     else:
