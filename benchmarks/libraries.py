@@ -42,11 +42,13 @@ LEAST_TESTS = 100
 LIMIT_S, EACH_LIMIT_S = 1800.0, 120
 START = """
 import functools, sys, tempfile
+sys.path.remove("")
 tempfile.TemporaryFile = functools.partial(tempfile.TemporaryFile, dir=sys.argv[1])
 import pytest
 sys.exit(pytest.main(sys.argv[2:]))
 """
-"""Temporary files without a name are not on the storage: the emulation does not tell the attributes of such a file."""
+"""What is imported is the installed library, not its source beside the tests. Temporary files without a name are not on
+the storage: the emulation does not tell the attributes of such a file."""
 CONFTEST = "conftest.py"
 ALIASES = """
 import sys, {name}

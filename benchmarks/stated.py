@@ -654,7 +654,7 @@ ROWS += (
             f"{len(r.values(name, 'failed')[0])}, {r.figure(f'{name}: tests that end differently'):.0f}"
             for name, said in LIBRARIES.items()
         ),
-        command="libraries --suite pillow=DIR --suite lmdb=DIR/tests",
+        command="libraries --suite pillow=DIR --suite lmdb=DIR",
         optional=True,
     ),
 )

@@ -276,8 +276,11 @@ def test_what_is_left_to_programs_and_whether_one_of_this_node_read_it():
     assert q.from_peers.next(9, MANY, 0.0) == [2]
     q.from_peers.postponed(2, 0.1)
     assert q.large.left == {0, 1, 3}, "no program reads the other one"
-    assert list(filter(q.large.reads.was_here, sorted(q.large.left))) == [0]
-    assert q.from_peers.next(9, MANY, 5.1) == [0, 1, 2]
+    assert set(filter(q.large.reads.was_here, q.large.left)) == {0}
+    q.large.reads.here(1, 0.0)
+    assert q.want(3, 0.0).reason is Reason.LARGE
+    assert set(filter(q.large.reads.was_here, q.large.left)) == {0, 3}, "the other may be a program of that node"
+    assert sorted(q.from_peers.next(9, MANY, 5.1)) == [0, 1, 2]
     assert q.large.left == {3}, "the copies of the others are under way"
     q.large.reads.here(0, 5.2)
     q.from_peers.postponed(0, 5.2)

@@ -146,7 +146,7 @@ class FromPeers:
         has_space = state is not FileState.AWAY or self._flights.budget.temporary.can_hold(blocks_bytes(size))
         is_sooner = expected_s <= min(self._source.limits.patience_s, self._source.estimates.transfer_s(size))
         if not self.linked or self._is_put_off(id_, now) or not is_sooner or not has_space:
-            self._large.reads.here(id_, now)
+            self._large.reads.opened(id_, now)
             return Decision(Verdict.DIRECT, reason=Reason.LARGE)
         self._large.reads.awaited(id_)
         return self._wait(id_, state, expected_s, now)

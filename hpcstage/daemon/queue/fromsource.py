@@ -113,7 +113,7 @@ class FromSource:
             return Decision(Verdict.WAIT, deadline=now + 2 * MOST_WAIT_S)
         if state is FileState.FLYING:
             self._large.opened_under_way(id_, now)
-        self._large.reads.here(id_, now)
+        self._large.reads.opened(id_, now)
         return Decision(Verdict.DIRECT, reason=Reason.LARGE)
 
     def _expected_s(self, id_: int, state: FileState, now: float) -> float:

@@ -49,14 +49,20 @@ class SourceReads:
 
     def __init__(self) -> None:
         self._used_at: dict[int, float] = {}
+        self._opened: set[int] = set()
         self._here_at: dict[int, float] = {}
         self._elsewhere: defaultdict[int, dict[int, float]] = defaultdict(dict)
         """By id and node: when another node has said that its program has a file open."""
         self._untold: set[int] = set()
         self._told_at: dict[int, float] = {}
 
+    def opened(self, id_: int, now: float) -> None:
+        """Notes that a program of this node asked for a file and is about to open it at the source."""
+        self._opened.add(id_)
+        self.here(id_, now)
+
     def here(self, id_: int, now: float) -> None:
-        """Notes that a program of this node has a file open at the source or is about to open it there."""
+        """Notes that a program of this node has a file open at the source."""
         self._used_at[id_] = self._here_at[id_] = now
         self._untold.add(id_)
 
@@ -69,8 +75,9 @@ class SourceReads:
         return now - self._here_at.get(id_, -LET_GO_S) < LET_GO_S
 
     def was_here(self, id_: int) -> bool:
-        """Returns whether a program of this node has ever read the file at the source."""
-        return id_ in self._here_at
+        """Returns whether a program of this node has read the file at the source: one asked before it opened it, or no
+        other node has said that its program did. Daemons of virtual nodes see each other's programs."""
+        return id_ in self._opened or id_ not in self._elsewhere
 
     def nodes(self, id_: int, now: float) -> list[int]:
         """Returns the other nodes whose programs read the file at the source."""
