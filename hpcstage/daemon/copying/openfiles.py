@@ -57,6 +57,9 @@ class LargeInUse:
             self._mapped.look({id_: engine.manifest.source_path(id_) for id_ in large.may_be_led(now)})
         for id_ in large.shown:
             engine.arriving.set_yields(id_, large.yields(id_, now))
+        divided = engine.queue.divided
+        for id_ in divided.ids:
+            engine.arriving.set_yields(id_, divided.yields(id_, now))
         for id_ in ahead:
             copy = engine.copies.path(id_)
             if engine.queue.states.of(id_) is FileState.STORED and (copy in paths or engine.copies.was_read(id_)):

@@ -69,6 +69,25 @@ def store_full(record: Record) -> Iterator[Note]:
         yield Note("store-full", Severity.WARNING, text, more_space(why))
 
 
+def divided(record: Record) -> Iterator[Note]:
+    """Notes that each node has a part of files that have room on no node, and how much the nodes have of them."""
+    parts = [node for node in record.nodes if node.totals.divided_files]
+    files = max((node.totals.divided_files or 0 for node in parts), default=0)
+    if not files:
+        return
+    kept = format_size(sum(node.totals.divided_bytes or 0 for node in parts))
+    have = "has" if files == 1 else "have"
+    text = (
+        f"{format_number(files, 'large file')} {have} room on no node, so each node keeps a part: "
+        f"{format_number(len(parts), 'node')} had {kept} together at the end"
+    )
+    remedy = (
+        "programs that read such a file in order get it from all nodes; those that read it in any other order get only "
+        "what their own node keeps, and the rest at the source"
+    )
+    yield Note("divided", Severity.INFO, text, remedy)
+
+
 def slow_disk(record: Record) -> Iterator[Note]:
     """Notes that the local disk limits copying or the reading of copies; names the slowest of several nodes."""
     if not record.run.stages:
@@ -337,7 +356,7 @@ def not_kept(record: Record) -> Iterator[Note]:
 
 RULES = [
     *VISIBLE_RULES,
-    *(store_full, slow_disk, in_memory, copy_errors, written),
+    *(store_full, divided, slow_disk, in_memory, copy_errors, written),
     *(slow_nodes, idle_nodes, read_more_than_once, restarted, clocks),
     *(waits_for_source, gained_nothing, contention, order, not_kept, preprocessing),
 ]
