@@ -82,8 +82,8 @@ def divided(record: Record) -> Iterator[Note]:
         f"{format_number(len(parts), 'node')} had {kept} together at the end"
     )
     remedy = (
-        "programs that read such a file in order get it from all nodes; those that read it in any other order get only "
-        "what their own node keeps, and the rest at the source"
+        "reads in order are served from all nodes, others from the part of their own node; what a program maps is read "
+        "at the source"
     )
     yield Note("divided", Severity.INFO, text, remedy)
 
