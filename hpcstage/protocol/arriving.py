@@ -17,10 +17,10 @@ A row may be used only while both of its words have the same number other than 0
 read from the incoming file and again afterwards. The daemon takes `granted` away before a write is answered, when a
 transfer has failed or was given up, and before the row is another's. A number is never given twice.
 
-Of a file that is divided among nodes the row stays for good, and stripes of other nodes go again: the copier makes their
-states ABSENT, then counts at EVICTED_OFFSET, and then frees their bytes. Who reads such stripes from the incoming file
-looks at the count before it looks at states, and once more after it has read: what was read counts only if both are the
-same. Exchanges read only the stripes of their own node, which stay.
+Of a file that is divided among nodes the row stays for good, and stripes of other nodes go again: the copier makes
+their states ABSENT, then counts at EVICTED_OFFSET, and then frees their bytes. Who reads such stripes from the incoming
+file looks at the count before it looks at states, and once more after it has read: what was read counts only if both
+are the same. Exchanges read only the stripes of their own node, which stay.
 """
 
 from __future__ import annotations

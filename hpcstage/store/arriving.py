@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ _ID = struct.Struct("<I")
 _READERS = struct.Struct(f"<{ROW_READERS}I")
 _ID_OFFSET = 40
 _SERIALS = (GRANTED_OFFSET, SHOWN_OFFSET)
+_FENCE = threading.Lock()
 _MOST_SERIALS = _MOST_EVICTIONS = (1 << 32) - 2
 
 
@@ -340,6 +342,9 @@ class Arrival:
     def evict(self, stripe: int) -> None:
         """Takes a stripe away. When this returns, its bytes may be freed: no read counts that might have met that."""
         self.put_back(range(stripe, stripe + 1))
+        for _ in range(2):  # to release a lock and take it again keeps the two writes in order for all processors
+            with _FENCE:
+                pass
         count = _evicted(self._mapped, self._row) % _MOST_EVICTIONS + 1
         _U32.pack_into(self._mapped, self._row + EVICTED_OFFSET, count)
 

@@ -49,9 +49,9 @@ class Calls:
 
 
 class DividedCopy:
-    """Owns what this node has of one file. Threads call `work`, which brings the stripes that are its own; what a reader
-    needs comes first. A thread of its own gets those of the others, and ends it all when it is cancelled, or when the
-    source is not what it was."""
+    """Owns what this node has of one file. Threads call `work`, which brings the stripes that are this node's; what a
+    reader needs comes first. A thread of its own gets those of the others, and ends it all when it is cancelled, or
+    when the source is not what it was."""
 
     def __init__(
         self, id_: int, job: CopyJob, listed: Entry, calls: Calls, pace: Pacer | None, stats: ThreadStats
@@ -118,7 +118,8 @@ class DividedCopy:
             raise CopyError(Status.LOCAL_ERROR)
         self._share = arrival.share
         self._own = arrival.share.stripes(arrival.share.own, arrival.stripes)
-        room = window_stripes(arrival.stripe_bytes) if copyfile.punch(self._target, 0, arrival.stripe_bytes) else 0
+        can_free = copyfile.punch(self._target, 0, arrival.stripe_bytes)
+        room = window_stripes(arrival.stripe_bytes) if can_free else 0
         self._window = Window(arrival.stripes, room, self._own.__contains__)
 
     # ---- the stripes of this node

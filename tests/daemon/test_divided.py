@@ -22,7 +22,8 @@ def queue_of(own: tuple[int, ...] = (SMALL,), budget: int = 130 * MB, *, is_divi
 
 
 def share(own: tuple[int, ...] = (SMALL,), *, is_divided: bool = True) -> NodeShare:
-    return NodeShare(own, (), () if is_divided else (LARGE,), Budget(30 * MB, 20), {LARGE: ROOM} if is_divided else {}, 1, 2)
+    unplaced, rooms = ((), {LARGE: ROOM}) if is_divided else ((LARGE,), {})
+    return NodeShare(own, (), unplaced, Budget(30 * MB, 20), rooms, 1, 2)
 
 
 def test_it_begins_when_nothing_else_waits() -> None:

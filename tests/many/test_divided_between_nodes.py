@@ -118,15 +118,15 @@ def run(
     waits: str = "whole",
     passes: int = 1,
     budget: str = BUDGET,
-    truth: str = "large",
+    truth: Path | None = None,
     at_half: Callable[[Any], object] = lambda _: None,
 ) -> dict[str, Any]:
     """The record of a run whose ranks read nothing wrong. `at_half` is done when all ranks are in the middle."""
     ranks, _ = manylab.write_programs(hpcstage.cwd)
     program = hpcstage.cwd / "program.py"
     program.write_text(PROGRAM)
-    behind = source.path.parent / "behind" / truth
-    command = [sys.executable, ranks, str(NODES), program, source.path / "large", behind, way, waits, str(passes)]
+    truth = truth or source.source / "large"
+    command = [sys.executable, ranks, str(NODES), program, source.path / "large", truth, way, waits, str(passes)]
     options = ("--nodes", str(NODES), "--placement", "partition", "--budget", budget, "--data", source.path)
     process = hpcstage.start("run", *options, "--", *command)
     halves = [hpcstage.cwd / f"half.{rank}" for rank in range(NODES)]
@@ -197,22 +197,22 @@ def test_kills_change_no_byte(hpcstage: Hpcstage, source: Slowfs, victim: str) -
 
 
 def test_a_file_that_changes_is_dropped_by_all(hpcstage: Hpcstage, source: Slowfs, tmp_path: Path) -> None:
-    """What was read of it before is what it was; what is read then is what it is."""
-    half = tmp_path / "behind" / "truth"  # the first pass reads its second half from the new file
-    old = (tmp_path / "behind" / "large").read_bytes()
-    half.write_bytes(old)
+    """Nobody reads it while it is written to."""
+    truth = tmp_path / "truth"
+    truth.write_bytes((tmp_path / "behind" / "large").read_bytes())
 
     def change(_: Any) -> None:
         new = os.urandom(SIZE)
-        half.write_bytes(new)
+        truth.write_bytes(new)
         with (source.path / "large").open("r+b") as file:
             file.write(new)
 
-    run(hpcstage, source, "random", passes=2, truth="truth", at_half=change)
+    run(hpcstage, source, "random", passes=2, truth=truth, at_half=change)
 
 
 def test_a_file_for_whose_parts_there_is_no_room_stays_at_the_source(hpcstage: Hpcstage, source: Slowfs) -> None:
     record = run(hpcstage, source, "random", waits="not", budget="110MiB")
     assert record["totals"]["copied_bytes"] == 0
-    assert "the budgets of all nodes have no room for 1 file: the program reads the source" in notes(record)["store-full"]
+    text = "the budgets of all nodes have no room for 1 file: the program reads the source"
+    assert text in notes(record)["store-full"]
     assert "divided" not in notes(record)

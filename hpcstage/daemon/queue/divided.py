@@ -1,8 +1,8 @@
-"""Decides when this node begins to keep its part of files that are divided among the nodes, and how that gives way. Pure.
+"""Decides when this node begins to keep its part of files that are divided among nodes, and how that gives way. Pure.
 
 Such a file is never whole on this node: it stays AWAY, and programs open it at the source, where they are served what
-nodes have of it. Its transfer goes on as long as the run does. It begins when nothing else waits to be copied, or as soon
-as a program of any node reads the file, where other nodes can be asked. Callers pass `now`.
+nodes have of it. Its transfer goes on as long as the run does. It begins when nothing else waits to be copied, or as
+soon as a program of any node reads the file. Callers pass `now`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Divides files that have room on no node among all nodes, by stripes. Pure, and the same on every node.
 
-A stripe is kept by the node whose place among the nodes is the rest of its number by how many they are; it reads it at
-the source. Beside its own stripes each node sets room aside for some of the others', which come when they are needed and
-go again.
+A stripe is kept by the node whose place among the nodes is what its number leaves when it is divided by how many they
+are. That node reads it at the source. Beside its own stripes each node sets room aside for some of the others', which
+come when they are needed and go again.
 """
 
 from __future__ import annotations
