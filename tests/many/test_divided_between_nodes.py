@@ -153,9 +153,8 @@ def test_readers_in_order_are_served_from_all_nodes(hpcstage: Hpcstage, source: 
     parts = [part["totals"] for part in manylab.parts_of(hpcstage)]
     assert [part["divided_files"] for part in parts] == [1, 1]
     assert [part["divided_bytes"] for part in parts] == [own_bytes(SIZE, place, NODES) for place in range(NODES)]
-    assert notes(record)["divided"] == (
-        "1 large file has room on no node, so each node keeps a part: 2 nodes had 126 MB together at the end"
-    )
+    text = "a large file that has room on no node was divided: 2 nodes kept 126 MB together"
+    assert notes(record)["divided"] == text
     assert not {"store-full", "left-to-program", "copy-failed"} & notes(record).keys()
     assert not any(part["datasets"][0]["staged_files"] for part in manylab.parts_of(hpcstage))
 

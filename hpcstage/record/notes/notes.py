@@ -70,17 +70,15 @@ def store_full(record: Record) -> Iterator[Note]:
 
 
 def divided(record: Record) -> Iterator[Note]:
-    """Notes that each node has a part of files that have room on no node, and how much the nodes have of them."""
-    parts = [node for node in record.nodes if node.totals.divided_files]
+    """Notes that files were divided which have room on no node, and how much the nodes had of them."""
+    parts = [node for node in record.nodes if node.totals.divided_files and node.state is Presence.OK]
     files = max((node.totals.divided_files or 0 for node in parts), default=0)
     if not files:
         return
     kept = format_size(sum(node.totals.divided_bytes or 0 for node in parts))
-    have = "has" if files == 1 else "have"
-    text = (
-        f"{format_number(files, 'large file')} {have} room on no node, so each node keeps a part: "
-        f"{format_number(len(parts), 'node')} had {kept} together at the end"
-    )
+    one, many = "a large file that has room on no node was", f"{files} large files that have room on no node were"
+    what = one if files == 1 else many
+    text = f"{what} divided: {format_number(len(parts), 'node')} kept {kept} together"
     remedy = (
         "reads in order are served from all nodes, others from the part of their own node; what a program maps is read "
         "at the source"
