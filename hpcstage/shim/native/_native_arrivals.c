@@ -44,6 +44,7 @@ extern int statx(int, const char *, int, unsigned, struct statx *) WEAK;
 #define LEAST_RESTS 4 /* or for so many times what they have cost, which doubles as long as they do */
 #define MOST_RESTS 32
 #define PATIENCE 3 /* a wait may take so many times what reading at the source would */
+#define TRIES 4 /* a read may meet that stripes go, which are seldom its own */
 #define MOST_DEBT 4 /* waits may cost so many times that before they end */
 #define LEAST_KNOWN_BYTES (256u << 10) /* of reads at the source, before which their speed is not known */
 #define MOST_KNOWN_BYTES (4u << 20)    /* what was read longer ago counts half */
@@ -533,16 +534,23 @@ static size_t length_at(const struct table *in, const struct entry *e, const str
 
 /* Whether what was read of the incoming file is what the source has there, if it had arrived before. */
 static int was_right(const struct table *in, const struct entry *e, uint32_t serial, const struct read *r) {
-    return lseek(e->fd, 0, SEEK_CUR) == mark_of(serial) && holds(in, e->row, serial) && evicted(in, e->row) == r->evicted;
+    int is_same = lseek(e->fd, 0, SEEK_CUR) == mark_of(serial) && holds(in, e->row, serial);
+    return is_same && evicted(in, e->row) == r->evicted;
 }
 
 /* Reads from the incoming file. Returns whether what was read is what the source has there. */
 static int reads_incoming(const struct table *in, const struct entry *e, uint32_t serial, struct read *r,
                           size_t length) {
-    r->evicted = evicted(in, e->row);
-    if (!holds(in, e->row, serial) || first_missing(in, e->row, (uint64_t)r->at, length) != UINT64_MAX)
-        return 0;
-    return read_parts(e->fd, r->parts, r->n, r->is_own, r->at) == (ssize_t)length && was_right(in, e, serial, r);
+    for (int tries = 0; tries < TRIES; tries++) {
+        r->evicted = evicted(in, e->row);
+        if (!holds(in, e->row, serial) || first_missing(in, e->row, (uint64_t)r->at, length) != UINT64_MAX)
+            return 0;
+        if (read_parts(e->fd, r->parts, r->n, r->is_own, r->at) != (ssize_t)length)
+            return 0;
+        if (was_right(in, e, serial, r))
+            return 1;
+    }
+    return 0;
 }
 
 static void set_next(int fd, off_t at) {
