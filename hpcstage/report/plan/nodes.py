@@ -35,8 +35,7 @@ def _nodes(plan: NodesPlan) -> Iterator[Fact]:
         yield "", f"{left} have room on no node and are read from the source every time"
     if plan.divided_files:
         size = format_size(plan.divided_bytes)
-        text = f"{format_number(plan.divided_files, 'file')}, {size}, have room on no node: each node keeps a part"
-        yield "", text
+        yield "", f"{format_number(plan.divided_files, 'file')} ({size}) without room on any node: each keeps a part"
     if plan.kind == "private":
         yield "", "each node fetches what its own processes read, and then the rest: up to all files"
 
