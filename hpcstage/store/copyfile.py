@@ -296,7 +296,7 @@ def write_all(target: int, data: memoryview, position: int) -> None:
 
 def punch(target: int, start: int, length: int) -> bool:
     """Frees the bytes of a range, which reads as zeros from then on. Returns False where the file system cannot."""
-    return _fallocate(target, _PUNCH_HOLE, start, length) == 0
+    return bool(_fallocate(target, _PUNCH_HOLE, start, length) == 0)
 
 
 def check(source: int, before: os.stat_result) -> os.stat_result:

@@ -125,7 +125,7 @@ class DividedCopy:
     # ---- the stripes of this node
 
     def work(self, worker: CopyWorker) -> bool:
-        """Brings stripes until there are none for this thread. Returns False: the end is not reported by this thread."""
+        """Brings stripes until there are none for this thread. Returns False: this thread does not report the end."""
         with self._lock:
             self._invited -= 1
         while (stripe := self._claim()) is not None:
@@ -134,7 +134,7 @@ class DividedCopy:
                 self._copy(worker, stripe, part)
             except CopyError as error:
                 self._fail(error)
-            self._leave(stripe, part)
+            self._leave(part)
         return False
 
     def _claim(self) -> int | None:
@@ -194,7 +194,7 @@ class DividedCopy:
             is_over = lambda: self.cancelled or self._yields is not Yields.TO_CALLS  # noqa: E731
             self._reads.let_pass(part.read_ns / 1e9, yields, is_over)
 
-    def _leave(self, stripe: int, part: CopyOutcome) -> None:
+    def _leave(self, part: CopyOutcome) -> None:
         with self._lock:
             self.outcome.read_ns += part.read_ns
             self._inside -= 1

@@ -67,6 +67,7 @@ def test_a_file_is_divided_only_where_it_has_room_on_no_node_and_its_parts_have_
     assert of(size, room=size // 2 + WINDOW_BYTES - 1).divided == ()
     assert of(size, room=size // 2 + WINDOW_BYTES, kind=Placing.REPLICATE).divided == ()
     assert of(size, size, room=size - 4096).divided == (0,), "there is no room for a second one"
+    assert of(size, size - 4096, size - 4096, size - 4096, room=size - 4096).divided == ()
     assert of(size, room=size - 4096, nodes=1).divided == ()
     assert of(LEAST_DIVIDED_BYTES - 1, room=LEAST_DIVIDED_BYTES - 4097, nodes=8).divided == ()
     assert of(1000 * size, room=size * 100, nodes=MOST_NODES + 1).divided == ()

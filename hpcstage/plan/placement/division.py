@@ -1,4 +1,4 @@
-"""Divides files that have room on no node among all nodes, by stripes. Pure, and the same on every node.
+"""Divides files that are larger than any node's budget among all nodes, by stripes. Pure, and the same on every node.
 
 A stripe is kept by the node whose place among the nodes is what its number leaves when it is divided by how many they
 are. That node reads it at the source. Beside its own stripes each node sets room aside for some of the others', which
@@ -7,7 +7,7 @@ come when they are needed and go again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from hpcstage.plan.blocks import BLOCK_BYTES, blocks_bytes
 from hpcstage.plan.placement.owners import FreeBudgets
@@ -39,13 +39,14 @@ def room_bytes(size_bytes: int, place: int, nodes: int) -> int:
     return blocks_bytes(own_bytes(size_bytes, place, nodes)) + window_stripes(length) * length
 
 
-def divide(ids: Iterable[int], sizes: Sequence[int], free: FreeBudgets) -> tuple[int, ...]:
-    """Returns those of these ids, at most MOST_DIVIDED, of which every node has room for its part, and takes it."""
-    nodes = len(free.blocks)
+def divide(sizes: Sequence[int], most_bytes: int, free: FreeBudgets) -> tuple[int, ...]:
+    """Returns the ids of larger files than `most_bytes`, at most MOST_DIVIDED, of which every node has room for its part
+    beside what it keeps whole, and takes that."""
+    nodes, least_bytes = len(free.blocks), max(LEAST_DIVIDED_BYTES, most_bytes + 1)
     found: list[int] = []
-    for file_id in ids if 1 < nodes <= MOST_NODES else ():
-        if sizes[file_id] < LEAST_DIVIDED_BYTES or min(free.blocks) * BLOCK_BYTES < sizes[file_id] // nodes:
-            continue
+    if not 1 < nodes <= MOST_NODES or max(sizes, default=0) < least_bytes:
+        return ()
+    for file_id in (file_id for file_id, size in enumerate(sizes) if size >= least_bytes):
         needed = [room_bytes(sizes[file_id], place, nodes) // BLOCK_BYTES for place in range(nodes)]
         if all(free.has(node, blocks) for node, blocks in enumerate(needed)):
             for node, blocks in enumerate(needed):

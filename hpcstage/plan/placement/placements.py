@@ -8,8 +8,8 @@ There is no table of nodes times files.
     replicate  one node reads a file from the source; all nodes whose budget allows it get a copy
     partition  one node reads a file from the source and keeps it; others ask that node
 
-A budget counts whole blocks and one inode per file. The caller subtracts what directories take. With partition, large
-files that have room on no node are divided among all (`division`). Where not even all nodes together can hold all
+A budget counts whole blocks and one inode per file. The caller subtracts what directories take. With partition, files
+that are larger than any node's budget are divided among all (`division`). Where not even all nodes together can hold all
 files, some ids are placed nowhere: a node that needs one reads the source.
 """
 
@@ -25,7 +25,7 @@ from hpcstage.plan.blocks import blocks as blocks_in
 from hpcstage.plan.blocks import blocks_of
 from hpcstage.plan.budget import ASKED, for_kept
 from hpcstage.plan.placement import dealing, division
-from hpcstage.plan.placement.owners import NOBODY, Dealt, FreeBudgets, dealt_within, free_budgets, needed_bytes
+from hpcstage.plan.placement.owners import NOBODY, Dealt, dealt_within, free_budgets, needed_bytes
 from hpcstage.plan.types import Budget
 from hpcstage.units import format_size
 
@@ -173,15 +173,9 @@ def place(kind: Placing, sizes: Sequence[int], nodes: Sequence[Budget], seed: in
         )
     free = free_budgets(nodes)
     owners = dealt_within(sizes, free, seed)
-    return Placement(kind, files, owners, _divided(sizes, owners, free) if kind is Placing.PARTITION else ())
-
-
-def _divided(sizes: Sequence[int], owners: Dealt, free: FreeBudgets) -> tuple[int, ...]:
-    """Divides large files that nobody owns among all nodes, as far as there is room."""
-    if max(sizes, default=0) < division.LEAST_DIVIDED_BYTES:
-        return ()
-    large = (file_id for file_id, size in enumerate(sizes) if size >= division.LEAST_DIVIDED_BYTES)
-    return division.divide((file_id for file_id in large if owners.owner(file_id) == NOBODY), sizes, free)
+    most_bytes = max(node.size_bytes for node in nodes)
+    divided = division.divide(sizes, most_bytes, free) if kind is Placing.PARTITION else ()
+    return Placement(kind, files, owners, divided)
 
 
 def choose(size_bytes: int, files: int, nodes: Sequence[Budget]) -> tuple[Placing, str]:
