@@ -56,7 +56,7 @@ def in_order(file, length, at_half=lambda: None):
 def at_random(seed, count, file=None):
     chance, own = random.Random(seed), os.open(path, os.O_RDONLY) if file is None else file
     for _ in range(count):
-        length = chance.choice((1, 4096, 100_000, 3 << 20))
+        length = chance.choice((1, 4096, 100_000, 1 << 18))
         at = chance.randrange(size)
         part = os.pread(own, length, at)
         if len(part) != min(length, size - at):

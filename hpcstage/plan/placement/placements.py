@@ -9,8 +9,8 @@ There is no table of nodes times files.
     partition  one node reads a file from the source and keeps it; others ask that node
 
 A budget counts whole blocks and one inode per file. The caller subtracts what directories take. With partition, files
-that are larger than any node's budget are divided among all (`division`). Where not even all nodes together can hold all
-files, some ids are placed nowhere: a node that needs one reads the source.
+that are larger than any node's budget are divided among all (`division`). Where not even all nodes together can hold
+all files, some ids are placed nowhere: a node that needs one reads the source.
 """
 
 from __future__ import annotations
