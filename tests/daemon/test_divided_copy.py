@@ -26,7 +26,7 @@ from hpcstage.plan.placement.division import LEAST_WINDOW, WINDOW_BYTES, own_byt
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import arriving as wire
 from hpcstage.protocol.arriving import Yields
-from hpcstage.store import dividedcopy
+from hpcstage.store import copyfile, dividedcopy
 from hpcstage.store.copier import CopierSettings
 from hpcstage.store.directory import Store
 from hpcstage.store.pool import CopierPool
@@ -68,6 +68,12 @@ class Exchange:
         self._ended.set()
         self._thread.join()
         self._port.close()
+
+
+def evicted(node_dir: Path) -> int:
+    """How often stripes have gone, plus one."""
+    data = (node_dir / wire.ARRIVING_FILE).read_bytes()
+    return int(struct.unpack_from("<I", data, wire.ARRIVING_HEADER_BYTES + wire.EVICTED_OFFSET)[0])
 
 
 class Node:
@@ -118,19 +124,13 @@ class Node:
     def check(self) -> list[int]:
         """Returns the stripes that have arrived, which are the source's, as a reader sees it."""
         content, count = self.source.read_bytes(), -1
-        while count != self.evicted:
-            count, row = self.evicted, self.row()
+        while count != evicted(self.node_dir):
+            count, row = evicted(self.node_dir), self.row()
             arrived = row.arrived if row.holds else []
             with row.incoming.open("rb") as file:
                 found = {stripe: os.pread(file.fileno(), MB, stripe * MB) for stripe in arrived}
         assert all(data == content[stripe * MB : (stripe + 1) * MB] for stripe, data in found.items())
         return arrived
-
-    @property
-    def evicted(self) -> int:
-        """How often stripes have gone, plus one."""
-        data = (self.node_dir / wire.ARRIVING_FILE).read_bytes()
-        return int(struct.unpack_from("<I", data, wire.ARRIVING_HEADER_BYTES + wire.EVICTED_OFFSET)[0])
 
     @property
     def is_kept(self) -> bool:
@@ -191,9 +191,8 @@ def test_bytes_of_a_stripe_that_went_take_no_space(node: Node, exchange: Exchang
     node.reads(64)
     node.until(lambda: 90 in node.row().arrived and 62 not in node.row().arrived)
     with node.row().incoming.open("rb") as file:
-        gone = [stripe for stripe in OTHERS if stripe not in node.row().arrived]
-        assert gone
-        assert not any(os.pread(file.fileno(), MB, gone[0] * MB)), "a hole"
+        node.until(lambda: not any(os.pread(file.fileno(), MB, 62 * MB)))
+    assert 62 not in node.row().arrived
 
 
 def test_what_other_nodes_do_not_give_is_left_and_asked_for_again(node: Node, exchange: Exchange) -> None:
@@ -259,12 +258,8 @@ def test_a_file_that_is_written_to_is_withdrawn_at_once(node: Node, exchange: Ex
     assert not node.pool.stats.totals().files
 
 
-@pytest.mark.parametrize("when", ["own stripes come", "others' stripes come"])
-def test_nothing_of_a_file_that_changes_is_shown(node: Node, exchange: Exchange, when: str) -> None:
-    if when == "own stripes come":
-        node.until(lambda: node.row().holds and len(node.row().arrived) >= 2)
-    else:
-        node.until(lambda: node.is_kept)
+def check_change(node: Node) -> None:
+    """The source changes, and nothing of it is shown any more."""
     with node.source.open("r+b") as file:
         file.seek(SIZE - 100)
         file.write(b"changed")
@@ -272,6 +267,54 @@ def test_nothing_of_a_file_that_changes_is_shown(node: Node, exchange: Exchange,
     node.until(lambda: node.queue.states.of(0) is FileState.FAILED)
     assert not node.row().holds
     assert list(node.engine.failures.kinds) == ["the source changed while it was copied"]
+
+
+def test_a_file_that_changes_while_own_stripes_come(
+    tmp_path: Path, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(local_dir)
+    node = Node(tmp_path, local_dir, rate=20 * MB)
+    try:
+        node.until(lambda: node.row().holds and len(node.row().arrived) >= 2)
+        check_change(node)
+    finally:
+        node.pool.close()
+
+
+def test_a_file_that_changes_while_stripes_of_others_come(node: Node, exchange: Exchange) -> None:
+    node.until(lambda: node.is_kept)
+    check_change(node)
+
+
+def test_bytes_are_freed_when_no_reader_counts_them_any_more(
+    tmp_path: Path, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Watches the copier: what is freed has gone before, and that was counted before."""
+    free = copyfile.punch
+    counts: list[int] = []
+
+    def watched(target: int, start: int, length: int) -> bool:
+        row = Row(local_dir, 0)
+        if row.arrived:  # else it is tried whether the file system can free bytes at all
+            counts.append(evicted(local_dir))
+            is_right = start // MB not in row.arrived and counts[-1] == len(counts) + 1
+            with (local_dir / ("freed" if is_right else "wrong")).open("a") as file:
+                print(start // MB, file=file)
+        return free(target, start, length)
+
+    monkeypatch.chdir(local_dir)
+    monkeypatch.setattr(copyfile, "punch", watched)
+    node = Node(tmp_path, local_dir)
+    exchange = Exchange(node.source)
+    try:
+        node.reads(0)
+        node.until(lambda: set(OTHERS[:WINDOW]) <= set(node.row().arrived))
+        node.reads(64)
+        node.until(lambda: (local_dir / "freed").exists() or (local_dir / "wrong").exists())
+        assert not (local_dir / "wrong").exists()
+    finally:
+        exchange.end()
+        node.pool.close()
 
 
 def test_a_copier_that_is_killed_begins_again(node: Node) -> None:

@@ -40,8 +40,8 @@ def room_bytes(size_bytes: int, place: int, nodes: int) -> int:
 
 
 def divide(sizes: Sequence[int], most_bytes: int, free: FreeBudgets) -> tuple[int, ...]:
-    """Returns the ids of files that are larger than `most_bytes`, at most MOST_DIVIDED, of which every node has room for
-    its part beside what it keeps whole, and takes that room."""
+    """Returns the ids of files that are larger than `most_bytes`, at most MOST_DIVIDED, of which every node has room
+    for its part beside what it keeps whole, and takes that room."""
     nodes, least_bytes = len(free.blocks), max(LEAST_DIVIDED_BYTES, most_bytes + 1)
     found: list[int] = []
     if not 1 < nodes <= MOST_NODES or max(sizes, default=0) < least_bytes:
