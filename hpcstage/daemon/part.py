@@ -129,6 +129,8 @@ def _copied(totals: NodeTotals, engine: Engine, reopened: Reopened) -> NodeTotal
         failed=states.count(FileState.FAILED),
         void=states.count(FileState.VOID),
         refused=states.count(FileState.REFUSED),
+        divided_files=len(engine.queue.divided.ids) or None,
+        divided_bytes=engine.divided_bytes if engine.queue.divided.ids else None,
         copy_busy_s=round(engine.busy.busy_s, 6),
         measuring_opens=reopened.files or 0,
     )

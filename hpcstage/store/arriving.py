@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from hpcstage.protocol.arriving import (
     ARRIVING_ROW,
     ARRIVING_ROW_BYTES,
     ARRIVING_ROWS,
+    EVICTED_OFFSET,
     GRANTED_OFFSET,
     IN_ORDER,
     IN_ORDER_NOTES,
@@ -36,6 +38,8 @@ from hpcstage.protocol.arriving import (
     MOST_SHARING,
     NAME_OFFSET,
     READ_OFFSET,
+    READERS_OFFSET,
+    ROW_READERS,
     ROW_STRIPES,
     SHARE,
     SHARE_OFFSET,
@@ -50,9 +54,11 @@ from hpcstage.protocol.arriving import (
 
 _U32 = struct.Struct("<I")
 _ID = struct.Struct("<I")
+_READERS = struct.Struct(f"<{ROW_READERS}I")
 _ID_OFFSET = 40
 _SERIALS = (GRANTED_OFFSET, SHOWN_OFFSET)
-_MOST_SERIALS = (1 << 32) - 2
+_FENCE = threading.Lock()
+_MOST_SERIALS = _MOST_EVICTIONS = (1 << 32) - 2
 
 
 class BytesRead(NamedTuple):
@@ -79,6 +85,10 @@ class Share:
             return node
         others = [node for node in self.nodes if node not in lost]
         return others[stripe // len(self.nodes) % len(others)]
+
+    def stripes(self, node: int, stripes: int) -> range:
+        """Returns which of so many stripes a node reads while none is lost."""
+        return range(self.nodes.index(node), stripes, len(self.nodes))
 
     def pack(self) -> bytes:
         """Returns the form in which it stands in a row."""
@@ -114,10 +124,17 @@ class Arriving:
         return self._rows.keys()
 
     def grant(
-        self, id_: int, first: int | None = None, yields: Yields = Yields.NOT, share: Share | None = None
+        self,
+        id_: int,
+        first: int | None = None,
+        yields: Yields = Yields.NOT,
+        share: Share | None = None,
+        *,
+        is_divided: bool = False,
     ) -> bool:
         """Gives a transfer that is about to begin a row. Returns False if all are in use. `first` is the stripe that a
-        reader is expected to need next, `share` tells with which nodes this one brings the file."""
+        reader is expected to need next, `share` tells with which nodes this one brings the file, or among which the
+        file is divided."""
         self.ended(id_, is_stored=False)
         if len(self._rows) == ARRIVING_ROWS and self._whole:
             self.withdraw((next(iter(self._whole)),))
@@ -135,6 +152,8 @@ class Arriving:
             _U32.pack_into(self._map, start + WISHED_OFFSET, first + 1)
         if share is not None:
             self._map[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size] = share.pack()
+        if is_divided:
+            _U32.pack_into(self._map, start + EVICTED_OFFSET, 1)
         self._put(row, self._serial)
         return True
 
@@ -172,6 +191,12 @@ class Arriving:
         row = self._rows.get(id_)
         return BytesRead() if row is None else BytesRead(*ARRIVING_READ.unpack_from(self._map, _row(row) + READ_OFFSET))
 
+    def arrived(self, id_: int, stripes: range) -> list[int]:
+        """Returns which of these stripes of a file have arrived."""
+        row = self._rows.get(id_)
+        states = b"" if row is None else _states(self._map, _stripes(row), stripes)
+        return [stripe for stripe, state in zip(stripes, states, strict=False) if state == Stripe.ARRIVED]
+
     def in_order(self, inode: int) -> int:
         """Returns how many bytes of a file a program has read in a row at the source, as it noted last; 0: nothing."""
         at = IN_ORDER_OFFSET + inode % IN_ORDER_NOTES * IN_ORDER.size
@@ -188,6 +213,12 @@ class Facts:
     incoming: bytes
 
 
+def is_as_listed(status: os.stat_result, listed: Entry) -> bool:
+    """Returns whether a source is as the manifest lists it."""
+    is_same = (status.st_size, status.st_mtime_ns) == (listed.size_bytes, listed.mtime_ns)
+    return is_same and listed.ctime_ns in (0, status.st_ctime_ns)
+
+
 class Arrivals:
     """A copier's side: owns its mapping, which is made at the first large file."""
 
@@ -199,9 +230,7 @@ class Arrivals:
         """Returns the stripes of a file whose copying begins. They are shown if the file has a row and is as the
         manifest lists it; else nobody sees them."""
         status = facts.status
-        is_listed = (status.st_size, status.st_mtime_ns) == (listed.size_bytes, listed.mtime_ns)
-        is_listed = is_listed and listed.ctime_ns in (0, status.st_ctime_ns)
-        if is_listed and len(facts.incoming) < ARRIVING_NAME_BYTES:
+        if is_as_listed(status, listed) and len(facts.incoming) < ARRIVING_NAME_BYTES:
             with suppress(OSError, ValueError):
                 self._map = self._map or _open(self._path)
                 found = self._row_of(self._map, facts.id)
@@ -224,8 +253,10 @@ class Arrival:
 
     is_shown = False
     """Whether programs may see them."""
+    is_divided = False
+    """Whether the file is divided among nodes."""
     share: Share | None = None
-    """The nodes that bring the file together, if this one does not alone."""
+    """The nodes that bring the file together, if this one does not alone, or among which it is divided."""
 
     def __init__(self, size_bytes: int) -> None:
         self.stripe_bytes = stripe_bytes(size_bytes)
@@ -246,7 +277,8 @@ class Arrival:
         name = facts.incoming + b"\0"
         mapped[start + NAME_OFFSET : start + NAME_OFFSET + len(name)] = name
         arrival._mapped, arrival._start, arrival.is_shown = mapped, _stripes(row), True
-        arrival.share = Share.unpack(mapped[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size])
+        arrival.share = _share(mapped, start)
+        arrival.is_divided = _evicted(mapped, start) != 0
         arrival._shown_at = SHOWN_OFFSET + 4 * row
         _U32.pack_into(mapped, arrival._shown_at, serial)
         return arrival
@@ -296,6 +328,37 @@ class Arrival:
         (wished,) = _U32.unpack_from(self._mapped, self._row + WISHED_OFFSET)
         return wished - 1 if 0 < wished <= self.stripes else None
 
+    # ---- divided files
+
+    def absent_of(self, stripes: range) -> int | None:
+        """Returns the first of these stripes that nobody has begun with."""
+        found = _states(self._mapped, self._start, stripes).find(Stripe.ABSENT)
+        return None if found < 0 else stripes[found]
+
+    def have_arrived(self, stripes: range) -> bool:
+        """Returns whether all of these stripes have arrived."""
+        return _states(self._mapped, self._start, stripes).count(Stripe.ARRIVED) == len(stripes)
+
+    def evict(self, stripe: int) -> None:
+        """Takes a stripe away. When this returns, its bytes may be freed: no read counts that might have met that."""
+        self.put_back(range(stripe, stripe + 1))
+        for _ in range(2):  # to release a lock and take it again keeps the two writes in order for all processors
+            with _FENCE:
+                pass
+        count = _evicted(self._mapped, self._row) % _MOST_EVICTIONS + 1
+        _U32.pack_into(self._mapped, self._row + EVICTED_OFFSET, count)
+
+    def readers(self) -> tuple[int, ...]:
+        """Returns what readers in order need next, see READERS_OFFSET."""
+        return _READERS.unpack_from(self._mapped, self._row + READERS_OFFSET)
+
+    def take_wish(self) -> int | None:
+        """Returns the stripe that another node needs next, if any does. It is asked for it again until it has it."""
+        wished = self.wished()
+        if wished is not None:
+            _U32.pack_into(self._mapped, self._row + WISHED_OFFSET, 0)
+        return wished
+
     def _put(self, stripes: range, state: Stripe) -> None:
         self._mapped[self._start + stripes.start : self._start + stripes.stop] = bytes((state,)) * len(stripes)
 
@@ -306,6 +369,9 @@ class ShownRow:
     def __init__(self, mapped: mmap.mmap, row: int, serial: int) -> None:
         start = _row(row)
         self._map, self._row, self._serial = mapped, row, serial
+        share = _share(mapped, start) if _evicted(mapped, start) else None
+        self._kept = range(ROW_STRIPES) if share is None else share.stripes(share.own, ROW_STRIPES)
+        """The stripes that never go while the row holds."""
         *_, self.stripe_bytes, _ = ARRIVING_ROW.unpack_from(mapped, start)
         name = mapped[start + NAME_OFFSET : start + NAME_OFFSET + ARRIVING_NAME_BYTES]
         self.incoming = name.partition(b"\0")[0]
@@ -316,8 +382,8 @@ class ShownRow:
         return all(_U32.unpack_from(self._map, at + 4 * self._row)[0] == self._serial for at in _SERIALS)
 
     def has(self, stripe: int) -> bool:
-        """Returns whether a stripe has arrived."""
-        return stripe < ROW_STRIPES and self._map[_stripes(self._row) + stripe] == Stripe.ARRIVED
+        """Returns whether a stripe has arrived, and stays."""
+        return stripe in self._kept and self._map[_stripes(self._row) + stripe] == Stripe.ARRIVED
 
     def wish(self, stripe: int) -> None:
         """Says that another node needs a stripe, if no reader here has said what it needs."""
@@ -353,6 +419,20 @@ def _row(row: int) -> int:
 
 def _stripes(row: int) -> int:
     return STRIPES_OFFSET + row * ROW_STRIPES
+
+
+def _share(mapped: mmap.mmap, start: int) -> Share | None:
+    return Share.unpack(mapped[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size])
+
+
+def _evicted(mapped: mmap.mmap | bytearray, start: int) -> int:
+    """Returns how often stripes of a row have gone, plus one; 0: none ever does."""
+    return int(_U32.unpack_from(mapped, start + EVICTED_OFFSET)[0])
+
+
+def _states(mapped: mmap.mmap | bytearray, start: int, stripes: range) -> bytes:
+    """Returns the states of these stripes of a row."""
+    return bytes(mapped[start + stripes.start : start + stripes.stop : stripes.step])
 
 
 def _create(path: Path) -> mmap.mmap:

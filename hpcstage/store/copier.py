@@ -14,9 +14,11 @@ import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
+from hpcstage.plan.placement.division import MOST_DIVIDED
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.arriving import ARRIVING_FILE
 from hpcstage.store import copyfile
@@ -24,6 +26,7 @@ from hpcstage.store.arriving import Arrival, Arrivals, Facts
 from hpcstage.store.catalog import Catalog
 from hpcstage.store.copyfile import CopyJob, CopyOutcome, CopyWorker, Status
 from hpcstage.store.counters import CANCEL, StatsArea, ThreadStats
+from hpcstage.store.dividedcopy import Calls, DividedCopy
 from hpcstage.store.largecopy import BigCopy, Pacer
 from hpcstage.store.messages import COMMAND, Op, pack_result
 from hpcstage.store.passed import PassedCopies
@@ -62,12 +65,22 @@ class CopierSettings:
         return self.transfers + self.transfers // 2 if self.native and copyfile.HAS_TURNS else self.transfers
 
     @property
+    def counters(self) -> int:
+        """The blocks of counters of a copier: one for each thread, and one for those that divided files have of their
+        own."""
+        return self.threads + MOST_DIVIDED
+
+    @property
     def limit_bytes(self) -> int:
         """The largest size in bytes at which one thread copies a file in one go."""
         most_bytes = PROBED_BYTES if self.is_probe else BIG_BYTES
         if self.max_rate_bytes_per_s is None:
             return most_bytes
         return min(most_bytes, max(LEAST_PACED_BYTES, int(self.max_rate_bytes_per_s * PACED_BURST_S)))
+
+
+LargeCopy = BigCopy | DividedCopy
+"""A file on which several threads work."""
 
 
 class Tasks:
@@ -79,10 +92,10 @@ class Tasks:
         self._urgent: deque[int] = deque()
         self._normal: deque[int] = deque()
         self._pending: set[int] = set()
-        self._invitations: deque[BigCopy] = deque()
+        self._invitations: deque[LargeCopy] = deque()
         self._tokens: SimpleQueue[None] = SimpleQueue()
         self._current: dict[int, int] = {}
-        self._big: dict[int, BigCopy] = {}
+        self._big: dict[int, LargeCopy] = {}
         self._lock = threading.Lock()
 
     def give(self, id_: int, *, urgent: bool) -> None:
@@ -97,7 +110,7 @@ class Tasks:
             self._urgent.append(id_)
             self._tokens.put(None)
 
-    def invite(self, big: BigCopy) -> None:
+    def invite(self, big: LargeCopy) -> None:
         """Has one more thread work on a large file."""
         self._invitations.append(big)
         self._tokens.put(None)
@@ -115,7 +128,7 @@ class Tasks:
             self._pending.discard(id_)
         return is_waiting
 
-    def take(self, number: int) -> BigCopy | tuple[int, bool] | None:
+    def take(self, number: int) -> LargeCopy | tuple[int, bool] | None:
         """Waits until there is something to do for a thread: a large file to help with, or an id and whether it is
         urgent. Returns None if another thread was faster."""
         self._tokens.get()
@@ -137,12 +150,12 @@ class Tasks:
             self._current.pop(number, None)
             self._stats[number].words[CANCEL] = 0
 
-    def begin_big(self, big: BigCopy) -> None:
+    def begin_big(self, big: LargeCopy) -> None:
         """Notes that several threads may work on a large file from now on."""
         with self._lock:
             self._big[big.id] = big
 
-    def end_big(self, big: BigCopy) -> None:
+    def end_big(self, big: LargeCopy) -> None:
         """Notes that no thread works on a large file any more."""
         with self._lock:
             self._big.pop(big.id, None)
@@ -154,7 +167,10 @@ class Copier:
     def __init__(self, settings: CopierSettings, name: str, stats: StatsArea, first: int, results: int) -> None:
         self._settings = settings
         self._incoming = f"{nodedir.INCOMING}/{name}/".encode()
-        self._stats = [stats.thread(first + number) for number in range(settings.threads)]
+        blocks = [stats.thread(first + number) for number in range(settings.counters)]
+        self._stats, self._spare_stats = blocks[: settings.threads], blocks[settings.threads :]
+        self._divided: set[int] = set()
+        """Ids of which this node keeps a part."""
         self._results = results
         self._catalog: Catalog
         self._arrivals = Arrivals(Path(ARRIVING_FILE))
@@ -180,7 +196,11 @@ class Copier:
 
     def _obey(self, op: int, id_: int) -> None:
         if op in (Op.COPY, Op.URGENT):
+            self._divided.discard(id_)
             self._tasks.give(id_, urgent=op == Op.URGENT)
+        elif op == Op.DIVIDE:
+            self._divided.add(id_)
+            self._tasks.give(id_, urgent=False)
         elif op == Op.HURRY:
             self._tasks.hurry(id_)
         elif op == Op.CANCEL:
@@ -202,7 +222,7 @@ class Copier:
         worker = CopyWorker(self._stats[number], native=self._settings.native)
         while True:
             task = self._tasks.take(number)
-            if isinstance(task, BigCopy):
+            if isinstance(task, LargeCopy):
                 self._help(worker, task)
             elif task is not None:
                 self._copy(worker, number, *task)
@@ -212,6 +232,9 @@ class Copier:
         try:
             job = self._catalog.source_job(id_, urgent=urgent)
             worker.stats.works_on(id_)
+            if id_ in self._divided:
+                self._divide(worker, id_, job)
+                return
             limit_bytes = self._settings.limit_bytes
             found = self._passed.copy(worker, job, self._catalog.entry(id_)) if self._passed else None
             outcome = found or CopyOutcome(status=Status.TOO_LARGE)
@@ -234,23 +257,39 @@ class Copier:
 
     def _copy_big(self, worker: CopyWorker, id_: int, job: CopyJob, started_ns: int) -> None:
         most_bytes = PROBED_BYTES if self._settings.is_probe else None
-
-        def show(status: os.stat_result) -> Arrival:
-            return self._arrivals.begin(Facts(id_, status, job.temporary), self._catalog.entry(id_))
-
-        big = BigCopy(id_, job, self._pace, started_ns, self._tasks.invite, most_bytes, show)
+        big = BigCopy(id_, job, self._pace, started_ns, self._tasks.invite, most_bytes, partial(self._show, id_, job))
         self._tasks.begin_big(big)
         if big.open(worker):
             self._help(worker, big)
         else:
             self._end_big(big)
 
-    def _help(self, worker: CopyWorker, big: BigCopy) -> None:
+    def _divide(self, worker: CopyWorker, id_: int, job: CopyJob) -> None:
+        stats = self._spare_stats.pop()
+
+        def kept(divided: DividedCopy, outcome: CopyOutcome) -> None:
+            self._report(id_, outcome, divided.started_ns)
+
+        def ended(divided: DividedCopy) -> None:
+            self._divided.discard(id_)
+            self._spare_stats.append(stats)
+            self._end_big(divided)
+
+        calls = Calls(self._tasks.invite, partial(self._show, id_, job), kept, ended)
+        divided = DividedCopy(id_, job, self._catalog.entry(id_), calls, self._pace, stats)
+        self._tasks.begin_big(divided)
+        if divided.open(worker):
+            self._help(worker, divided)
+
+    def _show(self, id_: int, job: CopyJob, status: os.stat_result) -> Arrival:
+        return self._arrivals.begin(Facts(id_, status, job.temporary), self._catalog.entry(id_))
+
+    def _help(self, worker: CopyWorker, big: LargeCopy) -> None:
         worker.stats.works_on(big.id)
         if big.work(worker):
             self._end_big(big)
 
-    def _end_big(self, big: BigCopy) -> None:
+    def _end_big(self, big: LargeCopy) -> None:
         self._tasks.end_big(big)
         self._report(big.id, big.outcome, big.started_ns)
 

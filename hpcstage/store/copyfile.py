@@ -32,6 +32,11 @@ DROP_BYTES = 1 << 20
 """Sources of this size and more are dropped from the page cache once copied: no program here reads them again."""
 PERMISSIONS = 0o777
 _NO_LOCK = contextlib.nullcontext()
+_PUNCH_HOLE = 0x01 | 0x02
+"""FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE."""
+_libc = ctypes.CDLL(None)
+_fallocate = getattr(_libc, "fallocate64", None) or _libc.fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class Status(IntEnum):
@@ -52,6 +57,8 @@ class Status(IntEnum):
     """The copier died; never sent by a copier."""
     PASSED = 9
     """The copy came from a node of another job; to the daemon's queue it is OK."""
+    DIVIDED = 10
+    """This node's stripes of a divided file are here. The transfer goes on, and another result tells its end."""
 
 
 @dataclass(frozen=True)
@@ -285,6 +292,11 @@ def write_all(target: int, data: memoryview, position: int) -> None:
         while data:
             count = os.pwrite(target, data, position)
             data, position = data[count:], position + count
+
+
+def punch(target: int, start: int, length: int) -> bool:
+    """Frees the bytes of a range, which reads as zeros from then on. Returns False where the file system cannot."""
+    return bool(_fallocate(target, _PUNCH_HOLE, start, length) == 0)
 
 
 def check(source: int, before: os.stat_result) -> os.stat_result:

@@ -33,6 +33,7 @@ YIELDING_BYTES = {
     Yields.SOON: 64 << 10,
     Yields.TO_CALLS: 256 << 10,
     Yields.TO_PROGRAMS: 64 << 10,
+    Yields.TO_OTHER_NODES: 64 << 10,
 }
 """A chunk of a copy that yields: a program that begins to read meanwhile waits for no more."""
 SLOW_NS, SLOW_THREADS = 2 * QUICK_NS, 2

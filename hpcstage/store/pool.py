@@ -53,7 +53,7 @@ class CopierProcess:
             fds += os.pipe()
             fds += os.pipe()
             command_in, command_out, result_in, result_out = fds
-            pipes, first = (command_in, result_out), self.index * settings.threads
+            pipes, first = (command_in, result_out), self.index * settings.counters
             pid = fork(lambda: run_copier(settings, self.name, stats, first, pipes), pipes)
         except OSError:
             for fd in fds:
@@ -111,9 +111,11 @@ class CopierPool:
 
     def __init__(self, settings: CopierSettings, copiers: int) -> None:
         self.settings = settings
-        self.stats = StatsArea(settings.threads * copiers)
+        self.stats = StatsArea(settings.counters * copiers)
         self.members = [CopierProcess(index) for index in range(copiers)]
         self._of_id: dict[int, CopierProcess] = {}
+        self._kept: set[int] = set()
+        """Ids of divided files whose part is here: their transfers go on and are at the source no more."""
         self._has_manifest = False
         try:
             for member in self.members:
@@ -139,12 +141,12 @@ class CopierPool:
     @property
     def assigned(self) -> int:
         """The number of transfers that were handed to copiers and are not reported."""
-        return len(self._of_id)
+        return len(self._of_id) - len(self._kept)
 
     @property
     def ids(self) -> Iterable[int]:
         """The ids whose transfers were handed to copiers and are not reported."""
-        return self._of_id.keys()
+        return self._of_id.keys() - self._kept
 
     def fds(self) -> list[int]:
         """Returns the descriptors to watch for reading."""
@@ -161,10 +163,18 @@ class CopierPool:
 
     def assign(self, id_: int, *, urgent: bool = False) -> None:
         """Gives an id to the copier with the least to do; `flush` sends it."""
+        self._give(id_, Op.URGENT if urgent else Op.COPY)
+
+    def divide(self, id_: int) -> None:
+        """Gives a copier this node's part of a divided file, which it keeps until that is cancelled."""
+        self._give(id_, Op.DIVIDE)
+        self.flush()
+
+    def _give(self, id_: int, op: Op) -> None:
         member = min((m for m in self.members if m.alive), key=lambda m: len(m.assigned))
         member.assigned.add(id_)
         self._of_id[id_] = member
-        member.tell(Op.URGENT if urgent else Op.COPY, id_)
+        member.tell(op, id_)
 
     def hurry(self, id_: int) -> None:
         """Tells a copier that a program waits for an id that it was given."""
@@ -197,7 +207,11 @@ class CopierPool:
         if results is None:
             return self._bury(member)
         for result in results:
+            if result.status is Status.DIVIDED:
+                self._kept.add(result.id)
+                continue
             member.assigned.discard(result.id)
+            self._kept.discard(result.id)
             self._of_id.pop(result.id, None)
         return results
 
@@ -205,6 +219,7 @@ class CopierPool:
         lost = [Result(id_, Status.LOST) for id_ in sorted(member.assigned)]
         for result in lost:
             del self._of_id[result.id]
+            self._kept.discard(result.id)
         # While a probe measures, a thread may hold a lock that a child forked now would wait for.
         if member.generation < MOST_RESTARTS and not self.settings.is_probe:
             # The fork comes before the old pipe is closed: the selector must not see a descriptor's number twice.
@@ -232,3 +247,4 @@ class CopierPool:
         for member in [member for member in self.members if member.alive]:
             member.end(max(0.0, deadline - time.monotonic()))
         self._of_id.clear()
+        self._kept.clear()

@@ -198,6 +198,16 @@ def test_a_plan_for_nodes_comes_back(asked: str) -> None:
     assert plan_nodes_text.text(again, 3, Canvas()) == plan_nodes_text.text(found, 3, Canvas())
 
 
+def test_a_file_that_has_room_on_no_node_is_divided() -> None:
+    given = Given([120 << 20, 5], Budget(126 << 20, 100), directories=0, asked="partition")
+    plan = nodes_plan(given, WORK, RATES, 2)
+    assert (plan.divided_files, plan.unplaced_files) == (1, 0)
+    assert all(part.fetched_bytes == part.kept_bytes for part in plan.parts)
+    assert sum(part.kept_bytes for part in plan.parts) == sum(given.sizes)
+    (said, _) = plan_nodes_text.text(plan, 3, Canvas())
+    assert "1 file (126 MB) without room on any node: each keeps a part" in " ".join(" ".join(said).split())
+
+
 # ---- the command
 
 

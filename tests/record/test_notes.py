@@ -128,6 +128,7 @@ CASES = [
         one,
         "name a larger disk",
     ),
+    Case("divided", lambda: many(totals={"divided_files": 2, "divided_bytes": 10**9}), many, "2 large files"),
     Case("disk-full", lambda: one(**problem("disk-full")), one),
     Case("slow-local-disk", lambda: one(samples=writing(0.9)), lambda: one(samples=writing(0.2)), "90 % of their time"),
     Case(

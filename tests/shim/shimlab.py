@@ -25,7 +25,7 @@ from hpcstage.node import page, shimdir
 from hpcstage.plan.types import Entry
 from hpcstage.protocol import shim
 from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES
-from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts
+from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts, Share
 from hpcstage.store.attributes import AttributesTable
 
 LAYERS = ("native", "python")
@@ -302,9 +302,9 @@ class Coming:
         self.daemon = Arriving(lab.node)
         self.arrival = Arrival(COMING_BYTES)
 
-    def begin(self) -> None:
-        """As the daemon grants the row, and the copier fills it."""
-        assert self.daemon.grant(7)
+    def begin(self, share: Share | None = None) -> None:
+        """As the daemon grants the row, and the copier fills it. With a share the file is divided."""
+        assert self.daemon.grant(7, share=share, is_divided=share is not None)
         found = self.source.stat()
         listed = Entry(0, b"file", found.st_size, found.st_mtime_ns, found.st_mode, 0, 0, False, found.st_ctime_ns)
         facts = Facts(7, found, b"incoming/0.0/7")

@@ -20,6 +20,7 @@ from hpcstage.daemon.queue import width
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.stripes import stripes_of
 from hpcstage.protocol.arriving import stripe_bytes
 from hpcstage.protocol.shim import Reason, WorkProgress
 from hpcstage.store.arriving import Arriving, Share
@@ -152,6 +153,16 @@ class Engine:
         kept_bytes = size_bytes * kept // max(files, 1)
         return WorkProgress(min(self.copies.files, kept), min(self.copies.size_bytes, kept_bytes), kept, kept_bytes)
 
+    @property
+    def divided_bytes(self) -> int:
+        """How much this node has of its part of files that are divided among the nodes."""
+        found, divided = 0, self.queue.divided
+        for id_ in divided.ids:
+            size_bytes, length = self.manifest.size(id_), stripe_bytes(self.manifest.size(id_))
+            own = range(divided.place, stripes_of(size_bytes), divided.nodes)
+            found += sum(min(length, size_bytes - at * length) for at in self.arriving.arrived(id_, own))
+        return found
+
     # ---- handing out
 
     def pump(self, now: float) -> None:
@@ -164,6 +175,7 @@ class Engine:
                 self._show(id_, now)
                 self.pool.assign(id_, urgent=hooks.is_wanted(id_))
             self.pool.flush()
+        self._divide(now)
         if not self.width.is_whole:
             self.width.filled(self._unwanted())
         self.sweep()
@@ -180,6 +192,18 @@ class Engine:
             id_, first, large.yields(id_, now), share
         ):
             large.shown.add(id_)
+
+    def _divide(self, now: float) -> None:
+        """Begins to keep this node's part of files that are divided among the nodes."""
+        divided = self.queue.divided
+        may_begin = self.queue.from_peers.linked and self.pool.slots > 0 and not self.withdrawals.is_paused
+        for id_ in divided.next(now) if may_begin else ():
+            share = Share(divided.place, tuple(range(divided.nodes)))
+            if self.arriving.grant(id_, yields=divided.yields(id_, now), share=share, is_divided=True):
+                self.hooks.given(id_)
+                self.pool.divide(id_)
+            else:  # all rows are in use, for now
+                divided.end(id_)
 
     def _may_begin(self) -> int:
         """Returns how many transfers may begin: those that programs wait for, and no more besides than pay."""
@@ -221,10 +245,16 @@ class Engine:
             self.queue.states.close(Reason.FAILED)
 
     def _take(self, result: Result, now: float) -> None:
+        if result.status is Status.DIVIDED:
+            self.queue.divided.whole(result.id, result.size_bytes)
+            return
         self.tombstones.lift(result.id)
         self.queue.large.hidden(result.id)
         self.arriving.ended(result.id, is_stored=result.status in _STORED)
-        self._conclude(result, now)
+        if self.queue.divided.end(result.id):
+            self._divided_ended(result, now)
+        else:
+            self._conclude(result, now)
         self.withdrawals.settle(result.id)
         self.tombstones.settle(result.id)
 
@@ -244,6 +274,17 @@ class Engine:
             self._failed(result, now)
         (self.hooks.passed if result.status is Status.PASSED else self.hooks.result)(result)
         self.hooks.final(result.id)
+
+    def _divided_ended(self, result: Result, now: float) -> None:
+        """Takes the end of a part of a divided file, which was cancelled or failed."""
+        is_void = self.queue.states.of(result.id) is FileState.VOID
+        if is_void or (result.status in {Status.CHANGED, Status.LOST} and self._again(result.id)):
+            return
+        self.queue.divided.leave_out(result.id)
+        if result.status is not Status.CANCELLED:
+            self._failed(result, now)
+            self.queue.states.move(result.id, FileState.REFUSED if self.queue.is_disk_full else FileState.FAILED)
+            self.hooks.result(result)
 
     def stored(self, result: Result, now: float) -> bool:
         """Takes in a copy that was published. Returns False if it was not to be, and deletes it."""

@@ -2,8 +2,9 @@
 
 The queue owns no clock (callers pass `now`, monotonic seconds), no disk, no process and no connection. Its parts, whose
 interfaces callers use: `states` (how far each id is, who reads and keeps it), `sequences` (the orders), `budget`,
-`flights` (the transfers under way), `large` (files whose copying may be held back), `source` (what is read from the
-source) and `from_peers` (what other nodes are asked for). A single node reads and keeps every file.
+`flights` (the transfers under way), `large` (files whose copying may be held back), `divided` (files of which each node
+keeps a part), `source` (what is read from the source) and `from_peers` (what other nodes are asked for). A single node
+reads and keeps every file.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import final
 
 from hpcstage.daemon.queue.beside import Beside
 from hpcstage.daemon.queue.budget import FreeBudget
+from hpcstage.daemon.queue.divided import Divided
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.frompeers import FromPeers
 from hpcstage.daemon.queue.fromsource import FromSource
@@ -46,6 +48,7 @@ class Queue:
         self.budget = FreeBudget(self.states, limits.budget, limits.directories)
         self.flights = Flights(self.states, self.budget, read_of)
         self.large = Large(self.flights, estimates, None if limits.shared else Beside())
+        self.divided = Divided(self.states, self.budget, self.large.reads)
         self.source = FromSource(self.sequences, self.flights, self.large, estimates, limits)
         self.from_peers = FromPeers(self.sequences, self.flights, self.large, self.source)
         self.is_disk_full = False
@@ -54,7 +57,7 @@ class Queue:
     @property
     def settled(self) -> bool:
         """Whether nothing is in flight and nothing will be handed out any more."""
-        return not self.flights.started and not self.states.waiting
+        return not self.flights.started and not self.states.waiting and not self.divided.is_bringing
 
     def want(self, id_: int, now: float) -> Decision:
         """Returns what the program that opens `id_` is told. A wait moves a waiting id to the front. While no other
@@ -66,6 +69,9 @@ class Queue:
         if state in FINAL:
             is_refused = state is FileState.REFUSED
             return Decision(Verdict.DIRECT, reason=closed or Reason.FULL if is_refused else _REASONS[state])
+        if id_ in self.divided:
+            self.large.reads.here(id_, now)
+            return Decision(Verdict.DIRECT, reason=Reason.LARGE)
         if states.is_far(id_) and self.large.is_large(id_) and not closed:
             return self.from_peers.want_large(id_, state, now)
         if states.is_far(id_) and not self.from_peers.linked and id_ not in self.flights.requests:
@@ -115,7 +121,8 @@ class Queue:
             state = self.states.of(id_)
             if state is FileState.STORED:
                 self.budget.drop(id_)
-            if state is FileState.FLYING or (id_ in self.from_peers.doubtful and id_ not in self.flights.started):
+            is_doubtful = id_ in self.from_peers.doubtful and id_ not in self.flights.started
+            if state is FileState.FLYING or is_doubtful or id_ in self.divided.ids:
                 flying.append(id_)
             self.states.move(id_, FileState.VOID)
         return flying
@@ -126,6 +133,7 @@ class Queue:
         back, as if this node had kept all of them."""
         flying = [id_ for id_ in self.flights.needed() if id_ in ids]
         flying += [id_ for id_ in self.from_peers.doubtful if id_ in ids and id_ not in self.flights.started]
+        flying += [id_ for id_ in self.divided.ids if id_ in ids]
         self.budget.keep(ids)
         return self.states.void_range(ids), flying
 
@@ -137,6 +145,7 @@ class Queue:
         self.budget.set_aside(None if share is None else share.temporary)
         self.states.divide(share, self.flights.started.keys() - self.flights.requests.keys())
         self.budget.keep_own()
+        self.divided.divide(share)
         self.sequences.restart()
         promoted = (*self.source.promoted.ids, *self.from_peers.promoted.ids)
         self.source.promoted.refill(promoted)

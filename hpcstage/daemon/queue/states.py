@@ -9,8 +9,8 @@ byte of state and eight of size.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from hpcstage.plan.types import Budget
@@ -38,7 +38,7 @@ class FileState(IntEnum):
     REFUSED = 6
     """There was no budget for the file, or nothing more was admitted when its turn came."""
     AWAY = 7
-    """Another node keeps the file; it comes here when a program wants it."""
+    """Another node keeps the file; it comes here when a program wants it. Or it is divided, see `divided`."""
 
 
 FINAL = frozenset({FileState.STORED, FileState.FAILED, FileState.VOID, FileState.REFUSED})
@@ -77,6 +77,11 @@ class NodeShare:
     """The ids that no node keeps."""
     temporary: Budget | None = None
     """The budget for copies that it does not keep; None: it keeps everything."""
+    rooms: Mapping[int, int] = field(default_factory=dict)
+    """By id: of files that are divided among the nodes, the bytes that its part takes."""
+    place: int = 0
+    """This node's place among the nodes."""
+    nodes: int = 1
 
 
 class States:
@@ -196,7 +201,8 @@ class States:
         flags = bytearray(len(self.cells))
         if share is not None:
             flags = bytearray((FAR if share.temporary is None else FAR | PASSING,)) * len(self.cells)
-            for ids, flag in ((share.others, FAR), (share.own, 0), (share.unplaced, PASSING)):
+            near = (share.unplaced, PASSING), (share.rooms, PASSING)
+            for ids, flag in ((share.others, FAR), (share.own, 0), *near):
                 for id_ in ids:
                     flags[id_] = flag
             for id_ in begun:

@@ -83,11 +83,15 @@ class NodesPlan:
     room_inodes: int | None
     unplaced_files: int
     unplaced_bytes: int
+    """Those of which nodes keep nothing."""
     parts: tuple[Part, ...]
     knee: float | None
     """The number of nodes at which an epoch reads the source for as long as it computes, R / V; None: the compute time
     is unknown."""
     sizes: tuple[Size, ...]
+    divided_files: int = 0
+    divided_bytes: int = 0
+    """Those that have room on no node, and of which each keeps a part."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,8 @@ class Given:
 def nodes_plan(given: Given, workload: Workload, rates: Rates, nodes: int) -> NodesPlan:
     """Plans the job for `nodes` nodes that are alike."""
     kind, why = given.kind(nodes)
-    parts, left_files, left_bytes = parts_of(place_shares(kind, given.sizes, [given.files_budget] * nodes))
+    placement = place_shares(kind, given.sizes, [given.files_budget] * nodes)
+    parts, left_files, left_bytes = parts_of(placement)
     return NodesPlan(
         nodes=nodes,
         kind=kind.value,
@@ -148,6 +153,8 @@ def nodes_plan(given: Given, workload: Workload, rates: Rates, nodes: int) -> No
         parts=parts,
         knee=_knee(workload, rates, given),
         sizes=tuple(_size(given, workload, rates, count) for count in counted(nodes)),
+        divided_files=len(placement.divided),
+        divided_bytes=sum(given.sizes[file_id] for file_id in placement.divided),
     )
 
 
@@ -158,13 +165,16 @@ def counted(nodes: int) -> list[int]:
 
 
 def parts_of(placement: Placement) -> tuple[tuple[Part, ...], int, int]:
-    """Returns each node's part, and the number and bytes of the files that are placed nowhere."""
+    """Returns each node's part, and the number and bytes of the files that are placed nowhere. A node's part of files
+    that are divided counts as bytes and as no file."""
     sizes, count = placement.files.sizes, placement.nodes
     total_files, total_bytes = len(sizes), sum(sizes)
     if placement.kind is Placing.PRIVATE:
         alone = (total_files, total_bytes)
         return tuple(Part(node, *alone, *alone, 0, 0) for node in range(count)), 0, 0
     owned = placement.owned()
+    if placement.divided:
+        owned = [(files, size + placement.divided_bytes(node)) for node, (files, size) in enumerate(owned)]
     placed_files, placed_bytes = sum(files for files, _ in owned), sum(size for _, size in owned)
     parts = []
     if placement.kind is Placing.PARTITION:
@@ -176,7 +186,7 @@ def parts_of(placement: Placement) -> tuple[tuple[Part, ...], int, int]:
         for node, own in enumerate(owned):
             files, size = copies[node % len(copies)]
             parts.append(Part(node, *own, own[0] + files, own[1] + size, files, size))
-    return tuple(parts), total_files - placed_files, total_bytes - placed_bytes
+    return tuple(parts), total_files - placed_files - len(placement.divided), total_bytes - placed_bytes
 
 
 def _copies(placement: Placement, owned: Sequence[tuple[int, int]], files: int, size: int) -> list[tuple[int, int]]:

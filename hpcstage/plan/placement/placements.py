@@ -8,8 +8,9 @@ There is no table of nodes times files.
     replicate  one node reads a file from the source; all nodes whose budget allows it get a copy
     partition  one node reads a file from the source and keeps it; others ask that node
 
-A budget counts whole blocks and one inode per file. The caller subtracts what directories take. Where not even all
-nodes together can hold all files, some ids are placed nowhere: a node that needs one reads the source.
+A budget counts whole blocks and one inode per file. The caller subtracts what directories take. With partition, files
+that are larger than any node's budget are divided among all (`division`). Where not even all nodes together can hold
+all files, some ids are placed nowhere: a node that needs one reads the source.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from itertools import chain, compress
 from hpcstage.plan.blocks import blocks as blocks_in
 from hpcstage.plan.blocks import blocks_of
 from hpcstage.plan.budget import ASKED, for_kept
-from hpcstage.plan.placement import dealing
+from hpcstage.plan.placement import dealing, division
 from hpcstage.plan.placement.owners import NOBODY, Dealt, dealt_within, free_budgets, needed_bytes
 from hpcstage.plan.types import Budget
 from hpcstage.units import format_size
@@ -69,9 +70,11 @@ class Span:
 class Placement:
     """Says by id which node fetches it and which nodes keep it; `place` makes it."""
 
-    def __init__(self, kind: Placing, files: PlacementInput, owners: Dealt) -> None:
+    def __init__(self, kind: Placing, files: PlacementInput, owners: Dealt, divided: tuple[int, ...] = ()) -> None:
         """Only `place` calls this."""
         self.kind = kind
+        self.divided = divided
+        """The ids of which each node keeps a part."""
         self.nodes = len(files.nodes)
         self.files = files
         self._owners = owners
@@ -90,8 +93,9 @@ class Placement:
         return asking if owner == NOBODY else owner
 
     def unplaced(self, file_id: int) -> bool:
-        """Returns whether an id fits on no node: a node that needs it reads the source, every time."""
-        return self.kind is not Placing.PRIVATE and self._owners.owner(file_id) == NOBODY
+        """Returns whether nodes keep nothing of an id: a node that needs it reads the source, every time."""
+        is_owned = self.kind is Placing.PRIVATE or self._owners.owner(file_id) != NOBODY
+        return not is_owned and file_id not in self.divided
 
     def keeps(self, file_id: int, node: int) -> bool:
         """Returns whether a node holds an id for good (with PRIVATE: as far as its own budget goes)."""
@@ -122,8 +126,13 @@ class Placement:
         return array("I", compress(range(count), mask))
 
     def owned(self) -> list[tuple[int, int]]:
-        """Returns per node how many files it fetches, and their bytes (not with PRIVATE)."""
+        """Returns per node how many files it fetches, and their bytes, without those that are divided (not with
+        PRIVATE)."""
         return self._owners.totals(self.files.sizes)
+
+    def divided_bytes(self, node: int) -> int:
+        """Returns the bytes of divided files that a node fetches and keeps."""
+        return sum(division.own_bytes(self.files.sizes[file_id], node, self.nodes) for file_id in self.divided)
 
     def span(self, node: int) -> Span:
         """Returns what a node holds of others' files, with REPLICATE where not all copies fit.
@@ -162,7 +171,11 @@ def place(kind: Placing, sizes: Sequence[int], nodes: Sequence[Budget], seed: in
         return Placement(
             kind, files, Dealt(dealing.equal(len(sizes), len(nodes), seed), len(sizes), array("I"), array("H"))
         )
-    return Placement(kind, files, dealt_within(sizes, free_budgets(nodes), seed))
+    free = free_budgets(nodes)
+    owners = dealt_within(sizes, free, seed)
+    most_bytes = max(node.size_bytes for node in nodes)
+    divided = division.divide(sizes, most_bytes, free) if kind is Placing.PARTITION else ()
+    return Placement(kind, files, owners, divided)
 
 
 def choose(size_bytes: int, files: int, nodes: Sequence[Budget]) -> tuple[Placing, str]:

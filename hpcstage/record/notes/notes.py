@@ -69,6 +69,23 @@ def store_full(record: Record) -> Iterator[Note]:
         yield Note("store-full", Severity.WARNING, text, more_space(why))
 
 
+def divided(record: Record) -> Iterator[Note]:
+    """Notes that files were divided which have room on no node, and how much the nodes had of them."""
+    parts = [node for node in record.nodes if node.totals.divided_files and node.state is Presence.OK]
+    files = max((node.totals.divided_files or 0 for node in parts), default=0)
+    if not files:
+        return
+    kept = format_size(sum(node.totals.divided_bytes or 0 for node in parts))
+    one, many = "a large file that has room on no node was", f"{files} large files that have room on no node were"
+    what = one if files == 1 else many
+    text = f"{what} divided: {format_number(len(parts), 'node')} kept {kept} together"
+    remedy = (
+        "reads in order are served from all nodes, others from the part of their own node; what a program maps is read "
+        "at the source"
+    )
+    yield Note("divided", Severity.INFO, text, remedy)
+
+
 def slow_disk(record: Record) -> Iterator[Note]:
     """Notes that the local disk limits copying or the reading of copies; names the slowest of several nodes."""
     if not record.run.stages:
@@ -337,7 +354,7 @@ def not_kept(record: Record) -> Iterator[Note]:
 
 RULES = [
     *VISIBLE_RULES,
-    *(store_full, slow_disk, in_memory, copy_errors, written),
+    *(store_full, divided, slow_disk, in_memory, copy_errors, written),
     *(slow_nodes, idle_nodes, read_more_than_once, restarted, clocks),
     *(waits_for_source, gained_nothing, contention, order, not_kept, preprocessing),
 ]

@@ -69,6 +69,10 @@ class NodeTotals:
     failed: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     void: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     refused: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    divided_files: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """Files that have room on no node, and of which the node has a part."""
+    divided_bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    """The bytes of these parts that the node had at the end, as they are at the source."""
     copy_busy_s: float | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """Seconds with at least one transfer in flight."""
     measuring_opens: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)

@@ -14,7 +14,7 @@ from hpcstage.plan.budget import NO_LIMIT
 from hpcstage.plan.forecast.nodes import NodesPlan, Part, Scaled, Size
 from hpcstage.plan.placement.placements import Placing
 from hpcstage.report.canvas import WIDE, Canvas, Fact, facts, grid
-from hpcstage.units import format_duration, format_size
+from hpcstage.units import format_duration, format_number, format_size
 
 _PLACEMENTS = tuple(kind.value for kind in Placing)
 
@@ -33,6 +33,9 @@ def _nodes(plan: NodesPlan) -> Iterator[Fact]:
     if plan.unplaced_files:
         left = f"{plan.unplaced_files:,} files, {format_size(plan.unplaced_bytes)}"
         yield "", f"{left} have room on no node and are read from the source every time"
+    if plan.divided_files:
+        size = format_size(plan.divided_bytes)
+        yield "", f"{format_number(plan.divided_files, 'file')} ({size}) without room on any node: each keeps a part"
     if plan.kind == "private":
         yield "", "each node fetches what its own processes read, and then the rest: up to all files"
 
