@@ -643,6 +643,23 @@ ROWS += (
 )
 
 
+LIBRARIES = {"h5py": "h5py", "lmdb": "LMDB", "pyarrow": "PyArrow", "pillow": "Pillow"}
+
+ROWS += (
+    Row(
+        "libraries",
+        "Tests of libraries on emulated storage, while their data arrives: tests that pass with and without hpcstage; that fail with and without it; that end differently (aim: 0)",
+        lambda r: "; ".join(
+            f"{said} {r.values(name, 'version')[0]}: {r.figure(f'{name}: tests that pass with and without hpcstage'):.0f}, "
+            f"{len(r.values(name, 'failed')[0])}, {r.figure(f'{name}: tests that end differently'):.0f}"
+            for name, said in LIBRARIES.items()
+        ),
+        command="libraries --suite pillow=DIR --suite lmdb=DIR",
+        optional=True,
+    ),
+)
+
+
 def readme_table(folder: Path = RESULTS) -> str:
     """The rows of README.md."""
     rows = [f"| {row.what} | {row.text(folder)} |" for row in ROWS if row.in_readme]

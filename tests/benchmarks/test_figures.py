@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import copy, forecast, identity, staging, truth, warm, ways
+from benchmarks import copy, forecast, identity, libraries, staging, truth, warm, ways
 from benchmarks.disk import FreshDisk
 from benchmarks.files import Place
 from benchmarks.harness import Bench, Figure, Options
@@ -382,3 +382,44 @@ def test_identity() -> None:
     samples[loader.name, "upfront"]["swapped"] = 0
     assert len(short(identity.figures(bench_of(samples), [loader]))) == 2
     assert len(short(identity.figures(bench_of({}), [loader]))) == 6
+
+
+# ---- libraries
+
+
+def library_runs(**ends: str) -> dict[str, libraries.Ran]:
+    """By arm, of a suite with 100 tests that pass; `ends` has those of the other tests in the three runs."""
+    steady = {f"m::{number}": "passed" for number in range(100)}
+    return {
+        arm: libraries.Ran(
+            steady | {f"m::{name}": three.split()[at] for name, three in ends.items()}, {"m::bad": arm}, {"swapped": 1}
+        )
+        for at, arm in enumerate((libraries.ALONE, libraries.STAGED, libraries.AGAIN))
+    }
+
+
+@pytest.mark.parametrize(
+    ("ends", "count"),
+    [
+        ({}, 0),
+        ({"bad": "failed failed failed"}, 0),
+        ({"bad": "passed failed passed"}, 1),
+        ({"bad": "failed passed failed"}, 1),
+        ({"bad": "passed skipped passed"}, 1),
+        ({"bad": "passed failed failed"}, 0),
+    ],
+)
+def test_libraries(ends: dict[str, str], count: int) -> None:
+    ran = library_runs(**ends)
+    sample = {**libraries.compared(ran), "runs": {arm: one.facts for arm, one in ran.items()}}
+    bench = bench_of({("h5py", libraries.COMPARED): sample})
+    found = libraries.figures(bench, [libraries.Suite("h5py", Path())])
+    assert short(found) == ["h5py: tests that end differently"][:count]
+
+
+def test_libraries_name_the_tests_that_fail_or_do_not_end_the_same() -> None:
+    found = libraries.compared(library_runs(bad="failed failed failed", worse="passed failed passed", other="x y z"))
+    assert found["same"] == {"m": {"passed": 100, "failed": 1}}
+    assert found["failed"] == {"m::bad": libraries.ALONE}
+    assert set(found["differing"]) == {"m::worse"}
+    assert set(found["unsteady"]) == {"m::other"}
