@@ -144,12 +144,12 @@ class Runs:
             asked = storage.counters()
         if not results.exists():
             raise CommandFailed(f"pytest wrote no results: {done.stdout[-1000:]} {done.stderr[-1000:]}")
-        cases = list(_cases(results))
+        cases = list(_cases(results, str(storage.path)))
         ends = {name: end for name, end, _ in cases}
-        facts = {"seconds": done.seconds, "code": done.code, **Counter(ends.values()), "said": done.stdout[-300:]}
+        facts = {"seconds": done.seconds, "code": done.code, **Counter(ends.values())}
         facts |= {"source_bytes": asked.read_bytes, "written_bytes": asked.write_bytes}
         if arrives_s is not None:
-            facts |= {**_staged(record(run_dir)), "stderr": done.stderr[-2000:]}
+            facts |= _staged(record(run_dir))
         return Ran(ends, {name: why for name, _, why in cases if why}, facts)
 
 
@@ -168,8 +168,9 @@ def _staged(found: dict[str, Any]) -> dict[str, Any]:
     return {**facts, "staged_s": node["staged_s"], "notes": [note["id"] for note in found["notes"]]}
 
 
-def _cases(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Yields each test, how it ended, and why it failed. Addresses in the names of tests differ from run to run."""
+def _cases(path: Path, storage: str) -> Iterator[tuple[str, str, str]]:
+    """Yields each test, how it ended, and why it failed. Addresses in the names of tests differ from run to run, and so
+    does where the storage is."""
     seen: Counter[str] = Counter()
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         name = re.sub(r"0x[0-9a-f]+", "0x", f"{case.get('classname')}::{case.get('name')}")
@@ -178,8 +179,8 @@ def _cases(path: Path) -> Iterator[tuple[str, str, str]]:
         ends = {"failure": "failed", "error": "failed", "skipped": "skipped"}
         child = next((child for child in case if child.tag in ends), None)
         end = "passed" if child is None else ends[child.tag]
-        why = (child.get("message") or "").partition("\n")[0][:160] if child is not None and end == "failed" else ""
-        yield name, end, why
+        why = (child.get("message") or "") if child is not None and end == "failed" else ""
+        yield name, end, why.partition("\n")[0].replace(storage, "STORAGE")[:160]
     path.unlink()
 
 
