@@ -180,7 +180,7 @@ def _cases(path: Path, storage: str) -> Iterator[tuple[str, str, str]]:
         child = next((child for child in case if child.tag in ends), None)
         end = "passed" if child is None else ends[child.tag]
         why = (child.get("message") or "") if child is not None and end == "failed" else ""
-        yield name, end, why.partition("\n")[0].replace(storage, "STORAGE")[:160]
+        yield name, end, why.partition("\n")[0].replace(storage, "STORAGE").replace(sys.executable, "python")[:160]
     path.unlink()
 
 
