@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from hpcstage.plan.placement.division import own_bytes, window_stripes
@@ -74,7 +75,7 @@ class DividedCopy:
         """The threads that bring a stripe."""
         self._invited = 1
         self._most_threads = 1
-        self._is_over = self._is_whole = False
+        self._is_whole = False
         self._fronts: list[int] = []
         """What readers in order need next, on this node or on others."""
         self._wished: tuple[int, float] | None = None
@@ -147,7 +148,7 @@ class DividedCopy:
 
     def _next(self) -> int | None:
         """Returns the stripe to be brought next: the one that a reader comes to first, else the first."""
-        if self._is_over or self._is_whole or self.cancelled or self.outcome.status:
+        if self._ends or self._is_whole:
             return None
         found = None
         for front in self._fronts:
@@ -162,6 +163,11 @@ class DividedCopy:
         return self._own[max(0, -(-(stripe - self._own.start) // self._own.step)) :]
 
     @property
+    def _ends(self) -> bool:
+        """Whether no more is brought: it was cancelled, or something has failed."""
+        return self.cancelled or self.outcome.status is not Status.OK
+
+    @property
     def _yields(self) -> Yields:
         """How it gives way to programs. What readers in order need is brought at once: it is faster than the source."""
         return Yields.NOT if self._fronts else self._arrival.yields
@@ -170,10 +176,7 @@ class DividedCopy:
         """Copies a stripe and shows it, if the source is what it was."""
         start, length = self._place(stripe)
         span = copyfile.FileRange(self._source, self._target, start, length)
-
-        def step(size_bytes: int) -> None:
-            self._step(part, size_bytes)
-
+        step = partial(self._step, part, [0])
         copyfile.copy_range(worker, span, part, step, self._writing, YIELDING_BYTES[self._yields])
         copyfile.check(self._source, self._before)
         self._arrival.arrived(stripe)
@@ -182,17 +185,18 @@ class DividedCopy:
         start = stripe * self._arrival.stripe_bytes
         return start, min(self._arrival.stripe_bytes, self._before.st_size - start)
 
-    def _step(self, part: CopyOutcome, size_bytes: int) -> None:
-        """Runs before each chunk: ends a cancelled copy, and waits for the rate and for programs."""
-        if self.cancelled or self.outcome.status:
+    def _step(self, part: CopyOutcome, seen_ns: list[int], size_bytes: int) -> None:
+        """Runs before each chunk: ends a cancelled copy, and waits for the rate and for programs. `seen_ns` is for how
+        long the stripe had been read before the last chunk."""
+        if self._ends:
             raise CopyError(Status.CANCELLED)
         if self._pace is not None:
             self._pace(size_bytes)
-        if (yields := self._yields) is Yields.TO_CALLS:
+        took_ns, seen_ns[0] = part.read_ns - seen_ns[0], part.read_ns
+        if (yields := self._yields) > Yields.SOON:
             with copyfile.local_errors():
                 self._reads = self._reads or ProgramReads(Path(nodedir.PAGE))
-            is_over = lambda: self.cancelled or self._yields is not Yields.TO_CALLS  # noqa: E731
-            self._reads.let_pass(part.read_ns / 1e9, yields, is_over)
+            self._reads.let_pass(took_ns / 1e9, yields, lambda: self._ends or self._yields <= Yields.SOON)
 
     def _leave(self, part: CopyOutcome) -> None:
         with self._lock:
@@ -215,7 +219,7 @@ class DividedCopy:
     def _keep(self) -> None:
         self._stats.works_on(self.id)
         try:
-            while not self.cancelled and not self.outcome.status:
+            while not self._ends:
                 self._turn(time.monotonic())
         except CopyError as error:
             self._fail(error)
@@ -257,7 +261,7 @@ class DividedCopy:
 
     def _tell(self) -> None:
         """Tells that all stripes of this node are here."""
-        if self._arrival.yields is not Yields.TO_CALLS:  # maybe a program has the source mapped
+        if self._arrival.yields is not Yields.TO_PROGRAMS:  # maybe a program has the source mapped
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._source, 0, 0, os.POSIX_FADV_DONTNEED)
         share = self._share
@@ -321,7 +325,6 @@ class DividedCopy:
             self.outcome.status = Status.CANCELLED
         self._arrival.hide()
         with self._left:
-            self._is_over = True
             self._left.wait_for(lambda: not self._inside)
         self._disconnect()
         self._close()
