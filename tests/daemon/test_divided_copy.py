@@ -258,6 +258,16 @@ def test_a_file_that_is_written_to_is_withdrawn_at_once(node: Node, exchange: Ex
     assert not node.pool.stats.totals().files
 
 
+def test_parts_end_where_the_store_does(node: Node) -> None:
+    node.until(lambda: node.is_kept)
+    incoming = node.row().incoming
+    node.engine.end_divided()
+    assert not node.row().holds
+    node.until(lambda: not list(node.queue.divided.ids))
+    assert not incoming.exists()
+    assert (node.queue.divided.next(time.monotonic()), node.queue.settled) == ([], True)
+
+
 def check_change(node: Node) -> None:
     """The source changes, and nothing of it is shown any more."""
     with node.source.open("r+b") as file:

@@ -169,7 +169,7 @@ def test_readers_in_any_order_are_served_the_part_of_their_node(hpcstage: Hpcsta
     record = run(hpcstage, source, "random", passes=2)
     totals = record["totals"]
     assert 0.2 < totals["local_bytes"] / (totals["local_bytes"] + totals["direct_bytes"]) < 0.6
-    assert totals["copied_bytes"] == SIZE
+    assert 0.95 * SIZE < totals["copied_bytes"] <= SIZE
 
 
 @pytest.mark.parametrize("waits", ["whole", "not"])
