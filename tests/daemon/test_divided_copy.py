@@ -228,6 +228,8 @@ def test_while_others_read_only_what_is_wished_for_is_brought(
         node.put(wire.WISHED_OFFSET, 70 + 1)
         node.until(lambda: bool(node.row().arrived))
         assert min(node.check()) == 71
+        node.until(lambda: node.check() == list(range(71, STRIPES, 2)))
+        node.engine.arriving.set_yields(0, Yields.NOT)
         node.until(lambda: node.is_kept)
     finally:
         node.pool.close()
