@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from hpcstage.plan.placement.division import own_bytes, window_stripes
@@ -30,6 +31,8 @@ from hpcstage.store.window import READS_S, Window
 
 READ_LOOK_S, IDLE_LOOK_S = 0.003, 0.05
 """The interval at which it is looked what readers in order need, while there are some, and else."""
+REACH = 2
+"""For a reader in order a node brings its stripes so many windows ahead, whoever else reads the source."""
 AGAIN_S = 10.0
 """Nodes that did not give what they were asked for are asked again after this time."""
 
@@ -74,7 +77,7 @@ class DividedCopy:
         """The threads that bring a stripe."""
         self._invited = 1
         self._most_threads = 1
-        self._is_over = self._is_whole = False
+        self._is_whole = False
         self._fronts: list[int] = []
         """What readers in order need next, on this node or on others."""
         self._wished: tuple[int, float] | None = None
@@ -86,6 +89,7 @@ class DividedCopy:
         self._arrival: Arrival
         self._share: Share
         self._own: range
+        self._reach: int
         self._window: Window
 
     # ---- the beginning
@@ -121,6 +125,7 @@ class DividedCopy:
         can_free = copyfile.punch(self._target, 0, arrival.stripe_bytes)
         room = window_stripes(arrival.stripe_bytes) if can_free else 0
         self._window = Window(arrival.stripes, room, self._own.__contains__)
+        self._reach = REACH * window_stripes(arrival.stripe_bytes)
 
     # ---- the stripes of this node
 
@@ -139,42 +144,50 @@ class DividedCopy:
 
     def _claim(self) -> int | None:
         with self._lock:
-            stripe = self._next() if self._inside < self._most_threads else None
+            stripe = self._next() if self._inside < self._most_inside else None
             if stripe is not None:
                 self._arrival.coming(range(stripe, stripe + 1))
                 self._inside += 1
             return stripe
 
+    @property
+    def _most_inside(self) -> int:
+        """How many threads may bring a stripe: one of them may wait for programs with a stripe that no reader needs."""
+        return max(SLOW_THREADS, self._most_threads) if self._fronts else self._most_threads
+
     def _next(self) -> int | None:
-        """Returns the stripe to be brought next: the one that a reader comes to first, else the first."""
-        if self._is_over or self._is_whole or self.cancelled or self.outcome.status:
+        """Returns the stripe to be brought next: the one that a reader in order comes to first, as far as it is near,
+        else the first."""
+        if self._ends or self._is_whole:
             return None
-        found = None
+        found: list[tuple[int, int]] = []
         for front in self._fronts:
             stripe = self._arrival.absent_of(self._own_from(front))
-            if stripe is not None and (found is None or stripe - front < found[0]):
-                found = stripe - front, stripe
-        if found is not None:
-            return found[1]
-        return None if self._yields is Yields.TO_OTHER_NODES else self._arrival.absent_of(self._own)
+            if stripe is not None and stripe - front < self._reach:
+                found.append((stripe - front, stripe))
+        if found:
+            return min(found)[1]
+        return None if self._arrival.yields is Yields.TO_OTHER_NODES else self._arrival.absent_of(self._own)
 
     def _own_from(self, stripe: int) -> range:
         return self._own[max(0, -(-(stripe - self._own.start) // self._own.step)) :]
 
     @property
-    def _yields(self) -> Yields:
-        """How it gives way to programs. What readers in order need is brought at once: it is faster than the source."""
-        return Yields.NOT if self._fronts else self._arrival.yields
+    def _ends(self) -> bool:
+        """Whether no more is brought: it was cancelled, or something has failed."""
+        return self.cancelled or self.outcome.status is not Status.OK
+
+    def _yields(self, stripe: int) -> Yields:
+        """Returns how a stripe gives way to programs. What readers in order come to soon is brought at once."""
+        is_near = any(0 <= stripe - front < self._reach for front in self._fronts)
+        return Yields.NOT if is_near else self._arrival.yields
 
     def _copy(self, worker: CopyWorker, stripe: int, part: CopyOutcome) -> None:
         """Copies a stripe and shows it, if the source is what it was."""
         start, length = self._place(stripe)
         span = copyfile.FileRange(self._source, self._target, start, length)
-
-        def step(size_bytes: int) -> None:
-            self._step(part, size_bytes)
-
-        copyfile.copy_range(worker, span, part, step, self._writing, YIELDING_BYTES[self._yields])
+        step = partial(self._step, stripe, part, [0])
+        copyfile.copy_range(worker, span, part, step, self._writing, YIELDING_BYTES[self._yields(stripe)])
         copyfile.check(self._source, self._before)
         self._arrival.arrived(stripe)
 
@@ -182,23 +195,24 @@ class DividedCopy:
         start = stripe * self._arrival.stripe_bytes
         return start, min(self._arrival.stripe_bytes, self._before.st_size - start)
 
-    def _step(self, part: CopyOutcome, size_bytes: int) -> None:
-        """Runs before each chunk: ends a cancelled copy, and waits for the rate and for programs."""
-        if self.cancelled or self.outcome.status:
+    def _step(self, stripe: int, part: CopyOutcome, seen_ns: list[int], size_bytes: int) -> None:
+        """Runs before each chunk: ends a cancelled copy, and waits for the rate and for programs. `seen_ns` is for how
+        long the stripe had been read before the last chunk."""
+        if self._ends:
             raise CopyError(Status.CANCELLED)
         if self._pace is not None:
             self._pace(size_bytes)
-        if (yields := self._yields) is Yields.TO_CALLS:
+        took_ns, seen_ns[0] = part.read_ns - seen_ns[0], part.read_ns
+        if (yields := self._yields(stripe)) > Yields.SOON:
             with copyfile.local_errors():
                 self._reads = self._reads or ProgramReads(Path(nodedir.PAGE))
-            is_over = lambda: self.cancelled or self._yields is not Yields.TO_CALLS  # noqa: E731
-            self._reads.let_pass(part.read_ns / 1e9, yields, is_over)
+            self._reads.let_pass(took_ns / 1e9, yields, lambda: self._ends or self._yields(stripe) <= Yields.SOON)
 
     def _leave(self, part: CopyOutcome) -> None:
         with self._lock:
             self.outcome.read_ns += part.read_ns
             self._inside -= 1
-            if self._pace is not None or self._yields > Yields.SOON:
+            if self._pace is not None or (not self._fronts and self._arrival.yields > Yields.SOON):
                 self._most_threads = 1
             elif part.read_ns < QUICK_NS:
                 self._most_threads = min(MOST_THREADS, self._most_threads + 1)
@@ -215,7 +229,7 @@ class DividedCopy:
     def _keep(self) -> None:
         self._stats.works_on(self.id)
         try:
-            while not self.cancelled and not self.outcome.status:
+            while not self._ends:
                 self._turn(time.monotonic())
         except CopyError as error:
             self._fail(error)
@@ -250,14 +264,14 @@ class DividedCopy:
         others = [self._wished[0]] if self._wished is not None and now - self._wished[1] < READS_S else []
         self._fronts = [*others, *self._window.fronts(now)]
         with self._lock:
-            invites = self._inside + self._invited < self._most_threads and self._next() is not None
+            invites = self._inside + self._invited < self._most_inside and self._next() is not None
             self._invited += invites
         if invites:
             self._calls.invite(self)
 
     def _tell(self) -> None:
         """Tells that all stripes of this node are here."""
-        if self._arrival.yields is not Yields.TO_CALLS:  # maybe a program has the source mapped
+        if self._arrival.yields is not Yields.TO_PROGRAMS:  # maybe a program has the source mapped
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._source, 0, 0, os.POSIX_FADV_DONTNEED)
         share = self._share
@@ -321,7 +335,6 @@ class DividedCopy:
             self.outcome.status = Status.CANCELLED
         self._arrival.hide()
         with self._left:
-            self._is_over = True
             self._left.wait_for(lambda: not self._inside)
         self._disconnect()
         self._close()

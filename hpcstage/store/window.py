@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-READS_S = 10.0
+READS_S = 3.0
 """A reader that goes on reads: it has asked for something else within this time."""
 
 

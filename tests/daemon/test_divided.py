@@ -54,7 +54,7 @@ def test_it_begins_when_a_program_reads_it() -> None:
         else:
             queue.large.read_elsewhere((LARGE,), 0, 0.0)
         assert queue.divided.next(0.0) == [LARGE]
-        assert queue.divided.yields(LARGE, 0.0) is (Yields.TO_CALLS if here else Yields.TO_OTHER_NODES)
+        assert queue.divided.yields(LARGE, 0.0) is (Yields.TO_PROGRAMS if here else Yields.TO_OTHER_NODES)
         assert queue.divided.yields(LARGE, LET_GO_S) is Yields.NOT
 
 

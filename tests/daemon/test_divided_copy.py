@@ -228,6 +228,8 @@ def test_while_others_read_only_what_is_wished_for_is_brought(
         node.put(wire.WISHED_OFFSET, 70 + 1)
         node.until(lambda: bool(node.row().arrived))
         assert min(node.check()) == 71
+        node.until(lambda: node.check() == list(range(71, STRIPES, 2)))
+        node.engine.arriving.set_yields(0, Yields.NOT)
         node.until(lambda: node.is_kept)
     finally:
         node.pool.close()
@@ -256,6 +258,16 @@ def test_a_file_that_is_written_to_is_withdrawn_at_once(node: Node, exchange: Ex
     assert used - node.queue.budget.used_bytes == room_bytes(SIZE, PLACE, NODES)
     assert node.queue.states.of(0) is FileState.VOID
     assert not node.pool.stats.totals().files
+
+
+def test_parts_end_where_the_store_does(node: Node) -> None:
+    node.until(lambda: node.is_kept)
+    incoming = node.row().incoming
+    node.engine.end_divided()
+    assert not node.row().holds
+    node.until(lambda: not list(node.queue.divided.ids))
+    assert not incoming.exists()
+    assert (node.queue.divided.next(time.monotonic()), node.queue.settled) == ([], True)
 
 
 def check_change(node: Node) -> None:

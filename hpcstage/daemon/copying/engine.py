@@ -205,6 +205,20 @@ class Engine:
             else:  # all rows are in use, for now
                 divided.end(id_)
 
+    def end_divided(self) -> None:
+        """Ends this node's parts of files that are divided among the nodes, and frees their space."""
+        ids = list(self.queue.divided.ids)
+        self.arriving.withdraw(ids)
+        for id_ in ids:
+            self.pool.cancel(id_)
+
+    def yield_to_programs(self, now: float) -> None:
+        """Gives way to programs that read large files at the source."""
+        self.withdrawals.yield_to_program(now)
+        divided = self.queue.divided
+        for id_ in divided.ids:
+            self.arriving.set_yields(id_, divided.yields(id_, now))
+
     def _may_begin(self) -> int:
         """Returns how many transfers may begin: those that programs wait for, and no more besides than pay."""
         source, beside = self.queue.source, self.width

@@ -39,8 +39,7 @@ class LargeInUse:
         of all attached processes. Who has both open reads the copy: the source's open file is only kept."""
         engine, large = self._engine, self._engine.queue.large
         ahead = list(large.ahead)
-        divided = engine.queue.divided
-        if (engine.queue.settled and not divided.ids) or not self._may_be_large:
+        if (engine.queue.settled and not engine.queue.divided.ids) or not self._may_be_large:
             return
         self._last, pids = in_turn(programs(), self._last)
         paths = open_below(pids, self._roots)
@@ -58,8 +57,6 @@ class LargeInUse:
             self._mapped.look({id_: engine.manifest.source_path(id_) for id_ in large.may_be_led(now)})
         for id_ in large.shown:
             engine.arriving.set_yields(id_, large.yields(id_, now))
-        for id_ in divided.ids:
-            engine.arriving.set_yields(id_, divided.yields(id_, now))
         for id_ in ahead:
             copy = engine.copies.path(id_)
             if engine.queue.states.of(id_) is FileState.STORED and (copy in paths or engine.copies.was_read(id_)):

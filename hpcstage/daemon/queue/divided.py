@@ -80,9 +80,10 @@ class Divided:
         self._left_out.add(id_)
 
     def yields(self, id_: int, now: float) -> Yields:
-        """Returns how the transfer of a file gives way to programs that read it in any order."""
+        """Returns how the transfer of a file gives way to programs that read it in any order: they lose nothing by what
+        comes for them later."""
         if self._reads.is_here(id_, now):
-            return Yields.TO_CALLS
+            return Yields.TO_PROGRAMS
         return Yields.TO_OTHER_NODES if self._reads.has(id_, now) else Yields.NOT
 
     def whole(self, id_: int, size_bytes: int) -> None:
