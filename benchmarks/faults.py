@@ -23,7 +23,7 @@ import psutil
 from benchmarks.files import Place, empty, make_files, place
 from benchmarks.harness import Bench, Figure, Options, Row, at_least, holds, options_of, parser
 from benchmarks.nodes import RANKS
-from benchmarks.programs import environment, hpcstage_command, run
+from benchmarks.programs import environment, hpcstage_command, ranks_command, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
 
@@ -88,8 +88,8 @@ class Tries:
         }  # fmt: skip
 
     def _command(self, data: Path) -> list[str]:
-        words = [sys.executable, str(RANKS), "--ranks", str(NODES), "--data", str(data), "--epochs", str(EPOCHS)]
-        return [*words, "--step-s", str(STEP_S), "--timings", str(self.timings)]
+        words = ["--data", data, "--epochs", EPOCHS, "--step-s", STEP_S, "--timings", self.timings]
+        return ranks_command(NODES, RANKS, words)
 
     def _storage(self) -> Storage:
         return Storage(self.data, SETTINGS, self.where.memory)

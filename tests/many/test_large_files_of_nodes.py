@@ -18,7 +18,7 @@ pytestmark = [manylab.needs_mpi, *NEEDS]
 MB = 1_000_000
 SIZE_BYTES = 90 * MB
 BANDWIDTH = 30 * MB
-PART = 20 * MB
+PART = 9 * MB
 READ = """
 import mmap, os, sys, time
 rank, anew = int(os.environ["RANK"]), sys.argv[2] == "anew"
@@ -27,12 +27,12 @@ if rank != int(sys.argv[3]):
 kept = os.open(sys.argv[1], os.O_RDONLY)
 if anew:
     os.close(kept)
-for start in range(0, 20_000_000, 1_000_000):
+for start in range(0, 9_000_000, 450_000):
     if anew:
         with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            mapped[start : start + 1_000_000]
+            mapped[start : start + 450_000]
     else:
-        os.pread(kept, 1_000_000, start)
+        os.pread(kept, 450_000, start)
     time.sleep(0.1)
 """
 """One of two ranks reads a part of the file and holds it open, or opens it anew for each step."""
