@@ -334,12 +334,14 @@ ROWS: tuple[Row, ...] = (
         "ways",
         "Ways of reading that could be harmed: `runtime` and `auto` / the program alone, the worst cell (aim: at most 1.05)",
         lambda r: f"{max(r.figures('(?!the median).*: (runtime|auto) / plain')):.3f}",
+        command="ways --lanes 14",
         optional=True,
     ),
     Row(
         "ways",
         "The same, the median over all cells (aim: at most 0.85)",
         lambda r: _over(r, "the median over all cells: .* / plain"),
+        command="ways --lanes 14",
         optional=True,
     ),
     Row(
