@@ -321,9 +321,9 @@ def together(sizes, share=None, own=1, present=(0, 1, 4)):
 def test_a_file_that_is_read_in_order_all_nodes_bring():
     q = together([10, 10, LARGE])
     q.large.reads.here(2, 0.0)
-    q.large.read_in_order(2, LARGE // 8 - 1)
+    q.large.read_in_order(2, LARGE // 4 - 1)
     assert q.source.next(9, 1.0) == []
-    q.large.read_in_order(2, LARGE // 8)
+    q.large.read_in_order(2, LARGE // 4)
     assert q.large.together.nodes(2) == (0, 1, 4)
     assert dict(q.large.together.untold()) == {2: (0, 1, 4)}
     assert not q.large.together.untold(), "they are told once"

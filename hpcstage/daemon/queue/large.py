@@ -25,7 +25,7 @@ from hpcstage.daemon.queue.beside import Beside, BytesRead, Pace
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.followed import Followed
 from hpcstage.daemon.queue.rates import Estimates
-from hpcstage.daemon.queue.sourcereads import LED_BYTES, LED_SHARE, ReadBefore, SourceReads
+from hpcstage.daemon.queue.sourcereads import LED_BYTES, LED_SHARE, TOGETHER_SHARE, ReadBefore, SourceReads
 from hpcstage.daemon.queue.states import FAR_WAITS, FINAL, LOOK_LIMIT, NEAR_WAITS, READER, FileState
 from hpcstage.daemon.queue.together import Together
 from hpcstage.protocol.arriving import Yields
@@ -67,7 +67,8 @@ class Large:
         self._states = flights.states
         self._estimates = estimates
         self._beside = beside
-        self._before = ReadBefore()
+        self._led_share = TOGETHER_SHARE if beside is None else LED_SHARE
+        self._before = ReadBefore(self._led_share)
         self._led_once: set[int] = set()
         self._in_order: set[int] = set()
         """Files of which programs of this node have read something in order."""
@@ -205,7 +206,7 @@ class Large:
         begins, once: on all nodes."""
         if size_bytes:
             self._in_order.add(id_)
-        if size_bytes >= min(LED_SHARE * self._states.size(id_), LED_BYTES) and self._lead(id_):
+        if size_bytes >= min(self._led_share * self._states.size(id_), LED_BYTES) and self._lead(id_):
             self.together.begin(id_, self.together.present)
 
     def _read_much(self, id_: int, alone: float, now: float) -> None:
