@@ -145,8 +145,7 @@ def test_it_goes_on_without_a_worker_and_without_a_node(
     assert training.text().count("torchrun is put in between") == 1
     (agreed,) = hpcstage.cwd.glob("hpcstage-runs/*/elastic-*")
     assert len(list(agreed.glob("generation-*"))) >= 3
-    if "never attached" in training.text():
-        pytest.xfail("after a virtual node was lost, the report may say of its processes that they never attached")
+    assert "never attached" not in training.text(), "what ran on the lost node had attached to its daemon"
 
 
 def test_a_policy_s_fail_ends_all(train: Callable[..., Training]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from manycases import FILES, SIZE, VALIDATOR, ids, job, missing, node, record_of, row, run
@@ -179,6 +180,27 @@ def test_processes_of_other_virtual_nodes_were_not_missed() -> None:
     assert many["coverage"]["processes_missed"] == 37
     apart = [node(i, 2, missed_count=3, missed_processes=[{"pid": 1, "command": "python"}]) for i in range(2)]
     assert record_of(run(2), apart)["coverage"]["processes_missed"] == 6, "on real nodes they are different processes"
+
+
+def test_after_the_loss_of_a_virtual_node_only_what_lost_its_path_is_known_to_be_missed() -> None:
+    """What the lost node's daemon served, the others saw without knowing that it had attached."""
+    hosts = ["box.v0", "box.v1"]
+
+    def found(*others: dict[str, object], lost: dict[str, object]) -> dict[str, Any]:
+        first = node(0, 2, host="box.v0", missed_processes=list(others), missed_count=len(others))
+        return record_of(
+            run(2, host="box", nodes=hosts), [first, *([node(1, 2, host="box.v1", **lost)] if lost else [])]
+        )
+
+    seen, certain = {"pid": 110, "command": "torchrun"}, {"pid": 111, "command": "train.py", "pythonpath": ""}
+    for lost in {"complete": False, "processes": []}, {}:
+        unknown = found(seen, lost=lost)
+        assert unknown["coverage"]["processes_missed"] is None
+        assert "processes-missed" not in ids(unknown)
+        assert found(lost=lost)["coverage"]["processes_missed"] == 0
+        known = found(seen, certain, lost=lost)
+        assert known["coverage"]["processes_missed"] == 1
+        assert [missed["pid"] for missed in known["coverage"]["missed_examples"]] == [111]
 
 
 def test_what_was_not_seen_is_known_where_all_virtual_nodes_tell_what_their_processes_read() -> None:

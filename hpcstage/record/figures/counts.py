@@ -261,10 +261,10 @@ def coverage_of(node: NodePart) -> Coverage:
 
 
 def added(nodes: Sequence[Coverage], accounts: Sequence[AccountsPart | None]) -> Coverage:
-    """Returns the section: the sum over all nodes that reported; unknown where none did."""
+    """Returns the section: the sum over all nodes that reported; unknown where none did, or where one does not know."""
     sums: dict[str, Any] = dict.fromkeys(COUNTS)
     if nodes:
-        sums = {name: sum(getattr(node, name) for node in nodes) for name in COUNTS}
+        sums = {name: add(*(getattr(node, name) for node in nodes)) for name in COUNTS}
     layers = sorted({layer for node in nodes for layer in node.by_layer})
     reasons = sum((Counter(node.reasons) for node in nodes), Counter[str]())
     stats = [node.stats for node in nodes if node.stats]
@@ -306,7 +306,7 @@ def _reasons(node: NodePart) -> dict[str, int]:
     return found
 
 
-def _unseen_bytes(accounts: Sequence[AccountsPart | None], missed: int) -> int | None:
+def _unseen_bytes(accounts: Sequence[AccountsPart | None], missed: int | None) -> int | None:
     """Returns how many bytes unseen processes read at most; 0 where it is less than LEAST_UNSEEN_BYTES.
 
     Returns None where it is not known: a launcher's processes need not descend from the wrapper's command, and attached

@@ -17,7 +17,7 @@ from hpcstage.record.figures.readers import Program, program_of
 from hpcstage.record.figures.sourceload import Seen, seen_of
 from hpcstage.record.figures.speeds import of_samples
 from hpcstage.record.figures.waits import ProcessTimes, Split, times_of
-from hpcstage.record.parts.part import AccountsPart, DatasetPart, NodePart
+from hpcstage.record.parts.part import AccountsPart, DatasetPart, MissedProcess, NodePart
 from hpcstage.record.parts.roster import Presence, clock_error_s, expected, reason_of, says_something, state_of
 from hpcstage.record.parts.rows import ProcessPart
 from hpcstage.record.parts.run import RunPart
@@ -225,26 +225,43 @@ def _is_virtual(node: NodePart) -> bool:
 
 
 def settled(nodes: Sequence[Digest]) -> list[Digest]:
-    """Returns the nodes with the counts of virtual ones corrected: the first one gets what all of them missed.
+    """Returns the nodes with the counts of virtual ones corrected: the first one that reported gets what all missed.
 
     A process that attached to one of them counts as missed on none, and one that attached to none is one process,
     however many daemons saw it. One node has the command's counter, all have those of its processes; without those of a
     node it is not known what was not seen.
     """
     virtual = [node for node in nodes if _is_virtual(node.part)]
-    attached = frozenset[int]().union(*(node.pids for node in virtual))
-    missed = {m.pid: m for node in virtual for m in node.part.missed_processes if m.pid not in attached}
-    count = max([len(missed), *(_unlisted(node.part, len(attached) - len(node.pids)) for node in virtual)])
+    if not virtual:
+        return list(nodes)
+    missed, count = _missed_by_all(virtual)
     told = [account for node in virtual if (account := node.part.accounts)]
-    accounts = _summed(told) if virtual and len(told) == virtual[0].part.node_count else None
+    accounts = _summed(told) if len(told) == virtual[0].part.node_count else None
 
     def corrected(node: Digest, *, first: bool) -> Digest:
-        examples = tuple(missed.values())[:MOST_EXAMPLES] if first else ()
+        examples = missed[:MOST_EXAMPLES] if first else ()
         coverage = replace(node.coverage, processes_missed=count if first else 0, missed_examples=examples)
         part = replace(node.part, accounts=accounts if first or accounts is None else NOTHING_READ)
         return replace(node, coverage=coverage, part=part)
 
-    return [corrected(node, first=node is virtual[0]) if _is_virtual(node.part) else node for node in nodes]
+    speaker = next((node for node in virtual if node.speaks), virtual[0])
+    return [corrected(node, first=node is speaker) if _is_virtual(node.part) else node for node in nodes]
+
+
+def _missed_by_all(virtual: Sequence[Digest]) -> tuple[tuple[MissedProcess, ...], int | None]:
+    """Returns the processes that attached to none of the virtual nodes, and how many they are.
+
+    Which processes attached to a node that was lost is not known; of those that the others saw, only the ones that were
+    started with another PYTHONPATH are then known to have attached nowhere, and without any the number is not known.
+    """
+    attached = frozenset[int]().union(*(node.pids for node in virtual))
+    missed = {m.pid: m for node in virtual for m in node.part.missed_processes if m.pid not in attached}
+    well = sum(node.state in (Presence.OK, Presence.RUNNING) for node in virtual)
+    if well < virtual[0].part.node_count:
+        certain = tuple(m for m in missed.values() if m.pythonpath is not None)
+        return certain, len(certain) or (None if missed else 0)
+    unlisted = (_unlisted(node.part, len(attached) - len(node.pids)) for node in virtual)
+    return tuple(missed.values()), max(len(missed), *unlisted)
 
 
 def _summed(accounts: Sequence[AccountsPart]) -> AccountsPart:
