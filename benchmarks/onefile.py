@@ -23,7 +23,7 @@ from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_most, divide
 from benchmarks.programs import hpcstage_command, ranks_command, run
 from benchmarks.storage import Storage
 from benchmarks.workload import onefile
-from hpcstage.daemon.queue.sourcereads import TOGETHER_SHARE
+from hpcstage.daemon.queue.sourcereads import LED_SHARE
 from hpcstage.emulator import Settings
 
 PROGRAM = Path(onefile.__file__)
@@ -95,7 +95,7 @@ def figures(bench: Bench, ways: Sequence[str]) -> list[Figure]:
         outputs = {sample["output"] for sample in bench.samples if sample["cell"] == way}
         made.append(holds(f"{way}: same output", len(outputs) == 1 if outputs else None))
     if onefile.IN_ORDER in ways:
-        most = 1 + nodes * TOGETHER_SHARE  # what all have read before the copy begins, and the file once
+        most = 1 + nodes * LED_SHARE  # what all have read before the copy begins, and the file once
         read = bench.median(onefile.IN_ORDER, RUNTIME, "source_files")
         made.append(at_most("in order: bytes at the source, in files", read, most * MOST_SOURCE))
     return made

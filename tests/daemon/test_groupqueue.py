@@ -251,7 +251,7 @@ def test_a_copy_is_given_up_when_another_node_reads_the_file_unless_it_is_nearly
     read[:] = LARGE // 10, LARGE * 9 // 10
     q.large.read_elsewhere([0, 1], 1, 3.0)
     assert q.large.read_meanwhile(3.0) == [0]
-    assert q.source.put_off(0)
+    assert q.source.put_off(0, 3.0)
     assert q.from_peers.is_held_back(0, 3.0)
 
 
@@ -321,9 +321,9 @@ def together(sizes, share=None, own=1, present=(0, 1, 4)):
 def test_a_file_that_is_read_in_order_all_nodes_bring():
     q = together([10, 10, LARGE])
     q.large.reads.here(2, 0.0)
-    q.large.read_in_order(2, LARGE // 4 - 1)
+    q.large.read_in_order(2, LARGE // 8 - 1)
     assert q.source.next(9, 1.0) == []
-    q.large.read_in_order(2, LARGE // 4)
+    q.large.read_in_order(2, LARGE // 8)
     assert q.large.together.nodes(2) == (0, 1, 4)
     assert dict(q.large.together.untold()) == {2: (0, 1, 4)}
     assert not q.large.together.untold(), "they are told once"
@@ -341,11 +341,37 @@ def test_a_node_that_is_told_brings_its_share_though_its_program_reads_nothing()
     q.large.read_elsewhere([2], 0, 0.0)
     q.large.together_with(2, (0, 1), 0.0)
     assert q.source.next(1, 0.0) == [2], "the next one, whatever is before it"
-    assert (q.large.read_meanwhile(3.0), list(q.large.followed.ids)) == ([], [])
+    assert q.large.read_meanwhile(3.0) == []
     assert not q.large.together.untold()
+    q.large.reads.here(2, 3.0)
+    assert q.large.read_meanwhile(3.0) == [], "it goes on beside a program that is seen to have the file open"
     q.large.shown.add(2)
     assert q.want(2, 3.0).reason is Reason.LARGE
-    assert (q.large.read_meanwhile(3.0), set(q.large.followed.ids)) == ([], {2})
+    assert q.large.read_meanwhile(3.0) == []
+
+
+def test_a_node_that_is_told_while_it_copies_the_file_alone_joins_once_it_has_given_that_up():
+    q = together([LARGE], NodeShare([0]), present=(0, 1))
+    assert q.source.next(1, 0.0) == [0]
+    q.large.together_with(0, (0, 1), 0.1)
+    q.large.read_elsewhere([0], 0, 0.2)
+    assert (q.large.together.nodes(0), q.large.read_meanwhile(0.2)) == ((), [0])
+    q.large.hidden(0)
+    assert q.source.put_off(0, 0.3)
+    assert q.large.together.nodes(0) == (0, 1)
+    assert q.source.next(1, 0.3) == [0]
+    assert q.large.read_meanwhile(0.4) == []
+
+
+def test_a_node_that_is_told_while_it_asks_for_the_file_joins_once_that_is_put_off():
+    q = together([LARGE], present=(0, 1))
+    q.from_peers.linked = True
+    assert q.from_peers.next(1, 2 * LARGE, 0.0) == [0]
+    q.large.together_with(0, (0, 1), 0.1)
+    q.large.read_elsewhere([0], 0, 0.2)
+    q.from_peers.postponed(0, 0.3)
+    assert q.large.together.nodes(0) == (0, 1)
+    assert q.source.next(1, 0.3) == [0]
 
 
 def test_nothing_is_judged_while_no_program_of_the_node_reads():

@@ -124,7 +124,7 @@ def given_up(q, ids, now):
     """Copies have begun beside the program, and are given up."""
     assert q.source.next(9, now) == ids
     for id_ in ids:
-        q.source.put_off(id_)
+        q.source.put_off(id_, now)
         q.large.hidden(id_)
 
 
@@ -213,7 +213,7 @@ def test_a_file_that_the_program_reads_in_order_is_copied_once_as_long_as_that_p
     q.large.followed.look(lambda _: (0, 200), BytesRead(4.7, 0, 0))
     looks(q, [0, 1], (4.7, 0))
     assert q.large.read_meanwhile(4.7) == [0]
-    q.source.put_off(0)
+    q.source.put_off(0, 4.7)
     q.large.hidden(0)
     q.large.read_in_order(0, LARGE // 2)
     assert q.source.next(9, 4.7) == [], "not again"
@@ -256,8 +256,8 @@ def test_a_copy_under_way_is_given_up_when_the_program_opens_the_file():
     read[:] = [LARGE // 2] * 2
     assert q.want(0, 3.0).verdict is Verdict.DIRECT
     assert q.large.read_meanwhile(3.0) == [0]
-    assert q.source.put_off(0)
-    assert not q.source.put_off(0)
+    assert q.source.put_off(0, 3.0)
+    assert not q.source.put_off(0, 3.0)
     assert q.states.of(0) is FileState.WAITING
     assert q.budget.used_bytes == LARGE, "the other one's"
     assert q.source.next(9, 3.0) == []
@@ -290,7 +290,7 @@ def test_a_large_file_is_tried_a_few_times_only():
     for now in range(0, 100, 10):
         tries += len(q.source.next(1, now))
         q.want(0, now)
-        q.source.put_off(0)
+        q.source.put_off(0, now)
     assert tries == MOST_TRIES
 
 

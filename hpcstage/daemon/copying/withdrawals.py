@@ -51,7 +51,7 @@ class Withdrawals:
             if large.is_large(id_):
                 on_final(id_)
             return True
-        if queue.source.put_off(id_):
+        if queue.source.put_off(id_, now):
             on_final(id_)
             return True
         return False

@@ -126,6 +126,7 @@ class FromPeers:
             self._large.hold_back(id_, now)
             if self._flights.states.of(id_) is FileState.WAITING:
                 self._large.put_aside(id_)
+            self._large.join_late(id_, now)
 
     # ---- wanted
 

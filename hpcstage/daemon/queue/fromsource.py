@@ -142,7 +142,7 @@ class FromSource:
             self._flights.states.move(id_, FileState.PROMOTED)
             self.promoted.ids.appendleft(id_)
 
-    def put_off(self, id_: int) -> bool:
+    def put_off(self, id_: int, now: float) -> bool:
         """Takes back a transfer that was given up because the program reads the file at the source. Returns False if it
         was not in flight."""
         if self._flights.states.of(id_) is not FileState.FLYING or self._flights.end(id_) is None:
@@ -150,6 +150,7 @@ class FromSource:
         self._large.ahead.discard(id_)
         self._large.held_back.add(id_)
         self._put_aside(id_)
+        self._large.join_late(id_, now)
         return True
 
     def take_back(self, id_: int) -> None:

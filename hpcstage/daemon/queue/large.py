@@ -25,7 +25,7 @@ from hpcstage.daemon.queue.beside import Beside, BytesRead, Pace
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.followed import Followed
 from hpcstage.daemon.queue.rates import Estimates
-from hpcstage.daemon.queue.sourcereads import LED_BYTES, LED_SHARE, TOGETHER_SHARE, ReadBefore, SourceReads
+from hpcstage.daemon.queue.sourcereads import LED_BYTES, LED_SHARE, ReadBefore, SourceReads
 from hpcstage.daemon.queue.states import FAR_WAITS, FINAL, LOOK_LIMIT, NEAR_WAITS, READER, FileState
 from hpcstage.daemon.queue.together import Together
 from hpcstage.protocol.arriving import Yields
@@ -67,9 +67,10 @@ class Large:
         self._states = flights.states
         self._estimates = estimates
         self._beside = beside
-        self._led_share = TOGETHER_SHARE if beside is None else LED_SHARE
-        self._before = ReadBefore(self._led_share)
+        self._before = ReadBefore()
         self._led_once: set[int] = set()
+        self._told_early: dict[int, Collection[int]] = {}
+        """Files of which other nodes told that they bring them while a copy of this node's own was under way."""
         self._in_order: set[int] = set()
         """Files of which programs of this node have read something in order."""
         self._tries: Counter[int] = Counter()
@@ -169,12 +170,7 @@ class Large:
         """Returns the transfers in flight whose files the program reads at the source meanwhile, with no use of what
         has arrived."""
         followed = self.followed.ids
-        found = [id_ for id_ in self._flights.needed() if self.is_left(id_, now) and id_ not in followed]
-        return [id_ for id_ in found if not self._is_for_others(id_, now)]
-
-    def _is_for_others(self, id_: int, now: float) -> bool:
-        """Returns whether this node brings a file with others and its own programs do not read it at the source."""
-        return bool(self.together.nodes(id_)) and not self.reads.is_here(id_, now)
+        return [id_ for id_ in self._flights.needed() if self.is_left(id_, now) and id_ not in followed]
 
     def slowing(self, now: float) -> list[int]:
         """Returns transfers of other large files that would slow the program's reading down and are not nearly done."""
@@ -206,7 +202,7 @@ class Large:
         begins, once: on all nodes."""
         if size_bytes:
             self._in_order.add(id_)
-        if size_bytes >= min(self._led_share * self._states.size(id_), LED_BYTES) and self._lead(id_):
+        if size_bytes >= min(LED_SHARE * self._states.size(id_), LED_BYTES) and self._lead(id_):
             self.together.begin(id_, self.together.present)
 
     def _read_much(self, id_: int, alone: float, now: float) -> None:
@@ -228,10 +224,18 @@ class Large:
 
     def together_with(self, id_: int, nodes: Collection[int], now: float) -> None:
         """Notes that other nodes begin to bring a file. This node brings its share, if it is one of them."""
-        is_known = id_ < len(self._states.cells) and self.is_large(id_) and self._may_lead(id_)
-        begins = is_known and self.together.told(id_, nodes) and self._lead(id_)
-        if begins and self.reads.is_here(id_, now) and id_ not in self._in_order:
-            self._alone[id_] = 0.0
+        if id_ >= len(self._states.cells) or not self.is_large(id_) or id_ in self._led_once:
+            return
+        if self._states.of(id_) is FileState.FLYING:
+            self._told_early[id_] = nodes
+        elif self._may_lead(id_) and self.together.told(id_, nodes) and self._lead(id_):
+            if self.reads.is_here(id_, now) and id_ not in self._in_order:
+                self._alone[id_] = 0.0
+
+    def join_late(self, id_: int, now: float) -> None:
+        """Has this node join those that bring a file, if they told so before it gave up a copy of its own."""
+        if (nodes := self._told_early.pop(id_, None)) is not None:
+            self.together_with(id_, nodes, now)
 
     @property
     def _leads(self) -> bool:
@@ -296,7 +300,7 @@ class Large:
 
     def begun(self, id_: int, now: float) -> None:
         """Notes that the copying of a file begins."""
-        if id_ in self.led and not self._is_for_others(id_, now):
+        if id_ in self.led:
             is_for_others = bool(self.together.nodes(id_))
             self.followed.begin(id_, now + CATCH_UP_S, self._alone.get(id_), for_others=is_for_others)
         self._flights.measure(id_)

@@ -14,8 +14,6 @@ TELL_EVERY_S = 1.0
 """The interval at which other nodes are told that a program still reads a file at the source."""
 LED_SHARE, LED_BYTES = 1 / 8, 64 << 20
 """A program that has read this share of a file by calls, or as many bytes in a row, is expected to read on."""
-TOGETHER_SHARE = 1 / 4
-"""The share where several nodes bring the file: each has let go of a copy of its own by then."""
 MAPPED_SHARE = 1 / 4
 """The share that must be in the page cache of a file that is mapped: the kernel brings more than programs touch."""
 
@@ -24,12 +22,11 @@ class ReadBefore:
     """Knows how much programs have read of the large files that they have open at the source, since they are open, from
     open files that go on with the copy once it is whole."""
 
-    def __init__(self, much_share: float) -> None:
-        self._much_share = much_share
+    def __init__(self) -> None:
         self.again: frozenset[int] = frozenset()
         """Files that are read again: the program has read as many bytes as they have together."""
         self.much: Mapping[int, float] = {}
-        """Of files of which much was read: the bytes per second that were read of all of them."""
+        """Of files of which LED_SHARE was read: the bytes per second that were read of all of them."""
         self._since: dict[int, BytesRead] = {}
 
     def look(self, sizes: Mapping[int, int], read: BytesRead) -> None:
@@ -42,7 +39,7 @@ class ReadBefore:
         self.much = {
             id_: size_bytes / lengths_s[id_]
             for id_, size_bytes in bytes_read.items()
-            if lengths_s[id_] >= LEAST_TRIAL_S and size_bytes >= self._much_share * whole
+            if lengths_s[id_] >= LEAST_TRIAL_S and size_bytes >= LED_SHARE * whole
         }
 
 
