@@ -228,9 +228,10 @@ class Large:
             return
         if self._states.of(id_) is FileState.FLYING:
             self._told_early[id_] = nodes
-        elif self._may_lead(id_) and self.together.told(id_, nodes) and self._lead(id_):
-            if self.reads.is_here(id_, now) and id_ not in self._in_order:
-                self._alone[id_] = 0.0
+            return
+        begins = self._may_lead(id_) and self.together.told(id_, nodes) and self._lead(id_)
+        if begins and self.reads.is_here(id_, now) and id_ not in self._in_order:
+            self._alone[id_] = 0.0
 
     def join_late(self, id_: int, now: float) -> None:
         """Has this node join those that bring a file, if they told so before it gave up a copy of its own."""
