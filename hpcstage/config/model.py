@@ -157,7 +157,8 @@ class Config:
             "max_rate",
             "none",
             parse.rate("none"),
-            "Most bytes per second that the whole job copies from the source, such as 500MB.",
+            "Most bytes per second that the whole job copies from the source ahead of the program, such as 500MB. What "
+            "the program waits for is copied at once, as it would read it there itself, and counts.",
             metavar="SIZE|none",
             group="copy",
         )

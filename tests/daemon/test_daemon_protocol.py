@@ -80,7 +80,7 @@ def test_auto_mode_says_why(start_daemon, make_tree):
 
 
 def test_wants_are_answered_when_the_copy_is_there(start_daemon, make_tree):
-    """With a rate cap the last file of the order would come late; the want brings it to the front."""
+    """With a rate cap the last file of the order would come late; the want brings it to the front, and past the cap."""
     root = make_tree(files=200, size_bytes=20_000)
     daemon = start_daemon(root, max_rate_bytes_per_s=400_000.0).attach()
     daemon.wait_for_scan()
@@ -102,7 +102,7 @@ def test_a_want_during_the_scan_is_answered_when_the_files_are_known(start_daemo
 
 def test_a_want_that_takes_too_long_is_answered_direct(start_daemon, make_tree):
     root = make_tree(files=100, size_bytes=100_000)
-    daemon = start_daemon(root, max_rate_bytes_per_s=50_000.0, patience_s=0.5).attach()
+    daemon = start_daemon(root, max_rate_bytes_per_s=50_000.0, patience_s=0.001).attach()
     daemon.wait_for_scan()
     assert daemon.want(files_of(root)[-1]) == (Answer.DIRECT, Reason.LATER)
     part = daemon.end()

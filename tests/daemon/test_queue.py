@@ -350,6 +350,29 @@ def test_rate_cap_holds_over_time():
     assert handed * 1000 == pytest.approx(10_000 * 20, rel=0.05)
 
 
+def test_the_rate_cap_keeps_back_nothing_that_a_program_waits_for():
+    """The program would read it itself, at once; what is copied so counts."""
+    q = queue([1000] * 1000, max_rate_bytes_per_s=10_000.0)
+    copied_ahead = len(q.source.next(50, 0.0))
+    assert 0 < copied_ahead < 10
+    assert q.source.next(50, 0.0) == []
+    assert q.want(900, 0.0).verdict is Verdict.WAIT
+    assert q.source.next(50, 0.0) == [900]
+    wanted = [q.want(id_, 0.1) for id_ in range(500, 600)]
+    assert {decision.verdict for decision in wanted} == {Verdict.WAIT}, "though the cap would admit the last in 10 s"
+    assert q.source.next(500, 0.1) == [*range(500, 600)]
+    assert q.source.next(50, 9.9) == [], "the program has had what might be copied until now"
+    assert q.source.next(50, 10.4) != []
+
+
+def test_a_large_file_that_was_waited_for_is_held_back_under_a_cap_too():
+    q = queue([1000, LARGE], max_rate_bytes_per_s=10_000.0)
+    assert q.source.next(9, 0.0) == [0, 1]
+    q.large.reads.here(1, 0.1)
+    q.source.requeue(1)
+    assert q.source.next(9, 0.1) == [], "the program reads it at the source"
+
+
 def test_bucket_without_a_rate_is_open():
     bucket = Bucket(None)
     bucket.take(10**18)

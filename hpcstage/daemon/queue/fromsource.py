@@ -40,7 +40,8 @@ class FromSource:
         self._bucket = Bucket(limits.max_rate_bytes_per_s)
 
     def wake_after(self, now: float) -> float | None:
-        """Returns the seconds until the rate cap admits the next transfer; None if it keeps nothing back."""
+        """Returns the seconds until the rate cap admits a transfer that no program waits for; None if it keeps nothing
+        back."""
         return self._bucket.delay_s(now) or None if self._flights.states.waiting else None
 
     # ---- handing out
@@ -50,8 +51,8 @@ class FromSource:
         chosen: list[int] = []
         passed_over = 0
         flights, states, bucket, large = self._flights, self._flights.states, self._bucket, self._large
-        while len(chosen) < free and passed_over < LOOK_LIMIT and not states.closed and bucket.open(now):
-            id_ = self._next(now)
+        while len(chosen) < free and passed_over < LOOK_LIMIT and not states.closed:
+            id_ = self._next(now, is_capped=not bucket.open(now))
             if id_ is None:
                 break
             if flights.budget.is_full:
@@ -65,16 +66,16 @@ class FromSource:
             chosen.append(id_)
         return chosen
 
-    def _next(self, now: float) -> int | None:
+    def _next(self, now: float, *, is_capped: bool) -> int | None:
         large = self._large
-        if (led := large.next_led()) is not None:
+        if not is_capped and (led := large.next_led()) is not None:
             return led
         is_enough = large.are_enough_in_flight()
-        while (id_ := self._pop()) is not None:
+        while (id_ := self._pop_wanted() if is_capped else self._pop()) is not None:
             if not large.is_large(id_) or not (is_enough or large.must_wait(id_, now)):
                 return id_
             self._put_aside(id_)
-        if is_enough or large.are_enough(now):
+        if is_capped or is_enough or large.are_enough(now):
             return None
         return large.pop_aside(NEAR_WAITS, large.must_wait, now)
 
@@ -83,8 +84,12 @@ class FromSource:
         if self._flights.states.keeps(id_):
             self._large.put_aside(id_)
 
+    def _pop_wanted(self) -> int | None:
+        """Returns a file that a program waits for, which the cap does not keep back: the program would read it itself."""
+        return self.promoted.pop() if self.promoted.ids else None
+
     def _pop(self) -> int | None:
-        if self.promoted.ids and (wanted := self.promoted.pop()) is not None:
+        if (wanted := self._pop_wanted()) is not None:
             return wanted
         if self._asked.ids and self._turn < self.turns and (asked := self._asked.pop()) is not None:
             self._turn += 1
@@ -121,7 +126,7 @@ class FromSource:
         if state is FileState.FLYING:
             return max(alone_s - self._flights.took_s(id_, now), alone_s / 8)
         ahead = self._flights.states.promoted_bytes / (2 if state is FileState.PROMOTED else 1)
-        return alone_s + self.estimates.drain_s(ahead) + self._bucket.delay_s(now)
+        return alone_s + self.estimates.drain_s(ahead)
 
     def asked(self, id_: int) -> Verdict:
         """Returns what another node that asks for a file is told; WAIT: this node reads it from the source soon."""
