@@ -146,7 +146,7 @@ class CopierPool:
     @property
     def ids(self) -> Iterable[int]:
         """The ids whose transfers were handed to copiers and are not reported."""
-        return self._of_id.keys() - self._kept
+        return self._of_id.keys() - self._kept if self._kept else self._of_id.keys()
 
     def fds(self) -> list[int]:
         """Returns the descriptors to watch for reading."""

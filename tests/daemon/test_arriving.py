@@ -4,69 +4,39 @@ from __future__ import annotations
 
 import mmap
 import os
-import select
 import signal
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import wait_for
+from copyingnode import CopyingNode, Row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.process.slottable import slot_at
 from hpcstage.daemon.queue.beside import LEAST_TRIAL_S, BytesRead
 from hpcstage.daemon.queue.followed import LEAST_FOLLOWED_S, Followed
-from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.node import page
 from hpcstage.plan.budget import BudgetFacts
-from hpcstage.plan.dataset.datasets import resolve
-from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Entry
 from hpcstage.protocol import arriving as wire
 from hpcstage.protocol import nodedir, shim
 from hpcstage.protocol.arriving import Stripe, Yields
 from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts, Share
 from hpcstage.store.beside import LEAST_PATIENCE_S
-from hpcstage.store.copier import CopierSettings
 from hpcstage.store.copyfile import CopyJob, CopyWorker, Status
 from hpcstage.store.counters import StatsArea
-from hpcstage.store.directory import Store, budget
+from hpcstage.store.directory import budget
 from hpcstage.store.largecopy import RANGE_BYTES, YIELDING_BYTES, BigCopy
-from hpcstage.store.pool import CopierPool
 
 MB = wire.LEAST_STRIPE_BYTES
 SIZE = 12 * MB + 1000
-
-
-class Row:
-    """What a program sees of a row."""
-
-    def __init__(self, node_dir: Path, row: int) -> None:
-        data = (node_dir / wire.ARRIVING_FILE).read_bytes()
-        assert len(data) == wire.ARRIVING_BYTES
-        assert wire.ARRIVING_HEADER.unpack_from(data) == (wire.ARRIVING_MAGIC, wire.ARRIVING_ROWS, wire.ROW_STRIPES)
-        (granted,) = struct.unpack_from("<I", data, wire.GRANTED_OFFSET + 4 * row)
-        (self.shown,) = struct.unpack_from("<I", data, wire.SHOWN_OFFSET + 4 * row)
-        self.holds = granted != 0 and granted == self.shown
-        start = wire.ARRIVING_HEADER_BYTES + row * wire.ARRIVING_ROW_BYTES
-        values = wire.ARRIVING_ROW.unpack_from(data, start)
-        self.device, self.inode, self.size, self.mtime, self.ctime, self.id, self.stripe_bytes, _ = values
-        name = data[start + wire.NAME_OFFSET : start + wire.NAME_OFFSET + wire.ARRIVING_NAME_BYTES]
-        self.incoming = node_dir / os.fsdecode(name.partition(b"\0")[0])
-        stripes = wire.STRIPES_OFFSET + row * wire.ROW_STRIPES
-        self.stripes = list(data[stripes : stripes + -(-self.size // max(self.stripe_bytes, 1))])
-
-    @property
-    def arrived(self) -> list[int]:
-        return [number for number, state in enumerate(self.stripes) if state == Stripe.ARRIVED]
 
 
 def facts_of(path: Path, id_: int = 3) -> tuple[Facts, Entry]:
@@ -203,41 +173,15 @@ def test_a_copy_goes_on_beside_a_program_that_it_does_not_slow_down():
 # ---- a real copier
 
 
-class Node:
-    """The engine with one real copier, and one file that takes some seconds."""
+class Node(CopyingNode):
+    """One file, or several, that take some seconds."""
 
     def __init__(self, tmp_path: Path, node_dir: Path, rate: float | None = 6e6, files: int = 1) -> None:
-        self.source = tmp_path / "data" / "0"
-        self.source.parent.mkdir()
-        for number in range(files):
-            (self.source.parent / str(number)).write_bytes(os.urandom(SIZE))
-        self.node_dir = node_dir
-        self.manifest: Manifest = scan(resolve([os.fspath(self.source.parent)], Path("/"))).manifest
-        store = Store(node_dir)
-        store.make()
-        self.manifest.save(node_dir / "manifest.bin")
-        settings = CopierSettings(node_dir, node_dir / "manifest.bin", 4, rate)
-        self.pool = CopierPool(settings, 1)
-        queue = Queue(self.manifest.sizes, Limits(budget(node_dir, BudgetFacts()), max_rate_bytes_per_s=rate))
-        self.pool.open_manifest()
-        self.engine = Engine(self.manifest, queue, self.pool, store)
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Runs the engine until then."""
-        deadline = time.monotonic() + 30
-        self.engine.pump(time.monotonic())
-        while not condition():
-            assert time.monotonic() < deadline
-            readable, _, _ = select.select(self.pool.fds(), [], [], 0.01)
-            for fd in readable:
-                self.engine.receive(fd, time.monotonic())
-            self.engine.pump(time.monotonic())
+        limits = Limits(budget(node_dir, BudgetFacts()), max_rate_bytes_per_s=rate)
+        super().__init__(tmp_path, node_dir, SIZE, limits, rate=rate, files=files)
 
     def state(self) -> FileState:
         return self.engine.queue.states.of(0)
-
-    def row(self) -> Row:
-        return Row(self.node_dir, 0)
 
     def check(self) -> list[int]:
         """Returns the stripes that have arrived, which are the source's."""

@@ -9,27 +9,20 @@ import signal
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_arriving import Row
+from copyingnode import CopyingNode, Row
 
-from hpcstage.daemon.copying.engine import Engine
-from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
 from hpcstage.daemon.queue.states import FileState, NodeShare
 from hpcstage.exchange.files.stripeport import StripePort
-from hpcstage.plan.dataset.datasets import resolve
-from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.placement.division import LEAST_WINDOW, WINDOW_BYTES, own_bytes, room_bytes
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import arriving as wire
 from hpcstage.protocol.arriving import Yields
 from hpcstage.store import copyfile, dividedcopy
-from hpcstage.store.copier import CopierSettings
-from hpcstage.store.directory import Store
-from hpcstage.store.pool import CopierPool
 
 MB = wire.LEAST_STRIPE_BYTES
 STRIPES = 91
@@ -76,39 +69,14 @@ def evicted(node_dir: Path) -> int:
     return int(struct.unpack_from("<I", data, wire.ARRIVING_HEADER_BYTES + wire.EVICTED_OFFSET)[0])
 
 
-class Node:
-    """The engine with one real copier, and one file of which it keeps every second stripe."""
+class Node(CopyingNode):
+    """One file of which this node keeps every second stripe."""
 
     def __init__(self, tmp_path: Path, node_dir: Path, rate: float | None = None) -> None:
-        self.source = tmp_path / "data" / "large"
-        self.source.parent.mkdir()
-        self.source.write_bytes(os.urandom(SIZE))
-        self.node_dir = node_dir
-        self.manifest = scan(resolve([os.fspath(self.source.parent)], Path("/"))).manifest
-        store = Store(node_dir)
-        store.make()
-        self.manifest.save(node_dir / "manifest.bin")
-        self.pool = CopierPool(CopierSettings(node_dir, node_dir / "manifest.bin", 4, rate), 1)
-        self.queue = Queue(self.manifest.sizes, Limits(Budget(200 * MB, 100), shared=True))
+        super().__init__(tmp_path, node_dir, SIZE, Limits(Budget(200 * MB, 100), shared=True), rate=rate)
         room = room_bytes(SIZE, PLACE, NODES)
         self.queue.divide(NodeShare((), (), (), Budget(40 * MB, 10), {0: room}, PLACE, NODES))
         self.queue.from_peers.linked = True
-        self.pool.open_manifest()
-        self.engine = Engine(self.manifest, self.queue, self.pool, store)
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Runs the engine until then."""
-        deadline = time.monotonic() + 30
-        self.engine.pump(time.monotonic())
-        while not condition():
-            assert time.monotonic() < deadline
-            readable, _, _ = select.select(self.pool.fds(), [], [], 0.01)
-            for fd in readable:
-                self.engine.receive(fd, time.monotonic())
-            self.engine.pump(time.monotonic())
-
-    def row(self) -> Row:
-        return Row(self.node_dir, 0)
 
     def put(self, offset: int, value: int) -> None:
         """As a reader or an exchange writes a word of the row."""

@@ -9,12 +9,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from conftest import Hpcstage
+from conftest import Hpcstage, wait_for
 
 needs_mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs mpi4py and an MPI")
 
@@ -91,6 +92,25 @@ def parts_of(hpcstage: Hpcstage) -> list[dict[str, Any]]:
     run_dir = max(hpcstage.cwd.glob("hpcstage-runs/*"), key=lambda path: path.stat().st_mtime_ns)
     parts = [json.loads(path.read_text()) for path in (run_dir / "nodes").glob("*.json")]
     return sorted(parts, key=lambda part: part["node_index"])
+
+
+def run_past_half(
+    hpcstage: Hpcstage,
+    nodes: int,
+    readers: int,
+    words: Sequence[str | os.PathLike[str]],
+    at_half: Callable[[Any], object],
+    limit_s: float,
+) -> None:
+    """Runs a command of hpcstage. Each of its ranks that reads says that it is in the middle by a file `half.RANK`, and
+    goes on once there is `go`; `at_half` is done between."""
+    process = hpcstage.start("run", "--nodes", str(nodes), *words)
+    halves = [hpcstage.cwd / f"half.{rank}" for rank in range(readers)]
+    wait_for(lambda: all(half.exists() for half in halves) or process.poll() is not None, limit_s)
+    at_half(process)
+    (hpcstage.cwd / "go").touch()
+    _, errors = process.communicate(timeout=limit_s)
+    assert process.returncode == 0, errors
 
 
 def below(process: subprocess.Popen[bytes], word: str) -> list[psutil.Process]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import manylab
 import pytest
-from conftest import Hpcstage, wait_for
+from conftest import Hpcstage
 
 from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.plan.placement.division import own_bytes
@@ -127,14 +127,8 @@ def run(
     program.write_text(PROGRAM)
     truth = truth or source.source / "large"
     command = [sys.executable, ranks, str(NODES), program, source.path / "large", truth, way, waits, str(passes)]
-    options = ("--nodes", str(NODES), "--placement", "partition", "--budget", budget, "--data", source.path)
-    process = hpcstage.start("run", *options, "--", *command)
-    halves = [hpcstage.cwd / f"half.{rank}" for rank in range(NODES)]
-    wait_for(lambda: all(half.exists() for half in halves) or process.poll() is not None, 240)
-    at_half(process)
-    (hpcstage.cwd / "go").touch()
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
+    options = ("--placement", "partition", "--budget", budget, "--data", source.path)
+    manylab.run_past_half(hpcstage, NODES, NODES, [*options, "--", *command], at_half, 240)
     assert [(hpcstage.cwd / f"out.{rank}").read_text() for rank in range(NODES)] == NODES * ["[]\n"]
     return manylab.record_of(hpcstage)
 

@@ -12,7 +12,7 @@ from typing import Any
 import manylab
 import psutil
 import pytest
-from conftest import Hpcstage, wait_for
+from conftest import Hpcstage
 from slowsource import NEEDS, checksum, slow_source
 
 from hpcstage.emulator import Settings, Slowfs
@@ -82,14 +82,8 @@ def run(
     program = hpcstage.cwd / "program.py"
     program.write_text(PROGRAM)
     command = [sys.executable, ranks, str(NODES), program, source.path / "large", way, str(readers)]
-    options = ("--nodes", str(NODES), "--placement", "replicate", "--data", source.path)
-    process = hpcstage.start("run", *options, "--", *command)
-    halves = [hpcstage.cwd / f"half.{rank}" for rank in range(readers)]
-    wait_for(lambda: all(half.exists() for half in halves) or process.poll() is not None, 120)
-    at_half(process)
-    (hpcstage.cwd / "go").touch()
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
+    options = ("--placement", "replicate", "--data", source.path)
+    manylab.run_past_half(hpcstage, NODES, readers, [*options, "--", *command], at_half, 120)
     return [int((hpcstage.cwd / f"out.{rank}").read_text()) for rank in range(NODES)]
 
 

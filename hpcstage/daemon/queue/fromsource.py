@@ -85,7 +85,7 @@ class FromSource:
             self._large.put_aside(id_)
 
     def _pop_wanted(self) -> int | None:
-        """Returns a file that a program waits for, which the cap does not keep back: the program would read it itself."""
+        """Returns a file that a program waits for. The cap keeps none back, as the program would read it itself."""
         return self.promoted.pop() if self.promoted.ids else None
 
     def _pop(self) -> int | None:
