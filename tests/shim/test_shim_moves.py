@@ -304,6 +304,49 @@ say([*found, is_free("lockf")])
     assert through(lab, code, actions=[publishing(lab)]) == ["source", False, True]
 
 
+def test_a_lock_through_a_copy_is_not_lost_when_another_open_file_could_move(lab: Lab) -> None:
+    """The lock is on the source: moving any open file of that would free it."""
+    code = f"""{LOCKED}
+step()
+second = os.open(src("file"), os.O_RDONLY)
+found = [whence(os.read(second, 10))]
+fcntl.lockf(second, fcntl.LOCK_SH)
+found += [whence(os.read(fd, 10)), is_free("lockf")]
+os.close(second)
+say([*found, is_free("lockf")])
+"""
+    assert through(lab, code, actions=[publishing(lab)]) == ["copy", "source", False, True]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "fcntl.flock(second, fcntl.LOCK_SH)",
+        "fcntl.lockf(second, fcntl.LOCK_SH, 10, 20)",
+        "fcntl.fcntl(second, fcntl.F_SETLEASE, fcntl.F_UNLCK)",
+    ],
+)
+def test_a_lock_is_not_lost_when_the_source_is_opened_for_a_copy(lab: Lab, use: str) -> None:
+    """The number by which it is opened is not closed: that would free the lock."""
+    code = f"""
+import contextlib, fcntl, subprocess
+other = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB, 10)"
+def is_free():
+    return not subprocess.run([sys.executable, "-I", "-c", other, src("file")], stderr=-1).returncode
+fd = os.open(src("file"), os.O_RDONLY)
+fcntl.lockf(fd, fcntl.LOCK_SH, 10)
+step()
+second = os.open(src("file"), os.O_RDONLY)
+found = [whence(os.read(second, 10))]
+with contextlib.suppress(BlockingIOError):  # there is no lease
+    {use}
+found.append(is_free())
+os.close(fd)
+say([*found, is_free()])
+"""
+    assert through(lab, code, actions=[publishing(lab)]) == ["copy", False, True]
+
+
 def test_a_lock_of_the_open_file_stays_at_the_source(lab: Lab) -> None:
     code = f"""{LOCKED}
 fcntl.flock(fd, fcntl.LOCK_SH)

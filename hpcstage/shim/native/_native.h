@@ -241,6 +241,7 @@ void moved_duplicated(int from, int to, int is_inherited);
 void moved_inherited(int fd);                    /* exec leaves it open, if only for a while */
 void moved_shared(int fd);                       /* its open file is another process's, too, or will be */
 void moved_locks(int fd);                        /* before a lock of the process on the file, which any close frees */
+int moved_is_locked(int fd);                     /* whether one is noted for the file */
 void moved_forks(void);                          /* before a fork */
 int moved_would(int fd);                         /* as far as is noted */
 int moved_look(int fd);                          /* returns the kind that the descriptor has now */

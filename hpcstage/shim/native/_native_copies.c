@@ -147,6 +147,16 @@ int copy_source(int fd, char *out) {
     return out[0] != 0;
 }
 
+/* Closes a number of the source. It stays where the process has a lock on the file, which closing any number would free. */
+static void close_source(int fd) {
+    if ((unsigned)fd >= FDS || !moved_is_locked(fd)) {
+        close(fd);
+        return;
+    }
+    copies_locked = 1;
+    fd_mark(fd, FD_LOCK);
+}
+
 /* Returns a descriptor of the file that was copied, opened as the copy is, or -1. */
 static int open_source(int fd, const struct place *at) {
     char source[PATH_MAX];
@@ -156,7 +166,7 @@ static int open_source(int fd, const struct place *at) {
         return -1;
     int opened = open(source, (flags & ~(O_CREAT | O_EXCL | O_TRUNC | O_APPEND)) | O_CLOEXEC);
     if (opened >= 0 && !attributes_same(fd, opened)) {
-        close(opened);
+        close_source(opened);
         return -1;
     }
     return opened;
@@ -246,7 +256,7 @@ static __attribute__((noinline)) int surrender(int fd, struct place *at) {
         if (opened >= 0 || copy_locks[fd])
             done = replace(fd, at, &info, opened);
         if (opened >= 0)
-            close(opened);
+            close_source(opened);
     }
     turn_give(cancels);
     errno = saved;
@@ -316,13 +326,14 @@ static __attribute__((noinline)) int lock_of(int fd, int lets_go) {
     int saved = errno, cancels = turn_take();
     if (!copy_locks[fd] && !lets_go && fstat(fd, &info) == 0 && place_of(fd, &at) == FILE_NAME) {
         int flags = fcntl(fd, F_GETFD), opened = open_source(fd, &at);
-        int high = opened >= 0 ? fcntl(opened, flags & FD_CLOEXEC ? F_DUPFD_CLOEXEC : F_DUPFD, copy_keeps_at()) : -1;
+        int may_close = opened >= 0 && !moved_is_locked(opened);
+        int high = may_close ? fcntl(opened, flags & FD_CLOEXEC ? F_DUPFD_CLOEXEC : F_DUPFD, copy_keeps_at()) : -1;
         if (high >= 0) {
             close(opened);
             opened = high;
         }
         if (opened >= 0 && !lock_with(fd, &at, &info, opened))
-            close(opened);
+            close_source(opened);
     }
     int lock = copy_locks[fd] - 1;
     turn_give(cancels);
@@ -381,12 +392,18 @@ static off_t lend_offset(int fd, int lock) {
     return offset;
 }
 
-/* A lock on the source is the open file's, which stays what it is meanwhile. */
-#define LOCKED(fd, lets_go, from_here, call) \
+/* A lock on the source is the open file's, which stays what it is meanwhile. One that is the process's is noted, whichever
+ * open file of the source it is got by. */
+#define LOCKED(fd, lets_go, is_process_s, from_here, call) \
+    int notes = (is_process_s) && !(lets_go); \
+    if (notes && fd_kind(fd) != FD_LOCAL) \
+        moved_locks(fd); \
     int held = fd_kind(fd) == FD_SOURCE; \
     if (held) \
         hold_begin(); \
     int lock = to_lock(fd, lets_go); \
+    if (notes && lock != fd) \
+        moved_locks(lock); \
     off_t offset = from_here ? lend_offset(fd, lock) : -1; \
     int result = call; \
     if (offset >= 0) \
@@ -398,19 +415,15 @@ static off_t lend_offset(int fd, int lock) {
     return locked(fd, lock, result);
 
 static int hook_flock(int fd, int operation) {
-    LOCKED(fd, operation & LOCK_UN, 0, flock(lock, operation))
+    LOCKED(fd, operation & LOCK_UN, 0, 0, flock(lock, operation))
 }
 
 static int hook_lockf(int fd, int command, off_t n) {
-    if (command == F_LOCK || command == F_TLOCK)
-        moved_locks(fd);
-    LOCKED(fd, command == F_ULOCK, 1, lockf(lock, command, n))
+    LOCKED(fd, command == F_ULOCK, command != F_TEST, 1, lockf(lock, command, n))
 }
 
 static int hook_lockf64(int fd, int command, off64_t n) {
-    if (command == F_LOCK || command == F_TLOCK)
-        moved_locks(fd);
-    LOCKED(fd, command == F_ULOCK, 1, lockf64(lock, command, n))
+    LOCKED(fd, command == F_ULOCK, command != F_TEST, 1, lockf64(lock, command, n))
 }
 
 extern int fcntl64(int, int, ...) WEAK;
@@ -428,10 +441,9 @@ static int locks_something(int command) {
         void *argument = va_arg(arguments, void *); \
         va_end(arguments); \
         if (locks_something(command) && argument) { \
-            int lets_go = ((struct flock *)argument)->l_type == F_UNLCK; \
-            if (!lets_go && (command == F_SETLK || command == F_SETLKW)) \
-                moved_locks(fd); \
-            LOCKED(fd, lets_go, ((struct flock *)argument)->l_whence == SEEK_CUR, name(lock, command, argument)) \
+            const struct flock *asked = argument; \
+            LOCKED(fd, asked->l_type == F_UNLCK, command == F_SETLK || command == F_SETLKW, asked->l_whence == SEEK_CUR, \
+                   name(lock, command, argument)) \
         } \
         if (command == F_SETLEASE) { \
             copy_surrender(fd); \

@@ -139,6 +139,13 @@ static int is_locked(const struct stat *info) {
     return 0;
 }
 
+int moved_is_locked(int fd) {
+    struct stat info;
+    int saved = errno, found = fstat(fd, &info) == 0 && is_locked(&info);
+    errno = saved;
+    return found;
+}
+
 void moved_locks(int fd) {
     struct stat info;
     int saved = errno;
