@@ -22,7 +22,7 @@ from hpcstage.plan.placement.division import MOST_DIVIDED
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.arriving import ARRIVING_FILE
 from hpcstage.store import copyfile
-from hpcstage.store.arriving import Arrival, Arrivals, Facts
+from hpcstage.store.arrivals import Arrival, Arrivals, Facts
 from hpcstage.store.catalog import Catalog
 from hpcstage.store.copyfile import CopyJob, CopyOutcome, CopyWorker, Status
 from hpcstage.store.counters import CANCEL, StatsArea, ThreadStats

@@ -21,7 +21,8 @@ from hpcstage.plan.types import Entry
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.arriving import Yields
 from hpcstage.store import copyfile
-from hpcstage.store.arriving import Arrival, Share, is_as_listed
+from hpcstage.store.arrivals import Arrival, is_as_listed
+from hpcstage.store.arrivingrows import Share
 from hpcstage.store.beside import ProgramReads
 from hpcstage.store.copyfile import CopyError, CopyJob, CopyOutcome, CopyWorker, Status
 from hpcstage.store.counters import ThreadStats

@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.arriving import Yields
 from hpcstage.store import copyfile
-from hpcstage.store.arriving import Arrival
+from hpcstage.store.arrivals import Arrival
 from hpcstage.store.beside import ProgramReads
 from hpcstage.store.copyfile import CHUNK_BYTES, CopyError, CopyJob, CopyOutcome, CopyWorker, Status
 from hpcstage.store.others import OtherNodes

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from hpcstage import localsocket
 from hpcstage.protocol import stripes as wire
 from hpcstage.protocol.stripes import ANSWER, ASKED, BEGIN, Answer, Asked, Begin, slots_of
-from hpcstage.store.arriving import Share
+from hpcstage.store.arrivingrows import Share
 
 SILENT_S = 60.0
 """A node that is asked for stripes and gives none for so long is lost. One that has none says so at once, but the

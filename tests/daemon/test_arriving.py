@@ -28,7 +28,9 @@ from hpcstage.plan.types import Entry
 from hpcstage.protocol import arriving as wire
 from hpcstage.protocol import nodedir, shim
 from hpcstage.protocol.arriving import Stripe, Yields
-from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts, Share
+from hpcstage.store.arrivals import Arrival, Arrivals, Facts
+from hpcstage.store.arriving import Arriving
+from hpcstage.store.arrivingrows import Share
 from hpcstage.store.beside import LEAST_PATIENCE_S
 from hpcstage.store.copyfile import CopyJob, CopyWorker, Status
 from hpcstage.store.counters import StatsArea

@@ -23,7 +23,9 @@ from benchmarks.peernodes import MPIEXEC, Node, manifest_of, serve
 from hpcstage.exchange.files import stripes as service
 from hpcstage.plan.types import Entry
 from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES
-from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts, Share
+from hpcstage.store.arrivals import Arrival, Arrivals, Facts
+from hpcstage.store.arriving import Arriving
+from hpcstage.store.arrivingrows import Share
 from hpcstage.store.copyfile import CopyJob, CopyWorker, Status
 from hpcstage.store.counters import StatsArea
 from hpcstage.store.largecopy import BigCopy

@@ -18,7 +18,7 @@ from hpcstage.exchange.transport.buffers import BufferPool
 from hpcstage.exchange.transport.frames import ControlFrame, Row, Sort, close_bundle
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol.arriving import LEAST_STRIPE_BYTES
-from hpcstage.store.arriving import Share
+from hpcstage.store.arrivingrows import Share
 from hpcstage.store.catalog import Root
 from hpcstage.store.others import OtherNodes
 

@@ -25,7 +25,9 @@ from hpcstage.node import page, shimdir
 from hpcstage.plan.types import Entry
 from hpcstage.protocol import shim
 from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES
-from hpcstage.store.arriving import Arrival, Arrivals, Arriving, Facts, Share
+from hpcstage.store.arrivals import Arrival, Arrivals, Facts
+from hpcstage.store.arriving import Arriving
+from hpcstage.store.arrivingrows import Share
 from hpcstage.store.attributes import AttributesTable
 
 LAYERS = ("native", "python")

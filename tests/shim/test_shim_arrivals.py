@@ -19,7 +19,8 @@ from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.plan.types import Entry
 from hpcstage.protocol import shim
 from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_IN_ORDER_BYTES, LEAST_STRIPE_BYTES
-from hpcstage.store.arriving import Arrivals, Arriving, Facts
+from hpcstage.store.arrivals import Arrivals, Facts
+from hpcstage.store.arriving import Arriving
 
 pytest_plugins = ("shimfixtures",)
 MB = LEAST_STRIPE_BYTES

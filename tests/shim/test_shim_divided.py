@@ -17,7 +17,8 @@ from shimlab import Coming, Lab, stepped
 from hpcstage.protocol import arriving as wire
 from hpcstage.protocol import shim
 from hpcstage.store import copyfile
-from hpcstage.store.arriving import Share, ShownRows
+from hpcstage.store.arrivingrows import Share
+from hpcstage.store.shownrows import ShownRows
 
 pytest_plugins = ("shimfixtures",)
 MB = wire.LEAST_STRIPE_BYTES

@@ -23,7 +23,8 @@ from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.stripes import stripes_of
 from hpcstage.protocol.arriving import stripe_bytes
 from hpcstage.protocol.shim import Reason, WorkProgress
-from hpcstage.store.arriving import Arriving, Share
+from hpcstage.store.arriving import Arriving
+from hpcstage.store.arrivingrows import Share
 from hpcstage.store.copyfile import Status
 from hpcstage.store.directory import Store
 from hpcstage.store.messages import Result

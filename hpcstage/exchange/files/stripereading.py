@@ -13,8 +13,8 @@ from hpcstage.exchange.files import batch as files
 from hpcstage.exchange.files.reading import Filled
 from hpcstage.exchange.transport.buffers import Buffer
 from hpcstage.exchange.transport.frames import MAX_ROWS, PIECE_BYTES, Row, Sort, close_bundle
-from hpcstage.store.arriving import ShownRows
 from hpcstage.store.catalog import Catalog
+from hpcstage.store.shownrows import ShownRows
 
 
 @dataclass

@@ -25,8 +25,8 @@ from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol.arriving import ARRIVING_FILE, stripe_bytes
 from hpcstage.protocol.exchange import Sent
 from hpcstage.protocol.stripes import Asked
-from hpcstage.store.arriving import ShownRow, ShownRows
 from hpcstage.store.catalog import Catalog, Root
+from hpcstage.store.shownrows import ShownRow, ShownRows
 
 GRACE_S = 3.0
 """The copies of a file do not begin at the same moment on all nodes."""

@@ -1,0 +1,204 @@
+"""A copier's side of the file `arriving`: fills the rows of the files that it copies."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcstage.plan.types import Entry
+from hpcstage.protocol.arriving import (
+    ARRIVING_NAME_BYTES,
+    ARRIVING_ROW,
+    ARRIVING_ROWS,
+    EVICTED_OFFSET,
+    GRANTED_OFFSET,
+    NAME_OFFSET,
+    READERS_OFFSET,
+    ROW_READERS,
+    SHOWN_OFFSET,
+    WISHED_OFFSET,
+    YIELDS_OFFSET,
+    Stripe,
+    Yields,
+    stripe_bytes,
+)
+from hpcstage.store.arrivingrows import (
+    ID_OFFSET,
+    MOST_COUNT,
+    U32,
+    Share,
+    evicted_of,
+    open_map,
+    row_at,
+    share_of,
+    states_of,
+    stripes_at,
+)
+
+_READERS = struct.Struct(f"<{ROW_READERS}I")
+_FENCE = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is shown of a file on its way: what stat says of its source, and the incoming file."""
+
+    id: int
+    status: os.stat_result
+    incoming: bytes
+
+
+def is_as_listed(status: os.stat_result, listed: Entry) -> bool:
+    """Returns whether a source is as the manifest lists it."""
+    is_same = (status.st_size, status.st_mtime_ns) == (listed.size_bytes, listed.mtime_ns)
+    return is_same and listed.ctime_ns in (0, status.st_ctime_ns)
+
+
+class Arrivals:
+    """A copier's side: owns its mapping, which is made at the first large file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._map: mmap.mmap | None = None
+
+    def begin(self, facts: Facts, listed: Entry) -> Arrival:
+        """Returns the stripes of a file whose copying begins. They are shown if the file has a row and is as the
+        manifest lists it; else nobody sees them."""
+        status = facts.status
+        if is_as_listed(status, listed) and len(facts.incoming) < ARRIVING_NAME_BYTES:
+            with suppress(OSError, ValueError):
+                self._map = self._map or open_map(self._path)
+                found = self._row_of(self._map, facts.id)
+                if found is not None:
+                    return Arrival.shown(self._map, *found, facts)
+        return Arrival(status.st_size)
+
+    @staticmethod
+    def _row_of(mapped: mmap.mmap, id_: int) -> tuple[int, int] | None:
+        """Returns the row of a transfer and its serial number."""
+        for row in range(ARRIVING_ROWS):
+            (serial,) = U32.unpack_from(mapped, GRANTED_OFFSET + 4 * row)
+            if serial and U32.unpack_from(mapped, row_at(row) + ID_OFFSET)[0] == id_:
+                return row, serial
+        return None
+
+
+class Arrival:
+    """The stripes of one file that is being copied."""
+
+    is_shown = False
+    """Whether programs may see them."""
+    is_divided = False
+    """Whether the file is divided among nodes."""
+    share: Share | None = None
+    """The nodes that bring the file together, if this one does not alone, or among which it is divided."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.stripe_bytes = stripe_bytes(size_bytes)
+        self.stripes = max(1, -(-size_bytes // self.stripe_bytes))
+        self._mapped: mmap.mmap | bytearray = bytearray(self.stripes)
+        self._start = self._row = self._shown_at = 0
+
+    @classmethod
+    def shown(cls, mapped: mmap.mmap, row: int, serial: int, facts: Facts) -> Arrival:
+        """Returns stripes that programs see from now on, while the row is granted."""
+        status = facts.status
+        arrival = cls(status.st_size)
+        start = arrival._row = row_at(row)
+        times = status.st_mtime_ns, status.st_ctime_ns
+        ARRIVING_ROW.pack_into(
+            mapped, start, status.st_dev, status.st_ino, status.st_size, *times, facts.id, arrival.stripe_bytes, 0
+        )
+        name = facts.incoming + b"\0"
+        mapped[start + NAME_OFFSET : start + NAME_OFFSET + len(name)] = name
+        arrival._mapped, arrival._start, arrival.is_shown = mapped, stripes_at(row), True
+        arrival.share = share_of(mapped, start)
+        arrival.is_divided = evicted_of(mapped, start) != 0
+        arrival._shown_at = SHOWN_OFFSET + 4 * row
+        U32.pack_into(mapped, arrival._shown_at, serial)
+        return arrival
+
+    @property
+    def yields(self) -> Yields:
+        """How the copy gives way to programs that read the source."""
+        return Yields(U32.unpack_from(self._mapped, self._row + YIELDS_OFFSET)[0]) if self.is_shown else Yields.NOT
+
+    def hide(self) -> None:
+        """Shows nothing of the file any more."""
+        if self.is_shown:
+            U32.pack_into(self._mapped, self._shown_at, 0)
+
+    def is_absent(self, stripe: int) -> bool:
+        """Returns whether nobody has begun with a stripe."""
+        return stripe < self.stripes and self._mapped[self._start + stripe] == Stripe.ABSENT
+
+    def first_absent(self, stripe: int = 0) -> int | None:
+        """Returns the first stripe from this one on that nobody has begun with."""
+        found = self._mapped.find(bytes((Stripe.ABSENT,)), self._start + stripe, self._start + self.stripes)
+        return None if found < 0 else found - self._start
+
+    def next_absent(self, stripe: int, is_meant: Callable[[int], bool]) -> int | None:
+        """Returns the same of the stripes that are meant."""
+        found = self.first_absent(stripe)
+        while found is not None and not is_meant(found):
+            found = self.first_absent(found + 1)
+        return found
+
+    def coming(self, stripes: range) -> None:
+        """Notes that a thread begins with these stripes."""
+        self._put(stripes, Stripe.COMING)
+
+    def put_back(self, stripes: range) -> None:
+        """Notes that nobody reads these stripes for now."""
+        self._put(stripes, Stripe.ABSENT)
+
+    def arrived(self, stripe: int) -> None:
+        """Shows a stripe that is complete."""
+        self._put(range(stripe, stripe + 1), Stripe.ARRIVED)
+
+    def wished(self) -> int | None:
+        """Returns the stripe that a reader needs next, if any asks."""
+        if not self.is_shown:
+            return None
+        (wished,) = U32.unpack_from(self._mapped, self._row + WISHED_OFFSET)
+        return wished - 1 if 0 < wished <= self.stripes else None
+
+    # ---- divided files
+
+    def absent_of(self, stripes: range) -> int | None:
+        """Returns the first of these stripes that nobody has begun with."""
+        found = states_of(self._mapped, self._start, stripes).find(Stripe.ABSENT)
+        return None if found < 0 else stripes[found]
+
+    def have_arrived(self, stripes: range) -> bool:
+        """Returns whether all of these stripes have arrived."""
+        return states_of(self._mapped, self._start, stripes).count(Stripe.ARRIVED) == len(stripes)
+
+    def evict(self, stripe: int) -> None:
+        """Takes a stripe away. When this returns, its bytes may be freed: no read counts that might have met that."""
+        self.put_back(range(stripe, stripe + 1))
+        for _ in range(2):  # to release a lock and take it again keeps the two writes in order for all processors
+            with _FENCE:
+                pass
+        count = evicted_of(self._mapped, self._row) % MOST_COUNT + 1
+        U32.pack_into(self._mapped, self._row + EVICTED_OFFSET, count)
+
+    def readers(self) -> tuple[int, ...]:
+        """Returns what readers in order need next, see READERS_OFFSET."""
+        return _READERS.unpack_from(self._mapped, self._row + READERS_OFFSET)
+
+    def take_wish(self) -> int | None:
+        """Returns the stripe that another node needs next, if any does. It is asked for it again until it has it."""
+        wished = self.wished()
+        if wished is not None:
+            U32.pack_into(self._mapped, self._row + WISHED_OFFSET, 0)
+        return wished
+
+    def _put(self, stripes: range, state: Stripe) -> None:
+        self._mapped[self._start + stripes.start : self._start + stripes.stop] = bytes((state,)) * len(stripes)

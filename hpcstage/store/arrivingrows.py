@@ -1,0 +1,121 @@
+"""The file `arriving`: its mapping, and what its rows hold. The layout stands in `protocol.arriving`.
+
+The daemon's side of it is `arriving`, a copier's `arrivals`, and the exchange's `shownrows`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcstage.protocol.arriving import (
+    ARRIVING_BYTES,
+    ARRIVING_HEADER,
+    ARRIVING_HEADER_BYTES,
+    ARRIVING_MAGIC,
+    ARRIVING_ROW_BYTES,
+    ARRIVING_ROWS,
+    EVICTED_OFFSET,
+    MOST_SHARING,
+    ROW_STRIPES,
+    SHARE,
+    SHARE_OFFSET,
+    STRIPES_OFFSET,
+)
+
+U32 = struct.Struct("<I")
+ID_OFFSET = 40
+"""Where the id of the file stands in a row."""
+MOST_COUNT = (1 << 32) - 2
+"""Serial numbers, and how often stripes have gone, count to this and then from 1 on."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """The nodes that bring a file together. Each reads its stripes at the source, and the others get these from it."""
+
+    own: int
+    """This node."""
+    nodes: tuple[int, ...]
+    """All of them, in the order of their numbers."""
+
+    def reader(self, stripe: int, lost: Collection[int] = ()) -> int:
+        """Returns the node that reads a stripe at the source. Those of a node that is lost are divided among the
+        others."""
+        node = self.nodes[stripe % len(self.nodes)]
+        if node not in lost:
+            return node
+        others = [node for node in self.nodes if node not in lost]
+        return others[stripe // len(self.nodes) % len(others)]
+
+    def stripes(self, node: int, stripes: int) -> range:
+        """Returns which of so many stripes a node reads while none is lost."""
+        return range(self.nodes.index(node), stripes, len(self.nodes))
+
+    def pack(self) -> bytes:
+        """Returns the form in which it stands in a row."""
+        bits = sum(1 << node for node in self.nodes)
+        return SHARE.pack(self.own, len(self.nodes), bits.to_bytes(MOST_SHARING // 8, "little"))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Share | None:
+        """Returns what a row says; None if no other node brings the file, too, or it makes no sense."""
+        own, count, packed = SHARE.unpack(data)
+        bits = int.from_bytes(packed, "little")
+        nodes = tuple(node for node in range(bits.bit_length()) if bits >> node & 1)
+        return cls(own, nodes) if len(nodes) == count > 1 and own in nodes else None
+
+
+def row_at(row: int) -> int:
+    """Returns where a row begins."""
+    return ARRIVING_HEADER_BYTES + row * ARRIVING_ROW_BYTES
+
+
+def stripes_at(row: int) -> int:
+    """Returns where the states of a row's stripes begin."""
+    return STRIPES_OFFSET + row * ROW_STRIPES
+
+
+def share_of(mapped: mmap.mmap, start: int) -> Share | None:
+    """Returns with which nodes this one brings the file of the row that begins at `start`, if it does."""
+    return Share.unpack(mapped[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size])
+
+
+def evicted_of(mapped: mmap.mmap | bytearray, start: int) -> int:
+    """Returns how often stripes of a row have gone, plus one; 0: none ever does."""
+    return int(U32.unpack_from(mapped, start + EVICTED_OFFSET)[0])
+
+
+def states_of(mapped: mmap.mmap | bytearray, start: int, stripes: range) -> bytes:
+    """Returns the states of these stripes of a row."""
+    return bytes(mapped[start + stripes.start : start + stripes.stop : stripes.step])
+
+
+def create(path: Path) -> mmap.mmap:
+    """Makes the file with its blocks allocated: writing into a hole on a disk that is full by then is SIGBUS."""
+    temporary = path.with_name(f".{path.name}")
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, ARRIVING_BYTES)
+        mapped = mmap.mmap(fd, ARRIVING_BYTES)
+        ARRIVING_HEADER.pack_into(mapped, 0, ARRIVING_MAGIC, ARRIVING_ROWS, ROW_STRIPES)
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+    return mapped
+
+
+def open_map(path: Path) -> mmap.mmap:
+    """Maps the file. Raises OSError or ValueError where there is none."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return mmap.mmap(fd, ARRIVING_BYTES)
+    finally:
+        os.close(fd)
