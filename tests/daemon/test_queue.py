@@ -273,15 +273,16 @@ def test_what_is_nearly_there_is_waited_for():
 
 
 def test_no_more_is_copied_ahead_than_is_read_at_the_source():
-    q = queue([LARGE] * 5, shared=True)
-    q.large.reads.here(0, 0.0)
-    assert q.source.next(9, 0.0) == [1]
-    assert q.done(1, LARGE, 3.0)
-    q.large.reads.here(0, 4.0)
-    assert q.source.next(9, 4.0) == [], "nobody has opened the copy"
+    q = queue([LARGE] * 5)
+    looks(q, [0], (0.0, 0), (2.0, 0))
+    assert q.source.next(9, 2.0) == [1]
+    assert q.done(1, LARGE, 5.0)
+    q.large.reads.here(0, 6.0)
+    assert q.source.next(9, 6.0) == [], "nobody has opened the copy"
     q.large.ahead.discard(1)
-    assert q.source.next(9, 4.0) == [2]
-    assert q.source.next(9, 9.1) == [3, 4, 0], "nothing is read at the source any more"
+    assert q.source.next(9, 6.0) == [2]
+    assert q.done(2, LARGE, 11.0)
+    assert q.source.next(9, 11.1) == [3], "nothing is read at the source any more: as many at a time as were read so"
 
 
 def test_a_large_file_is_tried_a_few_times_only():
@@ -295,10 +296,36 @@ def test_a_large_file_is_tried_a_few_times_only():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_copying_beside_the_program_is_judged_on_a_single_node_only(shared):
+def test_copying_beside_the_program_is_judged(shared):
     q = queue([LARGE] * 3, shared=shared)
     q.large.reads.here(0, 0.0)
-    assert q.source.next(9, 0.0) == ([1] if shared else []), "first it is seen how the program reads alone"
+    assert q.source.next(9, 0.0) == [], "first it is seen how the program reads alone"
+    looks(q, [0], (0.0, 0), (2.0, 0))
+    assert q.source.next(9, 2.0) == [1]
+
+
+def test_no_other_large_file_is_copied_while_programs_of_other_nodes_alone_read_one():
+    """What they lose by it is not known here. What is asked of other nodes goes on: they know."""
+    q = queue([LARGE] * 4, shared=True)
+    assert q.source.next(2, 0.0) == [0, 1]
+    q.large.read_elsewhere([0], 3, 0.1)
+    looks(q, [], (0.2, 0), (3.0, 0))
+    assert (q.large.read_meanwhile(0.3), q.large.slowing(0.3)) == ([0], [1])
+    q.flights.requests[1] = False
+    assert q.large.slowing(0.3) == []
+    assert q.source.next(9, 0.3) == []
+    assert q.source.next(9, 0.2 + LET_GO_S) == [2, 3], "nobody told that it is still read"
+
+
+def test_what_a_daemon_sees_of_programs_of_another_virtual_node_is_not_judged_by():
+    """Both say that the file is read; here no program has opened it, and none reads what is counted."""
+    q = queue([LARGE] * 3, shared=True)
+    q.large.read_elsewhere([0], 1, 0.0)
+    looks(q, [0], (0.0, 0), (2.0, 0))
+    assert q.source.next(9, 2.0) == []
+    q.large.reads.opened(0, 2.0)
+    looks(q, [0], (2.0, 0), (4.0, 0))
+    assert q.source.next(9, 4.0) == [1]
 
 
 def test_another_file_is_copied_while_the_program_reads_nothing():
@@ -404,11 +431,16 @@ def test_a_million_ids_quickly():
 
 
 def test_what_the_program_has_read_at_the_source_is_copied_last():
-    q = queue([LARGE] * 6, shared=True)
+    q = queue([LARGE] * 6)
     for id_ in (0, 1):
         q.want(id_, 0.0)
-    assert q.source.next(9, 0.0) == [2, 3]
-    assert q.source.next(9, 5.1) == [4, 5, 0, 1]
+    looks(q, [0, 1], (0.0, 0), (2.0, 0))
+    found = []
+    for now in (2.0, 7.1, 12.2):
+        found += (ids := q.source.next(9, now))
+        for id_ in ids:
+            q.done(id_, LARGE, now)
+    assert found == [2, 3, 4, 5, 0, 1]
 
 
 def test_a_file_that_keeps_the_source_busy_for_a_moment_is_large():

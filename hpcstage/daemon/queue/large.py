@@ -7,8 +7,9 @@ read as much as it holds and will go on with the copy; one that is under way is 
 files at the source, others are copied only where that does not slow it down (`Beside`), and no more of them than it is
 reading, until it opens those copies: it is not known whether it ever will. Later, too, no more are copied at a time
 than the program read at a time. Afterwards files that the program has not read yet come before those that it has read.
-In a node group all nodes tell each other what their programs read at the source, and each holds back accordingly; what
-is copied beside a program there several nodes bring together (`together`).
+In a node group all nodes tell each other what their programs read at the source, and each holds back accordingly: a
+node whose own programs read judges what they lose, one where only those of other nodes read copies no large file
+meanwhile. What is copied beside a program there several nodes bring together (`together`).
 A copy under way of which programs are served what has arrived goes on beside them (`Followed`). One is begun for a
 program that reads a file in order: it reads ahead of the program, with more requests at a time. And one is begun for a
 program that has read much of a file in any order, by calls or in page faults: it is copied while the program computes.
@@ -45,9 +46,8 @@ CATCH_UP_S = 1.5
 class Large:
     """Knows which copies of large files are ahead of the program and which are held back."""
 
-    def __init__(self, flights: Flights, estimates: Estimates, beside: Beside | None) -> None:
-        """`beside` judges copying beside the program; None where other nodes copy, too, and it is not known what their
-        programs lose by that."""
+    def __init__(self, flights: Flights, estimates: Estimates, *, is_alone: bool) -> None:
+        """`is_alone`: no other node stages the same datasets."""
         self.together = Together()
         self.reads = SourceReads()
         self.held_back: set[int] = set()
@@ -66,7 +66,8 @@ class Large:
         self._flights = flights
         self._states = flights.states
         self._estimates = estimates
-        self._beside = beside
+        self._beside = Beside()
+        self._is_alone = is_alone
         self._before = ReadBefore()
         self._led_once: set[int] = set()
         self._told_early: dict[int, Collection[int]] = {}
@@ -108,7 +109,7 @@ class Large:
     @property
     def read_again(self) -> Collection[int]:
         """The files that the program reads at the source for the second time."""
-        return () if self._beside is None else self._before.again
+        return self._before.again if self._is_alone else ()
 
     def is_left(self, id_: int, now: float) -> bool:
         """Returns whether a file is left to the program, which reads it at the source, and not yet for the second
@@ -144,10 +145,11 @@ class Large:
 
     def _must_not_slow(self, now: float) -> bool:
         """Returns whether no other large file may be copied now, since that slows the program's reading down, or might,
-        or takes its bandwidth from the copy of what the program reads."""
-        if self._beside is None or not self.reads.count(now):
+        or takes its bandwidth from the copy of what the program reads. What programs of other nodes lose is known
+        there."""
+        if not self.reads.count(now):
             return False
-        return self._beside.pace is Pace.NOT or bool(self.led)
+        return bool(self.led) or self._beside.pace is Pace.NOT or not self.reads.are_here(now)
 
     def yields(self, id_: int, now: float) -> Yields:
         """Returns how the copy of a file gives way to programs that read the source."""
@@ -155,7 +157,7 @@ class Large:
             return Yields.NOT
         if id_ in self.led or id_ in self.followed.ids:
             return Yields.TO_CALLS if id_ in self._alone or id_ in self.followed.yielding else Yields.NOT
-        if self._beside is None or not self.reads.count(now):
+        if not self.reads.are_here(now):
             return Yields.NOT
         if self._beside.is_sprinting:
             return Yields.SOON
@@ -164,7 +166,7 @@ class Large:
     @property
     def is_sprinting(self) -> bool:
         """Whether it is to be seen soon if copying slows the program down."""
-        return self._beside is not None and self._beside.is_sprinting
+        return self._beside.is_sprinting
 
     def read_meanwhile(self, now: float) -> list[int]:
         """Returns the transfers in flight whose files the program reads at the source meanwhile, with no use of what
@@ -176,9 +178,13 @@ class Large:
         """Returns transfers of other large files that would slow the program's reading down and are not nearly done."""
         if not self._must_not_slow(now):
             return []
-        others = set(self._flights.needed()).difference(self.followed.ids)
+        others = set(self._copied_here()).difference(self.followed.ids)
         found = [id_ for id_ in others if self.is_large(id_) and not self.is_left(id_, now)]
         return [id_ for id_ in found if self._flights.copied(id_) < NEARLY_DONE * self._states.size(id_)]
+
+    def _copied_here(self) -> list[int]:
+        """Returns the transfers in flight that this node reads at the source."""
+        return [id_ for id_ in self._flights.needed() if id_ not in self._flights.requests]
 
     def is_worth_waiting(self, id_: int, now: float) -> bool:
         """Returns whether a program waits for the rest of a copy under way: never for long, as it may read little, and
@@ -192,7 +198,7 @@ class Large:
 
     def opened_under_way(self, id_: int, now: float) -> None:
         """Notes that a program opens a file at the source whose copy is under way."""
-        goes_on = self._beside is not None and self._flights.copied(id_) >= FOLLOWED_SHARE * self._states.size(id_)
+        goes_on = self._is_alone and self._flights.copied(id_) >= FOLLOWED_SHARE * self._states.size(id_)
         is_for_others = bool(self.together.nodes(id_))
         if id_ in self.shown and (goes_on or is_for_others):
             self.followed.begin(id_, now, for_others=is_for_others)
@@ -241,11 +247,11 @@ class Large:
     @property
     def _leads(self) -> bool:
         """Whether copies begin beside programs: on a single node, or where other nodes bring them, too."""
-        return self._beside is not None or self.together.is_possible
+        return self._is_alone or self.together.is_possible
 
     def _may_lead(self, id_: int) -> bool:
         state = self._states.of(id_)
-        waits = state is not FileState.FLYING if self._beside is not None else state is FileState.WAITING
+        waits = state is not FileState.FLYING if self._is_alone else state is FileState.WAITING
         return waits and id_ not in self._led_once
 
     def _lead(self, id_: int) -> bool:
@@ -285,9 +291,8 @@ class Large:
             self._before.look({id_: self._states.size(id_) for id_ in open_at_source}, read)
             for id_, alone in self._before.much.items():
                 self._read_much(id_, alone, read.at)
-        if self._beside is not None:
-            copies = any(map(self.is_large, self._flights.needed()))
-            self._beside.look(read, reads=self.reads.count(read.at) > 0, copies=copies)
+        copies = any(map(self.is_large, self._copied_here()))
+        self._beside.look(read, reads=self.reads.are_here(read.at), copies=copies)
 
     def read_elsewhere(self, ids: Iterable[int], node: int, now: float) -> None:
         """Notes that programs of another node read these files at the source. A copy that is nearly here is finished

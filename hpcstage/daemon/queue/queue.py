@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
-from hpcstage.daemon.queue.beside import Beside
 from hpcstage.daemon.queue.budget import FreeBudget
 from hpcstage.daemon.queue.divided import Divided
 from hpcstage.daemon.queue.flights import Flights
@@ -47,7 +46,7 @@ class Queue:
         self.sequences = Sequences(self.states.cells, order)
         self.budget = FreeBudget(self.states, limits.budget, limits.directories)
         self.flights = Flights(self.states, self.budget, read_of)
-        self.large = Large(self.flights, estimates, None if limits.shared else Beside())
+        self.large = Large(self.flights, estimates, is_alone=not limits.shared)
         self.divided = Divided(self.states, self.budget, self.large.reads)
         self.source = FromSource(self.sequences, self.flights, self.large, estimates, limits)
         self.from_peers = FromPeers(self.sequences, self.flights, self.large, self.source)

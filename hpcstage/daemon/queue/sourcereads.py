@@ -74,6 +74,10 @@ class SourceReads:
         """Returns whether a program of this node reads the file at the source."""
         return now - self._here_at.get(id_, -LET_GO_S) < LET_GO_S
 
+    def are_here(self, now: float) -> bool:
+        """Returns whether programs of this node read large files at the source."""
+        return any(self.is_here(id_, now) and self.was_here(id_) for id_ in self.ids(now))
+
     def was_here(self, id_: int) -> bool:
         """Returns whether a program of this node has read the file at the source: one asked before it opened it, or no
         other node has said that its program did. Daemons of virtual nodes see each other's programs."""
