@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import manylab
 import pytest
-from conftest import Hpcstage
+from conftest import Hpcstage, wait_for
 from slowsource import NEEDS, slow_source
 
 from hpcstage.emulator import Settings, Slowfs
@@ -46,6 +47,25 @@ while not any("large" in files for _, _, files in os.walk(store)) and time.monot
 """
 """Each rank reads a little of the file and waits for its node's copy."""
 
+BUSY = """
+import os, sys, time
+def until(name):
+    while not os.path.exists(name):
+        time.sleep(0.01)
+def reads(numbers):
+    for number in numbers:
+        os.pread(file, 500_000, 500_000 * (number * 37 % 160))
+if os.environ["RANK"] == sys.argv[2]:
+    file = os.open(sys.argv[1], os.O_RDONLY)
+    for numbers, told, waits_for in (range(16), "begun", "go"), (range(16, 22), "read", "end"):
+        reads(numbers)
+        open(told, "w").close()
+        until(waits_for)
+else:
+    until("end")
+"""
+"""One of two ranks reads two parts of the file without a pause, and waits after each."""
+
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[Slowfs]:
@@ -54,13 +74,20 @@ def source(tmp_path: Path) -> Iterator[Slowfs]:
         yield slow
 
 
-def run(hpcstage: Hpcstage, source: Slowfs, code: str, *words: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
+def started(
+    hpcstage: Hpcstage, source: Slowfs, code: str, *words: str, options: tuple[str, ...] = ()
+) -> subprocess.Popen[bytes]:
     ranks, _ = manylab.write_programs(hpcstage.cwd)
     program = hpcstage.cwd / "program.py"
     program.write_text(code)
     command = [sys.executable, ranks, "2", program, source.path / "large", *words]
-    done = hpcstage("run", "--nodes", "2", *options, "--data", source.path, "--", *command)
-    assert done.returncode == 0, done.stderr
+    return hpcstage.start("run", "--nodes", "2", *options, "--data", source.path, "--", *command)
+
+
+def run(hpcstage: Hpcstage, source: Slowfs, code: str, *words: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
+    process = started(hpcstage, source, code, *words, options=options)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
     return manylab.record_of(hpcstage)
 
 
@@ -90,3 +117,23 @@ def test_it_is_copied_once_for_all_nodes_when_no_program_reads_it_any_more(hpcst
     assert [part["datasets"][0]["staged_bytes"] for part in manylab.parts_of(hpcstage)] == [SIZE_BYTES, SIZE_BYTES]
     assert source.counters().read_bytes <= SIZE_BYTES + 8 * MB
     assert "left-to-program" not in {note["id"] for note in record["notes"]}
+
+
+@pytest.mark.parametrize("placement", ["replicate", "partition"])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_no_node_copies_other_large_files_while_a_program_of_one_reads(
+    hpcstage: Hpcstage, tmp_path: Path, rank: str, placement: str
+) -> None:
+    """They were begun before it came. Its reads are not slowed down: the source gives it what it has."""
+    others = {f"other{number}": SIZE_BYTES for number in range(4)}
+    settings = Settings(bandwidth_bytes_per_s=BANDWIDTH)
+    with slow_source(tmp_path / "behind", settings, large=SIZE_BYTES, **others) as source:
+        process = started(hpcstage, source, BUSY, rank, options=("--placement", placement))
+        read_bytes = []
+        for told, goes_on in ("begun", "go"), ("read", "end"):
+            wait_for((hpcstage.cwd / told).exists, 60)
+            read_bytes.append(source.counters().read_bytes)
+            (hpcstage.cwd / goes_on).touch()
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+    assert read_bytes[1] - read_bytes[0] < 1.5 * 3 * MB
