@@ -1,7 +1,8 @@
 """Whether the tests of libraries that read large files end the same behind hpcstage, while their data arrives.
 
 Each suite is a library's own, run by pytest from a copy of its tests on emulated storage: alone twice, and in between
-behind `--mode runtime`, whose copies arrive evenly during the first half of what the tests take alone (`--max-rate`).
+behind `--mode runtime`, whose copies arrive during the first half of what the tests take alone (`--max-rate`), but for
+those that a test waits for, which come at once.
 The temporary files that the tests write and read lie on the same storage, below the same dataset. The tests of h5py and
 of PyArrow are in their packages; --suite NAME=DIR adds others, such as Pillow's and LMDB's, which are in what they
 publish as source: DIR is copied, and pytest is started in it.
