@@ -15,6 +15,7 @@ import hashlib
 import mmap
 import os
 import random
+import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -101,7 +102,7 @@ def main() -> None:
     given = parser.parse_args()
     rank = int(os.environ["RANK"])
     found = train(given, rank) if given.way == TOKENS else read(given, rank)
-    print(f"rank {rank}: {found}", flush=True)
+    os.write(sys.stdout.fileno(), f"rank {rank}: {found}\n".encode())  # in one step: the ranks share it
 
 
 if __name__ == "__main__":
