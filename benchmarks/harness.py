@@ -304,13 +304,17 @@ def environment() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit that is measured, with `-dirty` where files differ from it; None outside of a clone."""
-    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
+    """The commit that is measured, with `-dirty` where files differ from it, results aside; None outside of a clone."""
+    git = ["git", "-C", str(Path(__file__).parent)]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        head = subprocess.run(
+            [*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip()
+        differs = [*git, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude)results"]
+        dirty = subprocess.run(differs, capture_output=True, text=True, check=False).stdout.strip()
     except OSError:
         return None
-    return done.stdout.strip() or None
+    return f"{head}-dirty" if head and dirty else head or None
 
 
 def _cell(value: Value) -> str:
