@@ -50,7 +50,9 @@ while not any("large" in files for _, _, files in os.walk(store)) and time.monot
 BUSY = """
 import os, sys, time
 def until(name):
+    deadline = time.monotonic() + 60
     while not os.path.exists(name):
+        assert time.monotonic() < deadline, name
         time.sleep(0.01)
 def reads(numbers):
     for number in numbers:
