@@ -11,7 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define WROTE_CAP_NS 1000000000ull
+#define WROTE_CAP_NS 3000000000ull /* longer than the daemon waits for other nodes */
 #define STARTING_CAP_NS 500000000ull /* so long, and no longer, one open waits for a daemon that has yet to begin */
 #define LARGE_BYTES (16 << 20) /* larger files are mostly read at the source while they are not whole in the store */
 #define SEND_CAP_NS 1000000000ull
@@ -253,7 +253,7 @@ static int note_early(const struct stat *info) {
 void landed(const struct stat *info) {
     int saved = errno;
     uint32_t state = page_state();
-    if (!S_ISREG(info->st_mode) || config.direct || state == STATE_MEASURING || state == STATE_ENDED || page_is_closed())
+    if (!S_ISREG(info->st_mode) || config.direct || state == STATE_MEASURING || state == STATE_ENDED)
         return;
     int known = state >= STATE_STAGING;
     if (!(known && info->st_nlink == 1 && page_is_unlinked()) && (known || !note_early(info))) {
@@ -295,7 +295,7 @@ void drop_file(const struct place *at, const struct stat *now) {
     else
         begin_request(&request, KIND_WROTE);
     add_source(&request, at);
-    if (page_is_closed() || !tell(&request))
+    if (!tell(&request) || page_is_closed()) /* where nothing is served here, other nodes may serve it */
         discard(at->local);
     if (existed)
         count(COUNTER_DROPPED, 1);
