@@ -7,6 +7,7 @@ and answers when the other nodes have confirmed.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterable
 
@@ -51,7 +52,9 @@ class Voiding(Service):
         self._unconfirmed: dict[int, tuple[int, float, bytes]] = {}
         """By the token of a write: what the other nodes are to confirm, until when, and what is written to."""
         self._writes = Writes(base.helpers, engine, inodes, self._voided)
-        self._changes = Changes(base.helpers, base.selector, engine.manifest, engine.queue, self._changed, self._unseen)
+        self._changes = Changes(
+            base.helpers, base.selector, engine.manifest, engine.queue, self._changed, self._moved, self._unseen
+        )
 
     def begin(self, writes: Iterable[Item]) -> None:
         """Voids what was written to before there was a manifest."""
@@ -77,6 +80,7 @@ class Voiding(Service):
 
     def work(self, now: float) -> None:
         """See Service. Answers the writes that the other nodes have confirmed, and those that have waited too long."""
+        self._changes.look(now)
         for token, (told, until, path) in list(self._unconfirmed.items()):
             if told <= self._sharing.confirmed or now >= until:
                 del self._unconfirmed[token]
@@ -119,6 +123,13 @@ class Voiding(Service):
         """Voids what a program without the shim changed."""
         self._writes.void(path)
         self._pump()
+
+    def _moved(self, root: bytes) -> None:
+        """Voids a dataset of which somebody put another one in the place, or took it away."""
+        self._changed(root)
+        text = f"{os.fsdecode(root)}, or a directory or link above it, was renamed or replaced while the command ran"
+        remedy = f"programs on {self._base.spec.host} read from then on what has the name; start a new run to stage it"
+        self._base.problems.append(Problem("dataset-replaced", text, remedy))
 
     def _unseen(self, what: str) -> None:
         text = f"on {self._base.spec.host}, changes by programs without hpcstage are not noticed in {what}"

@@ -84,6 +84,10 @@ void names_plain(const char *directory, size_t n); /* the kernel's name of a dir
 void names_forget(void); /* a link or a directory came under another name */
 void names_forked(void); /* in a forked child */
 
+/* ---- directories and links above the datasets ---- */
+int roots_before(int dirfd, const char *path);   /* whether what has this name may be one; before a change of it */
+int roots_after(int turns, int result);          /* returns the result of the change */
+
 /* ---- page and counters ---- */
 int page_map(const char *path); /* 0, or an errno */
 uint32_t page_state(void);
@@ -151,6 +155,7 @@ void drop(const struct place *at); /* no copy of it is visible any more when thi
 struct stat;
 void drop_file(const struct place *at, const struct stat *now); /* the same for all names of what is there, or NULL */
 void landed(const struct stat *info);        /* a file outside of the datasets is written to: may be one of theirs */
+void drop_all(const struct map *map);         /* the same of all files of a dataset */
 void landed_fd(int fd);                      /* the same of an open file; errno stays */
 
 /* ---- open files: which descriptors are dataset files ---- */

@@ -96,37 +96,44 @@ static int hook_symlinkat(const char *target, int dirfd, const char *path) {
 }
 
 static int hook_unlink(const char *path) {
+    int turns = roots_before(AT_FDCWD, path);
     before(AT_FDCWD, path, 0);
-    return unlink(path);
+    return roots_after(turns, unlink(path));
 }
 
 static int hook_unlinkat(int dirfd, const char *path, int flags) {
-    if (!(flags & AT_REMOVEDIR)) /* a directory that can be removed is empty: it has no copies */
-        before(dirfd, path, 0);
-    return unlinkat(dirfd, path, flags);
+    if (flags & AT_REMOVEDIR) /* a directory that can be removed is empty: it has no copies */
+        return unlinkat(dirfd, path, flags);
+    int turns = roots_before(dirfd, path);
+    before(dirfd, path, 0);
+    return roots_after(turns, unlinkat(dirfd, path, flags));
 }
 
 static int hook_remove(const char *path) {
+    int turns = roots_before(AT_FDCWD, path);
     before(AT_FDCWD, path, 0);
-    return remove(path);
+    return roots_after(turns, remove(path));
 }
 
 static int hook_rename(const char *from, const char *to) {
+    int turns = roots_before(AT_FDCWD, from) | roots_before(AT_FDCWD, to);
     before_move(AT_FDCWD, from);
     before_move(AT_FDCWD, to);
-    return moved(rename(from, to), AT_FDCWD, to);
+    return roots_after(turns, moved(rename(from, to), AT_FDCWD, to));
 }
 
 static int hook_renameat(int from_dirfd, const char *from, int to_dirfd, const char *to) {
+    int turns = roots_before(from_dirfd, from) | roots_before(to_dirfd, to);
     before_move(from_dirfd, from);
     before_move(to_dirfd, to);
-    return moved(renameat(from_dirfd, from, to_dirfd, to), to_dirfd, to);
+    return roots_after(turns, moved(renameat(from_dirfd, from, to_dirfd, to), to_dirfd, to));
 }
 
 static int hook_renameat2(int from_dirfd, const char *from, int to_dirfd, const char *to, unsigned flags) {
+    int turns = roots_before(from_dirfd, from) | roots_before(to_dirfd, to);
     before_move(from_dirfd, from);
     before_move(to_dirfd, to);
-    return moved(renameat2(from_dirfd, from, to_dirfd, to, flags), to_dirfd, to);
+    return roots_after(turns, moved(renameat2(from_dirfd, from, to_dirfd, to, flags), to_dirfd, to));
 }
 
 static int hook_truncate(const char *path, off_t length) {

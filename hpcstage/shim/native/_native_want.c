@@ -279,6 +279,15 @@ void landed_fd(int fd) {
     errno = saved;
 }
 
+void drop_all(const struct map *map) {
+    struct request request;
+    if (map->quiet || config.direct || page_state() == STATE_MEASURING)
+        return;
+    begin_request(&request, KIND_WROTE);
+    add(&request, map->source, map->source_n);
+    tell(&request);
+}
+
 void drop(const struct place *at) {
     drop_file(at, NULL);
 }

@@ -41,6 +41,7 @@ FILE_SYSTEMS = frozenset((ord("f"), ord("X"), 0x94))
 """Kinds of ioctl requests that file systems answer."""
 CLONE = 0x40049409
 UNFOLLOWED = ("remove", "unlink", "lchown", "link")
+UNNAMED = ("remove", "unlink")
 
 
 def _plainly_outside(name: Any, context: Context) -> bool:
@@ -324,6 +325,10 @@ class Change(Call):
             follows = self.__name__ not in UNFOLLOWED and kwargs.get("follow_symlinks", True)
             context.dropper.drop_file(first, dir_fd, follows)
             context.dropper.changes(first, dir_fd, follows)
+            if self.__name__ in UNNAMED and context.dropper.turns(first, dir_fd):
+                result = self.original(*args, **kwargs)
+                context.dropper.turned()
+                return result
         return self.original(*args, **kwargs)
 
 
@@ -408,12 +413,15 @@ class Rename(Call):
 
     def __call__(self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
         dropper = self.context.dropper
+        turns = dropper.turns(src, src_dir_fd) | dropper.turns(dst, dst_dir_fd)
         dropper.drop(src, src_dir_fd)
         dropper.drop(dst, dst_dir_fd)
         dropper.changes(src, src_dir_fd, follow=False, moves=True)
         dropper.changes(dst, dst_dir_fd, follow=False, moves=True)
         self.original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
         self.context.paths.names.forget()
+        if turns:
+            dropper.turned()
 
 
 class Symlink(Call):
