@@ -25,6 +25,9 @@
 
 #define BUFFER_BYTES (1 << 20)
 #define DROP_BYTES (1 << 20)
+#define SECOND_NS 1000000000ll
+#define TICK_NS 20000000ll
+#define MOST_TICKS 3
 #define HIST_BUCKETS 96
 
 enum { OK, SOURCE_ERROR, LOCAL_ERROR, CHANGED, NOT_REGULAR, TOO_LARGE, CANCELLED, EXISTS };
@@ -244,8 +247,24 @@ static int copy_out(struct job *job, int in) {
     return result;
 }
 
+/* Whether the file changed within the last tick of the clock from which it has its times: another change within it would
+ * leave them as they are. Waits for the next one. */
+static int was_young(const struct facts *facts) {
+    int64_t tick_ns = facts->ctime.tv_nsec ? TICK_NS : SECOND_NS + TICK_NS;
+    struct timespec now, wait = {tick_ns / SECOND_NS, tick_ns % SECOND_NS};
+    clock_gettime(CLOCK_REALTIME, &now);
+    int64_t s = (int64_t)now.tv_sec - facts->ctime.tv_sec;
+    if (s < -2 || s > 2 || llabs(s * SECOND_NS + now.tv_nsec - facts->ctime.tv_nsec) > tick_ns) return 0;
+    nanosleep(&wait, NULL);
+    return 1;
+}
+
 static int look(struct job *job, int in) {
-    if (get_facts(in, &job->before) < 0) return fail(job, SOURCE_ERROR);
+    int tries = MOST_TICKS;
+    do {
+        if (!tries--) return fail(job, CHANGED);
+        if (get_facts(in, &job->before) < 0) return fail(job, SOURCE_ERROR);
+    } while (S_ISREG(job->before.mode) && was_young(&job->before));
     if (!S_ISREG(job->before.mode)) return fail(job, NOT_REGULAR);
     return job->before.size > job->limit ? fail(job, TOO_LARGE) : 0;
 }

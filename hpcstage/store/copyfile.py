@@ -31,6 +31,11 @@ CHUNK_BYTES = 1 << 20
 DROP_BYTES = 1 << 20
 """Sources of this size and more are dropped from the page cache once copied: no program here reads them again."""
 PERMISSIONS = 0o777
+SECOND_NS = 1_000_000_000
+TICK_NS = 20_000_000
+"""Longer than a tick of the clock from which files get their times (1 to 10 ms); some file systems keep whole
+seconds."""
+MOST_TICKS = 3
 _NO_LOCK = contextlib.nullcontext()
 _PUNCH_HOLE = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE."""
@@ -232,12 +237,18 @@ def open_source(job: CopyJob, stats: ThreadStats, outcome: CopyOutcome) -> int:
 
 
 def regular(source: int) -> os.stat_result:
-    """Returns the attributes of an open file. Raises CopyError if it is not a regular file."""
-    with source_errors():
-        status = os.fstat(source)
-    if not stat.S_ISREG(status.st_mode):
-        raise CopyError(Status.NOT_REGULAR)
-    return status
+    """Returns the attributes of an open file: a change from here on leaves others. If the file changed within the last
+    tick of the clock, waits for the next one. Raises CopyError if it is not a regular file, or goes on changing."""
+    for _ in range(MOST_TICKS):
+        with source_errors():
+            status = os.fstat(source)
+        if not stat.S_ISREG(status.st_mode):
+            raise CopyError(Status.NOT_REGULAR)
+        tick_ns = TICK_NS if status.st_ctime_ns % SECOND_NS else SECOND_NS + TICK_NS
+        if abs(time.time_ns() - status.st_ctime_ns) > tick_ns:
+            return status
+        time.sleep(tick_ns / SECOND_NS)
+    raise CopyError(Status.CHANGED)
 
 
 def create(temporary: bytes) -> int:
