@@ -12,6 +12,7 @@ import ctypes
 import errno
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ TICK_NS = 20_000_000
 seconds."""
 MOST_TICKS = 3
 _NO_LOCK = contextlib.nullcontext()
+_BLOCK_OF_STAT = 512
 _PUNCH_HOLE = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE."""
 _libc = ctypes.CDLL(None)
@@ -169,7 +171,10 @@ def _copy_out(worker: CopyWorker, job: CopyJob, source: int, before: os.stat_res
     try:
         read_before = outcome.read_ns
         try:
-            copy_range(worker, FileRange(source, target, 0, before.st_size), outcome)
+            if is_sparse(before):
+                with local_errors():
+                    os.ftruncate(target, before.st_size)
+            copy_range(worker, FileRange(source, target, 0, before.st_size, is_sparse(before)), outcome)
             check_and_stamp(source, target, before)
         finally:
             with local_errors():
@@ -259,12 +264,14 @@ def create(temporary: bytes) -> int:
 
 @dataclass(frozen=True)
 class FileRange:
-    """The bytes `start` to `start + length` of two open files, the source and its copy."""
+    """The bytes `start` to `start + length` of two open files, the source and its copy, which has its full size if the
+    source has holes: they are left out."""
 
     source: int
     target: int
     start: int
     length: int
+    is_sparse: bool = False
 
 
 def copy_range(
@@ -281,6 +288,9 @@ def copy_range(
     while position < end:
         if worker.stats.cancelled:
             raise CopyError(Status.CANCELLED)
+        if part.is_sparse and (data := _next_data(part.source, position)) > position:
+            position = data
+            continue
         chunk = worker.buffer[: min(chunk_bytes, end - position)]
         if pace is not None:
             pace(len(chunk))
@@ -295,6 +305,19 @@ def copy_range(
         with writing:
             write_all(part.target, chunk[:count], position)
         position += count
+
+
+def is_sparse(status: os.stat_result) -> bool:
+    """Returns whether a file may have holes: it has fewer blocks than bytes, also where it is compressed."""
+    return status.st_blocks * _BLOCK_OF_STAT < status.st_size
+
+
+def _next_data(source: int, position: int) -> int:
+    """Returns where the next bytes are that are in no hole."""
+    try:
+        return os.lseek(source, position, os.SEEK_DATA)
+    except OSError as error:
+        return sys.maxsize if error.errno == errno.ENXIO else position
 
 
 def write_all(target: int, data: memoryview, position: int) -> None:

@@ -318,6 +318,27 @@ def test_a_cancelled_copy_leaves_nothing(tmp_path, local_dir, native):
     assert os.listdir(local_dir) == []
 
 
+@native
+@pytest.mark.parametrize("size_mb", [8, 64])
+@pytest.mark.parametrize("data_at", [(), (0,), (3 << 20, (6 << 20) + 5), (8 << 20,)])
+def test_holes_stay_holes(tmp_path, local_dir, native, size_mb, data_at):
+    """In a file that one thread copies, and in a larger one."""
+    root = tmp_path / "data"
+    root.mkdir()
+    with (root / "file").open("wb") as file:
+        for at in data_at:
+            file.seek(at - min(at, 100))
+            file.write(os.urandom(4096))
+        file.truncate(size_mb << 20)
+    if (root / "file").stat().st_blocks * 512 > 1 << 20:
+        pytest.skip("the file system has no holes")
+    result = copy_all(manifest_of(root), None, local_dir, native=native)
+    (copy,) = published(local_dir)
+    assert (result.files, result.size_bytes) == (1, size_mb << 20)
+    assert identical(root / "file", copy)
+    assert copy.stat().st_blocks * 512 <= len(data_at) * (2 << 20)
+
+
 @pytest.mark.root
 @native
 def test_a_second_write_in_one_tick_of_the_clock_is_seen(tmp_path, local_dir, native):
