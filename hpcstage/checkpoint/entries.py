@@ -10,11 +10,9 @@ nobody makes any more has them, too.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import math
 import os
-import signal
 import stat
 import time
 from collections.abc import Collection, Iterator
@@ -25,6 +23,7 @@ from pathlib import Path
 
 from hpcstage import inotify
 from hpcstage.inotify import EventQueue
+from hpcstage.leases import is_written
 
 QUIET_S = 2.0
 """The time after which an entry that was not renamed and does not change counts as complete."""
@@ -208,24 +207,14 @@ def _prints(directory: str, name: str) -> Iterator[tuple[str, int, int, int, int
 
 
 def _is_written(path: str) -> bool:
-    """Tells whether somebody has a file open for writing. A lease, which is given back at once, is refused then.
-
-    A program that opens the file in that moment waits until the lease is back, and the signal that tells of it is one
-    that nobody hears.
-    """
+    """Tells whether somebody has a file open for writing, as far as the kernel says."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        if stat.S_ISREG(os.fstat(fd).st_mode):
-            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except BlockingIOError:
-        return True
+        return stat.S_ISREG(os.fstat(fd).st_mode) and is_written(fd)
     except OSError:
         return False
     finally:
         os.close(fd)
-    return False

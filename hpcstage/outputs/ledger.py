@@ -91,6 +91,11 @@ class Ledger:
         else:
             queue.remove(event.name, AFTER_ALL, 0.0, is_dir=event.is_dir)
 
+    def unseal(self) -> None:
+        """Notes that files may have been written to unseen: equal times prove nothing."""
+        for name, entry in self.entries.items():
+            self.entries[name] = replace(entry, is_sealed=False)
+
     def command_ended(self) -> None:
         """Carries no removal and no rename over that is seen from here on."""
         self._state.is_over = True
