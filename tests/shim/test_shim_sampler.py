@@ -160,6 +160,13 @@ def test_another_default_device() -> None:
         assert samplers.peek(data.RandomSampler(range(N))) is None
 
 
+def test_weights_on_another_device() -> None:
+    """They are drawn by the generator of their device, which is not saved."""
+    sampler = data.WeightedRandomSampler(torch.ones(N, device="meta"), 5)
+    assert samplers.parts(data.BatchSampler(sampler, 3, False)) is None
+    assert samplers.peek(sampler) is None
+
+
 @pytest.mark.parametrize("indices", [[-1], [2**32], ["a"], [(1, 2)], [1.5]])
 def test_what_is_no_index_raises(indices: list[Any]) -> None:
     with pytest.raises((TypeError, OverflowError)):

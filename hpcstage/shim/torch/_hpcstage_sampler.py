@@ -143,7 +143,10 @@ def _is_known(part: Any) -> bool:
     package = name[0].split(".")[0]
     if any(_name(part, used)[0].split(".")[0] not in ("", package, "torch") for used in uses):
         return False
-    indices = _space(part).get("indices", ())
+    space = _space(part)
+    if any(isinstance(value, sys.modules["torch"].Tensor) and not _on_cpu(value) for value in space.values()):
+        return False  # it may draw from the generator of its device, which is not saved
+    indices = space.get("indices", ())
     return type(indices).__module__.split(".")[0] in _SEQUENCES
 
 
@@ -178,7 +181,11 @@ def _too_long(found: list[Any]) -> bool:
 def _drawn_on_cpu() -> bool:
     """Returns whether the default device is the CPU. On another device the seeds are drawn from its generator, which is
     not saved."""
-    return str(sys.modules["torch"].empty(0).device.type) == "cpu"
+    return _on_cpu(sys.modules["torch"].empty(0))
+
+
+def _on_cpu(tensor: Any) -> bool:
+    return str(tensor.device.type) == "cpu"
 
 
 def _collect(sampler: Any, most: int = LIMIT + 1) -> array[int] | None:
