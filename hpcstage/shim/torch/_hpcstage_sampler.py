@@ -46,6 +46,7 @@ KNOWN: dict[tuple[str, str], tuple[str, ...]] = {
     ("accelerate.data_loader", "SeedableRandomSampler"): ("num_samples", "set_epoch"),
     ("accelerate.data_loader", "BatchSamplerShard"): ("_iter_with_split", "_iter_with_no_split"),
     ("accelerate.data_loader", "SkipBatchSampler"): (),
+    ("hpcstage.torch.bundle", "BundleRandomSampler"): (),
     ("hpcstage.torch.locality", "LocalityAwareSampler"): (),
     ("hpcstage.torch.elasticsampler", "ElasticSampler"): ("share", "step_size"),
     (_STATEFUL, "RandomSampler"): ("num_samples",),
