@@ -6,7 +6,6 @@ An MPI program dies as a whole. The daemons outlive it, and tell the next one ag
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -15,6 +14,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcstage import extras
+from hpcstage.extras import Extra
 from hpcstage.job import launchers
 from hpcstage.lead import children
 from hpcstage.node import mpifiles
@@ -66,8 +67,8 @@ class World:
         """Whether no more program will be started."""
         self.mpiexec = find_mpiexec()
         self.mpi = mpi_of(self.mpiexec)
-        if importlib.util.find_spec("mpi4py") is None:
-            self.over, self.why = True, "mpi4py is not installed (pip install mpi4py mpich)"
+        if (missing := extras.missing(Extra.MPI, "mpi4py")) is not None:
+            self.over, self.why = True, missing.line()
         elif self.mpiexec is None and launcher != "srun":
             self.over, self.why = True, "there is no mpiexec"
 

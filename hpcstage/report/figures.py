@@ -108,10 +108,10 @@ def local_measure(record: Record) -> str:
 
 
 def local_share(record: Record) -> float | None:
-    """Returns the share of what the program read that came from the local disk."""
+    """Returns the share of what was seen to be read of the datasets that came from the local disk."""
     if local_measure(record) == "opens":
         return record.coverage.share
-    return (record.totals.local_bytes or 0) / (_seen(record) + unseen(record))
+    return (record.totals.local_bytes or 0) / _seen(record)
 
 
 def _seen(record: Record) -> int:
@@ -126,13 +126,7 @@ def unseen(record: Record) -> int:
 def of_what(record: Record) -> str:
     """Says what `local_share` is a share of: bytes or opens, of those that hpcstage saw unless it saw all."""
     measure = local_measure(record)
-    saw_all = record.coverage.unseen_bytes == 0 or (measure == "bytes" and unseen(record) > 0)
-    return measure if saw_all else f"{measure} seen"
-
-
-def is_least(record: Record) -> bool:
-    """Returns whether more than `local_share` may have been served locally: `unseen` is the most, not what was read."""
-    return unseen(record) > 0 and local_measure(record) == "bytes" and bool(record.totals.local_bytes)
+    return measure if record.coverage.unseen_bytes == 0 else f"{measure} seen"
 
 
 def reported(group: GroupSection | None) -> str:

@@ -117,7 +117,7 @@ def unseen(record: Record) -> Iterator[Note]:
     size, number = record.coverage.unseen_bytes or 0, record.coverage.unseen_processes
     seen = (record.totals.local_bytes or 0) + (record.totals.direct_bytes or 0)
     if size > WORTH_SHARE * seen:
-        severity = Severity.WARNING if size > MUCH_UNSEEN_SHARE * seen else Severity.INFO
+        severity = Severity.WARNING if number and size > MUCH_UNSEEN_SHARE * seen else Severity.INFO
         known = "" if number is None else f", {number or 'none'} of which lived long enough to be counted,"
         text = f"processes without hpcstage{known} read up to {format_size(size)}, libraries and other files included"
         remedy = "programs that are not Python, and python -I, -E or -S, read the source directly"

@@ -129,8 +129,7 @@ def served_of(record: Record) -> str:
     """Says what `local_share` is a share of."""
     if where := figures.reported(record.group):
         return where
-    more = " or more" if figures.is_least(record) else ""
-    return f"of {figures.of_what(record)}{more}"
+    return f"of {figures.of_what(record)}"
 
 
 def time(record: Record) -> RenderableType:
