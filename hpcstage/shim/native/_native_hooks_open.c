@@ -179,9 +179,9 @@ static int could_write(const struct call *c, struct stat *info) {
 
 /* The name that was opened may lead to another file below a dataset by a symbolic link. */
 static void drop_what_was_opened(int fd, const struct place *named) {
-    struct place opened;
-    if (locate_fd(fd, &opened) == FILE_NAME && strcmp(named->local, opened.local) != 0)
-        drop(&opened);
+    PLACE(opened);
+    if (locate_fd(fd, opened) == FILE_NAME && strcmp(named->local, opened->local) != 0)
+        drop(opened);
 }
 
 static union result open_for_writing(const struct call *c, const struct place *at) {
@@ -220,13 +220,13 @@ static inline union result open_elsewhere(const struct call *c) {
 }
 
 static __attribute__((noinline)) union result open_below(const struct call *c) {
-    struct place at;
+    PLACE(at);
     int how = OPENS | (c->flags & O_NOFOLLOW ? 0 : FOLLOWED) | (writes(c->flags) ? AFRESH : 0);
-    enum kind kind = locate_as(how, c->dirfd, c->path, &at);
+    enum kind kind = locate_as(how, c->dirfd, c->path, at);
     if (kind == FILE_NAME && writes(c->flags))
-        return open_for_writing(c, &at);
+        return open_for_writing(c, at);
     if (kind == FILE_NAME && !(c->flags & (O_DIRECTORY | O_PATH)))
-        return open_for_reading(c, &at);
+        return open_for_reading(c, at);
     if (kind != OUTSIDE)
         count(COUNTER_OTHER_OPENS, 1);
     return open_elsewhere(c);
@@ -303,9 +303,9 @@ HOOK_FOPEN(fopen64, FOPEN64)
 
 /* freopen closes the stream when the open fails, so there is no second try: it always goes to the source. */
 static __attribute__((noinline)) void before_freopen(const char *path, const char *fmode) {
-    struct place at;
-    if (flags_of(fmode) != O_RDONLY && locate_as(FOLLOWED | AFRESH, AT_FDCWD, path, &at) == FILE_NAME) {
-        drop(&at);
+    PLACE(at);
+    if (flags_of(fmode) != O_RDONLY && locate_as(FOLLOWED | AFRESH, AT_FDCWD, path, at) == FILE_NAME) {
+        drop(at);
         count(COUNTER_WRITE_OPENS, 1);
     }
 }
