@@ -352,7 +352,7 @@ static __attribute__((noinline)) void note_in_order(int fd, uint64_t bytes) {
     struct table *in = rows();
     struct stat info;
     int saved = errno;
-    if (in && !hpcstage_vforked && fstat(fd, &info) == 0) {
+    if (in && (!hpcstage_vforked || slot_is_mine()) && fstat(fd, &info) == 0) {
         struct note *note = &in->in_order[info.st_ino % IN_ORDER_NOTES];
         __atomic_store_n(&note->inode, 0, __ATOMIC_RELEASE);
         __atomic_store_n(&note->bytes, bytes, __ATOMIC_RELEASE);
