@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from shimlab import Lab, Responder, compile_library, ready
+from shimlab import Lab, Responder, compile_library, ready, stepped
 
 from hpcstage.protocol import shim
 
@@ -75,6 +75,44 @@ first.seek(0)
 say([first.read().decode(), second.read().decode(), at, os.fstat(second.fileno()).st_size])
 """
     assert lab.run(code) == [expected.decode(), expected.decode(), 2, len(expected)]
+
+
+DIRECT = {
+    "opened": "fd = os.open(name, os.O_RDONLY | os.O_DIRECT)",
+    "set later": "fd = os.open(name, os.O_RDONLY); fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)",
+    "opened again": "fd = os.open('/proc/self/fd/%d' % os.open(name, os.O_RDONLY), os.O_RDONLY | os.O_DIRECT)",
+    "moved": "fd = os.open(name, os.O_RDONLY); step(); os.pread(fd, 1, 0); fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)",
+}
+
+
+@pytest.mark.parametrize("way", DIRECT)
+def test_direct_reads_are_of_the_source_which_says_how_they_are_aligned(lab: Lab, way: str) -> None:
+    if lab.layer == "python" and way == "moved":
+        pytest.skip("it moves nothing")
+    content = b"source" * 2000
+    try:
+        os.close(os.open(lab.put("file", content), os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        pytest.skip("the file system has no direct reads")
+
+    def publish() -> None:
+        lab.put("file", content, content)
+        lab.store.joinpath("file").write_bytes(b"a copy" * 2000)
+        shutil.copystat(lab.source / "file", lab.store / "file")
+        lab.note("file")
+        lab.publish()
+
+    if way != "moved":
+        publish()
+    lab.install().state(shim.State.SETTLED)
+    code = f"""
+import fcntl, mmap
+name, page = src("file"), mmap.mmap(-1, 4096)
+{DIRECT[way]}
+is_direct = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT
+say([os.readv(fd, [page]), bool(is_direct), page[:6].decode()])
+"""
+    assert stepped(lab, code, actions=[publish] if way == "moved" else []) == [4096, True, "source"]
 
 
 REUSES = {

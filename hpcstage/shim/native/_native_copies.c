@@ -456,9 +456,9 @@ static int locks_something(int command) {
             LOCKED(fd, asked->l_type == F_UNLCK, command == F_SETLK || command == F_SETLKW, asked->l_whence == SEEK_CUR, \
                    name(lock, command, argument)) \
         } \
-        if (command == F_SETLEASE) { \
-            copy_surrender(fd); \
+        if (command == F_SETLEASE || (command == F_SETFL && ((intptr_t)argument & O_DIRECT))) { \
             moved_shared(fd); \
+            copy_surrender(fd); \
         } \
         if (command == F_SETFD && !((intptr_t)argument & FD_CLOEXEC)) \
             moved_inherited(fd); \

@@ -136,7 +136,8 @@ static union result open_for_reading(const struct call *c, const struct place *a
     union result r;
     int saved = errno, reason = REASON_NONE;
     uint32_t published = __atomic_load_n(page_published, __ATOMIC_ACQUIRE);
-    if (!at->map->quiet && (config.direct || page_state() == STATE_MEASURING))
+    int is_direct = c->flags & O_DIRECT; /* the copy's file system may want more of addresses and lengths */
+    if (!at->map->quiet && (config.direct || is_direct || page_state() == STATE_MEASURING))
         return open_source(c, at, REASON_NONE, 1, published);
     uint64_t begin = at->map->quiet ? 0 : wait_begin(FD_LOCAL);
     enum outcome outcome = open_copy(c, at, &r);
@@ -236,6 +237,8 @@ static __attribute__((noinline)) union result open_below(const struct call *c) {
 static __attribute__((noinline)) union result reopen(const struct call *c, int fd) {
     if (writes(c->flags))
         copy_changes(fd);
+    else if (c->flags & O_DIRECT)
+        copy_surrender(fd);
     union result r = original(c, c->path);
     int opened = fd_of(c, r);
     moved_forget(opened);
