@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import subprocess
@@ -270,6 +271,42 @@ say(os.stat(src("file")).{field})
     process.stdin.write(b"\n")
     out, errors = process.communicate(timeout=30)
     assert (out, errors) == (b"%d\n" % expected, b"")
+
+
+@pytest.mark.parametrize("way", ["flock", "lockf"])
+def test_a_lock_for_which_no_descriptor_is_free_fails(lab: Lab, way: str) -> None:
+    paths = [lab.put(f"file{number}", SAME, SAME) for number in range(5)]
+    lab.install()
+    code = f"""
+import contextlib, fcntl, resource
+fds, filled, found = [os.open(src("file%d" % number), os.O_RDONLY) for number in range(5)], [], []
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+with contextlib.suppress(OSError):
+    while True: filled.append(os.dup(0))
+os.close(filled[-1])
+for fd in fds:
+    try:
+        found.append(fcntl.{way}(fd, fcntl.LOCK_SH | fcntl.LOCK_NB))
+    except OSError as error:
+        found.append(error.errno)
+step()
+say([found, [os.read(fd, 100).decode() for fd in fds]])
+"""
+    refused: list[bool] = []
+
+    def ask() -> None:
+        for path in paths:
+            with path.open("r+b") as file:
+                try:
+                    getattr(fcntl, way)(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    refused.append(False)
+                except BlockingIOError:
+                    refused.append(True)
+
+    found, read = stepped(lab, code, actions=[ask])
+    assert set(found) == ({None, errno.ENOLCK} if lab.layer == "native" else {errno.ENOLCK})
+    assert [result is None for result in found] == refused
+    assert read == [SAME.decode()] * 5
 
 
 PATHS = {

@@ -30,6 +30,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#define NONE_FREE INT_MIN
 #define HIGH_NUMBER 512 /* locks' descriptors leave the low numbers to the program */
 #define TURN_WAITS 400 /* of 50 us */
 #define HELD_WAITS 20
@@ -164,21 +165,23 @@ static void close_source(int fd) {
     fd_mark(fd, FD_LOCK);
 }
 
-/* Returns a descriptor of the file that was copied, opened as the copy is, or -1. */
+/* Returns a descriptor of the file that was copied, opened as the copy is; NONE_FREE: it could not be opened; -1: it has
+ * gone, or is another file. */
 static int open_source(int fd, const struct place *at) {
     ROOM(char, source);
-    int flags = source ? fcntl(fd, F_GETFL) : -1;
-    if (flags < 0)
-        return -1;
+    if (!source)
+        return NONE_FREE;
+    int flags = fcntl(fd, F_GETFL);
     source_of(at, source);
-    if (!source[0])
+    if (flags < 0 || !source[0])
         return -1;
     int opened = open(source, (flags & ~(O_CREAT | O_EXCL | O_TRUNC | O_APPEND)) | O_CLOEXEC);
-    if (opened >= 0 && !attributes_same(fd, opened)) {
-        close_source(opened);
-        return -1;
-    }
-    return opened;
+    if (opened < 0)
+        return errno == EMFILE || errno == ENFILE || errno == ENOMEM ? NONE_FREE : -1;
+    if (attributes_same(fd, opened))
+        return opened;
+    close_source(opened);
+    return -1;
 }
 
 /* Whether two numbers stand for one open file, with one offset: then a flag that means nothing for files is shared. */
@@ -330,26 +333,32 @@ static int lock_with(int fd, const struct place *at, const struct stat *info, in
     return kept;
 }
 
-/* Returns the descriptor to lock for a copy. With `lets_go` nothing is to be locked, so nothing is opened for it. */
+/* Returns the descriptor to lock for a copy, or NONE_FREE. With `lets_go` nothing is to be locked, so nothing is opened for
+ * it. */
 static __attribute__((noinline)) int lock_of(int fd, int lets_go) {
     PLACE(at);
     struct stat info;
-    int saved = errno, cancels = turn_take();
+    int saved = errno, cancels = turn_take(), instead = fd;
     if (!copy_locks[fd] && !lets_go && fstat(fd, &info) == 0 && place_of(fd, at) == FILE_NAME) {
         int flags = fcntl(fd, F_GETFD), opened = open_source(fd, at);
+        if (opened == NONE_FREE)
+            instead = NONE_FREE;
         int may_close = opened >= 0 && !moved_is_locked(opened);
         int high = may_close ? fcntl(opened, flags & FD_CLOEXEC ? F_DUPFD_CLOEXEC : F_DUPFD, copy_keeps_at()) : -1;
         if (high >= 0) {
             close(opened);
             opened = high;
         }
-        if (opened >= 0 && !lock_with(fd, at, &info, opened))
+        if (opened >= 0 && !lock_with(fd, at, &info, opened)) {
+            if (opened >= FDS)
+                instead = NONE_FREE;
             close_source(opened);
+        }
     }
     int lock = copy_locks[fd] - 1;
     turn_give(cancels);
     errno = saved;
-    return lock >= 0 ? lock : fd;
+    return lock >= 0 ? lock : instead;
 }
 
 static inline int to_lock(int fd, int lets_go) {
@@ -413,6 +422,10 @@ static off_t lend_offset(int fd, int lock) {
     if (held) \
         hold_begin(); \
     int lock = to_lock(fd, lets_go); \
+    if (lock == NONE_FREE) { \
+        errno = ENOLCK; \
+        return -1; \
+    } \
     if (notes && lock != fd) \
         moved_locks(lock); \
     off_t offset = from_here ? lend_offset(fd, lock) : -1; \

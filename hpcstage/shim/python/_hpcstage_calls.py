@@ -360,7 +360,7 @@ class Lock(Call):
     def __call__(self, fd: Any, operation: int, *args: Any) -> Any:
         number = _number(fd)
         if number is not None and operation not in (fcntl.LOCK_UN, os.F_ULOCK if self.__module__ == "os" else -1):
-            self.context.copies.surrender(number)
+            self.context.copies.lock(number)
         return self.original(fd, operation, *args)
 
 
@@ -370,8 +370,10 @@ class Fcntl(Call):
     def __call__(self, fd: Any, command: int, *args: Any) -> Any:
         is_direct = command == fcntl.F_SETFL and args and isinstance(args[0], int) and args[0] & DIRECT
         number = _number(fd) if command in LOCKS or is_direct else None
-        if number is not None:
+        if number is not None and is_direct:
             self.context.copies.surrender(number)
+        elif number is not None:
+            self.context.copies.lock(number)
         return self.original(fd, command, *args)
 
 
