@@ -171,10 +171,13 @@ static void *hook_mmap64(void *at, size_t n, int protection, int flags, int fd, 
 }
 
 /* ---- listings ---- */
+static __attribute__((noinline)) int is_of_datasets(const char *path) {
+    PLACE(at);
+    return concerns(AT_FDCWD, path) && locate(AT_FDCWD, path, at) != OUTSIDE && !at->map->quiet;
+}
+
 static DIR *hook_opendir(const char *path) {
-    struct place at;
-    int saved = errno;
-    int below = concerns(AT_FDCWD, path) && locate(AT_FDCWD, path, &at) != OUTSIDE && !at.map->quiet;
+    int saved = errno, below = is_of_datasets(path);
     errno = saved;
     if (!below)
         return opendir(path);

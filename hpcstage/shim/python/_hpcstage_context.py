@@ -275,10 +275,13 @@ class Dropper:
             pass
         self.drop(name, dir_fd, follows)
 
-    def before_reopening(self, name: str) -> None:
-        """Gives up a copy before its descriptor is opened again for writing, by the descriptor's name."""
+    def before_reopening(self, name: str, writes: bool = True) -> None:
+        """Gives up a copy before its descriptor is opened again, by the descriptor's name, to write or to read
+        directly."""
         number = self._context.copies.named(name)
-        if number is not None:
+        if number is not None and not writes:
+            self._context.copies.surrender(number)
+        elif number is not None:
             self._context.copies.changes(number)
             self._context.count(wire.COUNTER_WRITE_OPENS)
 
