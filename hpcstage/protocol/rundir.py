@@ -40,6 +40,11 @@ def told_path(run_dir: Path, host: str, run_id: str) -> Path:
     return run_dir / NODES / f"{host}.told-{run_id}"
 
 
+def told_files(run_dir: Path, run_id: str) -> list[Path]:
+    """Returns all files by which the nodes told each other of their output files."""
+    return list((run_dir / NODES).glob(f"*.told-{run_id}*"))
+
+
 def claims_path(run_dir: Path, host: str) -> Path:
     """Returns the path of what a node claims of the files that several nodes wrote under one name."""
     return run_dir / NODES / f"{host}.claims"

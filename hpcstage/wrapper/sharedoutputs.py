@@ -20,7 +20,7 @@ from hpcstage.errors import NotDrained
 from hpcstage.outputs.claims import Claim, claims_of, settle
 from hpcstage.outputs.prepare import OutputPlace
 from hpcstage.protocol import leadspec
-from hpcstage.protocol.rundir import checkpoints_path, claims_path, outputs_path, told_path
+from hpcstage.protocol.rundir import checkpoints_path, claims_path, outputs_path, told_files
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.wrapper import messages, outputpart
 from hpcstage.wrapper.outputs import RunNode, RunOutputs
@@ -76,8 +76,8 @@ class OtherNodes:
     def forget_outputs(self, own_host: str) -> None:
         """Removes what the nodes said of their output files from the run directory; the record has it by then."""
         for host in (own_host, *self.places):
-            paths = outputs_path(self.run_dir, host), claims_path(self.run_dir, host)
-            self._forget(*paths, told_path(self.run_dir, host, self.run_id))
+            self._forget(outputs_path(self.run_dir, host), claims_path(self.run_dir, host))
+        self._forget(*told_files(self.run_dir, self.run_id))
 
     def forget_checkpoints(self) -> None:
         """Removes what the nodes said of their checkpoints, as `forget_outputs` does."""
