@@ -180,7 +180,7 @@ enum {
     FD_LOCK = 4,    /* ours: of the source, for locks on a copy */
     FD_ARRIVING = 5, /* ours: of a copy that is on its way */
 };
-#define FDS 65536
+#define FDS 65536 /* numbers from here on have no marks: they stand for files of the source only */
 extern unsigned char fd_kinds[FDS];
 extern __attribute__((visibility("hidden"))) int hpcstage_vforked; /* how often this process called vfork */
 

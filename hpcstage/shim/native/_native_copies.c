@@ -286,13 +286,13 @@ int copy_surrender(int fd) {
 static __attribute__((noinline)) void surrender_and_drop(int fd) {
     PLACE(at);
     int saved = errno;
-    if (surrender(fd, at) || (fd_kind(fd) == FD_SOURCE && locate_fd(fd, at) == FILE_NAME))
+    if (surrender(fd, at) || (fd_kind(fd) != FD_LOCAL && locate_fd(fd, at) == FILE_NAME))
         drop(at);
     errno = saved;
 }
 
 void copy_changes(int fd) {
-    if (fd_kind(fd) == FD_LOCAL || fd_kind(fd) == FD_SOURCE)
+    if (fd_kind(fd) == FD_LOCAL || fd_kind(fd) == FD_SOURCE || fd >= FDS)
         surrender_and_drop(fd);
 }
 

@@ -86,6 +86,10 @@ static enum outcome open_copy(const struct call *c, const struct place *at, unio
     int fd = fd_of(c, *r);
     if (fd < 0)
         return errno == ENOENT || errno == ENOTDIR ? ABSENT : UNUSABLE;
+    if (fd >= FDS) {
+        give_up(c, *r);
+        return UNUSABLE;
+    }
     if (is_copy(fd, c->flags)) {
         moved_forget(fd);
         fd_mark(fd, at->map->quiet ? FD_OTHER : FD_LOCAL);
@@ -241,6 +245,11 @@ static __attribute__((noinline)) union result reopen(const struct call *c, int f
         copy_surrender(fd);
     union result r = original(c, c->path);
     int opened = fd_of(c, r);
+    if (opened >= FDS && fd_kind(fd) == FD_LOCAL && copy_surrender(fd)) {
+        give_up(c, r);
+        r = original(c, c->path);
+        opened = fd_of(c, r);
+    }
     moved_forget(opened);
     fd_mark(opened, writes(c->flags) || (c->flags & O_PATH) ? FD_OTHER : fd_kind(fd));
     if (opened >= 0 && writes(c->flags))
