@@ -11,6 +11,7 @@ import stat
 from dataclasses import dataclass
 
 from hpcstage.errors import UsageError
+from hpcstage.plan.dataset.listing import OF_FILES
 from hpcstage.plan.dataset.pathlist import PathList, collapse, read_list
 from hpcstage.plan.dataset.roots import tidy
 
@@ -52,7 +53,8 @@ def parse(argument: str, cwd: bytes) -> Parsed:
             return _glob(argument, path)
         raise UsageError(f"--data {argument} does not exist", "check the path as seen from this node") from None
     except OSError as error:
-        raise UsageError(f"--data {argument} cannot be read: {error.strerror}", "check the permissions") from None
+        fix = "check the permissions" if error.errno in OF_FILES else "is its file system mounted, and does it answer?"
+        raise UsageError(f"--data {argument} cannot be read: {error.strerror}", fix) from None
     return _named(argument, path, mode)
 
 
