@@ -90,9 +90,10 @@ class Told:
     def _read(self) -> None:
         announced = self._announced()
         for path in self._paths.others:
-            if announced.get(path.name) == self._sizes.get(path.name):
+            size = announced.get(path.name)  # a listing may miss a name that is renamed meanwhile
+            if size is None or size == self._sizes.get(path.name):
                 continue
-            self._sizes[path.name] = announced[path.name]
+            self._sizes[path.name] = size
             for one in self._lines(path):
                 self._unread.append(one)
                 if not one.is_given:
