@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.checkpoint.entries import CompleteEntries, leads_to, mark_of, was_renamed
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration
+from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
 from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
-from hpcstage.checkpoint.keeping.history import generations_of, known_before, newest_manifest
-from hpcstage.checkpoint.keeping.plain import described, is_there, shown_in
+from hpcstage.checkpoint.keeping.history import generations_of, known_before, newest_manifest, whole_versions
+from hpcstage.checkpoint.keeping.plain import described, is_same, is_there, shown_in
 from hpcstage.writing import replace_text
 
 
@@ -82,6 +84,24 @@ def is_behind(place: CheckpointPlace, target: Path) -> bool:
         return False
     own = [drained.manifest.number, drained.manifest.attempt]
     return drained.manifest not in generations_of(place) and own not in _said(place).get("began_with", [])
+
+
+def lacking_of_origin(place: CheckpointPlace, target: Path, number: int) -> list[str]:
+    """Returns the checkpoints of the killed run from which a run went on that the program still has, and that neither a
+    generation of this run nor the target has whole: it began to write them again before the first one was saved."""
+    origin = place.origin()
+    if origin is None:
+        return []
+    earlier = CheckpointPlace(origin[0])
+    with LocalSource(earlier.store) as source, LocalSource(place.store) as own, suppress(DamagedGeneration, OSError):
+        older = whole_versions(own, place.tree, number).values()
+        had = set(times_of(GenerationReader(own).manifest(number))).union(*older)
+        there = [name for name in completed_since(earlier) if not is_same(earlier.tree, target, name)]
+        if origin[1]:
+            manifest = GenerationReader(source).manifest(origin[1])
+            there += [name for name in times_of(manifest) if not is_there(target, manifest, name)]
+        return [name for name in there if name not in had and os.path.lexists(place.tree / name)]
+    return []
 
 
 def _said(place: CheckpointPlace) -> dict[str, Any]:

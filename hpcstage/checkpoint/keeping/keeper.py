@@ -21,7 +21,7 @@ from hpcstage.checkpoint.generations.restoring import UnusableTarget, times_of
 from hpcstage.checkpoint.generations.state import StateChanged
 from hpcstage.checkpoint.generations.terms import NoRoom
 from hpcstage.checkpoint.keeping.beginning import restore_state, seen_before
-from hpcstage.checkpoint.keeping.completed import CompletedNote
+from hpcstage.checkpoint.keeping.completed import CompletedNote, lacking_of_origin
 from hpcstage.checkpoint.keeping.drainer import DrainProcess, DrainResult
 from hpcstage.checkpoint.keeping.draining import EntryDrain, PacedSource, ProgramNames
 from hpcstage.checkpoint.keeping.facts import (
@@ -34,7 +34,7 @@ from hpcstage.checkpoint.keeping.facts import (
     UndrainedEntry,
     reason,
 )
-from hpcstage.checkpoint.keeping.history import lacking_of_origin, whole_versions
+from hpcstage.checkpoint.keeping.history import whole_versions
 from hpcstage.checkpoint.keeping.leftovers import leftovers, place_leftovers
 from hpcstage.checkpoint.keeping.plain import OURS, names_in
 from hpcstage.checkpoint.keeping.saving import SHARE, GenerationSaver, ProcessorShare
