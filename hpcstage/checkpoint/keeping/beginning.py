@@ -15,7 +15,13 @@ from pathlib import Path
 
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
 from hpcstage.checkpoint.generations.reading import LocalSource
-from hpcstage.checkpoint.generations.restoring import NothingToRestore, restore, restore_newest, times_of
+from hpcstage.checkpoint.generations.restoring import (
+    NothingToRestore,
+    remove_leftovers,
+    restore,
+    restore_newest,
+    times_of,
+)
 from hpcstage.checkpoint.keeping.completed import began_with, completed_since, is_behind
 from hpcstage.checkpoint.keeping.facts import CannotKeep, CheckpointCharter, CheckpointPlace, reason
 from hpcstage.checkpoint.keeping.history import names_of, newest_manifest, whole_versions
@@ -161,6 +167,7 @@ def check_room(place: CheckpointPlace, size_bytes: int, what: str) -> None:
 
 def from_target(place: CheckpointPlace, target: Path, refused: tuple[str, ...]) -> BeginningState:
     """Copies what the target holds, and verifies what is described. Raises CannotKeep and OSError."""
+    remove_leftovers(target)  # a killed drain may have left a name there without its entry
     opened, names = described(target), checkpoints_in(target)
     check_room(place, sum(size_of(target / name) for name in names), f"{target}")
     place_copies(target, {name: name for name in names}, place.tree)
