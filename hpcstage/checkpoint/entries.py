@@ -72,6 +72,7 @@ class CompleteEntries:
         self._quiet_s = quiet_s
         self._entries: dict[str, _Entry] = {}
         self._renamed = set(known)
+        self._arrived = set[str]()
         self._next_look = self._soonest_look = now
         self.is_gone = False
         """Whether the directory was removed, moved or unmounted: nothing is complete from then on."""
@@ -100,6 +101,14 @@ class CompleteEntries:
     def states(self) -> dict[str, tuple[str, bool]]:
         """Returns all entries as they were at the last look: what differs when one does, and whether it is complete."""
         return {name: (entry.mark, entry.is_complete) for name, entry in self._entries.items()}
+
+    def arrived(self) -> dict[str, str]:
+        """Returns the marks of entries that were renamed to their names since this was asked, and that nobody writes,
+        whether a look was due or not."""
+        names, self._arrived = [name for name in self._arrived if not name.startswith(self._skipped)], set()
+        found = {name: print_ for name in names if (print_ := _printed(self._directory, name))}
+        written = {name for name in found if any(_is_written(f"{self._directory}/{one[0]}") for one in found[name])}
+        return {name: _mark(found[name]) for name in found if name not in written}
 
     def wake_after(self, now: float) -> float | None:
         """Returns the seconds until `look` has something to do without an event; None for never."""
@@ -135,6 +144,7 @@ class CompleteEntries:
                     self.is_gone = True
                 elif mask & inotify.MOVED_TO:
                     self._renamed.add(os.fsdecode(name))
+                    self._arrived.add(os.fsdecode(name))
                 elif mask & inotify.CREATE:
                     self._renamed.discard(os.fsdecode(name))
         return happened
@@ -151,7 +161,7 @@ class CompleteEntries:
             entry = self._entries.get(name)
             if entry is None or entry.found != print_ or name in renamed:
                 self._change(entry is not None and entry.is_complete)
-                entry = self._entries[name] = _Entry(print_, now, name in renamed, _leads_to(self._directory, name))
+                entry = self._entries[name] = _Entry(print_, now, name in renamed, leads_to(self._directory, name))
         for name in sorted(found, key=lambda one: self._entries[one].leads_to is not None):  # links come last
             entry = self._entries[name]
             if not entry.is_complete and self._may_be_complete(entry, now):
@@ -174,11 +184,18 @@ def mark_of(directory: Path, name: str) -> str:
     return _mark(found) if found else ""
 
 
+def was_renamed(directory: Path, name: str) -> bool:
+    """Tells whether the last that happened to an entry is that it was renamed, or that its mode or times were set: such
+    a change comes after all that was written."""
+    top, *below = _printed(os.fspath(directory), name) or ((name, 0, 0, 0, 0),)
+    return top[4] > max(top[3], *(max(one[3:]) for one in below), 0)
+
+
 def _mark(found: _Print) -> str:
     return hashlib.blake2b(repr(found).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
-def _leads_to(directory: str, name: str) -> str | None:
+def leads_to(directory: str, name: str) -> str | None:
     """Returns the entry of a directory to which a link leads; empty if it leads elsewhere, None if it is no link."""
     try:
         target = os.readlink(f"{directory}/{name}")

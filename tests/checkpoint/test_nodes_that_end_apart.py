@@ -17,6 +17,7 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import GenerationId
 from hpcstage.checkpoint.generations.reading import LocalSource
+from hpcstage.checkpoint.generations.restoring import LOCK
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.jobwide.alone import drain_share_late, end_alone
@@ -212,7 +213,7 @@ def test_a_state_from_which_another_run_did_not_go_on_lies_beside(
 def test_who_waited_for_the_last_share_finds_all_of_it_there(nodes: list[Node], target: Path) -> None:
     made = known(nodes, 4)
     assert not nodes[0].ends()
-    fd = os.open(target / waiting(target)[0], os.O_RDONLY | os.O_DIRECTORY)
+    fd = os.open(target / waiting(target)[0] / LOCK, os.O_RDWR)
     fcntl.flock(fd, fcntl.LOCK_EX)
     with ThreadPoolExecutor(2) as pool:
         ends = [pool.submit(nodes[1].ends) for _ in range(2)]

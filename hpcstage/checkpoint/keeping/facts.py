@@ -69,6 +69,11 @@ class CheckpointPlace:
         """The marks of what was put into the directory at the start."""
         return self.base / "put"
 
+    @property
+    def completed(self) -> Path:
+        """The file that tells which entries of the directory are complete; see `completed`."""
+        return self.base / "completed"
+
     def note_origin(self, base: Path, number: int) -> None:
         """Notes the generation of a killed run that lay in the directory at the start. Raises OSError."""
         self._origin.write_text(json.dumps([os.fspath(base), number]))
