@@ -22,6 +22,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from hpcstage.lead import downnodes
 from hpcstage.lead.launched import LaunchedNodes
 from hpcstage.lead.nodes import Nodes
 from hpcstage.lead.states import ENDED_EARLY, NodeState, problem_of
@@ -177,6 +178,11 @@ class Lead:
     def _keep_connected(self, now: float) -> None:
         if self.world.look(now):
             log(self.world.why)
+            if downnodes.is_job_ending(os.environ):
+                self.world.over, self.world.why = True, self._why_said  # it is no failure of ours
+                return
+            for host in downnodes.lost(self.spec.hosts, os.environ):
+                self._lose(host)
             self._say_not_yet()
         elif self.world.is_late(now):
             self._say_not_yet()
@@ -188,6 +194,12 @@ class Lead:
                 return
             if self.world.start(self.nodes.states.entries(), now):
                 log(f"generation {self.world.generation}: {', '.join(self.spec.hosts[index] for index in alive)}")
+
+    def _lose(self, host: str) -> None:
+        """Leaves out a node that the next program cannot have."""
+        index = self.spec.hosts.index(host) if host in self.spec.hosts else 0
+        if index and self.nodes.states.all[index].alive:
+            self.nodes.states.set(index, "dead", "Slurm takes the node for lost")
 
     def _say_not_yet(self) -> None:
         """Reports the failure at once, and once: the user may know what is wrong before all ways have been tried."""

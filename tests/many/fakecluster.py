@@ -55,7 +55,7 @@ while words and words[0].startswith("-"):
     elif name == "--mpi":
         mpi = value
     elif name not in ("--overlap", "--mem", "--nodes", "--ntasks-per-node", "--export", "--cpu-bind", "--quiet",
-                      "--kill-on-bad-exit", "--wait"):
+                      "--kill-on-bad-exit", "--no-kill", "--wait"):
         sys.exit(f"srun: unrecognized option {name}")
 if "SLURM_MEM_PER_CPU" in os.environ and "--mem=0" in sys.argv:
     sys.exit("srun: fatal: SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE are mutually exclusive.")

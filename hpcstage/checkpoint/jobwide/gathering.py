@@ -6,6 +6,7 @@ the disk before the first of them gets its name. What a killed run left there, t
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -23,11 +24,13 @@ from hpcstage.checkpoint.keeping.plain import (
     DESCRIPTION,
     HIDDEN,
     OURS,
+    PARTS,
     described,
     forget_beside,
     is_there,
     note_beside,
     note_run,
+    parts_in,
     remove_entry,
 )
 
@@ -271,7 +274,9 @@ class Gathering:
                     note_beside(self.target, other)
             sync_directory(self.target)
         if not is_behind:
-            self._describe(now)
+            known = {} if before is None else parts_in(self.target, before.manifest.number)
+            parts = {name: sorted(generation.marks(name)) for name in sorted(generation.names)}
+            self._describe(now, parts | {name: known[name] for name in generation.put if name in known})
         sizes = [e.size_bytes for e in now.manifest.entries if e.name.partition("/")[0] in wanted]
         return PlacedWhole(len(sizes), sum(sizes), beside)
 
@@ -279,8 +284,9 @@ class Gathering:
         """Removes the directory."""
         _clear(self.path)
 
-    def _describe(self, opened: OpenGeneration) -> None:
-        """Puts the description of the generation beside its files; that of the one before goes."""
+    def _describe(self, opened: OpenGeneration, parts: Mapping[str, list[str]]) -> None:
+        """Puts the description of the generation beside its files; that of the one before goes. `parts` are the nodes
+        that have a part of each entry."""
         number, directory = opened.manifest.number, self.target / DESCRIPTION
         directory.mkdir(0o700, exist_ok=True)
         old = os.listdir(directory)
@@ -290,6 +296,7 @@ class Gathering:
             files = Files()
             files.write_new(made / GenerationPart.BLOCKS, opened.table.tobytes())
             files.write_new(made / GenerationPart.MANIFEST, opened.manifest.to_bytes())
+            files.write_new(made / PARTS, json.dumps(parts).encode())
             for name in old:
                 if (directory / name).is_dir() and name.isdecimal():
                     os.rename(directory / name, beside / f"old-{name}")

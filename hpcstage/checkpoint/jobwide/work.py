@@ -328,6 +328,7 @@ class NodeWork:
             self._superseded.remove(before.manifest, now.manifest, seen, order.body["spared"])
         lines = [f"{name} is gone with its nodes" for name in sorted(whole.lacking)]
         return {
+            "gone": sorted(gone),
             "beside": dict(placed.beside),
             "files": placed.files,
             "size_bytes": placed.size_bytes,

@@ -185,6 +185,8 @@ class CheckpointCharter:
     """The failure domains of nodes that share one, as the user named them."""
     domain: str = ""
     """The failure domain of this node as the scheduler tells it; empty: it does not."""
+    is_elastic: bool = False
+    """Whether the program is started anew without a node that is lost."""
 
     def save(self, place: CheckpointPlace) -> None:
         """Writes the charter; it is on the disk before a command can start."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from hpcstage.checkpoint.generations.files import Files, GenerationId
+from hpcstage.checkpoint.generations.files import Files, GenerationId, generation_path
 from hpcstage.checkpoint.generations.layout import BlockLayout
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest, SavedEntry
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource, OpenGeneration
@@ -36,6 +36,8 @@ from hpcstage.writing import replace_text
 DESCRIPTION = ".hpcstage-generation"
 _RUN = "run"
 """The name of a file beside the description: the run on several nodes that made the generation, and which one it is."""
+PARTS = "parts"
+"""The name of a file in the description: by entry the nodes whose parts it has, of a run on several nodes."""
 BESIDE = ".hpcstage-beside"
 """The directory below DIR whose entries have the names of what no program may take for a checkpoint."""
 OURS = ".hpcstage-"
@@ -96,6 +98,13 @@ def described(target: Path) -> OpenGeneration | None:
         if numbers := source.numbers():
             return GenerationReader(source).generation(max(numbers))
     return None
+
+
+def parts_in(target: Path, number: int) -> dict[str, list[str]]:
+    """Returns by entry of the generation that is described the nodes whose parts it has; none of a run on one node."""
+    with suppress(OSError, ValueError):
+        return dict(json.loads((generation_path(target / DESCRIPTION, number) / PARTS).read_bytes()))
+    return {}
 
 
 def note_run(target: Path, run_id: str, identity: GenerationId) -> None:
