@@ -78,6 +78,38 @@ say([first.read().decode(), second.read().decode(), at, os.fstat(second.fileno()
     assert lab.run(code) == [expected.decode(), expected.decode(), 2, len(expected)]
 
 
+LOOKED_UP = {
+    "open": "fd = c.open(name, os.O_WRONLY); c.write(fd, b'NEW', 3)",
+    "creat": "fd = c.creat(name, 0o600); c.write(fd, b'NEW', 3)",
+    "truncate": "c.truncate(name, 3)",
+    "unlink": "c.unlink(name)",
+    "rename": "c.rename(name, name + b'.old')",
+    "chmod": "c.chmod(name, 0o600)",
+    "by its library": "ctypes.CDLL('libc.so.6').unlink(name)",
+}
+
+
+@pytest.mark.parametrize("way", LOOKED_UP)
+def test_a_change_by_a_function_that_was_looked_up_shows_at_once(native_lab: Lab, way: str) -> None:
+    staged(native_lab)
+    code = f"""
+import ctypes
+c, name = ctypes.CDLL(None), os.fsencode(src("file"))
+before = os.path.exists(sys.argv[2])
+{LOOKED_UP[way]}
+say([before, os.path.exists(sys.argv[2])])
+"""
+    assert native_lab.run(code, native_lab.store / "file") == [True, False]
+
+
+@pytest.mark.compiler
+def test_a_function_of_a_library_s_own_is_looked_up_as_it_is(native_lab: Lab, tmp_path: Path) -> None:
+    staged(native_lab)
+    library = compile_library(tmp_path, "own", "int unlink(const char *path) { return 7; }")
+    assert native_lab.run("import ctypes; say(ctypes.CDLL(sys.argv[2]).unlink(os.fsencode(src('file'))))", library) == 7
+    assert (native_lab.store / "file").exists()
+
+
 DIRECT = {
     "opened": "fd = os.open(name, os.O_RDONLY | os.O_DIRECT)",
     "set later": "fd = os.open(name, os.O_RDONLY); fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)",

@@ -8,20 +8,19 @@
 #include "_native.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #define ROOMS 256
-#define FOR_A_THREAD 4 /* as many as a call usually needs are searched for in different places */
+#define FOR_A_THREAD 4 /* as many as a call usually needs: threads search from different places */
 
 static struct room {
-    const void *owner; /* the thread's; NULL: nobody's */
+    pthread_t owner; /* 0: nobody */
     char bytes[ROOM_BYTES];
 } __attribute__((aligned(64))) rooms[ROOMS];
-static unsigned threads;
-static __attribute__((tls_model("initial-exec"))) _Thread_local unsigned first; /* plus one; its address is the thread's name */
 
 static void *more(void) {
     int saved = errno;
@@ -35,13 +34,13 @@ static void *more(void) {
 }
 
 void *room_take(void) {
-    if (__builtin_expect(!first, 0))
-        first = __atomic_fetch_add(&threads, FOR_A_THREAD, __ATOMIC_RELAXED) % ROOMS + 1;
+    pthread_t self = pthread_self();
+    unsigned first = (unsigned)((uint64_t)self * 0x9e3779b97f4a7c15ull >> 32) * FOR_A_THREAD;
     for (unsigned i = 0; i < ROOMS; i++) {
-        struct room *room = &rooms[(first - 1 + i) % ROOMS];
-        const void *nobody = NULL;
+        struct room *room = &rooms[(first + i) % ROOMS];
+        pthread_t nobody = 0;
         if (!__atomic_load_n(&room->owner, __ATOMIC_RELAXED) &&
-            __atomic_compare_exchange_n(&room->owner, &nobody, &first, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+            __atomic_compare_exchange_n(&room->owner, &nobody, self, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
             return room->bytes;
     }
     return more();
@@ -53,21 +52,21 @@ void room_give(void *variable) {
         return;
     struct room *room = (struct room *)(bytes - offsetof(struct room, bytes));
     if (room >= rooms && room < rooms + ROOMS)
-        __atomic_store_n(&room->owner, NULL, __ATOMIC_RELEASE);
+        __atomic_store_n(&room->owner, 0, __ATOMIC_RELEASE);
     else
         munmap(room, sizeof *room);
 }
 
 void rooms_left(void) {
     for (struct room *room = rooms; room < rooms + ROOMS; room++)
-        if (__atomic_load_n(&room->owner, __ATOMIC_RELAXED) == &first)
-            __atomic_store_n(&room->owner, NULL, __ATOMIC_RELEASE);
+        if (__atomic_load_n(&room->owner, __ATOMIC_RELAXED) == pthread_self())
+            __atomic_store_n(&room->owner, 0, __ATOMIC_RELEASE);
 }
 
 void rooms_forked(void) {
     for (struct room *room = rooms; room < rooms + ROOMS; room++)
-        if (room->owner != &first)
-            room->owner = NULL;
+        if (room->owner != pthread_self())
+            room->owner = 0;
 }
 
 void node_path(char *out, const char *name, size_t n) {
