@@ -10,6 +10,7 @@ import psutil
 from daemon_process import start_daemon, wait_until  # noqa: F401
 from group_process import nodes, total  # noqa: F401
 
+from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import CLOSED, LANDED, Answer, Kind, Reason
 
 
@@ -54,8 +55,12 @@ def test_a_write_is_answered_when_no_node_has_a_copy_any_more(nodes, make_tree):
 
 def serves(daemon, path):
     """Whether programs of a node would open the copy of a file."""
+    return daemon.store(path).exists() and opens(daemon)
+
+
+def opens(daemon):
     given_up, caught_up, closed, held = daemon.gate()
-    return daemon.store(path).exists() and given_up == caught_up and not closed and not held
+    return given_up == caught_up and not closed and not held
 
 
 def test_where_a_daemon_does_not_hear_of_a_write_its_node_serves_nothing(nodes, make_tree):
@@ -78,8 +83,7 @@ def test_where_an_exchange_does_not_hear_of_a_write_its_node_serves_nothing(node
     daemons = nodes.up(root, 2, placement="replicate")
     nodes.staged()
     wrote(daemons[0], path)
-    exchange = exchange_of(nodes.worlds[0], rank=1)
-    exchange.suspend()
+    exchange_of(nodes.worlds[0], rank=1).suspend()
     wrote(daemons[0], second)
     assert not serves(daemons[1], second)
     wait_until(lambda: nodes.worlds[0].process.poll() is not None)
@@ -150,6 +154,23 @@ def test_a_write_while_there_is_no_group_is_told_to_the_next(nodes, make_tree):
     wait_until(lambda: not daemons[1].store(path).exists())
     assert daemons[1].want(path) == (Answer.DIRECT, Reason.VOID)
     nodes.end()
+
+
+def test_many_files_are_not_served_while_they_are_voided(nodes, make_tree):
+    """More than one message tells of them. None is served once the write is answered; the others are, after that."""
+    other, *_ = files_of(root := make_tree(files=2))
+    gone = [root / "many" / f"{number}" for number in range(exchange.MAX_IDS + 10)]
+    (root / "many").mkdir()
+    for path in gone:
+        path.touch()
+    daemons = nodes.up(root, 2, placement="replicate")
+    nodes.staged()
+    wrote(daemons[0], root / "many")
+    for daemon in daemons:
+        assert not opens(daemon) or not any(daemon.store(path).exists() for path in gone)
+    wait_until(lambda: all(serves(daemon, other) for daemon in daemons))
+    assert not any(daemon.store(path).exists() for daemon in daemons for path in gone)
+    assert [part.problems for part in nodes.end()] == [(), ()]
 
 
 def test_a_directory_of_many_files(nodes, make_tree):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from itertools import compress, count
 
@@ -85,6 +86,8 @@ class FileSharing(Neighbours):
         """The nodes of a group that was started anew that have not told theirs yet; this one serves nothing before."""
         self._apart_until: float | None = None
         """Until when this node serves nothing, since other nodes may write without its knowing."""
+        self._many: deque[tuple[int, ...]] = deque()
+        """Many files that programs of other nodes write to: until all are voided this node serves nothing."""
         self._is_written = False
         """Whether programs of the job write to files of the datasets."""
         self._announces = False
@@ -105,7 +108,7 @@ class FileSharing(Neighbours):
     @property
     def wait_until(self) -> float | None:
         """See Participant."""
-        times = (self._group_until, self._apart_until, self._inquiry.until)
+        times = (self._group_until, self._apart_until, self._inquiry.until, 0.0 if self._many else None)
         found = [until for until in times if until is not None]
         return min(found, default=None)
 
@@ -212,8 +215,8 @@ class FileSharing(Neighbours):
         """See Participant."""
         self._early.take_asks()
         if self._is_written and self._group.nodes.groups:
-            self._group.base.page.set_apart(is_apart=True)
             self._apart_until = now + self._group.base.spec.group_wait_s
+            self._show_apart()
         if self.joined:
             self._peers.disconnect(now)
         self._inquiry.end()
@@ -221,6 +224,9 @@ class FileSharing(Neighbours):
 
     def poll(self, now: float) -> None:
         """See Participant. A node that has waited for too long reads everything from the source."""
+        if self._many:
+            self._on_written(self._many.popleft())
+            self._show_apart()
         members = self._group.nodes.members
         if members is not None and self.joined and self._inquiry.is_over(now):
             self._take_over(members)
@@ -247,10 +253,7 @@ class FileSharing(Neighbours):
         if isinstance(message, exchange.PlanFiles):
             self._compare(message.listings)
         elif isinstance(message, exchange.Written):
-            self._is_written = self._is_written or bool(message.ids)
-            self._on_written(message.ids)
-            if not message.ids:
-                self._has_told(message.node)
+            self._written_elsewhere(message)
         elif isinstance(message, exchange.Confirmed):
             self.confirmed = max(self.confirmed, message.number)
         elif isinstance(message, exchange.Held):
@@ -268,6 +271,17 @@ class FileSharing(Neighbours):
             self._peers.missed(message, now)
         elif isinstance(message, exchange.Sent):
             self._peers.arrivals.sent(message)
+
+    def _written_elsewhere(self, message: exchange.Written) -> None:
+        """Voids files that programs of other nodes write to: many, as those of a directory, when there is time."""
+        self._is_written = self._is_written or bool(message.ids)
+        if len(message.ids) == exchange.MAX_IDS:
+            self._many.append(message.ids)
+            self._show_apart()
+        elif message.ids:
+            self._on_written(message.ids)
+        else:
+            self._has_told(message.node)
 
     def _read_elsewhere(self, message: exchange.Reading, now: float) -> None:
         """Holds back the copying of large files that programs of other nodes read at the source."""
@@ -320,7 +334,10 @@ class FileSharing(Neighbours):
         self._untold.discard(node)
         if self._apart_until is not None and not self._untold and self._group.nodes.members is not None:
             self._apart_until = None
-            self._group.base.page.set_apart(is_apart=False)
+            self._show_apart()
+
+    def _show_apart(self) -> None:
+        self._group.base.page.set_apart(is_apart=self._apart_until is not None or bool(self._many))
 
     def reading(self, now: float) -> None:
         """See Neighbours."""
