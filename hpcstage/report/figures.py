@@ -5,6 +5,7 @@ It draws nothing and does not import rich, as the short form at the end of a run
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -91,8 +92,16 @@ def ending(run: RunSection) -> str:
     if run.state in ENDINGS:
         return ENDINGS[run.state]
     if run.signal is not None:
-        return f"killed by signal {run.signal}"
+        return f"killed by {_signal_name(run.signal)}"
     return "end not seen" if run.exit_code is None else f"exit code {run.exit_code}"
+
+
+def _signal_name(number: int) -> str:
+    """Returns a name such as SIGINT; real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def mode(run: RunSection) -> str:
