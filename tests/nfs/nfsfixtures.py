@@ -17,16 +17,20 @@ from nfslab import EXPORT, NODE, Job, NfsLab, NoLab
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 LOCAL = "/disk/tmp"
-MARK = "HPCSTAGE_TEST_PROJECT"
+MARK = "NFS_TEST_PROJECT"
 _FIND = f"grep -lzs ^{MARK}= /proc/[0-9]*/environ"
-_LEFT = f"{_FIND}; ls -d {LOCAL}/hpcstage-*/*"
-_KILL = f"for path in $({_FIND}); do kill -9 $(basename $(dirname $path)); done"
+_KILL = f"kill -9 $({_FIND} | cut -d/ -f3)"
+_END = f"""ip link set v0 up; [ $(cat /proc/fs/nfsd/threads) != 0 ] || rpc.nfsd 8
+for try in $(seq 100); do
+    left=$({_FIND}; ls -d {LOCAL}/hpcstage-*/* 2>/dev/null); [ -n "$left" ] || break; sleep 0.2
+done
+[ -z "$left" ] || {{ echo "$left"; {_KILL}; }}; rm -rf {LOCAL}/*"""
 _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NfsLab]:
-    """The machine."""
+    """The machine inside."""
     made = NfsLab(tmp_path_factory.mktemp("nfs") / "lab")
     try:
         made.up()
@@ -84,17 +88,5 @@ def project(lab: NfsLab) -> Iterator[Project]:
     """A project; the server is up before and after."""
     made = Project(lab, f"project{next(_numbers)}")
     yield made
-    lab.run("ip link set v0 up; [ $(cat /proc/fs/nfsd/threads) != 0 ] || rpc.nfsd 8")
-    left = ""
-
-    def is_clean() -> bool:
-        nonlocal left
-        left = "".join(line for line in lab.run(_LEFT, code=None).splitlines(True) if "No such file" not in line)
-        return not left
-
-    try:
-        lab.until(is_clean, 20, "the end of all that the test has started")
-    except AssertionError as error:
-        raise AssertionError(f"left behind: {left}") from error
-    finally:
-        lab.run(f"{_KILL}; rm -rf {LOCAL}/*", code=None)
+    left = lab.run(_END, code=None)
+    assert not left, f"left behind: {left}"

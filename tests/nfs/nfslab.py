@@ -61,7 +61,7 @@ mount -t hostfs none /jobs -o {lab}/jobs
 exec >/jobs/.log 2>&1
 trap 'echo "failed: $BASH_COMMAND"; poweroff -f' ERR
 mkdir -p /dev/pts /dev/shm /lib/modules; mount -t devpts devpts /dev/pts; mount -t tmpfs tmpfs /dev/shm
-mount -t tmpfs tmpfs /run; mkdir -p /run/netns /run/lock /run/done /run/rpcbind
+mount -t tmpfs tmpfs /run; mkdir -p /run/netns /run/lock /run/rpcbind
 mount --bind /usr/lib/uml/modules /lib/modules; for module in nfsd nfs nfsv3 nfsv4 veth; do modprobe $module; done
 mkdir -m 1777 -p /disk/tmp; hostname node1; ip link set lo up
 mkdir -p /srv/back; mount -t ext4 /dev/ubdb /srv/back; mkdir -m 1777 {export}
@@ -91,16 +91,17 @@ echo up >/jobs/.up
 set +eE
 trap - ERR
 job() {{
-    cd /disk; setsid bash "/jobs/$1.sh" >"/jobs/$1.out" 2>&1 </dev/null
+    cd /disk; setsid bash "/jobs/.$1" >"/jobs/$1.out" 2>&1 </dev/null
     echo $? >"/jobs/.$1.rc"; mv "/jobs/.$1.rc" "/jobs/$1.rc"
 }}
+exec 9<> <(:)
 while :; do
     for script in /jobs/*.sh; do
-        name=$(basename "$script" .sh); [ -e "$script" ] && [ ! -e "/run/done/$name" ] || continue
-        touch "/run/done/$name"; [ "$name" != off ] || {{ sync; poweroff -f; }}
-        job "$name" &
+        [ -e "$script" ] || continue
+        name=${{script##*/}}; name=${{name%.sh}}; [ "$name" != off ] || {{ sync; poweroff -f; }}
+        mv "$script" "/jobs/.$name"; job "$name" &
     done
-    sleep 0.1
+    read -t 0.1 -u 9  # a pause that starts no process
 done
 """
 
@@ -159,8 +160,8 @@ class NfsLab:
         """Starts a bash script inside, on the first node."""
         job = Job(self, f"job{next(self._numbers)}")
         text = f"export PYTHON={sys.executable}\n{script}\n"
-        (self.jobs / f".{job.name}").write_text(text)
-        (self.jobs / f".{job.name}").rename(self.jobs / f"{job.name}.sh")
+        (self.jobs / f".new.{job.name}").write_text(text)
+        (self.jobs / f".new.{job.name}").rename(self.jobs / f"{job.name}.sh")
         return job
 
     def run(self, script: str, timeout_s: float = 60.0, *, code: int | None = 0) -> str:

@@ -17,7 +17,7 @@ SEED, KILLS, BACK = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 PROGRAM = Path(__file__).with_name("stepping.py")
 LOG = Path("/disk/tmp2.log")
 DIR = BACK / "checkpoints"
-MARK = b"HPCSTAGE_TEST_KILLED=1"
+MARK = b"NFS_TEST_KILLED=1"
 SIZE_BYTES = 200_000
 failures = []
 
