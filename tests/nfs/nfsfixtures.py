@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nfslab import EXPORT, NODE, Job, NfsLab, NoLab
+from nfslab import EXPORT, NODE, PATIENCE_S, Job, NfsLab, NoLab
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 LOCAL = "/disk/tmp"
@@ -66,7 +66,7 @@ cd {mount}/{self.name}
         return self.lab.start(self.script(lines, mount, node=node))
 
     def run(
-        self, lines: str, mount: str = "/n42", *, node: int = 1, timeout_s: float = 60.0, code: int | None = 0
+        self, lines: str, mount: str = "/n42", *, node: int = 1, timeout_s: float = PATIENCE_S, code: int | None = 0
     ) -> str:
         """Runs a script; returns what it printed."""
         return self.start(lines, mount, node=node).wait(timeout_s, code=code)

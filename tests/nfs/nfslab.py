@@ -33,6 +33,8 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EXPORT = "/srv/back/exp"
 START_S = 90.0
 GONE_S = 20.0
+PATIENCE_S = 150.0
+"""Scripts of seconds may take so long on a busy machine."""
 ASK_EVERY_S = 0.1
 NODE = "/root/node"
 """A script that runs its arguments on the second node."""
@@ -129,7 +131,7 @@ class Job:
         path = self.lab.jobs / f"{self.name}.rc"
         return int(path.read_text()) if path.exists() else None
 
-    def wait(self, timeout_s: float = 60.0, *, code: int | None = 0) -> str:
+    def wait(self, timeout_s: float = PATIENCE_S, *, code: int | None = 0) -> str:
         """Waits for its end; returns what it printed. Fails if it has another exit code, unless any is allowed."""
         self.lab.until(lambda: self.code is not None, timeout_s, f"the end of {self.name}: {self.output[-2000:]}")
         assert code in (None, self.code), f"exit code {self.code}\n{self.output}"
@@ -164,7 +166,7 @@ class NfsLab:
         (self.jobs / f".new.{job.name}").rename(self.jobs / f"{job.name}.sh")
         return job
 
-    def run(self, script: str, timeout_s: float = 60.0, *, code: int | None = 0) -> str:
+    def run(self, script: str, timeout_s: float = PATIENCE_S, *, code: int | None = 0) -> str:
         """Runs a bash script inside; returns what it printed."""
         return self.start(script).wait(timeout_s, code=code)
 

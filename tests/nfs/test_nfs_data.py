@@ -9,7 +9,7 @@ import pytest
 from nfsfixtures import Project, lab, project
 
 __all__ = ["lab", "project"]
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 MAKE = (
     "for n in $(seq 60); do mkdir -p data/c$((n % 3)); head -c $((n * 3000)) /dev/urandom >data/c$((n % 3))/f$n; done"
 )

@@ -6,7 +6,7 @@ import pytest
 from nfsfixtures import Project, lab, project
 
 __all__ = ["lab", "project"]
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 RUN = "$HPCSTAGE run --out out -- sh -c"
 MOUNTS = pytest.mark.parametrize("mounts", [("/n42", "/n42b"), ("/n3local", "/n3localb")], ids=["nfs4", "local locks"])
 

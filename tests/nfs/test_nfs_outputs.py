@@ -6,7 +6,7 @@ import pytest
 from nfsfixtures import Project, lab, project
 
 __all__ = ["lab", "project"]
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 CHECK = """$PYTHON -c '
 import numpy as np
 results, scores = np.load("out/predictions.npy"), np.fromfile("out/scores.bin", np.int64)
