@@ -31,7 +31,7 @@ TOOLS = (UML, "unshare", "setpriv", "mkfs.ext4", "insmod", "rpcbind", "rpc.statd
 PACKAGES = "user-mode-linux nfs-kernel-server nfs-common rpcbind e2fsprogs kmod iproute2"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EXPORT = "/srv/back/exp"
-START_S = 90.0
+START_S = 150.0
 GONE_S = 20.0
 PATIENCE_S = 150.0
 """Scripts of seconds may take so long on a busy machine."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nfsfixtures import Project, lab, project
+from nfsfixtures import PATIENCE_S, Project, lab, project
 
 __all__ = ["lab", "project"]
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
@@ -17,7 +17,7 @@ def test_a_second_run_on_another_node_is_refused_until_the_first_ends(
 ) -> None:
     one, other = mounts
     first = project.start(f"{RUN} 'echo up; until [ -e go ]; do sleep 0.1; done'", one)
-    project.lab.until(lambda: "up" in first.output, 60, "the first run")
+    project.lab.until(lambda: "up" in first.output, PATIENCE_S, "the first run")
     said = project.run(f"{RUN} 'echo started'", other, node=2, code=2)
     assert "--out out is in use by run " in said
     assert " on node1" in said
@@ -31,7 +31,7 @@ def test_a_second_run_on_another_node_is_refused_until_the_first_ends(
 def test_a_run_that_was_killed_on_another_node_does_not_block(project: Project, mounts: tuple[str, str]) -> None:
     one, other = mounts
     first = project.start(f"{RUN} 'echo first >$HPCSTAGE_OUT/first; echo up; sleep 60'", one)
-    project.lab.until(lambda: "up" in first.output, 60, "the first run")
+    project.lab.until(lambda: "up" in first.output, PATIENCE_S, "the first run")
     project.kill_all()
     first.wait(code=None)
     assert "started" in project.run(f"{RUN} 'echo second >$HPCSTAGE_OUT/second; echo started'", other, node=2)
