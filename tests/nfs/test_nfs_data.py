@@ -44,9 +44,9 @@ def test_a_scan_that_got_no_answer_is_repeated(project: Project) -> None:
     started = "until grep -q 'got no answer' /disk/tmp/hpcstage-*/*/daemon.log; do sleep 0.1; done; ip link set v0 up"
     served = 'until [ -n "$(find /disk/tmp/hpcstage-*/*/store -name f60 2>/dev/null)" ]; do sleep 0.1; done'
     said = project.run(
-        f"""stat data >/disk/stat; data=$PWD/data; mkdir /disk/work; cd /disk/work; ip link set v0 down
+        f"""stat data >/disk/stat; data=$PWD/data; mkdir /disk/away; cd /disk/away; ip link set v0 down
         $HPCSTAGE run --data $data -- sh -c {shlex.quote(f"{started}; {served}")} 2>&1
-        cat hpcstage-runs/*/run.json; rm -r /disk/work""",
+        cat hpcstage-runs/*/run.json; rm -r /disk/away""",
         "/nsoft",
     )
     (problem,) = json.loads(said[said.index("{") :])["problems"]
