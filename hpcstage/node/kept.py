@@ -32,7 +32,8 @@ _NEW = "."
 """The names of directories whose lock is not held yet, or that are about to be deleted, begin so."""
 _WAIT_S = 0.05
 _BESIDE = frozenset(
-    {"tree", "journal", "scratch", "anchors", "store", "charter", "shares", "origin", "continued", "arriving", "put"}
+    {"tree", "journal", "journal.new", "scratch", "anchors"}
+    | {"store", "charter", "shares", "origin", "continued", "arriving", "put"}
 )
 
 

@@ -104,6 +104,7 @@ class OutputDrain:
             self._ledger.hear(news)
         while actions := self._ledger.actions(now, self._slots(now)):
             self._give(actions, now)
+        self._process.compact()
 
     def wake_after(self, now: float) -> float | None:
         """Returns the seconds until `work` has something to do without a descriptor being ready."""
@@ -235,7 +236,8 @@ class OutputDrain:
     def _slots(self, now: float) -> int:
         """Returns how many files may be handed out now: one at a time, since the wait follows the file that causes
         it."""
-        return int(now >= self._wait_until and self._process.carrying < 2 * THREADS)
+        is_free = self._process.carrying < 2 * THREADS and not self._process.is_resting
+        return int(now >= self._wait_until and is_free)
 
     def _give(self, actions: list[Action], now: float) -> None:
         for action in actions:

@@ -71,6 +71,11 @@ class Ledger:
         return self._state.unclosed
 
     @property
+    def unstamped(self) -> set[str]:
+        """Directories whose times in the target are not the local ones."""
+        return self._state.known.unstamped
+
+    @property
     def findings(self) -> DrainFindings:
         """The names that the end of a run tells of."""
         return self._state.findings

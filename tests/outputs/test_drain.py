@@ -21,7 +21,7 @@ import pytest
 from conftest import wait_for
 from draining import Running, start, tree  # noqa: F401
 
-from hpcstage.outputs import freeing, ledger, marks, namequeue, outcomes, seen, watch
+from hpcstage.outputs import freeing, journal, ledger, marks, namequeue, outcomes, seen, watch
 from hpcstage.outputs.late import drain_late
 from hpcstage.outputs.prepare import CannotMirror, OutputPlace, prepare
 from hpcstage.outputs.unseen import UNSEEN
@@ -811,3 +811,60 @@ def test_removals_after_the_end_are_not_carried_over(filled):
     after.pop("sub")
     assert after == before
     assert [(left.name, left.why) for left in report.undrained] == [("sub/late", "was removed before it was drained")]
+
+
+def test_the_journal_stays_short(start, monkeypatch):
+    """Ten logs that grow for a week, and a file that is written anew all the time."""
+    monkeypatch.setattr(journal, "LONG_BYTES", 20_000)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(marks, "REST_S", 0.0)
+    monkeypatch.setattr(seen, "CLOSED_S", 0.0)
+    running = start()
+    (running.target / "others").touch()
+    longest = 0
+    for number in range(150):
+        with (running.out / "log").open("a") as log:
+            log.write(f"{number}\n")
+        (running.out / "last").write_text(f"{number}")
+        running.settle()
+        longest = max(longest, os.stat(running.place.journal).st_size)
+    assert longest < 30_000
+    (running.out / "log").rename(running.out / "log.1")
+    (running.out / "last").unlink()
+    running.turn(0.0)
+    running.stop()
+    assert sorted(os.listdir(running.place.base)) == ["anchors", "journal", "scratch", "tree"]
+    report = drain_late(running.place, 60.0)
+    assert report is not None
+    assert (report.undrained, report.findings.beside, report.findings.kept) == ([], {}, {})
+    assert sorted(os.listdir(running.target)) == ["log.1", "others"]
+    assert (running.target / "log.1").read_text().split() == [str(number) for number in range(150)]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_process_that_is_killed_while_it_writes_the_journal_anew_loses_nothing(start, monkeypatch, when):
+    monkeypatch.setattr(journal, "LONG_BYTES", 1)
+    monkeypatch.setattr(seen, "CLOSED_S", 0.0)
+    compact = journal.Journal.compact
+
+    def killed(self):
+        if when == "after":
+            compact(self)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(journal.Journal, "compact", killed)
+    running = start()
+    for number in range(3):
+        (running.out / f"{number}").write_text("content")
+        (running.out / f"{number}").rename(running.out / f"{number}.new")
+        running.turn(0.0)
+        if not number:
+            running.until(lambda: running.drain._process.fds() != [])
+            running.until(lambda: running.drain._process.fds() == [])
+    running.settle()
+    assert tree(running.target) == tree(running.out)
+    running.stop()
+    again = drain_late(running.place, 60.0)
+    assert again is not None
+    assert (again.undrained, again.files) == ([], 0)
+    assert tree(running.target) == tree(running.out)
