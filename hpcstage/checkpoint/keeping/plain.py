@@ -64,7 +64,7 @@ def checkpoints_in(target: Path) -> list[str]:
     return [
         name
         for name in names_in(target)
-        if (not name.startswith(HIDDEN) or name in saved) and not os.path.lexists(target / BESIDE / name)
+        if (not name.startswith(HIDDEN) or name in saved) and not is_beside(target, name)
     ]
 
 
@@ -82,6 +82,11 @@ def note_beside(target: Path, name: str) -> None:
     """Notes that an entry of DIR is one that no program may take for a checkpoint. Raises OSError."""
     (target / BESIDE).mkdir(0o700, exist_ok=True)
     (target / BESIDE / name).touch()
+
+
+def is_beside(target: Path, name: str) -> bool:
+    """Tells whether that is noted."""
+    return os.path.lexists(target / BESIDE / name)
 
 
 def forget_beside(target: Path, names: Iterable[str]) -> None:
