@@ -63,7 +63,7 @@ def _placed(drain: EntryDrain, name: str) -> str:
             break
         more += "~"
         other = drain.aside(name, more)
-    if os.path.lexists(drain.target / name) and size_of(drain.tree / name) < size_of(drain.target / name):
+    if os.path.lexists(drain.target / name) and size_of(drain.tree / name) <= size_of(drain.target / name):
         note_torn(drain.target, other, name)  # a log that has grown is larger, and stays
     return other
 
