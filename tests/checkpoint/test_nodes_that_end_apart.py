@@ -16,16 +16,17 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import GenerationId
-from hpcstage.checkpoint.generations.reading import LocalSource
+from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
 from hpcstage.checkpoint.generations.restoring import LOCK
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.jobwide.alone import drain_share_late, end_alone
-from hpcstage.checkpoint.jobwide.gathering import SHARES, Gathering, opened_whole
+from hpcstage.checkpoint.jobwide.gathering import SHARES, Gathering, SupersededRemoval, opened_whole
 from hpcstage.checkpoint.jobwide.holdings import RunStores
 from hpcstage.checkpoint.jobwide.known import note_generations, note_pending
 from hpcstage.checkpoint.jobwide.words import JobGeneration
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
+from hpcstage.checkpoint.keeping.plain import checkpoints_in, described
 
 NODES = ("n0", "n1")
 
@@ -229,3 +230,22 @@ def _until_waited_for(fd: int, count: int) -> None:
     inode = f":{os.fstat(fd).st_ino} "
     while sum("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines()) < count:
         pass
+
+
+def test_what_nodes_wrote_differently_goes_with_what_the_program_removed(nodes: list[Node], target: Path) -> None:
+    """The program knows NAME, and never NAME.NODE; others of that form stay."""
+    for node in nodes:
+        (node.place.tree / "last.pt").write_text(node.charter.node)
+    known(nodes, 4)
+    assert [node.ends() for node in nodes] == [False, True]
+    (target / "last.pt.n2").write_text("of the user")
+    (beside,) = set(shown(target)) & {"last.pt.n0", "last.pt.n1"}
+    assert beside not in checkpoints_in(target)
+    before = described(target)
+    (nodes[0].place.tree / "last.pt").unlink()
+    nodes[0].saves(5)
+    with LocalSource(nodes[0].place.store) as source:
+        now = GenerationReader(source).manifest(5)
+    assert before is not None
+    SupersededRemoval(target, nodes[0].place.tree).remove(before.manifest, now, {"last.pt"})
+    assert shown(target) == ["last.pt.n2", *steps(4)]

@@ -27,6 +27,7 @@ from hpcstage.checkpoint.keeping.plain import (
     PARTS,
     described,
     forget_beside,
+    is_beside,
     is_there,
     note_beside,
     note_run,
@@ -335,11 +336,13 @@ class SupersededRemoval:
     def remove(
         self, before: GenerationManifest, now: GenerationManifest, seen: Collection[str], spared: Collection[str] = ()
     ) -> None:
-        """Removes entries that the program had and that are in the generation no more; of `spared` ones a node still
-        has a part, which is being written again. Raises OSError."""
+        """Removes entries that the program had, or of which hpcstage gave a node's contents a name (NAME.NODE), and
+        that are in the generation no more; of `spared` ones a node still has a part, which is being written again.
+        Raises OSError."""
         new = times_of(now)
         newest_ns = max(new.values(), default=0)
-        found = self.waiting | {name: before for name in times_of(before) if name in seen}
+        own = [name for name in times_of(before) if name in seen or is_beside(self.target, name)]
+        found = self.waiting | dict.fromkeys(own, before)
         for name, made in found.items():
             self.waiting.pop(name, None)
             if name in new or (name.startswith(HIDDEN) and os.path.lexists(self.tree / name)):
@@ -348,3 +351,4 @@ class SupersededRemoval:
                 self.waiting[name] = made
             elif is_there(self.target, made, name):
                 remove_entry(self.target, name)
+                forget_beside(self.target, [name])
