@@ -39,14 +39,17 @@ def newest(project: Project) -> int:
 
 
 def lose(slurm: Slurm, project: Project, index: int) -> None:
-    """Kills slurmd and what is below it, the user's processes among it, and tells Slurm."""
+    """Kills slurmd and what is below it, the user's processes among it."""
     for process in slurm.nodes.processes(index=index):
         with contextlib.suppress(psutil.Error):
             is_own = process.name() not in ("slurmd", "slurmstepd") and process.environ().get(PROJECT) == project.name
             if is_own or process.name() in ("slurmd", "slurmstepd"):
                 process.kill()
+
+
+def give_up(slurm: Slurm, index: int) -> None:
+    """Slurm does so by itself after SlurmdTimeout, 5 minutes by default."""
     host = slurm.nodes.names[index - 1]
-    # Slurm finds that by itself after SlurmdTimeout, 5 minutes by default.
     slurm.nodes.run(1, "scontrol", "update", f"NodeName={host}", "State=DOWN", "Reason=test")
 
 
@@ -61,27 +64,34 @@ def said(project: Project, job: int) -> str:
     return path.read_text() if path.exists() else ""
 
 
-@pytest.mark.timeout(300)
-def test_a_node_is_lost_and_no_state_without_its_part_takes_a_name(slurm: Slurm, project: Project) -> None:
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("is_told", [True, False], ids=["down", "silent"])
+def test_a_node_is_lost_and_no_state_without_its_part_takes_a_name(
+    slurm: Slurm, project: Project, is_told: bool
+) -> None:
     nodes = f"--nodelist={','.join(slurm.nodes.names[:COUNT])}"
     shape = (f"--nodes={COUNT}", nodes, "--ntasks-per-node=1", "--no-kill", "--no-requeue")
     job = slurm.submit(*shape, env={**project.env, "SLURM_NO_KILL": "1"}, cwd=project.path, script=SCRIPT)
     log = project.log
 
     def await_or_end(condition: Callable[[], bool], what: str) -> None:
-        until(lambda: condition() or slurm.finished(job), 60, f"{what}: {log()}")
+        until(lambda: condition() or slurm.finished(job), 150, f"{what}: {log()}")
         assert condition(), log()
 
     await_or_end(lambda: newest(project) >= 1, "some steps in DIR")
     lost = COUNT
     try:
         lose(slurm, project, lost)
+        if is_told:
+            give_up(slurm, lost)
         (project.outside / f"lost.{lost - 1}").touch()
         at = max(int(path.name.split(".")[-2]) for path in project.outside.glob("at.*"))
         rank = ".".join(next(project.outside.glob("at.*")).name.split(".")[:-2])
         await_or_end((project.outside / f"{rank}.{at + 20}.1").exists, "twenty more steps of those that are left")
         await_or_end(lambda: connected(project) == slurm.nodes.names[: COUNT - 1], "a group of the healthy nodes")
         assert staging_nodes(slurm, project) == set(range(1, COUNT)), "a healthy node stays in the group"
+        if not is_told:
+            give_up(slurm, lost)  # the command's own srun ends only then
     finally:
         (project.outside / "enough").touch()
         back(slurm, lost)
