@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -150,8 +151,8 @@ def test_schedulers_that_are_not_at_hand(
     (where / ".venv" / "bin").mkdir(parents=True)
     (where / ".venv" / "bin" / "activate").write_text("")
     (where / "bin").mkdir()
-    programs = {"hpcstage": f'exec {sys.executable} -m hpcstage "$@"', "flux": FLUX}
-    programs["python"] = f'exec {sys.executable} "$@"'
+    programs = {"hpcstage": f'exec {shlex.quote(sys.executable)} -m hpcstage "$@"', "flux": FLUX}
+    programs["python"] = f'exec {shlex.quote(sys.executable)} "$@"'
     for name, line in programs.items():
         (where / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
         (where / "bin" / name).chmod(0o755)
