@@ -41,14 +41,15 @@ def test_a_server_that_goes_away_for_seconds_changes_nothing(project: Project) -
 def test_a_scan_that_got_no_answer_is_repeated(project: Project) -> None:
     """The attributes of the dataset are still known to the client when the server goes, its names are not."""
     project.run(MAKE)
-    started = "until grep -q 'got no answer' /disk/tmp/hpcstage-*/*/daemon.log; do sleep 0.1; done; ip link set v0 up"
+    started = "until grep -q 'got no answer' /disk/tmp/hpcstage-*/*/daemon.log; do sleep 0.1; done; rpc.nfsd 8"
     served = 'until [ -n "$(find /disk/tmp/hpcstage-*/*/store -name f60 2>/dev/null)" ]; do sleep 0.1; done'
     said = project.run(
-        f"""stat data >/disk/stat; data=$PWD/data; mkdir /disk/away; cd /disk/away; ip link set v0 down
+        f"""[ -r data ] && [ -x data ]; data=$PWD/data; mkdir /disk/away; cd /disk/away; rpc.nfsd 0
         $HPCSTAGE run --data $data -- sh -c {shlex.quote(f"{started}; {served}")} 2>&1
         cat hpcstage-runs/*/run.json; rm -r /disk/away""",
         "/nsoft",
     )
+    assert "{" in said, said
     (problem,) = json.loads(said[said.index("{") :])["problems"]
     assert problem["id"] == "scan-unanswered"
     assert "/data: Input/output error" in problem["text"]
@@ -56,7 +57,9 @@ def test_a_scan_that_got_no_answer_is_repeated(project: Project) -> None:
 
 def test_a_dataset_whose_server_does_not_answer_is_no_matter_of_permissions(project: Project) -> None:
     project.run("mkdir data")
-    said = project.run("ip link set v0 down; $HPCSTAGE run --data $PWD/data -- true 2>&1", "/nsoft", code=2)
+    said = project.run(
+        "data=$PWD/data; cd /disk; rpc.nfsd 0; $HPCSTAGE run --data $data -- true 2>&1", "/nsoft", code=2
+    )
     (line,) = said.splitlines()
     assert "Input/output error" in line
     assert "is its file system mounted, and does it answer?" in line

@@ -53,8 +53,7 @@ def parse(argument: str, cwd: bytes) -> Parsed:
             return _glob(argument, path)
         raise UsageError(f"--data {argument} does not exist", "check the path as seen from this node") from None
     except OSError as error:
-        fix = "check the permissions" if error.errno in OF_FILES else "is its file system mounted, and does it answer?"
-        raise UsageError(f"--data {argument} cannot be read: {error.strerror}", fix) from None
+        raise _unreadable(argument, error) from None
     return _named(argument, path, mode)
 
 
@@ -73,7 +72,16 @@ def _named(argument: str, path: bytes, mode: int) -> Named:
 
 def _require(argument: str, path: bytes, access: int) -> None:
     if not os.access(path, access):
+        try:
+            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))  # says why
+        except OSError as error:
+            raise _unreadable(argument, error) from None
         raise UsageError(f"--data {argument} cannot be read: Permission denied", "check the permissions")
+
+
+def _unreadable(argument: str, error: OSError) -> UsageError:
+    fix = "check the permissions" if error.errno in OF_FILES else "is its file system mounted, and does it answer?"
+    return UsageError(f"--data {argument} cannot be read: {error.strerror}", fix)
 
 
 def _glob(argument: str, path: bytes) -> Glob:
