@@ -178,7 +178,8 @@ class Pair:
         every, turns = full
         if number % every:
             return
-        self.running.settle()
+        self.running.turn(0.0)
+        self.running.until(self.is_settled)
         self.running.drain.give_way(1 << 40, time.monotonic())
         for _ in range(turns):
             self.running.turn(0.005)
