@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -625,3 +626,25 @@ def test_the_placeholder_without_a_directory(hpcstage: Hpcstage, make_tree: Tree
 @pytest.mark.parametrize("option", ["--drain-rate", "--drain-before"])
 def test_unknown_units(hpcstage: Hpcstage, make_tree: Tree, option: str) -> None:
     assert option in refused(hpcstage, make_tree(), "--out", "results", option, "5 parsecs")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+@pytest.mark.parametrize("option", ["--out", "--checkpoint"])
+def test_a_full_file_system_is_named(hpcstage: Hpcstage, tmp_path: Path, option: str) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", full], check=False).returncode:
+        pytest.skip("mounting is not permitted")
+    try:
+        (full / "results").mkdir()
+        with contextlib.suppress(OSError), (full / "other").open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        done = hpcstage("run", option, full / "results", "--", "true")
+        assert done.returncode == 2
+        assert b"No space left on device" in done.stderr
+        assert b"free space" in done.stderr
+        assert done.stderr.count(b"\n") == 1
+        assert not list((full / "results").iterdir())
+    finally:
+        subprocess.run(["umount", full], check=True)
