@@ -189,7 +189,8 @@ class SharedOutputs(RunOutputs):
         parts = {self._host: self.part}
         for host, path in self._others.places.items():
             parts[host] = part = self._part_of(self._others, host)
-            for line in outputpart.lines(part, self._others.left_at(host).machine, Path(path).parent.parent):
+            machine, above = self._others.left_at(host).machine, Path(path).parent.parent
+            for line in outputpart.lines(part, machine, above, goes_with_job=self.goes_with_job):
                 messages.error(line)
             if part.undrained_count or part.is_gone:
                 self.exit_code = NotDrained.exit_code
