@@ -225,14 +225,17 @@ class Lead:
         say("ended")
         self.world.end(max(0.0, min(_GOODBYE_S, deadline - time.monotonic())))
         self.nodes.close(REMOVAL_S)
-        if not self._said and not self._why_said and not self.nodes.states.waiting:
-            shutil.rmtree(self.directory, ignore_errors=True)  # files of every node, of use only if something failed
+        # The group's directory is of no more use where nothing failed; the wrapper still reads in it.
+        if not self._said and not self._why_said and not self.nodes.states.waiting and not say("done"):
+            shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def say(word: str, rest: str = "") -> None:
-    """Writes a line for the wrapper, which may be gone."""
+def say(word: str, rest: str = "") -> bool:
+    """Writes a line for the wrapper. Returns False if that is gone."""
     with contextlib.suppress(OSError, ValueError):
         os.write(1, f"{word} {rest}".rstrip().encode(errors="replace") + b"\n")
+        return True
+    return False
 
 
 def main(arguments: list[str]) -> int:

@@ -34,6 +34,8 @@ LOCK = ".hpcstage-lock"
 UNLOCK_S = 2.0
 _MOST_LOCKS = 100
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
+_REMOVED = frozenset({errno.ENOENT, errno.ESTALE})
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _WRITABLE = "name a directory that you may write to, on the shared file system"
 _OWN = "give each run a directory of its own"
 
@@ -118,7 +120,7 @@ class NamedDirectory:
         try:
             os.makedirs(path, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"{self.option} {asked} cannot be made: {error.strerror}", _WRITABLE) from None
+            raise _unusable(f"{self.option} {asked} cannot be made", error) from None
         return path
 
     def lock(self, target: str, asked: str, holder: str) -> int:
@@ -181,7 +183,7 @@ def lock(target: str, said: str, holder: str) -> int:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise UsageError(f"{said} cannot be written to: {error.strerror}", _WRITABLE) from None
+            raise _unusable(f"{said} cannot be written to", error) from None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             other = ""
@@ -190,12 +192,21 @@ def lock(target: str, said: str, holder: str) -> int:
         if other := other or holders.living(path, fd):
             os.close(fd)
             raise TargetInUse(said, other) from None
-        with suppress(OSError):
+        try:
             if os.stat(path).st_ino == os.fstat(fd).st_ino:
                 holders.hold(path, fd, holder)
                 return fd
+        except OSError as error:
+            if error.errno not in _REMOVED:
+                remove_lock(target, fd)
+                raise _unusable(f"{said} cannot be written to", error) from None
         os.close(fd)  # its holder removed it at its end
     raise UsageError(f"{said} is used by many runs at once", _OWN)
+
+
+def _unusable(what: str, error: OSError) -> UsageError:
+    remedy = "free space there, or name a directory on another file system" if error.errno in _NO_ROOM else _WRITABLE
+    return UsageError(f"{what}: {error.strerror}", remedy)
 
 
 def remove_lock(target: str, fd: int) -> None:

@@ -223,7 +223,8 @@ class SharedCheckpoints(RunCheckpoints):
             part = outputpart.part_of(report, part)
         elif not is_whole:
             part = outputpart.unknown(part, "the node did not say what became of them")
-        for line in outputpart.lines(part, self._left_at(host).machine, place.parent.parent):
+        machine, above = self._left_at(host).machine, place.parent.parent
+        for line in outputpart.lines(part, machine, above, goes_with_job=self.goes_with_job):
             messages.error(line)
         if part.undrained_count:
             self.exit_code = NotDrained.exit_code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -672,3 +673,51 @@ def test_the_placeholder_without_a_directory(hpcstage: Hpcstage, make_tree: Tree
 @pytest.mark.parametrize("option", ["--drain-rate", "--drain-before"])
 def test_unknown_units(hpcstage: Hpcstage, make_tree: Tree, option: str) -> None:
     assert option in refused(hpcstage, make_tree(), "--out", "results", option, "5 parsecs")
+
+
+@pytest.mark.parametrize("named", ["auto", "$TMPDIR", "{elsewhere}"])
+def test_a_local_directory_that_may_go_with_the_job(
+    hpcstage: Hpcstage, tmp_path: Path, local_dir: Path, named: str
+) -> None:
+    """An ordinary directory that the scheduler, or its prolog, made and named."""
+    results, of_job, elsewhere = tmp_path / "results", local_dir / "job.1", local_dir / "elsewhere"
+    of_job.mkdir()
+    elsewhere.mkdir()
+    env = {
+        "SLURM_JOB_ID": "1",
+        "TMPDIR": os.fspath(of_job),
+        "HPCSTAGE_LOCAL_DIR": named.format(elsewhere=elsewhere),
+        "HOLD": os.fspath(tmp_path / "hold"),
+    }
+    script = f'mv {shlex.quote(os.fspath(results))} "$HOLD" && echo new > "$HPCSTAGE_OUT/kept.txt"; exit 3'
+    done = hpcstage("run", "--out", results, "--", "sh", "-c", script, env=env)
+    said = done.stderr.decode()
+    assert done.returncode == 3, said
+    (problem,) = (one for one in record(hpcstage)["problems"] if one["id"] == "not-drained")
+    goes = "elsewhere" not in named
+    assert (f"{of_job} may be deleted with the job" in said) == goes
+    assert ("unless that was deleted with the job" in said) == goes
+    assert ("unless that was deleted with the job" in problem["remedy"]) == goes
+    assert len(kept(of_job if goes else elsewhere)) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+@pytest.mark.parametrize("option", ["--out", "--checkpoint"])
+def test_a_full_file_system_is_named(hpcstage: Hpcstage, tmp_path: Path, option: str) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", full], check=False).returncode:
+        pytest.skip("mounting is not permitted")
+    try:
+        (full / "results").mkdir()
+        with contextlib.suppress(OSError), (full / "other").open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        done = hpcstage("run", option, full / "results", "--", "true")
+        assert done.returncode == 2
+        assert b"No space left on device" in done.stderr
+        assert b"free space" in done.stderr
+        assert done.stderr.count(b"\n") == 1
+        assert not list((full / "results").iterdir())
+    finally:
+        subprocess.run(["umount", full], check=True)
