@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.keeping.draining import DrainedEntries
@@ -27,6 +27,18 @@ class DrainResult:
     """See ProgramNames."""
     done: DrainedEntries = field(default_factory=DrainedEntries)
     undrained: list[UndrainedEntry] = field(default_factory=list)
+
+    def to_bytes(self) -> bytes:
+        """Returns the form in which it comes from the process."""
+        removed = {name: manifest.to_bytes().decode() for name, manifest in self.removed.items()}
+        return json.dumps([self.number, removed, asdict(self.done), [asdict(one) for one in self.undrained]]).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> DrainResult:
+        """Reads what `to_bytes` returned."""
+        number, removed, done, undrained = json.loads(data)
+        manifests = {name: GenerationManifest.from_bytes(text.encode()) for name, text in removed.items()}
+        return cls(number, manifests, DrainedEntries(**done), [UndrainedEntry(**one) for one in undrained])
 
 
 class DrainProcess:
@@ -52,11 +64,13 @@ class DrainProcess:
             data = file.read()
         os.close(self._hurry)
         reap(self._pid, _ENDS_S)
-        found = pickle.loads(data) if data else None  # noqa: S301  of this process's own child
-        return found if isinstance(found, DrainResult) else None
+        try:
+            return DrainResult.from_bytes(data)
+        except ValueError:  # none of it, or not all
+            return None
 
 
 def _work(work: Callable[[Callable[[], bool]], DrainResult], hurried: int, into: int) -> None:
-    data = pickle.dumps(work(lambda: bool(readable([hurried], 0))))
+    data = work(lambda: bool(readable([hurried], 0))).to_bytes()
     with os.fdopen(into, "wb") as file:
         file.write(data)
