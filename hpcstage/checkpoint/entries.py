@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 import stat
 import time
 from collections.abc import Collection, Iterator
@@ -73,6 +74,8 @@ class CompleteEntries:
         self._entries: dict[str, _Entry] = {}
         self._renamed = set(known)
         self._arrived = set[str]()
+        self.by_rename: dict[str, bool] = {}
+        """By kind of entry: whether such entries got their names by renames alone."""
         self._next_look = self._soonest_look = now
         self.is_gone = False
         """Whether the directory was removed, moved or unmounted: nothing is complete from then on."""
@@ -145,8 +148,10 @@ class CompleteEntries:
                 elif mask & inotify.MOVED_TO:
                     self._renamed.add(os.fsdecode(name))
                     self._arrived.add(os.fsdecode(name))
+                    self.by_rename.setdefault(kind_of(os.fsdecode(name)), True)
                 elif mask & inotify.CREATE:
                     self._renamed.discard(os.fsdecode(name))
+                    self.by_rename[kind_of(os.fsdecode(name))] = False
         return happened
 
     def _look(self, renamed: set[str], now: float) -> None:
@@ -184,11 +189,9 @@ def mark_of(directory: Path, name: str) -> str:
     return _mark(found) if found else ""
 
 
-def was_renamed(directory: Path, name: str) -> bool:
-    """Tells whether the last that happened to an entry is that it was renamed, or that its mode or times were set: such
-    a change comes after all that was written."""
-    top, *below = _printed(os.fspath(directory), name) or ((name, 0, 0, 0, 0),)
-    return top[4] > max(top[3], *(max(one[3:]) for one in below), 0)
+def kind_of(name: str) -> str:
+    """Returns the kind of an entry, its name without numbers: a program makes all of a kind in one way."""
+    return re.sub(r"[0-9]+", "#", name)
 
 
 def _mark(found: _Print) -> str:

@@ -23,8 +23,6 @@ from hpcstage.checkpoint.keeping.facts import CheckpointPlace
 from hpcstage.emulator import Settings, Slowfs
 
 pytestmark = NEEDS
-STEPS_THAT_TAKE = f"import os, sys, time\n{STEPS}".replace("    os.rename", "    time.sleep(0.01)\n    os.rename")
-"""A program whose checkpoints take longer to write than a tick of the clock."""
 IN_PLACE = """
 with open(f"{checkpoint}/last", "wb") as file:
     file.write(b"whole" * 50_000)
@@ -70,7 +68,7 @@ def test_what_is_completed_meanwhile_is_shown_at_the_next_start(
     hpcstage: Hpcstage, slow: Slowfs, tmp_path: Path, local_dir: Path, is_saved: bool
 ) -> None:
     flag = tmp_path / "flag"
-    wrapper = start(hpcstage, slow, flag, STEPS_THAT_TAKE)
+    wrapper = start(hpcstage, slow, flag, STEPS)
     wait_for((tmp_path / "behind/ckpt/step1").exists, 20, "a step in DIR")
     with hung(slow, wrapper):
         count = len(completed(flag))
@@ -105,7 +103,7 @@ def test_a_late_drain_gives_what_was_completed_its_name(
     hpcstage: Hpcstage, slow: Slowfs, tmp_path: Path, local_dir: Path
 ) -> None:
     flag = tmp_path / "flag"
-    wrapper = start(hpcstage, slow, flag, STEPS_THAT_TAKE)
+    wrapper = start(hpcstage, slow, flag, STEPS)
     wait_for((tmp_path / "behind/ckpt/step1").exists, 20, "a step in DIR")
     with hung(slow, wrapper):
         count = len(completed(flag))

@@ -9,11 +9,11 @@ still come.
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from hpcstage.checkpoint.entries import kind_of
 from hpcstage.checkpoint.jobwide.words import CarriedEntry, EntryState, JobGeneration, KeeperWord
 from hpcstage.checkpoint.keeping.plain import HIDDEN
 
@@ -86,11 +86,6 @@ def half_rewritten(words: Mapping[str, KeeperWord], last: JobGeneration | None) 
     the program may be writing all of them anew."""
     found = _parts(words, {} if last is None else _still_dropped(words, last))
     return frozenset(name for name, parts in found.items() if _is_half(name, parts, last))
-
-
-def kind_of(name: str) -> str:
-    """Returns the kind of an entry, its name without numbers: the next of a kind has parts of the same nodes."""
-    return re.sub(r"[0-9]+", "#", name)
 
 
 def with_writers(known: Sequence[Writers], words: Mapping[str, KeeperWord]) -> dict[str, tuple[str, ...]]:

@@ -1,7 +1,7 @@
 """Tells which entries of a directory are complete after everything was killed, whether a generation has them or not.
 
-Owns a file beside the directory, with the entries that were complete when the keeper last looked. One that was renamed
-after that look tells so itself: its change of status is later than all that was written.
+Owns a file beside the directory, with the entries that were complete when the keeper last looked. One that came after
+that look is complete if all of its kind got their names by renames.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpcstage.checkpoint.entries import CompleteEntries, leads_to, mark_of, was_renamed
+from hpcstage.checkpoint.entries import CompleteEntries, kind_of, leads_to, mark_of
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
 from hpcstage.checkpoint.generations.restoring import times_of
@@ -32,6 +32,9 @@ class CompletedNote:
         self._revision = -1
         self._arrived: dict[str, str] = {}
         """Entries that were renamed to their names after the last look."""
+        self._renamed: list[str] = []
+        for earlier in map(CheckpointPlace, map(Path, charter.earlier)):
+            entries.by_rename.update(dict.fromkeys(_said(earlier)["renamed"], True))
         self._began = self._marks()
         self._ids = [[one.number, one.attempt] for one in known_before(place, charter)]
         self.note()
@@ -39,14 +42,15 @@ class CompletedNote:
     def note(self) -> None:
         """Notes what is complete, if that is not noted yet. What cannot be written down is as good as not seen."""
         arrived = self._entries.arrived()
+        renamed = sorted(kind for kind, is_renamed in self._entries.by_rename.items() if is_renamed)
         is_looked_at = self._entries.revision != self._revision
-        if arrived or is_looked_at:
+        if arrived or is_looked_at or renamed != self._renamed:
             self._arrived = arrived if is_looked_at else self._arrived | arrived
             marks = self._marks() | self._arrived
             said = {"boot": _boot(), "began": self._began, "began_with": self._ids, "complete": marks}
             with suppress(OSError):
-                replace_text(self._path, json.dumps(said), 0o600)
-                self._revision = self._entries.revision
+                replace_text(self._path, json.dumps({**said, "renamed": renamed}), 0o600)
+                self._revision, self._renamed = self._entries.revision, renamed
 
     def _marks(self) -> dict[str, str]:
         return {name: mark for name, (mark, is_complete) in self._entries.states().items() if is_complete}
@@ -65,7 +69,7 @@ def completed_since(place: CheckpointPlace) -> list[str]:
         mark, goal = mark_of(place.tree, name), leads_to(tree, name)
         if goal is not None:
             links[name] = goal
-        elif mark == said["complete"].get(name) or was_renamed(place.tree, name):
+        elif mark == said["complete"].get(name) or kind_of(name) in said["renamed"]:
             found.append(name)
     return found + [name for name, goal in links.items() if goal in {"", *found, *known}]
 
@@ -105,11 +109,11 @@ def lacking_of_origin(place: CheckpointPlace, target: Path, number: int) -> list
 
 
 def _said(place: CheckpointPlace) -> dict[str, Any]:
+    said = {"began": {}, "complete": {}, "renamed": []}
     try:
-        said = json.loads(place.completed.read_text())
-        return {"began": {}, "complete": {}, **said}
+        return {**said, **json.loads(place.completed.read_text())}
     except (OSError, ValueError, TypeError):
-        return {}
+        return said
 
 
 def _boot() -> str:
