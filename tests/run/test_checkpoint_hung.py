@@ -23,6 +23,7 @@ from hpcstage.checkpoint.keeping.facts import CheckpointPlace
 from hpcstage.emulator import Settings, Slowfs
 
 pytestmark = NEEDS
+PROGRAM = f"import os, sys, time\n{STEPS}"
 IN_PLACE = """
 with open(f"{checkpoint}/last", "wb") as file:
     file.write(b"whole" * 50_000)
@@ -68,7 +69,7 @@ def test_what_is_completed_meanwhile_is_shown_at_the_next_start(
     hpcstage: Hpcstage, slow: Slowfs, tmp_path: Path, local_dir: Path, is_saved: bool
 ) -> None:
     flag = tmp_path / "flag"
-    wrapper = start(hpcstage, slow, flag, STEPS)
+    wrapper = start(hpcstage, slow, flag, PROGRAM)
     wait_for((tmp_path / "behind/ckpt/step1").exists, 20, "a step in DIR")
     with hung(slow, wrapper):
         count = len(completed(flag))
@@ -103,7 +104,7 @@ def test_a_late_drain_gives_what_was_completed_its_name(
     hpcstage: Hpcstage, slow: Slowfs, tmp_path: Path, local_dir: Path
 ) -> None:
     flag = tmp_path / "flag"
-    wrapper = start(hpcstage, slow, flag, STEPS)
+    wrapper = start(hpcstage, slow, flag, PROGRAM)
     wait_for((tmp_path / "behind/ckpt/step1").exists, 20, "a step in DIR")
     with hung(slow, wrapper):
         count = len(completed(flag))
