@@ -198,7 +198,8 @@ def test_training_that_was_killed_goes_on_to_the_same_weights(
     if everything:
         kill_all(wrapper)
     else:
-        (command,) = [one for one in psutil.Process(wrapper.pid).children() if "until" in " ".join(one.cmdline())]
+        below = [(one, " ".join(one.cmdline())) for one in psutil.Process(wrapper.pid).children()]
+        (command,) = [one for one, words in below if "until" in words and "hpcstage run" not in words]
         command.kill()
         assert wrapper.wait(30) == -signal.SIGKILL
     done = run(hpcstage, "--", *python_command(TRAIN, "{checkpoint}", "100"), env=flag)
