@@ -27,7 +27,7 @@ def test_a_program_reads_the_same_from_copies(project: Project, mount: str) -> N
     assert staged == plain
     record = project.record()
     assert record["problems"] == []
-    assert record["coverage"]["swapped"] > 0, record["coverage"]
+    assert record["coverage"]["swapped"] > 60, record["coverage"]
 
 
 def test_a_server_that_goes_away_for_seconds_changes_nothing(project: Project) -> None:

@@ -112,6 +112,10 @@ class Slurm:
                     os.rmdir(directory)
         return not list(FREEZER.parent.glob(f"*/slurm_{self.nodes.prefix}*"))
 
+    def first(self, count: int) -> list[str]:
+        """The options that give a job the first nodes: else it gets others while those end jobs before it."""
+        return [f"--nodes={count}", f"--nodelist={','.join(self.nodes.names[:count])}"]
+
     def submit(self, *arguments: str | Path, env: Mapping[str, str], cwd: Path, script: str | None = None) -> int:
         """Submits a job of the user; `script` is given on stdin. Returns its number."""
         done = self.nodes.run(1, "sbatch", "--parsable", *arguments, user=True, env=env, cwd=cwd, text=script)

@@ -23,7 +23,6 @@ SCRIPT = """#!/bin/bash
 . .venv/bin/activate
 exec hpcstage run --checkpoint ckpt --protect 2+1 --drain-every 1000 -- srun python ranksteps.py {checkpoint}
 """
-SHAPE = (f"--nodes={COUNT}", "--ntasks-per-node=1")
 
 
 @pytest.fixture
@@ -68,10 +67,9 @@ def whole_in_dir(project: Project) -> list[int]:
 
 def test_a_node_loses_its_directories_and_the_next_jobs_go_on(slurm: Slurm, project: Project, local: Path) -> None:
     env = {**project.env, "HPCSTAGE_LOCAL_DIR": str(local)}
-    nodes = f"--nodelist={','.join(slurm.nodes.names[:COUNT])}"
 
     def submit() -> int:
-        return slurm.submit(*SHAPE, nodes, env=env, cwd=project.path, script=SCRIPT)
+        return slurm.submit(*slurm.first(COUNT), "--ntasks-per-node=1", env=env, cwd=project.path, script=SCRIPT)
 
     job = submit()
     until(lambda: newest_protected(slurm, local) >= 1, 60, "a protected step")

@@ -69,8 +69,7 @@ def said(project: Project, job: int) -> str:
 def test_a_node_is_lost_and_no_state_without_its_part_takes_a_name(
     slurm: Slurm, project: Project, is_told: bool
 ) -> None:
-    nodes = f"--nodelist={','.join(slurm.nodes.names[:COUNT])}"
-    shape = (f"--nodes={COUNT}", nodes, "--ntasks-per-node=1", "--no-kill", "--no-requeue")
+    shape = (*slurm.first(COUNT), "--ntasks-per-node=1", "--no-kill", "--no-requeue")
     job = slurm.submit(*shape, env={**project.env, "SLURM_NO_KILL": "1"}, cwd=project.path, script=SCRIPT)
     log = project.log
 

@@ -40,7 +40,7 @@ def test_in_front_of_srun_every_byte_leaves_the_source_once(slurm: Slurm, projec
 
 
 def test_in_front_of_srun_while_the_program_runs(slurm: Slurm, project: Project) -> None:
-    job = slurm.submit("--nodes=2", "--ntasks-per-node=1", env=project.env, cwd=project.path, script=front())
+    job = slurm.submit(*slurm.first(2), "--ntasks-per-node=1", env=project.env, cwd=project.path, script=front())
     assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
     assert [line["digest"] for line in project.said("rank-*.said")] == [digest()] * 2
     checked_record(slurm, project, job, nodes=2)
@@ -71,7 +71,7 @@ def test_whatever_the_job_asked_for_the_other_node_comes_up(slurm: Slurm, projec
 
 def test_scancel_in_front_of_srun(slurm: Slurm, project: Project) -> None:
     script = front("--patient")
-    job = slurm.submit("--nodes=2", "--ntasks-per-node=2", env=project.env, cwd=project.path, script=script)
+    job = slurm.submit(*slurm.first(2), "--ntasks-per-node=2", env=project.env, cwd=project.path, script=script)
     ranks_wait(project, 4)
     slurm.cancel(job)
     assert slurm.wait(job)["JobState"] == "CANCELLED", project.log()
@@ -100,7 +100,7 @@ def test_a_job_that_is_cancelled_while_its_program_saves_names_no_failure(
 
 def test_a_wrapper_that_is_killed_takes_everything_along_and_has_a_report(slurm: Slurm, project: Project) -> None:
     script = front("--patient")
-    job = slurm.submit("--nodes=2", "--ntasks-per-node=2", env=project.env, cwd=project.path, script=script)
+    job = slurm.submit(*slurm.first(2), "--ntasks-per-node=2", env=project.env, cwd=project.path, script=script)
     ranks_wait(project, 4)
     slurm.cancel(job, "--batch", "--signal=KILL")
     slurm.wait(job)
@@ -109,7 +109,7 @@ def test_a_wrapper_that_is_killed_takes_everything_along_and_has_a_report(slurm:
 
 def test_a_warning_in_front_of_srun_reaches_every_rank(slurm: Slurm, project: Project) -> None:
     script = front(f"--patient --leave-on {int(signal.SIGUSR1)}")
-    job = slurm.submit("--nodes=2", "--ntasks-per-node=2", env=project.env, cwd=project.path, script=script)
+    job = slurm.submit(*slurm.first(2), "--ntasks-per-node=2", env=project.env, cwd=project.path, script=script)
     ranks_wait(project, 4)
     slurm.cancel(job, "--batch", "--signal=USR1")
     assert slurm.wait(job)["ExitCode"] == f"{40 + signal.SIGUSR1}:0", project.log()
@@ -120,7 +120,9 @@ def test_a_warning_in_front_of_srun_reaches_every_rank(slurm: Slurm, project: Pr
 def test_in_front_of_mpirun(slurm: Slurm, project: Project) -> None:
     pytest.importorskip("mpi4py")
     launcher = "mpirun -n 4 -ppn 2"
-    job = slurm.submit("--nodes=2", "--ntasks=4", env=project.env, cwd=project.path, script=front(launcher=launcher))
+    job = slurm.submit(
+        *slurm.first(2), "--ntasks=4", env=project.env, cwd=project.path, script=front(launcher=launcher)
+    )
     assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
     said = project.said("rank-*.said")
     assert [line["digest"] for line in said] == [digest()] * 4
@@ -132,7 +134,7 @@ def test_a_node_without_a_local_disk_reads_the_source_and_is_named(slurm: Slurm,
     where, poor = LOCAL / project.name, slurm.nodes.names[1]
     slurm.nodes.run(1, "install", "-d", "-o", str(UID), "-m", "700", where)
     env = {**project.env, "HPCSTAGE_LOCAL_DIR": str(where)}
-    job = slurm.submit("--nodes=2", env=env, cwd=project.path, script=front())
+    job = slurm.submit(*slurm.first(2), env=env, cwd=project.path, script=front())
     assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
     assert [line["digest"] for line in project.said("rank-*.said")] == [digest()] * 2
     record = project.record()
@@ -146,7 +148,7 @@ def test_a_node_without_a_local_disk_reads_the_source_and_is_named(slurm: Slurm,
 
 def test_a_daemon_that_is_killed_on_another_node(slurm: Slurm, project: Project) -> None:
     script = front(f"--patient --leave-on {int(signal.SIGUSR1)}")
-    job = slurm.submit("--nodes=2", "--ntasks-per-node=1", env=project.env, cwd=project.path, script=script)
+    job = slurm.submit(*slurm.first(2), "--ntasks-per-node=1", env=project.env, cwd=project.path, script=script)
     ranks_wait(project, 2)
     assert kill_daemons(project, index=2) > 0
     slurm.cancel(job, "--batch", "--signal=USR1")
@@ -156,7 +158,7 @@ def test_a_daemon_that_is_killed_on_another_node(slurm: Slurm, project: Project)
 
 
 def test_the_exit_code_in_front_of_srun(slurm: Slurm, project: Project) -> None:
-    job = slurm.submit("--nodes=2", env=project.env, cwd=project.path, script=front("--exit 7"))
+    job = slurm.submit(*slurm.first(2), env=project.env, cwd=project.path, script=front("--exit 7"))
     assert slurm.wait(job)["ExitCode"] == "7:0", project.log()
     checked_record(slurm, project, job, nodes=2)
 
@@ -198,7 +200,7 @@ exec hpcstage run --out results -- srun bash -c \\
 
 
 def test_each_node_drains_its_output_files(slurm: Slurm, project: Project) -> None:
-    job = slurm.submit("--nodes=3", "--ntasks-per-node=1", env=project.env, cwd=project.path, script=OUTPUTS)
+    job = slurm.submit(*slurm.first(3), "--ntasks-per-node=1", env=project.env, cwd=project.path, script=OUTPUTS)
     assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
     found = {path.name: path.read_text() for path in (project.outside / "results").iterdir()}
     assert len({text.split()[1] for text in found.values()}) == 1, "one path on all nodes"
