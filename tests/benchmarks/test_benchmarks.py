@@ -168,9 +168,12 @@ class TestTraining:
         assert arms(result, "N2 E2") == {"direct", "private", "replicate", "partition"}
 
     @needs_mpi
-    def test_faults(self, tmp_path: Path) -> None:
-        result = quick("faults", tmp_path, "--check")
-        assert {sample["victim"] for sample in result["samples"] if sample["cell"] == "tries"} >= {"daemon", "node"}
+    def test_guard_with_faults(self, tmp_path: Path) -> None:
+        folder = tmp_path / "guard"
+        guard = quick("guard", tmp_path, "--only", "faults", "--folder", str(folder), "--check")
+        assert [(figure["name"], figure["ok"]) for figure in guard["figures"]] == [("faults", True)]
+        samples = json.loads((folder / "faults.json").read_text())["samples"]
+        assert {sample["victim"] for sample in samples if sample["cell"] == "tries"} >= {"daemon", "node"}
 
     def test_warm(self, tmp_path: Path) -> None:
         result = quick("warm", tmp_path, "--only", "opens")
