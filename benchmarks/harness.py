@@ -214,7 +214,7 @@ class Bench:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(path.name + ".part")
-        scratch.write_text(json.dumps(self.result(), indent=1) + "\n", encoding="utf-8")
+        scratch.write_text(written(self.result()), encoding="utf-8")
         scratch.replace(path)
 
     def result(self) -> dict[str, Any]:
@@ -260,6 +260,16 @@ class Bench:
             return []
         same = all(found.get(key) == value for key, value in self.head.items())
         return list(found["samples"]) if same else []
+
+
+def written(result: Mapping[str, Any]) -> str:
+    """A result as JSON: a line for each value, and for each of several."""
+
+    def text(value: object) -> str:
+        items = value if isinstance(value, list) else []
+        return "[\n" + ",\n".join(json.dumps(item) for item in items) + "\n]" if items else json.dumps(value)
+
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {text(value)}" for key, value in result.items()) + "\n}\n"
 
 
 def divide(above: float | None, below: float | None) -> float | None:
