@@ -181,15 +181,18 @@ class Dropper:
             return False
         if is_file or self._context.quiet or self._context.measuring():
             return False
-        self._led = self._led or self._leads()
+        if not self._led:
+            leads = self._leads()
+            self._led = self._led or leads  # another thread has noted them, and may be about to change them
         return True
 
     def turned(self) -> None:
         """Drops all copies of datasets whose names lead elsewhere after a change."""
-        before, self._led = self._led, self._leads()
-        for (source, store), led in self._led.items():
-            if before.get((source, store)) != led:
+        leads = self._leads()
+        for (source, store), led in leads.items():
+            if self._led.get((source, store)) != led:
                 self._context.daemon.drop(_fsencode(source), _fsencode(store))
+        self._led = leads  # now that they are dropped: what other threads change meanwhile waits for that, too
 
     def _leads(self) -> dict[tuple[str, str], tuple[int, int] | None]:
         found: dict[tuple[str, str], tuple[int, int] | None] = {}
