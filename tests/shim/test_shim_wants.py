@@ -291,6 +291,32 @@ def test_a_daemon_that_hangs_is_told_of_every_write(lab: Lab) -> None:
         assert daemon.paths(shim.Kind.WROTE) == [os.fsencode(lab.source / name) for name in ("a", "b", "c")]
 
 
+def test_a_daemon_that_cannot_be_reached_is_waited_for_once(lab: Lab) -> None:
+    """Its backlog is full: after the first write nobody waits for a place in it."""
+    for number in range(5):
+        lab.put(f"file{number}", b"source", b"copy..")
+    lab.install()
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        listener.bind(os.fspath(lab.sock))
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                client.setblocking(False)
+                client.connect(os.fspath(lab.sock))
+        code = """
+import time
+begin = time.monotonic()
+for number in range(5): open(src("file%d" % number), "r+").close()
+took = time.monotonic() - begin
+say([took, [open(src("file%d" % number)).read() for number in range(5)]])
+"""
+        took, found = lab.run(code)
+    assert took < 2.5
+    assert found == ["source"] * 5
+
+
 def test_changes_above_a_dataset_wait_until_its_copies_are_dropped(lab: Lab, tmp_path: Path) -> None:
     """Also those of threads that did not lead its name elsewhere themselves."""
     for name in ("first", "second", "third"):
