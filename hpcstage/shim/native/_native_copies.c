@@ -165,8 +165,8 @@ static void close_source(int fd) {
     fd_mark(fd, FD_LOCK);
 }
 
-/* Returns a descriptor of the file that was copied, opened as the copy is; NONE_FREE: it could not be opened; -1: it has
- * gone, or is another file. */
+/* Returns a descriptor of the file that was copied, opened as the copy is; NONE_FREE: no descriptor is free; -1: it has
+ * gone, cannot be opened, or is another file. */
 static int open_source(int fd, const struct place *at) {
     ROOM(char, source);
     if (!source)
@@ -423,6 +423,8 @@ static off_t lend_offset(int fd, int lock) {
         hold_begin(); \
     int lock = to_lock(fd, lets_go); \
     if (lock == NONE_FREE) { \
+        if (held) \
+            hold_end(); \
         errno = ENOLCK; \
         return -1; \
     } \
