@@ -341,6 +341,21 @@ say([found, [os.read(fd, 100).decode() for fd in fds]])
     assert read == [SAME.decode()] * 5
 
 
+FULL = """
+import contextlib, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+with contextlib.suppress(OSError):
+    while True: os.dup(0)
+"""
+
+
+def test_a_name_is_given_where_no_descriptor_is_free(lab: Lab, tmp_path: Path) -> None:
+    lab.install()
+    (tmp_path / "name").write_bytes(b"content")
+    lab.run(FULL + "os.rename(sys.argv[2], sys.argv[2] + '.new')\nsay(0)", tmp_path / "name")
+    assert (tmp_path / "name.new").read_bytes() == b"content"
+
+
 PATHS = {
     "chown": "os.chown(src('file'), 7, 8)",
     "lchown": "os.lchown(src('file'), 7, 8)",
