@@ -1,5 +1,6 @@
-"""Asks the kernel who has a file open: it grants a lease (fcntl(2), F_SETLEASE) only while nobody has, by descriptor or
-mapping, in whatever process. Who opens the file waits for the lease's end."""
+"""Asks the kernel who has a file open: it grants a lease for writing (fcntl(2), F_SETLEASE) only while nobody has, by
+descriptor or mapping, in whatever process, and one for reading only while nobody has it open for writing. Who opens the
+file in a way that the lease does not allow waits for its end."""
 
 from __future__ import annotations
 

@@ -341,6 +341,40 @@ say([found, [os.read(fd, 100).decode() for fd in fds]])
     assert read == [SAME.decode()] * 5
 
 
+FULL = """
+import contextlib, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+with contextlib.suppress(OSError):
+    while True: os.dup(0)
+"""
+
+
+@pytest.mark.parametrize("change", ["os.fchmod(fd, 0o600)", "os.utime(fd, (7, 7))"])
+def test_a_change_for_which_no_descriptor_is_free_fails(lab: Lab, change: str) -> None:
+    path = staged(lab)
+    before, copy = path.stat(), (lab.store / "file").stat()
+    code = f"""
+import errno
+fd = os.open(src("file"), os.O_RDONLY)
+{FULL}
+try:
+    {change}
+    say(0)
+except OSError as error:
+    say(error.errno)
+"""
+    assert lab.run(code) == errno.EMFILE
+    for then, now in ((before, path.stat()), (copy, (lab.store / "file").stat())):
+        assert (then.st_mode, then.st_mtime_ns) == (now.st_mode, now.st_mtime_ns)
+
+
+def test_a_name_is_given_where_no_descriptor_is_free(lab: Lab, tmp_path: Path) -> None:
+    lab.install()
+    (tmp_path / "name").write_bytes(b"content")
+    lab.run(FULL + "os.rename(sys.argv[2], sys.argv[2] + '.new')\nsay(0)", tmp_path / "name")
+    assert (tmp_path / "name.new").read_bytes() == b"content"
+
+
 PATHS = {
     "chown": "os.chown(src('file'), 7, 8)",
     "lchown": "os.lchown(src('file'), 7, 8)",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from immutability import immutable
-from shimlab import Lab, Responder, direct, ready, wait_until
+from shimlab import Lab, Responder, direct, ready, stepped, wait_until
 
 from hpcstage.protocol import shim
 
@@ -289,6 +289,58 @@ def test_a_daemon_that_hangs_is_told_of_every_write(lab: Lab) -> None:
         assert time.monotonic() - begin < 5.9
         wait_until(lambda: len(daemon.asked) == 3)
         assert daemon.paths(shim.Kind.WROTE) == [os.fsencode(lab.source / name) for name in ("a", "b", "c")]
+
+
+def test_a_daemon_that_cannot_be_reached_is_waited_for_once(lab: Lab) -> None:
+    """Its backlog is full: after the first write nobody waits for a place in it."""
+    for number in range(5):
+        lab.put(f"file{number}", b"source", b"copy..")
+    lab.install()
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        listener.bind(os.fspath(lab.sock))
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                client.setblocking(False)
+                client.connect(os.fspath(lab.sock))
+        code = """
+import time
+begin = time.monotonic()
+for number in range(5): open(src("file%d" % number), "r+").close()
+took = time.monotonic() - begin
+say([took, [open(src("file%d" % number)).read() for number in range(5)]])
+"""
+        took, found = lab.run(code)
+    assert took < 2.5
+    assert found == ["source"] * 5
+
+
+def test_changes_above_a_dataset_wait_until_its_copies_are_dropped(lab: Lab, tmp_path: Path) -> None:
+    """Also those of threads that did not lead its name elsewhere themselves."""
+    for name in ("first", "second", "third"):
+        (tmp_path / name).mkdir()
+    lab.put("file", b"source", b"copy..")
+    lab.install()
+    root = os.fsencode(lab.source)
+    code = """
+import threading
+os.chdir(sys.argv[2])
+os.rename("first", "first.new")
+step()
+thread = threading.Thread(target=os.rename, args=("second", "second.new"))
+thread.start()
+step()
+os.rename("third", "third.new")
+thread.join()
+"""
+    with Responder(lab.sock, lambda kind, path: ready(kind, path) if len(daemon.asked) else None) as daemon:
+        stepped(lab, code + "say(0)", tmp_path, actions=[
+            lambda: lab.source.rename(tmp_path / "old") and None,
+            lambda: wait_until(lambda: daemon.paths(shim.Kind.WROTE) == [root]),
+        ])  # fmt: skip
+        assert daemon.paths(shim.Kind.WROTE) == [root] * 2
 
 
 def test_nothing_is_served_before_the_daemon_has_read_of_a_write(lab: Lab) -> None:

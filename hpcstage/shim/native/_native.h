@@ -205,7 +205,9 @@ extern unsigned copies_moving; /* not STILL: other threads' reads wait */
 enum { STILL, PUTTING }; /* or twice the number of the move; PUTTING is added while numbers are given another meaning */
 void copies_wait(void);
 int copy_surrender(int fd); /* 1: the source's descriptor is in its place now */
-void copy_changes(int fd);  /* before a change through a descriptor: a copy's gets the source, the copy is dropped */
+/* Before a change through a descriptor: a copy's gets the source, the copy is dropped. -1, with errno: no descriptor is
+ * free for the source, and the change would be one of the copy. */
+int copy_changes(int fd);
 void copies_change(const struct place *at); /* before a change of a file by its name: no open copy of it is left */
 int copy_named(const char *path); /* N of /proc/self/fd/N and the like, if that is a copy's; else -1 */
 int copy_let_go(int fd); /* before a number is closed or gets another file: takes its mark, and returns it */

@@ -165,8 +165,8 @@ static void close_source(int fd) {
     fd_mark(fd, FD_LOCK);
 }
 
-/* Returns a descriptor of the file that was copied, opened as the copy is; NONE_FREE: it could not be opened; -1: it has
- * gone, or is another file. */
+/* Returns a descriptor of the file that was copied, opened as the copy is; NONE_FREE: no descriptor is free; -1: it has
+ * gone, cannot be opened, or is another file. */
 static int open_source(int fd, const struct place *at) {
     ROOM(char, source);
     if (!source)
@@ -258,7 +258,7 @@ int copy_returns(int fd) {
 }
 
 /* Puts the source in the copy's place. Returns 1 if it is there, and `at` is where the copy is; 0 if `fd` is no copy, or
- * all that is left of the file. */
+ * all that is left of the file; NONE_FREE. */
 static __attribute__((noinline)) int surrender(int fd, struct place *at) {
     int saved = errno, done = 0;
     struct stat info;
@@ -269,6 +269,8 @@ static __attribute__((noinline)) int surrender(int fd, struct place *at) {
             done = replace(fd, at, &info, opened);
         if (opened >= 0)
             close_source(opened);
+        else if (opened == NONE_FREE && !done)
+            done = NONE_FREE;
     }
     turn_give(cancels);
     errno = saved;
@@ -279,21 +281,21 @@ int copy_surrender(int fd) {
     if (fd_kind(fd) != FD_LOCAL)
         return 0;
     PLACE(at);
-    return surrender(fd, at);
+    return surrender(fd, at) == 1;
 }
 
 /* A descriptor of the source may have been opened before there was a copy. */
-static __attribute__((noinline)) void surrender_and_drop(int fd) {
+static __attribute__((noinline)) int surrender_and_drop(int fd) {
     PLACE(at);
-    int saved = errno;
-    if (surrender(fd, at) || (fd_kind(fd) != FD_LOCAL && locate_fd(fd, at) == FILE_NAME))
+    int saved = errno, done = surrender(fd, at);
+    if (done == 1 || (fd_kind(fd) != FD_LOCAL && locate_fd(fd, at) == FILE_NAME))
         drop(at);
-    errno = saved;
+    errno = done == NONE_FREE ? EMFILE : saved;
+    return done == NONE_FREE ? -1 : 0;
 }
 
-void copy_changes(int fd) {
-    if (fd_kind(fd) == FD_LOCAL || fd_kind(fd) == FD_SOURCE || fd >= FDS)
-        surrender_and_drop(fd);
+int copy_changes(int fd) {
+    return fd_kind(fd) == FD_LOCAL || fd_kind(fd) == FD_SOURCE || fd >= FDS ? surrender_and_drop(fd) : 0;
 }
 
 void copies_change(const struct place *at) {
@@ -423,6 +425,8 @@ static off_t lend_offset(int fd, int lock) {
         hold_begin(); \
     int lock = to_lock(fd, lets_go); \
     if (lock == NONE_FREE) { \
+        if (held) \
+            hold_end(); \
         errno = ENOLCK; \
         return -1; \
     } \
@@ -531,33 +535,27 @@ int copy_named(const char *path) {
 
 /* ---- attributes ---- */
 static int hook_fchmod(int fd, mode_t mode) {
-    copy_changes(fd);
-    return fchmod(fd, mode);
+    return copy_changes(fd) ? -1 : fchmod(fd, mode);
 }
 
 static int hook_fchown(int fd, uid_t uid, gid_t gid) {
-    copy_changes(fd);
-    return fchown(fd, uid, gid);
+    return copy_changes(fd) ? -1 : fchown(fd, uid, gid);
 }
 
 static int hook_futimens(int fd, const struct timespec times[2]) {
-    copy_changes(fd);
-    return futimens(fd, times);
+    return copy_changes(fd) ? -1 : futimens(fd, times);
 }
 
 static int hook_futimes(int fd, const struct timeval times[2]) {
-    copy_changes(fd);
-    return futimes(fd, times);
+    return copy_changes(fd) ? -1 : futimes(fd, times);
 }
 
 static int hook_fsetxattr(int fd, const char *name, const void *value, size_t n, int flags) {
-    copy_changes(fd);
-    return fsetxattr(fd, name, value, n, flags);
+    return copy_changes(fd) ? -1 : fsetxattr(fd, name, value, n, flags);
 }
 
 static int hook_fremovexattr(int fd, const char *name) {
-    copy_changes(fd);
-    return fremovexattr(fd, name);
+    return copy_changes(fd) ? -1 : fremovexattr(fd, name);
 }
 
 static ssize_t hook_fgetxattr(int fd, const char *name, void *value, size_t n) {

@@ -174,16 +174,16 @@ static int hook_lutimes(const char *path, const struct timeval times[2]) {
 static int hook_futimesat(int dirfd, const char *path, const struct timeval times[2]) {
     if (path)
         before(dirfd, path, FOLLOWED);
-    else
-        copy_changes(dirfd);
+    else if (copy_changes(dirfd))
+        return -1;
     return futimesat(dirfd, path, times);
 }
 
 static int hook_utimensat(int dirfd, const char *path, const struct timespec times[2], int flags) {
-    if (!path || (!*path && (flags & AT_EMPTY_PATH)))
-        copy_changes(dirfd);
-    else
+    if (path && (*path || !(flags & AT_EMPTY_PATH)))
         before(dirfd, path, flags & AT_SYMLINK_NOFOLLOW ? 0 : FOLLOWED);
+    else if (copy_changes(dirfd))
+        return -1;
     return utimensat(dirfd, path, times, flags);
 }
 
@@ -198,10 +198,10 @@ static int hook_lchown(const char *path, uid_t uid, gid_t gid) {
 }
 
 static int hook_fchownat(int dirfd, const char *path, uid_t uid, gid_t gid, int flags) {
-    if (path && !*path && (flags & AT_EMPTY_PATH))
-        copy_changes(dirfd);
-    else
+    if (!path || *path || !(flags & AT_EMPTY_PATH))
         before(dirfd, path, flags & AT_SYMLINK_NOFOLLOW ? 0 : FOLLOWED);
+    else if (copy_changes(dirfd))
+        return -1;
     return fchownat(dirfd, path, uid, gid, flags);
 }
 

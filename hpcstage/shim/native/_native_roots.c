@@ -6,19 +6,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static uint64_t led_to[MAPS_MAX]; /* by map: what its source was when this process last changed something above files */
-static int is_known;
+static uint64_t led_to[MAPS_MAX]; /* by map: what its source was when this process last changed something above files; 0: not known */
 
 static uint64_t leads_to(const struct map *map) {
     struct stat info;
-    return stat(map->source, &info) == 0 ? ((uint64_t)info.st_dev * 0x9e3779b97f4a7c15ull) ^ info.st_ino : 0;
+    return stat(map->source, &info) == 0 ? ((uint64_t)info.st_dev * 0x9e3779b97f4a7c15ull) ^ info.st_ino : 1;
 }
 
+/* What another thread has noted, which may be about to change it, stays. */
 static int known_before(int turns) {
-    if (turns && !__atomic_load_n(&is_known, __ATOMIC_ACQUIRE)) {
-        for (int i = 0; i < config.maps_n; i++)
-            led_to[i] = leads_to(&config.maps[i]);
-        __atomic_store_n(&is_known, 1, __ATOMIC_RELEASE);
+    for (int i = 0; turns && i < config.maps_n; i++) {
+        uint64_t unknown = 0;
+        if (!__atomic_load_n(&led_to[i], __ATOMIC_RELAXED))
+            __atomic_compare_exchange_n(&led_to[i], &unknown, leads_to(&config.maps[i]), 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     }
     return turns;
 }
@@ -41,12 +41,15 @@ int roots_before_unlink(int dirfd, const char *path) {
     return is_link;
 }
 
+/* Noted once it is dropped: what other threads change meanwhile waits for that, too. */
 int roots_after(int turns, int result) {
     int saved = errno;
     for (int i = 0; turns && result == 0 && i < config.maps_n; i++) {
         uint64_t now = leads_to(&config.maps[i]);
-        if (__atomic_exchange_n(&led_to[i], now, __ATOMIC_RELAXED) != now)
+        if (__atomic_load_n(&led_to[i], __ATOMIC_RELAXED) != now) {
             drop_all(&config.maps[i]);
+            __atomic_store_n(&led_to[i], now, __ATOMIC_RELAXED);
+        }
     }
     errno = saved;
     return result;

@@ -213,11 +213,12 @@ static void discard(const char *local) {
 static int tell(const struct request *r) {
     struct reply reply = {0};
     uint32_t state = page_state();
-    uint64_t cap_ns = state == STATE_STARTING || hung() ? 0 : WROTE_CAP_NS;
+    int hangs = hung();
+    uint64_t cap_ns = state == STATE_STARTING || hangs ? 0 : WROTE_CAP_NS;
     int sent = 0, problem = REASON_NO_DAEMON;
     if (state != STATE_ENDED)
-        problem = ask(r, SEND_CAP_NS, cap_ns, &reply, &sent);
-    if (cap_ns)
+        problem = ask(r, hangs && page_is_closed() ? 0 : SEND_CAP_NS, cap_ns, &reply, &sent);
+    if (cap_ns || !sent)
         answered(problem);
     if (sent && problem == REASON_TIMEOUT) {
         page_give_up();

@@ -181,15 +181,18 @@ class Dropper:
             return False
         if is_file or self._context.quiet or self._context.measuring():
             return False
-        self._led = self._led or self._leads()
+        if not self._led:
+            leads = self._leads()
+            self._led = self._led or leads  # another thread has noted them, and may be about to change them
         return True
 
     def turned(self) -> None:
         """Drops all copies of datasets whose names lead elsewhere after a change."""
-        before, self._led = self._led, self._leads()
-        for (source, store), led in self._led.items():
-            if before.get((source, store)) != led:
+        leads = self._leads()
+        for (source, store), led in leads.items():
+            if self._led.get((source, store)) != led:
                 self._context.daemon.drop(_fsencode(source), _fsencode(store))
+        self._led = leads  # now that they are dropped: what other threads change meanwhile waits for that, too
 
     def _leads(self) -> dict[tuple[str, str], tuple[int, int] | None]:
         found: dict[tuple[str, str], tuple[int, int] | None] = {}
@@ -246,13 +249,20 @@ class Dropper:
             fd = _open(name, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), dir_fd=dir_fd)
         except (OSError, ValueError, TypeError) as error:
             if getattr(error, "errno", None) in NO_DESCRIPTOR and not self._context.quiet:
-                self._lands_on(_stat(name, dir_fd=dir_fd, follow_symlinks=follow))
+                self._changes_inode(name, dir_fd, follow)
             return
         try:
             if moves or not stat_bits.S_ISDIR(_fstat(fd).st_mode):
                 self.landed(fd, self._context.paths.find(name, dir_fd))
         finally:
             _close(fd)
+
+    def _changes_inode(self, name: Any, dir_fd: int | None, follow: bool) -> None:
+        try:
+            info = _stat(name, dir_fd=dir_fd, follow_symlinks=follow)
+        except OSError:  # a new name
+            return
+        self._lands_on(info)
 
     def could_write(self, name: Any, dir_fd: int | None, creates: bool) -> bool:
         """Returns whether an open for writing may change the file: not a directory, which would take all below it

@@ -63,11 +63,11 @@ class Copies:
 
     def changes(self, fd: int) -> None:
         """Prepares a change through a descriptor: the source takes a copy's place, and the copy is dropped. A
-        descriptor of the source may have been opened before there was a copy."""
+        descriptor of the source may have been opened before there was a copy. Raises where no descriptor is free."""
         source = self.source_of(fd)
         if source is None:
             self._context.dropper.drop_open(fd)
-        elif self.surrender(fd):
+        elif self._claim(fd, errno.EMFILE):
             self._context.dropper.drop(source)
 
     def change(self, source: str) -> None:
@@ -79,13 +79,17 @@ class Copies:
                 self.surrender(fd)
 
     def lock(self, fd: int) -> None:
-        """Puts the source in the place of a copy before a lock, which a copy cannot have; raises where no descriptor is
-        free for it."""
+        """Puts the source in the place of a copy before a lock. Raises where no descriptor is free."""
+        self._claim(fd, errno.ENOLCK)
+
+    def _claim(self, fd: int, otherwise: int) -> bool:
+        """Puts the source in the place of a copy before what must not come to the copy."""
         try:
-            self._surrender(fd)
+            return self._surrender(fd)
         except OSError as error:
             if error.errno in NONE_FREE:
-                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)) from None
+                raise OSError(otherwise, os.strerror(otherwise)) from None
+            return False
 
     def surrender(self, fd: int) -> bool:
         """Puts the source in the place of a copy, for every number that shares the open file. Returns whether it did.

@@ -122,15 +122,20 @@ class DaemonSocket:
         copies, or nothing is served before it has. Returns False if it will not; nothing is served any more then, since
         only the daemon knows the file's other names and what is being copied."""
         state = self._slot.state[0]
-        cap_s = 0.0 if state == wire.STATE_STARTING or monotonic_ns() < self._hung_until_ns else WROTE_CAP_S
+        begin_ns = monotonic_ns()
+        hangs = begin_ns < self._hung_until_ns
+        cap_s = 0.0 if state == wire.STATE_STARTING or hangs else WROTE_CAP_S
+        send_cap_s = 0.0 if hangs and self._slot.gate[wire.CLOSED] else SEND_CAP_S
         reply: bytes | int = wire.REASON_NO_DAEMON
         if state != wire.STATE_ENDED:
-            reply = self._ask(kind, payload, cap_s, SEND_CAP_S)
+            reply = self._ask(kind, payload, cap_s, send_cap_s)
         if _is_late(reply):
             self._slot.give_up()
             return True
         if isinstance(reply, bytes) and reply[1] == wire.ANSWER_DONE:
             return True
+        if send_cap_s and monotonic_ns() - begin_ns >= send_cap_s * 1e9:
+            self._hung_until_ns = monotonic_ns() + HUNG_PAUSE_NS  # its backlog is full
         self._slot.close_store()
         return False
 
