@@ -107,6 +107,15 @@ def test_a_directory_or_a_link_above_a_dataset_is_replaced(start_daemon, version
     assert found == ["dataset-replaced"] or (not found and "above" not in way), "what has the name is heard of at once"
 
 
+def test_a_dataset_that_is_renamed_again_and_again_is_told_once(start_daemon, versions):
+    daemon = start_daemon(versions / "up/current").attach()
+    daemon.staged()
+    wait_until(daemon.watches)
+    for _ in range(20):
+        subprocess.run(["sh", "-c", "mv up down; sleep 0.05; mv down up; sleep 0.05"], cwd=versions, check=True)
+    assert [problem.id for problem in daemon.end().problems] == ["dataset-replaced"]
+
+
 @pytest.mark.root
 def test_a_dataset_that_is_replaced_without_an_event(start_daemon, versions):
     """As by another machine: it is seen when it is looked at again."""

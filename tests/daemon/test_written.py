@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import psutil
 from daemon_process import start_daemon, wait_until  # noqa: F401
 from group_process import nodes, total  # noqa: F401
 
+from hpcstage.exchange.files.written import CLOSE_S
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import CLOSED, LANDED, Answer, Kind, Reason
 
@@ -64,13 +66,18 @@ def opens(daemon):
 
 
 def test_where_a_daemon_does_not_hear_of_a_write_its_node_serves_nothing(nodes, make_tree):
-    path, second, *_ = files_of(root := make_tree(files=20, size_bytes=20_000))
+    """Nobody waits for it a second time."""
+    path, second, *others = files_of(root := make_tree(files=20, size_bytes=20_000))
     daemons = nodes.up(root, 2, placement="replicate")
     nodes.staged()
     os.kill(daemons[1].process.pid, signal.SIGSTOP)
     try:
         wrote(daemons[0], path)
         assert not serves(daemons[1], path)
+        began = time.monotonic()
+        for other in others[:4]:
+            wrote(daemons[0], other)
+        assert time.monotonic() - began < 2 * CLOSE_S
     finally:
         os.kill(daemons[1].process.pid, signal.SIGCONT)
     wrote(daemons[0], second)

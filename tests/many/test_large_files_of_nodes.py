@@ -20,8 +20,17 @@ MB = 1_000_000
 SIZE_BYTES = 90 * MB
 BANDWIDTH = 30 * MB
 PART = 9 * MB
-READ = """
+UNTIL = """
 import mmap, os, sys, time
+def until(name):
+    deadline = time.monotonic() + 60
+    while not os.path.exists(name):
+        assert time.monotonic() < deadline, name
+        time.sleep(0.01)
+"""
+READ = (
+    UNTIL
+    + """
 rank, anew = int(os.environ["RANK"]), sys.argv[2] == "anew"
 if rank != int(sys.argv[3]):
     sys.exit()
@@ -34,9 +43,15 @@ for start in range(0, 9_000_000, 450_000):
             mapped[start : start + 450_000]
     else:
         os.pread(kept, 450_000, start)
+    if start == 2_250_000:
+        open("begun", "w").close()
+        until("go")
     time.sleep(0.1)
+open("read", "w").close()
+until("end")
 """
-"""One of two ranks reads a part of the file and holds it open, or opens it anew for each step."""
+)
+"""One of two ranks reads a part of the file and holds it open, or opens it anew for each step; it waits twice."""
 LET_GO = """
 import os, sys, time
 with open(sys.argv[1], "rb", buffering=0) as file:
@@ -47,13 +62,9 @@ while not any("large" in files for _, _, files in os.walk(store)) and time.monot
 """
 """Each rank reads a little of the file and waits for its node's copy."""
 
-BUSY = """
-import os, sys, time
-def until(name):
-    deadline = time.monotonic() + 60
-    while not os.path.exists(name):
-        assert time.monotonic() < deadline, name
-        time.sleep(0.01)
+BUSY = (
+    UNTIL
+    + """
 def reads(numbers):
     for number in numbers:
         os.pread(file, 500_000, 500_000 * (number * 37 % 160))
@@ -66,6 +77,7 @@ if os.environ["RANK"] == sys.argv[2]:
 else:
     until("end")
 """
+)
 """One of two ranks reads two parts of the file without a pause, and waits after each."""
 
 
@@ -86,6 +98,19 @@ def started(
     return hpcstage.start("run", "--nodes", "2", *options, "--data", source.path, "--", *command)
 
 
+def read_between(hpcstage: Hpcstage, source: Slowfs, process: subprocess.Popen[bytes]) -> int:
+    """The bytes that are read at the source between the two points at which the program waits: what is copied before it
+    opens the file, and after it has read, depends on how fast processes start and end."""
+    read_bytes = []
+    for told, goes_on in ("begun", "go"), ("read", "end"):
+        wait_for((hpcstage.cwd / told).exists, 60)
+        read_bytes.append(source.counters().read_bytes)
+        (hpcstage.cwd / goes_on).touch()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return read_bytes[1] - read_bytes[0]
+
+
 def run(hpcstage: Hpcstage, source: Slowfs, code: str, *words: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
     process = started(hpcstage, source, code, *words, options=options)
     _, errors = process.communicate(timeout=120)
@@ -99,9 +124,11 @@ def run(hpcstage: Hpcstage, source: Slowfs, code: str, *words: str, options: tup
 def test_what_a_program_of_any_node_reads_at_the_source_is_not_copied(
     hpcstage: Hpcstage, source: Slowfs, way: str, rank: str, placement: str
 ) -> None:
-    record = run(hpcstage, source, READ, way, rank, options=("--placement", placement))
-    assert source.counters().read_bytes < 1.5 * PART
-    assert record["coverage"]["reasons"]["large"] == (1 if way == "kept" else 21)
+    process = started(hpcstage, source, READ, way, rank, options=("--placement", placement))
+    assert read_between(hpcstage, source, process) < 1.5 * PART
+    record = manylab.record_of(hpcstage)
+    opens = record["coverage"]["reasons"].get("large", 0)
+    assert opens <= 1 if way == "kept" else 14 <= opens <= 21
     reader, other = (manylab.parts_of(hpcstage)[node]["host"] for node in (int(rank), 1 - int(rank)))
     left = "a large file (90 MB) was not copied, as {} read it at the source"
     texts = {
@@ -131,11 +158,5 @@ def test_no_node_copies_other_large_files_while_a_program_of_one_reads(
     settings = Settings(bandwidth_bytes_per_s=BANDWIDTH)
     with slow_source(tmp_path / "behind", settings, large=SIZE_BYTES, **others) as source:
         process = started(hpcstage, source, BUSY, rank, options=("--placement", placement))
-        read_bytes = []
-        for told, goes_on in ("begun", "go"), ("read", "end"):
-            wait_for((hpcstage.cwd / told).exists, 60)
-            read_bytes.append(source.counters().read_bytes)
-            (hpcstage.cwd / goes_on).touch()
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
-    assert read_bytes[1] - read_bytes[0] < 1.5 * 3 * MB
+        read_bytes = read_between(hpcstage, source, process)
+    assert read_bytes < 1.5 * 3 * MB

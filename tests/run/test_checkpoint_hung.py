@@ -64,16 +64,24 @@ def completed(flag: Path) -> list[str]:
     return [f"step{step}" for step in Path(f"{flag}.steps").read_text().split("\n")[:-1]]
 
 
-@pytest.mark.parametrize("is_saved", [True, False])
-def test_what_is_completed_meanwhile_is_shown_at_the_next_start(
-    hpcstage: Hpcstage, slow: Slowfs, tmp_path: Path, local_dir: Path, is_saved: bool
-) -> None:
+@contextmanager
+def hung_after_a_step(hpcstage: Hpcstage, slow: Slowfs, tmp_path: Path, more: int) -> Iterator[int]:
+    """A run whose DIR hangs once a step is there, while more steps are completed; the number of those before."""
     flag = tmp_path / "flag"
     wrapper = start(hpcstage, slow, flag, PROGRAM)
     wait_for((tmp_path / "behind/ckpt/step1").exists, 20, "a step in DIR")
     with hung(slow, wrapper):
         count = len(completed(flag))
-        wait_for(lambda: len(completed(flag)) > count + 20, 20, "more steps")
+        wait_for(lambda: len(completed(flag)) > count + more, 20, "more steps")
+        yield count
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_what_is_completed_meanwhile_is_shown_at_the_next_start(
+    hpcstage: Hpcstage, slow: Slowfs, tmp_path: Path, local_dir: Path, is_saved: bool
+) -> None:
+    flag = tmp_path / "flag"
+    with hung_after_a_step(hpcstage, slow, tmp_path, more=20) as count:
         if is_saved:
             wait_for(lambda: completed(flag)[count + 10] in saved_names(local_dir), 20, "a generation of them")
     assert set(completed(flag)) <= set(found := shown(hpcstage, slow))
@@ -104,11 +112,8 @@ def test_a_late_drain_gives_what_was_completed_its_name(
     hpcstage: Hpcstage, slow: Slowfs, tmp_path: Path, local_dir: Path
 ) -> None:
     flag = tmp_path / "flag"
-    wrapper = start(hpcstage, slow, flag, PROGRAM)
-    wait_for((tmp_path / "behind/ckpt/step1").exists, 20, "a step in DIR")
-    with hung(slow, wrapper):
-        count = len(completed(flag))
-        wait_for(lambda: len(completed(flag)) > count + 5, 20, "more steps")
+    with hung_after_a_step(hpcstage, slow, tmp_path, more=5):
+        pass
     assert hpcstage("clean", "--drain").returncode == 0
     assert set(completed(flag)) <= set(names(slow.path / "ckpt"))
     assert all(".2" not in name for name in names(slow.path / "ckpt")), "nothing is called not complete"

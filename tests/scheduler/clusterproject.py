@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from conftest import REPO, content
 from nodeslab import HOME, SHARED, UID, Nodes, until
 
@@ -39,6 +40,14 @@ set -eu
 . .venv/bin/activate
 exec {behind}hpcstage run --data {data} -- {front}python train.py --data {data} {options}
 """
+
+
+def needs_checkpoints(*, of_nodes: bool = False) -> None:
+    """Skips a test, or a module that calls it at its top, where what checkpoints need is missing."""
+    for name in ("xxhash", "zstandard"):
+        pytest.importorskip(name, reason="needs the extra `checkpoint`")
+    if of_nodes:
+        pytest.importorskip("mpi4py", reason="needs mpi4py and an MPI")
 
 
 class Project:

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusterproject import Project
+from clusterproject import Project, needs_checkpoints
 from nodeslab import LOCAL, UID, until
 from slurmlab import Slurm
 
-pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
-pytest.importorskip("zstandard", reason="needs the extra `checkpoint`")
-pytest.importorskip("mpi4py", reason="needs mpi4py and an MPI")
+needs_checkpoints(of_nodes=True)
 pytest_plugins = ("clusterfixtures",)
 
 COUNT = 3

@@ -6,13 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from clusterproject import Project, staging_of
+from clusterproject import Project, needs_checkpoints, staging_of
 from gridlab import GridEngine
 from nodeslab import LOCAL, UID, until
 
-pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
-pytest.importorskip("zstandard", reason="needs the extra `checkpoint`")
-pytest.importorskip("mpi4py", reason="needs mpi4py and an MPI")
+needs_checkpoints(of_nodes=True)
 pytest_plugins = ("clusterfixtures",)
 
 pytestmark = pytest.mark.timeout(300)

@@ -3,15 +3,13 @@ script goes on where the one before was. What runs into a time limit of Slurm is
 
 from __future__ import annotations
 
-import pytest
-from clusterproject import Project
+from clusterproject import Project, needs_checkpoints
 from gridlab import GridEngine
 from nodeslab import until
 from resuming import SCRIPT, check, drained, wait_for_some
 from slurmlab import Slurm
 
-pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
-pytest.importorskip("zstandard", reason="needs the extra `checkpoint`")
+needs_checkpoints()
 pytest_plugins = ("clusterfixtures",)
 
 OPTIONS = ("-cwd", "-j", "y", "-S", "/bin/bash", "-o", "job.out")

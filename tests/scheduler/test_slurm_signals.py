@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import resuming
-from clusterproject import Limited, Project, batch, behind, heard, ranks_wait
+from clusterproject import Limited, Project, batch, behind, heard, needs_checkpoints, ranks_wait
 from nodeslab import until
 from slurmlab import KILL_WAIT_S, Slurm
 
@@ -100,8 +100,7 @@ def test_the_time_limit(slurm: Slurm, limited: Limited) -> None:
 
 @pytest.mark.slow
 def test_the_time_limit_and_the_next_job(slurm: Slurm, limited: Limited) -> None:
-    for name in ("xxhash", "zstandard"):
-        pytest.importorskip(name, reason="needs the extra `checkpoint`")
+    needs_checkpoints()
     project, job = limited.resumed
     assert slurm.wait(job, 110)["JobState"] == "TIMEOUT", project.log()
     before = resuming.drained(project)

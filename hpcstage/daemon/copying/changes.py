@@ -68,7 +68,9 @@ class Changes:
         self._moved = moved
         self._unseen = unseen
         self._leads: dict[bytes, list[int]] = {}
-        """By name of a dataset's root: what it was last, as device and inode; empty where there was nothing."""
+        """By name of a dataset's root: what it was first, as device and inode; empty where there was nothing."""
+        self._replaced: set[bytes] = set()
+        """The roots that lead elsewhere, of which nothing is served any more."""
         self._look_at = 0.0
         self._names: dict[int, list[bytes]] = {}
         """By the number of a watch: the absolute paths that it watches."""
@@ -113,13 +115,10 @@ class Changes:
             self._helpers.start(LEADS_HELPER, work, done, gives_way=True)
 
     def _compare(self, leads: list[list[int] | None]) -> None:
-        moved: dict[bytes, None] = {}
         for (name, root), found in zip(_names(self._manifest), leads, strict=False):
-            if found is not None:
-                if self._leads.setdefault(name, found) != found:
-                    moved[root] = None
-                self._leads[name] = found
-        for root in moved:
+            if found is None or self._leads.setdefault(name, found) == found or root in self._replaced:
+                continue
+            self._replaced.add(root)
             self._moved(root)
 
     def _changed(self, path: bytes, mask: int) -> None:

@@ -1,7 +1,8 @@
 """Tells the other nodes which files programs of this node write to, and its daemon when none has copies any more.
 
 Owns how long that may take. A daemon that does not drop its copies in time has its node's store closed: no program
-there opens a copy any more. An exchange that does not answer ends the group, after which its daemon serves nothing.
+there opens a copy any more. An exchange that does not answer ends the group, after which daemons that have heard of a
+write before serve nothing.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class WrittenService(ExchangeService):
         """By number of a message: the positions that have not confirmed it, and until when they may."""
         self._owed: dict[tuple[int, int], float] = {}
         """By position and number of a message: until when this node's daemon may confirm it."""
+        self._is_closed = False
+        """Whether its daemon did not: no copy is opened here any more."""
 
     def obey(self, message: exchange.Message) -> None:
         """Tells all others of writes, or another node that this one has no copies any more."""
@@ -63,7 +66,7 @@ class WrittenService(ExchangeService):
                     others.discard(mail.source)
             return
         self._owed[mail.source, number] = time.monotonic() + CLOSE_S
-        if self.station.ended:
+        if self.station.ended or self._is_closed:
             self._confirm(mail.source, number)
         else:
             self.station.tell(Written(self.station.nodes[mail.source], number, tuple(ids)))
@@ -77,6 +80,7 @@ class WrittenService(ExchangeService):
         now = time.monotonic()
         if self._owed and now > min(self._owed.values()):
             page.close(Path(nodedir.PAGE))
+            self._is_closed = True
             self._confirm_all()
         done = [number for number, (others, _) in self._awaited.items() if not others]
         for number in done:
