@@ -88,7 +88,7 @@ def lock_file(fd: int, how: int) -> bool:
             raise
         return False
     with contextlib.suppress(OSError):  # a full file system
-        os.pwrite(fd, f"{socket.gethostname()}\n".encode(), 0)
+        os.write(fd, f"{socket.gethostname()}\n".encode())
     return True
 
 
