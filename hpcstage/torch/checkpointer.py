@@ -22,7 +22,7 @@ from typing import Any, ClassVar, SupportsIndex
 import torch
 
 from hpcstage import stderr
-from hpcstage.checkpoint.generations.files import Files
+from hpcstage.checkpoint.generations.files import LOCK, Files, lock_file
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.torch import standstill
 from hpcstage.torch.entry import DamagedEntry, named_or_left, remove_entry, settle
@@ -32,6 +32,8 @@ from hpcstage.units import parse_duration
 
 VARIABLE = "HPCSTAGE_CHECKPOINT"
 _NAME = re.compile(r"step-([0-9]{8,})")
+_MOST_BYTES = 256
+"""The most that a lock says of who has it."""
 
 
 class NothingToLoad(HpcstageError):
@@ -236,13 +238,18 @@ class _DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         """Raises DirectoryInUse if another has the lock. A file system without locks is none."""
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError:  # a full file system, or another user's
+            return
+        try:
+            lock_file(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            host = os.pread(fd, _MOST_BYTES, 0).decode(errors="replace").strip()
             os.close(fd)
             raise DirectoryInUse(
-                f"another process or Checkpointer saves to {directory}", "let one rank save, or give each its own"
+                f"another process or Checkpointer, on {host or 'some node'}, saves to {directory}",
+                "let one rank save, or give each its own",
             ) from error
         except OSError:
             pass

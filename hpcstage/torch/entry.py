@@ -76,7 +76,7 @@ def write_entry(files: Files, path: Path, description: Description, image: memor
     temporary = hidden(path)
     files.call(os.mkdir, temporary, 0o700)
     try:
-        with claimed(temporary):
+        with claimed(temporary, TENSORS):
             pieces = _write_image(files, temporary / TENSORS, description.slots, image)
             files.write_new(temporary / STATE, _text(description, pieces))
             files.sync_directory(temporary)
@@ -94,14 +94,14 @@ def check_entry(files: Files, path: Path, replaced: Path | None) -> None:
     Raises DamagedEntry if the disk returns other bytes; the one that it replaced has the name again then, and without
     one nothing has it.
     """
-    with contextlib.nullcontext() if replaced is None else claimed(replaced):
+    with contextlib.nullcontext() if replaced is None else claimed(replaced, TENSORS):
         try:
             _check_written(files, path)
         except (OSError, DamagedEntry):
             _take_back(files, path, replaced)
             raise
-        if replaced is not None:
-            discard(files, replaced, STATE)
+    if replaced is not None:  # NFS removes no directory of which a file is open
+        discard(files, replaced, STATE)
 
 
 def find_entry(path: Path) -> FoundEntry:
@@ -146,13 +146,14 @@ def settle(files: Files, path: Path) -> bool:
     removed. What a process that lives is writing stays. Returns whether one got the name."""
     has_named = False
     for left in left_behind(path):
-        with contextlib.suppress(OSError), claimed(left):
-            if has_named or os.path.lexists(path) or not _is_whole(files, left):
+        with contextlib.suppress(OSError):
+            with claimed(left, TENSORS):
+                if gets_name := not os.path.lexists(path) and _is_whole(files, left):
+                    files.call(os.rename, left, path)
+                    sync_name(files, path)
+                    has_named = True
+            if not gets_name:  # NFS removes no directory of which a file is open
                 discard(files, left, STATE)
-            else:
-                files.call(os.rename, left, path)
-                sync_name(files, path)
-                has_named = True
     return has_named
 
 
@@ -183,7 +184,7 @@ def _take_back(files: Files, path: Path, replaced: Path | None) -> None:
 def _write_image(files: Files, path: Path, slots: TensorSlots, image: memoryview) -> list[Piece]:
     """Writes the parts of the image that hold tensors, and has them on the disk."""
     made = []
-    with _opened(files, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+    with _opened(files, path, os.O_WRONLY | os.O_CREAT) as fd:
         files.call(os.ftruncate, fd, slots.size_bytes)
         for begin, end in slots.runs():
             for offset in range(begin, end, _PIECE_BYTES):
@@ -231,8 +232,7 @@ def _opened(files: Files, path: Path, flags: int) -> Iterator[int]:
         except OSError as error:
             if error.errno not in _NEVER_DIRECT:
                 raise
-            # Some file systems make the file and refuse then.
-            fd = stack.enter_context(files.opened(path, flags & ~os.O_EXCL))
+            fd = stack.enter_context(files.opened(path, flags))
         yield fd
 
 

@@ -44,15 +44,20 @@ def left_behind(path: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def claimed(path: Path) -> Iterator[None]:
-    """Keeps other processes from what has a hidden name. Raises BlockingIOError if a living one keeps this one from it.
+def claimed(path: Path, file: str) -> Iterator[None]:
+    """Keeps other processes from what has a hidden name, by the lock of a file in it, which is made if it is missing:
+    that of a directory is one of this node alone on many shared file systems, or is refused. Raises BlockingIOError if
+    a living process keeps this one from it.
 
-    Where the file system has no locks, and of a file that a checkpoint took the place of, it does nothing.
+    Where nothing can be locked, and of a file that a checkpoint took the place of, it does nothing.
     """
-    if not _is_directory(path):
+    try:
+        if not _is_directory(path):
+            raise NotADirectoryError
+        fd = os.open(path / file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
         yield
         return
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     _claims.add(fd)
     try:
         try:

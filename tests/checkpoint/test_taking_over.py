@@ -15,7 +15,8 @@ pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from hpcstage.checkpoint.generations import restoring
-from hpcstage.checkpoint.generations.restoring import LOCK, NEWEST_NS, making_in, place, remove_leftovers
+from hpcstage.checkpoint.generations.files import LOCK
+from hpcstage.checkpoint.generations.restoring import NEWEST_NS, making_in, place, remove_leftovers
 
 RENAMES = 3
 
@@ -82,3 +83,20 @@ def test_the_lock_is_one_of_a_file_open_for_writing(tmp_path: Path) -> None:
         assert (made / LOCK).read_text() == f"{socket.gethostname()}\n"
         os.rename(made, tmp_path / ".hpcstage-restore-left")
     assert remove_leftovers(tmp_path) == [".hpcstage-restore-left"]
+
+
+def test_nothing_is_open_below_what_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS removes no directory of which a file is open."""
+    remove, open_below = restoring._remove, []
+
+    def removed(directory: Path) -> None:
+        links = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+        open_below.extend(link for link in links if link.startswith(f"{directory}/"))
+        remove(directory)
+
+    monkeypatch.setattr(restoring, "_remove", removed)
+    (tmp_path / ".hpcstage-restore-left").mkdir()
+    with making_in(tmp_path):
+        assert remove_leftovers(tmp_path) == [".hpcstage-restore-left"]
+    assert open_below == []
+    assert os.listdir(tmp_path) == []

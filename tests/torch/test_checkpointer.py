@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 
 import numpy as np
 import torch
+from savednames import names
 
 import hpcstage.torch.checkpointer as room
 from hpcstage.checkpoint.generations.files import Files
@@ -237,12 +239,12 @@ def test_names_and_how_many_are_kept(tmp_path: Path) -> None:
     with Checkpointer(tmp_path / "c", keep=2) as checkpointer:
         for step in (1, 5, 1200, 123_456_789):
             checkpointer.save({"step": step}, step)
-    assert sorted(os.listdir(tmp_path / "c")) == ["step-00001200", "step-123456789"]
+    assert names(tmp_path / "c") == ["step-00001200", "step-123456789"]
     assert (tmp_path / "c").stat().st_mode & 0o777 == 0o700
     with Checkpointer(tmp_path / "c", keep=1) as checkpointer:
         assert checkpointer.load().step == 123_456_789
         checkpointer.save({"step": "again"}, 123_456_789)
-    assert os.listdir(tmp_path / "c") == ["step-123456789"]
+    assert names(tmp_path / "c") == ["step-123456789"]
     assert loaded(tmp_path / "c") == {"step": "again"}
 
 
@@ -251,7 +253,7 @@ def test_what_a_longer_training_left_stays(tmp_path: Path, capfd: pytest.Capture
     with Checkpointer(tmp_path / "c", keep=1) as checkpointer:
         for step in (1, 2):
             checkpointer.save({"of": "a new one"}, step)
-    assert sorted(os.listdir(tmp_path / "c")) == ["step-00000002", "step-00000900"]
+    assert names(tmp_path / "c") == ["step-00000002", "step-00000900"]
     assert capfd.readouterr().err.count("step-00000900 is of a training that went further than step 1") == 1
 
 
@@ -311,7 +313,7 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Checkpointer().load() is None
     with Checkpointer() as checkpointer:
         checkpointer.save({}, 0)
-    assert os.listdir(tmp_path / "given") == ["step-00000000"]
+    assert names(tmp_path / "given") == ["step-00000000"]
 
 
 @pytest.mark.parametrize("part", ["tensors", "state.json"])
@@ -373,7 +375,7 @@ def test_a_full_disk_comes_up_at_the_next_save(
     assert "No space left on device" in caught.value.line()
     checkpointer.close()
     assert capfd.readouterr().err.count("was not saved") == 1
-    assert sorted(os.listdir(tmp_path / "c")) == ["step-00000001", "step-00000003"], "and nothing of the second"
+    assert names(tmp_path / "c") == ["step-00000001", "step-00000003"], "and nothing of the second"
     assert len(loaded(tmp_path / "c")["a"]) == 7
 
 
@@ -388,7 +390,7 @@ def test_other_bytes_on_the_disk_are_noticed(
         with pytest.raises(CheckpointNotSaved, match="was not saved") as caught:
             checkpointer.close()
     assert "its state.json" in caught.value.line()
-    assert os.listdir(tmp_path / "c") == []
+    assert names(tmp_path / "c") == []
     assert "was not saved" in capfd.readouterr().err
 
 
@@ -398,7 +400,7 @@ def test_a_second_one_is_refused(tmp_path: Path) -> None:
         first.wait()
         second = Checkpointer(tmp_path / "c")
         assert second.load().step == 1
-        with pytest.raises(DirectoryInUse):
+        with pytest.raises(DirectoryInUse, match=f"on {socket.gethostname()}, saves to"):
             second.save({}, 2)
     assert second.save({}, 2)
     second.close()

@@ -24,11 +24,12 @@ pytest.importorskip("torch")
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 
 import torch
+from savednames import names
 
 import hpcstage.torch.checkpointer as room
 import hpcstage.torch.naming as naming
-from hpcstage.checkpoint.generations.files import Files
-from hpcstage.torch import Checkpointer
+from hpcstage.checkpoint.generations.files import LOCK, Files
+from hpcstage.torch import Checkpointer, entry
 from hpcstage.torch.checkpointer import DirectoryInUse
 from hpcstage.torch.entry import DamagedEntry, check_entry
 from hpcstage.torch.hostmemory import HostMemory
@@ -45,7 +46,7 @@ def state(value: float) -> dict[str, torch.Tensor]:
 def values(directory: Path) -> dict[int, float]:
     """What each checkpoint holds."""
     found = {}
-    for path in sorted(directory.iterdir()):
+    for path in (directory / name for name in names(directory)):
         loaded = Checkpointer(directory)._saver.load(path, torch.device("cpu"))
         assert loaded.state["a"].eq(loaded.state["a"][0]).all()
         found[loaded.step] = float(loaded.state["a"][0])
@@ -141,7 +142,7 @@ def test_it_has_its_name_before_it_was_read_back_and_what_is_older_goes_after(
             try:
                 checkpointer.save(state(2), 2)
                 wait_for((tmp_path / "step-00000002").exists, what="the name of the new one")
-                assert sorted(os.listdir(tmp_path)) == ["step-00000001", "step-00000002"]
+                assert names(tmp_path) == ["step-00000001", "step-00000002"]
             finally:
                 go.set()
             checkpointer.wait()
@@ -176,7 +177,7 @@ def test_what_comes_back_with_other_bytes_loses_its_name(
         with pytest.raises(CheckpointNotSaved) as caught:
             checkpointer.close()
     assert f"step-{step:08} was not saved: its tensor a differs from its checksum" in caught.value.line()
-    assert os.listdir(tmp_path) == ["step-00000001"]
+    assert names(tmp_path) == ["step-00000001"]
     assert values(tmp_path) == {1: 1.0}
 
 
@@ -186,7 +187,7 @@ def test_what_took_the_place_of_a_file_and_is_damaged_gives_it_back(tmp_path: Pa
     replaced = naming.give_name(Files(), tmp_path / "new", tmp_path / "last.ckpt")
     with pytest.raises(DamagedEntry):
         check_entry(Files(), tmp_path / "last.ckpt", replaced)
-    assert os.listdir(tmp_path) == ["last.ckpt"]
+    assert names(tmp_path) == ["last.ckpt"]
     assert (tmp_path / "last.ckpt").read_bytes() == b"of another saver"
 
 
@@ -311,11 +312,11 @@ def test_a_forked_process_claims_nothing(tmp_path: Path) -> None:
         return os.read(end, 1) == b""
 
     with ThreadPoolExecutor(1) as pool:
-        with claimed(tmp_path):
+        with claimed(tmp_path, "tensors"):
             before = len(psutil.Process().children())
             child = pool.submit(in_a_child, waits)
             wait_for(lambda: len(psutil.Process().children()) > before, what="the child")
-            with pytest.raises(BlockingIOError), claimed(tmp_path):
+            with pytest.raises(BlockingIOError), claimed(tmp_path, "tensors"):
                 pass
         try:
             wait_for(lambda: not is_claimed(tmp_path), what="the end of the claim")
@@ -328,10 +329,45 @@ def test_a_forked_process_claims_nothing(tmp_path: Path) -> None:
 
 def is_claimed(path: Path) -> bool:
     try:
-        with claimed(path):
+        with claimed(path, "tensors"):
             return False
     except BlockingIOError:
         return True
+
+
+def locks_held(directory: Path) -> list[Path]:
+    """What is locked below a directory, by the kernel's list."""
+    inodes = {
+        line.split()[-3].split(":")[2] for line in Path("/proc/locks").read_text().splitlines() if "->" not in line
+    }
+    return [path for path in [directory, *directory.rglob("*")] if str(path.stat().st_ino) in inodes]
+
+
+def test_locks_are_of_files_and_nothing_is_open_below_what_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of a directory is one of a single node on NFS, which also removes no directory of which a file is
+    open."""
+    locked, open_below = [], []
+
+    def discard(files: Files, path: Path, first: str) -> None:
+        links = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+        open_below.extend(link for link in links if link.startswith(f"{path}/"))
+        naming.discard(files, path, first)
+
+    def give_name(files: Files, temporary: Path, path: Path) -> Path | None:
+        locked.extend(locks_held(tmp_path))
+        return naming.give_name(files, temporary, path)
+
+    monkeypatch.setattr(entry, "discard", discard)
+    monkeypatch.setattr(entry, "give_name", give_name)
+    (tmp_path / ".step-00000001.aaaaaaaaaaaa").mkdir()
+    with Checkpointer(tmp_path) as checkpointer:
+        for value in (1, 2):
+            checkpointer.save(state(value), 1)
+    assert {path.name for path in locked} == {LOCK, "tensors"}
+    assert open_below == []
+    assert names(tmp_path) == ["step-00000001"]
 
 
 def test_a_forked_process_has_zeros_in_place_of_the_memory() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import REPO, wait_for
+from savednames import names
 
 pytest.importorskip("torch")
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
@@ -105,10 +106,6 @@ def plugin() -> Any:
     made.teardown()
 
 
-def names(directory: Path) -> list[str]:
-    return sorted(os.listdir(directory))
-
-
 def test_lightning_the_last_good_one_stays_while_saves_fail(
     plugin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,7 +164,7 @@ def test_lightning_removes_what_a_killed_one_left(plugin: Any, tmp_path: Path) -
         path.mkdir()
         (path / "tensors").write_bytes(b"half")
     (tmp_path / ".last.ckpt.cccccccccccc").write_bytes(b"a file that was replaced")
-    with claimed(living):
+    with claimed(living, "tensors"):
         plugin.save_checkpoint({"epoch": 1}, tmp_path / "last.ckpt")
         plugin.teardown()
     assert names(tmp_path) == [living.name, "last.ckpt"]
@@ -205,4 +202,4 @@ def test_lightning_goes_on_where_it_was(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="needs Accelerate")
 def test_accelerate_goes_on_where_it_was(tmp_path: Path) -> None:
     run(ACCELERATE, tmp_path / "c")
-    assert sorted(os.listdir(tmp_path / "c")) == ["step-00000003", "step-00000006"]
+    assert names(tmp_path / "c") == ["step-00000003", "step-00000006"]

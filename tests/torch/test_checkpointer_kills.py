@@ -21,6 +21,7 @@ from conftest import REPO
 pytest.importorskip("torch")
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 import torch
+from savednames import names
 
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.torch import Checkpointer
@@ -114,7 +115,7 @@ def test_killed_between_any_two_calls(
         lines.update(line.partition(": ")[2] for line in capfd.readouterr().err.splitlines())
         with Checkpointer(directory, keep=1) as checkpointer:
             checkpointer.save({"a": torch.full((SIZE,), 9)}, 9)
-        assert os.listdir(directory) == ["step-00000009"], "what the killed one left is gone"
+        assert names(directory) == ["step-00000009"], "what the killed one left is gone"
         if ended == DONE:
             break
         assert ended == KILLED
@@ -180,7 +181,7 @@ def test_the_one_before_gets_its_name_back(tmp_path: Path) -> None:
     write_entry(Files(), tmp_path / "step-00000001", *described(1))
     with pytest.raises(OSError, match="Input/output"):
         write_entry(RefusingFiles(), tmp_path / "step-00000001", *described(2))
-    assert os.listdir(tmp_path) == ["step-00000001"]
+    assert names(tmp_path) == ["step-00000001"]
     assert value(tmp_path) == 1
 
 
@@ -196,7 +197,7 @@ def test_one_without_a_name_is_loaded_and_gets_it(tmp_path: Path, capfd: pytest.
     assert left.is_dir(), "a process that only loads changes nothing"
     with Checkpointer(tmp_path, keep=None) as checkpointer:
         checkpointer.save({"a": torch.full((SIZE,), 6)}, 6)
-    assert sorted(os.listdir(tmp_path)) == ["step-00000004", "step-00000005", "step-00000006"]
+    assert names(tmp_path) == ["step-00000004", "step-00000005", "step-00000006"]
     assert "step-00000005 is whole and has its name" in capfd.readouterr().err
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -30,6 +32,9 @@ LAST_NUMBER = 10**_DIGITS - 1
 """The highest number of a generation; names of this many digits sort as the numbers do."""
 RESTORING = ".hpcstage-restore-"
 """The beginning of the names below which a restore makes entries; they are no part of any state."""
+LOCK = ".hpcstage-lock"
+"""The name of the file in a directory that is locked."""
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
 
 
 class GenerationPart(str, Enum):
@@ -71,6 +76,20 @@ class GenerationId:
     def new(cls, number: int) -> GenerationId:
         """Returns another attempt at a number."""
         return cls(number, os.urandom(_ATTEMPT_BYTES).hex())
+
+
+def lock_file(fd: int, how: int) -> bool:
+    """Takes the lock of a file that is open for writing, and names the host there; returns False where the file
+    system has no locks. Raises OSError."""
+    try:
+        fcntl.flock(fd, how)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    with contextlib.suppress(OSError):  # a full file system
+        os.write(fd, f"{socket.gethostname()}\n".encode())
+    return True
 
 
 def generation_path(directory: Path, number: int) -> Path:

@@ -13,22 +13,18 @@ import errno
 import fcntl
 import os
 import shutil
-import socket
 import stat
 import sys
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcstage.checkpoint.generations.files import RESTORING
+from hpcstage.checkpoint.generations.files import LOCK, RESTORING, lock_file
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest, SavedEntry
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, OpenGeneration
 from hpcstage.errors import HpcstageError
 from hpcstage.renaming import KNOWS_NOT, exchange_names, rename_if_free
 
-LOCK = ".hpcstage-lock"
-"""The name of the file in a directory that is locked."""
-_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
 NEWEST_NS = 1 << 63
 """A time for `place` after all others: an entry that has it takes the place of any."""
 
@@ -139,13 +135,14 @@ def remove_leftovers(directory: Path) -> list[str]:
     removed = []
     for name in sorted(name for name in os.listdir(directory) if name.startswith(RESTORING)):
         left = directory / name
-        with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_locked:
-            if os.lstat(left).st_uid != os.geteuid():
-                continue
-            for aside in left.glob(f"{RESTORING}*"):
-                with contextlib.suppress(FileExistsError):
-                    _take(aside, directory / aside.name.removeprefix(RESTORING))
-            if is_locked:
+        with contextlib.suppress(OSError):
+            with _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_locked:
+                if os.lstat(left).st_uid != os.geteuid():
+                    continue
+                for aside in left.glob(f"{RESTORING}*"):
+                    with contextlib.suppress(FileExistsError):
+                        _take(aside, directory / aside.name.removeprefix(RESTORING))
+            if is_locked:  # NFS removes no directory of which a file is open
                 _remove(left)
                 removed.append(name)
     return removed
@@ -183,20 +180,6 @@ def _locked(made: Path, how: int) -> Iterator[bool]:
         yield lock_file(fd, how)
     finally:
         os.close(fd)
-
-
-def lock_file(fd: int, how: int) -> bool:
-    """Takes the lock of a file and names the host there; returns False where the file system has no locks. Raises
-    OSError."""
-    try:
-        fcntl.flock(fd, how)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        return False
-    with contextlib.suppress(OSError):  # a full file system
-        os.pwrite(fd, f"{socket.gethostname()}\n".encode(), 0)
-    return True
 
 
 def times_of(manifest: GenerationManifest) -> dict[str, int]:

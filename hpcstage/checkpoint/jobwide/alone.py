@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpcstage.checkpoint.entries import mark_of
-from hpcstage.checkpoint.generations.files import GenerationId
+from hpcstage.checkpoint.generations.files import LOCK, GenerationId, lock_file
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, LocalSource
-from hpcstage.checkpoint.generations.restoring import LOCK, lock_file, making_in, newest_ns, times_of
+from hpcstage.checkpoint.generations.restoring import making_in, newest_ns, times_of
 from hpcstage.checkpoint.generations.restoring import place as place_entry
 from hpcstage.checkpoint.jobwide.gathering import (
     Gathering,
