@@ -233,6 +233,8 @@ def _locked(gathering: Gathering) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+        with suppress(OSError):  # NFS removes no directory of which a file is open
+            gathering.path.rmdir()
 
 
 def _lock_of(path: Path) -> int:
@@ -240,8 +242,12 @@ def _lock_of(path: Path) -> int:
         path.mkdir(0o700, exist_ok=True)
         with suppress(FileNotFoundError):
             fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            lock_file(fd, fcntl.LOCK_EX)
-            with suppress(FileNotFoundError):
-                if os.stat(path / LOCK).st_ino == os.fstat(fd).st_ino:
-                    return fd
-            os.close(fd)
+            is_there = False
+            try:
+                lock_file(fd, fcntl.LOCK_EX)
+                is_there = os.stat(path / LOCK).st_ino == os.fstat(fd).st_ino
+            finally:
+                if not is_there:
+                    os.close(fd)
+            if is_there:
+                return fd

@@ -49,9 +49,15 @@ class DrainProcess:
         hurried, self._hurry = os.pipe()
         self.fd, into = os.pipe()
         """It is readable when there is a result, or the process has died."""
-        self._pid = fork(lambda: _work(work, hurried, into), {hurried, into})
-        os.close(hurried)
-        os.close(into)
+        try:
+            self._pid = fork(lambda: _work(work, hurried, into), {hurried, into})
+        except OSError:
+            os.close(self._hurry)
+            os.close(self.fd)
+            raise
+        finally:
+            os.close(hurried)
+            os.close(into)
 
     def hurry(self) -> None:
         """Tells the process that nobody is slowed down by it any more."""

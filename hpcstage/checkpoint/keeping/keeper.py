@@ -180,8 +180,11 @@ class CheckpointKeeper:
             return False
         self._saver.pinned = set() if number is None else {number, *self._versions(number)}
         self._under_way = number, copied
-        self._drain = DrainProcess(lambda is_hurried: self._drained(number, copied, is_hurried))
-        return True
+        try:
+            self._drain = DrainProcess(lambda is_hurried: self._drained(number, copied, is_hurried))
+        except OSError:
+            self._take(None)
+        return self._drain is not None
 
     def _versions(self, number: int) -> Mapping[int, list[str]]:
         """Returns what only older generations have whole."""
