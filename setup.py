@@ -27,24 +27,27 @@ FLAGS = [
     "-Wextra",
     "-Wno-unused-parameter",
 ]
+MOST_FRAME_BYTES = 512
+"""Of a function that a redirected call may run: it is called on stacks of 8 kB, and calls nest."""
 LINK_FLAGS = ["-Wl,-z,now", "-Wl,-z,relro"]  # bound at load: a hook may run where the lazy binder must not
 NATIVE = Path("hpcstage/shim/native")
 PUBLISH = "hpcstage/store/_publish.h"
 OLDEST = "cp310"
 """As `requires-python` says. The shim's extension is built for older ones: programs may run another Python."""
+IS_REQUIRED = bool(os.environ.get("HPCSTAGE_REQUIRE_NATIVE"))
 HAS_LIMITED_API = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
-def extension(name: str, sources: list[str], depends: list[str] | None = None) -> Extension:
+def extension(name: str, sources: list[str], depends: list[str], *flags: str) -> Extension:
     """One extension for every Python from its limited API on, left out if it cannot be built and need not be."""
     return Extension(
         name,
         sources,
-        depends=depends or [],
-        extra_compile_args=FLAGS,
+        depends=depends,
+        extra_compile_args=[*FLAGS, *flags],
         extra_link_args=LINK_FLAGS,
         py_limited_api=True,
-        optional=not os.environ.get("HPCSTAGE_REQUIRE_NATIVE"),
+        optional=not IS_REQUIRED,
     )
 
 
@@ -53,6 +56,7 @@ EXTENSIONS = [
         "hpcstage.shim.native._hpcstage_native",
         sorted(str(p) for p in NATIVE.glob("*.c")),
         sorted(str(p) for p in NATIVE.glob("*.h")),
+        *([f"-Werror=frame-larger-than={MOST_FRAME_BYTES}"] if IS_REQUIRED else []),
     ),
     extension("hpcstage.store._copy", ["hpcstage/store/_copy.c"], [PUBLISH]),
     extension("hpcstage.store._files", ["hpcstage/store/_files.c"], [PUBLISH]),

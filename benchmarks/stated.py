@@ -249,7 +249,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "staging",
-        "AlexNet, ResNet: against copying first; reading directly; `runtime` / ideal time",
+        "Step times of AlexNet, ResNet: against copying first; reading directly; `runtime` / ideal time",
         lambda r: (
             f"{', '.join(_less(r, f'{n} x1 E1 high', 'upfront') for n in NETS)}; "
             f"{', '.join(_less(r, f'{n} x1 E1 high', 'direct') for n in NETS)} less time; "
@@ -267,7 +267,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "staging",
-        "Ten epochs, CNN, AlexNet, ResNet (one round): against copying first; `runtime` / ideal time",
+        "Ten epochs, step times of CNN, AlexNet, ResNet (one round): against copying first; `runtime` / ideal time",
         lambda r: (
             f"{', '.join(_less(r, f'{n} x1 E10 high', 'upfront') for n in ('cnn', *NETS))} less time; "
             + _over(r, r"\w+ x1 E10 high: runtime / bound")
@@ -347,7 +347,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         "served",
         "A file of 4 GB read in order from storage with 2 ms per request: `runtime`, `auto`, times as fast as without hpcstage (aim: 3)",
-        lambda r: _over(r, "in order, 2 ms per request: .*, times as fast as plain", ".1f"),
+        lambda r: _over(r, "in order, 2 ms per request: .*, times as fast as plain", ".2f"),
         optional=True,
     ),
     Row(
@@ -587,7 +587,7 @@ ROWS += (
     ),
     Row(
         "elastic-chaos",
-        "Random faults of `hpcstage run --elastic` with jobs that join: trainings; faults after which they went on; cuts of a network among them; epochs in which a sample did not count once; weights off those of a training without faults; processes and directories left behind",
+        "Random events in `hpcstage run --elastic` with jobs that join: trainings; events (faults, jobs that join) after which they went on; cuts of a network among them; epochs in which a sample did not count once; weights off those of a training without faults; processes and directories left behind",
         lambda r: (
             f"{_chaos(r)}; "
             f"{r.figure('random faults: epochs in which a sample did not count once'):.0f}; "

@@ -1,8 +1,13 @@
-"""Replaces files in one step: readers see the old content or all of the new one. Owns the names of temporary files."""
+"""Replaces files in one step: readers see the old content or all of the new one. Owns the names of temporary files.
+
+No symbolic link that stands under a name is followed: others may write to a directory of results. What is written is
+this user's alone, as commands and names of files may be secret.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +15,7 @@ from typing import BinaryIO
 
 
 @contextmanager
-def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     """Gives a file to write to, which takes the place of `path` at the end; after an error nothing has changed.
 
     The temporary name is random: processes of several nodes, containers or threads may write the same file, and have
@@ -27,7 +32,13 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         raise
 
 
-def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
+def replace_text(path: Path, text: str, mode: int = 0o600) -> None:
     """Makes `text` the content of the file; surrogates of names that are not UTF-8 become the bytes that they were."""
     with replacing(path, mode) as file:
         file.write(text.encode("utf-8", "surrogateescape"))
+
+
+def replace_copy(source: Path, path: Path) -> None:
+    """Makes the content of another file that of the file."""
+    with source.open("rb") as content, replacing(path) as file:
+        shutil.copyfileobj(content, file)

@@ -12,8 +12,9 @@
 # It lies where the site keeps what belongs to Flux, often below /tmp, and that may be memory: hpcstage warns of it.
 # --local-dir names another directory.
 
-set -euo pipefail
+set -eo pipefail
 source .venv/bin/activate
+set -u # not before: conda's scripts use variables that may be unset
 
 DATA=${DATA:-/lustre/imagenet/train}
 
@@ -22,7 +23,7 @@ DATA=${DATA:-/lustre/imagenet/train}
 PER_NODE=${PER_NODE:-4}
 NODES=$(flux getattr size)
 MASTER_ADDR=$(hostname)
-export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-29500}" WORLD_SIZE=$((NODES * PER_NODE))
+export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-$((20000 + RANDOM % 10000))}" WORLD_SIZE=$((NODES * PER_NODE))
 
 # hpcstage must stand behind `flux run`: this script itself has neither the job's id nor its directory in its variables.
 # The first process on each node starts the staging for all of that node. Detection does not know the nodes of a Flux

@@ -19,8 +19,9 @@
 
 # Local disk: see gridengine.sh. Grid Engine makes a $TMPDIR for each task.
 
-set -euo pipefail
+set -eo pipefail
 source .venv/bin/activate
+set -u # not before: conda's scripts use variables that may be unset
 
 DATA=${DATA:-/gs/bs/GROUP/imagenet/train}
 

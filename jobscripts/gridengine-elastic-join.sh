@@ -21,8 +21,9 @@
 
 # Local disk: see gridengine.sh.
 
-set -euo pipefail
+set -eo pipefail
 source .venv/bin/activate
+set -u # not before: conda's scripts use variables that may be unset
 
 # Program, arguments and datasets are those of the training; the environment is this job's own.
 exec hpcstage run --join "$NAME"

@@ -21,8 +21,9 @@
 
 # Local disk: see gridengine.sh. Grid Engine makes $TMPDIR on every node of the job.
 
-set -euo pipefail
+set -eo pipefail
 source .venv/bin/activate
+set -u # not before: conda's scripts use variables that may be unset
 
 DATA=${DATA:-/gs/bs/GROUP/imagenet/train}
 
@@ -31,10 +32,10 @@ DATA=${DATA:-/gs/bs/GROUP/imagenet/train}
 PER_NODE=${PER_NODE:---map-by ppr:4:node}
 RANKS=${RANKS:-$((NHOSTS * 4))}
 MASTER_ADDR=$(head -n 1 "$PE_HOSTFILE" | cut -d ' ' -f 1)
-export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-29500}"
+export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-$((20000 + JOB_ID % 10000))}"
 
 # hpcstage in front: one on the first node; it brings the other nodes up with `qrsh -inherit`, and the nodes pass files
 # on to each other. `exec`: the shell would be ended by USR2 before it could pass anything on.
-# shellcheck disable=SC2086  several words
+# shellcheck disable=SC2086
 exec hpcstage run --data "$DATA" -- mpirun -n "$RANKS" $PER_NODE \
     python train.py --data "$DATA" --epochs "${EPOCHS:-90}"

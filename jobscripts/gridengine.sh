@@ -22,8 +22,9 @@
 # Local disk: $T4TMPDIR on TSUBAME4.0 (never /tmp there), else $SGE_LOCALDIR or $TMPDIR, which Grid Engine makes for the
 # job on every node and removes at its end.
 
-set -euo pipefail
+set -eo pipefail
 source .venv/bin/activate
+set -u # not before: conda's scripts use variables that may be unset
 
 DATA=${DATA:-/gs/bs/GROUP/imagenet/train}
 

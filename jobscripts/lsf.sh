@@ -14,9 +14,10 @@
 # has that of the shell that submitted it. If $TMPDIR is /tmp itself it is not taken: name the directory with
 # --local-dir, or take the nodes' memory as configs/lassen.yaml does.
 
-set -euo pipefail
+set -eo pipefail
 cd "$LS_SUBCWD"
 source .venv/bin/activate
+set -u # not before: conda's scripts use variables that may be unset
 
 DATA=${DATA:-/gpfs/imagenet/train}
 

@@ -5,19 +5,22 @@
 
 #PBS -N sweep
 #PBS -J 0-9
-#PBS -l select=1:ncpus=16:ngpus=1
+#PBS -l select=1:ncpus=16:ngpus=1:mem=64gb
 #PBS -l walltime=2:00:00
+##PBS -A PROJECT
+##PBS -q gpu
 #PBS -j oe
 
 # Torque instead:  #PBS -t 0-9  and below $PBS_ARRAYID in place of $PBS_ARRAY_INDEX.
 #
 # Local disk: see pbs.sh. Each subjob has a directory of its own, as it has a job id of its own: 123[4].server.
 
-set -euo pipefail
+set -eo pipefail
 
 # PBS starts the script in the home directory.
 cd "$PBS_O_WORKDIR"
 source .venv/bin/activate
+set -u # not before: conda's scripts use variables that may be unset
 
 DATA=${DATA:-/lustre/imagenet/train}
 

@@ -3,9 +3,11 @@
 # Other numbers of nodes, data or epochs: qsub -v MIN=3,DATA=/lustre/other,EPOCHS=5 jobscripts/pbs-elastic.sh
 
 #PBS -N train
-#PBS -l select=4:ncpus=64:ngpus=4:mpiprocs=4
+#PBS -l select=4:ncpus=64:ngpus=4:mem=200gb:mpiprocs=4
 #PBS -l place=scatter
 #PBS -l walltime=12:00:00
+##PBS -A PROJECT
+##PBS -q gpu
 #PBS -j oe
 # Without this PBS ends the job when one of its nodes fails. The node of this script is the exception in any case.
 #PBS -W tolerate_node_failures=all
@@ -17,11 +19,12 @@
 #
 # Local disk: see pbs.sh. Every node of the job needs it under the same variable.
 
-set -euo pipefail
+set -eo pipefail
 
 # PBS starts the script in the home directory.
 cd "$PBS_O_WORKDIR"
 source .venv/bin/activate
+set -u # not before: conda's scripts use variables that may be unset
 
 DATA=${DATA:-/lustre/imagenet/train}
 NODES=$(sort -u "$PBS_NODEFILE" | wc -l)

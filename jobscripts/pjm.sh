@@ -16,9 +16,10 @@
 # Volumes that the job uses (Fugaku):
 #PJM -x PJM_LLIO_GFSCACHE=/vol0004
 
-set -euo pipefail
+set -eo pipefail
 cd "$PJM_O_WORKDIR"
 source .venv/bin/activate
+set -u # not before: conda's scripts use variables that may be unset
 
 DATA=${DATA:-/vol0004/GROUP/imagenet/train}
 

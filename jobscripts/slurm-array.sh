@@ -8,13 +8,18 @@
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=16
 #SBATCH --gres=gpu:1
+#SBATCH --mem=64G
 #SBATCH --time=2:00:00
+#SBATCH --output=%x-%A_%a.out
+##SBATCH --account=PROJECT
+##SBATCH --partition=gpu
 
 # Local disk: see slurm.sh.
 
-set -euo pipefail
+set -eo pipefail
 cd "$SLURM_SUBMIT_DIR"
 source .venv/bin/activate
+set -u # not before: conda's scripts use variables that may be unset
 
 DATA=${DATA:-/lustre/imagenet/train}
 

@@ -10,15 +10,20 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=64
 #SBATCH --gres=gpu:4
+#SBATCH --mem=200G
 #SBATCH --time=12:00:00
+#SBATCH --output=%x-%j.out
+##SBATCH --account=PROJECT
+##SBATCH --partition=gpu
 # A job that was preempted joins again when it has a node again; it ends with exit code 0 if the training is complete.
 #SBATCH --requeue
 
 # Local disk: see slurm.sh.
 
-set -euo pipefail
+set -eo pipefail
 cd "$SLURM_SUBMIT_DIR"
 source .venv/bin/activate
+set -u # not before: conda's scripts use variables that may be unset
 
 # Program, arguments and datasets are those of the training; the environment is this job's own.
 exec hpcstage run --join "$NAME"

@@ -7,15 +7,20 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=64
 #SBATCH --gres=gpu:4
+#SBATCH --mem=200G
 #SBATCH --time=12:00:00
+#SBATCH --output=%x-%j.out
+##SBATCH --account=PROJECT
+##SBATCH --partition=gpu
 # Without this Slurm ends the job when one of its nodes fails. The node of this script is the exception in any case.
 #SBATCH --no-kill
 
 # Local disk: see slurm.sh. Every node of the job needs it under the same variable.
 
-set -euo pipefail
+set -eo pipefail
 cd "$SLURM_SUBMIT_DIR"
 source .venv/bin/activate
+set -u # not before: conda's scripts use variables that may be unset
 
 DATA=${DATA:-/lustre/imagenet/train}
 

@@ -7,7 +7,11 @@
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=16
 #SBATCH --gres=gpu:1
+#SBATCH --mem=64G
 #SBATCH --time=12:00:00
+#SBATCH --output=%x-%j.out
+##SBATCH --account=PROJECT
+##SBATCH --partition=gpu
 
 # Local disk. Sites differ: some make $SLURM_TMPDIR or $TMPDIR for every job, others only for jobs that ask:
 #   #SBATCH --gres=nvme:500          (GB; CSC: the directory is $LOCAL_SCRATCH)
@@ -21,9 +25,10 @@
 # it would reach job steps (srun) only. Slurm may send it up to a minute earlier than asked.
 ##SBATCH --signal=B:USR1@300
 
-set -euo pipefail
+set -eo pipefail
 cd "$SLURM_SUBMIT_DIR"
 source .venv/bin/activate
+set -u # not before: conda's scripts use variables that may be unset
 
 DATA=${DATA:-/lustre/imagenet/train}
 
@@ -31,5 +36,6 @@ DATA=${DATA:-/lustre/imagenet/train}
 # passes the signal on to the command and writes its record. Without it bash gets TERM, waits for nothing, and the
 # command is killed about a second later with no warning. After TERM, KillWait (30 s by default) is left.
 #
-# Several nodes: slurm-srun.sh, slurm-srun-behind.sh, slurm-torchrun.sh. Many small jobs: slurm-array.sh.
+# A training that is longer than a job: slurm-requeue.sh. Several nodes: slurm-srun.sh, slurm-srun-behind.sh,
+# slurm-torchrun.sh. Many small jobs: slurm-array.sh.
 exec hpcstage run --data "$DATA" -- python train.py --data "$DATA" --epochs "${EPOCHS:-90}"

@@ -54,10 +54,11 @@ class StartedProcesses:
 
 
 def pytest_configure() -> None:
-    """Has what tests start end by SIGINT, as it does in a terminal: a shell has its background jobs ignore that, and
-    what they start, which hpcstage keeps to."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Has what tests start end by SIGINT, SIGQUIT and SIGHUP, as in a terminal: nohup, and a shell for its background
+    jobs, has programs ignore some of them, which hpcstage keeps to. A handler of this process is none of theirs."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number is signal.SIGINT else lambda *_: None)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -10,11 +10,10 @@ nobody makes any more has them, too.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import math
 import os
-import signal
+import re
 import stat
 import time
 from collections.abc import Collection, Iterator
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from hpcstage import inotify
 from hpcstage.inotify import EventQueue
+from hpcstage.leases import is_written
 
 QUIET_S = 2.0
 """The time after which an entry that was not renamed and does not change counts as complete."""
@@ -73,6 +73,9 @@ class CompleteEntries:
         self._quiet_s = quiet_s
         self._entries: dict[str, _Entry] = {}
         self._renamed = set(known)
+        self._arrived = set[str]()
+        self.by_rename: dict[str, bool] = {}
+        """By kind of entry: whether such entries got their names by renames alone."""
         self._next_look = self._soonest_look = now
         self.is_gone = False
         """Whether the directory was removed, moved or unmounted: nothing is complete from then on."""
@@ -101,6 +104,14 @@ class CompleteEntries:
     def states(self) -> dict[str, tuple[str, bool]]:
         """Returns all entries as they were at the last look: what differs when one does, and whether it is complete."""
         return {name: (entry.mark, entry.is_complete) for name, entry in self._entries.items()}
+
+    def arrived(self) -> dict[str, str]:
+        """Returns the marks of entries that were renamed to their names since this was asked, and that nobody writes,
+        whether a look was due or not."""
+        names, self._arrived = [name for name in self._arrived if not name.startswith(self._skipped)], set()
+        found = {name: print_ for name in names if (print_ := _printed(self._directory, name))}
+        written = {name for name in found if any(_is_written(f"{self._directory}/{one[0]}") for one in found[name])}
+        return {name: _mark(found[name]) for name in found if name not in written}
 
     def wake_after(self, now: float) -> float | None:
         """Returns the seconds until `look` has something to do without an event; None for never."""
@@ -136,8 +147,11 @@ class CompleteEntries:
                     self.is_gone = True
                 elif mask & inotify.MOVED_TO:
                     self._renamed.add(os.fsdecode(name))
+                    self._arrived.add(os.fsdecode(name))
+                    self.by_rename.setdefault(kind_of(os.fsdecode(name)), True)
                 elif mask & inotify.CREATE:
                     self._renamed.discard(os.fsdecode(name))
+                    self.by_rename[kind_of(os.fsdecode(name))] = False
         return happened
 
     def _look(self, renamed: set[str], now: float) -> None:
@@ -152,7 +166,7 @@ class CompleteEntries:
             entry = self._entries.get(name)
             if entry is None or entry.found != print_ or name in renamed:
                 self._change(entry is not None and entry.is_complete)
-                entry = self._entries[name] = _Entry(print_, now, name in renamed, _leads_to(self._directory, name))
+                entry = self._entries[name] = _Entry(print_, now, name in renamed, leads_to(self._directory, name))
         for name in sorted(found, key=lambda one: self._entries[one].leads_to is not None):  # links come last
             entry = self._entries[name]
             if not entry.is_complete and self._may_be_complete(entry, now):
@@ -175,11 +189,16 @@ def mark_of(directory: Path, name: str) -> str:
     return _mark(found) if found else ""
 
 
+def kind_of(name: str) -> str:
+    """Returns the kind of an entry, its name without numbers: a program makes all of a kind in one way."""
+    return re.sub(r"[0-9]+", "#", name)
+
+
 def _mark(found: _Print) -> str:
     return hashlib.blake2b(repr(found).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
-def _leads_to(directory: str, name: str) -> str | None:
+def leads_to(directory: str, name: str) -> str | None:
     """Returns the entry of a directory to which a link leads; empty if it leads elsewhere, None if it is no link."""
     try:
         target = os.readlink(f"{directory}/{name}")
@@ -208,24 +227,14 @@ def _prints(directory: str, name: str) -> Iterator[tuple[str, int, int, int, int
 
 
 def _is_written(path: str) -> bool:
-    """Tells whether somebody has a file open for writing. A lease, which is given back at once, is refused then.
-
-    A program that opens the file in that moment waits until the lease is back, and the signal that tells of it is one
-    that nobody hears.
-    """
+    """Tells whether somebody has a file open for writing, as far as the kernel says."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        if stat.S_ISREG(os.fstat(fd).st_mode):
-            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except BlockingIOError:
-        return True
+        return stat.S_ISREG(os.fstat(fd).st_mode) and is_written(fd)
     except OSError:
         return False
     finally:
         os.close(fd)
-    return False

@@ -1,4 +1,5 @@
-"""Drains the checkpoints of a run that nobody keeps any more: its newest generation, and what is in none."""
+"""Drains the checkpoints of a run that nobody keeps any more: its newest generation, what was completed since, and what
+was not."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ from pathlib import Path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
 from hpcstage.checkpoint.generations.restoring import times_of
+from hpcstage.checkpoint.keeping.completed import completed_since, is_behind
 from hpcstage.checkpoint.keeping.draining import DrainedEntries, EntryDrain, ProgramNames
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, KeepingReport, UndrainedEntry, reason
-from hpcstage.checkpoint.keeping.history import generations_of, names_of, whole_versions
+from hpcstage.checkpoint.keeping.history import names_of, whole_versions
 from hpcstage.checkpoint.keeping.leftovers import leftovers, place_leftovers
-from hpcstage.checkpoint.keeping.plain import described, names_in
+from hpcstage.checkpoint.keeping.plain import names_in
 from hpcstage.errors import HpcstageError
 
 
@@ -24,6 +26,8 @@ class LateDrain:
 
     place: CheckpointPlace
     drain: EntryDrain
+    is_behind: bool
+    """Whether the target has a newer state of another run."""
     done: DrainedEntries = field(default_factory=DrainedEntries)
     damaged: dict[str, str] = field(default_factory=dict)
     """By generation, for people: why it was not drained."""
@@ -35,7 +39,7 @@ class LateDrain:
             for number in reversed(source.numbers()):
                 try:
                     made = GenerationReader(source).manifest(number)
-                    if self._is_behind(made):
+                    if self.is_behind:
                         self._put_beside(source, made)
                     else:
                         self._bring(source, made)
@@ -54,13 +58,6 @@ class LateDrain:
             except (OSError, HpcstageError) as error:
                 missing.append(UndrainedEntry(name, reason(error)))
         return missing
-
-    def _is_behind(self, made: GenerationManifest) -> bool:
-        """Tells whether the target has a newer generation, and it is of another run."""
-        drained = described(self.drain.target)
-        if drained is None or drained.manifest.created_ns <= made.created_ns:
-            return False
-        return drained.manifest not in generations_of(self.place)
 
     def _bring(self, source: LocalSource, made: GenerationManifest) -> None:
         self.done += self.drain.generation(source, made.number, ProgramNames(set(names_of(self.place))))
@@ -85,13 +82,19 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly
         from hpcstage.checkpoint.jobwide.alone import drain_share_late
 
         return drain_share_late(place, charter)
-    late = LateDrain(place, EntryDrain(place.tree, Path(charter.target), charter.run_id))
+    target = Path(charter.target)
+    late = LateDrain(place, EntryDrain(place.tree, target, charter.run_id), is_behind(place, target))
+    completed = completed_since(place)
     newest = late.generations()
     beside: dict[str, str] = {}
     if is_orderly:
         missing = late.copies(names_in(place.tree))
     else:
-        missing, beside = place_leftovers(late.drain, leftovers(late.drain, newest), charter)
+        missing = [] if late.is_behind else late.copies(completed)
+        is_continued = place.is_continued(0 if newest is None else newest.number)
+        left = [name for name in leftovers(late.drain, newest) if not (is_continued and name in completed)]
+        torn, beside = place_leftovers(late.drain, left, charter)
+        missing += torn
     return KeepingReport(
         drained_number=None if newest is None else newest.number,
         findings={"beside": dict(late.done.beside), "skipped": late.damaged},

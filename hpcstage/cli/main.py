@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcstage import __version__, stderr
+from hpcstage import __version__, extras, stderr
 from hpcstage.errors import HpcstageError
 
 if TYPE_CHECKING:
@@ -117,6 +117,10 @@ def run(arguments: Sequence[str]) -> int:
         return _say(error.format_message(), error.exit_code)
     except HpcstageError as error:
         return _say(error.line(), error.exit_code)
+    except ModuleNotFoundError as error:
+        if (found := extras.of_import(error)) is None:
+            raise
+        return _say(found.line(), found.exit_code)
     except CallFailed as failed:
         return _say_why(failed.error, output)
     except OSError as error:

@@ -79,6 +79,8 @@ def _coming(given: dict[str, Any], *, with_probe: bool) -> Plan:
 
         found = find(inputs, on_found)
     if not len(found.scan.manifest):
+        if why := found.scan.unanswered:
+            raise UsageError(f"the datasets could not be scanned: {why}", "look at the file system, and try again")
         raise UsageError("the datasets hold no file", "check --data")
     return forecast(inputs, found, look(inputs, found, PROBE_S if with_probe else 0.0))
 

@@ -376,7 +376,7 @@ class Config:
             ("restart", "keep"),
             "For --elastic: what becomes of the processes on the nodes that are left. restart: torchrun starts all of "
             "them anew, and the program loads what it has saved. keep: they go on, in a program that uses "
-            "hpcstage.torch.Elastic.",
+            "hpcstage.torch.Elastic and gloo (no NCCL, no FSDP; not tried on GPUs).",
         )
     )
     etcd: str | None = field(

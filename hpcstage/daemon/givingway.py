@@ -73,7 +73,7 @@ class GivingWay(Service):
     def _remove_store(self, left_bytes: int) -> None:
         """Has no program open a copy any more, then removes all of them."""
         why = f"the local disk had only {format_size(left_bytes)} left, which output files need more than the store"
-        self._base.gate.give_way(why)
+        self._base.gate.close_for(why)
         for name in os.listdir(self._store.root):
             with suppress(OSError):
                 self._store.put_aside(name)

@@ -114,7 +114,7 @@ def _prepared(place: KeptPlace) -> PreparedPlace:
 def _told(spec: DaemonSpec, prepared: PreparedPlace) -> ToldPaths | None:
     """Returns where the nodes of the run tell each other of output files; None if this one is alone."""
     hosts = spec.membership.hosts if prepared.charter.node else []
-    return told_of({host: told_path(Path(spec.run_dir), host, spec.run_id) for host in hosts}, prepared.charter.node)
+    return told_of({host: told_path(Path(spec.group_dir), host, spec.run_id) for host in hosts}, prepared.charter.node)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ answers instead.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import traceback
@@ -29,12 +30,15 @@ from hpcstage.plan.order import orders
 from hpcstage.plan.types import Forecast
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
+from hpcstage.stderr import log
 from hpcstage.store.counters import Totals
 
 if TYPE_CHECKING:
     from hpcstage.record.parts.part import NodePart
 
 SCAN_HELPER = "scan"
+AGAIN_S = 5.0
+"""So long after a scan that got no answer the next one begins."""
 EARLY_S = 0.5
 """Until this long after the start a want waits for the end of the scan; later, and where a probe follows the scan, the
 program reads the source meanwhile."""
@@ -108,6 +112,7 @@ class Preparing(Phase):
         self._failed = failed
         self._wants_until = base.started if base.spec.mode == AUTO_MODE else base.started + EARLY_S
         self._is_over = False
+        self._again_at = math.inf
         self._starter = os.getppid()
         self._directories_told: int | None = None
         """The number of directories that came with the group's manifest while this node's own scan, which found the
@@ -124,7 +129,8 @@ class Preparing(Phase):
 
     def scan(self) -> None:
         """Starts the scan by which this node makes the manifest."""
-        work = partial(scanning.scan_into, self.base.spec, self.opened)
+        self._again_at = math.inf
+        work = partial(scanning.scan_into, self.base.spec, self.opened, time.monotonic() - self.base.started)
         if self.base.helpers.start(SCAN_HELPER, work, self._scanned) is None:
             self._end("the scan could not be started")
 
@@ -141,8 +147,12 @@ class Preparing(Phase):
             self._end("the scan of the datasets failed")
             return
         scanned = Scanned.from_bytes(data)
-        self.base.problems.extend(scanned.problems)
-        if (told := self._directories_told) is not None:
+        known = {problem.id for problem in self.base.problems}
+        self.base.problems.extend(problem for problem in scanned.problems if problem.id not in known)
+        if scanned.is_void:
+            self._again_at = time.monotonic() + AGAIN_S
+            log(f"{scanned.problems[-1].text}; again in {AGAIN_S:g} s")
+        elif (told := self._directories_told) is not None:
             self._begin(told, None, self._decided())
         elif scanning.own_counts(self.base.node_dir):
             self._begin(scanned.listings, scanned, scanned.forecast)
@@ -206,12 +216,14 @@ class Preparing(Phase):
     def work(self, now: float) -> None:
         """See Service."""
         self._log.keep_up(now)
+        if now >= self._again_at:
+            self.scan()
         if now >= self._wants_until:
             for want in self.inbox.take_wants():
                 self.base.answer(want.token, self.base.answers.reply(Reason.SCANNING))
 
     def wake_after(self, now: float) -> float | None:
         """See Service."""
-        left_s = self._wants_until - now
-        waits = (self._log.wake_after(now), left_s if left_s > 0 else None)
-        return min((wait_s for wait_s in waits if wait_s is not None), default=None)
+        left_s = [at - now for at in (self._wants_until, self._again_at) if now < at < math.inf]
+        log_s = self._log.wake_after(now)
+        return min(left_s if log_s is None else [*left_s, log_s], default=None)

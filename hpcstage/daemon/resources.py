@@ -33,8 +33,8 @@ class Gate:
         copy = os.fsdecode(store_path)
         self._why = self._why or f"the copy of a file that was written to cannot be removed ({why}): {copy}"
 
-    def give_way(self, why: str) -> None:
-        """Closes the store, since its place is needed."""
+    def close_for(self, why: str) -> None:
+        """Closes the store for another reason."""
         self._page.close()
         self._why = self._why or why
 

@@ -1,11 +1,14 @@
 """Voids the copies of files that are written to: by programs with the shim, by others, and on other nodes.
 
-Once a write was answered, no stale copy of its file is visible, or ever will be. `copying.writes` finds and drops the
-copies; this module takes the reports of writes and tells all who wait for the files.
+Once a write was answered, no stale copy of its file is visible, or ever will be, on any node of the group.
+`copying.writes` finds and drops the copies; this module takes the reports of writes, tells all who wait for the files,
+and answers when the other nodes have confirmed.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Collection, Iterable
 
 from hpcstage.daemon.copying.changes import Changes
@@ -21,6 +24,10 @@ from hpcstage.daemon.wants import Wants
 from hpcstage.problem import Problem
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import LANDED, Answer, Kind
+
+CONFIRM_S = 2.5
+"""The longest that a write waits for other nodes: longer than they take to confirm, or the exchange to end the group
+after which they serve nothing; less than the shim waits."""
 
 
 class Voiding(Service):
@@ -42,8 +49,12 @@ class Voiding(Service):
         self._wants = wants
         self._sharing = sharing
         self._pump = pump
+        self._unconfirmed: dict[int, tuple[int, float, bytes]] = {}
+        """By the token of a write: what the other nodes are to confirm, until when, and what is written to."""
         self._writes = Writes(base.helpers, engine, inodes, self._voided)
-        self._changes = Changes(base.helpers, base.selector, engine.manifest, engine.queue, self._changed, self._unseen)
+        self._changes = Changes(
+            base.helpers, base.selector, engine.manifest, engine.queue, self._changed, self._moved, self._unseen
+        )
 
     def begin(self, writes: Iterable[Item]) -> None:
         """Voids what was written to before there was a manifest."""
@@ -54,11 +65,38 @@ class Voiding(Service):
             elif isinstance(write, exchange.Written):
                 self._void_elsewhere(write.ids)
 
-    def request(self, request: Request) -> Reply:
+    def request(self, request: Request) -> Reply | None:
         """See Service."""
         self._void(request)
         self._pump()
-        return Reply(Answer.DONE)
+        if self._sharing.told <= self._sharing.confirmed:
+            return Reply(Answer.DONE)
+        self._unconfirmed[request.token] = self._sharing.told, time.monotonic() + CONFIRM_S, _path(request)
+        return None
+
+    def dropped(self, token: int) -> None:
+        """See Service."""
+        self._unconfirmed.pop(token, None)
+
+    def work(self, now: float) -> None:
+        """See Service. Answers the writes that the other nodes have confirmed, and those that have waited too long."""
+        self._changes.look(now)
+        for token, (told, until, path) in list(self._unconfirmed.items()):
+            if told <= self._sharing.confirmed or now >= until:
+                del self._unconfirmed[token]
+                self._base.answer(token, Reply(Answer.DONE))
+                if told > self._sharing.confirmed:
+                    self._sharing.unconfirmed(path)
+
+    def wake_after(self, now: float) -> float | None:
+        """See Service."""
+        return min((max(0.0, until - now) for _, until, _ in self._unconfirmed.values()), default=None)
+
+    def drain(self) -> tuple[str, ...]:
+        """See Service."""
+        for token in self._unconfirmed:
+            self._base.answer(token, Reply(Answer.DONE))
+        return ()
 
     def elsewhere(self, ids: Collection[int]) -> None:
         """Voids files that programs of other nodes write to."""
@@ -70,7 +108,7 @@ class Voiding(Service):
         if request.kind is Kind.LANDED:
             device, inode = LANDED.unpack_from(request.payload)
             landed = device, inode
-        self._writes.void(request.payload if landed is None else request.payload[LANDED.size :], landed)
+        self._writes.void(_path(request), landed)
 
     def _void_elsewhere(self, ids: Collection[int]) -> None:
         known = [id_ for id_ in ids if id_ < len(self._engine.manifest)]
@@ -86,7 +124,18 @@ class Voiding(Service):
         self._writes.void(path)
         self._pump()
 
+    def _moved(self, root: bytes) -> None:
+        """Voids a dataset of which somebody put another one in the place, or took it away."""
+        self._changed(root)
+        text = f"{os.fsdecode(root)}, or a directory or link above it, was renamed or replaced while the command ran"
+        remedy = f"programs on {self._base.spec.host} read from then on what has the name; start a new run to stage it"
+        self._base.problems.append(Problem("dataset-replaced", text, remedy))
+
     def _unseen(self, what: str) -> None:
         text = f"on {self._base.spec.host}, changes by programs without hpcstage are not noticed in {what}"
         remedy = "if such programs write to the datasets during the job, use --mode direct"
         self._base.problems.append(Problem("changes-unseen", text, remedy))
+
+
+def _path(request: Request) -> bytes:
+    return request.payload[LANDED.size :] if request.kind is Kind.LANDED else request.payload

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcstage import extras
 from hpcstage.errors import HpcstageError
+from hpcstage.extras import Extra
 
 MODES = ("direct", "upfront", "runtime")
 CLASSES = 10
@@ -76,10 +78,8 @@ def make_dataset(root: Path, files: int) -> None:
 
 
 def _require_torch() -> None:
-    import importlib.util
-
-    if importlib.util.find_spec("torch") is None:
-        raise HpcstageError("the demo trains with PyTorch, which is not installed", "pip install torch numpy")
+    if (missing := extras.missing(Extra.TORCH, "torch")) is not None:
+        raise missing
 
 
 def _directories(stack: contextlib.ExitStack) -> tuple[Path, Path]:

@@ -12,16 +12,12 @@ import time
 from collections.abc import Sequence
 
 from hpcstage.exchange.broadcast import children_of
-from hpcstage.exchange.service import ExchangeService, Station
+from hpcstage.exchange.service import ExchangeService, Silence, Station
 from hpcstage.exchange.transport.frames import CONTROL_TAG, ControlFrame, Sort
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol import exchange
 from hpcstage.protocol.exchangespec import STANDS
 from hpcstage.protocol.membership import Membership
-
-
-class Silence(Exception):
-    """Nothing came from a neighbour for too long, or the process that started the exchange has gone."""
 
 
 class GroupService(ExchangeService):

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from hpcstage.exchange.daemonlink import DaemonLink
 
 
+class Silence(Exception):
+    """Another exchange said nothing for too long, or the process that started this one has gone."""
+
+
 @dataclass
 class Station:
     """Holds what the services of an exchange share."""

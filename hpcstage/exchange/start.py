@@ -23,14 +23,15 @@ from hpcstage.exchange.coding.service import CodingService
 from hpcstage.exchange.daemonlink import DaemonLink, LinkEnded
 from hpcstage.exchange.files.service import FileService
 from hpcstage.exchange.files.stripes import StripeService
-from hpcstage.exchange.group import GroupService, Silence
+from hpcstage.exchange.files.written import WrittenService
+from hpcstage.exchange.group import GroupService
 from hpcstage.exchange.handover import ManifestService
 from hpcstage.exchange.lane import Lanes
 from hpcstage.exchange.loop import Exchange
-from hpcstage.exchange.service import Station
+from hpcstage.exchange.service import Silence, Station
 from hpcstage.exchange.transport.frames import FrameError
 from hpcstage.exchange.transport.mpi import MpiWorld, WorldError
-from hpcstage.node import mpifiles
+from hpcstage.node import mpifiles, page
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.exchange import Hello, LinkError
@@ -99,9 +100,14 @@ def _take_part(world: MpiWorld, spec: GroupSpec) -> int:
     station = Station(daemon, post, Lanes(), spec.membership.followed(budgets), nodes, heard)
     store = Root(nodedir.STORE, _fresh_incoming())
     group = GroupService(station, spec.silence_s)
-    files = FileService(station, Transfer(source=store, target=store))
-    stripes = StripeService(station, store)
-    services = (group, ManifestService(station, store), files, stripes, CodingService(station))
+    services = (
+        group,
+        ManifestService(station, store),
+        FileService(station, Transfer(source=store, target=store)),
+        WrittenService(station),
+        StripeService(station, store),
+        CodingService(station),
+    )
     exchange = Exchange(station, services)
     group.begin()
     try:
@@ -109,6 +115,9 @@ def _take_part(world: MpiWorld, spec: GroupSpec) -> int:
             exchange.step()
         daemon.close()
         _leave(world, time.monotonic() + spec.goodbye_s, exchange)
+    except LinkEnded:
+        page.close(Path(nodedir.PAGE))  # nobody is left here who would hear of writes on other nodes
+        raise
     finally:
         shutil.rmtree(store.incoming, ignore_errors=True)
     return 0

@@ -27,6 +27,7 @@ _SRUN_INPUT = (
     "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_HINT", "SLURM_OPEN_MODE", "SLURM_EXPORT_ENV", "SLURM_KILL_BAD_EXIT",
     "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_MPI_TYPE", "SRUN_",
     "SLURM_ARBITRARY", "SLURM_HOSTFILE", "SLURM_LABELIO", "SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE",
+    "SLURM_NO_KILL",
 )  # fmt: skip
 """Variables that srun takes as options, or that tell an MPI library that it runs within a step."""
 
@@ -74,7 +75,8 @@ def per_node(
     if not hosts or launcher in (NONE, VIRTUAL):
         return PerNode((), takes_stdin=False)
     if launcher == "srun":
-        last = ("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", *argv)
+        # The processes on the other nodes outlive a node that is lost, where the job does.
+        last = ("--mpi=none", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", *argv)
         return PerNode(tuple(("srun", *words, *last) for words in _steps(hosts, parts)), takes_stdin=True)
     if launcher == "pbsdsh":
         # Its node numbers count lines of the node file at some sites and processors at others; starting on all nodes is

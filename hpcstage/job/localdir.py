@@ -49,6 +49,8 @@ class LocalDir:
     """Whether the free space there is free for this job alone."""
     memory_left: int | None = None
     """The bytes of memory that the job may still take, where the directory is memory and they are known."""
+    goes_with_job: bool = False
+    """Whether it may be deleted with the job."""
 
     def measured(self, facts: BudgetFacts) -> BudgetFacts:
         """Returns `facts` with what is free in this directory."""
@@ -67,6 +69,8 @@ class _Candidate:
     why: str
     explicit: bool
     scheduled: bool
+    of_job: bool = False
+    """Whether it is, or lies in, a directory that the scheduler names, and so perhaps deletes with the job."""
 
 
 def choose(setting: str | None, env: Mapping[str, str], job: Job, *, fs: Probe | None = None) -> LocalDir | None:
@@ -103,7 +107,8 @@ def _explicit(setting: str, env: Mapping[str, str], scheduled: bool, probe: Prob
     try:
         path = RAM if setting == "ram" else os.path.abspath(expand(setting, env))
         shown = setting if setting in ("ram", path) else f"{setting} ({path})"
-        return _checked(_Candidate(path, f"local_dir is {shown}", True, scheduled), probe, ())
+        of_job = scheduled and _is_of_job(path, env)
+        return _checked(_Candidate(path, f"local_dir is {shown}", True, scheduled, of_job), probe, ())
     except (_Unfit, ValueError) as error:
         raise NoLocalDir(f"local directory {setting}: {error}", _ASK) from None
 
@@ -112,7 +117,13 @@ def _automatic(env: Mapping[str, str], scheduled: bool) -> list[_Candidate]:
     if not scheduled:
         own = [_Candidate(env["TMPDIR"], f"$TMPDIR={env['TMPDIR']}", False, False)] if env.get("TMPDIR") else []
         return [*own, _Candidate(TMP, f"no scheduler, {TMP}", False, False)]
-    return [_Candidate(env[name], f"${name}={env[name]}", False, True) for name in DISK_VARIABLES if env.get(name)]
+    named = ((name, env[name]) for name in DISK_VARIABLES if env.get(name))
+    return [_Candidate(path, f"${name}={path}", False, True, of_job=True) for name, path in named]
+
+
+def _is_of_job(path: str, env: Mapping[str, str]) -> bool:
+    named = {os.path.normpath(env[name]) for name in DISK_VARIABLES if env.get(name)}
+    return any(os.fspath(above) in named - _SHARED for above in (Path(path), *Path(path).parents))
 
 
 def _checked(candidate: _Candidate, probe: Probe, before: tuple[str, ...]) -> LocalDir:
@@ -133,6 +144,7 @@ def _checked(candidate: _Candidate, probe: Probe, before: tuple[str, ...]) -> Lo
         warnings.append(f"{path} is memory ({kind}): files that are put there count as the job's memory")
     elif not candidate.explicit and candidate.scheduled and _is_below_shared(path):
         warnings.append(f"{candidate.why} is below a directory that all jobs share; --local-dir names another")
+    is_own = probe.is_own(path, made_for_job=not candidate.explicit and candidate.scheduled)
     return LocalDir(
         Path(path),
         candidate.why,
@@ -142,8 +154,9 @@ def _checked(candidate: _Candidate, probe: Probe, before: tuple[str, ...]) -> Lo
         space.free_inodes,
         space.device,
         is_network(kind),
-        is_own=probe.is_own(path, made_for_job=not candidate.explicit and candidate.scheduled),
+        is_own=is_own,
         memory_left=probe.memory_left() if is_memory(kind) else None,
+        goes_with_job=candidate.of_job or (candidate.scheduled and is_own),
     )
 
 

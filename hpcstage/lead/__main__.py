@@ -22,6 +22,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from hpcstage.lead import downnodes
 from hpcstage.lead.launched import LaunchedNodes
 from hpcstage.lead.nodes import Nodes
 from hpcstage.lead.states import ENDED_EARLY, NodeState, problem_of
@@ -177,6 +178,11 @@ class Lead:
     def _keep_connected(self, now: float) -> None:
         if self.world.look(now):
             log(self.world.why)
+            if downnodes.is_job_ending(os.environ):
+                self.world.over, self.world.why = True, self._why_said  # it is no failure of ours
+                return
+            for host in downnodes.lost(self.spec.hosts, os.environ):
+                self._lose(host)
             self._say_not_yet()
         elif self.world.is_late(now):
             self._say_not_yet()
@@ -188,6 +194,12 @@ class Lead:
                 return
             if self.world.start(self.nodes.states.entries(), now):
                 log(f"generation {self.world.generation}: {', '.join(self.spec.hosts[index] for index in alive)}")
+
+    def _lose(self, host: str) -> None:
+        """Leaves out a node that the next program cannot have."""
+        index = self.spec.hosts.index(host) if host in self.spec.hosts else 0
+        if index and self.nodes.states.all[index].alive:
+            self.nodes.states.set(index, "dead", "Slurm takes the node for lost")
 
     def _say_not_yet(self) -> None:
         """Reports the failure at once, and once: the user may know what is wrong before all ways have been tried."""
@@ -213,14 +225,17 @@ class Lead:
         say("ended")
         self.world.end(max(0.0, min(_GOODBYE_S, deadline - time.monotonic())))
         self.nodes.close(REMOVAL_S)
-        if not self._said and not self._why_said and not self.nodes.states.waiting:
-            shutil.rmtree(self.directory, ignore_errors=True)  # files of every node, of use only if something failed
+        # The group's directory is of no more use where nothing failed; the wrapper still reads in it.
+        if not self._said and not self._why_said and not self.nodes.states.waiting and not say("done"):
+            shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def say(word: str, rest: str = "") -> None:
-    """Writes a line for the wrapper, which may be gone."""
+def say(word: str, rest: str = "") -> bool:
+    """Writes a line for the wrapper. Returns False if that is gone."""
     with contextlib.suppress(OSError, ValueError):
         os.write(1, f"{word} {rest}".rstrip().encode(errors="replace") + b"\n")
+        return True
+    return False
 
 
 def main(arguments: list[str]) -> int:

@@ -53,9 +53,9 @@ class HostedCheckpoints(HostedOutputs):
             taken = said["earlier"][self.index]
         charter_of(said, self.host, taken, domain_of(os.environ)).save(local)
 
-    def result_path(self, run_dir: Path) -> Path:
+    def result_path(self, group_dir: Path) -> Path:
         """See HostedOutputs."""
-        return checkpoints_path(run_dir, self.host)
+        return checkpoints_path(group_dir, self.host)
 
     def claim(self, place: kept.KeptPlace) -> None:
         """Removes what this run has gone on from, when a later state is in DIR."""

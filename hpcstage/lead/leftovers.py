@@ -21,6 +21,7 @@ from hpcstage.node import environment, kept, start
 from hpcstage.node.directory import outputs_base
 from hpcstage.node.environment import RUN_ID
 from hpcstage.protocol.rundir import log_path
+from hpcstage.writing import replacing
 
 if TYPE_CHECKING:
     from hpcstage.job import Job
@@ -60,9 +61,9 @@ def _of_run(lead: LeadSpec, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _clean(local_dir: Path, log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    log.parent.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     parent = os.getpid()
-    with log.open("wb") as said:
+    with replacing(log) as said:
         return subprocess.Popen(
             [sys.executable, "-s", "-m", "hpcstage", "clean", "--drain", "--local-dir", os.fspath(local_dir)],
             stdin=subprocess.DEVNULL,

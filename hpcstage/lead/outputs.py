@@ -2,7 +2,7 @@
 
 It has the same path as the first node's, is filled from the same directory on the shared file system, and is drained by
 the node's daemon. An agent has the one of its node, the lead those of virtual nodes. What becomes of the files is told
-in the run directory, where the wrapper reads it; nothing is deleted that is not drained.
+in the group's directory, where the wrapper reads it; nothing is deleted that is not drained.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class HostedOutputs:
         return "its staging daemon ended early" if hosted.dead() else None
 
     def tell_result(self) -> None:
-        """Writes what the daemon left to the run directory; nothing where it left nothing."""
+        """Writes what the daemon left to the group's directory; nothing where it left nothing."""
         self._is_told = True
         place = self.place
         if place is None:
@@ -92,11 +92,11 @@ class HostedOutputs:
                 "strangers": strangers,
                 "is_written_to": is_written_to,
             }
-            leadspec.write_json(self.result_path(Path(self.lead.daemon.run_dir)), data)
+            leadspec.write_json(self.result_path(Path(self.lead.group_dir)), data)
 
-    def result_path(self, run_dir: Path) -> Path:
+    def result_path(self, group_dir: Path) -> Path:
         """Returns where the result is told."""
-        return outputs_path(run_dir, self.host)
+        return outputs_path(group_dir, self.host)
 
     def abandon(self) -> None:
         """Removes the directory, of which no command knows."""
@@ -124,7 +124,7 @@ class HostedOutputs:
             names = json.loads((Path(self.lead.group_dir) / leadspec.CONFLICTS).read_text(errors="surrogateescape"))
             claims = [claim.to_json() for claim in claims_of(OutputPlace(place.output), names)]
             leadspec.write_json(
-                claims_path(Path(self.lead.daemon.run_dir), self.host),
+                claims_path(Path(self.lead.group_dir), self.host),
                 {"run_id": self.lead.daemon.run_id, "claims": claims},
             )
 

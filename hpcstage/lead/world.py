@@ -6,8 +6,8 @@ An MPI program dies as a whole. The daemons outlive it, and tell the next one ag
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcstage import extras
+from hpcstage.extras import Extra
 from hpcstage.job import launchers
 from hpcstage.lead import children
 from hpcstage.node import mpifiles
@@ -35,8 +37,12 @@ CONNECT_S = 90.0
 """A program whose processes have not come together within so many seconds is ended."""
 LATE_S = 20.0
 """If the processes have not come together within so many seconds, the lead says so."""
+APART_S = 5.0
+"""A launcher that has said that a process failed ends within so many seconds, or waits for a node that is lost."""
 LEAST_GOODBYE_S = 0.2
 _VERSION_S = 10.0
+_FAILED = re.compile(r"srun: error: \S+: tasks? ")
+"""What srun says when a process has failed; other launchers do not outlive that."""
 
 
 class World:
@@ -51,6 +57,7 @@ class World:
         """The number of programs in a row that failed at once."""
         self._output: children.Output | None = None
         self._began = 0.0
+        self._apart_since: float | None = None
         self.connected = False
         """Whether the processes of the latest program have come together."""
         self.programs = 0
@@ -66,8 +73,8 @@ class World:
         """Whether no more program will be started."""
         self.mpiexec = find_mpiexec()
         self.mpi = mpi_of(self.mpiexec)
-        if importlib.util.find_spec("mpi4py") is None:
-            self.over, self.why = True, "mpi4py is not installed (pip install mpi4py mpich)"
+        if (missing := extras.missing(Extra.MPI, "mpi4py")) is not None:
+            self.over, self.why = True, missing.line()
         elif self.mpiexec is None and launcher != "srun":
             self.over, self.why = True, "there is no mpiexec"
 
@@ -107,12 +114,15 @@ class World:
             return False
         self._ways = len(ways)
         self._began = now
+        self._apart_since = None
         self.connected = False
         return True
 
     def _heard(self, line: str) -> bool:
         generation = line.removeprefix(STANDS)
         if generation == line or not generation.isdecimal():
+            if self._apart_since is None and _FAILED.match(line):
+                self._apart_since = time.monotonic()
             return False
         self.connected, self.tells = True, False
         self.generation = max(self.generation, int(generation))
@@ -132,13 +142,16 @@ class World:
         if output is None:
             return False
         is_stuck = not self.connected and now - self._began > CONNECT_S
-        if not output.ended and not is_stuck:
+        is_apart = self._apart_since is not None and now - self._apart_since > APART_S
+        if not output.ended and not is_stuck and not is_apart:
             return False
         output.read()
         code = output.returncode or 0
         how = f"ended with exit code {code}" if code >= 0 else f"ended with signal {-code}"
         if is_stuck:
             how = f"has not connected them in {CONNECT_S:g} s"
+        elif not output.ended:
+            how = "fell apart"
         if output.tells or not self.tells:  # a launcher that ends in a hurry does not always pass the reason on
             self.tells = output.tells
             self.why = f"the MPI program {how}" + (f": {output.reason}" if output.reason else "")

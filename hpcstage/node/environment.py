@@ -15,7 +15,7 @@ from pathlib import Path
 from hpcstage import __version__
 from hpcstage.job import jobs_in
 from hpcstage.job.ranks import without_rank
-from hpcstage.node import kept
+from hpcstage.node import kept, shimdir
 from hpcstage.protocol import nodedir
 
 CONTAINERS = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_"}
@@ -49,7 +49,7 @@ def for_command(
     }
     paths = {"PYTHONPATH": env.get("PYTHONPATH", "")}
     paths |= {name: env[name] for prefix in CONTAINERS.values() if (name := f"{prefix}PYTHONPATH") in env}
-    shim = {name: _prepend(os.fspath(shim_dir), path) for name, path in paths.items()}
+    shim = {name: _prepend(shimdir.on_path(shim_dir), path) for name, path in paths.items()}
     return {**env, **ours, **in_containers(env, ours), **shim}
 
 
@@ -61,7 +61,7 @@ def without_run(env: Mapping[str, str]) -> dict[str, str]:
     for name, value in env.items():
         plain = next((name.removeprefix(p) for p in CONTAINERS.values() if name.startswith(p)), name)
         if plain == "PYTHONPATH":
-            rest = [entry for entry in value.split(os.pathsep) if entry != shim_dir]
+            rest = shimdir.off_path(value.split(os.pathsep), shim_dir)
             if rest or not value:
                 left[name] = os.pathsep.join(rest)
         elif plain not in _OF_RUN and not (plain in _GIVEN and _is_of_run(Path(value), run_id)):

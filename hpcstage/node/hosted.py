@@ -22,6 +22,7 @@ from hpcstage.node.shimdir import ShimSetup
 from hpcstage.protocol import leadspec, nodedir, shim
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.rundir import log_path
+from hpcstage.writing import replace_copy
 
 if TYPE_CHECKING:
     from hpcstage.job import Job
@@ -104,7 +105,7 @@ class Hosted:
 
     def _keep_log(self) -> None:
         with contextlib.suppress(OSError):
-            shutil.copyfile(self.node.log, log_path(Path(self._lead.daemon.run_dir), self.host))
+            replace_copy(self.node.log, log_path(Path(self._lead.daemon.run_dir), self.host))
 
 
 def bring_up(

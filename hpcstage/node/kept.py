@@ -32,7 +32,8 @@ _NEW = "."
 """The names of directories whose lock is not held yet, or that are about to be deleted, begin so."""
 _WAIT_S = 0.05
 _BESIDE = frozenset(
-    {"tree", "journal", "scratch", "anchors", "store", "charter", "shares", "origin", "continued", "arriving", "put"}
+    {"tree", "journal", "journal.new", "scratch", "anchors"}
+    | {"store", "charter", "shares", "origin", "continued", "arriving", "put"}
 )
 
 
@@ -301,11 +302,12 @@ def _is_in(process: Path, tree: Path) -> bool:
 
 
 def _writes_to(process: Path, tree: Path) -> bool:
-    """Tells whether a process has a file below the directory open for writing."""
+    """Tells whether a process has a file below the directory open for writing, or mapped."""
     for number in os.listdir(process / "fd"):
         with suppress(OSError):
             if os.readlink(process / "fd" / number).startswith(f"{tree}/"):
                 said = (process / "fdinfo" / number).read_text().partition("flags:")[2].split()
                 if said and int(said[0], 8) & os.O_ACCMODE != os.O_RDONLY:
                     return True
-    return False
+    below, lines = os.fsencode(f" {tree}/"), (process / "maps").read_bytes().splitlines()
+    return any(below in line and line.split()[1][1::2] == b"ws" for line in lines)

@@ -1,7 +1,8 @@
-"""Makes the directory that goes on PYTHONPATH: the shim's files, its configuration, and what its self-test reads.
+"""Makes the directory of a node's shim: the shim's files, its configuration, and what its self-test reads.
 
 Owns the form of `config`, which the shim reads. The directory contains nothing but what is listed here, because the
-program can import whatever lies on PYTHONPATH.
+program can import whatever lies there. On PYTHONPATH stands the directory `entry` of the installation, which puts it
+in its place, and not the shim itself: see there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from hpcstage.protocol import nodedir
 SHIM = Path(__file__).resolve().parent.parent / "shim"
 PYTHON = (SHIM / "python", SHIM / "torch")
 """The directories of the shim's Python modules."""
+ENTRY = SHIM / "entry"
 _NATIVE = "native/_hpcstage_native*.so"
 SELFTEST = b"hpcstage\n"
 
@@ -65,6 +67,17 @@ def install(node_dir: Path, maps: Sequence[tuple[bytes, bytes]], setup: ShimSetu
 def modules() -> list[Path]:
     """Returns the shim's Python modules, which lie side by side in the directory on PYTHONPATH."""
     return [path for directory in PYTHON for path in sorted(directory.glob("*.py")) if path.name != "__init__.py"]
+
+
+def on_path(shim: Path) -> str:
+    """Returns what is put in front of PYTHONPATH."""
+    return f"{ENTRY}{os.pathsep}{ENTRY}{shim}"
+
+
+def off_path(entries: Sequence[str], shim: str) -> list[str]:
+    """Returns the entries of a PYTHONPATH without those that `on_path` made, of any installation."""
+    heads = {entry.removesuffix(shim) for entry in entries if entry.endswith(shim)} - {""}
+    return [entry for entry in entries if entry not in heads and not entry.endswith(shim)]
 
 
 def _copy_bytecode(shim: Path) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 
+from hpcstage.job.disks import Machine
+from hpcstage.leases import is_written
 from hpcstage.outputs.contents import Contents, are_equal, open_for_reading, special_kind
 from hpcstage.outputs.facts import (
     Action,
@@ -27,7 +29,7 @@ from hpcstage.outputs.facts import (
     TargetEntry,
     ancestors,
 )
-from hpcstage.outputs.freeing import Freeing, freed
+from hpcstage.outputs.freeing import LEASING, Freeing, freed
 from hpcstage.outputs.guard import TargetGuard, has_inode
 from hpcstage.outputs.journal import Charter, Journal
 from hpcstage.outputs.links import LocalLinks
@@ -59,6 +61,7 @@ class Carrier:
         """`scratch` is a directory on the file system of `root`, not below it. `told` is what nodes tell each other."""
         self._told = told
         self._root = root
+        self._counts_maps = Machine().kind(root) in LEASING
         self._target = Target(charter)
         self._links = LocalLinks(root, scratch, self._target)
         self._journal = journal
@@ -174,10 +177,11 @@ class Carrier:
         if stat.S_ISLNK(status.st_mode):
             return self._carry_link(action, status)
         if stat.S_ISREG(status.st_mode):
-            if entry is not None and _is_unchanged(entry, status, is_written=action.is_written):
-                if self._has(name, entry):
-                    return self._match_mode(name, entry, status)
-                if self._is_taken(name, entry):
+            known = self._unchanged(action, status)
+            if known is not None:
+                if self._has(name, known):
+                    return self._match_mode(action, known, status)
+                if self._is_taken(name, known):
                     return ActionResult(Deed.CARRY, name, Ending.DONE)
             return self._carry_file(action)
         return ActionResult(Deed.CARRY, name, Ending.SKIPPED, text=special_kind(status.st_mode) or "special file")
@@ -255,14 +259,44 @@ class Carrier:
             return ActionResult(Deed.CARRY, action.name, Ending.ABSENT)
         try:
             status = _settled(source)
+            is_sealed = self._is_sealed(source)
             entry = action.entry
             if entry is not None and not action.is_late and self._can_append(source, status, action.name, entry):
-                return self._append(source, status, action.name, entry)
+                return self._append(source, status, action.name, replace(entry, is_sealed=is_sealed))
             if action.is_open and status.st_size > OPEN_COPY_BYTES:
                 return ActionResult(Deed.CARRY, action.name, Ending.DONE)
-            return self._copy(source, status, action)
+            return self._copy(source, status, action, is_sealed=is_sealed)
         finally:
             os.close(source)
+
+    def _unchanged(self, action: Action, status: os.stat_result) -> TargetEntry | None:
+        """Returns the entry of a file that is as it was copied, by its times or, where these prove nothing, by its
+        content; None for any other."""
+        entry = action.entry
+        if entry is None or entry.kind is not EntryKind.FILE or entry.appending or Fingerprint.of(status) != entry.here:
+            return None
+        if entry.is_sealed and not action.is_written:
+            return entry
+        with suppress(OSError):
+            self._contents.learn(self._target.path(action.name), entry.there)
+            source = open_for_reading(f"{self._root}/{action.name}")
+            try:
+                status = _settled(source)
+                entry = replace(entry, is_sealed=self._is_sealed(source))
+                if Fingerprint.of(status) == entry.here and self._contents.has_only_grown(
+                    source, status, entry.there.inode, status.st_size
+                ):
+                    return entry
+            finally:
+                os.close(source)
+        return None
+
+    def _is_sealed(self, source: int) -> bool:
+        """Tells whether nobody can write to a file whose times were just looked at: a store through a mapping that is
+        made from here on leaves another time, or an event when the mapping goes."""
+        with suppress(OSError):
+            return self._counts_maps and not is_written(source)
+        return False
 
     def _has(self, name: str, entry: TargetEntry) -> bool:
         """Tells whether the target still has what was written there. Only other nodes could have replaced it, or have
@@ -274,13 +308,12 @@ class Carrier:
             return False
         return Fingerprint.of(found) == entry.there or are_equal(f"{self._root}/{name}", self._target.path(name))
 
-    def _match_mode(self, name: str, entry: TargetEntry, status: os.stat_result) -> ActionResult:
-        mode = stat.S_IMODE(status.st_mode)
-        if mode == entry.mode and status.st_ctime_ns == entry.ctime_ns:
-            return ActionResult(Deed.CARRY, name, Ending.DONE)
+    def _match_mode(self, action: Action, entry: TargetEntry, status: os.stat_result) -> ActionResult:
+        name, mode = action.name, stat.S_IMODE(status.st_mode)
         if mode != entry.mode:
             os.chmod(self._target.path(name), mode)
-        return ActionResult(Deed.CARRY, name, Ending.DONE, replace(entry, mode=mode, ctime_ns=status.st_ctime_ns))
+        entry = replace(entry, mode=mode, ctime_ns=status.st_ctime_ns)
+        return ActionResult(Deed.CARRY, name, Ending.DONE, None if entry == action.entry else entry)
 
     def _can_append(self, source: int, status: os.stat_result, name: str, entry: TargetEntry) -> bool:
         """Tells whether a file has only grown, or only its times have changed, and the target's file is the one that
@@ -311,9 +344,10 @@ class Carrier:
         finally:
             os.close(target)
         grown = status.st_size - (0 if entry.here is None else entry.here.size_bytes)
-        return ActionResult(Deed.CARRY, name, Ending.DONE, _file_entry(there, status), bytes_carried=grown)
+        made = _file_entry(there, status, is_sealed=entry.is_sealed)
+        return ActionResult(Deed.CARRY, name, Ending.DONE, made, bytes_carried=grown)
 
-    def _copy(self, source: int, status: os.stat_result, action: Action) -> ActionResult:
+    def _copy(self, source: int, status: os.stat_result, action: Action, *, is_sealed: bool) -> ActionResult:
         name = action.name
         temporary = self._target.temporary(name)
         self._journal.intend(name)
@@ -327,7 +361,7 @@ class Carrier:
                     raise BlockingIOError(errno.EAGAIN, "the file changed while it was copied")
                 _stamp(target, status)
                 os.fsync(target)
-                entry = _file_entry(os.fstat(target), status)
+                entry = _file_entry(os.fstat(target), status, is_sealed=is_sealed)
             finally:
                 os.close(target)
             return replace(self._publish(action, temporary, entry), bytes_carried=status.st_size)
@@ -382,9 +416,9 @@ def _stamp(fd: int, status: os.stat_result) -> None:
     os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _file_entry(there: os.stat_result, here: os.stat_result) -> TargetEntry:
-    mode = stat.S_IMODE(here.st_mode)
-    return TargetEntry(EntryKind.FILE, Fingerprint.of(there), Fingerprint.of(here), here.st_ctime_ns, mode)
+def _file_entry(there: os.stat_result, here: os.stat_result, *, is_sealed: bool) -> TargetEntry:
+    known = (Fingerprint.of(there), Fingerprint.of(here), here.st_ctime_ns, stat.S_IMODE(here.st_mode))
+    return TargetEntry(EntryKind.FILE, *known, is_sealed=is_sealed)
 
 
 def _shown_entry(entry: TargetEntry | None, name: str, inode: int) -> TargetEntry | None:
@@ -395,10 +429,3 @@ def _shown_entry(entry: TargetEntry | None, name: str, inode: int) -> TargetEntr
     if entry is not None and entry.kind is EntryKind.FILE and entry.there.inode == inode:
         return freed(entry, name)
     return None
-
-
-def _is_unchanged(entry: TargetEntry, status: os.stat_result, *, is_written: bool) -> bool:
-    is_file = entry.kind is EntryKind.FILE and not entry.appending
-    return (
-        is_file and Fingerprint.of(status) == entry.here and not (is_written and status.st_ctime_ns != entry.ctime_ns)
-    )

@@ -76,9 +76,13 @@ def settle(directory: str, claims: Mapping[str, Sequence[Claim]]) -> dict[str, d
     files of the other nodes are, by host."""
     by_name: dict[str, dict[str, Claim]] = {}
     for host, several in claims.items():
-        for claim in several:
+        for claim in filter(_is_below, several):
             by_name.setdefault(claim.name, {})[host] = claim
     return {name: _settled(directory, name, by_host) for name, by_host in by_name.items()}
+
+
+def _is_below(claim: Claim) -> bool:
+    return not any({"", ".", ".."}.intersection(name.split("/")) for name in (claim.name, claim.where))
 
 
 def _settled(directory: str, name: str, by_host: Mapping[str, Claim]) -> dict[str, str]:

@@ -14,6 +14,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from hpcstage.outputs.facts import Fingerprint
+
 PIECE_BYTES = 1 << 20
 _SUMMED_BYTES = 256 << 10
 """The bytes that are read at once for sums; many files are summed at a time."""
@@ -53,13 +55,14 @@ class Contents:
             self._copy_range(source, target, start, end, Sums())
         os.ftruncate(target, status.st_size)
 
-    def learn(self, copy: str, size_bytes: int) -> None:
+    def learn(self, copy: str, there: Fingerprint) -> None:
         """Reads a copy back where its sums are not known: it has holes, or another process made it. Raises OSError."""
+        if there.inode in self._sums:
+            return
         target = os.open(copy, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            inode = os.fstat(target).st_ino
-            if inode not in self._sums:
-                self._remember(inode, _sums_of(target, size_bytes))
+            if Fingerprint.of(os.fstat(target)) == there:
+                self._remember(there.inode, _sums_of(target, there.size_bytes))
         finally:
             os.close(target)
 

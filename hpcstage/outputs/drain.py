@@ -24,6 +24,7 @@ from hpcstage.outputs.facts import (
     SeenEvent,
     SeenKind,
 )
+from hpcstage.outputs.freeing import leaves_times
 from hpcstage.outputs.journal import Journal
 from hpcstage.outputs.ledger import NO_TIME, Ledger
 from hpcstage.outputs.places import found_below
@@ -103,6 +104,7 @@ class OutputDrain:
             self._ledger.hear(news)
         while actions := self._ledger.actions(now, self._slots(now)):
             self._give(actions, now)
+        self._process.compact()
 
     def wake_after(self, now: float) -> float | None:
         """Returns the seconds until `work` has something to do without a descriptor being ready."""
@@ -164,6 +166,8 @@ class OutputDrain:
     def _take(self, event: SeenEvent, now: float) -> None:
         if event.kind is SeenKind.FOUND and self._is_current(event.name):
             return
+        if event.kind is SeenKind.MISSED and not leaves_times(self._root):
+            self._ledger.unseal()
         if event.kind is SeenKind.MADE and event.name not in self._ledger.removed and self._is_link(event.name):
             return
         renames = len(self._ledger.renames)
@@ -188,7 +192,10 @@ class OutputDrain:
                 mode = stat.S_IMODE(status.st_mode) | stat.S_IRWXU
                 return stat.S_ISDIR(status.st_mode) and mode == entry.mode | stat.S_IRWXU
             is_same = Fingerprint.of(status) == entry.here and not entry.appending
-            return is_same and (entry.kind is EntryKind.LINK or stat.S_IMODE(status.st_mode) == entry.mode)
+            if entry.kind is EntryKind.LINK or not is_same:
+                return is_same
+            is_proof = entry.is_sealed or self._last_look is None  # a file that is being written to is asked for again
+            return is_proof and stat.S_IMODE(status.st_mode) == entry.mode
         return False
 
     def _is_link(self, name: str) -> bool:
@@ -204,7 +211,8 @@ class OutputDrain:
         if entry.kind is EntryKind.FILE and not entry.appending:
             with suppress(OSError):
                 status = os.lstat(f"{self._root}/{one.name}")
-                if Fingerprint.of(status) == entry.here and stat.S_IMODE(status.st_mode) == entry.mode:
+                is_same = Fingerprint.of(status) == entry.here and stat.S_IMODE(status.st_mode) == entry.mode
+                if is_same and entry.is_sealed:
                     return Leftover(one.name, NOT_SEEN_AGAIN)
         return one
 
@@ -228,7 +236,8 @@ class OutputDrain:
     def _slots(self, now: float) -> int:
         """Returns how many files may be handed out now: one at a time, since the wait follows the file that causes
         it."""
-        return int(now >= self._wait_until and self._process.carrying < 2 * THREADS)
+        is_free = self._process.carrying < 2 * THREADS and not self._process.is_resting
+        return int(now >= self._wait_until and is_free)
 
     def _give(self, actions: list[Action], now: float) -> None:
         for action in actions:

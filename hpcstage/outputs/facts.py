@@ -54,11 +54,14 @@ class TargetEntry:
     """Whether bytes are being appended in place: the target's file may be longer and newer than `there`."""
     is_others: bool = False
     """Whether another node wrote it during the run: it is shown here, and never replaced."""
+    is_sealed: bool = False
+    """Whether nobody could write to the local file when it was copied. Otherwise equal times prove nothing: a store
+    into a mapped page that is not on the disk yet changes none."""
 
     def to_json(self) -> list[Any]:
         """Returns plain data."""
         here = None if self.here is None else list(self.here)
-        more = [self.ctime_ns, self.mode, self.shown_as, self.appending, self.is_others]
+        more = [self.ctime_ns, self.mode, self.shown_as, self.appending, self.is_others, self.is_sealed]
         return [self.kind.value, list(self.there), here, *more]
 
     @classmethod
@@ -222,8 +225,10 @@ class ActionResult:
 
     @property
     def has_copied(self) -> bool:
-        """Tells whether it brought a file to the target; the links to what the target has are none."""
-        return self.deed is Deed.CARRY and self.entry is not None and self.entry.kind is EntryKind.FILE
+        """Tells whether it brought content of a file to the target, or an empty file."""
+        if self.deed is not Deed.CARRY or self.entry is None or self.entry.kind is not EntryKind.FILE:
+            return False
+        return self.bytes_carried > 0 or self.entry.there.size_bytes == 0
 
     def to_json(self) -> list[Any]:
         """Returns plain data."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import stat
 import time
 from contextlib import suppress
@@ -22,6 +21,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 from hpcstage.job.disks import Machine
+from hpcstage.leases import take_lease
 from hpcstage.outputs.contents import Contents, open_for_reading
 from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, EntryKind, Fingerprint, TargetEntry
 from hpcstage.outputs.links import LocalLinks
@@ -31,8 +31,13 @@ GRACE_S = 0.2
 """A process that found the file before the exchange asks for it within this time, or writes to a file without a
 name."""
 _LOOK_S = 0.002
-_LEASING = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
+LEASING = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
 """File systems whose leases are known to count maps, too; overlayfs does not."""
+
+
+def leaves_times(path: str) -> bool:
+    """Tells whether the first store through a map leaves a time at `path`; on tmpfs, one after a read does not."""
+    return Machine().kind(path) in LEASING - {"tmpfs"}
 
 
 class Freeing:
@@ -50,7 +55,7 @@ class Freeing:
         stays = ActionResult(Deed.FREE, name, Ending.KEPT)
         if not self._can_lease or entry is None or not self._is_there(name, entry):
             return stays
-        self._contents.learn(self._target.path(name), entry.there.size_bytes)
+        self._contents.learn(self._target.path(name), entry.there)
         try:
             file = open_for_reading(f"{self._root}/{name}")
         except FileNotFoundError:
@@ -68,7 +73,7 @@ class Freeing:
 
     @cached_property
     def _can_lease(self) -> bool:
-        return Machine().kind(self._root) in _LEASING
+        return Machine().kind(self._root) in LEASING
 
     def _is_there(self, name: str, entry: TargetEntry) -> bool:
         """Tells whether the target has the copy."""
@@ -111,8 +116,7 @@ def _is_known(status: os.stat_result, entry: TargetEntry) -> bool:
 def _lease(file: int) -> bool:
     """Takes a lease, which ends with the descriptor. Returns whether the kernel grants it."""
     with suppress(OSError):
-        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # told when somebody waits; it is ignored, which SIGIO is not
-        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        take_lease(file, fcntl.F_WRLCK)
         return True
     return False
 

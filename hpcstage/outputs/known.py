@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from hpcstage.outputs.facts import EntryKind, Fingerprint, TargetEntry, is_below
 from hpcstage.outputs.namequeue import PendingRename
+from hpcstage.outputs.names import Names
 
 
 class KnownTarget:
     """Owns the entries of the target by name, and the directories that get their exact times at the end."""
 
     def __init__(self, entries: dict[str, TargetEntry]) -> None:
-        self.entries = entries
+        self.entries = Names(entries.items())
         self.intents: dict[str, TargetEntry] = {}
         """Entries that were about to be written when the process was killed; filled from a journal only."""
         self.unstamped: set[str] = set()
@@ -18,7 +19,7 @@ class KnownTarget:
 
     def has_below(self, name: str) -> bool:
         """Tells whether the target has a name, or something below it."""
-        return name in self.entries or any(is_below(other, name) for other in self.entries)
+        return self.entries.has_below(name)
 
     def put(self, name: str, entry: TargetEntry) -> None:
         """Notes what a name is now."""
@@ -33,7 +34,7 @@ class KnownTarget:
         old, new = rename.old, rename.new
         for name in {*rename.first, new}:
             self.entries.pop(name, None)
-        names = [name for name in self.entries if is_below(name, old)] if rename.is_dir else [old]
+        names = self.entries.below(old) if rename.is_dir else [old]
         for name in names:
             if name in self.entries:
                 self.entries[new + name[len(old) :]] = self.entries.pop(name)

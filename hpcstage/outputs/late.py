@@ -13,6 +13,7 @@ import time
 from hpcstage.outputs.carrier import Carrier
 from hpcstage.outputs.drain import DrainReport
 from hpcstage.outputs.facts import TargetEntry
+from hpcstage.outputs.freeing import leaves_times
 from hpcstage.outputs.guard import has_inode
 from hpcstage.outputs.journal import Journal, recall
 from hpcstage.outputs.places import found_below
@@ -39,6 +40,8 @@ def drain_late(place: OutputPlace, timeout_s: float) -> DrainReport | None:
         is_gone = not os.path.isdir(place.root) or os.stat(place.root).st_ino != charter.root_inode
         if is_gone:
             ledger.forget()
+        if not leaves_times(place.root):
+            ledger.unseal()
         carrier.take_over(recalled.under_way)
         for event in found_below(place.root, failed=ledger.findings.failed):
             ledger.see(event, 0.0)

@@ -71,6 +71,11 @@ class Ledger:
         return self._state.unclosed
 
     @property
+    def unstamped(self) -> set[str]:
+        """Directories whose times in the target are not the local ones."""
+        return self._state.known.unstamped
+
+    @property
     def findings(self) -> DrainFindings:
         """The names that the end of a run tells of."""
         return self._state.findings
@@ -90,6 +95,11 @@ class Ledger:
             queue.exists_again(event.name)
         else:
             queue.remove(event.name, AFTER_ALL, 0.0, is_dir=event.is_dir)
+
+    def unseal(self) -> None:
+        """Notes that files may have been written to unseen: equal times prove nothing."""
+        for name, entry in self.entries.items():
+            self.entries[name] = replace(entry, is_sealed=False)
 
     def command_ended(self) -> None:
         """Carries no removal and no rename over that is seen from here on."""

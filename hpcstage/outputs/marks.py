@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hpcstage.outputs.facts import is_below
+from hpcstage.outputs.names import Names
 
 CLOSED_S = 0.05
 """A closed file is carried this long after; the times of files advance in steps of up to 10 ms, so a file that is
@@ -43,7 +43,7 @@ class Marks:
     """Owns the marks, by name, and their order in time."""
 
     def __init__(self) -> None:
-        self.by_name: dict[str, Mark] = {}
+        self.by_name = Names[Mark]()
         self._heap: list[tuple[float, int, str]] = []
         self._rests: dict[str, float] = {}
         self._seq = 0
@@ -126,15 +126,13 @@ class Marks:
         """Forgets a name and, if it is a directory, what is below it."""
         self.by_name.pop(name, None)
         if is_dir:
-            for below in [other for other in self.by_name if is_below(other, name)]:
+            for below in self.by_name.below(name):
                 del self.by_name[below]
 
     def rename(self, old: str, new: str, *, is_dir: bool) -> None:
         """Renames a name and, if it is a directory, what is below it."""
-        moved = [old] if old in self.by_name else []
-        if is_dir:
-            moved = [name for name in self.by_name if is_below(name, old)]
-        for name in moved:
+        moved = self.by_name.below(old) if is_dir else [old]
+        for name in filter(self.by_name.__contains__, moved):
             self.put(new + name[len(old) :], self.by_name.pop(name))
 
     def oldest_waiting(self) -> int | None:

@@ -138,7 +138,8 @@ class NameChanges:
         found = status_of(f"{self._root}/{new}")
         if found is None:
             return status_of(self._target.path(new)) is None
-        return not entry.appending and Fingerprint.of(found) == entry.here
+        is_sealed = entry.kind is EntryKind.LINK or entry.is_sealed
+        return is_sealed and not entry.appending and Fingerprint.of(found) == entry.here
 
     def erase(self, action: Action) -> ActionResult:
         """Removes an entry, if the local one is still missing. Raises OSError."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from hpcstage.outputs.facts import ActionResult, Ending, ancestors, is_below
 from hpcstage.outputs.marks import BLOCKED_S
+from hpcstage.outputs.names import Names
 
 HOLD_S = 5.0
 MOST_HOLD_S = 600.0
@@ -50,7 +51,7 @@ class NameQueue:
     """Owns what waits, and how much of it is under way: one rename, or some removals."""
 
     def __init__(self) -> None:
-        self.removed: dict[str, Removal] = {}
+        self.removed = Names[Removal]()
         self.renames: deque[PendingRename] = deque()
         self.not_before = 0.0
         """Nothing is carried out before this time."""
@@ -79,15 +80,19 @@ class NameQueue:
 
     def rename(self, old: str, new: str, *, is_dir: bool, first: Iterable[str] | None = None) -> PendingRename:
         """Queues a rename, before which the names in its place were removed. Other removals are renamed with it."""
-        removed = [name for name in self.removed if is_below(name, new)] if first is None else first
+        removed = self._removed_below(new) if first is None else first
         rename = PendingRename(old, new, is_dir, tuple(removed))
         self.renames.append(rename)
         self._held.update((old, new))
         for name in rename.first:
             self.removed.pop(name, None)
-        for name in [name for name in self.removed if is_dir and is_below(name, old)]:
+        for name in self._removed_below(old) if is_dir else ():
             self.removed[new + name[len(old) :]] = self.removed.pop(name)
         return rename
+
+    def _removed_below(self, name: str) -> list[str]:
+        """Returns the removed names at or below a name in the order in which they go."""
+        return sorted(self.removed.below(name), key=lambda one: self.removed[one].seq)
 
     def clear(self) -> None:
         """Forgets all."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from hpcstage.outputs.facts import ActionResult, Deed, Ending, SeenEvent, SeenKind, is_below
+from hpcstage.outputs.facts import ActionResult, Deed, Ending, SeenEvent, SeenKind
 from hpcstage.outputs.marks import Mark
 from hpcstage.outputs.namequeue import MOST_TRIES
 from hpcstage.outputs.state import DrainState
@@ -148,7 +148,7 @@ class Outcomes:
     def _erased(self, result: ActionResult, now: float) -> None:
         state, name = self._state, result.name
         is_full = result.errno == errno.ENOTEMPTY
-        has_more = is_full and sum(is_below(other, name) for other in state.queue.removed) > 1
+        has_more = is_full and len(state.queue.removed.below(name)) > 1
         if not state.queue.erased(result, now, has_more=has_more, is_ending=state.is_ending):
             return
         if result.ending in {Ending.DONE, Ending.ABSENT}:

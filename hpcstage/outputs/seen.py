@@ -97,7 +97,9 @@ class Intake:
         state, old, new = self._state, event.name, event.new
         state.marks.drop(new, is_dir=event.is_dir)
         state.marks.rename(old, new, is_dir=event.is_dir)
-        state.unclosed = {new + name[len(old) :] if is_below(name, old) else name for name in state.unclosed}
+        for name in [name for name in state.unclosed if is_below(name, old)]:
+            state.unclosed.remove(name)
+            state.unclosed.add(new + name[len(old) :])
 
     def _may_have(self, name: str, is_dir: bool) -> bool:
         """Tells whether the target has the name, or something below it, or may have it soon."""
@@ -123,7 +125,8 @@ class Intake:
         """Names what was removed after the command's end and is not in the target."""
         state = self._state
         waiting, findings = (state.marks.by_name, state.flying), state.findings
-        lost = [other for names in waiting for other in names if is_dir and is_below(other, name)]
+        lost = state.marks.by_name.below(name) if is_dir else []
+        lost += [other for other in state.flying if is_dir and is_below(other, name)]
         is_known = any(name in names for names in (state.known.entries, findings.skipped, findings.beside))
         if name and (not is_known or any(name in names for names in waiting)):
             lost.append(name)

@@ -1,6 +1,7 @@
 """Owns what the nodes of a run tell each other of the target: which names they gave to what, and which they took away.
 
-Each node adds lines of JSON to a file of its own on the shared file system, and reads what the others add to theirs.
+Each node adds lines of JSON to a file of its own on the shared file system, and reads what the others add to theirs. An
+empty file beside it has the size in its name, so that one listing of their directory tells who said something.
 Nobody waits for that, and nothing that is not told is lost: it is found in the target. Whoever takes a name away tells
 it before, so that who copied the file there does not take its absence for an accident.
 """
@@ -27,7 +28,7 @@ _MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class ToldPaths:
-    """The files of the nodes."""
+    """The files of the nodes, in one directory."""
 
     own: Path
     others: tuple[Path, ...]
@@ -40,10 +41,13 @@ class Told:
         """`is_again`: an earlier process has heard what is there already, and what it showed may have been removed."""
         self._paths = paths
         self._offsets = dict.fromkeys(paths.others, 0)
+        self._sizes: dict[str, str] = {}
+        """By name: the size of a file when it was read last, as it was announced; of the own one, the last."""
         self._taken: set[tuple[str, int, int]] = set()
         self._unread: list[News] = []
         self._lock = threading.Lock()
         if is_again:
+            self._sizes.update((name, size) for name, size in self._announced().items() if name == paths.own.name)
             self._read()
             self._unread = []
         self.look_s = LOOK_S + LOOK_PER_NODE_S * len(paths.others)
@@ -58,8 +62,17 @@ class Told:
             try:
                 if os.fstat(fd).st_size < _MOST_BYTES:
                     os.write(fd, data)
+                    self._announce(os.fstat(fd).st_size)
             finally:
                 os.close(fd)
+
+    def _announce(self, size_bytes: int) -> None:
+        own, before = os.fspath(self._paths.own), self._sizes.get(self._paths.own.name)
+        if before is None:
+            os.close(os.open(f"{own}.{size_bytes}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        else:
+            os.rename(f"{own}.{before}", f"{own}.{size_bytes}")
+        self._sizes[self._paths.own.name] = str(size_bytes)
 
     def look(self) -> list[News]:
         """Returns what the others have said since the last call."""
@@ -75,11 +88,23 @@ class Told:
             return (name, inode, mtime_ns) in self._taken
 
     def _read(self) -> None:
+        announced = self._announced()
         for path in self._paths.others:
+            size = announced.get(path.name)  # a listing may miss a name that is renamed meanwhile
+            if size is None or size == self._sizes.get(path.name):
+                continue
+            self._sizes[path.name] = size
             for one in self._lines(path):
                 self._unread.append(one)
                 if not one.is_given:
                     self._taken.add((one.name, one.inode, one.mtime_ns))
+
+    def _announced(self) -> dict[str, str]:
+        """Returns the sizes of the files that say something, by name."""
+        with suppress(OSError):
+            names = (name.rpartition(".") for name in os.listdir(self._paths.own.parent))
+            return {name: size for name, _, size in names if size.isdigit()}
+        return {}
 
     def _lines(self, path: Path) -> Iterator[News]:
         """Yields the whole lines that came."""

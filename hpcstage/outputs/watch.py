@@ -16,11 +16,14 @@ import os
 import stat
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpcstage import inotify
 from hpcstage.inotify import EventQueue
+from hpcstage.leases import is_written
+from hpcstage.outputs.contents import open_for_reading
 from hpcstage.outputs.facts import SeenEvent, SeenKind
 from hpcstage.outputs.places import Place, Places
 
@@ -301,13 +304,25 @@ class _OpenFiles:
                 continue
             state = (status.st_ino, status.st_size, status.st_mtime_ns)
             if state != file.state:
-                is_written = file.state is not None and not file.is_closed and status.st_nlink == 1
+                is_written = file.state is not None and not file.is_closed and _may_be_written(f"{self._root}/{name}")
                 if status.st_size or is_written:
                     yield SeenEvent(SeenKind.WRITTEN if is_written else SeenKind.FOUND, name)
                 file.has_changed = is_written
                 file.state, file.changed_at = state, now
             if not file.is_closed or now - file.changed_at < FORGET_S:
                 self._files[name] = file
+
+
+def _may_be_written(path: str) -> bool:
+    """Tells whether a program has a file open for writing, as far as the kernel says: that a name was made, or that the
+    file was opened, does not tell."""
+    with suppress(OSError):
+        fd = open_for_reading(path)
+        try:
+            return is_written(fd)
+        finally:
+            os.close(fd)
+    return True
 
 
 @dataclass

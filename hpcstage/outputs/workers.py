@@ -29,6 +29,8 @@ THREADS = 4
 MOST_STARTS = 20
 _NEWS_AT_ONCE = 200
 _READ_BYTES = 1 << 16
+_COMPACT = b"compact\n"
+"""Asks for the journal to be written anew; null is the answer."""
 
 
 class CarrierProcess:
@@ -68,6 +70,11 @@ class CarrierProcess:
         """Returns the descriptors to watch for reading."""
         return [self._out] if self._pid else []
 
+    @property
+    def is_resting(self) -> bool:
+        """Whether no more files should be given now, so that the journal can be written anew."""
+        return bool(self._pid) and (self._journal.is_held or self._journal.is_long())
+
     def give(self, actions: Sequence[Action]) -> None:
         """Hands out actions; their results come with `receive`."""
         for action in actions:
@@ -90,11 +97,18 @@ class CarrierProcess:
         return heard
 
     def flush(self) -> bool:
-        """Sends what the pipe takes. Returns whether all is sent."""
+        """Sends what the pipe takes, but nothing while the journal is written anew. Returns whether all is sent."""
         with suppress(BlockingIOError, BrokenPipeError):
-            while self._unsent and self._pid:
+            while self._unsent and self._pid and not self._journal.is_held:
                 self._unsent = self._unsent[os.write(self._into, self._unsent) :]
         return not self._unsent
+
+    def compact(self) -> None:
+        """Has a long journal written anew if nothing is under way."""
+        if self.is_resting and not (self._journal.is_held or self._given):
+            self._journal.hold()
+            with suppress(OSError):
+                os.write(self._into, _COMPACT)
 
     def receive(self) -> list[ActionResult]:
         """Returns the results that have come. After the death of the process, what it had been given has failed."""
@@ -109,6 +123,8 @@ class CarrierProcess:
         *lines, self._rest = (self._rest + data).split(b"\n")
         said = [json.loads(line) for line in lines]
         self._heard += [News(*one) for data in said if isinstance(data, dict) for one in data["news"]]
+        if None in said:
+            self._journal.release()
         results = [ActionResult.from_json(data) for data in said if isinstance(data, list)]
         for result in results:
             self._given.pop((result.deed.value, result.name), None)
@@ -130,6 +146,7 @@ class CarrierProcess:
         os.close(self._out)
         reap(self._pid, timeout_s)
         self._pid = 0
+        self._journal.release()
 
     def _start(self) -> None:
         self._starts += 1
@@ -150,10 +167,10 @@ class CarrierProcess:
         told = None if self._told is None else Told(self._told, is_again=self._starts > 1)
         carrier = Carrier(place.root, place.scratch, self._charter, self._journal, pace, told)
         carrier.take_over(self._lost_names)
-        _serve(carrier, commands, results, told)
+        _serve(carrier, commands, results, told, self._journal)
 
 
-def _serve(carrier: Carrier, commands: int, results: int, told: Told | None) -> None:
+def _serve(carrier: Carrier, commands: int, results: int, told: Told | None, journal: Journal) -> None:
     """Does actions until the pipe closes."""
     lanes: tuple[SimpleQueue[Action], SimpleQueue[Action]] = (SimpleQueue(), SimpleQueue())
     lock = threading.Lock()
@@ -191,6 +208,10 @@ def _serve(carrier: Carrier, commands: int, results: int, told: Told | None) -> 
     while data := os.read(commands, _READ_BYTES):
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
+            if line + b"\n" == _COMPACT:
+                journal.compact()
+                say(None)
+                continue
             action = Action.from_json(json.loads(line))
             if action.deed is Deed.FREE:
                 threading.Thread(target=do, args=(action,), daemon=True).start()

@@ -65,6 +65,8 @@ class DaemonSpec:
     """The command; with the datasets' roots it names the trace."""
     state_dir: str = ""
     """The user's directory in which traces are kept; empty: none is read or written."""
+    group_dir: str = ""
+    """The directory in which the nodes of a group tell each other what they do."""
     node_index: int = 0
     placement: str = "auto"
     """The placement that the user asked for: private, replicate, partition or auto."""

@@ -173,11 +173,26 @@ class Sent:
 
 @dataclass(frozen=True)
 class Written:
-    """The program writes to these. Daemon: here, tell all others. Exchange: on another node, no copy may stay."""
+    """The program writes to these. Daemon: here, tell all others. Exchange: on that node, no copy may stay here. One
+    without ids says that a node has told a new group all of them."""
 
     CODE: ClassVar[int] = 43
-    FORM: ClassVar[struct.Struct] = struct.Struct("<")
+    FORM: ClassVar[struct.Struct] = struct.Struct("<II")
+    node: int
+    number: int
+    """Later messages of a node have higher numbers."""
     ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What that node has told as written to up to this number has no copies any more. Daemon: here. Exchange: on all
+    other nodes."""
+
+    CODE: ClassVar[int] = 47
+    FORM: ClassVar[struct.Struct] = struct.Struct("<II")
+    node: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -222,7 +237,21 @@ class End:
 
 
 Message = (
-    Hello | Group | PlanFiles | Fetch | Ask | Offer | Missed | Got | Sent | Written | Reading | Together | Held | End
+    Hello
+    | Group
+    | PlanFiles
+    | Fetch
+    | Ask
+    | Offer
+    | Missed
+    | Got
+    | Sent
+    | Written
+    | Confirmed
+    | Reading
+    | Together
+    | Held
+    | End
 )
 _WITH_IDS = (Fetch, Ask, Offer, Missed, Written, Reading, Together, Held)
 _CLASSES: dict[int, type[Message]] = {kind.CODE: kind for kind in get_args(Message)}
@@ -251,7 +280,8 @@ def unpack(data: bytes) -> Message:
         if kind is Group:
             values.append(rest)
         elif kind in _WITH_IDS:
-            values[1:] = map(Why, values[1:])
+            if kind in (Offer, Missed):
+                values[1] = Why(values[1])
             values.append(struct.unpack(f"<{len(rest) // 4}I", rest))
         elif rest:
             raise LinkError(f"{len(rest)} bytes too long")

@@ -1,4 +1,7 @@
-"""Names what lies in a run directory, which is on the shared file system."""
+"""Names what lies in a run directory, which is on the shared file system.
+
+What nodes tell each other, and act upon, is in the directory of their group, to which only the user can write.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +28,26 @@ def log_path(run_dir: Path, host: str) -> Path:
     return run_dir / NODES / f"{host}.log"
 
 
-def outputs_path(run_dir: Path, host: str) -> Path:
+def outputs_path(group_dir: Path, host: str) -> Path:
     """Returns the path of what a node says of its output files."""
-    return run_dir / NODES / f"{host}.outputs"
+    return group_dir / f"{host}.outputs"
 
 
-def checkpoints_path(run_dir: Path, host: str) -> Path:
+def checkpoints_path(group_dir: Path, host: str) -> Path:
     """Returns the path of what a node says of its checkpoints."""
-    return run_dir / NODES / f"{host}.checkpoints"
+    return group_dir / f"{host}.checkpoints"
 
 
-def told_path(run_dir: Path, host: str, run_id: str) -> Path:
+def told_path(group_dir: Path, host: str, run_id: str) -> Path:
     """Returns the path of what a node tells the others of its output files while the run goes on."""
-    return run_dir / NODES / f"{host}.told-{run_id}"
+    return group_dir / f"{host}.told-{run_id}"
 
 
-def claims_path(run_dir: Path, host: str) -> Path:
+def told_files(group_dir: Path, run_id: str) -> list[Path]:
+    """Returns all files by which the nodes told each other of their output files."""
+    return list(group_dir.glob(f"*.told-{run_id}*"))
+
+
+def claims_path(group_dir: Path, host: str) -> Path:
     """Returns the path of what a node claims of the files that several nodes wrote under one name."""
-    return run_dir / NODES / f"{host}.claims"
+    return group_dir / f"{host}.claims"

@@ -183,7 +183,8 @@ GATE_OFFSET = 40
 GIVEN_UP: a process that sent a WROTE and did not wait until it was answered writes a value here that no other writes.
 CAUGHT_UP: the daemon writes here what it found in GIVEN_UP before it read all that had been sent until then.
 CLOSED: 1 for good, because a copy that is not the source any more may be visible. HELD: the daemon writes here the
-number of transfers of files that were written to and that may be published all the same."""
+number of transfers of files that were written to and that may be published all the same, and one more while other nodes
+may write without this one knowing."""
 GIVEN_UP, CAUGHT_UP, CLOSED, HELD = range(4)
 GATE_BYTES = 16
 LINKED_OFFSET = 56

@@ -102,12 +102,17 @@ def find(command: Sequence[str] | None, roots: Sequence[str], env: Mapping[str, 
 def _append(line: IndexLine, env: Mapping[str, str]) -> None:
     with contextlib.suppress(OSError):
         path = path_of(env)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(path) as locked:
-            with path.open("ab") as file:
+            with open(path, "ab", opener=_private) as file:
+                os.fchmod(file.fileno(), 0o600)  # earlier versions made it for everybody to read
                 file.write(json.dumps(asdict(line)).encode() + b"\n")
             if locked:
                 _compact(path)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 @contextlib.contextmanager

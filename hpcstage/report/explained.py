@@ -10,7 +10,7 @@ _PLACES = (_HERE / PAGE, _HERE.parent.parent / "docs" / PAGE)
 
 
 def explained() -> str:
-    """Returns the sentence that names the page, by a path that exists here."""
+    """Returns the line that names the page, by a path that exists here."""
     path = next((path for path in _PLACES if path.is_file()), None)
     where = f"docs/{PAGE} of hpcstage's source" if path is None else path
-    return f"{where} explains every word and figure of this report."
+    return f"Explained in {where}"

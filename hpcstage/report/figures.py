@@ -5,6 +5,7 @@ It draws nothing and does not import rich, as the short form at the end of a run
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -91,8 +92,16 @@ def ending(run: RunSection) -> str:
     if run.state in ENDINGS:
         return ENDINGS[run.state]
     if run.signal is not None:
-        return f"killed by signal {run.signal}"
+        return f"killed by {_signal_name(run.signal)}"
     return "end not seen" if run.exit_code is None else f"exit code {run.exit_code}"
+
+
+def _signal_name(number: int) -> str:
+    """Returns a name such as SIGINT; real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def mode(run: RunSection) -> str:
@@ -108,10 +117,10 @@ def local_measure(record: Record) -> str:
 
 
 def local_share(record: Record) -> float | None:
-    """Returns the share of what the program read that came from the local disk."""
+    """Returns the share of what was seen to be read of the datasets that came from the local disk."""
     if local_measure(record) == "opens":
         return record.coverage.share
-    return (record.totals.local_bytes or 0) / (_seen(record) + unseen(record))
+    return (record.totals.local_bytes or 0) / _seen(record)
 
 
 def _seen(record: Record) -> int:
@@ -126,13 +135,7 @@ def unseen(record: Record) -> int:
 def of_what(record: Record) -> str:
     """Says what `local_share` is a share of: bytes or opens, of those that hpcstage saw unless it saw all."""
     measure = local_measure(record)
-    saw_all = record.coverage.unseen_bytes == 0 or (measure == "bytes" and unseen(record) > 0)
-    return measure if saw_all else f"{measure} seen"
-
-
-def is_least(record: Record) -> bool:
-    """Returns whether more than `local_share` may have been served locally: `unseen` is the most, not what was read."""
-    return unseen(record) > 0 and local_measure(record) == "bytes" and bool(record.totals.local_bytes)
+    return measure if record.coverage.unseen_bytes == 0 else f"{measure} seen"
 
 
 def reported(group: GroupSection | None) -> str:

@@ -25,6 +25,9 @@
 
 #define BUFFER_BYTES (1 << 20)
 #define DROP_BYTES (1 << 20)
+#define SECOND_NS 1000000000ll
+#define TICK_NS 20000000ll
+#define MOST_TICKS 3
 #define HIST_BUCKETS 96
 
 enum { OK, SOURCE_ERROR, LOCAL_ERROR, CHANGED, NOT_REGULAR, TOO_LARGE, CANCELLED, EXISTS };
@@ -35,7 +38,7 @@ struct stats {
 };
 
 struct facts {
-    int64_t size;
+    int64_t size, blocks;
     uint32_t mode;
     struct timespec mtime, ctime;
 };
@@ -124,8 +127,10 @@ static int fail(struct job *job, int status) {
 /* Without the access time, which every read makes unknown: asking for it costs a request to the source. */
 static int get_facts(int fd, struct facts *facts) {
     struct statx x;
-    if (statx(fd, "", AT_EMPTY_PATH, STATX_TYPE | STATX_MODE | STATX_SIZE | STATX_MTIME | STATX_CTIME, &x) == 0) {
+    unsigned asked = STATX_TYPE | STATX_MODE | STATX_SIZE | STATX_BLOCKS | STATX_MTIME | STATX_CTIME;
+    if (statx(fd, "", AT_EMPTY_PATH, asked, &x) == 0) {
         facts->size = (int64_t)x.stx_size;
+        facts->blocks = (int64_t)x.stx_blocks;
         facts->mode = x.stx_mode;
         facts->mtime = (struct timespec){x.stx_mtime.tv_sec, x.stx_mtime.tv_nsec};
         facts->ctime = (struct timespec){x.stx_ctime.tv_sec, x.stx_ctime.tv_nsec};
@@ -133,7 +138,7 @@ static int get_facts(int fd, struct facts *facts) {
     }
     struct stat st;
     if ((errno != ENOSYS && errno != EPERM) || fstat(fd, &st) < 0) return -1;
-    *facts = (struct facts){st.st_size, st.st_mode, st.st_mtim, st.st_ctim};
+    *facts = (struct facts){st.st_size, st.st_blocks, st.st_mode, st.st_mtim, st.st_ctim};
     return 0;
 }
 
@@ -192,9 +197,20 @@ static int write_whole(struct job *job, int out) {
     return write_all(out, buffer, (size_t)job->before.size) < 0 ? fail(job, LOCAL_ERROR) : 0;
 }
 
+/* Goes on in both files with the next bytes that are in no hole. Returns how many bytes are left from there on, or -1. */
+static int64_t skip_hole(const struct job *job, int in, int out, int64_t left) {
+    int64_t size = job->before.size, data = lseek(in, size - left, SEEK_DATA);
+    if (data < 0) data = errno == ENXIO ? size : size - left;
+    if (data > size) data = size;
+    return lseek(out, data, SEEK_SET) < 0 ? -1 : size - data;
+}
+
 static int pump(struct job *job, int in, int out) {
     int64_t left = job->before.size;
+    int sparse = job->before.blocks * 512 < left;
+    if (sparse && ftruncate(out, left) < 0) return fail(job, LOCAL_ERROR);
     while (left > 0) {
+        if (sparse && (left = skip_hole(job, in, out, left)) <= 0) break;
         ssize_t n = read_next(job, in, buffer, left < BUFFER_BYTES ? (size_t)left : BUFFER_BYTES);
         if (n < 0) return -1;
         uint64_t start = now_ns();
@@ -203,7 +219,7 @@ static int pump(struct job *job, int in, int out) {
         if (written < 0) return fail(job, LOCAL_ERROR);
         left -= n;
     }
-    return 0;
+    return left < 0 ? fail(job, LOCAL_ERROR) : 0;
 }
 
 static int unchanged(const struct facts *a, const struct facts *b) {
@@ -244,8 +260,24 @@ static int copy_out(struct job *job, int in) {
     return result;
 }
 
+/* Whether the file changed within the last tick of the clock from which it has its times: another change within it would
+ * leave them as they are. Waits for the next one. */
+static int was_young(const struct facts *facts) {
+    int64_t tick_ns = facts->ctime.tv_nsec ? TICK_NS : SECOND_NS + TICK_NS;
+    struct timespec now, wait = {tick_ns / SECOND_NS, tick_ns % SECOND_NS};
+    clock_gettime(CLOCK_REALTIME, &now);
+    int64_t s = (int64_t)now.tv_sec - facts->ctime.tv_sec;
+    if (s < -2 || s > 2 || llabs(s * SECOND_NS + now.tv_nsec - facts->ctime.tv_nsec) > tick_ns) return 0;
+    nanosleep(&wait, NULL);
+    return 1;
+}
+
 static int look(struct job *job, int in) {
-    if (get_facts(in, &job->before) < 0) return fail(job, SOURCE_ERROR);
+    int tries = MOST_TICKS;
+    do {
+        if (!tries--) return fail(job, CHANGED);
+        if (get_facts(in, &job->before) < 0) return fail(job, SOURCE_ERROR);
+    } while (S_ISREG(job->before.mode) && was_young(&job->before));
     if (!S_ISREG(job->before.mode)) return fail(job, NOT_REGULAR);
     return job->before.size > job->limit ? fail(job, TOO_LARGE) : 0;
 }

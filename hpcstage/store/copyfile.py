@@ -12,6 +12,7 @@ import ctypes
 import errno
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -31,7 +32,13 @@ CHUNK_BYTES = 1 << 20
 DROP_BYTES = 1 << 20
 """Sources of this size and more are dropped from the page cache once copied: no program here reads them again."""
 PERMISSIONS = 0o777
+SECOND_NS = 1_000_000_000
+TICK_NS = 20_000_000
+"""Longer than a tick of the clock from which files get their times (1 to 10 ms); some file systems keep whole
+seconds."""
+MOST_TICKS = 3
 _NO_LOCK = contextlib.nullcontext()
+_BLOCK_OF_STAT = 512
 _PUNCH_HOLE = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE."""
 _libc = ctypes.CDLL(None)
@@ -162,7 +169,10 @@ def _copy_out(worker: CopyWorker, job: CopyJob, source: int, before: os.stat_res
     try:
         read_before = outcome.read_ns
         try:
-            copy_range(worker, FileRange(source, target, 0, before.st_size), outcome)
+            if is_sparse(before):
+                with local_errors():
+                    os.ftruncate(target, before.st_size)
+            copy_range(worker, FileRange(source, target, 0, before.st_size, is_sparse(before)), outcome)
             check_and_stamp(source, target, before)
         finally:
             with local_errors():
@@ -230,12 +240,18 @@ def open_source(job: CopyJob, stats: ThreadStats, outcome: CopyOutcome) -> int:
 
 
 def regular(source: int) -> os.stat_result:
-    """Returns the attributes of an open file. Raises CopyError if it is not a regular file."""
-    with source_errors():
-        status = os.fstat(source)
-    if not stat.S_ISREG(status.st_mode):
-        raise CopyError(Status.NOT_REGULAR)
-    return status
+    """Returns the attributes of an open file: a change from here on leaves others. If the file changed within the last
+    tick of the clock, waits for the next one. Raises CopyError if it is not a regular file, or goes on changing."""
+    for _ in range(MOST_TICKS):
+        with source_errors():
+            status = os.fstat(source)
+        if not stat.S_ISREG(status.st_mode):
+            raise CopyError(Status.NOT_REGULAR)
+        tick_ns = TICK_NS if status.st_ctime_ns % SECOND_NS else SECOND_NS + TICK_NS
+        if abs(time.time_ns() - status.st_ctime_ns) > tick_ns:
+            return status
+        time.sleep(tick_ns / SECOND_NS)
+    raise CopyError(Status.CHANGED)
 
 
 def create(temporary: bytes) -> int:
@@ -246,12 +262,14 @@ def create(temporary: bytes) -> int:
 
 @dataclass(frozen=True)
 class FileRange:
-    """The bytes `start` to `start + length` of two open files, the source and its copy."""
+    """The bytes `start` to `start + length` of two open files, the source and its copy, which has its full size if the
+    source has holes: they are left out."""
 
     source: int
     target: int
     start: int
     length: int
+    is_sparse: bool = False
 
 
 def copy_range(
@@ -268,6 +286,9 @@ def copy_range(
     while position < end:
         if worker.stats.cancelled:
             raise CopyError(Status.CANCELLED)
+        if part.is_sparse and (data := _next_data(part.source, position)) > position:
+            position = data
+            continue
         chunk = worker.buffer[: min(chunk_bytes, end - position)]
         if pace is not None:
             pace(len(chunk))
@@ -282,6 +303,19 @@ def copy_range(
         with writing:
             write_all(part.target, chunk[:count], position)
         position += count
+
+
+def is_sparse(status: os.stat_result) -> bool:
+    """Returns whether a file may have holes: it has fewer blocks than bytes, also where it is compressed."""
+    return status.st_blocks * _BLOCK_OF_STAT < status.st_size
+
+
+def _next_data(source: int, position: int) -> int:
+    """Returns where the next bytes are that are in no hole."""
+    try:
+        return os.lseek(source, position, os.SEEK_DATA)
+    except OSError as error:
+        return sys.maxsize if error.errno == errno.ENXIO else position
 
 
 def write_all(target: int, data: memoryview, position: int) -> None:

@@ -111,7 +111,10 @@ class BigCopy:
             self._size_bytes = size_bytes if self._most_bytes is None else min(size_bytes, self._most_bytes)
             self._target = copyfile.create(self.job.temporary)
             with copyfile.local_errors():
-                _preallocate(self._target, self._size_bytes)
+                if copyfile.is_sparse(self._before):
+                    os.ftruncate(self._target, self._size_bytes)
+                else:
+                    _preallocate(self._target, self._size_bytes)
             self._arrival = Arrival(self._size_bytes) if self._most_bytes is not None else self._show(self._before)
             self._join_others()
         except CopyError as error:
@@ -161,7 +164,7 @@ class BigCopy:
         """Copies a stripe and shows it, if the source is what it was when the copying began."""
         start = stripe * self._arrival.stripe_bytes
         length = min(self._arrival.stripe_bytes, self._size_bytes - start)
-        span = copyfile.FileRange(self._source, self._target, start, length)
+        span = copyfile.FileRange(self._source, self._target, start, length, copyfile.is_sparse(self._before))
         chunk_bytes = YIELDING_BYTES[self._arrival.yields]
         copyfile.copy_range(worker, span, part, step, self._writing, chunk_bytes)
         if self._arrival.is_shown:

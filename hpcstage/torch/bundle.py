@@ -95,8 +95,8 @@ class BundleRandomSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Yields one rank's part of one epoch; after `load_state_dict`, what is left of it."""
-        reading, self._next = self._next, self._next.after()
-        self._reading = reading
+        start, self._next = self._next, self._next.after()
+        reading = self._reading = _Reading(start.epoch, start.position)  # `start` stays what a saved attribute names
         order: Indices = self.bundles.part(reading.epoch, self.rank)
         for first in range(reading.position, len(order), _CHUNK):
             for index in order[first : first + _CHUNK].tolist():

@@ -27,6 +27,7 @@ from hpcstage.checkpoint.keeping.plain import (
     described,
     forget_beside,
     names_in,
+    parts_in,
     place_copies,
     remove_entry,
     size_of,
@@ -105,8 +106,10 @@ def verify(found: FoundCheckpoints) -> tuple[list[str], bool]:
     if found.opened is not None:
         bad = damaged(found.target, found.opened)
         is_whole = not bad
+        parts = parts_in(found.target, found.opened.manifest.number)
         for name in times_of(found.opened.manifest):
-            said = bad.get(name, "whole") if name in found.names else "it was removed"
+            whole = f"whole, with the parts of {len(parts[name])} nodes" if len(parts.get(name, ())) > 1 else "whole"
+            said = bad.get(name, whole) if name in found.names else "it was removed"
             lines.append(f"{found.target / name}: {said}")
     for place, manifest, why in found.generations():
         where = f"{socket.gethostname()}, run {place.run_id}"

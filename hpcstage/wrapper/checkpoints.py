@@ -6,13 +6,14 @@ is that state, or is older; it goes when this run's newest checkpoints are in DI
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hpcstage import extras
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
 from hpcstage.errors import HpcstageError, NotStarted
+from hpcstage.extras import Extra
 from hpcstage.node import kept
 from hpcstage.record.jsonform import read
 from hpcstage.record.parts.checkpoints import CheckpointsPart, GenerationRow
@@ -71,8 +72,8 @@ class RunCheckpoints(RunOutputs):
         super().give_up(why)
 
     def _prepare(self, place: kept.KeptPlace, node: RunNode, config: Config) -> None:
-        if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
-            raise CannotPrepare(f"{', '.join(missing)} cannot be imported: install hpcstage[checkpoint]")
+        if (missing := extras.missing(Extra.CHECKPOINT, *_NEEDED)) is not None:
+            raise CannotPrepare(missing.line())
         above = place.path.parent
         self._earlier = late.take_checkpoints(above, self.part.directory, says_used=False)  # the start named them
         local = CheckpointPlace(place.output)

@@ -16,6 +16,7 @@ from hpcstage.problem import Problem
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.rundir import NODES
 from hpcstage.wrapper import grouping, messages
+from hpcstage.writing import replace_copy
 
 if TYPE_CHECKING:
     from hpcstage.errors import HpcstageError
@@ -82,7 +83,7 @@ def _await_others(session: Session, deadline: float) -> None:
     grouping.await_parts(session.run_dir, awaited, session.part.started_unix_s, deadline)
     if any(problem.id.startswith(("group-", "node-")) for problem in session.part.problems):
         with contextlib.suppress(OSError):
-            shutil.copyfile(session.node.path / nodedir.LEAD_LOG, session.run_dir / NODES / nodedir.LEAD_LOG)
+            replace_copy(session.node.path / nodedir.LEAD_LOG, session.run_dir / NODES / nodedir.LEAD_LOG)
 
 
 def _sweep(session: Session) -> None:

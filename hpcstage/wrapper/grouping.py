@@ -24,7 +24,7 @@ from hpcstage.node import environment, start
 from hpcstage.protocol import leadspec, nodedir
 from hpcstage.protocol.leadspec import LeadSpec
 from hpcstage.protocol.membership import Membership
-from hpcstage.protocol.rundir import GROUP, part_path
+from hpcstage.protocol.rundir import part_path
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -68,8 +68,6 @@ def placed(group: Grouping | None, run_dir: Path, run_id: str) -> Grouping | Non
 
     if group is None:
         return None
-    if group.virtual:
-        return replace(group, directory=os.path.abspath(run_dir / GROUP))
     return replace(group, directory=os.fspath(groupdir.choose(run_dir, run_id, os.environ)))
 
 
@@ -79,6 +77,7 @@ def in_group(config: Config, group: Grouping | None, host: str) -> dict[str, Any
         return {"membership": Membership.of([host]), "placement": config.placement}
     return {
         "membership": Membership.of(group.hosts),
+        "group_dir": group.directory,
         "node_index": group.index,
         "placement": config.placement,
         "group_wait_s": _wait_s(group),

@@ -72,7 +72,7 @@ def _write(place: Path, version: list[int]) -> None:
         contents[START] = f"{MODULE}:attach\n"
     contents[PTH] = _LINE.format(site=os.fspath(place))
     for name, content in contents.items():
-        replace_text(place / name, content)
+        replace_text(place / name, content, 0o666)
 
 
 def _places(python: str) -> tuple[list[int], list[Path]]:

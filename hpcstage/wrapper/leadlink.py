@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ class LeadLink:
         self._unwatched_why = self._unkept_why = ""
         self._problems: list[Problem] = []
         self._buffer = b""
+        self._directory = spec.parent
         self._started = time.monotonic()
         self._asked: set[str] = set()
         self._ending = False
@@ -126,7 +128,7 @@ class LeadLink:
                 self._process.stdin.close()
 
     def close(self, timeout_s: float) -> None:
-        """Ends the lead, and makes sure that it is gone."""
+        """Ends the lead, and makes sure that it is gone. Removes the group's directory if nothing failed."""
         if not self._ending:
             self.end()
         try:
@@ -135,6 +137,9 @@ class LeadLink:
             self._kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(KILLED_S)
+        self._take(0.0)
+        if "done" in self._said:
+            shutil.rmtree(self._directory, ignore_errors=True)
         if self._process.stdout is not None:
             self._process.stdout.close()
 

@@ -22,6 +22,7 @@ from hpcstage.forked import fork, reap
 from hpcstage.node import kept
 from hpcstage.node.environment import in_containers
 from hpcstage.plan.types import DatasetKind
+from hpcstage.wrapper import holders
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -33,6 +34,8 @@ LOCK = ".hpcstage-lock"
 UNLOCK_S = 2.0
 _MOST_LOCKS = 100
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
+_REMOVED = frozenset({errno.ENOENT, errno.ESTALE})
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _WRITABLE = "name a directory that you may write to, on the shared file system"
 _OWN = "give each run a directory of its own"
 
@@ -117,7 +120,7 @@ class NamedDirectory:
         try:
             os.makedirs(path, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"{self.option} {asked} cannot be made: {error.strerror}", _WRITABLE) from None
+            raise _unusable(f"{self.option} {asked} cannot be made", error) from None
         return path
 
     def lock(self, target: str, asked: str, holder: str) -> int:
@@ -173,33 +176,42 @@ def _of_env(named: NamedDirectory, env: Mapping[str, str]) -> str | None:
 
 
 def lock(target: str, said: str, holder: str) -> int:
-    """Takes the lock of DIR, where its file system has locks, and notes who has it; returns its descriptor. Raises
-    TargetInUse if another run has it, and UsageError if DIR cannot be written to."""
+    """Takes the lock of DIR and notes who has it; returns its descriptor. Raises TargetInUse if another run has it, by
+    the file system's locks or by what stands in the file, and UsageError if DIR cannot be written to."""
     path = os.path.join(target, LOCK)
     for _ in range(_MOST_LOCKS):
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise UsageError(f"{said} cannot be written to: {error.strerror}", _WRITABLE) from None
+            raise _unusable(f"{said} cannot be written to", error) from None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            other = ""
         except OSError as error:
-            if error.errno in _NO_LOCKS:
-                return fd
-            other = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another run"
+            other = "" if error.errno in _NO_LOCKS else holders.named_in(fd) or "another run"
+        if other := other or holders.living(path, fd):
             os.close(fd)
             raise TargetInUse(said, other) from None
-        with suppress(OSError):
+        try:
             if os.stat(path).st_ino == os.fstat(fd).st_ino:
-                os.truncate(fd, 0)
-                os.pwrite(fd, f"{holder}\n".encode(), 0)
+                holders.hold(path, fd, holder)
                 return fd
+        except OSError as error:
+            if error.errno not in _REMOVED:
+                remove_lock(target, fd)
+                raise _unusable(f"{said} cannot be written to", error) from None
         os.close(fd)  # its holder removed it at its end
     raise UsageError(f"{said} is used by many runs at once", _OWN)
 
 
+def _unusable(what: str, error: OSError) -> UsageError:
+    remedy = "free space there, or name a directory on another file system" if error.errno in _NO_ROOM else _WRITABLE
+    return UsageError(f"{what}: {error.strerror}", remedy)
+
+
 def remove_lock(target: str, fd: int) -> None:
     """Removes the lock of DIR and lets go of it."""
+    holders.let_go(fd)
     with suppress(OSError):
         os.unlink(os.path.join(target, LOCK))
     os.close(fd)
@@ -208,6 +220,7 @@ def remove_lock(target: str, fd: int) -> None:
 def unlock(target: str, fd: int) -> None:
     """Removes the lock of DIR and lets go of it, in a process of its own and in UNLOCK_S at most: a shared file system
     that hangs must not hold up the end of a run."""
+    holders.let_go(fd)
     pid = -1
     with suppress(OSError):
         pid = fork(lambda: remove_lock(target, fd), {fd}, says_why=False)

@@ -19,6 +19,7 @@ _SHOWN = 20
 """The lines of names that are printed at most."""
 _NAMED = 3
 """The names of entries that are never copied that one line has at most."""
+_WITH_JOB = ", unless that was deleted with the job"
 _UNSURE = "files may be missing, and files that the command removed may still be there, in"
 
 
@@ -29,6 +30,8 @@ class LeftAt:
     machine: str
     """The machine on which a person finds it; virtual nodes have no other name to whoever logs in."""
     tree: str | None
+    goes_with_job: bool = False
+    """Whether that may be deleted with the job."""
 
 
 def part_of(report: Mapping[str, Any], part: OutputsPart) -> OutputsPart:
@@ -103,7 +106,7 @@ def with_settled(part: OutputsPart, settled: Mapping[str, Mapping[str, str]]) ->
     return replace(part, beside=tuple([*found, *others][: OutputsPart.MOST_NAMES]))
 
 
-def lines(part: OutputsPart, machine: str, above: Path) -> list[str]:
+def lines(part: OutputsPart, machine: str, above: Path, *, goes_with_job: bool = False) -> list[str]:
     """Returns the lines that say which names are not in DIR, on which machine and in which place they still are, and
     what copies them. `above` is the directory that `--local-dir` names."""
     shown = [f"not in {part.directory}: {one.name or 'its files'} ({one.why})" for one in part.undrained]
@@ -111,7 +114,8 @@ def lines(part: OutputsPart, machine: str, above: Path) -> list[str]:
     if shown and more > 0:
         shown[_SHOWN:] = [f"not in {part.directory}: {more:,} more"]
     if part.undrained_count:
-        shown.append(f"they are on {machine} in {part.local_dir}; there `{clean_command(above)}` copies them")
+        until = _WITH_JOB if goes_with_job else ""
+        shown.append(f"they are on {machine} in {part.local_dir}; there `{clean_command(above)}` copies them{until}")
     elif part.is_gone:
         shown.append(
             f"{part.local_dir} on {machine} was removed or moved while it was used: {_UNSURE} {part.directory}"
@@ -144,7 +148,9 @@ def problems(part: OutputsPart, left: LeftAt, what: str, unfinished: str) -> lis
         first, many = part.undrained[0], format_number(part.undrained_count, what.removesuffix("s"))
         which = f"{many} not copied to {part.directory}, such as {first.name}"
         text = f"{which if first.name else f'{what} not copied to {part.directory}'}: {first.why}"
-        found.append(Problem("not-drained", text, f"hpcstage clean --drain on {left.machine}; they are in {left.tree}"))
+        until = _WITH_JOB if left.goes_with_job else ""
+        remedy = f"hpcstage clean --drain on {left.machine}; they are in {left.tree}{until}"
+        found.append(Problem("not-drained", text, remedy))
     if part.is_gone:
         text = f"{part.local_dir} was removed, moved or unmounted while it was used: {_UNSURE} {part.directory}"
         found.append(Problem("outputs-gone", text, "nothing was removed there; compare it with what is expected"))

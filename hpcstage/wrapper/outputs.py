@@ -100,6 +100,8 @@ class RunOutputs:
         self._has_told = False
         self._late: ForkedDrain | None = None
         self._free_until = 0.0
+        self.goes_with_job = False
+        """Whether the local directory may be deleted with the job."""
         self.exit_code = 0
         """The exit code that takes the place of 0; not 0 where files were not drained."""
 
@@ -126,7 +128,8 @@ class RunOutputs:
         except CannotPrepare as error:
             made.give_up(str(error))
         else:
-            if local.is_own and job.scheduler != "none":
+            made.goes_with_job = local.goes_with_job
+            if local.goes_with_job:
                 text = f"{named.what} that are not copied then are lost"
                 messages.warn(f"{local.path} may be deleted with the job: {text}")
         return made
@@ -253,7 +256,8 @@ class RunOutputs:
             self._tell_differences(self.place)
         self._close()
         first = next((one.host for one in self.part.undrained), None)
-        return outputpart.problems(self.part, self._left_at(first), self.named.what, self.named.unfinished)
+        left = replace(self._left_at(first), goes_with_job=self.goes_with_job)
+        return outputpart.problems(self.part, left, self.named.what, self.named.unfinished)
 
     def _left_at(self, host: str | None) -> outputpart.LeftAt:  # noqa: ARG002
         """Returns where what a node could not drain still is."""
@@ -273,7 +277,8 @@ class RunOutputs:
         self.part = replace(self._result(place), took_s=round(time.monotonic() - self._since, 3))
         if not self.part.undrained_count and place.is_written_to():
             self.part = outputpart.unknown(self.part, "a program of the command still writes to them")
-        for line in outputpart.lines(self.part, socket.gethostname(), place.path.parent.parent):
+        above, host = place.path.parent.parent, socket.gethostname()
+        for line in outputpart.lines(self.part, host, above, goes_with_job=self.goes_with_job):
             messages.error(line)
         if self.part.undrained_count or (self.part.is_gone and not place.tree.is_dir()):
             self.exit_code = NotDrained.exit_code

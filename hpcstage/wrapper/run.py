@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import time
@@ -195,6 +196,8 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
         raise
     with _warning("cannot note that the command runs"):
         session.started(child.pid)
+        if session.config.data and session.mode != "direct" and session.is_first:
+            _say_who_is_served(command)
     status = child.wait(_watch_of(session))
     with _warning("cannot end this run cleanly"):
         session.ended(child.read_bytes)
@@ -204,6 +207,18 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
             _drain(session.directories, session, signals, status)
         close(session, status)
     return status
+
+
+def _say_who_is_served(command: Sequence[str]) -> None:
+    """Says that programs that are not Python are not served, where the command is one and names no other program."""
+    path = shutil.which(command[0])
+    names_others = any(".py" in word or "python" in word or shutil.which(word) for word in command[1:])
+    if path is None or names_others or os.path.basename(os.path.realpath(path)).startswith(("python", "pypy")):
+        return
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        if file.read(4) == b"\x7fELF":
+            name, served = os.path.basename(path), "hpcstage serves the Python programs that it starts"
+            messages.warn(f"{name} is not Python: {served}, and what others read comes from the source")
 
 
 def _elastic(

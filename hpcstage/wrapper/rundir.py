@@ -6,6 +6,7 @@ cannot be written, the results go to the user's state directory: a read-only wor
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -33,18 +34,27 @@ def make(wanted: str | None, cwd: Path, run_id: str, env: dict[str, str]) -> Pat
     if wanted:
         path = _below(cwd) / wanted if not os.path.isabs(wanted) else Path(wanted)
         try:
-            (path / NODES).mkdir(parents=True, exist_ok=True)
+            _make(path)
         except OSError as error:
             what = f"--run-dir {wanted} cannot be made: {error.strerror}"
             raise UsageError(what, "name a directory that you may write to, on the shared file system") from None
         return path
     try:
         path = _below(cwd) / RUNS / run_id
-        (path / NODES).mkdir(parents=True, exist_ok=True)
+        _make(path)
     except OSError:
         path = index.state_dir(env) / "runs" / run_id
-        (path / NODES).mkdir(parents=True, exist_ok=True)
+        _make(path)
     return path
+
+
+def _make(path: Path) -> None:
+    """Makes what is missing so that only this user may enter it. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for place in (path, path / NODES):
+        place.mkdir(mode=0o700, exist_ok=True)
+    if (path / NODES).is_symlink():
+        raise OSError(errno.ELOOP, f"{path / NODES} is a symbolic link")
 
 
 def _below(cwd: Path) -> Path:

@@ -34,6 +34,7 @@ from hpcstage.record.index import state_dir
 from hpcstage.wrapper import facts, grouping, messages, rundir
 from hpcstage.wrapper.closing import import_result
 from hpcstage.wrapper.progress import RunProgress
+from hpcstage.writing import replace_copy
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -273,7 +274,7 @@ class Session:
             host: os.fspath(place.with_name(lead.node_name(index))) for index, host in enumerate(lead.hosts) if index
         }
         machine = socket.gethostname() if lead.virtual else None
-        directories.meet(OtherNodes(places, machine, link, self.part.run_id, Path(lead.group_dir), self.run_dir))
+        directories.meet(OtherNodes(places, machine, link, self.part.run_id, Path(lead.group_dir)))
 
     def _spec(self, resolved: Resolved, local: LocalDir, job: jobs.Job) -> DaemonSpec:
         config, group = self.config, self.group
@@ -315,7 +316,7 @@ class Session:
     def keep_log(self) -> None:
         """Copies the daemon's log to where it is found later."""
         with contextlib.suppress(OSError):
-            shutil.copyfile(self.node.log, self.log_kept)
+            replace_copy(self.node.log, self.log_kept)
 
 
 def _node_of(config: Config, local: LocalDir, job: jobs.Job, run_id: str, group: Grouping | None) -> RunNode:

@@ -80,6 +80,7 @@ class SharedCheckpoints(RunCheckpoints):
             "protect": config.protect,
             "protect_rate_bytes_per_s": config.protect_rate_bytes_per_s,
             "domains": domains,
+            "is_elastic": config.elastic is not None,
             "domain": config.failure_domain if config.failure_domain == "auto" else "none",
             "earlier": self._divided(len(self._hosts) if group.virtual else 1),
         }
@@ -166,7 +167,7 @@ class SharedCheckpoints(RunCheckpoints):
         for host in self._hosts[1:]:
             parts[host] = self._part_of(host, reports.get(host), is_whole=is_whole)
         for host in sorted(set(newest.get("lost", ())) | (set(self._hosts) - reports.keys())):
-            if is_whole:
+            if is_whole and not any(report["undrained"] for report in reports.values()):
                 where = f"state {newest['drained_number']}" if newest.get("drained_number") else "all that was saved"
                 messages.warn(f"{host} was lost; {where} of all nodes is in {self.part.directory}")
         self.part = _joined(parts, newest, self.part)
@@ -222,7 +223,8 @@ class SharedCheckpoints(RunCheckpoints):
             part = outputpart.part_of(report, part)
         elif not is_whole:
             part = outputpart.unknown(part, "the node did not say what became of them")
-        for line in outputpart.lines(part, self._left_at(host).machine, place.parent.parent):
+        machine, above = self._left_at(host).machine, place.parent.parent
+        for line in outputpart.lines(part, machine, above, goes_with_job=self.goes_with_job):
             messages.error(line)
         if part.undrained_count:
             self.exit_code = NotDrained.exit_code

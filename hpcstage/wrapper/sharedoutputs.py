@@ -1,8 +1,8 @@
 """Owns the output directories of a run on several nodes, as the first node's wrapper sees them.
 
 Each node has a directory of its own at the same path, which its daemon drains to DIR. The lead brings those of the
-other nodes up and tells when they are watched and drained; what became of their files is in the run directory. Where a
-node does not say that, files are missing as far as anybody knows.
+other nodes up and tells when they are watched and drained; what became of their files is in the group's directory.
+Where a node does not say that, files are missing as far as anybody knows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpcstage.errors import NotDrained
 from hpcstage.outputs.claims import Claim, claims_of, settle
 from hpcstage.outputs.prepare import OutputPlace
 from hpcstage.protocol import leadspec
-from hpcstage.protocol.rundir import checkpoints_path, claims_path, outputs_path, told_path
+from hpcstage.protocol.rundir import checkpoints_path, claims_path, outputs_path, told_files
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.wrapper import messages, outputpart
 from hpcstage.wrapper.outputs import RunNode, RunOutputs
@@ -47,7 +47,6 @@ class OtherNodes:
     lead: LeadLink
     run_id: str
     group_dir: Path
-    run_dir: Path
 
     def left_at(self, host: str, suffix: str = "") -> outputpart.LeftAt:
         """Returns where what a node could not drain still is."""
@@ -55,11 +54,11 @@ class OtherNodes:
 
     def result_of(self, host: str) -> dict[str, Any]:
         """Returns what a node said at the end of its drain; nothing if it did not."""
-        return self._said(outputs_path(self.run_dir, host))
+        return self._said(outputs_path(self.group_dir, host))
 
     def checkpoints_of(self, host: str) -> dict[str, Any]:
         """Returns what a node said of its checkpoints; nothing if it did not."""
-        return self._said(checkpoints_path(self.run_dir, host))
+        return self._said(checkpoints_path(self.group_dir, host))
 
     def tell_conflicts(self, names: Sequence[str]) -> None:
         """Tells the nodes which names several of them wrote; to be called before their end."""
@@ -70,18 +69,18 @@ class OtherNodes:
         """Returns what each node claims; to be called after its end."""
         found = {}
         for host in self.places:
-            found[host] = [Claim(**one) for one in self._said(claims_path(self.run_dir, host)).get("claims", ())]
+            found[host] = [Claim(**one) for one in self._said(claims_path(self.group_dir, host)).get("claims", ())]
         return found
 
     def forget_outputs(self, own_host: str) -> None:
-        """Removes what the nodes said of their output files from the run directory; the record has it by then."""
+        """Removes what the nodes said of their output files from the group's directory; the record has it by then."""
         for host in (own_host, *self.places):
-            paths = outputs_path(self.run_dir, host), claims_path(self.run_dir, host)
-            self._forget(*paths, told_path(self.run_dir, host, self.run_id))
+            self._forget(outputs_path(self.group_dir, host), claims_path(self.group_dir, host))
+        self._forget(*told_files(self.group_dir, self.run_id))
 
     def forget_checkpoints(self) -> None:
         """Removes what the nodes said of their checkpoints, as `forget_outputs` does."""
-        self._forget(*(checkpoints_path(self.run_dir, host) for host in self.places))
+        self._forget(*(checkpoints_path(self.group_dir, host) for host in self.places))
 
     def _forget(self, *paths: Path) -> None:
         for path in paths:
@@ -190,7 +189,8 @@ class SharedOutputs(RunOutputs):
         parts = {self._host: self.part}
         for host, path in self._others.places.items():
             parts[host] = part = self._part_of(self._others, host)
-            for line in outputpart.lines(part, self._others.left_at(host).machine, Path(path).parent.parent):
+            machine, above = self._others.left_at(host).machine, Path(path).parent.parent
+            for line in outputpart.lines(part, machine, above, goes_with_job=self.goes_with_job):
                 messages.error(line)
             if part.undrained_count or part.is_gone:
                 self.exit_code = NotDrained.exit_code

@@ -34,7 +34,9 @@ class Node:
         self.job = job
         self.index = index
         self.name = job.hosts[index]
-        self.council = Council(index, job.hosts, CouncilTerms(job.asked, {}, job.drain_every, job.attempt))
+        self.council = Council(
+            index, job.hosts, CouncilTerms(job.asked, {}, job.drain_every, job.attempt, job.is_elastic)
+        )
         self.entries: dict[str, EntryState] = {}
         self.removed: set[str] = set()
         self.restored: set[str] = set()
@@ -140,9 +142,11 @@ class Job:
     def __init__(
         self, count: int, asked: CodeSize | None = None, drain_every: int | None = None,
         found: dict[int, list[FoundStore]] | None = None, target_ns: int = 0, in_target: tuple[str, ...] = (),
+        *, is_elastic: bool = True,
     ) -> None:  # fmt: skip
         self.hosts = [f"n{index}" for index in range(count)]
         self.asked, self.drain_every, self.target_ns = asked, drain_every, target_ns
+        self.is_elastic = is_elastic
         self.found = {index: (found or {}).get(index, []) for index in range(count)}
         self.now = 0.0
         self.made_ns = 100
@@ -301,6 +305,53 @@ def test_what_a_lost_node_had_is_carried_and_drained(lost: int) -> None:
     job.settle()
     assert job.last.carried == {}
     assert "step1" in job.last.shares["n2"]
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize("is_first_saved", [True, False])
+def test_a_state_that_lacks_the_part_of_a_lost_node_is_none(lost: int, is_first_saved: bool) -> None:
+    """The last whole one stays in the target, also if the program removes it."""
+    job = Job(3, is_elastic=False).begun()
+    job.write(lost, "step1", is_complete=is_first_saved)
+    job.settle(lambda: all("step1" in node.council._of(lost).entries for node in job.nodes.values()))  # type: ignore[union-attr]
+    for index in {0, 1, 2} - {lost}:
+        job.write(index, "step1")
+    job.settle()
+    before = job.last
+    assert (before is not None) is is_first_saved
+    job.kill(lost)
+    job.connect()
+    job.settle()
+    for index in job.nodes:
+        job.write(index, "step2")
+        if is_first_saved:
+            job.remove(index, "step1")
+    job.write(1, "latest")
+    job.settle()
+    named = set() if job.last is None else job.last.names
+    assert named == ({"step1"} if is_first_saved else set())
+    job.end()
+    assert set(job.target) == named
+    assert all(node.is_over for node in job.nodes.values())
+    order = job.nodes[1].council._word.order
+    assert order is not None
+    assert order.body["lost"] == [f"n{lost}"]
+
+
+def test_what_other_nodes_alone_write_is_saved_without_a_lost_one() -> None:
+    job = Job(3, is_elastic=False).begun()
+    job.write(0, "step1")
+    job.settle()
+    job.kill(2)
+    job.connect()
+    job.write(0, "step2")
+    job.settle()
+    assert set(job.target) == {"step1", "step2"}
+    job.write(1, "step3")
+    job.kill(0)
+    job.connect()
+    job.settle()
+    assert set(job.target) == {"step1", "step2"}, "the first node may have had a part of it"
 
 
 def test_the_program_removes_a_checkpoint_on_one_node() -> None:

@@ -197,7 +197,7 @@ def test_the_signal_of_a_lease_ends_nobody(watched: Watched, monkeypatch: pytest
             opened.append(fd)
         return answer
 
-    monkeypatch.setattr("hpcstage.checkpoint.entries.fcntl", SimpleNamespace(**{**vars(fcntl), "fcntl": ask}))
+    monkeypatch.setattr("hpcstage.leases.fcntl", SimpleNamespace(**{**vars(fcntl), "fcntl": ask}))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads that numpy keeps: the child uses none
         pid = os.fork()

@@ -16,15 +16,17 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import GenerationId
-from hpcstage.checkpoint.generations.reading import LocalSource
+from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
+from hpcstage.checkpoint.generations.restoring import LOCK
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.jobwide.alone import drain_share_late, end_alone
-from hpcstage.checkpoint.jobwide.gathering import SHARES, Gathering, opened_whole
+from hpcstage.checkpoint.jobwide.gathering import SHARES, Gathering, SupersededRemoval, opened_whole
 from hpcstage.checkpoint.jobwide.holdings import RunStores
 from hpcstage.checkpoint.jobwide.known import note_generations, note_pending
 from hpcstage.checkpoint.jobwide.words import JobGeneration
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
+from hpcstage.checkpoint.keeping.plain import checkpoints_in, described
 
 NODES = ("n0", "n1")
 
@@ -212,7 +214,7 @@ def test_a_state_from_which_another_run_did_not_go_on_lies_beside(
 def test_who_waited_for_the_last_share_finds_all_of_it_there(nodes: list[Node], target: Path) -> None:
     made = known(nodes, 4)
     assert not nodes[0].ends()
-    fd = os.open(target / waiting(target)[0], os.O_RDONLY | os.O_DIRECTORY)
+    fd = os.open(target / waiting(target)[0] / LOCK, os.O_RDWR)
     fcntl.flock(fd, fcntl.LOCK_EX)
     with ThreadPoolExecutor(2) as pool:
         ends = [pool.submit(nodes[1].ends) for _ in range(2)]
@@ -228,3 +230,22 @@ def _until_waited_for(fd: int, count: int) -> None:
     inode = f":{os.fstat(fd).st_ino} "
     while sum("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines()) < count:
         pass
+
+
+def test_what_nodes_wrote_differently_goes_with_what_the_program_removed(nodes: list[Node], target: Path) -> None:
+    """The program knows NAME, and never NAME.NODE; others of that form stay."""
+    for node in nodes:
+        (node.place.tree / "last.pt").write_text(node.charter.node)
+    known(nodes, 4)
+    assert [node.ends() for node in nodes] == [False, True]
+    (target / "last.pt.n2").write_text("of the user")
+    (beside,) = set(shown(target)) & {"last.pt.n0", "last.pt.n1"}
+    assert beside not in checkpoints_in(target)
+    before = described(target)
+    (nodes[0].place.tree / "last.pt").unlink()
+    nodes[0].saves(5)
+    with LocalSource(nodes[0].place.store) as source:
+        now = GenerationReader(source).manifest(5)
+    assert before is not None
+    SupersededRemoval(target, nodes[0].place.tree).remove(before.manifest, now, {"last.pt"})
+    assert shown(target) == ["last.pt.n2", *steps(4)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,6 +26,9 @@ CONFIGS = sorted((REPO / "configs").glob("*.yaml"))
 SCRIPTS = sorted((REPO / "jobscripts").glob("*.sh"))
 JOINS = 'exec hpcstage run --join "$NAME"'
 """The last line of a script that has neither command nor data of its own."""
+
+REQUEUES = 'exit "$code"'
+"""The last line of a script whose shell puts the job back into the queue."""
 
 
 def test_there_is_something_to_check() -> None:
@@ -70,7 +75,7 @@ def test_every_job_script_is_valid_and_ends_in_exec(path: Path) -> None:
     text = path.read_text()
     assert all(len(line) <= 120 for line in text.splitlines())
     last = text.rstrip().replace("\\\n", "").splitlines()[-1]
-    assert last == JOINS or re.match(
+    assert last in (JOINS, REQUEUES) or re.match(
         r'exec (srun |flux run (--\S+ +)+)?hpcstage run --data "\$DATA" (--budget 20% |"\$\{ELASTIC\[@\]\}" )?-- ', last
     )
 
@@ -101,7 +106,7 @@ def run_script(script: Path, tmp_path: Path, **env: str) -> list[str]:
     with subprocess.Popen([script], cwd=tmp_path, env=env, stdout=subprocess.PIPE) as process:
         out = process.communicate(timeout=10)[0].decode().splitlines()
     assert process.returncode == 0
-    assert out[0] == str(os.getpid()), "the script's own process must become hpcstage"
+    assert out[0] == str(os.getpid()) or REQUEUES in script.read_text(), "the script's own process must become hpcstage"
     return out[1:]
 
 
@@ -110,6 +115,7 @@ def test_every_job_script_becomes_hpcstage(path: Path, tmp_path: Path) -> None:
     where, hosts = str(tmp_path), str(tmp_path / "hosts")
     given = {"SLURM_SUBMIT_DIR": where, "PBS_O_WORKDIR": where, "PJM_O_WORKDIR": where}
     given |= {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}
+    given |= {"JOB_ID": "1", "PBS_JOBID": "1.server"}
     given |= {"LS_SUBCWD": where, "PBS_ARRAY_INDEX": "3", "SGE_TASK_ID": "3"}
     given |= {"SLURM_ARRAY_TASK_ID": "3", "PBS_NODEFILE": hosts, "PE_HOSTFILE": hosts, "NHOSTS": "2", "PJM_NODE": "2"}
     words = run_script(path, tmp_path, **given, DATA="/elsewhere", EPOCHS="5", NAME="night")
@@ -145,8 +151,8 @@ def test_schedulers_that_are_not_at_hand(
     (where / ".venv" / "bin").mkdir(parents=True)
     (where / ".venv" / "bin" / "activate").write_text("")
     (where / "bin").mkdir()
-    programs = {"hpcstage": f'exec {sys.executable} -m hpcstage "$@"', "flux": FLUX}
-    programs["python"] = f'exec {sys.executable} "$@"'
+    programs = {"hpcstage": f'exec {shlex.quote(sys.executable)} -m hpcstage "$@"', "flux": FLUX}
+    programs["python"] = f'exec {shlex.quote(sys.executable)} "$@"'
     for name, line in programs.items():
         (where / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
         (where / "bin" / name).chmod(0o755)
@@ -172,6 +178,21 @@ def test_schedulers_that_are_not_at_hand(
     found = record["environment"]
     assert (found["scheduler"], found["local_dir"]) == (script.partition("-")[0], str(job_dir))
     assert record["nodes"][0]["swapped"] == 20, "every open was served from the copies"
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck (apt-get install shellcheck)")
+def test_shell_scripts_are_clean() -> None:
+    scripts = [*SCRIPTS, *(REPO / name for name in ("scripts/test", "scripts/prepare", "scripts/demo", ".ci/run"))]
+    done = subprocess.run(["shellcheck", *scripts], cwd=REPO, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.stem)
+def test_an_environment_may_use_variables_that_are_unset(path: Path) -> None:
+    """As conda's scripts do."""
+    before, after = path.read_text().split("source .venv/bin/activate\n")
+    assert not re.search(r"^set -\S*u", before, re.MULTILINE)
+    assert after.startswith("set -u")
 
 
 def test_config_show_prints_every_value_and_its_source(hpcstage: Hpcstage) -> None:

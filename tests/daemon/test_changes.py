@@ -65,6 +65,64 @@ def test_a_change_by_a_program_that_tells_nobody(start_daemon, root, way):
     assert not [p for p in daemon.end().problems if p.id.startswith("changes")]
 
 
+REPLACED = {
+    "root": ("mv current old; mv next current", "current"),
+    "directory above": ("mv current old; mv next current", "current/a"),
+    "directory far above": ("mv up down; mkdir -p up/current/a; echo new > up/current/a/file", "up/current"),
+    "link": ("ln -sfn next link", "link"),
+    "link by rename": ("ln -s next other; mv -T other link", "link"),
+    "link above": ("ln -s next other; mv -T other link", "link/a"),
+    "link removed": ("rm link", "link"),
+    "target of a link": ("mv current old; mv next current", "link"),
+    "root removed by name": ("mv current old", "current"),
+}
+"""How a new version of a dataset is published: what a shell does, and how the dataset was named."""
+
+
+@pytest.fixture
+def versions(tmp_path):
+    """Two versions of a dataset, and a link to the first."""
+    for name, text in (("current", "old"), ("next", "new"), ("up/current", "old")):
+        (tmp_path / name / "a").mkdir(parents=True)
+        (tmp_path / name / "a/file").write_text(text)
+        (tmp_path / name / f"a/only-{text}").write_text(text)
+    (tmp_path / "link").symlink_to("current")
+    return tmp_path
+
+
+@pytest.mark.parametrize("way", REPLACED)
+def test_a_directory_or_a_link_above_a_dataset_is_replaced(start_daemon, versions, way):
+    commands, named = REPLACED[way]
+    (versions / "stays").mkdir()
+    (versions / "stays/file").write_text("old")
+    daemon = start_daemon([os.fspath(versions / named), os.fspath(versions / "stays")]).attach()
+    daemon.staged()
+    wait_until(daemon.watches)
+    files = [path for path in (daemon.node_dir / "store").rglob("*") if path.is_file()]
+    assert len(files) == 3
+    subprocess.run(["sh", "-c", commands], cwd=versions, check=True)
+    wait_until(lambda: not any(path.exists() for path in files if path.name != "file" or "stays" not in str(path)))
+    assert daemon.want(versions / "stays/file") == (Answer.READY, Reason.NONE)
+    found = [problem.id for problem in daemon.end().problems]
+    assert found == ["dataset-replaced"] or (not found and "above" not in way), "what has the name is heard of at once"
+
+
+@pytest.mark.root
+def test_a_dataset_that_is_replaced_without_an_event(start_daemon, versions):
+    """As by another machine: it is seen when it is looked at again."""
+    root = versions / "current"
+    daemon = start_daemon(root).attach()
+    daemon.staged()
+    wait_until(daemon.watches)
+    copy = daemon.store(root / "a/file")
+    assert copy.exists()
+    subprocess.run(["mount", "-t", "tmpfs", "none", root], check=True)
+    try:
+        wait_until(lambda: not copy.exists())
+    finally:
+        subprocess.run(["umount", root], check=True)
+
+
 def test_reading_is_no_change(start_daemon, make_tree):
     root = make_tree()
     daemon = start_daemon(root).attach()
@@ -85,13 +143,11 @@ def test_what_cannot_be_watched_is_said(monkeypatch, make_tree, tmp_path):
     watched = EventQueue()
     try:
         names, missing, _ = changes._watch_all(watched, manifest)
-        assert ({os.fsencode(name) for _, name in names}, missing) == (
-            {b"%b" % os.fsencode(p) for p in (root, *root.iterdir())},
-            0,
-        )
+        paths = {Path(name) for _, name in names}
+        assert (paths, missing) == ({root, *root.iterdir(), *root.parents} - {Path("/")}, 0)
         monkeypatch.setattr(changes, "MOST_WATCHES", 2)
         names, missing, why = changes._watch_all(watched, manifest)
-        assert (len(names), missing) == (2, 2)
+        assert (len(names), missing) == (2, len(paths) - 2)
         assert "max_user_watches" in why
     finally:
         watched.close()
@@ -131,6 +187,49 @@ while copies() == 6 and time.monotonic() < deadline:
     time.sleep(0.05)
 print(open(name).read().strip())
 """
+
+
+PUBLISHES = """
+import os, sys, time
+import _hpcstage_attach as attach
+assert attach.layer == sys.argv[3], attach.layer
+name, way = sys.argv[1], sys.argv[2]
+assert open(name + "/a/file").read() == "old"
+os.stat(name + "/a/only-old")
+top = os.path.dirname(name)
+if way == "rename":
+    os.chdir(top)
+    os.rename("current", "old")
+    os.rename("next", "current")
+elif way == "far above":
+    os.rename(top, top + ".old")
+    os.makedirs(name + "/a")
+    open(name + "/a/file", "w").write("new")
+elif way == "replace":
+    os.symlink("next", top + "/other")
+    os.replace(top + "/other", name)
+else:
+    os.unlink(name)
+    os.symlink("next", name)
+print(open(name + "/a/file").read().strip())
+for call in (open, os.stat):
+    try:
+        call(name + "/a/only-old")
+        print("there")
+    except FileNotFoundError:
+        pass
+"""
+
+
+@pytest.mark.parametrize("layer", ["native", "python"])
+@pytest.mark.parametrize("way", ["rename", "far above", "replace", "unlink"])
+def test_a_program_that_publishes_a_new_version_reads_it_at_once(hpcstage, versions, layer, way):
+    if layer == "native" and not shimdir.native_available():
+        pytest.skip("the C extension is not built")
+    named = {"rename": "current", "far above": "up/current"}.get(way, "link")
+    program = [sys.executable, "-c", PUBLISHES, versions / named, way, layer]
+    done = hpcstage("run", "--mode", "upfront", "--intercept", layer, "--data", versions / named, "--", *program)
+    assert (done.returncode, done.stdout) == (0, b"new\n"), done.stderr.decode()
 
 
 @pytest.mark.parametrize("layer", ["native", "python"])

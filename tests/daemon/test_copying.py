@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import stat
+import subprocess
 import threading
 import time
 from array import array
@@ -315,6 +316,52 @@ def test_a_cancelled_copy_leaves_nothing(tmp_path, local_dir, native):
     job = CopyJob(os.fsencode(tmp_path / "source"), os.fsencode(local_dir / "t"), os.fsencode(local_dir / "target"))
     assert copyfile.copy(CopyWorker(stats, native=native), job, 1 << 20).status is Status.CANCELLED
     assert os.listdir(local_dir) == []
+
+
+@native
+@pytest.mark.parametrize("size_mb", [8, 64])
+@pytest.mark.parametrize("data_at", [(), (0,), (3 << 20, (6 << 20) + 5), (8 << 20,)])
+def test_holes_stay_holes(tmp_path, local_dir, native, size_mb, data_at):
+    """In a file that one thread copies, and in a larger one."""
+    root = tmp_path / "data"
+    root.mkdir()
+    with (root / "file").open("wb") as file:
+        for at in data_at:
+            file.seek(at - min(at, 100))
+            file.write(os.urandom(4096))
+        file.truncate(size_mb << 20)
+    if (root / "file").stat().st_blocks * 512 > 1 << 20:
+        pytest.skip("the file system has no holes")
+    result = copy_all(manifest_of(root), None, local_dir, native=native)
+    (copy,) = published(local_dir)
+    assert (result.files, result.size_bytes) == (1, size_mb << 20)
+    assert identical(root / "file", copy)
+    assert copy.stat().st_blocks * 512 <= len(data_at) * (2 << 20)
+
+
+@pytest.mark.root
+@native
+def test_a_second_write_in_one_tick_of_the_clock_is_seen(tmp_path, local_dir, native):
+    """On a file system that gives both the same times: where source and copy have the same ones, they are the same."""
+    place = tmp_path / "coarse"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "ramfs", "none", place], check=True)
+    try:
+        source, target, size = place / "source", local_dir / "target", 256 << 10
+        job = CopyJob(os.fsencode(source), os.fsencode(local_dir / "temporary"), os.fsencode(target))
+        worker = CopyWorker(StatsArea(1).thread(0), native=native)
+        with ThreadPoolExecutor(1) as pool:
+            for attempt in range(100):
+                source.write_bytes(b"x" * size)
+                copying = pool.submit(copyfile.copy, worker, job, 1 << 30)
+                with source.open("r+b", buffering=0) as file:
+                    file.write(attempt.to_bytes(4, "little") * (size // 4))
+                if copying.result().status is Status.OK:
+                    is_same = source.stat().st_mtime_ns == copying.result().mtime_ns
+                    assert not is_same or target.read_bytes() == source.read_bytes()
+                    target.unlink()
+    finally:
+        subprocess.run(["umount", place], check=True)
 
 
 def test_both_ways_count_alike(tmp_path, local_dir):

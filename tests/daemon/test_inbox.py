@@ -21,7 +21,7 @@ def filled(*items):
 
 
 def test_writes_are_taken_alone_and_the_rest_in_order():
-    written, ask = exchange.Written((3, 4)), exchange.Ask(1, (5,))
+    written, ask = exchange.Written(1, 7, (3, 4)), exchange.Ask(1, (5,))
     inbox = filled(WANT, EPOCH, WROTE, ask, written, ORDER, LANDED, OTHER)
     assert inbox.take_writes() == [WROTE, written, LANDED]
     assert inbox.take() == [WANT, EPOCH, ask, ORDER, OTHER]
@@ -42,7 +42,7 @@ def test_a_connection_that_ends_takes_along_what_waits_for_an_answer_only():
 
 
 def test_a_group_that_ends_takes_along_what_it_asked_for_only():
-    written = exchange.Written((3,))
+    written = exchange.Written(1, 7, (3,))
     inbox = filled(exchange.Ask(1, (5,)), WANT, exchange.Ask(2, (6,)), written)
     assert inbox.take_asks() == [exchange.Ask(1, (5,)), exchange.Ask(2, (6,))]
     assert inbox.take() == [WANT, written]

@@ -58,7 +58,7 @@ class Node:
         Manifest.build([], []).save(into / nodedir.MANIFEST)
         orders.save(Order(orders.MANIFEST, array("I")), into / nodedir.ORDER)
 
-    def scan(self, spec: object, opened: object) -> bytes:
+    def scan(self, spec: object, opened: object, waited_s: float) -> bytes:
         """Works in the helper in place of a scan of datasets."""
         wait_for((self.path / "go").exists, PATIENCE_S)
         if (self.path / nodedir.MANIFEST).exists() and not (self.path / nodedir.ORDER).exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from array import array
 
 from hypothesis import given, settings
@@ -52,6 +53,17 @@ def test_each_file_is_read_by_one_node_that_is_there(asked, files, there, budget
         if one.keeps_all and one.kind is Placing.REPLICATE:
             missing = {i for i in range(files) if one.placement.fetcher(i) in members.missing}
             assert others | set(own) >= set(range(files)) - missing
+
+
+def test_a_node_that_keeps_all_needs_no_set_of_all_ids():
+    files, members = 200_000, members_of(8, dict.fromkeys(range(8), PLENTY))
+    one = make("replicate", array("Q", [4000]) * files, 3, members, 0)
+    tracemalloc.start()
+    try:
+        assert len(one.others()) == files * 7 // 8
+        assert tracemalloc.get_traced_memory()[1] < 20 * files
+    finally:
+        tracemalloc.stop()
 
 
 @given(COUNTS, st.data())

@@ -78,6 +78,20 @@ def test_every_file_comes_to_every_node_as_it_is(group):
     assert not any(os.listdir(node.path / "incoming") for node in one.nodes)
 
 
+def test_holes_of_a_file_stay_holes_on_the_next_node(group):
+    one = group(2, [9 * MB, 9 * MB])
+    content = {0: bytes(9 * MB), 1: bytes(4 * MB) + os.urandom(1000) + bytes(5 * MB - 1000)}
+    for id_, data in content.items():
+        one.nodes[0].stage(id_, data)
+    one.start().ready()
+    one.nodes[1].want(0, list(content))
+    serve(one.nodes, lambda: len(one.nodes[1].got) == len(content))
+    for id_, data in content.items():
+        check(one, one.nodes[1], id_, data)
+        assert one.nodes[1].file(id_).stat().st_blocks * 512 <= id_ * 2 * MB
+    assert one.end() == 0, one.text()
+
+
 def test_the_group_says_who_is_in_it(group):
     one = group(2, [1]).start(generation=4).ready()
     for node in one.nodes:

@@ -175,7 +175,7 @@ def test_mail_of_others_is_no_sign_of_life_of_the_neighbour(group):
     def is_lost() -> bool:
         if due and time.monotonic() > due[0]:
             due.pop(0)
-            one.nodes[2].send(link.Written((0,)))  # a word of node 2 for all others; few, as node 0 takes none
+            one.nodes[2].send(link.Reading(2, (0,)))  # a word of node 2 for all others; few, as node 0 takes none
         return one.nodes[1].lost
 
     try:

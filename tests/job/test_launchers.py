@@ -116,10 +116,16 @@ def test_kinds_of_mpiexec(text: str, kind: Mpi) -> None:
 
 
 def test_the_environment_of_a_launcher_is_not_that_of_a_rank() -> None:
-    env = {**dump("slurm-srun"), "PMI_RANK": "5", "OMPI_COMM_WORLD_RANK": "5", "SLURM_MEM_PER_CPU": "4000"}
+    env = {
+        **dump("slurm-srun"),
+        "SLURM_NO_KILL": "1",
+        "PMI_RANK": "5",
+        "OMPI_COMM_WORLD_RANK": "5",
+        "SLURM_MEM_PER_CPU": "4000",
+    }
     kept = launchers.scrubbed(env)
     assert not {"PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_MEM_PER_CPU"} & set(kept)
-    assert not [name for name in kept if name.startswith("SLURM_STEP")]
+    assert not [name for name in kept if name.startswith(("SLURM_STEP", "SLURM_NO_KILL"))]
     for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CONF", "PATH", "TMPDIR", "SLURMD_NODENAME"):
         assert kept[name] == env[name]
 

@@ -7,6 +7,7 @@ knows and fails on others, so that a command line that the real one would refuse
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,7 +56,7 @@ while words and words[0].startswith("-"):
     elif name == "--mpi":
         mpi = value
     elif name not in ("--overlap", "--mem", "--nodes", "--ntasks-per-node", "--export", "--cpu-bind", "--quiet",
-                      "--kill-on-bad-exit", "--wait"):
+                      "--kill-on-bad-exit", "--no-kill", "--wait"):
         sys.exit(f"srun: unrecognized option {name}")
 if "SLURM_MEM_PER_CPU" in os.environ and "--mem=0" in sys.argv:
     sys.exit("srun: fatal: SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE are mutually exclusive.")
@@ -168,6 +169,13 @@ PROGRAMS = {
 }  # fmt: skip
 
 
+STARTED_BY_PYTHON = """#!/bin/sh
+\'\'\'exec' {python} "$0" "$@"
+' \'\'\'
+"""
+"""For the kernel, which takes no path with a blank in the first line, a shell script; for Python a string."""
+
+
 class FakeCluster:
     """Nodes and launchers below a directory."""
 
@@ -182,7 +190,7 @@ class FakeCluster:
         (base / "bin" / "fakelib.py").write_text(LIBRARY.format(base=os.fspath(base)))
         for name, text in PROGRAMS.items():
             path = base / "bin" / name
-            path.write_text(f"#!{sys.executable}\n{text}")
+            path.write_text(STARTED_BY_PYTHON.format(python=shlex.quote(sys.executable)) + text)
             path.chmod(0o755)
         (base / "hosts").write_text("".join(f"{node}\n{node}\n" for node in self.nodes))
         (base / "pe_hosts").write_text("".join(f"{node} 2 all.q@{node} UNDEFINED\n" for node in self.nodes))

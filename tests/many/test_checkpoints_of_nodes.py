@@ -42,6 +42,8 @@ def test_what_each_node_saves_is_one_state_that_the_next_run_has_on_all_its_node
     done = hpcstage("checkpoint", "verify", "ckpt")
     assert done.returncode == 0, done.stdout
     assert done.stdout.count(b": whole") == 4
+    for step, nodes in ((1, 2), (2, 3)):
+        assert f"/ckpt/shards{step}: whole, with the parts of {nodes} nodes" in done.stdout.decode()
     assert "2+1" in lab.part_of(hpcstage)["protection"]
     done = lab.run(hpcstage, 1)
     assert lab.shown(done) == [sorted(lab.files_of(1, 2) + lab.files_of(2, 3))], "also on one node"
@@ -161,9 +163,10 @@ def test_more_lost_than_parities_is_refused_and_the_copy_in_dir_is_taken(hpcstag
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_the_others_go_on_when_a_node_is_lost_while_the_command_runs(
+def test_when_a_node_is_lost_the_last_state_of_all_nodes_is_in_dir_and_none_without_its_part(
     hpcstage: Hpcstage, local_dir: Path, node: int
 ) -> None:
+    """What the others save without it lies there under other names."""
     flag = hpcstage.cwd / "flag"
     words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--drain-every", "1000")
     text = "save(1)\nwait('saved')\nsave(2)" if node else "save(1)\nwait('saved')\nplaces = places[1:]\nsave(2)"
@@ -177,13 +180,55 @@ def test_the_others_go_on_when_a_node_is_lost_while_the_command_runs(
     wait_for(lambda: lab.in_dir(hpcstage) == lab.files_of(1, 3), 40, "the copy of what the lost node had")
     (hpcstage.cwd / "flag.saved").touch()
     _, err = process.communicate(timeout=60)
+    assert process.returncode == 74, err
+    run_id, host = manylab.record_of(hpcstage)["run"]["id"], f"{HOST}.v{node}"
+    found = lab.in_dir(hpcstage)
+    assert [name for name in found if run_id not in name] == lab.files_of(1, 3), err
+    assert len([name for name in found if name.startswith(f"shards2.{run_id}")]) == 2, found
+    assert lab.part_of(hpcstage)["lost"] == [host]
+    assert f"the parts of {host} are missing" in err.decode()
+    assert "of all nodes is in" not in err.decode()
+    done = hpcstage("clean", "--drain")
+    assert done.returncode == 0, done.stderr
+    assert lab.places(local_dir) == []
+    assert lab.in_dir(hpcstage) == found
+
+
+def test_more_lost_than_parities_while_the_command_runs_is_an_error(hpcstage: Hpcstage, local_dir: Path) -> None:
+    """What is gone has no name in DIR and is named; what is left is there."""
+    flag = hpcstage.cwd / "flag"
+    words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--drain-every", "1000")
+    process = hpcstage.start(*words, "--", *lab.program("save(1)\nwait('saved')", 3), env={"FLAG": os.fspath(flag)})
+    wait_for(lambda: len(lab.places(local_dir)) == 3 and bool(lab.protected(local_dir, 3)), 40, "the protection")
+    ours = psutil.Process(process.pid).children(recursive=True)
+    lost = [f".v{node}/spec.json" for node in (1, 2)]
+    manylab.kill([one for one in ours if any(word.endswith(tuple(lost)) for word in one.cmdline())])
+    lab.lose(local_dir, 1, 2)
+    wait_for(lambda: "model1" in lab.in_dir(hpcstage), 40, "what is left in DIR")
+    (hpcstage.cwd / "flag.saved").touch()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 74, err
+    assert lab.in_dir(hpcstage) == ["model1"]
+    assert "ckpt: shards1 (parts of it are gone with their nodes)" in err.decode()
+    assert "of all nodes is in" not in err.decode()
+    forgotten = {place.name.removesuffix(".checkpoint") for place in lab.places(local_dir)}
+    assert all(hpcstage("clean", "--forget", name).returncode == 0 for name in forgotten)
+
+
+def test_what_a_lost_node_never_had_a_part_of_is_saved_without_it(hpcstage: Hpcstage, local_dir: Path) -> None:
+    flag = hpcstage.cwd / "flag"
+    words = ("run", "--nodes", "3", "--checkpoint", "ckpt")
+    text = "places = places[:1]\nsave(1)\nwait('saved')\nsave(2)"
+    process = hpcstage.start(*words, "--", *lab.program(text, 3), env={"FLAG": os.fspath(flag)})
+    wait_for(lambda: lab.in_dir(hpcstage) == lab.files_of(1, 1), 40, "the first state in DIR")
+    ours = psutil.Process(process.pid).children(recursive=True)
+    manylab.kill([one for one in ours if any(word.endswith(".v2/spec.json") for word in one.cmdline())])
+    lab.lose(local_dir, 2)
+    (hpcstage.cwd / "flag.saved").touch()
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    left = [other for other in range(3) if other != node]
-    new = [f"shards2/rank{left.index(other) if node == 0 else other}" for other in left]
-    assert lab.in_dir(hpcstage) == sorted([*lab.files_of(1, 3), "model2", *new]), err
-    part = lab.part_of(hpcstage)
-    assert part["lost"] == [f"{os.uname().nodename}.v{node}"]
-    assert "was lost" in err.decode()
+    assert lab.in_dir(hpcstage) == sorted(lab.files_of(1, 1) + lab.files_of(2, 1)), err
+    assert f"{HOST}.v2 was lost; state" in err.decode()
     assert lab.places(local_dir) == []
 
 

@@ -220,3 +220,44 @@ def test_ranks_of_mpiexec_are_dealt_to_the_nodes(hpcstage: Hpcstage, tmp_path: P
     places = [(hpcstage.cwd / f"mpi.{rank}").read_text().rsplit(".", 1)[1] for rank in range(4)]
     assert places == ["v0", "v0", "v1", "v1"]
     assert [len(part["processes"]) for part in manylab.parts_of(hpcstage)] == [2, 2]
+
+
+WRITER = """
+import os, sys, time
+data, files = sys.argv[1], int(sys.argv[2])
+rank = int(os.environ["RANK"])
+
+def barrier(name):
+    os.close(os.open(f"{name}.{rank}", os.O_CREAT | os.O_WRONLY))
+    limit = time.monotonic() + 60
+    while not os.path.exists(f"{name}.{1 - rank}"):
+        assert time.monotonic() < limit
+        time.sleep(0.0005)
+
+stale = 0
+for at, name in enumerate(sorted(os.listdir(data))[:files]):
+    with open(f"{data}/{name}", "rb") as file:
+        file.read()
+    barrier(f"{at}.read")
+    if rank == 0:
+        with open(f"{data}/{name}", "wb") as file:
+            file.write(b"new")
+    barrier(f"{at}.written")
+    with open(f"{data}/{name}", "rb") as file:
+        stale += file.read() != b"new"
+with open(f"stale.{rank}", "w") as file:
+    file.write(str(stale))
+"""
+
+
+@manylab.needs_mpi
+def test_what_one_rank_wrote_before_a_barrier_others_read_after_it(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    data = make_tree(files=100) / "class0"
+    ranks, _ = manylab.write_programs(hpcstage.cwd)
+    writer = hpcstage.cwd / "writer.py"
+    writer.write_text(WRITER)
+    command = [sys.executable, str(ranks), "2", str(writer), str(data), str(len(list(data.iterdir())))]
+    done = hpcstage("run", "--mode", "upfront", "--nodes", "2", "--data", data, "--", *command)
+    assert done.returncode == 0, done.stderr
+    assert [(hpcstage.cwd / f"stale.{rank}").read_text() for rank in range(2)] == ["0", "0"]
+    assert manylab.record_of(hpcstage)["problems"] == []

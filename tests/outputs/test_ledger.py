@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
+
 from hpcstage.outputs.facts import (
     Action,
     ActionResult,
@@ -349,3 +353,25 @@ def test_nothing_is_freed_after_the_end_of_the_command():
     ledger = Ledger({"file": of_size(10**6)})
     ledger.command_ended()
     assert ledger.files_to_free(1, 0.0) == []
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed"])
+def test_directories_go_quickly_while_many_files_wait(how):
+    """What is said of one directory costs no look at all names: the daemon answers opens with the same thread."""
+    entries = {f"there/{number}": FILE for number in range(20_000)}
+    ledger = Ledger(dict(entries))
+    for number in range(20_000):
+        ledger.see(SeenEvent(SeenKind.CLOSED, f"waits/{number}"), 0.0)
+    for number in range(2_000):
+        ledger.see(SeenEvent(SeenKind.MADE, f"d{number}", is_dir=True), 0.0)
+        ledger.see(SeenEvent(SeenKind.CLOSED, f"d{number}/file"), 0.0)
+    began_s = time.thread_time()
+    for number in range(2_000):
+        if how == "removed":
+            ledger.see(SeenEvent(SeenKind.REMOVED, f"d{number}/file"), 0.0)
+            ledger.see(SeenEvent(SeenKind.REMOVED, f"d{number}", is_dir=True), 0.0)
+        else:
+            ledger.see(SeenEvent(SeenKind.MOVED, f"d{number}", f"e{number}", is_dir=True), 0.0)
+    assert time.thread_time() - began_s < 2.0
+    left = {f"e{number}{end}" for number in range(2_000) for end in ("", "/file")} if how == "renamed" else set()
+    assert ledger.marks.by_name.keys() == {f"waits/{number}" for number in range(20_000)} | left

@@ -17,7 +17,7 @@ from draining import Running, tree
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from hpcstage.outputs import freeing, ledger, marks, namequeue, outcomes, seen
+from hpcstage.outputs import freeing, journal, ledger, marks, namequeue, outcomes, seen
 from hpcstage.outputs.anchors import Anchors, anchors_beside
 from hpcstage.outputs.drain import DrainReport
 from hpcstage.outputs.facts import is_below
@@ -178,7 +178,8 @@ class Pair:
         every, turns = full
         if number % every:
             return
-        self.running.settle()
+        self.running.turn(0.0)
+        self.running.until(self.is_settled)
         self.running.drain.give_way(1 << 40, time.monotonic())
         for _ in range(turns):
             self.running.turn(0.005)
@@ -253,6 +254,7 @@ def pairs(local_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     monkeypatch.setattr(ledger, "LEAST_FREED_BYTES", 0)
     monkeypatch.setattr(outcomes, "FREE_AGAIN_S", 0.0)
     monkeypatch.setattr(freeing, "GRACE_S", 0.003)
+    monkeypatch.setattr(journal, "LONG_BYTES", 6000)  # some operations
     numbers = itertools.count()
 
     def make() -> Pair:
@@ -319,6 +321,7 @@ def test_no_closed_file_is_lost_when_all_is_killed(
                 pair.both(operation, 0)
             for steps in late:
                 drain_late_until(pair.running.place, crash, steps)
+            assert_same_after_compaction(pair.running.place.journal)
             report = drain_late(pair.running.place, LATE_S)
             assert report is not None
             assert_nothing_is_lost(pair, report)
@@ -329,6 +332,19 @@ def test_no_closed_file_is_lost_when_all_is_killed(
             assert tree(pair.target) == found
     finally:
         pair.running.stop()
+
+
+def assert_same_after_compaction(path: str) -> None:
+    """A journal that was written anew says the same."""
+    told = []
+    for _ in range(2):
+        recalled = journal.recall(path)
+        assert recalled is not None
+        told.append(list(recalled.facts()))
+        made = journal.Journal.open(path)
+        made.compact()
+        made.close()
+    assert told[0] == told[1]
 
 
 def run_and_kill(

@@ -14,10 +14,13 @@ from draining import Running, start, tree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hpcstage import inotify
+from hpcstage.inotify import EventQueue
 from hpcstage.outputs import namequeue, told
 from hpcstage.outputs.claims import claims_of, settle
+from hpcstage.outputs.facts import News
 from hpcstage.outputs.late import drain_late
-from hpcstage.outputs.told import ToldPaths
+from hpcstage.outputs.told import Told, ToldPaths
 
 __all__ = ["start"]
 Nodes = tuple[Running, Running]
@@ -291,3 +294,26 @@ def _do(node: Running, way: str, name: str, other: str, text: str, removed: set[
             removed.update(replaced if name != other else [])
     except FileNotFoundError:
         pass
+
+
+def test_a_node_opens_the_files_of_those_only_that_said_something(tmp_path: Path) -> None:
+    """The others are a thousand: what nobody said costs one look at a directory."""
+    paths = [tmp_path / f"{number}.told" for number in range(50)]
+    nodes = [Told(ToldPaths(path, tuple(one for one in paths if one != path))) for path in paths]
+    for number, node in enumerate(nodes[1:]):
+        node.tell([News(f"file-{number}", 1, 2, True)])
+    assert len(nodes[0].look()) == 49
+    queue = EventQueue()
+    try:
+        queue.add(os.fsencode(tmp_path), inotify.OPEN)
+        assert nodes[0].look() == []
+        assert not nodes[0].is_taken("file-1", 1, 2)
+        nodes[7].tell([News("file-1", 1, 2, False)])
+        assert nodes[0].is_taken("file-1", 1, 2)
+        seen = {name for data in iter(queue.read, b"") for _, _, _, name in inotify.events(data) if name}
+        assert seen == {b"7.told"}
+        again = Told(nodes[7]._paths, is_again=True)
+        again.tell([News("more", 1, 2, True)])
+        assert [one.name for one in nodes[0].look()] == ["file-1", "more"]
+    finally:
+        queue.close()

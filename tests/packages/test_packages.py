@@ -104,7 +104,7 @@ def test_an_installed_report_names_a_page_that_exists(wheel: Path, tmp_path: Pat
     )
     installed, said = done.stdout.splitlines()
     assert installed == os.fspath(tmp_path / "hpcstage" / "__init__.py")
-    page = Path(said.partition(" explains ")[0])
+    page = Path(said.removeprefix("Explained in "))
     assert page.is_relative_to(tmp_path)
     assert page.read_text() == (REPO / "docs" / "report.md").read_text()
 

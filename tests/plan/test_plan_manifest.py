@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,28 @@ def test_sorted_by_dataset_and_path_with_all_facts():
     assert manifest.store_path(2) == b"1-b/z"
     assert [manifest.dataset_of(i) for i in range(3)] == [0, 0, 1]
     assert manifest.datasets == DATASETS
+
+
+MEMORY = """
+import os, resource
+from hpcstage.plan.dataset.columns import Columns
+from hpcstage.plan.dataset.manifest import Manifest
+
+def most():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+status, columns, files = os.stat(os.devnull), Columns(), 300_000
+for number in range(files):
+    columns.add(0, b"class%03d/image%08d.jpg" % (number // 1000, files - number), status, is_link=False)
+before = most()
+assert len(Manifest.build([], columns)) == files
+print((most() - before) // files)
+"""
+
+
+def test_a_manifest_is_made_in_the_place_of_its_columns():
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, check=True)
+    assert int(done.stdout) < 200, "bytes for each file beside the columns"
 
 
 def test_find_by_root_alias_and_untidy_spelling():

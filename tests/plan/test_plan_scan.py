@@ -247,6 +247,17 @@ def test_works_in_a_forked_child(tmp_path: Path):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+def test_an_error_that_is_not_of_a_file_is_told(tmp_path: Path):
+    put(tmp_path, "d/a/1", "d/b/2")
+    resolved = resolve(["d"], tmp_path)
+    assert scan(resolved).unanswered == ""
+    pid = os.fork()
+    if pid == 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+        os._exit(0 if scan(resolved).unanswered == f"{tmp_path}/d: Too many open files" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 @pytest.mark.fuse
 @pytest.mark.skipif(NO_FUSE is not None, reason=str(NO_FUSE))
 def test_latency_is_hidden(tmp_path: Path):

@@ -24,6 +24,11 @@ def one(run: dict[str, Any] | None = None, **changes: Any) -> RecordJson:
     return composed(run_part(**(run or {})), [node_part(**changes)])
 
 
+def going_on(**changes: Any) -> RecordJson:
+    """A run that has not ended."""
+    return composed(run_part(exit_code=None), [node_part(complete=False, **changes)], Life(True, "so"))
+
+
 def reader(**counters: int) -> ProcessPart:
     return ProcessPart(5, 1, "native", "3.11", {"hit_opens": 100, "reads_measured": 1} | counters)
 
@@ -92,7 +97,9 @@ CASES = [
     Case("nothing-attached", lambda: one(processes=[]), one),
     Case("nothing-attached", lambda: one(processes=[]), lambda: one({"child_started_s": None}, processes=[])),
     Case("nothing-attached", lambda: one(processes=[]), lambda: one(complete=False, processes=[])),
+    Case("nothing-attached", lambda: one(processes=[]), lambda: going_on(processes=[])),
     Case("nothing-opened", lambda: one(processes=[IDLE]), one),
+    Case("nothing-opened", lambda: one(processes=[IDLE]), lambda: going_on(processes=[IDLE])),
     Case("nothing-opened", lambda: one(processes=[IDLE]), lambda: one(complete=False, processes=[IDLE])),
     Case(
         "processes-missed",

@@ -12,9 +12,10 @@ import pytest
 from conftest import Hpcstage
 
 from hpcstage.config import load
-from hpcstage.node import environment
+from hpcstage.node import environment, shimdir
 
 SHIM = Path("/local/hpcstage-1/run/shim")
+ON_PATH = f"{shimdir.ENTRY}:{shimdir.ENTRY}{SHIM}"
 
 
 def for_command(env: dict[str, str]) -> dict[str, str]:
@@ -33,8 +34,8 @@ def path_with(directory: Path, *commands: str) -> str:
 
 def test_the_callers_variables_stay():
     assert for_command({"PATH": "/nowhere", "HOME": "/home/me"})["HOME"] == "/home/me"
-    assert for_command({"PATH": "/nowhere", "PYTHONPATH": "/mine"})["PYTHONPATH"] == f"{SHIM}:/mine"
-    assert for_command({"PATH": "/nowhere"})["PYTHONPATH"] == os.fspath(SHIM)
+    assert for_command({"PATH": "/nowhere", "PYTHONPATH": "/mine"})["PYTHONPATH"] == f"{ON_PATH}:/mine"
+    assert for_command({"PATH": "/nowhere"})["PYTHONPATH"] == ON_PATH
 
 
 def test_the_users_settings_stay_the_users(tmp_path):
@@ -74,7 +75,7 @@ def test_without_a_container_runtime_there_is_nothing_for_one(tmp_path):
 @pytest.mark.parametrize("mine", ["", "/opt/lib"])
 def test_a_pythonpath_that_the_user_gives_a_container_is_completed(prefix, mine):
     made = for_command({"PATH": "/nowhere", f"{prefix}PYTHONPATH": mine})
-    assert made[f"{prefix}PYTHONPATH"] == (f"{SHIM}:{mine}" if mine else os.fspath(SHIM))
+    assert made[f"{prefix}PYTHONPATH"] == (f"{ON_PATH}:{mine}" if mine else ON_PATH)
 
 
 CLEAN = """#!/bin/sh

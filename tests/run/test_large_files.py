@@ -216,7 +216,9 @@ def test_many_files_of_which_little_is_read_are_not_all_copied(hpcstage: Hpcstag
 
 
 IN_ORDER = """
-import os, sys, time, zlib
+import os, subprocess, sys, time, zlib
+if sys.argv[2:]:
+    subprocess.run(sys.argv[2:])
 fd, found = os.open(sys.argv[1], os.O_RDONLY), 0
 for _ in range(2):
     os.lseek(fd, 0, 0)
@@ -227,11 +229,14 @@ print(found)
 """
 
 
-def test_a_file_that_is_read_in_order_arrives_ahead_of_the_program(hpcstage: Hpcstage, tmp_path: Path) -> None:
+@pytest.mark.parametrize("child", [(), ("true",)], ids=["alone", "after a child"])
+def test_a_file_that_is_read_in_order_arrives_ahead_of_the_program(
+    hpcstage: Hpcstage, tmp_path: Path, child: tuple[str, ...]
+) -> None:
     """It is opened at once, and served before its first reading has ended."""
     whole = os.urandom(SIZE_BYTES)
     with slow_source(tmp_path / "behind", Settings(bandwidth_bytes_per_s=BANDWIDTH), large=whole) as slow:
-        done = hpcstage("run", "--data", slow.path, "--", sys.executable, "-c", IN_ORDER, slow.path / "large")
+        done = hpcstage("run", "--data", slow.path, "--", sys.executable, "-c", IN_ORDER, slow.path / "large", *child)
         assert (done.returncode, done.stdout) == (0, f"{zlib.crc32(whole, zlib.crc32(whole))}\n".encode())
         assert slow.counters().read_bytes < 1.1 * SIZE_BYTES
     totals = json.loads(hpcstage.records()[-1].read_text())["totals"]

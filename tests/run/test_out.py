@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from conftest import Hpcstage, python_command, wait_for
@@ -155,6 +157,10 @@ def killed(hpcstage: Hpcstage, data: Path, results: Path, flag: Path) -> None:
     wrapper = hpcstage.start("run", "--data", data, "--out", results, "--drain-rate", "1", "--", *command)
     wait_for(Path(f"{flag}.up").exists, 20, "the command")
     assert refused(hpcstage, data, "--out", results).count("in use") == 1
+    kill_all(wrapper)
+
+
+def kill_all(wrapper: subprocess.Popen[bytes]) -> None:
     family = [psutil.Process(wrapper.pid), *psutil.Process(wrapper.pid).children(recursive=True)]
     for process in family:
         process.send_signal(signal.SIGKILL)
@@ -179,6 +185,45 @@ def test_after_a_kill_of_everything_the_files_are_copied_late(
     assert 1 <= int(count[1]) <= 2, "what was there already is no copy"
     assert has_both(results)
     assert kept(local_dir) == []
+
+
+STORES = """
+import os, sys, time
+import numpy as np
+out, results, flag = sys.argv[1:]
+array = np.lib.format.open_memmap(f"{out}/array.npy", mode="w+", shape=(100,), dtype="int64")
+array[:] = -1
+end = time.monotonic() + 60  # a test that fails leaves no program for ever
+while not os.path.exists(f"{results}/array.npy") and time.monotonic() < end:
+    time.sleep(0.01)
+for sample in range(100):
+    array[sample] = sample
+array.flush()
+open(f"{flag}.up", "w").close()
+while not os.path.exists(flag) and time.monotonic() < end:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_is_stored_through_a_memory_map_arrives(
+    hpcstage: Hpcstage, tmp_path: Path, local_dir: Path, is_killed: bool
+) -> None:
+    """On a local disk a second store into a page changes no time of the file until the page is on the disk."""
+    results, flag, disk = local_dir / "results", tmp_path / "flag", tmp_path / "disk"
+    disk.mkdir()
+    hpcstage.env["HPCSTAGE_LOCAL_DIR"] = os.fspath(disk)
+    wrapper = hpcstage.start("run", "--out", results, "--", *python_command(STORES, "{out}", results, flag))
+    wait_for(Path(f"{flag}.up").exists, 60, "the program's stores")
+    if is_killed:
+        kill_all(wrapper)
+        assert hpcstage("clean", "--drain").returncode == 0
+    else:
+        flag.touch()
+        _, errors = wrapper.communicate(timeout=60)
+        assert wrapper.returncode == 0, errors
+    assert np.load(results / "array.npy").tolist() == list(range(100))
+    assert kept(disk) == []
 
 
 JOB = {"JOB_ID": "7", "SGE_TASK_ID": "undefined", "SGE_O_WORKDIR": "/"}
@@ -425,7 +470,7 @@ def test_term_drains(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_
 
 
 LIVES_ON = """
-import os, sys, time
+import mmap, os, sys, time
 out, flag, held = sys.argv[1:]
 if os.fork():
     while not os.path.exists(f"{flag}.up"):
@@ -434,23 +479,26 @@ if os.fork():
 os.setsid()
 for number in (1, 2):
     os.dup2(os.open("/dev/null", os.O_WRONLY), number)
-file = open(f"{out}/log", "w")
+file = open(f"{out}/log", "w+")
 file.write("early")
 file.flush()
-if not held:
+if held == "mapped":
+    view = mmap.mmap(file.fileno(), 0)
+if held != "open":
     file.close()
+os.closerange(3, 64 if held == "mapped" else 3)  # Python's map keeps a descriptor
 open(f"{flag}.up", "w").close()
 end = time.monotonic() + 60  # a test that fails leaves no program for ever
 while not os.path.exists(flag) and time.monotonic() < end:
     time.sleep(0.01)
-if not held:
+if held != "open":
     file = open(f"{out}/log", "a")
 file.write(" late")
 file.close()
 """
 
 
-@pytest.mark.parametrize("held", ["held", ""])
+@pytest.mark.parametrize("held", ["open", "mapped", ""])
 def test_a_program_that_lives_on_keeps_its_files(
     hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path, held: str
 ) -> None:
@@ -625,3 +673,51 @@ def test_the_placeholder_without_a_directory(hpcstage: Hpcstage, make_tree: Tree
 @pytest.mark.parametrize("option", ["--drain-rate", "--drain-before"])
 def test_unknown_units(hpcstage: Hpcstage, make_tree: Tree, option: str) -> None:
     assert option in refused(hpcstage, make_tree(), "--out", "results", option, "5 parsecs")
+
+
+@pytest.mark.parametrize("named", ["auto", "$TMPDIR", "{elsewhere}"])
+def test_a_local_directory_that_may_go_with_the_job(
+    hpcstage: Hpcstage, tmp_path: Path, local_dir: Path, named: str
+) -> None:
+    """An ordinary directory that the scheduler, or its prolog, made and named."""
+    results, of_job, elsewhere = tmp_path / "results", local_dir / "job.1", local_dir / "elsewhere"
+    of_job.mkdir()
+    elsewhere.mkdir()
+    env = {
+        "SLURM_JOB_ID": "1",
+        "TMPDIR": os.fspath(of_job),
+        "HPCSTAGE_LOCAL_DIR": named.format(elsewhere=elsewhere),
+        "HOLD": os.fspath(tmp_path / "hold"),
+    }
+    script = f'mv {shlex.quote(os.fspath(results))} "$HOLD" && echo new > "$HPCSTAGE_OUT/kept.txt"; exit 3'
+    done = hpcstage("run", "--out", results, "--", "sh", "-c", script, env=env)
+    said = done.stderr.decode()
+    assert done.returncode == 3, said
+    (problem,) = (one for one in record(hpcstage)["problems"] if one["id"] == "not-drained")
+    goes = "elsewhere" not in named
+    assert (f"{of_job} may be deleted with the job" in said) == goes
+    assert ("unless that was deleted with the job" in said) == goes
+    assert ("unless that was deleted with the job" in problem["remedy"]) == goes
+    assert len(kept(of_job if goes else elsewhere)) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+@pytest.mark.parametrize("option", ["--out", "--checkpoint"])
+def test_a_full_file_system_is_named(hpcstage: Hpcstage, tmp_path: Path, option: str) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", full], check=False).returncode:
+        pytest.skip("mounting is not permitted")
+    try:
+        (full / "results").mkdir()
+        with contextlib.suppress(OSError), (full / "other").open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        done = hpcstage("run", option, full / "results", "--", "true")
+        assert done.returncode == 2
+        assert b"No space left on device" in done.stderr
+        assert b"free space" in done.stderr
+        assert done.stderr.count(b"\n") == 1
+        assert not list((full / "results").iterdir())
+    finally:
+        subprocess.run(["umount", full], check=True)

@@ -153,7 +153,7 @@ def inherited(hpcstage: Hpcstage, **more: str) -> dict[str, str]:
         "HPCSTAGE_SOCKET": os.fspath(node_dir / "sock"), "HPCSTAGE_STORE": os.fspath(node_dir / "store"),
         "HPCSTAGE_OUT": f"{hpcstage.local_dir}/hpcstage-out-0/ended-run/out/tree",
         "HPCSTAGE_CHECKPOINT": f"{hpcstage.local_dir}/hpcstage-out-0/ended-run.checkpoint/out/tree",
-        "PYTHONPATH": f"{node_dir}/shim:{hpcstage.env['PYTHONPATH']}", **more,
+        "PYTHONPATH": f"/other/entry:/other/entry{node_dir}/shim:{hpcstage.env['PYTHONPATH']}", **more,
     }  # fmt: skip
 
 
@@ -169,7 +169,7 @@ def test_a_job_that_was_submitted_inside_of_a_run_that_has_ended(hpcstage: Hpcst
     env = json.loads(done.stdout)
     assert "ended-run" not in f"{env}"
     assert env["PYTHONPATH"].endswith(f"/shim:{hpcstage.env['PYTHONPATH']}")
-    assert env["PYTHONPATH"].count("/shim") == 1
+    assert env["PYTHONPATH"].count(":") == 1 + hpcstage.env["PYTHONPATH"].count(":") + 1
     assert env["HPCSTAGE_JOB"] == "pbs 2.server"
 
 
@@ -209,7 +209,7 @@ def test_a_job_on_the_node_of_the_run_that_submitted_it(
     assert (done.returncode, done.stderr) == (0, b"")
     records = [json.loads(path.read_text()) for path in hpcstage.records()]
     assert len({record["run"]["id"] for record in records}) == 2
-    assert json.loads(done.stdout)["PYTHONPATH"].count("/shim") == 1
+    assert json.loads(done.stdout)["PYTHONPATH"].count("/entry/") == 1
 
 
 CATCHER = """

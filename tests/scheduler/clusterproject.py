@@ -29,7 +29,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 DATA = SHARED / "data" / "train"
 READABLE = [Path(sys.prefix), Path(sys.base_prefix), REPO]
 ACTIVATE = f"""
-export VIRTUAL_ENV={sys.prefix} PATH="{sys.prefix}/bin:$PATH" PYTHONPATH={REPO}
+export VIRTUAL_ENV="{sys.prefix}" PATH="{sys.prefix}/bin:$PATH" PYTHONPATH="{REPO}"
 export PYTHONDONTWRITEBYTECODE=1
 """
 PROJECT = "HPCSTAGE_TEST_WHOSE"

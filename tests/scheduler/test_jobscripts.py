@@ -6,9 +6,12 @@ Only the environment says which dataset and how many epochs, as the scripts' fir
 
 from __future__ import annotations
 
+import signal
+
 import pytest
-from clusterproject import DATA, DATA_BYTES, NODES, Project, digest
+from clusterproject import DATA, DATA_BYTES, NODES, Project, digest, heard, ranks_wait
 from gridlab import GridEngine
+from nodeslab import until
 from slurmlab import Slurm
 
 pytest_plugins = ("clusterfixtures",)
@@ -37,6 +40,27 @@ def test_slurm(slurm: Slurm, project: Project, script: str, ranks: int, hosts: i
     assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
     checked(project, ranks, hosts)
     assert set(slurm.left_by(job).values()) == {""}
+    if ranks > 1:
+        said = project.said("rank-*.said")
+        assert {line["SRUN_CPUS_PER_TASK"] for line in said} == {"16"}, "srun does not take them from the job"
+        assert {line["MASTER_PORT"] for line in said} == {str(20000 + job % 10000)}, "jobs share nodes, not ports"
+
+
+def test_slurm_requeue(slurm: Slurm, project: Project) -> None:
+    """Warned before the time is up, the job saves, waits in the queue and goes on from what it had saved."""
+    pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
+    pytest.importorskip("zstandard", reason="needs the extra `checkpoint`")
+    job = slurm.submit("slurm-requeue.sh", env={**project.env, **GIVEN}, cwd=project.path)
+    ranks_wait(project)
+    slurm.cancel(job, "--batch", "--signal=USR1")  # as --signal=B:USR1@300 does
+    until(lambda: heard(project) == {0: [signal.SIGUSR1]}, 20, "USR1")
+    slurm.cancel(job, "--batch", "--signal=TERM")  # of a program that has a handler for USR1, and saves on TERM
+    until(lambda: slurm.job(job)["JobState"] == "PENDING", 30, f"the job in the queue: {project.log()}")
+    slurm.nodes.run(1, "scontrol", "update", f"JobId={job}", "StartTime=now", user=True)
+    assert slurm.wait(job, 200)["JobState"] == "COMPLETED", project.log()
+    said = [line for line in project.said("rank-0.said") if "digest" in line]
+    assert [(line["first"], line["digest"]) for line in said] == [(0, digest(2)), (1, digest(2))], project.log()
+    assert sorted(path.name for path in project.outside.glob("checkpoints/epoch*")) == ["epoch0", "epoch1"]
 
 
 @pytest.mark.torch

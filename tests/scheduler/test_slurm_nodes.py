@@ -79,6 +79,25 @@ def test_scancel_in_front_of_srun(slurm: Slurm, project: Project) -> None:
     checked_record(slurm, project, job, nodes=2)
 
 
+@pytest.mark.parametrize("is_of_parts", [False, True], ids=["", "hetjob"])
+def test_a_job_that_is_cancelled_while_its_program_saves_names_no_failure(
+    slurm: Slurm, project: Project, is_of_parts: bool
+) -> None:
+    """Slurm ends the steps of the job at once, and starts no other."""
+    shape = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH hetjob\n#SBATCH --nodes=1\n" if is_of_parts else "#!/bin/bash\n"
+    options = ("--nodes=2", "--ntasks-per-node=1") if not is_of_parts else ()
+    launcher = "srun --het-group=0,1" if is_of_parts else "srun"
+    script = front("--patient --saves-for 3", launcher).replace("#!/bin/bash\n", shape)
+    job = slurm.submit(*options, env=project.env, cwd=project.path, script=script)
+    ranks_wait(project, 2)
+    slurm.cancel(job)
+    slurm.wait(job)
+    assert heard(project) == {rank: [signal.SIGTERM] for rank in range(2)}
+    assert "not connected" not in project.log()
+    record = project.record()
+    assert (record["complete"], record["problems"]) == (True, [])
+
+
 def test_a_wrapper_that_is_killed_takes_everything_along_and_has_a_report(slurm: Slurm, project: Project) -> None:
     script = front("--patient")
     job = slurm.submit("--nodes=2", "--ntasks-per-node=2", env=project.env, cwd=project.path, script=script)

@@ -36,6 +36,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from hpcstage.torch import BundleRandomSampler
+
 FILES = 40
 GENERATOR = torch.Generator()
 
@@ -165,6 +167,7 @@ FORMS = {
     "subset random": sampled(lambda data: SubsetRandomSampler([5, 6, 7, 30, 31])),
     "weighted": sampled(lambda data: WeightedRandomSampler([0.1] * 20 + [1.0] * 20, 17)),
     "weighted, once each": sampled(lambda data: WeightedRandomSampler([0.1] * 40, 17, replacement=False)),
+    "bundles": sampled(lambda data: BundleRandomSampler(data, 0.25)),
     "harmless subclass": sampled(Harmless),
     "sequence": sampled(lambda data: range(30, 2, -2)),
     "batches": lambda root: epochs(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from shimlab import Lab, Responder, compile_library, ready
+from shimlab import Lab, Responder, compile_library, ready, stepped
 
 from hpcstage.protocol import shim
 
@@ -75,6 +76,76 @@ first.seek(0)
 say([first.read().decode(), second.read().decode(), at, os.fstat(second.fileno()).st_size])
 """
     assert lab.run(code) == [expected.decode(), expected.decode(), 2, len(expected)]
+
+
+LOOKED_UP = {
+    "open": "fd = c.open(name, os.O_WRONLY); c.write(fd, b'NEW', 3)",
+    "creat": "fd = c.creat(name, 0o600); c.write(fd, b'NEW', 3)",
+    "truncate": "c.truncate(name, 3)",
+    "unlink": "c.unlink(name)",
+    "rename": "c.rename(name, name + b'.old')",
+    "chmod": "c.chmod(name, 0o600)",
+    "by its library": "ctypes.CDLL('libc.so.6').unlink(name)",
+}
+
+
+@pytest.mark.parametrize("way", LOOKED_UP)
+def test_a_change_by_a_function_that_was_looked_up_shows_at_once(native_lab: Lab, way: str) -> None:
+    staged(native_lab)
+    code = f"""
+import ctypes
+c, name = ctypes.CDLL(None), os.fsencode(src("file"))
+before = os.path.exists(sys.argv[2])
+{LOOKED_UP[way]}
+say([before, os.path.exists(sys.argv[2])])
+"""
+    assert native_lab.run(code, native_lab.store / "file") == [True, False]
+
+
+@pytest.mark.compiler
+def test_a_function_of_a_library_s_own_is_looked_up_as_it_is(native_lab: Lab, tmp_path: Path) -> None:
+    staged(native_lab)
+    library = compile_library(tmp_path, "own", "int unlink(const char *path) { return 7; }")
+    assert native_lab.run("import ctypes; say(ctypes.CDLL(sys.argv[2]).unlink(os.fsencode(src('file'))))", library) == 7
+    assert (native_lab.store / "file").exists()
+
+
+DIRECT = {
+    "opened": "fd = os.open(name, os.O_RDONLY | os.O_DIRECT)",
+    "set later": "fd = os.open(name, os.O_RDONLY); fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)",
+    "opened again": "fd = os.open('/proc/self/fd/%d' % os.open(name, os.O_RDONLY), os.O_RDONLY | os.O_DIRECT)",
+    "moved": "fd = os.open(name, os.O_RDONLY); step(); os.pread(fd, 1, 0); fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)",
+}
+
+
+@pytest.mark.parametrize("way", DIRECT)
+def test_direct_reads_are_of_the_source_which_says_how_they_are_aligned(lab: Lab, way: str) -> None:
+    if lab.layer == "python" and way == "moved":
+        pytest.skip("it moves nothing")
+    content = b"source" * 2000
+    try:
+        os.close(os.open(lab.put("file", content), os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        pytest.skip("the file system has no direct reads")
+
+    def publish() -> None:
+        lab.put("file", content, content)
+        lab.store.joinpath("file").write_bytes(b"a copy" * 2000)
+        shutil.copystat(lab.source / "file", lab.store / "file")
+        lab.note("file")
+        lab.publish()
+
+    if way != "moved":
+        publish()
+    lab.install().state(shim.State.SETTLED)
+    code = f"""
+import fcntl, mmap
+name, page = src("file"), mmap.mmap(-1, 4096)
+{DIRECT[way]}
+is_direct = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT
+say([os.readv(fd, [page]), bool(is_direct), page[:6].decode()])
+"""
+    assert stepped(lab, code, actions=[publish] if way == "moved" else []) == [4096, True, "source"]
 
 
 REUSES = {
@@ -232,6 +303,42 @@ say(os.stat(src("file")).{field})
     process.stdin.write(b"\n")
     out, errors = process.communicate(timeout=30)
     assert (out, errors) == (b"%d\n" % expected, b"")
+
+
+@pytest.mark.parametrize("way", ["flock", "lockf"])
+def test_a_lock_for_which_no_descriptor_is_free_fails(lab: Lab, way: str) -> None:
+    paths = [lab.put(f"file{number}", SAME, SAME) for number in range(5)]
+    lab.install()
+    code = f"""
+import contextlib, fcntl, resource
+fds, filled, found = [os.open(src("file%d" % number), os.O_RDONLY) for number in range(5)], [], []
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+with contextlib.suppress(OSError):
+    while True: filled.append(os.dup(0))
+os.close(filled[-1])
+for fd in fds:
+    try:
+        found.append(fcntl.{way}(fd, fcntl.LOCK_SH | fcntl.LOCK_NB))
+    except OSError as error:
+        found.append(error.errno)
+step()
+say([found, [os.read(fd, 100).decode() for fd in fds]])
+"""
+    refused: list[bool] = []
+
+    def ask() -> None:
+        for path in paths:
+            with path.open("r+b") as file:
+                try:
+                    getattr(fcntl, way)(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    refused.append(False)
+                except BlockingIOError:
+                    refused.append(True)
+
+    found, read = stepped(lab, code, actions=[ask])
+    assert set(found) == ({None, errno.ENOLCK} if lab.layer == "native" else {errno.ENOLCK})
+    assert [result is None for result in found] == refused
+    assert read == [SAME.decode()] * 5
 
 
 PATHS = {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shimlab import Lab, Responder, ready
+from shimlab import Lab, Responder, compile_library, ready, stepped
 
 from hpcstage.protocol import shim
 
@@ -155,3 +157,94 @@ say(subprocess.run([sys.executable, sys.argv[2], SOURCE, sys.argv[3]], stdout=-1
     assert len(filled.slots()) >= 3
     assert found == filled.run(code, program, method, env=filled.environment(HPCSTAGE_DISABLE="1"))
     assert found
+
+
+HIGH = 1 << 16
+"""The first number that has no mark."""
+HIGHER = {
+    "dup2": f"high = os.dup2(fd, {HIGH + 5})",
+    "fcntl": f"high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, {HIGH})",
+    "opened": f"""
+while os.dup(0) < {HIGH}: pass
+high = fd = os.open(src("file"), os.O_RDONLY)
+""",
+    "opened again": f"""
+while os.dup(0) < {HIGH - 10}: pass
+for _ in range(11): high = os.open("/dev/fd/%d" % fd, os.O_RDONLY)
+fd = high
+""",
+}
+
+
+@pytest.mark.parametrize("way", HIGHER)
+def test_high_numbers_stand_for_the_source(native_lab: Lab, way: str) -> None:
+    path = native_lab.put("file", b"source", b"a copy")
+    native_lab.install().state(shim.State.SETTLED)
+    code = f"""
+import fcntl, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, ({HIGH + 1000}, {HIGH + 1000}))
+fd = os.open(src("file"), os.O_RDONLY)
+{HIGHER[way]}
+found = [high >= {HIGH}, os.pread(high, 9, 0).decode(), os.lseek(high, 3, os.SEEK_SET), os.lseek(fd, 0, os.SEEK_CUR)]
+fcntl.flock(high, fcntl.LOCK_EX)
+step()
+os.fchmod(high, 0o640)
+say([*found, os.path.exists(sys.argv[2])])
+"""
+    refused = []
+
+    def ask() -> None:
+        with path.open("rb") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        refused.append(True)
+
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < HIGH + 1000:
+        pytest.skip("the hard limit of open files is too low")
+    found = stepped(native_lab, code, native_lab.store / "file", actions=[ask])
+    assert found == [True, "source", 3, 3, False]
+    assert refused
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("way", ["alone", "of a thread"])
+def test_numbers_that_are_closed_in_a_table_of_ones_own(native_lab: Lab, tmp_path: Path, way: str) -> None:
+    path = native_lab.put("file", b"source", b"a copy")
+    native_lab.install().state(shim.State.SETTLED)
+    source = """
+    #define _GNU_SOURCE
+    #include <unistd.h>
+    int close_one(int fd) { return close_range(fd, fd, 2 /* CLOSE_RANGE_UNSHARE */); }
+    """
+    library = compile_library(tmp_path, "closes", source)
+    code = """
+import ctypes, fcntl, threading
+library, fd = ctypes.CDLL(sys.argv[2]), os.open(src("file"), os.O_RDONLY)
+if sys.argv[3] == "alone":
+    library.close_one(fd)
+    ends = os.pipe()
+    os.write(ends[1], b"bytes")
+    found = [fd in ends, os.read(ends[0], 9).decode()]
+else:
+    thread = threading.Thread(target=library.close_one, args=(fd,))
+    thread.start()
+    thread.join()
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    found = [True, os.read(fd, 9).decode()]
+step()
+say(found)
+"""
+    free = []
+
+    def ask() -> None:
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                free.append(True)
+            except BlockingIOError:
+                free.append(False)
+
+    found = stepped(native_lab, code, library, way, actions=[ask])
+    assert found == [True, "bytes" if way == "alone" else "a copy"]
+    assert free == [way == "alone"]
+    assert native_lab.counters().get("local_reads", 0) == (way != "alone")

@@ -17,6 +17,8 @@ with shim_modules():
     import _hpcstage_sampler as samplers
 from torch.utils import data  # noqa: E402
 
+from hpcstage.torch import bundle  # noqa: E402
+
 pytestmark = pytest.mark.torch
 N = 23
 
@@ -158,6 +160,29 @@ def test_too_long() -> None:
 def test_another_default_device() -> None:
     with torch.device("meta"):
         assert samplers.peek(data.RandomSampler(range(N))) is None
+
+
+def test_weights_on_another_device() -> None:
+    """They are drawn by the generator of their device, which is not saved."""
+    sampler = data.WeightedRandomSampler(torch.ones(N, device="meta"), 5)
+    assert samplers.parts(data.BatchSampler(sampler, 3, False)) is None
+    assert samplers.peek(sampler) is None
+
+
+def test_bundles_ahead() -> None:
+    sampler = bundle.BundleRandomSampler(range(N), bundle_ratio=0.3, seed=4)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        ahead = list(samplers.peek(data.BatchSampler(sampler, 4, False)) or ())
+        assert sampler.state_dict()["position"] == 0
+        assert ahead == list(sampler)
+        assert (sampler.epoch, sampler.state_dict()["position"]) == (epoch + 1, 0)
+    begun = iter(sampler)
+    for _ in range(6):
+        next(begun)
+    resumed = bundle.BundleRandomSampler(range(N), bundle_ratio=0.3, seed=4)
+    resumed.load_state_dict(sampler.state_dict())
+    assert list(samplers.peek(resumed) or ()) == list(resumed) == list(begun)
 
 
 @pytest.mark.parametrize("indices", [[-1], [2**32], ["a"], [(1, 2)], [1.5]])

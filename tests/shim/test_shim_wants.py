@@ -268,14 +268,14 @@ def test_a_fresh_write_before_the_daemon_waits_for_nobody(lab: Lab) -> None:
         assert daemon.paths(shim.Kind.WROTE) == [os.fsencode(lab.source / "file")]
 
 
-def test_a_write_waits_for_the_daemon_a_second_at_most(lab: Lab) -> None:
+def test_a_write_waits_for_the_daemon_three_seconds_at_most(lab: Lab) -> None:
     lab.put("file", b"source", b"copy..")
     lab.install()
     with Responder(lab.sock, lambda kind, path: None):
         begin = time.monotonic()
         code = "open(src('file'), 'w').close(); open(src('file'), 'w').close(); say(open(src('file')).read())"
         assert lab.run(code) == ""
-        assert 0.9 < time.monotonic() - begin < 3
+        assert 2.9 < time.monotonic() - begin < 10
 
 
 def test_a_daemon_that_hangs_is_told_of_every_write(lab: Lab) -> None:
@@ -286,7 +286,7 @@ def test_a_daemon_that_hangs_is_told_of_every_write(lab: Lab) -> None:
     with Responder(lab.sock, lambda kind, path: None) as daemon:
         begin = time.monotonic()
         lab.run("for name in ('a', 'b', 'c'): open(src(name), 'r+').write('S')")
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 5.9
         wait_until(lambda: len(daemon.asked) == 3)
         assert daemon.paths(shim.Kind.WROTE) == [os.fsencode(lab.source / name) for name in ("a", "b", "c")]
 

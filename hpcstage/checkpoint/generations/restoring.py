@@ -13,6 +13,7 @@ import errno
 import fcntl
 import os
 import shutil
+import socket
 import stat
 import sys
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
@@ -25,6 +26,9 @@ from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReade
 from hpcstage.errors import HpcstageError
 from hpcstage.renaming import KNOWS_NOT, exchange_names, rename_if_free
 
+LOCK = ".hpcstage-lock"
+"""The name of the file in a directory that is locked."""
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
 NEWEST_NS = 1 << 63
 """A time for `place` after all others: an entry that has it takes the place of any."""
 
@@ -130,18 +134,20 @@ def restore(
 
 
 def remove_leftovers(directory: Path) -> list[str]:
-    """Removes what killed restores left in a directory; returns the names. A restore that goes on is left alone."""
+    """Removes what killed restores left in a directory; returns the names. A restore that goes on is left alone, and an
+    entry that had stepped aside for another has its name again before anything is deleted."""
     removed = []
     for name in sorted(name for name in os.listdir(directory) if name.startswith(RESTORING)):
-        with contextlib.suppress(OSError):
-            fd = os.open(directory / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(fd).st_uid == os.geteuid():
-                    _remove(directory / name)
-                    removed.append(name)
-            finally:
-                os.close(fd)
+        left = directory / name
+        with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_locked:
+            if os.lstat(left).st_uid != os.geteuid():
+                continue
+            for aside in left.glob(f"{RESTORING}*"):
+                with contextlib.suppress(FileExistsError):
+                    _take(aside, directory / aside.name.removeprefix(RESTORING))
+            if is_locked:
+                _remove(left)
+                removed.append(name)
     return removed
 
 
@@ -162,11 +168,35 @@ def making_in(directory: Path) -> Iterator[Path]:
     made = directory / f"{RESTORING}{os.urandom(6).hex()}"
     made.mkdir(0o700)
     try:
-        with _directory(made) as fd:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with _locked(made, fcntl.LOCK_EX):
             yield made
     finally:
         _remove(made)
+
+
+@contextlib.contextmanager
+def _locked(made: Path, how: int) -> Iterator[bool]:
+    """Locks a file in a directory; gives whether the file system has locks. A lock of a directory is one of this node
+    alone on many shared file systems, or is refused: it takes a file that is open for writing."""
+    fd = os.open(made / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        yield lock_file(fd, how)
+    finally:
+        os.close(fd)
+
+
+def lock_file(fd: int, how: int) -> bool:
+    """Takes the lock of a file and names the host there; returns False where the file system has no locks. Raises
+    OSError."""
+    try:
+        fcntl.flock(fd, how)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    with contextlib.suppress(OSError):  # a full file system
+        os.pwrite(fd, f"{socket.gethostname()}\n".encode(), 0)
+    return True
 
 
 def times_of(manifest: GenerationManifest) -> dict[str, int]:
@@ -215,14 +245,20 @@ def _take(old: Path, new: Path) -> None:
 
 
 def _take_over(old: Path, new: Path) -> None:
-    """Exchanges two names; where the file system cannot, the other entry steps aside first."""
+    """Exchanges two names. Where the file system cannot, a file takes the place of another in one rename, and a
+    directory steps aside first."""
     try:
         exchange_names(old, new)
     except OSError as error:
         if error.errno not in KNOWS_NOT:
             raise
-        new.rename(old.with_name(f"{RESTORING}{old.name}"))
-        old.rename(new)
+        try:
+            old.rename(new)
+        except OSError as full:
+            if full.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ENOTDIR):
+                raise
+            new.rename(old.with_name(f"{RESTORING}{new.name}"))
+            old.rename(new)
 
 
 def newest_ns(path: Path) -> int:

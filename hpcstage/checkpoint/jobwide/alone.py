@@ -18,7 +18,7 @@ from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import GenerationId
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, LocalSource
-from hpcstage.checkpoint.generations.restoring import making_in, newest_ns, times_of
+from hpcstage.checkpoint.generations.restoring import LOCK, lock_file, making_in, newest_ns, times_of
 from hpcstage.checkpoint.generations.restoring import place as place_entry
 from hpcstage.checkpoint.jobwide.gathering import (
     Gathering,
@@ -40,7 +40,7 @@ from hpcstage.checkpoint.keeping.facts import (
     reason,
 )
 from hpcstage.checkpoint.keeping.leftovers import place_leftovers
-from hpcstage.checkpoint.keeping.plain import described, has_state_of, is_there, names_in, shown_in
+from hpcstage.checkpoint.keeping.plain import OURS, described, has_state_of, is_there, names_in, shown_in
 from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
 from hpcstage.errors import HpcstageError
 
@@ -183,11 +183,12 @@ def restore_here(place: CheckpointPlace, charter: CheckpointCharter, to: Path) -
         stores = {charter.node: place.store, **{node: one.store for node, one in _siblings(place, charter).items()}}
         with _sources(stores) as sources, suppress(DamagedGeneration), making_in(to) as made:
             whole = opened_whole(RunStores(sources).shares(generation))
-            tree = made / "tree"
+            tree = made / f"{OURS}tree"
             tree.mkdir()
             restore_whole(whole, made, tree)
             for name in os.listdir(tree):
-                place_entry(tree / name, to / name, newest_ns(tree / name))
+                os.rename(tree / name, made / name)
+                place_entry(made / name, to / name, newest_ns(made / name))
             return generation.number
     return None
 
@@ -238,9 +239,9 @@ def _lock_of(path: Path) -> int:
     while True:
         path.mkdir(0o700, exist_ok=True)
         with suppress(FileNotFoundError):
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            lock_file(fd, fcntl.LOCK_EX)
             with suppress(FileNotFoundError):
-                if os.stat(path).st_ino == os.fstat(fd).st_ino:
+                if os.stat(path / LOCK).st_ino == os.fstat(fd).st_ino:
                     return fd
             os.close(fd)

@@ -197,10 +197,11 @@ def after_place(ledger: JobLedger, order: JobOrder, outcome: Outcome) -> JobLedg
         beside={**ledger.beside, **facts["beside"]},
         files=ledger.files + facts["files"],
         size_bytes=ledger.size_bytes + facts["size_bytes"],
-        lines=(*ledger.lines, *facts["lines"]),
+        lines=(*ledger.lines, *(line for line in facts["lines"] if line not in ledger.lines)),
     )
     if order.kind is OrderKind.COPY:
         return replace(done, copied=tuple(order.body["copied"]))
     last = order.ledger.last
-    marks = {} if last is None else {name: last.marks(name) for name in last.names}
-    return replace(done, drained=int(order.body["number"]), drained_marks=marks, since_drain=0)
+    gone = tuple(facts.get("gone", ()))
+    marks = {} if last is None else {name: last.marks(name) for name in last.names.difference(gone)}
+    return replace(done, drained=int(order.body["number"]), drained_marks=marks, gone=gone, since_drain=0)

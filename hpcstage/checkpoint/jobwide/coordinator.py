@@ -13,7 +13,13 @@ from typing import Any
 from hpcstage.checkpoint.jobwide import conclusions
 from hpcstage.checkpoint.jobwide.conclusions import Outcomes, first_failure
 from hpcstage.checkpoint.jobwide.families import FoundStore, earlier_states
-from hpcstage.checkpoint.jobwide.naming import NamedShares, half_rewritten, name_shares
+from hpcstage.checkpoint.jobwide.naming import (
+    NamedShares,
+    half_rewritten,
+    lost_writers,
+    name_shares,
+    with_writers,
+)
 from hpcstage.checkpoint.jobwide.words import (
     CommandEnding,
     JobGeneration,
@@ -44,6 +50,8 @@ class CouncilTerms:
     drain_every: int | None = None
     new_attempt: Callable[[], str] = str
     """Returns a random name for an attempt at a generation."""
+    is_elastic: bool = False
+    """Whether the program is started anew without a node that is lost, and then writes what that would have written."""
 
 
 class Coordinator:
@@ -63,6 +71,7 @@ class Coordinator:
         self._seq = 0
         self._current: JobOrder | None = None
         """The order that was given and is not concluded."""
+        self._writers: dict[str, tuple[str, ...]] = {}
         self._tried: set[str] = set()
         self._retry_at = self._end_at = self._settles_at = 0.0
         self._half_since: dict[str, float] = {}
@@ -84,6 +93,7 @@ class Coordinator:
         self._words = {self._hosts[node]: words[node] for node in sorted(words)}
         if self._view != view:
             self._take_over(view, now)
+        self._writers = with_writers((self.ledger.writers, self._writers), self._words)
         if self._current is not None:
             found = {host: word.outcome for host, word in self._words.items()}
             outcomes = {host: one for host, one in found.items() if one and one.key == self._current.key}
@@ -209,11 +219,14 @@ class Coordinator:
         if now < self._retry_at:
             return False
         self._retry_at = 0.0
+        if self._lost_writers():
+            return False
         if held and last is None and not self.ledger.is_closed:
             return False  # no generation could stand for what is held
         named = name_shares(self._words, self.ledger.generations, held)
         if not self._is_wanted(named):
             return False
+        self.ledger = replace(self.ledger, writers=self._writers)
         self._give(
             OrderKind.COMMIT,
             number=self.ledger.next_number,
@@ -223,6 +236,12 @@ class Coordinator:
             **asdict(named) | {"removed": sorted(named.removed)},
         )
         return True
+
+    def _lost_writers(self) -> list[str]:
+        """Returns the lost nodes whose parts the state of now lacks: it is none, and the last whole one stays."""
+        if self._terms.is_elastic:
+            return []
+        return sorted(lost_writers(self._words, self.ledger.last, self._writers, self._hosts))
 
     def _full_why(self, last: JobGeneration | None) -> str:
         """Returns why the next generation cannot build on the one before; empty if it can."""
@@ -319,7 +338,7 @@ class Coordinator:
 
     def _copy(self, now: float) -> bool:
         """Has complete entries copied as they are, since no generation could be saved."""
-        if not self._copy_due:
+        if not self._copy_due or self._lost_writers():
             return False
         self._copy_due = False
         named = name_shares(self._words, self.ledger.generations, self._held(now))
@@ -359,7 +378,7 @@ class Coordinator:
         return True
 
     def _finish(self) -> bool:
-        self._give(OrderKind.FINISH, is_orderly=self.ledger.is_orderly)
+        self._give(OrderKind.FINISH, is_orderly=self.ledger.is_orderly, lost=self._lost_writers())
         return True
 
     def _try(self, what: str) -> bool:

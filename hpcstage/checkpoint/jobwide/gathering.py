@@ -6,6 +6,7 @@ the disk before the first of them gets its name. What a killed run left there, t
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -23,11 +24,14 @@ from hpcstage.checkpoint.keeping.plain import (
     DESCRIPTION,
     HIDDEN,
     OURS,
+    PARTS,
     described,
     forget_beside,
+    is_beside,
     is_there,
     note_beside,
     note_run,
+    parts_in,
     remove_entry,
 )
 
@@ -271,7 +275,9 @@ class Gathering:
                     note_beside(self.target, other)
             sync_directory(self.target)
         if not is_behind:
-            self._describe(now)
+            known = {} if before is None else parts_in(self.target, before.manifest.number)
+            parts = {name: sorted(generation.marks(name)) for name in sorted(generation.names)}
+            self._describe(now, parts | {name: known[name] for name in generation.put if name in known})
         sizes = [e.size_bytes for e in now.manifest.entries if e.name.partition("/")[0] in wanted]
         return PlacedWhole(len(sizes), sum(sizes), beside)
 
@@ -279,8 +285,9 @@ class Gathering:
         """Removes the directory."""
         _clear(self.path)
 
-    def _describe(self, opened: OpenGeneration) -> None:
-        """Puts the description of the generation beside its files; that of the one before goes."""
+    def _describe(self, opened: OpenGeneration, parts: Mapping[str, list[str]]) -> None:
+        """Puts the description of the generation beside its files; that of the one before goes. `parts` are the nodes
+        that have a part of each entry."""
         number, directory = opened.manifest.number, self.target / DESCRIPTION
         directory.mkdir(0o700, exist_ok=True)
         old = os.listdir(directory)
@@ -290,6 +297,7 @@ class Gathering:
             files = Files()
             files.write_new(made / GenerationPart.BLOCKS, opened.table.tobytes())
             files.write_new(made / GenerationPart.MANIFEST, opened.manifest.to_bytes())
+            files.write_new(made / PARTS, json.dumps(parts).encode())
             for name in old:
                 if (directory / name).is_dir() and name.isdecimal():
                     os.rename(directory / name, beside / f"old-{name}")
@@ -328,11 +336,13 @@ class SupersededRemoval:
     def remove(
         self, before: GenerationManifest, now: GenerationManifest, seen: Collection[str], spared: Collection[str] = ()
     ) -> None:
-        """Removes entries that the program had and that are in the generation no more; of `spared` ones a node still
-        has a part, which is being written again. Raises OSError."""
+        """Removes entries that the program had, or of which hpcstage gave a node's contents a name (NAME.NODE), and
+        that are in the generation no more; of `spared` ones a node still has a part, which is being written again.
+        Raises OSError."""
         new = times_of(now)
         newest_ns = max(new.values(), default=0)
-        found = self.waiting | {name: before for name in times_of(before) if name in seen}
+        own = [name for name in times_of(before) if name in seen or is_beside(self.target, name)]
+        found = self.waiting | dict.fromkeys(own, before)
         for name, made in found.items():
             self.waiting.pop(name, None)
             if name in new or (name.startswith(HIDDEN) and os.path.lexists(self.tree / name)):
@@ -341,3 +351,4 @@ class SupersededRemoval:
                 self.waiting[name] = made
             elif is_there(self.target, made, name):
                 remove_entry(self.target, name)
+                forget_beside(self.target, [name])

@@ -69,7 +69,9 @@ class JobKeeper:
         self._me = charter.nodes.index(charter.node)
         self._talk = Talk(node_dir, Path(charter.group_dir), self._me)
         asked = None if charter.protect is None else CodeSize(*charter.protect)
-        council_terms = CouncilTerms(asked, charter.domains, charter.drain_every, lambda: os.urandom(16).hex())
+        council_terms = CouncilTerms(
+            asked, charter.domains, charter.drain_every, lambda: os.urandom(16).hex(), charter.is_elastic
+        )
         self._council = Council(self._me, charter.nodes, council_terms, charter.domain)
         self._has_ended = self._is_orderly = False
         capped = ProcessorShare(SHARE, lambda: self._has_ended or bool(readable([commands], 0)) or terms.hurries())
@@ -272,11 +274,18 @@ class JobKeeper:
     def _finish(self, order: JobOrder) -> Outcome:
         if not (self._is_gone and not self._place.tree.is_dir()):
             missing, beside = self._work.carry_leftovers(order.ledger, self._restored)
+            if lost := ", ".join(order.body["lost"]):
+                why = f"the parts of {lost} are missing, which was lost; what there is lies there as"
+                missing += [UndrainedEntry(name, f"{why} {other}") for name, other in beside.items()]
             self._undrained, self._unclosed = tuple(missing), tuple(beside.values())
         last, ledger = order.ledger.last, order.ledger
         if last is not None and ledger.drained != last.number:
             own = last.shares.get(self._charter.node, {})
             self._undrained += tuple(UndrainedEntry(name, ledger.undrained_why) for name in own)
+        elif order.by == self._me:
+            self._undrained += tuple(
+                UndrainedEntry(name, "parts of it are gone with their nodes") for name in ledger.gone
+            )
         return Outcome(order.key)
 
     def _end_apart(self) -> None:

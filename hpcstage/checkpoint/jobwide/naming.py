@@ -13,7 +13,12 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from hpcstage.checkpoint.entries import kind_of
 from hpcstage.checkpoint.jobwide.words import CarriedEntry, EntryState, JobGeneration, KeeperWord
+from hpcstage.checkpoint.keeping.plain import HIDDEN
+
+Writers = Mapping[str, tuple[str, ...]]
+"""By kind of entry: the nodes that made parts of such entries."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,37 @@ def half_rewritten(words: Mapping[str, KeeperWord], last: JobGeneration | None) 
     the program may be writing all of them anew."""
     found = _parts(words, {} if last is None else _still_dropped(words, last))
     return frozenset(name for name, parts in found.items() if _is_half(name, parts, last))
+
+
+def with_writers(known: Sequence[Writers], words: Mapping[str, KeeperWord]) -> dict[str, tuple[str, ...]]:
+    """Returns the writers of all kinds of entries that the program made."""
+    found: dict[str, set[str]] = {}
+    for kind, nodes in (item for one in known for item in one.items()):
+        found.setdefault(kind, set()).update(nodes)
+    for node, word in words.items():
+        for name in (name for name, one in word.entries.items() if not one.is_restored):
+            found.setdefault(kind_of(name), set()).add(node)
+    return {kind: tuple(sorted(nodes)) for kind, nodes in found.items()}
+
+
+def lost_writers(
+    words: Mapping[str, KeeperWord], last: JobGeneration | None, writers: Writers, hosts: Collection[str]
+) -> frozenset[str]:
+    """Returns the nodes that are not there and whose parts of what is new are missing: they made such parts before.
+    Before the first generation, nobody knows that of those that were lost too soon; what two nodes write, all do."""
+    found: set[str] = set()
+    for node, word in words.items():
+        for name, one in word.entries.items():
+            if _is_new_part(last, node, name, one):
+                of = writers.get(kind_of(name), ())
+                found.update(hosts if last is None and len(of) > 1 else of)
+    return frozenset(found - words.keys())
+
+
+def _is_new_part(last: JobGeneration | None, node: str, name: str, one: EntryState) -> bool:
+    if one.is_restored or (name.startswith(HIDDEN) and not one.is_complete):
+        return False
+    return last is None or one.mark not in (last.marks(name).get(node), last.dropped.get(name, {}).get(node))
 
 
 def _is_half(name: str, parts: Mapping[str, EntryState], last: JobGeneration | None) -> bool:

@@ -144,6 +144,10 @@ class JobLedger:
     """The newest generation that is in the target; 0: none of this run."""
     drained_marks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By entry: the marks, by node, of what the target has of it."""
+    gone: tuple[str, ...] = ()
+    """Entries that the target has not, since parts of them went with lost nodes and cannot be rebuilt."""
+    writers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By kind of entry: the nodes that made parts of such entries."""
     since_drain: int = 0
     undrained_why: str = ""
     """Why the newest generation is not in the target."""
@@ -169,10 +173,11 @@ class JobLedger:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobLedger:
         """Reads what `asdict` returned."""
-        tuples = {key: tuple(data[key]) for key in ("failed", "seen", "lines", "unclosed", "copied")}
+        tuples = {key: tuple(data[key]) for key in ("failed", "seen", "lines", "unclosed", "copied", "gone")}
+        writers = {kind: tuple(nodes) for kind, nodes in data["writers"].items()}
         rows = tuple(SavedRow(**row) for row in data["rows"])
         generations = tuple(map(JobGeneration.from_json, data["generations"]))
-        return cls(**{**data, **tuples, "rows": rows, "generations": generations})
+        return cls(**{**data, **tuples, "rows": rows, "generations": generations, "writers": writers})
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ from hpcstage.checkpoint.keeping.plain import (
     names_in,
     of_others,
     place_copies,
+    remove_torn,
     shown_in,
 )
 from hpcstage.checkpoint.keeping.saving import MarkedTree, ProcessorShare
@@ -326,8 +327,10 @@ class NodeWork:
         if before is not None and now is not None:
             seen = {*ledger.seen, *ledger.drained_marks}
             self._superseded.remove(before.manifest, now.manifest, seen, order.body["spared"])
+            remove_torn(gathering.target, now.manifest)
         lines = [f"{name} is gone with its nodes" for name in sorted(whole.lacking)]
         return {
+            "gone": sorted(gone),
             "beside": dict(placed.beside),
             "files": placed.files,
             "size_bytes": placed.size_bytes,

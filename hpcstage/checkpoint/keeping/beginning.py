@@ -1,7 +1,8 @@
 """Puts the newest state that can be restored into a checkpoint directory, before the command starts.
 
-Owns the order: a generation that a killed run left on this node, verified; then what the target holds, of which the
-described files are verified. A checkpoint that the killed run was writing again is taken from where it is whole.
+Owns the order: a generation that a killed run left on this node, verified, with what it had completed since; then what
+the target holds, of which the described files are verified. A checkpoint that the killed run was writing again is taken
+from where it is whole.
 """
 
 from __future__ import annotations
@@ -12,9 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcstage.checkpoint.generations.manifest import DamagedGeneration
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
 from hpcstage.checkpoint.generations.reading import LocalSource
-from hpcstage.checkpoint.generations.restoring import NothingToRestore, restore, restore_newest, times_of
+from hpcstage.checkpoint.generations.restoring import (
+    NothingToRestore,
+    remove_leftovers,
+    restore,
+    restore_newest,
+    times_of,
+)
+from hpcstage.checkpoint.keeping.completed import began_with, completed_since, is_behind
 from hpcstage.checkpoint.keeping.facts import CannotKeep, CheckpointCharter, CheckpointPlace, reason
 from hpcstage.checkpoint.keeping.history import names_of, newest_manifest, whole_versions
 from hpcstage.checkpoint.keeping.plain import (
@@ -73,26 +81,51 @@ def _restored(place: CheckpointPlace, charter: CheckpointCharter) -> BeginningSt
 
 def _from_this_node(place: CheckpointPlace, charter: CheckpointCharter) -> BeginningState:
     target = Path(charter.target)
-    drained = described(target)
-    found = [(newest, Path(base)) for base in charter.earlier if (newest := newest_manifest(Path(base))) is not None]
     refused: list[str] = []
-    for manifest, base in sorted(found, key=lambda one: one[0].created_ns, reverse=True):
-        if drained is not None and drained.manifest.created_ns >= manifest.created_ns:
+    for earlier in sorted(map(CheckpointPlace, map(Path, charter.earlier)), key=_age_ns, reverse=True):
+        newest, completed = newest_manifest(earlier.base), completed_since(earlier)
+        if is_behind(earlier, target) or (not completed and (newest is None or _has_state(target, newest))):
             break
+        text, number = "", 0
         try:
-            with LocalSource(CheckpointPlace(base).store) as source:
-                check_room(place, manifest.state_bytes, "what a killed run left")
-                made = restore_newest(source, place.tree)
-                _fill_gaps(CheckpointPlace(base), source, made.number, place, target)
+            if newest is not None:
+                with LocalSource(earlier.store) as source:
+                    check_room(place, newest.state_bytes, "what a killed run left")
+                    made = restore_newest(source, place.tree)
+                    number = made.number
+                    _fill_gaps(earlier, source, number, place, target)
+                refused += [one.line() for one in made.refused]
+                text = f"generation {number} of a killed run, verified, from this node"
         except NothingToRestore as error:
             refused += [one.line() for one in error.refused]
-            continue
-        place.note_origin(base, made.number)
-        refused += [one.line() for one in made.refused]
-        text = f"generation {made.number} of a killed run, verified, from this node"
-        text += add_others(place, target, of_others(target, CheckpointPlace(base).seen(), names_in(place.tree)))
+            if not completed:
+                continue
+        text = ", with ".join(filter(None, [text, _add_completed(place, earlier, completed, is_alone=not number)]))
+        place.note_origin(earlier.base, number)
+        text += add_others(place, target, of_others(target, earlier.seen(), names_in(place.tree)))
         return BeginningState(text, tuple(refused))
     return BeginningState(refused=tuple(refused))
+
+
+def _age_ns(earlier: CheckpointPlace) -> int:
+    """Returns when the newest of what a killed run left was made."""
+    newest = newest_manifest(earlier.base)
+    times = [os.lstat(earlier.tree / name).st_ctime_ns for name in completed_since(earlier)]
+    return max(0 if newest is None else newest.created_ns, *times, 0)
+
+
+def _has_state(target: Path, newest: GenerationManifest) -> bool:
+    drained = described(target)
+    return drained is not None and drained.manifest.created_ns >= newest.created_ns
+
+
+def _add_completed(place: CheckpointPlace, earlier: CheckpointPlace, completed: list[str], *, is_alone: bool) -> str:
+    """Copies what a killed run had completed and not saved, without a generation (`is_alone`) also what it began with;
+    returns what people are told of it. Raises CannotKeep and OSError."""
+    names = [*completed, *(began_with(earlier) if is_alone else ())]
+    check_room(place, sum(size_of(earlier.tree / name) for name in names), "what a killed run left")
+    place_copies(earlier.tree, {name: name for name in names}, place.tree, names)
+    return f"{', '.join(sorted(completed))} of a killed run, from this node, not verified" if completed else ""
 
 
 def _note_same(place: CheckpointPlace, charter: CheckpointCharter) -> None:
@@ -134,6 +167,7 @@ def check_room(place: CheckpointPlace, size_bytes: int, what: str) -> None:
 
 def from_target(place: CheckpointPlace, target: Path, refused: tuple[str, ...]) -> BeginningState:
     """Copies what the target holds, and verifies what is described. Raises CannotKeep and OSError."""
+    remove_leftovers(target)  # a killed drain may have left a name there without its entry
     opened, names = described(target), checkpoints_in(target)
     check_room(place, sum(size_of(target / name) for name in names), f"{target}")
     place_copies(target, {name: name for name in names}, place.tree)

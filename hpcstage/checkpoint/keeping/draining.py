@@ -25,6 +25,7 @@ from hpcstage.checkpoint.keeping.plain import (
     note_beside,
     place_copies,
     remove_entry,
+    remove_torn,
     size_of,
     top_of,
 )
@@ -92,6 +93,7 @@ class EntryDrain:
             _describe(source, number, self.target)
         if before is not None:
             self._remove_superseded(before.manifest, opened.manifest, names)
+        remove_torn(self.target, opened.manifest)
         return done
 
     def entries(self, source: BlockSource, number: int, names: Sequence[str]) -> DrainedEntries:

@@ -69,6 +69,11 @@ class CheckpointPlace:
         """The marks of what was put into the directory at the start."""
         return self.base / "put"
 
+    @property
+    def completed(self) -> Path:
+        """The file that tells which entries of the directory are complete; see `completed`."""
+        return self.base / "completed"
+
     def note_origin(self, base: Path, number: int) -> None:
         """Notes the generation of a killed run that lay in the directory at the start. Raises OSError."""
         self._origin.write_text(json.dumps([os.fspath(base), number]))
@@ -180,6 +185,8 @@ class CheckpointCharter:
     """The failure domains of nodes that share one, as the user named them."""
     domain: str = ""
     """The failure domain of this node as the scheduler tells it; empty: it does not."""
+    is_elastic: bool = False
+    """Whether the program is started anew without a node that is lost."""
 
     def save(self, place: CheckpointPlace) -> None:
         """Writes the charter; it is on the disk before a command can start."""

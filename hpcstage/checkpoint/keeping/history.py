@@ -15,7 +15,7 @@ from hpcstage.checkpoint.generations.manifest import DamagedGeneration, Generati
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, LocalSource
 from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, UndrainedEntry
-from hpcstage.checkpoint.keeping.plain import described, is_there
+from hpcstage.checkpoint.keeping.plain import described
 
 
 def newest_manifest(base: Path) -> GenerationManifest | None:
@@ -49,22 +49,6 @@ def names_of(place: CheckpointPlace) -> frozenset[str]:
     """Returns all checkpoints that the generations of a place have."""
     made = [one for one in generations_of(place) if isinstance(one, GenerationManifest)]
     return frozenset(name for one in made for name in times_of(one))
-
-
-def lacking_of_origin(place: CheckpointPlace, target: Path, number: int) -> list[str]:
-    """Returns the checkpoints of the killed run from which a run went on that the program still has, and that neither a
-    generation of this run nor the target has whole: it began to write them again before the first one was saved."""
-    origin = place.origin()
-    if origin is None:
-        return []
-    with LocalSource(CheckpointPlace(origin[0]).store) as source, suppress(DamagedGeneration, OSError):
-        manifest = GenerationReader(source).manifest(origin[1])
-        with LocalSource(place.store) as own:
-            older = whole_versions(own, place.tree, number).values()
-            had = set(times_of(GenerationReader(own).manifest(number))).union(*older)
-        there = [name for name in times_of(manifest) if name not in had and os.path.lexists(place.tree / name)]
-        return [name for name in there if not is_there(target, manifest, name)]
-    return []
 
 
 def whole_versions(source: BlockSource, tree: Path, newest: int) -> Mapping[int, list[str]]:

@@ -1,9 +1,9 @@
 """Keeps the checkpoints of one run: puts the newest state into the directory, saves what is completed there, drains it.
 
-Owns the order of a run, and the report. It works in a process of its own, one thing after the other: what may hang, as
-a shared file system does, holds up nobody else. A generation is saved when a checkpoint has been completed; while one
-is drained no other is saved, and the next then has all that came meanwhile. Where the local disk has no room for a
-generation, complete checkpoints are copied as they are.
+Owns the order of a run, and the report. It works in a process of its own, and drains in another one: a shared file
+system that hangs holds up that alone. A generation is saved when a checkpoint has been completed; while one is drained
+others are saved, and the newest is drained next. Where the local disk has no room for a generation, complete
+checkpoints are copied as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from hpcstage.checkpoint.generations.restoring import UnusableTarget, times_of
 from hpcstage.checkpoint.generations.state import StateChanged
 from hpcstage.checkpoint.generations.terms import NoRoom
 from hpcstage.checkpoint.keeping.beginning import restore_state, seen_before
-from hpcstage.checkpoint.keeping.draining import DrainedEntries, EntryDrain, PacedSource, ProgramNames
+from hpcstage.checkpoint.keeping.completed import CompletedNote, lacking_of_origin
+from hpcstage.checkpoint.keeping.drainer import DrainProcess, DrainResult
+from hpcstage.checkpoint.keeping.draining import EntryDrain, PacedSource, ProgramNames
 from hpcstage.checkpoint.keeping.facts import (
     MOST_ROWS,
     RETRY_S,
@@ -32,7 +34,7 @@ from hpcstage.checkpoint.keeping.facts import (
     UndrainedEntry,
     reason,
 )
-from hpcstage.checkpoint.keeping.history import lacking_of_origin, whole_versions
+from hpcstage.checkpoint.keeping.history import whole_versions
 from hpcstage.checkpoint.keeping.leftovers import leftovers, place_leftovers
 from hpcstage.checkpoint.keeping.plain import OURS, names_in
 from hpcstage.checkpoint.keeping.saving import SHARE, GenerationSaver, ProcessorShare
@@ -41,6 +43,7 @@ from hpcstage.reading import readable
 END_S = 5.0
 """The longest wait at the end until the command's entries are closed."""
 _LOOK_S = 0.05
+_DIED = "the process that copied it died"
 _NOT_SAVED = "a state could not be saved on the local disk, and was copied as it is"
 
 
@@ -64,11 +67,21 @@ class CheckpointKeeper:
         self._terms = terms
         state = restore_state(place, self._charter)
         capped = ProcessorShare(SHARE, lambda: self._is_ending() or terms.hurries())
-        self._wait_for = capped.and_below(terms.pace)
-        self._saver = GenerationSaver(place, self._charter, capped)
+        self._saver = GenerationSaver(place, self._charter, capped, self._look)
         self._report = KeepingReport(state.restored, round(time.monotonic() - began_s, 3), refused=state.refused)
         self._names = ProgramNames(set(names_in(place.tree)) | seen_before(self._charter))
+        self._entries = CompleteEntries(place.tree, time.monotonic(), known=names_in(place.tree))
+        self._noted: CompletedNote | None = None
+        self._drain: DrainProcess | None = None
         self._since_drain = 0
+        self._is_due = False
+        """Whether the newest generation is to be drained when nothing else is."""
+        self._to_copy: tuple[str, ...] = ()
+        """Checkpoints that are to be copied as they are when nothing else is drained."""
+        self._under_way: tuple[int | None, tuple[str, ...]] = None, ()
+        """The generation and the checkpoints of the drain that goes on."""
+        self._has_failed = False
+        """Whether the last drain failed: the next save tries again."""
         self._retry_at = 0.0
         self._has_ended = False
         """Whether the byte of the command's end was read."""
@@ -76,40 +89,47 @@ class CheckpointKeeper:
     def keep(self) -> None:
         """Saves and drains until the command has ended, and then what is left. Raises OSError if the directory cannot
         be watched."""
-        tree = self._place.tree
-        entries = CompleteEntries(tree, time.monotonic(), known=names_in(tree))
+        entries = self._entries
         try:
             entries.look(time.monotonic())  # before the program may write: what is there is complete as it is now
+            self._noted = CompletedNote(self._place, self._charter, entries)
             self._tell(self._report)
             revision = -1
             while not self._is_ending():
-                now = time.monotonic()
-                entries.look(now)
-                if entries.revision != revision and now >= self._retry_at:
-                    marks = {name: mark for name, (mark, _) in entries.states().items()}
-                    revision = entries.revision if self._save(entries.names(), marks) else -1
-                if self._since_drain and self._terms.hurries():
-                    self._drain_newest()
+                self._look()
+                if entries.revision != revision and time.monotonic() >= self._retry_at:
+                    before, marks = entries.revision, {name: mark for name, (mark, _) in entries.states().items()}
+                    revision = before if self._save(entries.names(), marks) else -1
+                self._drain_due()
                 self._wait(entries)
             entries.look_at_end(time.monotonic())
+            self._noted.note()
             is_gone, completed = entries.is_gone, entries.names()
         finally:
             entries.close()
+            self._noted = None
         self._end(completed, is_gone=is_gone)
+
+    def _look(self) -> None:
+        """Looks at the entries, also while a generation is saved, and notes the complete ones."""
+        if self._noted is not None:
+            self._entries.look(time.monotonic())
+            self._noted.note()
 
     def _wait(self, entries: CompleteEntries) -> None:
         now = time.monotonic()
         retry_s = self._retry_at - now if self._retry_at > now else None
         hurry_s = self._terms.wake_after() if self._since_drain else None
         wait_s = min((one for one in (entries.wake_after(now), retry_s, hurry_s) if one is not None), default=None)
-        readable([self._commands, *([] if entries.is_gone else [entries.fd])], wait_s)
+        fds = [self._commands, *([] if entries.is_gone else [entries.fd])]
+        readable([*fds, *([] if self._drain is None else [self._drain.fd])], wait_s)
 
     def _is_ending(self) -> bool:
         return self._has_ended or bool(readable([self._commands], 0))
 
     def _save(self, names: tuple[str, ...], marks: Mapping[str, str] | None = None) -> bool:
-        """Saves a generation, and drains it if it is its turn. Tells whether nothing is to be tried again. `marks` are
-        of when the entries were complete: what differs from them is being written again."""
+        """Saves a generation. Tells whether nothing is to be tried again. `marks` are of when the entries were
+        complete: what differs from them is being written again."""
         self._names.seen.update(names)
         try:
             row = self._saver.save(names, marks)
@@ -118,13 +138,15 @@ class CheckpointKeeper:
             return False
         except (NoRoom, OSError, DamagedGeneration) as error:
             self._retry_at = time.monotonic() + RETRY_S
-            self._copy(names, reason(error))
+            others = [line for line in self._report.refused if not line.startswith(_NOT_SAVED)]
+            self._add(refused=(*others, f"{_NOT_SAVED}: {reason(error)}"))
+            self._to_copy, self._is_due = tuple(names), self._is_due or self._since_drain > 0
             return False
         if row is not None:
             self._add(saved=(*self._report.saved, row)[-MOST_ROWS:], saved_count=self._report.saved_count + 1)
             self._since_drain += 1
-            if self._since_drain >= (self._charter.drain_every or 1):
-                self._drain(row.number)
+            is_turn = self._has_failed or self._since_drain >= (self._charter.drain_every or 1)
+            self._is_due = self._is_due or is_turn
             self._saver.prune()
         return True
 
@@ -134,50 +156,82 @@ class CheckpointKeeper:
     def _drained_to(self) -> EntryDrain:
         return EntryDrain(self._place.tree, Path(self._charter.target), self._charter.run_id)
 
-    def _drain(self, number: int) -> None:
-        """Brings the target up to a generation, and to what only older ones have whole."""
-        try:
-            self._charter.check_target()
-            with LocalSource(self._place.store) as source:
-                paced = PacedSource(source, self._wait_for)
-                done = self._drained_to.generation(paced, number, self._names)
-                for older, names in whole_versions(source, self._place.tree, number).items():
-                    done += self._drained_to.entries(paced, older, names)
-            if not lacking_of_origin(self._place, Path(self._charter.target), number):
-                self._place.confirm_origin()
-        except (OSError, DamagedGeneration, UnusableTarget) as error:
-            self._add(undrained=_undrained(self._place, number, reason(error)))
-            return
-        self._since_drain = 0
-        self._add(undrained=(), drained_number=number)
-        self._count(done)
+    def _drain_due(self, *, waits: bool = False) -> None:
+        """Takes the result of a drain that has ended, and begins the next one that is due. `waits`: until that is
+        over, too."""
+        if self._since_drain and self._terms.hurries():
+            self._is_due = True
+        while True:
+            if self._drain is not None:
+                if not waits and not readable([self._drain.fd], 0):
+                    return
+                self._take(self._drain.result())
+                self._drain = None
+            if not self._begin_drain():
+                return
 
-    def _drain_newest(self) -> None:
-        newest = self._saver.newest()
-        if newest is not None and self._report.drained_number != newest.number:
-            self._drain(newest.number)
-        self._since_drain = 0
+    def _begin_drain(self) -> bool:
+        newest = self._saver.newest() if self._is_due else None
+        number = newest.number if newest is not None and newest.number != self._report.drained_number else None
+        copied, self._to_copy = self._to_copy, ()
+        if self._is_due:
+            self._is_due, self._since_drain = False, 0
+        if number is None and not copied:
+            return False
+        self._saver.pinned = set() if number is None else {number, *self._versions(number)}
+        self._under_way = number, copied
+        self._drain = DrainProcess(lambda is_hurried: self._drained(number, copied, is_hurried))
+        return True
 
-    def _copy(self, names: Sequence[str], why: str) -> None:
-        """Copies complete checkpoints to the target, since no generation could be saved."""
-        if self._since_drain:
-            self._drain_newest()
-        others = [line for line in self._report.refused if not line.startswith(_NOT_SAVED)]
-        missing: list[UndrainedEntry] = []
-        for name in names:
+    def _versions(self, number: int) -> Mapping[int, list[str]]:
+        """Returns what only older generations have whole."""
+        with LocalSource(self._place.store) as source:
+            return whole_versions(source, self._place.tree, number)
+
+    def _drained(self, number: int | None, copied: Sequence[str], is_hurried: Callable[[], bool]) -> DrainResult:
+        """Brings the target up to a generation, and to what only older ones have whole; then copies complete
+        checkpoints for which no generation could be saved. Works in a process of its own."""
+        capped = ProcessorShare(SHARE, lambda: is_hurried() or self._terms.hurries())
+        result = DrainResult(number, removed=self._names.removed)
+        wait_for = capped.and_below(self._terms.pace)
+        if number is not None:
             try:
                 self._charter.check_target()
-                self._count(self._drained_to.copies([name], self._wait_for))
+                with LocalSource(self._place.store) as source:
+                    paced = PacedSource(source, wait_for)
+                    result.done += self._drained_to.generation(paced, number, self._names)
+                    for older, names in whole_versions(source, self._place.tree, number).items():
+                        result.done += self._drained_to.entries(paced, older, names)
+                if not lacking_of_origin(self._place, Path(self._charter.target), number):
+                    self._place.confirm_origin()
+            except (OSError, DamagedGeneration, UnusableTarget) as error:
+                result.number = None
+                result.undrained = list(_undrained(self._place, number, reason(error)))
+        for name in copied:
+            try:
+                self._charter.check_target()
+                result.done += self._drained_to.copies([name], wait_for)
             except (OSError, StateChanged) as error:
-                missing.append(UndrainedEntry(name, reason(error)))
-        self._add(refused=(*others, f"{_NOT_SAVED}: {why}"), undrained=tuple(missing))
+                result.undrained.append(UndrainedEntry(name, reason(error)))
+        return result
 
-    def _count(self, done: DrainedEntries) -> None:
-        report = self._report
+    def _take(self, result: DrainResult | None) -> None:
+        """Takes what became of a drain; None if its process died."""
+        self._saver.pinned = set()
+        if result is None:
+            number, copied = self._under_way
+            result = DrainResult(None, self._names.removed)
+            result.undrained = [UndrainedEntry(name, _DIED) for name in copied]
+            if number is not None:
+                result.undrained += _undrained(self._place, number, _DIED)
+        self._has_failed = bool(result.undrained)
+        report, self._names.removed = self._report, result.removed
         self._add(
-            findings={"beside": {**report.findings.get("beside", {}), **done.beside}},
-            files=report.files + done.files,
-            bytes_carried=report.bytes_carried + done.size_bytes,
+            undrained=tuple(result.undrained),
+            drained_number=report.drained_number if result.number is None else result.number,
+            findings={"beside": {**report.findings.get("beside", {}), **result.done.beside}},
+            files=report.files + result.done.files,
+            bytes_carried=report.bytes_carried + result.done.size_bytes,
         )
 
     # ---- the end
@@ -193,7 +247,10 @@ class CheckpointKeeper:
         deadline = time.monotonic() + END_S
         while not self._save(completed) and self._retry_at < deadline:
             time.sleep(_LOOK_S)
-        self._drain_newest()
+        if self._drain is not None:
+            self._drain.hurry()
+        self._is_due = True
+        self._drain_due(waits=True)
         if not self._report.is_gone:
             newest = self._saver.newest()
             self._carry_leftovers(leftovers(self._drained_to, newest))

@@ -5,6 +5,7 @@ Owns its names in the target, NAME.RUN-ID: nothing is lost, and no resume takes 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -12,7 +13,16 @@ from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.keeping.draining import EntryDrain
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, UndrainedEntry, reason
-from hpcstage.checkpoint.keeping.plain import described, is_carried, is_same, is_there, place_copies, shown_in
+from hpcstage.checkpoint.keeping.plain import (
+    described,
+    is_carried,
+    is_same,
+    is_there,
+    note_torn,
+    place_copies,
+    shown_in,
+    size_of,
+)
 from hpcstage.errors import HpcstageError
 
 
@@ -53,6 +63,8 @@ def _placed(drain: EntryDrain, name: str) -> str:
             break
         more += "~"
         other = drain.aside(name, more)
+    if os.path.lexists(drain.target / name) and size_of(drain.tree / name) <= size_of(drain.target / name):
+        note_torn(drain.target, other, name)  # a log that has grown is larger, and stays
     return other
 
 

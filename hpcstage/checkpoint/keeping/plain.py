@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from hpcstage.checkpoint.generations.files import Files, GenerationId
+from hpcstage.checkpoint.entries import mark_of
+from hpcstage.checkpoint.generations.files import Files, GenerationId, generation_path
 from hpcstage.checkpoint.generations.layout import BlockLayout
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest, SavedEntry
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource, OpenGeneration
@@ -36,6 +37,8 @@ from hpcstage.writing import replace_text
 DESCRIPTION = ".hpcstage-generation"
 _RUN = "run"
 """The name of a file beside the description: the run on several nodes that made the generation, and which one it is."""
+PARTS = "parts"
+"""The name of a file in the description: by entry the nodes whose parts it has, of a run on several nodes."""
 BESIDE = ".hpcstage-beside"
 """The directory below DIR whose entries have the names of what no program may take for a checkpoint."""
 OURS = ".hpcstage-"
@@ -64,7 +67,7 @@ def checkpoints_in(target: Path) -> list[str]:
     return [
         name
         for name in names_in(target)
-        if (not name.startswith(HIDDEN) or name in saved) and not os.path.lexists(target / BESIDE / name)
+        if (not name.startswith(HIDDEN) or name in saved) and not is_beside(target, name)
     ]
 
 
@@ -84,10 +87,34 @@ def note_beside(target: Path, name: str) -> None:
     (target / BESIDE / name).touch()
 
 
+def is_beside(target: Path, name: str) -> bool:
+    """Tells whether that is noted."""
+    return os.path.lexists(target / BESIDE / name)
+
+
 def forget_beside(target: Path, names: Iterable[str]) -> None:
     """Notes that entries of DIR are checkpoints of the program again. Raises OSError."""
     for name in names:
         (target / BESIDE / name).unlink(missing_ok=True)
+
+
+def note_torn(target: Path, name: str, of: str) -> None:
+    """Notes that an entry beside others is a torn version of a checkpoint, which nobody needs when a newer one of its
+    name is there. Raises OSError."""
+    replace_text(target / BESIDE / name, json.dumps([of, mark_of(target, name)]), 0o600)
+
+
+def remove_torn(target: Path, now: GenerationManifest) -> None:
+    """Removes torn versions of checkpoints of which the target has newer ones, each if it is as it was left. Raises
+    OSError."""
+    times = times_of(now)
+    with suppress(FileNotFoundError):
+        for name in os.listdir(target / BESIDE):
+            with suppress(ValueError, FileNotFoundError):
+                of, mark = json.loads((target / BESIDE / name).read_text())
+                if mark == mark_of(target, name) and times.get(of, 0) > newest_ns(target / name):
+                    remove_entry(target, name)
+                    forget_beside(target, [name])
 
 
 def described(target: Path) -> OpenGeneration | None:
@@ -96,6 +123,13 @@ def described(target: Path) -> OpenGeneration | None:
         if numbers := source.numbers():
             return GenerationReader(source).generation(max(numbers))
     return None
+
+
+def parts_in(target: Path, number: int) -> dict[str, list[str]]:
+    """Returns by entry of the generation that is described the nodes whose parts it has; none of a run on one node."""
+    with suppress(OSError, ValueError):
+        return dict(json.loads((generation_path(target / DESCRIPTION, number) / PARTS).read_bytes()))
+    return {}
 
 
 def note_run(target: Path, run_id: str, identity: GenerationId) -> None:

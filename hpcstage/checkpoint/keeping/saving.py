@@ -76,9 +76,19 @@ class MarkedTree:
 class GenerationSaver:
     """Owns the generations of one run."""
 
-    def __init__(self, place: CheckpointPlace, charter: CheckpointCharter, capped: ProcessorShare) -> None:
+    def __init__(
+        self,
+        place: CheckpointPlace,
+        charter: CheckpointCharter,
+        capped: ProcessorShare,
+        meanwhile: Callable[[], object],
+    ) -> None:
+        """`meanwhile` is called every few MB of a save."""
         self._place = place
         self._capped = capped
+        self._meanwhile = meanwhile
+        self.pinned: Collection[int] = ()
+        """Generations that stay until they are drained."""
         self._store = GenerationStore(place.store)
         before = known_before(place, charter)
         self._lowest_number = max((one.number for one in before), default=0) + 1
@@ -108,7 +118,7 @@ class GenerationSaver:
             return []
         with self._store.source() as source:
             versions = whole_versions(source, self._place.tree, newest.number)
-        return self._store.drop_all_but(self._store.retained(keep) | versions.keys())
+        return self._store.drop_all_but(self._store.retained(keep).union(versions, self.pinned))
 
     def newest(self) -> GenerationManifest | None:
         """Returns the newest generation of this run."""
@@ -119,7 +129,7 @@ class GenerationSaver:
         self._store.close()
 
     def _commit(self, tree: StateSource) -> SavedGeneration:
-        terms = CommitTerms(self._place.room_bytes(), self._after_ns, progress=self._capped)
+        terms = CommitTerms(self._place.room_bytes(), self._after_ns, progress=self._progressed)
         identity = GenerationId.new(max(self._store.next_number(), self._lowest_number))
         try:
             return self._store.commit(tree, identity, terms)
@@ -127,6 +137,10 @@ class GenerationSaver:
             if not self.prune(1):
                 raise
         return self._store.commit(tree, identity, replace(terms, budget_bytes=self._place.room_bytes()))
+
+    def _progressed(self, progress: CommitProgress) -> None:
+        self._meanwhile()
+        self._capped(progress)
 
     def _is_saved(self, names: Collection[str]) -> bool:
         newest = self.newest() or self._drained

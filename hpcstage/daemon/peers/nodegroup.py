@@ -127,6 +127,8 @@ class NodeGroup(Service):
             self._follow(message, now)
         else:
             self.participant.message(message, now)
+            if isinstance(message, exchange.Written):
+                self.send(exchange.Confirmed(message.node, message.number))
 
     def _follow(self, message: exchange.Group, now: float) -> None:
         before = self.nodes.members

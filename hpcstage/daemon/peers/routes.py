@@ -105,8 +105,9 @@ class Routes:
         """Returns the ids beside its own that this node keeps: it asks other nodes for them before a program wants
         them."""
         found = self.placement.others(self.node)
-        known = frozenset(found)
-        found.extend(id_ for id_ in self._dealt() if id_ in self._estate.holders and id_ not in known)
+        dealt = [id_ for id_ in self._dealt() if id_ in self._estate.holders]
+        known = frozenset(found) if dealt else frozenset()
+        found.extend(id_ for id_ in dealt if id_ not in known)
         return found
 
     def divided(self) -> dict[int, int]:

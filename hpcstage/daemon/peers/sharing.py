@@ -6,9 +6,12 @@ the others. `peers` asks other nodes for files.
 
 from __future__ import annotations
 
+import os
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from itertools import compress, count
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.inbox import Inbox
@@ -21,6 +24,7 @@ from hpcstage.daemon.peers.routes import ALL_DEALT, Estate, Routes, make, tempor
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.plan.order import orders
+from hpcstage.problem import Problem
 from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.membership import Membership
 
@@ -36,8 +40,14 @@ class Neighbours:
     def message(self, message: exchange.Message, now: float) -> None:
         """Takes a message of the exchange or of another node."""
 
+    told = confirmed = 0
+    """Until the second number is as high as the first, other nodes may open copies of files that were written to."""
+
     def written(self, ids: Iterable[int]) -> None:
         """Tells the other nodes which files a program of this node writes to: none of them may keep a copy."""
+
+    def unconfirmed(self, path: bytes) -> None:
+        """Notes that a write was answered although other nodes may have a copy of its file."""
 
     def reading(self, now: float) -> None:
         """Tells the other nodes which large files programs of this node read at the source: they do not copy them
@@ -70,8 +80,16 @@ class FileSharing(Neighbours):
         self._staged = Staged(base.node_dir / nodedir.MANIFEST, prepared.manifest)
         self._early = Inbox()
         """The files that nodes of the group ask for before this node has joined it."""
-        self._told = array("I")
-        """The ids that this node has told the others to be written to: a group that is started anew is told again."""
+        self._written = bytearray(len(prepared.manifest))
+        """By id: 1 where a program of this node writes to it. A group that is started anew is told them again."""
+        self._untold: set[int] = set()
+        """The nodes of a group that was started anew that have not told theirs yet; this one serves nothing before."""
+        self._apart_until: float | None = None
+        """Until when this node serves nothing, since other nodes may write without its knowing."""
+        self._many: deque[tuple[int, ...]] = deque()
+        """Many files that programs of other nodes write to: until all are voided this node serves nothing."""
+        self._is_written = False
+        """Whether programs of the job write to files of the datasets."""
         self._announces = False
         """Whether this node's manifest may be sent to the others."""
         self._is_stranger = False
@@ -90,7 +108,8 @@ class FileSharing(Neighbours):
     @property
     def wait_until(self) -> float | None:
         """See Participant."""
-        found = [until for until in (self._group_until, self._inquiry.until) if until is not None]
+        times = (self._group_until, self._apart_until, self._inquiry.until, 0.0 if self._many else None)
+        found = [until for until in times if until is not None]
         return min(found, default=None)
 
     @property
@@ -105,9 +124,13 @@ class FileSharing(Neighbours):
 
     # ---- the group
 
-    def stands(self, now: float) -> None:  # noqa: ARG002
+    def stands(self, now: float) -> None:
         """See Participant."""
         self._is_stranger = False
+        members = self._group.nodes.members
+        if self._apart_until is not None and members is not None:
+            self._untold = set(members.present) - {self._group.nodes.index}
+            self._apart_until = now + self._group.base.spec.group_wait_s
         self._announce()
 
     def announce(self) -> None:
@@ -134,6 +157,7 @@ class FileSharing(Neighbours):
             self._join()
             return
         self._is_stranger = True
+        self._send_written(())
         nodes.why = "this node found other files than the first one"
         for early in self._early.take_asks():
             self._refuse(early)
@@ -145,7 +169,8 @@ class FileSharing(Neighbours):
         self._group_until = None
         self._follow(members, time.monotonic())
         self._peers.connect(self._group.send)
-        self._tell_written(self._told)
+        self._tell_written(array("I", compress(count(), self._written)))
+        self._send_written(())
         for early in self._early.take_asks():
             self._peers.asked(early, time.monotonic())
 
@@ -180,6 +205,7 @@ class FileSharing(Neighbours):
 
     def gone(self, node: int) -> None:
         """See Participant."""
+        self._has_told(node)
         members = self._group.nodes.members
         if self.joined and members is not None:
             self._peers.offers.drop(node)
@@ -188,6 +214,9 @@ class FileSharing(Neighbours):
     def ended(self, now: float) -> None:
         """See Participant."""
         self._early.take_asks()
+        if self._is_written and self._group.nodes.groups:
+            self._apart_until = now + self._group.base.spec.group_wait_s
+            self._show_apart()
         if self.joined:
             self._peers.disconnect(now)
         self._inquiry.end()
@@ -195,9 +224,15 @@ class FileSharing(Neighbours):
 
     def poll(self, now: float) -> None:
         """See Participant. A node that has waited for too long reads everything from the source."""
+        if self._many:
+            self._on_written(self._many.popleft())
+            self._show_apart()
         members = self._group.nodes.members
         if members is not None and self.joined and self._inquiry.is_over(now):
             self._take_over(members)
+        if self._apart_until is not None and now >= self._apart_until:
+            self._apart_until = None
+            self._group.base.gate.close_for("programs of other nodes may write below a dataset, and cannot tell it")
         if self._group_until is None or now < self._group_until:
             return
         self._group_until = None
@@ -218,7 +253,9 @@ class FileSharing(Neighbours):
         if isinstance(message, exchange.PlanFiles):
             self._compare(message.listings)
         elif isinstance(message, exchange.Written):
-            self._on_written(message.ids)
+            self._written_elsewhere(message)
+        elif isinstance(message, exchange.Confirmed):
+            self.confirmed = max(self.confirmed, message.number)
         elif isinstance(message, exchange.Held):
             self._inquiry.heard(message.node, message.ids)
         elif isinstance(message, exchange.Reading):
@@ -234,6 +271,17 @@ class FileSharing(Neighbours):
             self._peers.missed(message, now)
         elif isinstance(message, exchange.Sent):
             self._peers.arrivals.sent(message)
+
+    def _written_elsewhere(self, message: exchange.Written) -> None:
+        """Voids files that programs of other nodes write to: many, as those of a directory, when there is time."""
+        self._is_written = self._is_written or bool(message.ids)
+        if len(message.ids) == exchange.MAX_IDS:
+            self._many.append(message.ids)
+            self._show_apart()
+        elif message.ids:
+            self._on_written(message.ids)
+        else:
+            self._has_told(message.node)
 
     def _read_elsewhere(self, message: exchange.Reading, now: float) -> None:
         """Holds back the copying of large files that programs of other nodes read at the source."""
@@ -253,14 +301,43 @@ class FileSharing(Neighbours):
 
     def written(self, ids: Iterable[int]) -> None:
         """See Neighbours."""
-        new = array("I", ids)
-        self._told.extend(new)
-        if self.joined:
+        new = array("I", (id_ for id_ in ids if not self._written[id_]))
+        for id_ in new:
+            self._written[id_] = 1
+        self._is_written = self._is_written or bool(new)
+        if new and self.joined:
             self._tell_written(new)
+        elif new and self._group.nodes.groups and self._group_until is not None:
+            self.told += 1  # the next group is told, and confirms it with what it is told then
+        elif new and self._group.nodes.groups:
+            self.unconfirmed(self._staged.manifest.source_path(new[0]))
 
     def _tell_written(self, ids: array[int]) -> None:
-        for message in exchange.in_messages(exchange.Written(tuple(ids))):
-            self._group.send(message)
+        for start in range(0, len(ids), exchange.MAX_IDS):
+            self._send_written(ids[start : start + exchange.MAX_IDS])
+
+    def _send_written(self, ids: Iterable[int]) -> None:
+        self.told += 1
+        self._group.send(exchange.Written(self._group.nodes.index, self.told, tuple(ids)))
+
+    def unconfirmed(self, path: bytes) -> None:
+        """See Neighbours."""
+        base = self._group.base
+        if all(problem.id != "write-unconfirmed" for problem in base.problems):
+            name, host = os.fsdecode(path) or "a file with several names", base.spec.host
+            text = f"a program on {host} wrote to {name}, and not all other nodes said that they serve no copy of it"
+            remedy = f"what is read there may be old; see nodes/lead.log and nodes/{host}.log in the run directory"
+            base.problems.append(Problem("write-unconfirmed", text, remedy))
+
+    def _has_told(self, node: int) -> None:
+        """Serves again once all nodes of a group that was started anew have told what is written to on them."""
+        self._untold.discard(node)
+        if self._apart_until is not None and not self._untold and self._group.nodes.members is not None:
+            self._apart_until = None
+            self._show_apart()
+
+    def _show_apart(self) -> None:
+        self._group.base.page.set_apart(is_apart=self._apart_until is not None or bool(self._many))
 
     def reading(self, now: float) -> None:
         """See Neighbours."""

@@ -44,6 +44,7 @@ class Page:
             self._map = mmap.mmap(fd, PAGE_BYTES)
         finally:
             os.close(fd)
+        self._transfers, self._is_apart = 0, False
         self._put(_PID_OFFSET, os.getpid())
         self.slots = SlotTable(self._map)
         self.attached = Attached(self._map, self.slots)
@@ -81,7 +82,16 @@ class Page:
     def hold(self, transfers: int) -> None:
         """Sets the number of transfers of files that were written to and that may still be published; programs open no
         copy while there are any."""
-        self._put(GATE_OFFSET + 4 * HELD, transfers)
+        self._transfers = transfers
+        self._put_held()
+
+    def set_apart(self, *, is_apart: bool) -> None:
+        """Sets whether other nodes may have written without this one knowing; programs open no copy meanwhile."""
+        self._is_apart = is_apart
+        self._put_held()
+
+    def _put_held(self) -> None:
+        self._put(GATE_OFFSET + 4 * HELD, self._transfers + self._is_apart)
 
     def set_device(self, device: int) -> None:
         """Tells programs that all files of the datasets are on this device."""

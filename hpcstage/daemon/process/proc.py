@@ -65,7 +65,7 @@ def lost_pythonpath(process: psutil.Process) -> str | None:
     our HPCSTAGE_NODE_DIR either."""
     values = process.environ()
     path, node_dir = values.get("PYTHONPATH", ""), values.get("HPCSTAGE_NODE_DIR")
-    return None if node_dir is None or f"{node_dir}/{nodedir.SHIM}" in path.split(":") else path
+    return None if node_dir is None or f"{node_dir}/{nodedir.SHIM}:" in f"{path}:" else path
 
 
 class Unattached:

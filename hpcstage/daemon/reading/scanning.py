@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 from array import array
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcstage.daemon.reading import traces
 from hpcstage.daemon.resources import Resources
@@ -31,9 +32,16 @@ from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import RESOLVED
 from hpcstage.protocol.shim import WorkProgress
 
+if TYPE_CHECKING:
+    from hpcstage.preview.pipeline import FoundFiles
+
 AUTO_MODE, DIRECT_MODE, RUNTIME_MODE = "auto", "direct", "runtime"
 ASKED_FOR = "asked for"
 PLAN_HELPER = "plan"
+UNANSWERED = "scan-unanswered"
+_AGAIN_S, _AGAIN_EMPTY_S = 30.0, 600.0
+"""A file system that did not answer is scanned anew until so long after the start, and so long where no file was
+found."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,8 @@ class Scanned:
     """The id of the run that left a trace of this command on these files; empty if there is none."""
     trace_why: str
     """Why there is none that can be used."""
+    is_void: bool = False
+    """The file system did not answer: nothing was written, and the scan is to be repeated."""
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Scanned:
@@ -75,10 +85,10 @@ class Prepared:
     mode_why: str
 
 
-def scan_into(spec: DaemonSpec, opened: Callable[[], Iterable[bytes]]) -> bytes:
+def scan_into(spec: DaemonSpec, opened: Callable[[], Iterable[bytes]], waited_s: float = math.inf) -> bytes:
     """Scans the datasets and writes the plan's files into the node directory, in mode auto with a forecast. Returns a
     `Scanned` in JSON. `opened` returns the paths of files of the datasets that programs have open: the forecast's probe
-    gives way to them."""
+    gives way to them. `waited_s` after the start a file system that does not answer is not waited for any more."""
     from hpcstage.preview import planfile
     from hpcstage.preview.inputs import Inputs
     from hpcstage.preview.pipeline import RUN_PROBE_S, find, forecast, look
@@ -87,6 +97,17 @@ def scan_into(spec: DaemonSpec, opened: Callable[[], Iterable[bytes]]) -> bytes:
     inputs = Inputs.of_spec(spec, Resolved.load(node_dir / RESOLVED))
     found = find(inputs, lambda *seen: page.note_progress(node_dir / nodedir.PAGE, WorkProgress(*seen)))
     plan = found.plan
+    scanned = Scanned(
+        seconds=found.scan.seconds,
+        stats=found.scan.stats,
+        listings=found.scan.listings,
+        problems=_problems(len(plan.manifest), found),
+        forecast=None,
+        trace="",
+        trace_why=found.order.trace_why,
+    )
+    if found.scan.unanswered and waited_s < (_AGAIN_S if len(plan.manifest) else _AGAIN_EMPTY_S):
+        return json.dumps(asdict(replace(scanned, is_void=True))).encode()
     if spec.mode == AUTO_MODE:
         plan = forecast(inputs, found, look(inputs, found, RUN_PROBE_S, opened))
     (node_dir / nodedir.SCAN).mkdir(mode=0o700, exist_ok=True)
@@ -95,15 +116,7 @@ def scan_into(spec: DaemonSpec, opened: Callable[[], Iterable[bytes]]) -> bytes:
     left = found.order.trace
     if left is not None:
         traces.save_learnt(node_dir, left)
-    scanned = Scanned(
-        seconds=found.scan.seconds,
-        stats=found.scan.stats,
-        listings=found.scan.listings,
-        problems=_problems(len(plan.manifest), found.order.missing),
-        forecast=plan.forecast,
-        trace=left.header.run_id if left else "",
-        trace_why=found.order.trace_why,
-    )
+    scanned = replace(scanned, forecast=plan.forecast, trace=left.header.run_id if left else "")
     told = json.dumps(asdict(scanned)).encode()
     (node_dir / nodedir.SCANNED).write_bytes(told)  # for a wrapper with --strict, which reads it once the page says so
     return told
@@ -132,13 +145,16 @@ def own_counts(node_dir: Path) -> bool:
         return False
 
 
-def _problems(files: int, missing: str) -> list[Problem]:
-    found = []
-    if missing:
-        found.append(Problem("list-missing", missing, orders.MISSING_REMEDY))
-    if not files:
-        found.append(Problem("no-file", "the datasets hold no file", "check --data"))
-    return found
+def _problems(files: int, found: FoundFiles) -> list[Problem]:
+    problems = []
+    if missing := found.order.missing:
+        problems.append(Problem("list-missing", missing, orders.MISSING_REMEDY))
+    if why := found.scan.unanswered:
+        text, remedy = f"the scan of the datasets got no answer: {why}", "it is repeated; look at the file system"
+        problems.append(Problem(UNANSWERED, text, remedy))
+    elif not files:
+        problems.append(Problem("no-file", "the datasets hold no file", "check --data"))
+    return problems
 
 
 def save_plan(spec: DaemonSpec, limit: Budget, mode: str) -> bytes:

@@ -16,15 +16,15 @@ from hpcstage.exchange.service import ExchangeService, Station
 from hpcstage.exchange.transport.frames import CONTROL_TAG, ControlFrame, Sort, open_bundle
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol import exchange
-from hpcstage.protocol.exchange import Ask, Fetch, Held, Offer, Reading, Sent, Together, Why, Written
+from hpcstage.protocol.exchange import Ask, Fetch, Held, Offer, Reading, Sent, Together, Why
 from hpcstage.store.catalog import Transfer
 
 
 class FileService(ExchangeService):
     """Serves the messages about files of one transfer."""
 
-    sorts = (Sort.ASK, Sort.REFUSE, Sort.WRITTEN, Sort.READING, Sort.TOGETHER, Sort.HELD, Sort.FILES)
-    orders = (Fetch, Offer, Written, Reading, Together, Held)
+    sorts = (Sort.ASK, Sort.REFUSE, Sort.READING, Sort.TOGETHER, Sort.HELD, Sort.FILES)
+    orders = (Fetch, Offer, Reading, Together, Held)
 
     def __init__(self, station: Station, transfer: Transfer) -> None:
         super().__init__(station)
@@ -42,8 +42,6 @@ class FileService(ExchangeService):
             self._fetch(message)
         elif isinstance(message, Offer):
             self._offer(message)
-        elif isinstance(message, Written):
-            self._tell_others(Sort.WRITTEN, message.ids)
         elif isinstance(message, Reading):
             self._tell_others(Sort.READING, message.ids)
         elif isinstance(message, Together):
@@ -166,9 +164,7 @@ class FileService(ExchangeService):
 
 def _told(message: ControlFrame, node: int) -> Iterator[exchange.Message]:
     """Yields what the daemon is told of what programs of a node do, or the node has."""
-    if message.sort is Sort.WRITTEN:
-        yield Written(message.ids)
-    elif message.sort is Sort.READING:
+    if message.sort is Sort.READING:
         yield Reading(node, message.ids)
     elif message.sort is Sort.HELD:
         yield Held(node, message.ids)

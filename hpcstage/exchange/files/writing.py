@@ -79,7 +79,9 @@ class Incoming:
         began_ns = time.monotonic_ns()
         try:
             part = self._part(row, catalog, began_ns)
-            batch.write_from(part.fd, view[row.at : row.at + row.length], row.start)
+            data = view[row.at : row.at + row.length]
+            if any(data[:1]) or data.tobytes() != bytes(row.length):  # else it stays a hole
+                batch.write_from(part.fd, data, row.start)
             part.received += row.length
             if part.received < row.size_bytes:
                 part.write_ns += time.monotonic_ns() - began_ns
@@ -102,6 +104,8 @@ class Incoming:
             raise CopyError(Status.CHANGED)
         job = catalog.job(row.id)
         part = self._parts[row.id] = _Part(copyfile.create(job.temporary), job, row.size_bytes, began_ns)
+        with copyfile.local_errors():
+            os.ftruncate(part.fd, row.size_bytes)
         return part
 
 

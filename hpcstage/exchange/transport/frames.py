@@ -58,7 +58,7 @@ class Sort(IntEnum):
     BEAT = 3
     """The sender lives."""
     WRITTEN = 4
-    """Ids that a program of the sender's node writes to."""
+    """The sender's number of the message, then ids that a program of its node writes to."""
     READING = 5
     """Ids of large files that a program of the sender's node reads at the source."""
     ENDED = 6
@@ -77,6 +77,8 @@ class Sort(IntEnum):
     """An id, then stripes of its file that do not come."""
     TOGETHER = 13
     """An id, then the nodes that bring its large file together."""
+    CONFIRMED = 14
+    """A number of WRITTEN: no copy that the receiver has voided up to that one is opened any more at the sender."""
     FILES = 64
     """Staged files, whole or in pieces."""
     MANIFEST = 65

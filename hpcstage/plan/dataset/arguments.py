@@ -11,6 +11,7 @@ import stat
 from dataclasses import dataclass
 
 from hpcstage.errors import UsageError
+from hpcstage.plan.dataset.listing import OF_FILES
 from hpcstage.plan.dataset.pathlist import PathList, collapse, read_list
 from hpcstage.plan.dataset.roots import tidy
 
@@ -52,7 +53,7 @@ def parse(argument: str, cwd: bytes) -> Parsed:
             return _glob(argument, path)
         raise UsageError(f"--data {argument} does not exist", "check the path as seen from this node") from None
     except OSError as error:
-        raise UsageError(f"--data {argument} cannot be read: {error.strerror}", "check the permissions") from None
+        raise _unreadable(argument, error) from None
     return _named(argument, path, mode)
 
 
@@ -71,7 +72,16 @@ def _named(argument: str, path: bytes, mode: int) -> Named:
 
 def _require(argument: str, path: bytes, access: int) -> None:
     if not os.access(path, access):
+        try:
+            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))  # says why
+        except OSError as error:
+            raise _unreadable(argument, error) from None
         raise UsageError(f"--data {argument} cannot be read: Permission denied", "check the permissions")
+
+
+def _unreadable(argument: str, error: OSError) -> UsageError:
+    fix = "check the permissions" if error.errno in OF_FILES else "is its file system mounted, and does it answer?"
+    return UsageError(f"--data {argument} cannot be read: {error.strerror}", fix)
 
 
 def _glob(argument: str, path: bytes) -> Glob:

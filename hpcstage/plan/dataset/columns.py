@@ -75,24 +75,23 @@ class Columns:
         wide = [self.sizes, self.mtimes, self.devices, self.inodes, self.ctimes]
         return [*wide, self.modes, self.links, self.uids, self.gids, self.datasets, self.flags]
 
-    def sorted(self) -> Columns:
-        """Returns a copy sorted by (dataset, path), with only the first of files with the same dataset and path."""
-        result = Columns()
-        result.paths = []
+    def sort(self) -> None:
+        """Sorts by (dataset, path), and keeps only the first of files with the same dataset and path. One column after
+        the other, so that no more than one is there twice."""
         chosen = self._positions()
         paths = self.paths
-        result.paths = [paths[i] for i in chosen]
-        for mine, theirs in zip(result.arrays(), self.arrays(), strict=True):
-            mine.extend(map(theirs.__getitem__, chosen))
-        return result
+        self.paths = [paths[i] for i in chosen]
+        del paths
+        for column in self.arrays():
+            column[:] = array(column.typecode, map(column.__getitem__, chosen))
 
-    def _positions(self) -> list[int]:
+    def _positions(self) -> array[int]:
         by_dataset: dict[int, list[int]] = {}
         for position, dataset in enumerate(self.datasets):
             by_dataset.setdefault(dataset, []).append(position)
-        chosen: list[int] = []
+        chosen = array("Q")
         for dataset in sorted(by_dataset):
-            chosen.extend(self._distinct(by_dataset[dataset]))
+            chosen.extend(self._distinct(by_dataset.pop(dataset)))
         return chosen
 
     def _distinct(self, positions: list[int]) -> Iterator[int]:

@@ -25,6 +25,10 @@ BATCH = 128
 SKIPPED_LIMIT = 100
 LATEST_NS = (1 << 63) - 1
 """Times are kept in 64 bits; file systems that hold later ones got them by mistake."""
+OF_FILES = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EOVERFLOW}
+)
+"""The errors that say something of a file. Others say that its file system did not answer, and may pass."""
 MOST_NAMES = 64
 """Links may give a directory at most this many names: directories that link to each other have endlessly many."""
 
@@ -40,6 +44,14 @@ class ScanFindings:
     listings: int = 0
     size_bytes: int = 0
     """Bytes of the files in `columns`."""
+    unanswered: str = ""
+    """The first name of which the file system did not tell, and why."""
+
+    def fail(self, path: bytes, error: OSError, why: str) -> None:
+        """Leaves out a path that cannot be looked at."""
+        if error.errno not in OF_FILES and not self.unanswered:
+            self.unanswered = f"{os.fsdecode(path)}: {error.strerror}"
+        self.skip(path, why)
 
     def skip(self, path: bytes, why: str) -> None:
         """Counts a path that is left out, and remembers the first of them with the reason."""
@@ -130,7 +142,7 @@ def list_directory(
         with os.scandir(path) as entries:
             return _sort_entries(entries, here, push)
     except OSError as error:
-        findings.skip(path, f"directory: {error.strerror}")
+        findings.fail(path, error, f"directory: {error.strerror}")
         return 0
 
 
@@ -175,7 +187,7 @@ def look(
                 found = os.stat(prefix + name)
         except OSError as error:
             if task.directory is None or _takes(task.directory, name):
-                findings.skip(prefix + name, _why(error, is_link=is_link))
+                findings.fail(prefix + name, error, _why(error, is_link=is_link))
             continue
         finally:
             times.append(time.monotonic())

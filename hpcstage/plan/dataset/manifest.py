@@ -41,6 +41,7 @@ _COLUMNS = "QqQQQqIIIIHH"
 _INODES = 3
 _INODE = struct.Struct("=Q")
 _NO_ID = 0
+_PATHS_AT_ONCE = 4096
 
 
 class Manifest:
@@ -77,14 +78,16 @@ class Manifest:
 
     @classmethod
     def build(cls, datasets: Sequence[Dataset], entries: Iterable[Entry] | Columns) -> Manifest:
-        """Makes a manifest in memory. It takes the first of entries with the same dataset and path."""
+        """Makes a manifest in memory. It takes the first of entries with the same dataset and path. Columns are empty
+        afterwards."""
         if isinstance(entries, Columns):
             found = entries
         else:
             found = Columns()
             for entry in entries:
                 found.add_entry(entry)
-        return _opened(_encode(datasets, found.sorted()), "the new manifest", verify=False)
+        found.sort()
+        return _opened(_encode(datasets, found), "the new manifest", verify=False)
 
     @classmethod
     def open(cls, path: Path, *, verify: bool = True) -> Manifest:
@@ -275,23 +278,29 @@ def _aligned(at: int) -> int:
     return (at + 7) & ~7
 
 
-def _encode(datasets: Sequence[Dataset], found: Columns) -> bytes:
-    offsets = array("Q", accumulate(map(len, found.paths), initial=0))
+def _encode(datasets: Sequence[Dataset], found: Columns) -> mmap.mmap:
+    """Returns a manifest in memory, and empties the columns meanwhile: a million files take a hundred megabytes."""
     index = _hash_index(found.paths, found.datasets)
-    sizes, mtimes, devices, inodes, *others = found.arrays()
-    content = bytearray()
-    for column in (sizes, mtimes, devices, inodes, offsets, *others):
-        content += column.tobytes()
-        content += bytes(-len(content) % 8)
-    content += index.tobytes()
-    paths = b"".join(found.paths)
     blob = json.dumps([d.to_json() for d in datasets]).encode()
-    content += paths
-    content += blob
-    counts = (len(found), len(index), len(paths), len(blob))
-    numbers = _NUMBERS.pack(_VERSION, _ENDIAN_MARK, *counts, len(content))
-    crc = zlib.crc32(content, zlib.crc32(numbers))
-    return b"".join((_MAGIC, numbers, _CRC.pack(crc), content))
+    counts = (len(found), len(index), sum(map(len, found.paths)), len(blob))
+    size = _expected(*counts)
+    numbers = _NUMBERS.pack(_VERSION, _ENDIAN_MARK, *counts, size - _HEADER_BYTES)
+    made = mmap.mmap(-1, size)
+    made.seek(_HEADER_BYTES)
+    sizes, mtimes, devices, inodes, *others = found.arrays()
+    offsets = array("Q", accumulate(map(len, found.paths), initial=0))
+    for column in (sizes, mtimes, devices, inodes, offsets, *others):
+        made.write(column)
+        made.seek(_aligned(made.tell()))
+        del column[:]
+    made.write(index)
+    for start in range(0, len(found), _PATHS_AT_ONCE):
+        made.write(b"".join(found.paths[start : start + _PATHS_AT_ONCE]))
+    found.paths.clear()
+    made.write(blob)
+    crc = zlib.crc32(memoryview(made)[_HEADER_BYTES:], zlib.crc32(numbers))
+    made[:_HEADER_BYTES] = b"".join((_MAGIC, numbers, _CRC.pack(crc)))
+    return made
 
 
 def _hash_index(paths: Sequence[bytes], owners: Sequence[int]) -> array[int]:

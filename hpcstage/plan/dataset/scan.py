@@ -54,6 +54,8 @@ class ScanResult:
     seconds: float
     threads: int
     """Number of threads at the end of the walk."""
+    unanswered: str
+    """The first name of which the file system did not tell, and why; empty: it told all."""
 
 
 class ScanCancelled(Exception):
@@ -84,6 +86,7 @@ def scan(
         findings.listings,
         seconds,
         walk.workers_started,
+        findings.unanswered,
     )
 
 
@@ -169,6 +172,7 @@ class _Walk:
             total.counts.update(findings.counts)
             total.stats += findings.stats
             total.listings += findings.listings
+            total.unanswered = total.unanswered or findings.unanswered
             findings.columns = Columns()
         return total
 

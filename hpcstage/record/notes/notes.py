@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpcstage.extras import Extra
 from hpcstage.plan.budget import more_space
 from hpcstage.record.notes.visible import KNOWN_ORDERS, VISIBLE_RULES
 from hpcstage.record.parts.roster import Presence, few
@@ -173,7 +174,7 @@ def read_more_than_once(record: Record) -> Iterator[Note]:
     text = f"the datasets were read {group.source_times:.3g} times from the source by {nodes}"
     if group.placement == "private":
         why = f" ({group.placement_why})" if group.placement_why else ""
-        remedy = "--placement auto reads each file once and passes it on; it needs mpi4py (pip install mpi4py mpich)"
+        remedy = f"--placement auto reads each file once and passes it on; it needs mpi4py ({Extra.MPI.remedy})"
         yield Note("read-by-each-node", Severity.INFO, f"{text}: each for itself{why}", remedy)
         return
     if group.alone_count + group.died_count + group.missing_count:

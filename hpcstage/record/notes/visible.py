@@ -57,22 +57,28 @@ OTHERS_THAN_STAGED = (
 KNOWN_ORDERS = ("given", "sampler", "trace")
 
 
-def _was_seen_to_its_end(record: Record) -> bool:
-    """Returns whether the figures of all nodes go on to the end: a daemon that died did not note what came last."""
-    return all(node.state is not Presence.DIED for node in record.nodes)
+def _is_judged(record: Record) -> bool:
+    """Returns whether the figures of the processes go on to the end: a daemon that died did not note what came last,
+    and a program that still runs may import its libraries yet."""
+    seen_to_its_end = all(node.state is not Presence.DIED for node in record.nodes)
+    return record.run.was_watched and record.names_dataset and record.run.state != "running" and seen_to_its_end
 
 
 def nothing_attached(record: Record) -> Iterator[Note]:
     """Notes that no shim ran in any process."""
-    is_known = record.run.was_watched and record.names_dataset and _was_seen_to_its_end(record)
-    if record.coverage.processes_attached == 0 and is_known:
-        remedy = (
-            "python -I, -E or -S, `env -i`, sudo and containers with a clean environment drop PYTHONPATH: "
-            "pass it on; programs that are not Python are not redirected"
-        )
+    if record.coverage.processes_attached != 0 or not _is_judged(record):
+        return
+    remedy = _how_to_attach(record) or (
+        "python -I, -E or -S, `env -i`, sudo and containers with a clean environment drop PYTHONPATH: "
+        "pass it on; programs that are not Python are not redirected"
+    )
+    if record.coverage.processes_missed:
         severity = Severity.ERROR if record.run.stages else Severity.WARNING
         text = "no Python process of the command attached: what it read came from the source, and was not measured"
-        yield Note("nothing-attached", severity, text, _how_to_attach(record) or remedy)
+    else:
+        severity = Severity.INFO if record.coverage.unseen_bytes == 0 else Severity.WARNING
+        text = "hpcstage serves Python programs, and saw none in the command: what others read comes from the source"
+    yield Note("nothing-attached", severity, text, remedy)
 
 
 def _how_to_attach(record: Record) -> str:
@@ -90,7 +96,7 @@ def nothing_opened(record: Record) -> Iterator[Note]:
     """Notes that shims ran, but no process opened a file of the datasets."""
     coverage = record.coverage
     attached = (coverage.processes_attached or 0) - (coverage.processes_uncounted or 0)
-    if attached > 0 and coverage.opens == 0 and record.names_dataset and _was_seen_to_its_end(record):
+    if attached > 0 and coverage.opens == 0 and _is_judged(record):
         roots = ", ".join(dataset.root for dataset in record.datasets[:2]) or "the datasets"
         text = f"no attached process opened a file below {roots}"
         remedy = "check that --data names the paths that the program opens, and that they are regular files"
@@ -117,7 +123,7 @@ def unseen(record: Record) -> Iterator[Note]:
     size, number = record.coverage.unseen_bytes or 0, record.coverage.unseen_processes
     seen = (record.totals.local_bytes or 0) + (record.totals.direct_bytes or 0)
     if size > WORTH_SHARE * seen:
-        severity = Severity.WARNING if size > MUCH_UNSEEN_SHARE * seen else Severity.INFO
+        severity = Severity.WARNING if number and size > MUCH_UNSEEN_SHARE * seen else Severity.INFO
         known = "" if number is None else f", {number or 'none'} of which lived long enough to be counted,"
         text = f"processes without hpcstage{known} read up to {format_size(size)}, libraries and other files included"
         remedy = "programs that are not Python, and python -I, -E or -S, read the source directly"

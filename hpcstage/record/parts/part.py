@@ -9,7 +9,6 @@ but its default is left out.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
@@ -30,7 +29,7 @@ from hpcstage.record.jsonform import (
     written,
 )
 from hpcstage.record.parts.rows import ProcessPart, Sample
-from hpcstage.writing import replace_text
+from hpcstage.writing import replace_copy, replace_text
 
 NAMED_NODES = 16
 """A list of nodes, in a part or in the record, names at most this many: 1000 lists of 1000 nodes are too much."""
@@ -355,9 +354,9 @@ def write_part(part: NodePart, run_dir: Path, host: str, extra: Sequence[tuple[P
     Runs in a helper process, as the source may hang.
     """
     nodes = run_dir / rundir.NODES
-    nodes.mkdir(parents=True, exist_ok=True)
+    nodes.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path, suffix in extra:
         if path.exists():
-            shutil.copyfile(path, nodes / f"{host}.{suffix}")
+            replace_copy(path, nodes / f"{host}.{suffix}")
     replace_text(nodes / f"{host}.json", json.dumps(part.to_json()))
     return b"written"

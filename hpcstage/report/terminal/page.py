@@ -34,9 +34,8 @@ def render(record: Record, canvas: Canvas, *, every_node: bool = False) -> str:
     blocks.insert(2, nodes.nodes(record, canvas, max(nodes.LEAST, min(nodes.LINES, left))))
     blocks.append(notes(record, canvas, LINES - sum(map(len, blocks))))
     blocks = [block for block in blocks if block]
-    last = canvas.lines(explained())
-    if sum(map(len, blocks)) + len(last) <= LINES:
-        blocks.append(last)
+    if sum(map(len, blocks)) < LINES:
+        blocks.append([cleaned(explained(), unicode=canvas.unicode)])  # a path that is cut or wrapped leads nowhere
     airy = sum(map(len, blocks)) + len(blocks) - 1 <= LINES
     return ("\n\n" if airy else "\n").join("\n".join(block) for block in blocks)
 

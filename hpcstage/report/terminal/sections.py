@@ -84,12 +84,12 @@ def _staged(record: Record) -> str:
 
 def order(record: Record) -> list[str]:
     """Says what samplers announced, how well the program kept to it, and how far ahead of it the copies were."""
-    part, announced = record.order, record.order.announcements
-    if not announced:
+    part = record.order
+    if not part.announcements:
         return []
-    words = [str(part.provenance), f"{format_number(announced, 'epoch')} announced"]
+    words = [str(part.provenance), "announced while copying"]  # later epochs are not
     if not part.followed:
-        words[-1] += ", not followed"
+        words.append("not followed")
     if part.kept_share is not None:
         words.append(f"{percent(part.kept_share)} of opens as announced{_nearly(part)}")
     lead = part.lead
@@ -129,8 +129,7 @@ def served_of(record: Record) -> str:
     """Says what `local_share` is a share of."""
     if where := figures.reported(record.group):
         return where
-    more = " or more" if figures.is_least(record) else ""
-    return f"of {figures.of_what(record)}{more}"
+    return f"of {figures.of_what(record)}"
 
 
 def time(record: Record) -> RenderableType:
@@ -198,7 +197,7 @@ def source(record: Record) -> RenderableType:
     """Shows latency and bandwidth of the source, its bandwidth over time, and contention."""
     part, values = record.contention, record.series.source_bytes_per_s
     lines: list[RenderableType] = [
-        f"bandwidth {UNKNOWN}: {part.method}"
+        f"best, typical {UNKNOWN}: {part.method}"
         if part.best_bytes_per_s is None
         else f"best {rate(part.best_bytes_per_s)}, typical {rate(part.typical_bytes_per_s)}",
         f"p50/p95/p99: {_latency('open', part.latency_ms.open)}, {_latency('read', part.latency_ms.read)}",

@@ -39,11 +39,8 @@ def _served(record: Record) -> str:
     where = figures.reported(record.group)
     share = figures.percent(figures.local_share(record))
     served = f"{share} of {figures.of_what(record)} served locally{where and f' {where}'}"
-    if not (lost := figures.unseen(record)):
-        opens = f"{figures.count(record.coverage.swapped)} of {figures.count(record.coverage.opens)} opens swapped"
-        return f"{mode}: {served}, {opens}"
-    least = "at least " if figures.is_least(record) else ""
-    return f"{mode}: {least}{served}; not seen: up to {figures.size(lost)}"
+    opens = f"{figures.count(record.coverage.swapped)} of {figures.count(record.coverage.opens)} opens swapped"
+    return f"{mode}: {served}, {opens}"
 
 
 def _outputs(record: Record) -> str:

@@ -55,6 +55,7 @@ static void forked(void) {
     cwd_forked();
     copies_forked();
     arrivals_forked();
+    rooms_forked();
     names_forked();
 }
 

@@ -1,7 +1,7 @@
 /* Declares all that the parts of the native layer share.
  *
- * Everything that a hook can reach obeys: no malloc, no locks, no stdio, no Python, errno kept. A hook may run in any
- * thread, in a signal handler, between fork and exec.
+ * Everything that a hook can reach obeys: no malloc, no locks, no stdio, no Python, errno kept, less than 2 kB of stack
+ * in all. A hook may run in any thread, in a signal handler, between fork and exec.
  */
 #ifndef HPCSTAGE_NATIVE_H
 #define HPCSTAGE_NATIVE_H
@@ -11,7 +11,6 @@
 #endif
 #include <fcntl.h>
 #include <limits.h>
-#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -40,6 +39,18 @@ struct config {
 };
 extern struct config config;
 
+/* ---- room for names: not on the stack, which may be small ---- */
+#define ROOM_BYTES (PATH_MAX + 48)
+void *room_take(void); /* NULL: there is none, and nothing is served any more */
+void room_give(void *variable);
+void rooms_left(void);   /* this thread ends */
+void rooms_forked(void); /* in a forked child */
+/* A variable that points to room, which is given back where the variable ends. */
+#define ROOM(type, name) __attribute__((cleanup(room_give))) type *name = room_take()
+#define PLACE(name) ROOM(struct place, name)
+void node_path(char *out, const char *name, size_t n); /* of what is in the node directory; `name` begins with a slash */
+char *put_number(char *out, unsigned value);           /* returns where it ends */
+
 /* ---- paths ---- */
 enum kind {
     OUTSIDE,
@@ -52,6 +63,7 @@ struct place {
     const struct map *map;
     char local[PATH_MAX]; /* where its copy is or would be; the part after map->store_n is the path below the root */
 };
+_Static_assert(sizeof(struct place) <= ROOM_BYTES, "place");
 
 enum how {
     FOLLOWED = 1, /* the call follows a link in the last component */
@@ -60,6 +72,7 @@ enum how {
 };
 
 int concerns_as(int how, int dirfd, const char *path); /* cheap: 0 means OUTSIDE, as far as is remembered */
+/* `at` may be NULL, where there was no room for it: OUTSIDE. */
 enum kind locate_as(int how, int dirfd, const char *path, struct place *at);
 enum kind locate_fd(int fd, struct place *at);        /* by the name of an open file at the source */
 enum kind locate_copy(int fd, struct place *at);      /* by the name of an open file in the store */
@@ -83,6 +96,10 @@ int names_lead_outside(const char *path, int how); /* as far as is remembered */
 void names_plain(const char *directory, size_t n); /* the kernel's name of a directory outside */
 void names_forget(void); /* a link or a directory came under another name */
 void names_forked(void); /* in a forked child */
+
+/* ---- directories and links above the datasets ---- */
+int roots_before(int dirfd, const char *path);   /* whether what has this name may be one; before a change of it */
+int roots_after(int turns, int result);          /* returns the result of the change */
 
 /* ---- page and counters ---- */
 int page_map(const char *path); /* 0, or an errno */
@@ -151,6 +168,7 @@ void drop(const struct place *at); /* no copy of it is visible any more when thi
 struct stat;
 void drop_file(const struct place *at, const struct stat *now); /* the same for all names of what is there, or NULL */
 void landed(const struct stat *info);        /* a file outside of the datasets is written to: may be one of theirs */
+void drop_all(const struct map *map);         /* the same of all files of a dataset */
 void landed_fd(int fd);                      /* the same of an open file; errno stays */
 
 /* ---- open files: which descriptors are dataset files ---- */
@@ -162,7 +180,7 @@ enum {
     FD_LOCK = 4,    /* ours: of the source, for locks on a copy */
     FD_ARRIVING = 5, /* ours: of a copy that is on its way */
 };
-#define FDS 65536
+#define FDS 65536 /* numbers from here on have no marks: they stand for files of the source only */
 extern unsigned char fd_kinds[FDS];
 extern __attribute__((visibility("hidden"))) int hpcstage_vforked; /* how often this process called vfork */
 
@@ -200,7 +218,7 @@ int copy_keeps_at(void);   /* the lowest number for it */
 int turn_take(void);
 void turn_give(int cancels);
 struct putting {
-    sigset_t signals;
+    uint64_t signals;
 };
 int putting_begin(struct putting *putting, int waits); /* 0: other threads' calls did not end in so many waits */
 void putting_end(const struct putting *putting);

@@ -171,14 +171,12 @@ void arrivals_forked(void) {
 /* The daemon makes the table before it stages anything. */
 static __attribute__((noinline)) struct table *map_table(void) {
     static const char file[] = "/arriving"; /* ARRIVING_FILE */
-    char path[PATH_MAX];
+    ROOM(char, path);
     struct stat info;
     uint32_t state = page_state();
-    if (state == STATE_STARTING || state == STATE_SCANNING || __atomic_exchange_n(&tried, 1, __ATOMIC_RELAXED))
+    if (!path || state == STATE_STARTING || state == STATE_SCANNING || __atomic_exchange_n(&tried, 1, __ATOMIC_RELAXED))
         return NULL;
-    size_t n = strlen(config.node_dir);
-    memcpy(path, config.node_dir, n);
-    memcpy(path + n, file, sizeof file);
+    node_path(path, file, sizeof file - 1);
     int fd = open_file(path, O_RDWR);
     struct table *found = MAP_FAILED;
     if (fd >= 0 && fstat(fd, &info) == 0 && info.st_size == ARRIVING_BYTES)
@@ -268,12 +266,12 @@ static off_t mark_of(uint32_t serial) {
 }
 
 static int open_incoming(const struct table *in, int row, uint32_t serial, struct stat *info) {
-    char path[PATH_MAX];
-    size_t n = strlen(config.node_dir);
-    memcpy(path, config.node_dir, n);
-    path[n++] = '/';
-    memcpy(path + n, in->row[row].name, ARRIVING_NAME_BYTES);
-    path[n + ARRIVING_NAME_BYTES] = 0;
+    char name[1 + ARRIVING_NAME_BYTES] = "/";
+    ROOM(char, path);
+    if (!path)
+        return -1;
+    memcpy(name + 1, in->row[row].name, ARRIVING_NAME_BYTES);
+    node_path(path, name, sizeof name);
     int low = open_file(path, O_RDONLY | O_NOATIME); /* no read looks whether to note its time */
     if (low < 0 && errno == EPERM) /* not this user's file, as the file system has it */
         low = open_file(path, O_RDONLY);
@@ -354,7 +352,7 @@ static __attribute__((noinline)) void note_in_order(int fd, uint64_t bytes) {
     struct table *in = rows();
     struct stat info;
     int saved = errno;
-    if (in && !hpcstage_vforked && fstat(fd, &info) == 0) {
+    if (in && (!hpcstage_vforked || slot_is_mine()) && fstat(fd, &info) == 0) {
         struct note *note = &in->in_order[info.st_ino % IN_ORDER_NOTES];
         __atomic_store_n(&note->inode, 0, __ATOMIC_RELEASE);
         __atomic_store_n(&note->bytes, bytes, __ATOMIC_RELEASE);

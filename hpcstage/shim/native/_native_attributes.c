@@ -33,15 +33,13 @@ static int tried;
 
 /* The daemon makes the table before it stages anything. */
 static __attribute__((noinline)) struct table *map_table(void) {
-    char path[PATH_MAX];
+    ROOM(char, path);
     struct stat info;
     uint32_t state = page_state();
-    if (state == STATE_STARTING || state == STATE_SCANNING || __atomic_exchange_n(&tried, 1, __ATOMIC_RELAXED))
+    if (!path || state == STATE_STARTING || state == STATE_SCANNING || __atomic_exchange_n(&tried, 1, __ATOMIC_RELAXED))
         return NULL;
     int saved = errno;
-    size_t n = strlen(config.node_dir);
-    memcpy(path, config.node_dir, n);
-    memcpy(path + n, "/attributes", 12);
+    node_path(path, "/attributes", 11);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     struct table *found = MAP_FAILED;
     if (fd >= 0 && fstat(fd, &info) == 0 && info.st_size >= (off_t)sizeof *found)
@@ -115,10 +113,8 @@ int attributes_same(int fd, int source) {
     struct stat copy, now;
     if (fstat(fd, &copy) != 0 || fstat(source, &now) != 0 || !S_ISREG(now.st_mode))
         return 0;
-    struct stat listed = copy;
-    if (attributes_put(&listed))
-        return listed.st_ino == now.st_ino && listed.st_dev == now.st_dev;
-    return same_content(&copy, &now);
+    int looks_so = same_content(&copy, &now);
+    return attributes_put(&copy) ? copy.st_ino == now.st_ino && copy.st_dev == now.st_dev : looks_so;
 }
 
 int attributes_equal(int fd, const struct stat *source) {
@@ -131,12 +127,12 @@ int attributes_equal(int fd, const struct stat *source) {
 
 /* Answers fstat of a copy that is open. Where nothing better is known the answer stays as it is. */
 static __attribute__((noinline)) void put_for(int fd, struct stat *info) {
-    char source[PATH_MAX];
     struct stat now;
     if (attributes_put(info))
         return;
+    ROOM(char, source);
     int saved = errno;
-    if (copy_source(fd, source)) {
+    if (source && copy_source(fd, source)) {
         count(COUNTER_SOURCE_STATS, 1);
         if (stat(source, &now) == 0 && same_content(info, &now))
             *info = now;

@@ -24,14 +24,17 @@
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/xattr.h>
 #include <time.h>
 #include <unistd.h>
 
+#define NONE_FREE INT_MIN
 #define HIGH_NUMBER 512 /* locks' descriptors leave the low numbers to the program */
 #define TURN_WAITS 400 /* of 50 us */
 #define HELD_WAITS 20
+#define C_LIBRARY_S_SIGNALS (3ull << 31) /* 32 and 33 */
 #define MOVE_WAITS 20000 /* of 50 us: longer than anything is put in places */
 
 int copy_locks[FDS];
@@ -72,12 +75,17 @@ void copies_wait(void) {
     errno = saved;
 }
 
+/* The kernel's set of signals, which is a sixteenth of the C library's. Returns what it was. */
+static uint64_t mask_signals(int how, uint64_t set) {
+    uint64_t before = 0;
+    syscall(SYS_rt_sigprocmask, how, &set, &before, sizeof set);
+    return before;
+}
+
 /* Returns the signals that the thread keeps from itself until the end: a handler would wait for its own thread, or close
  * what is being put in its place. */
-static sigset_t begin_moving(unsigned how) {
-    sigset_t all, kept;
-    sigfillset(&all);
-    sigprocmask(SIG_BLOCK, &all, &kept);
+static uint64_t begin_moving(unsigned how) {
+    uint64_t kept = mask_signals(SIG_BLOCK, ~C_LIBRARY_S_SIGNALS);
     unsigned still = STILL, move = 2 * (__atomic_add_fetch(&moves, 1, __ATOMIC_RELAXED) % (UINT_MAX / 2) + 1) + how;
     while (!__atomic_compare_exchange_n(&copies_moving, &still, move, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
         copies_wait();
@@ -100,7 +108,7 @@ int putting_begin(struct putting *putting, int waits) {
 
 void putting_end(const struct putting *putting) {
     __atomic_store_n(&copies_moving, STILL, __ATOMIC_SEQ_CST);
-    sigprocmask(SIG_SETMASK, &putting->signals, NULL);
+    mask_signals(SIG_SETMASK, putting->signals);
 }
 
 int copy_let_go(int fd) {
@@ -140,10 +148,10 @@ static enum kind place_of(int fd, struct place *at) {
 }
 
 int copy_source(int fd, char *out) {
-    struct place at;
-    if (place_of(fd, &at) != FILE_NAME)
+    PLACE(at);
+    if (place_of(fd, at) != FILE_NAME)
         return 0;
-    source_of(&at, out);
+    source_of(at, out);
     return out[0] != 0;
 }
 
@@ -157,19 +165,23 @@ static void close_source(int fd) {
     fd_mark(fd, FD_LOCK);
 }
 
-/* Returns a descriptor of the file that was copied, opened as the copy is, or -1. */
+/* Returns a descriptor of the file that was copied, opened as the copy is; NONE_FREE: it could not be opened; -1: it has
+ * gone, or is another file. */
 static int open_source(int fd, const struct place *at) {
-    char source[PATH_MAX];
+    ROOM(char, source);
+    if (!source)
+        return NONE_FREE;
     int flags = fcntl(fd, F_GETFL);
     source_of(at, source);
     if (flags < 0 || !source[0])
         return -1;
     int opened = open(source, (flags & ~(O_CREAT | O_EXCL | O_TRUNC | O_APPEND)) | O_CLOEXEC);
-    if (opened >= 0 && !attributes_same(fd, opened)) {
-        close_source(opened);
-        return -1;
-    }
-    return opened;
+    if (opened < 0)
+        return errno == EMFILE || errno == ENFILE || errno == ENOMEM ? NONE_FREE : -1;
+    if (attributes_same(fd, opened))
+        return opened;
+    close_source(opened);
+    return -1;
 }
 
 /* Whether two numbers stand for one open file, with one offset: then a flag that means nothing for files is shared. */
@@ -207,12 +219,12 @@ static void put_in_place(int source, int fd) {
 
 /* Whether a number is still that of the copy at `at` (NULL: wherever it is now), of which `info` was said. */
 static int is_still(int fd, const struct place *at, const struct stat *info) {
-    struct place now_at;
+    PLACE(now_at);
     struct stat now;
     return fd_kind(fd) == FD_LOCAL && fstat(fd, &now) == 0 && now.st_dev == info->st_dev && now.st_ino == info->st_ino &&
            now.st_size == info->st_size && now.st_mtim.tv_sec == info->st_mtim.tv_sec &&
            now.st_mtim.tv_nsec == info->st_mtim.tv_nsec &&
-           (!at || (place_of(fd, &now_at) == FILE_NAME && strcmp(now_at.local, at->local) == 0));
+           (!at || (place_of(fd, now_at) == FILE_NAME && strcmp(now_at->local, at->local) == 0));
 }
 
 /* Puts the source in the place of `fd` and of all numbers that share it: the descriptor on which the copy's locks are,
@@ -264,31 +276,33 @@ static __attribute__((noinline)) int surrender(int fd, struct place *at) {
 }
 
 int copy_surrender(int fd) {
-    struct place at;
-    return fd_kind(fd) == FD_LOCAL && surrender(fd, &at);
+    if (fd_kind(fd) != FD_LOCAL)
+        return 0;
+    PLACE(at);
+    return surrender(fd, at);
 }
 
 /* A descriptor of the source may have been opened before there was a copy. */
 static __attribute__((noinline)) void surrender_and_drop(int fd) {
-    struct place at;
+    PLACE(at);
     int saved = errno;
-    if (surrender(fd, &at) || (fd_kind(fd) == FD_SOURCE && locate_fd(fd, &at) == FILE_NAME))
-        drop(&at);
+    if (surrender(fd, at) || (fd_kind(fd) != FD_LOCAL && locate_fd(fd, at) == FILE_NAME))
+        drop(at);
     errno = saved;
 }
 
 void copy_changes(int fd) {
-    if (fd_kind(fd) == FD_LOCAL || fd_kind(fd) == FD_SOURCE)
+    if (fd_kind(fd) == FD_LOCAL || fd_kind(fd) == FD_SOURCE || fd >= FDS)
         surrender_and_drop(fd);
 }
 
 void copies_change(const struct place *at) {
-    struct place open_at;
+    PLACE(open_at);
     int saved = errno;
     for (const unsigned char *from = fd_kinds, *end = fd_kinds + FDS, *found;
          from < end && (found = memchr(from, FD_LOCAL, (size_t)(end - from))); from = found + 1) {
         int fd = (int)(found - fd_kinds);
-        if (place_of(fd, &open_at) == FILE_NAME && strcmp(open_at.local, at->local) == 0)
+        if (place_of(fd, open_at) == FILE_NAME && strcmp(open_at->local, at->local) == 0)
             copy_surrender(fd);
     }
     errno = saved;
@@ -319,26 +333,32 @@ static int lock_with(int fd, const struct place *at, const struct stat *info, in
     return kept;
 }
 
-/* Returns the descriptor to lock for a copy. With `lets_go` nothing is to be locked, so nothing is opened for it. */
+/* Returns the descriptor to lock for a copy, or NONE_FREE. With `lets_go` nothing is to be locked, so nothing is opened for
+ * it. */
 static __attribute__((noinline)) int lock_of(int fd, int lets_go) {
-    struct place at;
+    PLACE(at);
     struct stat info;
-    int saved = errno, cancels = turn_take();
-    if (!copy_locks[fd] && !lets_go && fstat(fd, &info) == 0 && place_of(fd, &at) == FILE_NAME) {
-        int flags = fcntl(fd, F_GETFD), opened = open_source(fd, &at);
+    int saved = errno, cancels = turn_take(), instead = fd;
+    if (!copy_locks[fd] && !lets_go && fstat(fd, &info) == 0 && place_of(fd, at) == FILE_NAME) {
+        int flags = fcntl(fd, F_GETFD), opened = open_source(fd, at);
+        if (opened == NONE_FREE)
+            instead = NONE_FREE;
         int may_close = opened >= 0 && !moved_is_locked(opened);
         int high = may_close ? fcntl(opened, flags & FD_CLOEXEC ? F_DUPFD_CLOEXEC : F_DUPFD, copy_keeps_at()) : -1;
         if (high >= 0) {
             close(opened);
             opened = high;
         }
-        if (opened >= 0 && !lock_with(fd, &at, &info, opened))
+        if (opened >= 0 && !lock_with(fd, at, &info, opened)) {
+            if (opened >= FDS)
+                instead = NONE_FREE;
             close_source(opened);
+        }
     }
     int lock = copy_locks[fd] - 1;
     turn_give(cancels);
     errno = saved;
-    return lock >= 0 ? lock : fd;
+    return lock >= 0 ? lock : instead;
 }
 
 static inline int to_lock(int fd, int lets_go) {
@@ -402,6 +422,10 @@ static off_t lend_offset(int fd, int lock) {
     if (held) \
         hold_begin(); \
     int lock = to_lock(fd, lets_go); \
+    if (lock == NONE_FREE) { \
+        errno = ENOLCK; \
+        return -1; \
+    } \
     if (notes && lock != fd) \
         moved_locks(lock); \
     off_t offset = from_here ? lend_offset(fd, lock) : -1; \
@@ -445,9 +469,9 @@ static int locks_something(int command) {
             LOCKED(fd, asked->l_type == F_UNLCK, command == F_SETLK || command == F_SETLKW, asked->l_whence == SEEK_CUR, \
                    name(lock, command, argument)) \
         } \
-        if (command == F_SETLEASE) { \
-            copy_surrender(fd); \
+        if (command == F_SETLEASE || (command == F_SETFL && ((intptr_t)argument & O_DIRECT))) { \
             moved_shared(fd); \
+            copy_surrender(fd); \
         } \
         if (command == F_SETFD && !((intptr_t)argument & FD_CLOEXEC)) \
             moved_inherited(fd); \
@@ -550,9 +574,11 @@ static ssize_t hook_flistxattr(int fd, char *names, size_t n) {
 /* The store's file system is not the source's. */
 #define HOOK_FSTATFS(name, by_path, type) \
     static int hook_##name(int fd, struct type *out) { \
-        char source[PATH_MAX]; \
+        if (fd_kind(fd) != FD_LOCAL) \
+            return name(fd, out); \
+        ROOM(char, source); \
         int saved = errno; \
-        if (fd_kind(fd) == FD_LOCAL && copy_source(fd, source) && by_path(source, out) == 0) \
+        if (source && copy_source(fd, source) && by_path(source, out) == 0) \
             return 0; \
         errno = saved; \
         return name(fd, out); \

@@ -86,6 +86,10 @@ static enum outcome open_copy(const struct call *c, const struct place *at, unio
     int fd = fd_of(c, *r);
     if (fd < 0)
         return errno == ENOENT || errno == ENOTDIR ? ABSENT : UNUSABLE;
+    if (fd >= FDS) {
+        give_up(c, *r);
+        return UNUSABLE;
+    }
     if (is_copy(fd, c->flags)) {
         moved_forget(fd);
         fd_mark(fd, at->map->quiet ? FD_OTHER : FD_LOCAL);
@@ -136,7 +140,8 @@ static union result open_for_reading(const struct call *c, const struct place *a
     union result r;
     int saved = errno, reason = REASON_NONE;
     uint32_t published = __atomic_load_n(page_published, __ATOMIC_ACQUIRE);
-    if (!at->map->quiet && (config.direct || page_state() == STATE_MEASURING))
+    int is_direct = c->flags & O_DIRECT; /* the copy's file system may want more of addresses and lengths */
+    if (!at->map->quiet && (config.direct || is_direct || page_state() == STATE_MEASURING))
         return open_source(c, at, REASON_NONE, 1, published);
     uint64_t begin = at->map->quiet ? 0 : wait_begin(FD_LOCAL);
     enum outcome outcome = open_copy(c, at, &r);
@@ -179,9 +184,9 @@ static int could_write(const struct call *c, struct stat *info) {
 
 /* The name that was opened may lead to another file below a dataset by a symbolic link. */
 static void drop_what_was_opened(int fd, const struct place *named) {
-    struct place opened;
-    if (locate_fd(fd, &opened) == FILE_NAME && strcmp(named->local, opened.local) != 0)
-        drop(&opened);
+    PLACE(opened);
+    if (locate_fd(fd, opened) == FILE_NAME && strcmp(named->local, opened->local) != 0)
+        drop(opened);
 }
 
 static union result open_for_writing(const struct call *c, const struct place *at) {
@@ -220,13 +225,13 @@ static inline union result open_elsewhere(const struct call *c) {
 }
 
 static __attribute__((noinline)) union result open_below(const struct call *c) {
-    struct place at;
+    PLACE(at);
     int how = OPENS | (c->flags & O_NOFOLLOW ? 0 : FOLLOWED) | (writes(c->flags) ? AFRESH : 0);
-    enum kind kind = locate_as(how, c->dirfd, c->path, &at);
+    enum kind kind = locate_as(how, c->dirfd, c->path, at);
     if (kind == FILE_NAME && writes(c->flags))
-        return open_for_writing(c, &at);
+        return open_for_writing(c, at);
     if (kind == FILE_NAME && !(c->flags & (O_DIRECTORY | O_PATH)))
-        return open_for_reading(c, &at);
+        return open_for_reading(c, at);
     if (kind != OUTSIDE)
         count(COUNTER_OTHER_OPENS, 1);
     return open_elsewhere(c);
@@ -236,8 +241,15 @@ static __attribute__((noinline)) union result open_below(const struct call *c) {
 static __attribute__((noinline)) union result reopen(const struct call *c, int fd) {
     if (writes(c->flags))
         copy_changes(fd);
+    else if (c->flags & O_DIRECT)
+        copy_surrender(fd);
     union result r = original(c, c->path);
     int opened = fd_of(c, r);
+    if (opened >= FDS && fd_kind(fd) == FD_LOCAL && copy_surrender(fd)) {
+        give_up(c, r);
+        r = original(c, c->path);
+        opened = fd_of(c, r);
+    }
     moved_forget(opened);
     fd_mark(opened, writes(c->flags) || (c->flags & O_PATH) ? FD_OTHER : fd_kind(fd));
     if (opened >= 0 && writes(c->flags))
@@ -303,9 +315,9 @@ HOOK_FOPEN(fopen64, FOPEN64)
 
 /* freopen closes the stream when the open fails, so there is no second try: it always goes to the source. */
 static __attribute__((noinline)) void before_freopen(const char *path, const char *fmode) {
-    struct place at;
-    if (flags_of(fmode) != O_RDONLY && locate_as(FOLLOWED | AFRESH, AT_FDCWD, path, &at) == FILE_NAME) {
-        drop(&at);
+    PLACE(at);
+    if (flags_of(fmode) != O_RDONLY && locate_as(FOLLOWED | AFRESH, AT_FDCWD, path, at) == FILE_NAME) {
+        drop(at);
         count(COUNTER_WRITE_OPENS, 1);
     }
 }

@@ -8,11 +8,13 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -26,6 +28,9 @@ extern ssize_t preadv64v2(int, const struct iovec *, int, off64_t, int) WEAK;
 extern int close_range(unsigned, unsigned, int) WEAK;
 extern void closefrom(int) WEAK;
 extern int dup3(int, int, int) WEAK;
+#ifndef CLOSE_RANGE_UNSHARE
+#define CLOSE_RANGE_UNSHARE 2u
+#endif
 extern void __longjmp_chk(jmp_buf, int) WEAK __attribute__((noreturn));
 
 /* `at`: where in the file the read began, as it is once the call has returned. */
@@ -171,10 +176,13 @@ static void *hook_mmap64(void *at, size_t n, int protection, int flags, int fd, 
 }
 
 /* ---- listings ---- */
+static __attribute__((noinline)) int is_of_datasets(const char *path) {
+    PLACE(at);
+    return concerns(AT_FDCWD, path) && locate(AT_FDCWD, path, at) != OUTSIDE && !at->map->quiet;
+}
+
 static DIR *hook_opendir(const char *path) {
-    struct place at;
-    int saved = errno;
-    int below = concerns(AT_FDCWD, path) && locate(AT_FDCWD, path, &at) != OUTSIDE && !at.map->quiet;
+    int saved = errno, below = is_of_datasets(path);
     errno = saved;
     if (!below)
         return opendir(path);
@@ -242,8 +250,19 @@ static void unmark(unsigned first, unsigned last) {
     memset(from, FD_OTHER, (size_t)(end - from));
 }
 
+static int is_only_thread(void) {
+    struct stat tasks;
+    int saved = errno, known = stat("/proc/self/task", &tasks) == 0;
+    errno = saved;
+    return known && tasks.st_nlink == 3;
+}
+
+/* A thread that has others may get a table of its own: the marks stay those of the others, who share its open files. */
 static int hook_close_range(unsigned first, unsigned last, int flags) {
-    if (!flags && first <= last)
+    int parts = (flags & CLOSE_RANGE_UNSHARE) && !only_borrowed() && !is_only_thread();
+    if (parts)
+        moved_forks();
+    else if (!(flags & ~CLOSE_RANGE_UNSHARE) && first <= last)
         unmark(first, last);
     return close_range(first, last, flags);
 }
@@ -253,6 +272,15 @@ static void hook_closefrom(int first) {
     closefrom(first);
 }
 
+/* A number without a mark gets the source, and shares its offset for good. */
+static int duplicated_beyond(int from, int to) {
+    int flags = fcntl(to, F_GETFD);
+    moved_shared(from);
+    if (copy_surrender(from))
+        dup3(from, to, flags & FD_CLOEXEC ? O_CLOEXEC : 0);
+    return to;
+}
+
 int fd_duplicated(int from, int to, int is_inherited) {
     if (to < 0 || to == from)
         return to;
@@ -260,6 +288,8 @@ int fd_duplicated(int from, int to, int is_inherited) {
         moved_shared(from);
         return to;
     }
+    if (to >= FDS)
+        return duplicated_beyond(from, to);
     if (copies_locked)
         copy_closed(to);
     moved_duplicated(from, to, is_inherited);

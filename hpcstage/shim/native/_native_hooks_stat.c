@@ -72,19 +72,19 @@ static int answers(const struct stat *s, int nofollow) {
 }
 
 static __attribute__((noinline)) enum answer stat_copy(int dirfd, const char *path, struct stat *out, int nofollow) {
-    struct place at;
+    PLACE(at);
     struct stat info;
     int saved = errno;
-    enum answer found = findable(dirfd, path, nofollow, &at);
+    enum answer found = findable(dirfd, path, nofollow, at);
     if (found != BY_COPY)
         return found;
-    int hit = fstatat(AT_FDCWD, at.local, &info, AT_SYMLINK_NOFOLLOW) == 0 && answers(&info, nofollow) &&
-              (at.map->quiet || attributes_put(&info));
+    int hit = fstatat(AT_FDCWD, at->local, &info, AT_SYMLINK_NOFOLLOW) == 0 && answers(&info, nofollow) &&
+              (at->map->quiet || attributes_put(&info));
     errno = saved;
-    counted(&at, hit);
+    counted(at, hit);
     if (hit)
         *out = info;
-    return answer_of(&at, hit);
+    return answer_of(at, hit);
 }
 
 #define HOOK_STAT(name, type, nofollow) \
@@ -159,33 +159,33 @@ extern int statx(int, const char *, int, unsigned, struct statx *) WEAK;
 
 static __attribute__((noinline)) enum answer statx_copy(int dirfd, const char *path, int flags, unsigned mask,
                                                         struct statx *out) {
-    struct place at;
+    PLACE(at);
     struct statx info;
     int saved = errno;
-    enum answer found = findable(dirfd, path, flags & AT_SYMLINK_NOFOLLOW, &at);
+    enum answer found = findable(dirfd, path, flags & AT_SYMLINK_NOFOLLOW, at);
     if (found != BY_COPY)
         return found;
     int hit = !(mask & STATX_BTIME) && /* when a file was made is known to its source only */
-              statx(AT_FDCWD, at.local, AT_SYMLINK_NOFOLLOW, mask | STATX_BASIC_STATS, &info) == 0 &&
+              statx(AT_FDCWD, at->local, AT_SYMLINK_NOFOLLOW, mask | STATX_BASIC_STATS, &info) == 0 &&
               S_ISREG(info.stx_mode) && !((flags & AT_SYMLINK_NOFOLLOW) && info.stx_nlink != 1) &&
-              (at.map->quiet || attributes_put_x(&info));
+              (at->map->quiet || attributes_put_x(&info));
     errno = saved;
-    counted(&at, hit);
+    counted(at, hit);
     if (hit)
         *out = info;
-    return answer_of(&at, hit);
+    return answer_of(at, hit);
 }
 
 /* Answers for a descriptor of a copy, by its number; returns 0 if it is none. */
 static __attribute__((noinline)) int statx_open(int fd, unsigned mask, struct statx *out) {
-    char source[PATH_MAX];
+    ROOM(char, source);
     struct statx now;
     int saved = errno;
     if (statx(fd, "", AT_EMPTY_PATH, mask | STATX_BASIC_STATS, out) != 0)
         return 0;
     if (!(mask & STATX_BTIME) && attributes_put_x(out))
         return 1;
-    int same = copy_source(fd, source) && statx(AT_FDCWD, source, 0, mask | STATX_BASIC_STATS, &now) == 0 &&
+    int same = source && copy_source(fd, source) && statx(AT_FDCWD, source, 0, mask | STATX_BASIC_STATS, &now) == 0 &&
                now.stx_size == out->stx_size && now.stx_mtime.tv_sec == out->stx_mtime.tv_sec &&
                now.stx_mtime.tv_nsec == out->stx_mtime.tv_nsec;
     errno = saved;
@@ -206,19 +206,19 @@ static int hook_statx(int dirfd, const char *path, int flags, unsigned mask, str
 
 /* Only "does it exist" and "can it be read" are asked of the copy: it carries our ownership, and writes go elsewhere. */
 static __attribute__((noinline)) enum answer access_copy(int dirfd, const char *path, int mode, int flags) {
-    struct place at;
+    PLACE(at);
     struct stat info;
     int saved = errno;
     if (mode & (W_OK | X_OK))
         return ELSEWHERE;
-    enum answer found = findable(dirfd, path, flags & AT_SYMLINK_NOFOLLOW, &at);
+    enum answer found = findable(dirfd, path, flags & AT_SYMLINK_NOFOLLOW, at);
     if (found != BY_COPY)
         return found;
-    int hit = fstatat(AT_FDCWD, at.local, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
-              answers(&info, flags & AT_SYMLINK_NOFOLLOW) && (mode == F_OK || access(at.local, mode) == 0);
+    int hit = fstatat(AT_FDCWD, at->local, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+              answers(&info, flags & AT_SYMLINK_NOFOLLOW) && (mode == F_OK || access(at->local, mode) == 0);
     errno = saved;
-    counted(&at, hit);
-    return answer_of(&at, hit);
+    counted(at, hit);
+    return answer_of(at, hit);
 }
 
 #define HOOK_ACCESS(name) \

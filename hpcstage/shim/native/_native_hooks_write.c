@@ -17,7 +17,7 @@ extern int renameat2(int, const char *, int, const char *, unsigned) WEAK;
  * link that only the kernel follows, or by another name of the file. */
 static __attribute__((noinline)) void drop_reached(int dirfd, const char *path, int how, int moves, const struct place *named) {
     struct stat info;
-    struct place at;
+    PLACE(at);
     if (config.direct || page_state() == STATE_MEASURING)
         return;
     int saved = errno;
@@ -27,11 +27,11 @@ static __attribute__((noinline)) void drop_reached(int dirfd, const char *path, 
     }
     int fd = openat(dirfd, path, O_PATH | O_CLOEXEC | (how & FOLLOWED ? 0 : O_NOFOLLOW));
     if (fd >= 0 && fstat(fd, &info) == 0 && (moves || !S_ISDIR(info.st_mode))) {
-        enum kind kind = locate_fd(fd, &at);
+        enum kind kind = locate_fd(fd, at);
         if (kind != FILE_NAME && kind != DIR_NAME) {
             landed(&info);
-        } else if (!named || strcmp(named->local, at.local) != 0) {
-            drop_file(&at, &info);
+        } else if (!named || strcmp(named->local, at->local) != 0) {
+            drop_file(at, &info);
         }
     } else if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
         landed(&info); /* no descriptor is free: the inode alone says which file it is */
@@ -42,9 +42,9 @@ static __attribute__((noinline)) void drop_reached(int dirfd, const char *path, 
 }
 
 static __attribute__((noinline)) void drop_named(int dirfd, const char *path, int how, int moves) {
-    struct place at;
+    PLACE(at);
     struct stat info;
-    enum kind kind = locate_as(how | AFRESH, dirfd, path, &at);
+    enum kind kind = locate_as(how | AFRESH, dirfd, path, at);
     if (kind != FILE_NAME && kind != DIR_NAME) {
         drop_reached(dirfd, path, how, moves, NULL);
         return;
@@ -54,9 +54,9 @@ static __attribute__((noinline)) void drop_named(int dirfd, const char *path, in
     errno = saved;
     if (!moves && there && S_ISDIR(info.st_mode))
         return;
-    drop_file(&at, there ? &info : NULL);
+    drop_file(at, there ? &info : NULL);
     if (there)
-        drop_reached(dirfd, path, how, moves, &at);
+        drop_reached(dirfd, path, how, moves, at);
 }
 
 /* A directory's own mode and times mean nothing to the files in it. */
@@ -96,37 +96,44 @@ static int hook_symlinkat(const char *target, int dirfd, const char *path) {
 }
 
 static int hook_unlink(const char *path) {
+    int turns = roots_before(AT_FDCWD, path);
     before(AT_FDCWD, path, 0);
-    return unlink(path);
+    return roots_after(turns, unlink(path));
 }
 
 static int hook_unlinkat(int dirfd, const char *path, int flags) {
-    if (!(flags & AT_REMOVEDIR)) /* a directory that can be removed is empty: it has no copies */
-        before(dirfd, path, 0);
-    return unlinkat(dirfd, path, flags);
+    if (flags & AT_REMOVEDIR) /* a directory that can be removed is empty: it has no copies */
+        return unlinkat(dirfd, path, flags);
+    int turns = roots_before(dirfd, path);
+    before(dirfd, path, 0);
+    return roots_after(turns, unlinkat(dirfd, path, flags));
 }
 
 static int hook_remove(const char *path) {
+    int turns = roots_before(AT_FDCWD, path);
     before(AT_FDCWD, path, 0);
-    return remove(path);
+    return roots_after(turns, remove(path));
 }
 
 static int hook_rename(const char *from, const char *to) {
+    int turns = roots_before(AT_FDCWD, from) | roots_before(AT_FDCWD, to);
     before_move(AT_FDCWD, from);
     before_move(AT_FDCWD, to);
-    return moved(rename(from, to), AT_FDCWD, to);
+    return roots_after(turns, moved(rename(from, to), AT_FDCWD, to));
 }
 
 static int hook_renameat(int from_dirfd, const char *from, int to_dirfd, const char *to) {
+    int turns = roots_before(from_dirfd, from) | roots_before(to_dirfd, to);
     before_move(from_dirfd, from);
     before_move(to_dirfd, to);
-    return moved(renameat(from_dirfd, from, to_dirfd, to), to_dirfd, to);
+    return roots_after(turns, moved(renameat(from_dirfd, from, to_dirfd, to), to_dirfd, to));
 }
 
 static int hook_renameat2(int from_dirfd, const char *from, int to_dirfd, const char *to, unsigned flags) {
+    int turns = roots_before(from_dirfd, from) | roots_before(to_dirfd, to);
     before_move(from_dirfd, from);
     before_move(to_dirfd, to);
-    return moved(renameat2(from_dirfd, from, to_dirfd, to, flags), to_dirfd, to);
+    return roots_after(turns, moved(renameat2(from_dirfd, from, to_dirfd, to, flags), to_dirfd, to));
 }
 
 static int hook_truncate(const char *path, off_t length) {

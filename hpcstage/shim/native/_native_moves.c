@@ -241,8 +241,8 @@ static int put_at_rest(int fd, int copy, const struct stat *info, uint32_t seria
 
 static int is_gone(int fd) {
     struct stat info;
-    struct place at;
-    return fstat(fd, &info) != 0 || info.st_nlink == 0 || locate_copy(fd, &at) != FILE_NAME;
+    PLACE(at);
+    return fstat(fd, &info) != 0 || info.st_nlink == 0 || locate_copy(fd, at) != FILE_NAME;
 }
 
 static void move(int fd, const struct place *at) {
@@ -267,14 +267,14 @@ static void move(int fd, const struct place *at) {
 
 static void look_for_copy(int fd) {
     struct opening *o = &openings[fd];
-    struct place at;
+    PLACE(at);
     uint32_t published = __atomic_load_n(page_published, __ATOMIC_ACQUIRE);
     uint64_t not_before = __atomic_load_n(&not_before_ns, __ATOMIC_RELAXED);
     if (o->serial && (!page_serves() || (not_before && now_ns() < not_before)))
         return;
     __atomic_store_n(&o->looked, published, __ATOMIC_RELAXED);
-    if (moved_would(fd) && locate_fd(fd, &at) == FILE_NAME && !at.map->quiet)
-        move(fd, &at);
+    if (moved_would(fd) && locate_fd(fd, at) == FILE_NAME && !at->map->quiet)
+        move(fd, at);
 }
 
 static void look_for_voids(int fd) {

@@ -150,14 +150,21 @@ static int copy_alias(struct alias *from, const char *path, struct alias *to) {
     return __atomic_load_n(&from->seq, __ATOMIC_RELAXED) == seq && to->spelt_n == n;
 }
 
-static int still_true(const struct alias *alias) {
+/* A copy of an alias, and what one of its links says. */
+struct tried {
+    struct alias alias;
     char says[ALIAS_TEXT];
+};
+_Static_assert(sizeof(struct tried) <= ROOM_BYTES, "tried");
+
+static int still_true(struct tried *tried) {
+    const struct alias *alias = &tried->alias;
     if (alias->since_s != now_s() || alias->generation != __atomic_load_n(&generation, __ATOMIC_RELAXED))
         return 0;
     for (const char *link = alias->text + alias->links_at; link < alias->text + alias->text_n;) {
         const char *said = link + strlen(link) + 1;
         size_t n = strlen(said);
-        if (readlink(link, says, sizeof says) != (ssize_t)n || memcmp(says, said, n) != 0)
+        if (readlink(link, tried->says, sizeof tried->says) != (ssize_t)n || memcmp(tried->says, said, n) != 0)
             return 0;
         link = said + n + 1;
     }
@@ -165,10 +172,11 @@ static int still_true(const struct alias *alias) {
 }
 
 static enum kind locate_by_alias(const char *path, struct place *at) {
-    struct alias alias;
-    for (int i = 0; i < ALIASES; i++)
-        if (copy_alias(&aliases[i], path, &alias) && still_true(&alias))
-            return place_below(alias.map, alias.text + alias.inside_at, path + alias.spelt_n, at);
+    ROOM(struct tried, tried);
+    for (int i = 0; tried && i < ALIASES; i++)
+        if (copy_alias(&aliases[i], path, &tried->alias) && still_true(tried))
+            return place_below(tried->alias.map, tried->alias.text + tried->alias.inside_at,
+                               path + tried->alias.spelt_n, at);
     return OUTSIDE;
 }
 
@@ -191,9 +199,9 @@ static void keep_alias(const struct alias *alias) {
 
 /* ---- taking a name apart ---- */
 struct walk {
-    char name[PATH_MAX]; /* what was walked: without links, empty for the root directory */
+    char *name; /* PATH_MAX; what was walked: without links, empty for the root directory */
     size_t n;
-    char left[PATH_MAX]; /* what is still to walk: ends where the buffer ends */
+    char *left; /* PATH_MAX; what is still to walk: ends where the buffer ends */
     size_t at, own, end; /* in `left`: the next byte, the first that the caller wrote, the end of what is looked at */
     int whole;           /* whether the last component is walked too, which may be a file */
     int reads;           /* if set, a link to an open file stands for that file, whatever has its name by now */
@@ -201,7 +209,7 @@ struct walk {
     int links;           /* the number of links that were followed */
     int relative;        /* whether a link was followed that depends on where it is */
     const struct map *map;
-    struct alias found; /* text_n 0: does not fit */
+    struct alias *found; /* text_n 0: does not fit */
 };
 
 enum step { GOES_ON, REACHED, ENDS };
@@ -233,8 +241,8 @@ static void note(struct alias *found, const char *text, size_t n) {
 /* Puts what the link says (n bytes, where `left` begins) before what is left. */
 static enum step follow(struct walk *w, size_t parent_n, size_t n) {
     int is_absolute = w->left[0] == '/';
-    note(&w->found, w->name, w->n);
-    note(&w->found, w->left, n);
+    note(w->found, w->name, w->n);
+    note(w->found, w->left, n);
     if (n == 0 || n > w->at || ++w->links > LINKS_MAX)
         return ENDS;
     if (w->own < w->at)
@@ -277,7 +285,7 @@ static enum step step(struct walk *w) {
     uint64_t hash = hash_of(w->name, w->n);
     if (w->trusts && (known(hash) & PLAIN))
         return GOES_ON;
-    ssize_t said = readlink(w->name, w->left, w->at); /* the walked part is not needed any more: stacks can be small */
+    ssize_t said = readlink(w->name, w->left, w->at); /* the walked part is not needed any more */
     if (said >= 0)
         return (size_t)said < w->at ? follow(w, parent_n, (size_t)said) : ENDS;
     if (errno != EINVAL)
@@ -292,7 +300,7 @@ static enum step run(struct walk *w, const char *path, size_t n) {
     w->at = w->own = PATH_MAX - 1 - n;
     w->end = w->at + (w->whole ? n : directory_n(path));
     w->relative = w->links = 0;
-    w->found.text_n = 1; /* a place for nothing, so that 0 can say that it does not fit */
+    w->found->text_n = 1; /* a place for nothing, so that 0 can say that it does not fit */
     memcpy(w->left + w->at, path, n + 1);
     enum step found = GOES_ON;
     while (found == GOES_ON) {
@@ -307,7 +315,7 @@ static enum step run(struct walk *w, const char *path, size_t n) {
 
 /* The spelling is what the caller wrote up to this point of the walk, if the last link was among it. */
 static void keep(struct walk *w, const char *path, size_t n, unsigned age) {
-    struct alias *alias = &w->found;
+    struct alias *alias = w->found;
     size_t own = w->own > w->at ? w->own : w->at, linked_n = own - w->at, spelt_n = n - (PATH_MAX - 1 - own);
     size_t named_n = w->n - w->map->source_n, links_at = spelt_n + 1 + named_n + linked_n + 1;
     if (!alias->text_n || links_at + alias->text_n > ALIAS_TEXT)
@@ -330,10 +338,13 @@ static void keep(struct walk *w, const char *path, size_t n, unsigned age) {
 
 /* Walks the whole name, or only its directory. */
 static __attribute__((noinline)) enum kind walked(const char *path, int whole, int how, struct place *at) {
-    struct walk w;
+    ROOM(char, name);
+    ROOM(char, left);
+    ROOM(struct alias, found_alias);
+    struct walk w = {.name = name, .left = left, .found = found_alias};
     size_t n = strlen(path);
     unsigned age = __atomic_load_n(&generation, __ATOMIC_RELAXED);
-    if (n >= PATH_MAX)
+    if (n >= PATH_MAX || !name || !left || !found_alias)
         return OUTSIDE;
     w.whole = whole;
     w.reads = w.trusts = !(how & AFRESH);

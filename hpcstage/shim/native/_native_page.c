@@ -9,7 +9,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -250,8 +249,10 @@ static uint64_t number_in(const char *path) {
 static uint64_t own_read_bytes(void) {
     struct rusage children;
     char path[48] = "/proc/self/io";
-    if (getrusage(RUSAGE_CHILDREN, &children) < 0 || children.ru_maxrss)
-        snprintf(path, sizeof path, "/proc/self/task/%d/io", (int)getpid());
+    if (getrusage(RUSAGE_CHILDREN, &children) < 0 || children.ru_maxrss) {
+        memcpy(path, "/proc/self/task/", 16);
+        memcpy(put_number(path + 16, (unsigned)getpid()), "/io", 4);
+    }
     return number_in(path);
 }
 
@@ -367,6 +368,7 @@ void waits_left(void) {
 
 static void thread_ends(void *ignored) {
     waits_left();
+    rooms_left();
 }
 
 static void count_calls(void) {

@@ -11,6 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define SHORT_NAME 384
+
 struct config config;
 
 /* The working directory as it was after `known` changes of it; `near` says whether a relative name without leading `..`
@@ -103,10 +105,10 @@ static size_t name_of_fd(int fd, char *out);
 /* Replaces the part up to the last `..` by the kernel's name for it, and appends the rest. */
 static __attribute__((noinline)) enum kind locate_by_kernel(const char *path, const char *rest, int how,
                                                              struct place *at) {
-    char base[PATH_MAX];
+    ROOM(char, base);
     size_t n = (size_t)(rest - path);
     int saved = errno;
-    if (n >= sizeof base)
+    if (!base || n >= PATH_MAX)
         return OUTSIDE;
     memcpy(base, path, n);
     base[n] = 0;
@@ -165,14 +167,11 @@ static enum kind locate_from(char *base, size_t n, const char *path, int how, st
 }
 
 static int near_datasets(const char *path, size_t n) {
-    struct place at;
     if (path[0] != '/')
         return FAR;
-    if (locate_text(path, &at) != OUTSIDE)
-        return NEAR;
     for (int i = 0; i < config.maps_n; i++) {
         const char *s = config.maps[i].source;
-        if (n == 1 || (strncmp(s, path, n) == 0 && s[n] == '/'))
+        if (n == 1 || (strncmp(s, path, n) == 0 && s[n] == '/') || below(path, &config.maps[i]))
             return NEAR;
     }
     return FAR;
@@ -223,30 +222,27 @@ static int cwd_near(void) {
     return cwd_known(&changes) ? __atomic_load_n(&cwd.near, __ATOMIC_RELAXED) : UNKNOWN;
 }
 
-static size_t read_cwd(char *out) {
+/* Returns 0 if it is not noted, or longer than `most`. */
+static size_t noted_cwd(char *out, size_t most) {
     unsigned changes;
     size_t n = cwd.n;
-    if (cwd_known(&changes) && n < PATH_MAX) {
-        memcpy(out, cwd.path, n);
-        __atomic_thread_fence(__ATOMIC_ACQUIRE);
-        if (__atomic_load_n(&cwd.known, __ATOMIC_RELAXED) == changes)
-            return n;
-    }
-    return getcwd(out, PATH_MAX) ? strlen(out) : 0;
+    if (!cwd_known(&changes) || n > most)
+        return 0;
+    memcpy(out, cwd.path, n);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return __atomic_load_n(&cwd.known, __ATOMIC_RELAXED) == changes ? n : 0;
+}
+
+static size_t read_cwd(char *out) {
+    size_t n = noted_cwd(out, PATH_MAX - 1);
+    return n ? n : getcwd(out, PATH_MAX) ? strlen(out) : 0;
 }
 
 /* Reads what /proc says an open file is called; returns 0 if there is nothing or it is cut off. */
 static size_t name_of_fd(int fd, char *out) {
-    char link[32];
-    char *p = link + sizeof link - 1;
-    *p = 0;
-    unsigned value = (unsigned)fd;
-    do
-        *--p = (char)('0' + value % 10);
-    while (value /= 10);
-    p -= 14;
-    memcpy(p, "/proc/self/fd/", 14);
-    ssize_t n = readlink(p, out, PATH_MAX - 1);
+    char link[32] = "/proc/self/fd/";
+    *put_number(link + 14, (unsigned)fd) = 0;
+    ssize_t n = readlink(link, out, PATH_MAX - 1);
     if (n <= 0 || n >= PATH_MAX - 1)
         return 0;
     out[n] = 0;
@@ -254,17 +250,17 @@ static size_t name_of_fd(int fd, char *out) {
 }
 
 static __attribute__((noinline)) enum kind locate_relative(int how, int dirfd, const char *path, struct place *at) {
-    char base[PATH_MAX];
+    ROOM(char, base);
     int saved = errno;
-    size_t n = dirfd == AT_FDCWD ? read_cwd(base) : dirfd >= 0 ? name_of_fd(dirfd, base) : 0;
+    size_t n = !base ? 0 : dirfd == AT_FDCWD ? read_cwd(base) : dirfd >= 0 ? name_of_fd(dirfd, base) : 0;
     errno = saved;
     return n ? locate_from(base, n, path, how, at) : OUTSIDE;
 }
 
-/* Handles a relative name from a working directory that is not near a dataset. */
+/* Handles a relative name from a working directory that is not near a dataset. What is long is not known. */
 static int leads_outside(const char *path, int how) {
-    char name[PATH_MAX];
-    size_t n = read_cwd(name), path_n = strlen(path);
+    char name[SHORT_NAME];
+    size_t n = noted_cwd(name, sizeof name / 2), path_n = strlen(path);
     if (!n || n + 1 + path_n >= sizeof name)
         return 0;
     name[n] = '/';
@@ -288,20 +284,22 @@ int concerns_as(int how, int dirfd, const char *path) {
 }
 
 enum kind locate_as(int how, int dirfd, const char *path, struct place *at) {
+    if (!at)
+        return OUTSIDE;
     return *path == '/' ? locate_absolute(path, how, at) : locate_relative(how, dirfd, path, at);
 }
 
 enum kind locate_fd(int fd, struct place *at) {
-    char name[PATH_MAX];
+    ROOM(char, name);
     int saved = errno;
-    size_t n = fd >= 0 ? name_of_fd(fd, name) : 0;
+    size_t n = at && name && fd >= 0 ? name_of_fd(fd, name) : 0;
     errno = saved;
     return n && name[0] == '/' ? locate_text(name, at) : OUTSIDE;
 }
 
 enum kind locate_copy(int fd, struct place *at) {
     int saved = errno;
-    size_t n = fd >= 0 ? name_of_fd(fd, at->local) : 0;
+    size_t n = at && fd >= 0 ? name_of_fd(fd, at->local) : 0;
     errno = saved;
     for (int i = 0; n && i < config.maps_n; i++) {
         const struct map *map = &config.maps[i];

@@ -41,16 +41,9 @@ static int tried;
 
 /* ---- making it ---- */
 static void name_of(int slot, char *out) {
-    char digits[12], *p = digits + sizeof digits;
-    size_t n = strlen(config.node_dir);
-    do
-        *--p = (char)('0' + slot % 10);
-    while (slot /= 10);
-    size_t digits_n = (size_t)(digits + sizeof digits - p);
-    memcpy(out, config.node_dir, n);
-    memcpy(out + n, "/opens/", 7);
-    memcpy(out + n + 7, p, digits_n);
-    memcpy(out + n + 7 + digits_n, ".ring", 6);
+    char name[32] = "/opens/", *end = put_number(name + 7, (unsigned)slot);
+    memcpy(end, ".ring", 5);
+    node_path(out, name, (size_t)(end + 5 - name));
 }
 
 /* The blocks are allocated at once: a store into a hole on a disk that has filled up since would be SIGBUS, and beyond
@@ -72,9 +65,9 @@ static struct ring *made(const char *path) {
 }
 
 static __attribute__((noinline)) struct ring *make(void) {
-    char path[PATH_MAX];
+    ROOM(char, path);
     int saved = errno, slot = slot_number();
-    if (slot <= 0 || __atomic_exchange_n(&tried, 1, __ATOMIC_RELAXED))
+    if (!path || slot <= 0 || __atomic_exchange_n(&tried, 1, __ATOMIC_RELAXED))
         return NULL;
     name_of(slot, path);
     struct ring *new = made(path);

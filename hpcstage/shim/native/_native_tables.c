@@ -2,7 +2,8 @@
  *
  * New objects are found when someone looks up a symbol in one (dlsym: Python does for every extension module), because
  * dlopen itself must not be wrapped: it resolves $ORIGIN by its caller. dlsym is entered through a piece of assembly
- * that jumps on to the original, so that RTLD_NEXT still sees its true caller. So is vfork, which returns twice.
+ * that jumps on to the original, so that RTLD_NEXT still sees its true caller. So is vfork, which returns twice. Who looks
+ * up in an object what this module calls itself (`ctypes.CDLL(None).open`) gets the redirected function.
  *
  * A walk has two passes with a dladdr between them. dl_iterate_phdr shows objects that another thread's dlopen is still
  * relocating; touching those would corrupt them. dladdr waits for the loader's lock, so what the first pass saw is
@@ -67,7 +68,7 @@ static unsigned long long done_adds, done_subs; /* by a whole walk */
 static int walking, again;
 
 __attribute__((visibility("hidden"))) void *hpcstage_real_dlsym;
-__attribute__((visibility("hidden"))) void hpcstage_dlsym_seen(void *handle);
+__attribute__((visibility("hidden"))) void *hpcstage_dlsym_instead(void *handle, const char *name);
 __attribute__((visibility("hidden"))) void *hpcstage_dlsym(void *, const char *);
 __attribute__((visibility("hidden"))) void *hpcstage_real_vfork = (void *)vfork; /* a slot of our own table */
 __attribute__((visibility("hidden"))) int hpcstage_vfork(void);
@@ -76,9 +77,10 @@ __attribute__((visibility("hidden"))) int hpcstage_vfork(void);
 __asm__(".text\n.hidden hpcstage_dlsym\n.globl hpcstage_dlsym\n.type hpcstage_dlsym,@function\n"
         "hpcstage_dlsym:\n"
         "endbr64\npush %rdi\npush %rsi\nsub $8,%rsp\n"
-        "call hpcstage_dlsym_seen\n"
+        "call hpcstage_dlsym_instead\n"
         "add $8,%rsp\npop %rsi\npop %rdi\n"
-        "jmp *hpcstage_real_dlsym(%rip)\n.size hpcstage_dlsym,.-hpcstage_dlsym\n"
+        "test %rax,%rax\njz 1f\nret\n"
+        "1: jmp *hpcstage_real_dlsym(%rip)\n.size hpcstage_dlsym,.-hpcstage_dlsym\n"
         ".hidden hpcstage_vfork\n.globl hpcstage_vfork\n.type hpcstage_vfork,@function\n"
         "hpcstage_vfork:\n"
         "endbr64\nincl hpcstage_vforked(%rip)\n"
@@ -87,9 +89,10 @@ __asm__(".text\n.hidden hpcstage_dlsym\n.globl hpcstage_dlsym\n.type hpcstage_dl
 __asm__(".text\n.hidden hpcstage_dlsym\n.globl hpcstage_dlsym\n.type hpcstage_dlsym,%function\n"
         "hpcstage_dlsym:\n"
         "hint #34\nstp x29,x30,[sp,#-32]!\nstp x0,x1,[sp,#16]\n"
-        "bl hpcstage_dlsym_seen\n"
-        "ldp x0,x1,[sp,#16]\nldp x29,x30,[sp],#32\n"
-        "adrp x16,hpcstage_real_dlsym\nldr x16,[x16,:lo12:hpcstage_real_dlsym]\nbr x16\n"
+        "bl hpcstage_dlsym_instead\n"
+        "mov x16,x0\nldp x0,x1,[sp,#16]\nldp x29,x30,[sp],#32\n"
+        "cbz x16,1f\nmov x0,x16\nret\n"
+        "1: adrp x16,hpcstage_real_dlsym\nldr x16,[x16,:lo12:hpcstage_real_dlsym]\nbr x16\n"
         ".size hpcstage_dlsym,.-hpcstage_dlsym\n"
         ".hidden hpcstage_vfork\n.globl hpcstage_vfork\n.type hpcstage_vfork,%function\n"
         "hpcstage_vfork:\n"
@@ -429,9 +432,15 @@ void tables_refresh(void) {
     errno = saved;
 }
 
-void hpcstage_dlsym_seen(void *handle) {
-    if (handle != RTLD_NEXT && handle != RTLD_DEFAULT)
-        tables_refresh();
+/* Returns NULL where the original is to answer, which sees the true caller. */
+void *hpcstage_dlsym_instead(void *handle, const char *name) {
+    if (handle == RTLD_NEXT || handle == RTLD_DEFAULT)
+        return NULL;
+    tables_refresh();
+    int found = name ? index_of(name) : -1;
+    if (found < 0 || !names[found].original || dlsym(handle, name) != names[found].original)
+        return NULL;
+    return names[found].hook->function;
 }
 
 void tables_info(unsigned *n_objects, unsigned *n_slots) {

@@ -8,12 +8,14 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-#define WROTE_CAP_NS 1000000000ull
+#define WROTE_CAP_NS 3000000000ull /* longer than the daemon waits for other nodes */
 #define STARTING_CAP_NS 500000000ull /* so long, and no longer, one open waits for a daemon that has yet to begin */
 #define LARGE_BYTES (16 << 20) /* larger files are mostly read at the source while they are not whole in the store */
+#define MOST_BYTES (8 + 16 + PATH_MAX)
 #define SEND_CAP_NS 1000000000ull
 #define HUNG_PAUSE_NS 5000000000ull /* after a time-out nobody of this process waits for so long */
 
@@ -64,26 +66,25 @@ static int hear(int fd, uint64_t until_ns, struct reply *reply) {
 }
 
 struct request {
-    size_t n; /* 0: too long to be sent */
-    char bytes[8 + 16 + PATH_MAX];
+    char head[8];
+    uint64_t numbers[2];
+    struct iovec parts[4];
+    size_t parts_n, n;
 };
+
+static void add(struct request *r, const void *data, size_t n) {
+    r->parts[r->parts_n++] = (struct iovec){(void *)data, n};
+    r->n += n;
+}
 
 static void begin_request(struct request *r, int kind) {
     uint32_t pid = (uint32_t)getpid();
-    memset(r->bytes, 0, 8);
-    r->bytes[0] = VERSION;
-    r->bytes[1] = (char)kind;
-    memcpy(r->bytes + 4, &pid, 4);
-    r->n = 8;
-}
-
-static void add(struct request *r, const void *data, size_t n) {
-    if (!r->n || r->n + n > sizeof r->bytes) {
-        r->n = 0;
-        return;
-    }
-    memcpy(r->bytes + r->n, data, n);
-    r->n += n;
+    r->parts_n = r->n = 0;
+    memset(r->head, 0, sizeof r->head);
+    r->head[0] = VERSION;
+    r->head[1] = (char)kind;
+    memcpy(r->head + 4, &pid, 4);
+    add(r, r->head, sizeof r->head);
 }
 
 static void add_source(struct request *r, const struct place *at) {
@@ -92,18 +93,23 @@ static void add_source(struct request *r, const struct place *at) {
     add(r, rest, strlen(rest));
 }
 
+static int is_sent(int fd, const struct request *r) {
+    struct msghdr message = {.msg_iov = (struct iovec *)r->parts, .msg_iovlen = r->parts_n};
+    return sendmsg(fd, &message, MSG_NOSIGNAL) == (ssize_t)r->n;
+}
+
 /* Returns 0 and an answer, or the Reason why there is none. `sent` means that the daemon will read it if it lives. With
  * cap_ns 0 it is only sent, which gives TIMEOUT. */
 static int ask(const struct request *r, uint64_t send_cap_ns, uint64_t cap_ns, struct reply *reply, int *sent) {
     *sent = 0;
-    if (!config.sock[0] || !r->n)
+    if (!config.sock[0] || r->n > MOST_BYTES)
         return REASON_NO_DAEMON;
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return REASON_NO_DAEMON;
     uint64_t begin_ns = now_ns();
     int problem = reach(fd, begin_ns + send_cap_ns);
-    if (!problem && send(fd, r->bytes, r->n, MSG_NOSIGNAL) != (ssize_t)r->n)
+    if (!problem && !is_sent(fd, r))
         problem = REASON_NO_DAEMON;
     *sent = !problem;
     if (!problem)
@@ -132,10 +138,10 @@ static int ask_want(const struct request *r, uint64_t cap_ns, struct reply *repl
 /* One open waits for a daemon that has yet to begin, and none of a large file, of which it would say that it is to be read
  * at the source. Returns the Reason not to wait, or REASON_NONE. */
 static int why_not_early(const struct place *at) {
-    char source[PATH_MAX];
+    ROOM(char, source);
     struct stat info;
     int saved = errno;
-    if (__atomic_load_n(&started_late, __ATOMIC_RELAXED))
+    if (!source || __atomic_load_n(&started_late, __ATOMIC_RELAXED))
         return REASON_SCANNING;
     source_of(at, source);
     int is_large = source[0] && stat(source, &info) == 0 && info.st_size > LARGE_BYTES;
@@ -190,17 +196,14 @@ static void discard(const char *local) {
     if (unlink(local) == 0 || errno == ENOENT || errno == ENOTDIR)
         return;
     static unsigned serial;
-    char aside[PATH_MAX];
-    unsigned number = __atomic_fetch_add(&serial, 1, __ATOMIC_RELAXED);
-    size_t n = strlen(config.node_dir);
-    memcpy(aside, config.node_dir, n);
-    memcpy(aside + n, "/dropped-", 9);
-    n += 9;
-    uint64_t value = (uint64_t)getpid() << 32 | number;
-    for (int shift = 60; shift >= 0; shift -= 4)
-        aside[n++] = "0123456789abcdef"[value >> shift & 15];
-    aside[n] = 0;
-    if (rename(local, aside) != 0 && errno != ENOENT)
+    char name[64] = "/dropped-";
+    ROOM(char, aside);
+    char *end = put_number(name + 9, (unsigned)getpid());
+    *end++ = '-';
+    end = put_number(end, __atomic_fetch_add(&serial, 1, __ATOMIC_RELAXED));
+    if (aside)
+        node_path(aside, name, (size_t)(end - name));
+    if ((!aside || rename(local, aside) != 0) && errno != ENOENT)
         count(COUNTER_ERRORS, 1);
 }
 
@@ -227,19 +230,20 @@ static int tell(const struct request *r) {
 }
 
 static void begin_landed(struct request *r, const struct stat *info) {
-    uint64_t numbers[2] = {info->st_dev, info->st_ino};
     begin_request(r, KIND_LANDED);
-    add(r, numbers, sizeof numbers);
+    r->numbers[0] = info->st_dev;
+    r->numbers[1] = info->st_ino;
+    add(r, r->numbers, sizeof r->numbers);
 }
 
 /* Notes a write before the daemon knows the files. Returns 0 if it is too late for that. */
 static int note_early(const struct stat *info) {
     static const char name[] = "/early"; /* EARLY_FILE */
-    char path[PATH_MAX];
+    ROOM(char, path);
     uint64_t numbers[2] = {info->st_dev, info->st_ino};
-    size_t n = strlen(config.node_dir);
-    memcpy(path, config.node_dir, n);
-    memcpy(path + n, name, sizeof name);
+    if (!path)
+        return 0;
+    node_path(path, name, sizeof name - 1);
     int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0)
         return 0;
@@ -253,7 +257,7 @@ static int note_early(const struct stat *info) {
 void landed(const struct stat *info) {
     int saved = errno;
     uint32_t state = page_state();
-    if (!S_ISREG(info->st_mode) || config.direct || state == STATE_MEASURING || state == STATE_ENDED || page_is_closed())
+    if (!S_ISREG(info->st_mode) || config.direct || state == STATE_MEASURING || state == STATE_ENDED)
         return;
     int known = state >= STATE_STAGING;
     if (!(known && info->st_nlink == 1 && page_is_unlinked()) && (known || !note_early(info))) {
@@ -266,17 +270,26 @@ void landed(const struct stat *info) {
 
 void landed_fd(int fd) {
     struct stat info;
-    struct place at;
     int saved = errno;
     if (!config.direct && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && page_may_hold(info.st_dev)) {
-        if (locate_fd(fd, &at) == FILE_NAME) {
-            drop_file(&at, &info);
+        PLACE(at);
+        if (locate_fd(fd, at) == FILE_NAME) {
+            drop_file(at, &info);
             count(COUNTER_WRITE_OPENS, 1);
         } else {
             landed(&info);
         }
     }
     errno = saved;
+}
+
+void drop_all(const struct map *map) {
+    struct request request;
+    if (map->quiet || config.direct || page_state() == STATE_MEASURING)
+        return;
+    begin_request(&request, KIND_WROTE);
+    add(&request, map->source, map->source_n);
+    tell(&request);
 }
 
 void drop(const struct place *at) {
@@ -295,7 +308,7 @@ void drop_file(const struct place *at, const struct stat *now) {
     else
         begin_request(&request, KIND_WROTE);
     add_source(&request, at);
-    if (page_is_closed() || !tell(&request))
+    if (!tell(&request) || page_is_closed()) /* where nothing is served here, other nodes may serve it */
         discard(at->local);
     if (existed)
         count(COUNTER_DROPPED, 1);

@@ -27,7 +27,9 @@ NOT_REDIRECTED = (
     os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | getattr(os, "O_DIRECTORY", 0)
     | getattr(os, "O_PATH", 0)
 )  # fmt: skip
-NOT_QUICK = NOT_REDIRECTED | os.O_NOFOLLOW
+DIRECT = getattr(os, "O_DIRECT", 0)
+"""Read at the source: the copy's file system may want more of addresses and lengths."""
+NOT_QUICK = NOT_REDIRECTED | os.O_NOFOLLOW | DIRECT
 NEW = os.O_CREAT | os.O_EXCL
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _close = os.close
@@ -41,6 +43,7 @@ FILE_SYSTEMS = frozenset((ord("f"), ord("X"), 0x94))
 """Kinds of ioctl requests that file systems answer."""
 CLONE = 0x40049409
 UNFOLLOWED = ("remove", "unlink", "lchown", "link")
+UNNAMED = ("remove", "unlink")
 
 
 def _plainly_outside(name: Any, context: Context) -> bool:
@@ -180,7 +183,9 @@ class OsOpen(Call):
         if place.is_dir_name or flags & NOT_REDIRECTED:
             context.count(wire.COUNTER_OTHER_OPENS)
             return int(self.original(path, flags, mode, dir_fd=dir_fd))
-        fd, reason = context.open_copy(place, flags | os.O_CLOEXEC)
+        fd, reason = -1, wire.REASON_NONE
+        if not flags & DIRECT:
+            fd, reason = context.open_copy(place, flags | os.O_CLOEXEC)
         if fd >= 0:
             return _told(fd, path, flags) if _tells else int(fd)
         if fd == -2:
@@ -192,10 +197,10 @@ class OsOpen(Call):
     def _passes(self, path: str, flags: int) -> bool:
         """Returns whether an absolute name that is not below a dataset as it is written may go straight to the
         original."""
-        if not flags & WRITES:
+        if not flags & (WRITES | DIRECT):
             return "/." not in path and "//" not in path and bool(self.context.leads_outside(path, OPENS))
         if path[:6] in ("/proc/", "/dev/f"):
-            self.context.dropper.before_reopening(path)
+            self.context.dropper.before_reopening(path, bool(flags & WRITES))
         return False
 
     def _outside(self, path: Any, flags: int, mode: int, dir_fd: int | None) -> int:
@@ -324,6 +329,10 @@ class Change(Call):
             follows = self.__name__ not in UNFOLLOWED and kwargs.get("follow_symlinks", True)
             context.dropper.drop_file(first, dir_fd, follows)
             context.dropper.changes(first, dir_fd, follows)
+            if self.__name__ in UNNAMED and context.dropper.turns(first, dir_fd):
+                result = self.original(*args, **kwargs)
+                context.dropper.turned()
+                return result
         return self.original(*args, **kwargs)
 
 
@@ -356,17 +365,20 @@ class Lock(Call):
     def __call__(self, fd: Any, operation: int, *args: Any) -> Any:
         number = _number(fd)
         if number is not None and operation not in (fcntl.LOCK_UN, os.F_ULOCK if self.__module__ == "os" else -1):
-            self.context.copies.surrender(number)
+            self.context.copies.lock(number)
         return self.original(fd, operation, *args)
 
 
 class Fcntl(Call):
-    """Replaces fcntl: a program that locks a copy, or asks for its locks, gets the source."""
+    """Replaces fcntl: a program that locks a copy, asks for its locks, or will read it directly, gets the source."""
 
     def __call__(self, fd: Any, command: int, *args: Any) -> Any:
-        number = _number(fd) if command in LOCKS else None
-        if number is not None:
+        is_direct = command == fcntl.F_SETFL and args and isinstance(args[0], int) and args[0] & DIRECT
+        number = _number(fd) if command in LOCKS or is_direct else None
+        if number is not None and is_direct:
             self.context.copies.surrender(number)
+        elif number is not None:
+            self.context.copies.lock(number)
         return self.original(fd, command, *args)
 
 
@@ -408,12 +420,15 @@ class Rename(Call):
 
     def __call__(self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
         dropper = self.context.dropper
+        turns = dropper.turns(src, src_dir_fd) | dropper.turns(dst, dst_dir_fd)
         dropper.drop(src, src_dir_fd)
         dropper.drop(dst, dst_dir_fd)
         dropper.changes(src, src_dir_fd, follow=False, moves=True)
         dropper.changes(dst, dst_dir_fd, follow=False, moves=True)
         self.original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
         self.context.paths.names.forget()
+        if turns:
+            dropper.turned()
 
 
 class Symlink(Call):

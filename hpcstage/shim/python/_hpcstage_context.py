@@ -170,6 +170,36 @@ class Dropper:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._led: dict[tuple[str, str], tuple[int, int] | None] = {}
+        """What the names of the datasets were when this process last changed something above files."""
+
+    def turns(self, name: Any, dir_fd: int | None) -> bool:
+        """Returns whether what has this name may be a directory or a link above a dataset; before a change of it."""
+        try:
+            is_file = stat_bits.S_ISREG(_stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode)
+        except (OSError, ValueError, TypeError):
+            return False
+        if is_file or self._context.quiet or self._context.measuring():
+            return False
+        self._led = self._led or self._leads()
+        return True
+
+    def turned(self) -> None:
+        """Drops all copies of datasets whose names lead elsewhere after a change."""
+        before, self._led = self._led, self._leads()
+        for (source, store), led in self._led.items():
+            if before.get((source, store)) != led:
+                self._context.daemon.drop(_fsencode(source), _fsencode(store))
+
+    def _leads(self) -> dict[tuple[str, str], tuple[int, int] | None]:
+        found: dict[tuple[str, str], tuple[int, int] | None] = {}
+        for root in self._context.paths.roots:
+            try:
+                info = _stat(root[0])
+                found[root] = info.st_dev, info.st_ino
+            except OSError:
+                found[root] = None
+        return found
 
     def drop(self, name: Any, dir_fd: int | None = None, follows: bool = False) -> bool:
         """Drops the copies of `name` before a change. Returns whether the name is below a dataset."""
@@ -245,10 +275,13 @@ class Dropper:
             pass
         self.drop(name, dir_fd, follows)
 
-    def before_reopening(self, name: str) -> None:
-        """Gives up a copy before its descriptor is opened again for writing, by the descriptor's name."""
+    def before_reopening(self, name: str, writes: bool = True) -> None:
+        """Gives up a copy before its descriptor is opened again, by the descriptor's name, to write or to read
+        directly."""
         number = self._context.copies.named(name)
-        if number is not None:
+        if number is not None and not writes:
+            self._context.copies.surrender(number)
+        elif number is not None:
             self._context.copies.changes(number)
             self._context.count(wire.COUNTER_WRITE_OPENS)
 

@@ -7,6 +7,7 @@ stays.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat as stat_bits
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 DELETED = " (deleted)"
+NONE_FREE = (errno.EMFILE, errno.ENFILE)
 NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_APPEND
 _open = os.open
 _close = os.close
@@ -76,31 +78,38 @@ class Copies:
             if self.source_of(fd) == source:
                 self.surrender(fd)
 
+    def lock(self, fd: int) -> None:
+        """Puts the source in the place of a copy before a lock, which a copy cannot have; raises where no descriptor is
+        free for it."""
+        try:
+            self._surrender(fd)
+        except OSError as error:
+            if error.errno in NONE_FREE:
+                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)) from None
+
     def surrender(self, fd: int) -> bool:
         """Puts the source in the place of a copy, for every number that shares the open file. Returns whether it did.
 
         Another thread may close a number, which is another file's then: one of our own keeps the open file meanwhile.
         """
+        try:
+            return self._surrender(fd)
+        except OSError:
+            return False
+
+    def _surrender(self, fd: int) -> bool:
         source = self.source_of(fd)
         if source is None:
             return False
-        try:
-            kept = _dup(fd)
-        except OSError:
-            return False
+        kept = _dup(fd)
         try:
             opened = self._open_source(kept, source) if self.source_of(kept) == source else -1
             return opened >= 0 and _replace(fd, kept, opened)
-        except OSError:
-            return False
         finally:
             _close(kept)
 
     def _open_source(self, copy: int, source: str) -> int:
-        try:
-            opened = _open(source, _fcntl(copy, fcntl.F_GETFL) & ~NOT_AGAIN | os.O_CLOEXEC)
-        except OSError:
-            return -1
+        opened = _open(source, _fcntl(copy, fcntl.F_GETFL) & ~NOT_AGAIN | os.O_CLOEXEC)
         if self._is_source(_fstat(copy), _fstat(opened)):
             return opened
         _close(opened)

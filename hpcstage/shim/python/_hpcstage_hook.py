@@ -24,9 +24,9 @@ def _attach():
     if node_dir[:1] != "/" or os.environ.get("HPCSTAGE_DISABLE", "0") not in ("", "0"):
         return
     shim = os.path.join(node_dir, "shim")
-    if shim in sys.path:
+    if any(path.endswith(shim) for path in sys.path):
         return
-    for directory in (node_dir, shim):
+    for directory in (os.path.dirname(node_dir), node_dir, shim):
         info = os.lstat(directory)
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) != 0o700:
             return

@@ -47,6 +47,8 @@ class Paths:
 
     def __init__(self, maps: list[tuple[bytes, bytes]]) -> None:
         pairs = sorted(((os.fsdecode(s), os.fsdecode(d)) for s, d in maps), key=lambda m: -len(m[0]))
+        self.roots = tuple(pairs)
+        """The names of the datasets, and their directories in the store."""
         self._maps = [(source + "/", len(source), store) for source, store in pairs]
         self._roots = tuple(source for source, _ in pairs)
         self.prefixes = tuple(source + "/" for source, _ in pairs)

@@ -15,7 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-WROTE_CAP_S = 1.0
+WROTE_CAP_S = 3.0
+"""Longer than the daemon waits for other nodes."""
 STARTING_CAP_S = 0.5
 """One open waits so many seconds, and no longer, for a daemon that has yet to begin."""
 LARGE_BYTES = 16 << 20
@@ -85,7 +86,7 @@ class DaemonSocket:
         if self._direct or state == wire.STATE_MEASURING:
             return
         existed = _access(local, os.F_OK)
-        if self._slot.gate[wire.CLOSED] or not self._tell(wire.KIND_WROTE, source):
+        if not self._tell(wire.KIND_WROTE, source) or self._slot.gate[wire.CLOSED]:
             self._discard(local)
         if existed:
             self._slot.counters[wire.COUNTER_DROPPED] += 1
@@ -94,7 +95,7 @@ class DaemonSocket:
         """Tells the daemon of a write to a file that may be one of the datasets', under another name. With one name and
         no links in the datasets it is none of theirs, and nothing is told."""
         state = self._slot.state[0]
-        if self._direct or state in (wire.STATE_MEASURING, wire.STATE_ENDED) or self._slot.gate[wire.CLOSED]:
+        if self._direct or state in (wire.STATE_MEASURING, wire.STATE_ENDED):
             return
         numbers = info.st_dev.to_bytes(8, "little") + info.st_ino.to_bytes(8, "little")
         if state < wire.STATE_STAGING:

@@ -46,6 +46,7 @@ KNOWN: dict[tuple[str, str], tuple[str, ...]] = {
     ("accelerate.data_loader", "SeedableRandomSampler"): ("num_samples", "set_epoch"),
     ("accelerate.data_loader", "BatchSamplerShard"): ("_iter_with_split", "_iter_with_no_split"),
     ("accelerate.data_loader", "SkipBatchSampler"): (),
+    ("hpcstage.torch.bundle", "BundleRandomSampler"): (),
     ("hpcstage.torch.locality", "LocalityAwareSampler"): (),
     ("hpcstage.torch.elasticsampler", "ElasticSampler"): ("share", "step_size"),
     (_STATEFUL, "RandomSampler"): ("num_samples",),
@@ -143,7 +144,10 @@ def _is_known(part: Any) -> bool:
     package = name[0].split(".")[0]
     if any(_name(part, used)[0].split(".")[0] not in ("", package, "torch") for used in uses):
         return False
-    indices = _space(part).get("indices", ())
+    space = _space(part)
+    if any(isinstance(value, sys.modules["torch"].Tensor) and not _on_cpu(value) for value in space.values()):
+        return False  # it may draw from the generator of its device, which is not saved
+    indices = space.get("indices", ())
     return type(indices).__module__.split(".")[0] in _SEQUENCES
 
 
@@ -178,7 +182,11 @@ def _too_long(found: list[Any]) -> bool:
 def _drawn_on_cpu() -> bool:
     """Returns whether the default device is the CPU. On another device the seeds are drawn from its generator, which is
     not saved."""
-    return str(sys.modules["torch"].empty(0).device.type) == "cpu"
+    return _on_cpu(sys.modules["torch"].empty(0))
+
+
+def _on_cpu(tensor: Any) -> bool:
+    return str(tensor.device.type) == "cpu"
 
 
 def _collect(sampler: Any, most: int = LIMIT + 1) -> array[int] | None:

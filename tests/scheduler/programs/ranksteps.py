@@ -1,5 +1,6 @@
 """Saves a step after the other in the directory that is named, each rank its part of it, until the file `enough` is
-there; goes on behind the newest step of which the parts of all ranks are there. No rank is ahead of the others.
+there; goes on behind the newest step of which the parts of all ranks are there. No rank is ahead of the others, but for
+those of which a file says that they are lost.
 
 Each process says its first step in a file named `steps-RANK-TIME.said`.
 """
@@ -39,7 +40,7 @@ def wait(step: int, said: str) -> str:
     own = Path(f"at.{run}.{step}.{rank}.new")
     own.write_text(said)
     own.rename(f"at.{run}.{step}.{rank}")
-    while not all(Path(f"at.{run}.{step}.{of}").exists() for of in range(int(size))):
+    while not all(Path(f"at.{run}.{step}.{of}").exists() or Path(f"lost.{of}").exists() for of in range(int(size))):
         time.sleep(0.01)
     return Path(f"at.{run}.{step}.0").read_text()
 

@@ -1,0 +1,123 @@
+"""Tells which entries of a directory are complete after everything was killed, whether a generation has them or not.
+
+Owns a file beside the directory, with the entries that were complete when the keeper last looked. One that came after
+that look is complete if all of its kind got their names by renames.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hpcstage.checkpoint.entries import CompleteEntries, kind_of, leads_to, mark_of
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration
+from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
+from hpcstage.checkpoint.generations.restoring import times_of
+from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
+from hpcstage.checkpoint.keeping.history import generations_of, known_before, newest_manifest, whole_versions
+from hpcstage.checkpoint.keeping.plain import described, is_same, is_there, shown_in
+from hpcstage.writing import replace_text
+
+
+class CompletedNote:
+    """The file of one run."""
+
+    def __init__(self, place: CheckpointPlace, charter: CheckpointCharter, entries: CompleteEntries) -> None:
+        """The entries that are complete now are those of the start. Raises OSError."""
+        self._path = place.completed
+        self._entries = entries
+        self._revision = -1
+        self._arrived: dict[str, str] = {}
+        """Entries that were renamed to their names after the last look."""
+        self._renamed: list[str] = []
+        for earlier in map(CheckpointPlace, map(Path, charter.earlier)):
+            entries.by_rename.update(dict.fromkeys(_said(earlier)["renamed"], True))
+        self._began = self._marks()
+        self._ids = [[one.number, one.attempt] for one in known_before(place, charter)]
+        self.note()
+
+    def note(self) -> None:
+        """Notes what is complete, if that is not noted yet. What cannot be written down is as good as not seen."""
+        arrived = self._entries.arrived()
+        renamed = sorted(kind for kind, is_renamed in self._entries.by_rename.items() if is_renamed)
+        is_looked_at = self._entries.revision != self._revision
+        if arrived or is_looked_at or renamed != self._renamed:
+            self._arrived = arrived if is_looked_at else self._arrived | arrived
+            marks = self._marks() | self._arrived
+            said = {"boot": _boot(), "began": self._began, "began_with": self._ids, "complete": marks}
+            with suppress(OSError):
+                replace_text(self._path, json.dumps({**said, "renamed": renamed}), 0o600)
+                self._revision, self._renamed = self._entries.revision, renamed
+
+    def _marks(self) -> dict[str, str]:
+        return {name: mark for name, (mark, is_complete) in self._entries.states().items() if is_complete}
+
+
+def completed_since(place: CheckpointPlace) -> list[str]:
+    """Returns the complete entries of a killed run's directory that neither its newest generation has as they are nor
+    its start put there. After a start of the machine nobody knows: what was written may not have reached the disk."""
+    said, newest, tree = _said(place), newest_manifest(place.base), os.fspath(place.tree)
+    if said.get("boot") != _boot() or not place.tree.is_dir():
+        return []
+    saved = [] if newest is None else [one for one in times_of(newest) if is_there(place.tree, newest, one)]
+    known = {*saved, *began_with(place)}
+    found, links = list[str](), dict[str, str]()
+    for name in (name for name in shown_in(place.tree) if name not in known):
+        mark, goal = mark_of(place.tree, name), leads_to(tree, name)
+        if goal is not None:
+            links[name] = goal
+        elif mark == said["complete"].get(name) or kind_of(name) in said["renamed"]:
+            found.append(name)
+    return found + [name for name, goal in links.items() if goal in {"", *found, *known}]
+
+
+def began_with(place: CheckpointPlace) -> list[str]:
+    """Returns the entries that lay in a killed run's directory at its start and are as they were then."""
+    began = _said(place).get("began", {})
+    return [name for name, mark in began.items() if mark_of(place.tree, name) == mark]
+
+
+def is_behind(place: CheckpointPlace, target: Path) -> bool:
+    """Tells whether the target has a newer generation than a run left, and one that the run did not begin with: another
+    run made it."""
+    drained, newest = described(target), newest_manifest(place.base)
+    if drained is None or (newest is not None and drained.manifest.created_ns <= newest.created_ns):
+        return False
+    own = [drained.manifest.number, drained.manifest.attempt]
+    return drained.manifest not in generations_of(place) and own not in _said(place).get("began_with", [])
+
+
+def lacking_of_origin(place: CheckpointPlace, target: Path, number: int) -> list[str]:
+    """Returns the checkpoints of the killed run from which a run went on that the program still has, and that neither a
+    generation of this run nor the target has whole: it began to write them again before the first one was saved."""
+    origin = place.origin()
+    if origin is None:
+        return []
+    earlier = CheckpointPlace(origin[0])
+    with LocalSource(earlier.store) as source, LocalSource(place.store) as own, suppress(DamagedGeneration, OSError):
+        older = whole_versions(own, place.tree, number).values()
+        had = set(times_of(GenerationReader(own).manifest(number))).union(*older)
+        there = [name for name in completed_since(earlier) if not is_same(earlier.tree, target, name)]
+        if origin[1]:
+            manifest = GenerationReader(source).manifest(origin[1])
+            there += [name for name in times_of(manifest) if not is_there(target, manifest, name)]
+        return [name for name in there if name not in had and os.path.lexists(place.tree / name)]
+    return []
+
+
+def _said(place: CheckpointPlace) -> dict[str, Any]:
+    said = {"began": {}, "complete": {}, "renamed": []}
+    try:
+        return {**said, **json.loads(place.completed.read_text())}
+    except (OSError, ValueError, TypeError):
+        return said
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,124 @@
+"""Owns what stands in the lock of DIR: who has it, and whether that process lives.
+
+`flock` holds on one node only on sshfs, other FUSE file systems and some mounts of NFS and Lustre. So the holder's
+process is named in the file, and a child of it renews the file's time: from another node that is all one can see.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from hpcstage.forked import fork, reap
+from hpcstage.wrapper import messages
+from hpcstage.wrapper.child import is_fatal_pending
+
+RENEWED_S = 5.0
+WATCHED_S = 16.0
+"""Who takes the lock waits for so long for a sign of a holder on another node."""
+_OLD_S = 600.0
+"""A lock that was renewed so long ago is nobody's, however far the clocks are apart."""
+_LOOK_S = 0.2
+_MOST_BYTES = 500
+_START = 19
+"""The place of the start time behind the name of the process in its stat file."""
+
+_renewing: dict[int, int] = {}
+"""The children that renew a lock, by its descriptor."""
+
+
+def named_in(fd: int) -> str:
+    """Returns the holder that a lock file names; empty if there is none."""
+    return _lines(fd)[0]
+
+
+def living(path: str, fd: int) -> str:
+    """Returns the holder that the lock file names, if it lives; empty otherwise. One on another node that may live is
+    watched for WATCHED_S at most."""
+    holder, process = _lines(fd)
+    boot, pid, *_ = [*process.split(), "", ""]
+    if not pid.isdigit():
+        return ""
+    if boot == _boot():
+        return holder if _process(int(pid)) == process else ""
+    before = _seen(path)
+    if before is None or abs(time.time() - before[0] / 1e9) > _OLD_S:
+        return ""
+    messages.warn(f"{path} names {holder}: watching for {WATCHED_S:g} s whether that is still there")
+    deadline = time.monotonic() + WATCHED_S
+    while time.monotonic() < deadline:
+        if is_fatal_pending() or (after := _seen(path)) not in (before, None):
+            return holder
+        if after is None:
+            return ""
+        time.sleep(_LOOK_S)
+    return ""
+
+
+def hold(path: str, fd: int, holder: str) -> None:
+    """Writes who has the lock, and has a child renew it. Raises OSError."""
+    content = f"{holder}\n{_process(os.getpid())}\n".encode()
+    os.truncate(fd, 0)
+    os.pwrite(fd, content, 0)
+    with suppress(OSError):
+        _renewing[fd] = fork(partial(_renew, path, content), (), says_why=False)
+
+
+def let_go(fd: int) -> None:
+    """Ends the child that renews a lock."""
+    if pid := _renewing.pop(fd, None):
+        reap(pid, 0.0)
+
+
+def _renew(path: str, content: bytes) -> None:
+    """Renews a lock as long as the file is the holder's. It is opened each time: a file that is removed while it is
+    open stays on NFS under another name."""
+    while True:
+        time.sleep(RENEWED_S)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        except OSError:  # a file system that does not answer may come back
+            continue
+        try:
+            if os.pread(fd, _MOST_BYTES, 0) != content:
+                return
+            os.utime(fd)
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+
+
+def _lines(fd: int) -> tuple[str, str]:
+    holder, process, *_ = [*os.pread(fd, _MOST_BYTES, 0).decode(errors="replace").splitlines(), "", ""]
+    return holder.strip(), process
+
+
+def _seen(path: str) -> tuple[int, bytes] | None:
+    """Returns the time and the content of a lock file, read anew; None if it has gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.fstat(fd).st_mtime_ns, os.pread(fd, _MOST_BYTES, 0)
+    finally:
+        os.close(fd)
+
+
+def _process(pid: int) -> str:
+    """Returns the name of a process that no other ever has on any node; empty if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return ""
+    return f"{_boot()} {pid} {stat[stat.rindex(b')') + 2 :].split()[_START].decode()}"
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

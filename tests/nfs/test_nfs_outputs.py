@@ -1,0 +1,32 @@
+"""`--out` on NFS: what programs store through memory maps is in DIR, from the first sample to the last."""
+
+from __future__ import annotations
+
+import pytest
+from nfsfixtures import PATIENCE_S, Project, lab, project
+
+__all__ = ["lab", "project"]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
+CHECK = """$PYTHON -c '
+import numpy as np
+results, scores = np.load("out/predictions.npy"), np.fromfile("out/scores.bin", np.int64)
+print("missing", int((results != np.arange(1, len(results) + 1)[:, None]).any(axis=1).sum()),
+      int((scores != np.arange(1, len(scores) + 1)).sum()))'
+"""
+
+
+@pytest.mark.parametrize("how", ["each", "late", "flushed"])
+def test_what_is_stored_through_a_memory_map_arrives(project: Project, how: str) -> None:
+    run = "$HPCSTAGE run --out out -- $PYTHON $PROGRAMS/mapping.py {out}"
+    project.run(f"{run} {how}; {CHECK} >found")
+    assert project.run("cat found") == "missing 0 0\n"
+
+
+def test_after_a_kill_of_everything_the_late_drain_has_what_was_stored(project: Project) -> None:
+    run = "$HPCSTAGE run --out out -- sh -c '$PYTHON $PROGRAMS/mapping.py {out} late; sleep 60'"
+    job = project.start(run)
+    project.lab.until(lambda: "stored" in job.output, PATIENCE_S, "the results")
+    project.kill_all()
+    job.wait(code=None)
+    project.run(f"$HPCSTAGE clean --drain; {CHECK} >found")
+    assert project.run("cat found") == "missing 0 0\n"

@@ -1,0 +1,73 @@
+"""Each command where an extra is not installed: no traceback; where the command needs it, a line and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPO, Hpcstage
+
+from hpcstage.extras import Extra
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli", reason="needs tomli below Python 3.11")
+
+HIDING = """
+import os, sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name in os.environ["HIDDEN"].split():
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+"""
+NEEDS = {
+    Extra.CHECKPOINT: [
+        ("checkpoint", "ls", "d"),
+        ("checkpoint", "verify", "d"),
+        ("checkpoint", "restore", "d", "to"),
+        ("checkpoint", "drop", "d", "a"),
+    ],
+    Extra.TORCH: [("demo",)],
+    Extra.MPI: [],
+}
+COMMANDS = [
+    (),
+    ("run", "--data", "d", "--", "true"),
+    ("run", "--checkpoint", "c", "--out", "o", "--", "true"),
+    ("run", "--nodes", "2", "--data", "d", "--", "true"),
+    ("plan", "--data", "d"),
+    ("plan", "--data", "d", "--nodes", "2", "--order", "sampler", "--sampler", "random"),
+    ("report",),
+    ("report", "--json"),
+    ("clean", "--drain"),
+    ("config", "show"),
+    ("install-hook", "--remove", "--python", sys.executable),
+]
+
+
+@pytest.mark.parametrize("extra", Extra, ids=lambda extra: extra.name)
+def test_no_traceback(hpcstage: Hpcstage, tmp_path: Path, extra: Extra) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HIDING)
+    (hpcstage.cwd / "d").mkdir()
+    (hpcstage.cwd / "d" / "a").write_text("b")
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPO}", "HIDDEN": " ".join(extra.value)}
+    for command in COMMANDS:
+        done = hpcstage(*command, env=env)
+        assert done.returncode == 0, (command, done.stderr)
+        assert b"Traceback" not in done.stdout + done.stderr, command
+    for command in NEEDS[extra]:
+        done = hpcstage(*command, env=env)
+        assert done.returncode == 2, (command, done.stderr)
+        (line,) = done.stderr.decode().splitlines()
+        assert line.startswith("hpcstage: ")
+        assert line.endswith(f" not installed ({extra.remedy})")
+
+
+def test_the_packages_are_those_of_the_extras() -> None:
+    declared = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra in Extra:
+        assert {name.partition(">")[0] for name in declared[extra.name.lower()]} == set(extra.value)

@@ -1,0 +1,106 @@
+"""The lock of DIR where `flock` tells nothing of other nodes: what stands in the file, and whether it is renewed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import REPO, wait_for
+
+from hpcstage.wrapper import holders, outdir
+
+ELSEWHERE = "11111111-2222-3333-4444-555555555555 77 12345"
+"""A process on another node."""
+HOLD = """
+import sys, time
+from hpcstage.wrapper import outdir
+outdir.lock(sys.argv[1], sys.argv[1], "run 7 on another node")
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for long."""
+    monkeypatch.setattr(holders, "WATCHED_S", 1.0)
+
+
+def left(target: Path, process: str, age_s: float = 0.0) -> Path:
+    """A lock that a run left."""
+    lock = target / outdir.LOCK
+    lock.write_text(f"run 7 on another node\n{process}\n")
+    os.utime(lock, (time.time() - age_s, time.time() - age_s))
+    return lock
+
+
+def takes(target: Path) -> str:
+    """Takes the lock and lets go of it; returns who has it, or nothing."""
+    try:
+        fd = outdir.lock(os.fspath(target), "--out results", "run 8 on this node")
+    except outdir.TargetInUse as error:
+        return error.holder
+    assert (target / outdir.LOCK).read_text().startswith("run 8 on this node\n")
+    outdir.unlock(os.fspath(target), fd)
+    assert not (target / outdir.LOCK).exists()
+    return ""
+
+
+def test_a_holder_on_another_node_that_renews_the_lock_has_it(tmp_path: Path) -> None:
+    lock = left(tmp_path, ELSEWHERE)
+    renewed = threading.Timer(0.4, os.utime, (lock,))
+    renewed.start()
+    assert takes(tmp_path) == "run 7 on another node"
+    renewed.join()
+    assert lock.read_text().startswith("run 7 on another node\n"), "it stays the other's"
+
+
+def test_a_holder_on_another_node_that_ends_meanwhile_has_it_no_more(tmp_path: Path) -> None:
+    ended = threading.Timer(0.4, left(tmp_path, ELSEWHERE).unlink)
+    ended.start()
+    assert takes(tmp_path) == ""
+    ended.join()
+
+
+@pytest.mark.parametrize("age_s", [0.0, 20.0, -20.0])
+def test_a_dead_holder_on_another_node_does_not_block(tmp_path: Path, age_s: float) -> None:
+    left(tmp_path, ELSEWHERE, age_s)
+    assert takes(tmp_path) == ""
+
+
+@pytest.mark.parametrize("process", [ELSEWHERE, "", "of an older version"])
+def test_an_old_lock_is_taken_at_once(tmp_path: Path, process: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holders, "WATCHED_S", 1e6)
+    left(tmp_path, process, 2 * holders._OLD_S)
+    assert takes(tmp_path) == ""
+
+
+def test_a_process_of_this_node_has_it_as_long_as_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outdir.fcntl, "flock", lambda *_: None)  # as on a file system without
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.fspath(REPO)},
+    ) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"held\n"
+            assert takes(tmp_path) == "run 7 on another node"
+        finally:
+            other.kill()
+    assert takes(tmp_path) == ""
+
+
+def test_who_has_the_lock_renews_it_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holders, "RENEWED_S", 0.05)
+    fd = outdir.lock(os.fspath(tmp_path), "--out results", "run 8 on this node")
+    lock = tmp_path / outdir.LOCK
+    os.utime(lock, (0, 0))
+    wait_for(lambda: lock.stat().st_mtime > time.time() - 60, what="a renewed lock")
+    outdir.unlock(os.fspath(tmp_path), fd)
+    assert holders._renewing == {}
