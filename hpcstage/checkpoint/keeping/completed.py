@@ -109,7 +109,7 @@ def lacking_of_origin(place: CheckpointPlace, target: Path, number: int) -> list
 
 
 def _said(place: CheckpointPlace) -> dict[str, Any]:
-    said = {"began": {}, "complete": {}, "renamed": []}
+    said: dict[str, Any] = {"began": {}, "complete": {}, "renamed": []}
     try:
         return {**said, **json.loads(place.completed.read_text())}
     except (OSError, ValueError, TypeError):
