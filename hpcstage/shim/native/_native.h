@@ -99,6 +99,7 @@ void names_forked(void); /* in a forked child */
 
 /* ---- directories and links above the datasets ---- */
 int roots_before(int dirfd, const char *path);   /* whether what has this name may be one; before a change of it */
+int roots_before_unlink(int dirfd, const char *path); /* the same where only a link may be one */
 int roots_after(int turns, int result);          /* returns the result of the change */
 
 /* ---- page and counters ---- */

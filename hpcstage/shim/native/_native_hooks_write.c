@@ -96,7 +96,7 @@ static int hook_symlinkat(const char *target, int dirfd, const char *path) {
 }
 
 static int hook_unlink(const char *path) {
-    int turns = roots_before(AT_FDCWD, path);
+    int turns = roots_before_unlink(AT_FDCWD, path);
     before(AT_FDCWD, path, 0);
     return roots_after(turns, unlink(path));
 }
@@ -104,13 +104,13 @@ static int hook_unlink(const char *path) {
 static int hook_unlinkat(int dirfd, const char *path, int flags) {
     if (flags & AT_REMOVEDIR) /* a directory that can be removed is empty: it has no copies */
         return unlinkat(dirfd, path, flags);
-    int turns = roots_before(dirfd, path);
+    int turns = roots_before_unlink(dirfd, path);
     before(dirfd, path, 0);
     return roots_after(turns, unlinkat(dirfd, path, flags));
 }
 
 static int hook_remove(const char *path) {
-    int turns = roots_before(AT_FDCWD, path);
+    int turns = roots_before_unlink(AT_FDCWD, path);
     before(AT_FDCWD, path, 0);
     return roots_after(turns, remove(path));
 }
