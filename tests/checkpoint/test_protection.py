@@ -18,7 +18,6 @@ pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
-from hpcstage.checkpoint.coding.routes import FORMS, broadcast, fan_in
 from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, GenerationId, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind
 from hpcstage.checkpoint.generations.reading import LocalSource
@@ -161,17 +160,6 @@ def test_more_nodes_than_parts_and_one_without_bytes(local_dir: Path) -> None:
     job.group.encode(2)
     for lost in losses(job, 2):
         assert all(job.is_restored(node, lost) for node in lost)
-
-
-@pytest.mark.parametrize("form", [broadcast, fan_in], ids=["broadcast", "fan-in"])
-def test_all_forms_make_the_same_parities(local_dir: Path, form) -> None:
-    job = made_job(local_dir, CodeSize(4, 2))
-    piped = {node: job.part(node, GenerationPart.PARITY).read_bytes() for node in job.nodes}
-    for node, part in itertools.product(job.nodes, (GenerationPart.PARITY, GenerationPart.CODING)):
-        job.part(node, part).unlink()
-    replace(job.group, form=form).encode(1)
-    assert form in FORMS.values()
-    assert {node: job.part(node, GenerationPart.PARITY).read_bytes() for node in job.nodes} == piped
 
 
 def test_parities_are_spread_evenly(local_dir: Path) -> None:

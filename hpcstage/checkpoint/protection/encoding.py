@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcstage.checkpoint.coding.coder import Coder
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
 from hpcstage.checkpoint.coding.kernels import best_kernel
-from hpcstage.checkpoint.coding.routes import Form, pipeline
+from hpcstage.checkpoint.coding.routes import pipeline
 from hpcstage.checkpoint.coding.stages import carried_out, encoding_work
 from hpcstage.checkpoint.coding.stripes import CodedBlock, Striping
 from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, GenerationId
@@ -48,7 +48,6 @@ class StoreGroup:
     size: CodeSize
     block_bytes: int = BLOCK_BYTES
     files: Files = field(default_factory=Files)
-    form: Form = pipeline
 
     def encode(self, number: int) -> CodingRecord:
         """Makes the parities of a generation that all nodes have, and its record; returns the record.
@@ -111,7 +110,7 @@ class StoreGroup:
             writers = [MemberWriter(self.files, store.directory, identity.number) for store in self.stores]
             parities = [opened.enter_context(writer.parities()) for writer in writers]
             for stripe in striping.stripes(totals):
-                route = self.form(stripe.data, stripe.parities)
+                route = pipeline(stripe.data, stripe.parities)
                 for block, content in carried_out(route, encoding_work(coder, stripe), own).items():
                     sums[block.node].note(block, block.number, content)
                     self.files.write(parities[block.node], content, block.number * self.block_bytes)
