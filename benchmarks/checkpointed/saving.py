@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.checkpointed.storegroup import GroupStore, StoreGroup
 from benchmarks.files import Place, empty
 from benchmarks.harness import Options
 from benchmarks.workload.trained import FORMS, PROGRAMS
@@ -28,7 +29,6 @@ from hpcstage.checkpoint.generations.files import GenerationId, GenerationPart, 
 from hpcstage.checkpoint.generations.manifest import GenerationKind
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore, SavedGeneration
-from hpcstage.checkpoint.protection.encoding import GroupStore, StoreGroup
 from hpcstage.checkpoint.protection.groups import CodeSize
 
 GB = 1e9

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.checkpointed.storegroup import GroupStore, StoreGroup
 from benchmarks.files import empty
 from benchmarks.peer import Cell, launching
 from benchmarks.programs import run
@@ -35,7 +36,6 @@ from hpcstage.checkpoint.generations.files import GenerationId, GenerationPart, 
 from hpcstage.checkpoint.generations.layout import BLOCK_BYTES
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.protection.encoding import GroupStore, StoreGroup
 from hpcstage.checkpoint.protection.groups import CodeSize
 
 DATA_NODES = (8, 16, 32)

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.checkpointed.storegroup import carried_out
 from hpcstage.checkpoint.coding.coder import Coder
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
 from hpcstage.checkpoint.coding.field import Rows
 from hpcstage.checkpoint.coding.kernels import best_kernel
 from hpcstage.checkpoint.coding.routes import Hop, NodeLoad, Route, pipeline, total_loads
-from hpcstage.checkpoint.coding.stages import RouteWork, carried_out
+from hpcstage.checkpoint.coding.stages import RouteWork
 from hpcstage.checkpoint.coding.stripes import CodedBlock, Stripe, Striping
 
 BLOCK = 64

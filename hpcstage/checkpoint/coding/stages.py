@@ -6,13 +6,13 @@ all of them. Pure: buffers in, buffers out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcstage.checkpoint.coding.blocks import Block, seen
 from hpcstage.checkpoint.coding.coder import Coder
 from hpcstage.checkpoint.coding.field import Rows
-from hpcstage.checkpoint.coding.routes import Duty, Hop, Route
+from hpcstage.checkpoint.coding.routes import Duty, Hop
 from hpcstage.checkpoint.coding.stripes import CodedBlock, Stripe
 
 Messages = Mapping[Hop, Sequence[Block]]
@@ -62,22 +62,3 @@ def encoding_work(coder: Coder, stripe: Stripe) -> RouteWork:
     """Returns the work of a route by which a stripe is encoded."""
     rows = tuple(tuple(row[block.index] for block in stripe.data) for row in coder.code.rows)
     return RouteWork(coder, rows, stripe.data, stripe.parities)
-
-
-def carried_out(
-    route: Route, work: RouteWork, own: Callable[[CodedBlock], Block], heard: Callable[[Hop, int], None] | None = None
-) -> dict[CodedBlock, bytearray]:
-    """Carries out a whole route in this process; returns the targets' blocks. `heard` is told of each message."""
-    messages: dict[Hop, list[Block]] = {}
-    made: dict[CodedBlock, bytearray] = {}
-    for duty in route.duties:
-        received = {hop: messages.pop(hop) for hop in duty.receives}
-        if work.keeps(duty):
-            made[duty.block] = work.kept(duty, received)
-            continue
-        for hop, parts in work.sent(duty, own(duty.block), received).items():
-            messages[hop] = parts
-            if heard is not None:
-                heard(hop, sum(len(seen(part)) for part in parts))
-    assert not messages
-    return made
