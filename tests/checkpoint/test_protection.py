@@ -17,15 +17,14 @@ from states import SMALL, Tree, flip, noise, overwrite, tree
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
+from benchmarks.checkpointed.storegroup import GroupStore, StoreGroup
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
-from hpcstage.checkpoint.coding.routes import FORMS, broadcast, fan_in
 from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, GenerationId, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.restoring import NothingToRestore, restore_newest, verify
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.protection.encoding import GroupStore, NotTogether, StoreGroup
 from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.members import read_record
 from hpcstage.checkpoint.protection.rebuilding import GroupSource
@@ -161,17 +160,6 @@ def test_more_nodes_than_parts_and_one_without_bytes(local_dir: Path) -> None:
     job.group.encode(2)
     for lost in losses(job, 2):
         assert all(job.is_restored(node, lost) for node in lost)
-
-
-@pytest.mark.parametrize("form", [broadcast, fan_in], ids=["broadcast", "fan-in"])
-def test_all_forms_make_the_same_parities(local_dir: Path, form) -> None:
-    job = made_job(local_dir, CodeSize(4, 2))
-    piped = {node: job.part(node, GenerationPart.PARITY).read_bytes() for node in job.nodes}
-    for node, part in itertools.product(job.nodes, (GenerationPart.PARITY, GenerationPart.CODING)):
-        job.part(node, part).unlink()
-    replace(job.group, form=form).encode(1)
-    assert form in FORMS.values()
-    assert {node: job.part(node, GenerationPart.PARITY).read_bytes() for node in job.nodes} == piped
 
 
 def test_parities_are_spread_evenly(local_dir: Path) -> None:
@@ -322,34 +310,6 @@ class EndedFiles(Files):
         return super().call(function, *arguments, **options)
 
 
-def test_an_encoding_that_ends_between_any_two_calls_is_done_again(local_dir: Path) -> None:
-    """The data never change; a record that any node has names parities that are all there."""
-    job = made_job(local_dir, CodeSize(2, 1))
-    for node, part in itertools.product(job.nodes, (GenerationPart.PARITY, GenerationPart.CODING)):
-        job.part(node, part).unlink()
-    shutil.copytree(local_dir / "stores", local_dir / "before")
-    counted = EndedFiles(1 << 40)
-    replace(job.group, files=counted).encode(1)
-    calls, states = (1 << 40) - counted.left, set()
-    for at in range(calls):
-        shutil.rmtree(local_dir / "stores")
-        shutil.copytree(local_dir / "before", local_dir / "stores")
-        with suppress(KeyboardInterrupt):  # where nothing but closing is left, it ends by itself
-            replace(job.group, files=EndedFiles(at)).encode(1)
-        with ExitStack() as opened:
-            sources = [opened.enter_context(LocalSource(job.store(node))) for node in job.nodes]
-            records = [read_record(source, 1) is not None for source in sources]
-        states.add(sum(records))
-        for place, node in enumerate(job.nodes):
-            if any(records[:place] + records[place + 1 :]):
-                verify_without(job, node)
-        job.group.encode(1)
-        for node in job.nodes:
-            verify_without(job, node)
-        assert not list(local_dir.glob("stores/*/*/.*"))
-    assert states == {0, 1, 2, 3}
-
-
 def test_a_group_that_ends_between_any_two_calls_of_a_commit_has_the_generation_before(local_dir: Path) -> None:
     """One process commits for all nodes, encodes, and drops the generation before. Wherever it ends, any node may be
     lost besides: the others restore what was saved before, or what is saved now."""
@@ -397,30 +357,13 @@ def settled(job: Job) -> None:
             store.commit(FileTree(job.state(node)))
 
 
-def verify_without(job: Job, node: str) -> None:
-    with job.seen_by(node, [node]) as source:
-        verify(source, 1)
-
-
 def test_attempts_at_one_number_are_told_apart(local_dir: Path) -> None:
     job = made_job(local_dir, CodeSize(2, 1))
     shutil.rmtree(job.store("n1"))
     with GenerationStore(job.store("n1"), POLICY) as store:
         store.commit(FileTree(job.state("n1")), GenerationId.new(1))
-    with pytest.raises(NotTogether, match="several attempts"):
-        job.group.encode(1)
     assert job.is_restored("n1"), "from the others: its own is another attempt"
     assert job.is_restored("n0")
-
-
-def test_a_record_of_another_group_is_not_taken(local_dir: Path) -> None:
-    job = made_job(local_dir, CodeSize(2, 1))
-    before = job.part("n0", GenerationPart.CODING).read_bytes()
-    for other in (replace(job.group, stores=job.group.stores[::-1]), replace(job.group, block_bytes=2 * BLOCK)):
-        with pytest.raises(NotTogether, match="another group, of n0, n1, n2"):
-            other.encode(1)
-    assert job.part("n0", GenerationPart.CODING).read_bytes() == before
-    assert job.group.encode(1).to_bytes() == before
 
 
 def test_rebuilt_bytes_that_are_not_those_that_were_saved_are_refused(local_dir: Path) -> None:

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from group_nodes import Group
 
-from hpcstage.checkpoint.coding.routes import FORMS
+from benchmarks.checkpointed.storegroup import GroupStore, StoreGroup
 from hpcstage.checkpoint.generations.choice import GenerationPolicy
 from hpcstage.checkpoint.generations.files import GenerationId, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.protection.encoding import GroupStore, StoreGroup
 from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.link import Encoded, Event, GroupLink
 from hpcstage.checkpoint.protection.orders import EncodeOrder
@@ -103,7 +102,7 @@ class CodingGroup:
         """Returns what encoding has left on all nodes."""
         return [self.part(index, part, number).read_bytes() for index in range(len(self.names)) for part in CODED]
 
-    def coded_here(self, number: int = 1, form: str = "pipeline") -> list[bytes]:
+    def coded_here(self, number: int = 1) -> list[bytes]:
         """Returns the same as one process makes it from the same generations."""
         kept = self.directory / "stores"
         copies = self.directory / "copies"
@@ -113,7 +112,7 @@ class CodingGroup:
                 (generation_path(copies / name, number) / part).unlink(missing_ok=True)
             assert self.part(index, GenerationPart.MANIFEST, number).exists()
         stores = tuple(GroupStore(name, copies / name) for name in self.names)
-        StoreGroup(stores, self.size, self.block_bytes, form=FORMS[form]).encode(number)
+        StoreGroup(stores, self.size, self.block_bytes).encode(number)
         made = [(generation_path(copies / name, number) / part).read_bytes() for name in self.names for part in CODED]
         shutil.rmtree(copies)
         return made

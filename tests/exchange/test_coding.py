@@ -18,7 +18,7 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 from coding_nodes import BLOCK, KEY, CodingGroup
 
 from benchmarks.peernodes import MPIEXEC, serve
-from hpcstage.checkpoint.coding.routes import FORMS, total_loads
+from hpcstage.checkpoint.coding.routes import pipeline, total_loads
 from hpcstage.checkpoint.coding.stripes import Striping
 from hpcstage.checkpoint.generations.files import OWN_PARTS, GenerationPart
 from hpcstage.checkpoint.generations.reading import LocalSource
@@ -53,11 +53,11 @@ def coding(local_dir):
         one.remove()
 
 
-def sent_bytes(one: CodingGroup, form: str) -> list[int]:
+def sent_bytes(one: CodingGroup) -> list[int]:
     """What each node sends, as the routes count it."""
     sizes = [sum(one.part(i, part).stat().st_size for part in OWN_PARTS) for i in range(len(one.names))]
     striping = Striping(len(sizes), one.size.k, one.size.m, BLOCK)
-    loads = total_loads(FORMS[form](stripe.data, stripe.parities) for stripe in striping.stripes(sizes))
+    loads = total_loads(pipeline(stripe.data, stripe.parities) for stripe in striping.stripes(sizes))
     return [loads[index].sent_bytes if index in loads else 0 for index in range(len(sizes))]
 
 
@@ -76,15 +76,14 @@ def is_lost(link: GroupLink) -> bool:
     return False
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_parities_and_record_are_those_of_one_process(coding, form):
+def test_parities_and_record_are_those_of_one_process(coding):
     one = coding(CodeSize(2, 1))
     identity = one.commit(UNEQUAL)
     one.start()
-    found = one.encode(identity, form=form)
+    found = one.encode(identity)
     assert [(each.generation, each.failure) for each in found] == [(identity, "")] * 3
-    assert one.coded() == one.coded_here(form=form)
-    assert [each.bytes_sent for each in found] == sent_bytes(one, form)
+    assert one.coded() == one.coded_here()
+    assert [each.bytes_sent for each in found] == sent_bytes(one)
     assert [each.bytes_read for each in found] == own_bytes(one)
     assert one.end() == 0, one.group.text()
 

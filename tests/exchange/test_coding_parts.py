@@ -27,7 +27,7 @@ from hpcstage.reading import readable
 MESSAGES = [
     coding.Hold("own", "/local/ckpt"),
     coding.KeeperMessage(3, b"\0\xff" * 100),
-    coding.Encode(7, "ab" * 16, 2, "/local/ckpt", [0, 2, 1], ["a", "b", "ä"], 2, 1, 4096, "fan-in", 0.5, 0.0, 60.0),
+    coding.Encode(7, "ab" * 16, 2, "/local/ckpt", [0, 2, 1], ["a", "b", "ä"], 2, 1, 4096, 0.5, 0.0, 60.0),
     coding.Read(1, 2, "own", 7, "data", 1 << 40, 10),
     coding.ListStore(2, 0, "own"),
     coding.Welcome(4),

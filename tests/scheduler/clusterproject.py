@@ -44,8 +44,7 @@ exec {behind}hpcstage run --data {data} -- {front}python train.py --data {data} 
 
 def needs_checkpoints(*, of_nodes: bool = False) -> None:
     """Skips a test, or a module that calls it at its top, where what checkpoints need is missing."""
-    for name in ("xxhash", "zstandard"):
-        pytest.importorskip(name, reason="needs the extra `checkpoint`")
+    pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
     if of_nodes:
         pytest.importorskip("mpi4py", reason="needs mpi4py and an MPI")
 

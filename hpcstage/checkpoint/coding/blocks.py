@@ -62,11 +62,5 @@ def operands(rows: Rows, sources: Sequence[Block], targets: Sequence[Block]) -> 
     return read, written
 
 
-def xor(left: Block, right: Block, target: Block) -> None:
-    """Sets the target to the XOR of two blocks of its size; it may be one of them."""
-    (first, second), (written,) = operands(((1, 1),), (left, right), (target,))
-    np.bitwise_xor(first, second, out=written)
-
-
 def nothing() -> None:
     """Does what an operation on no bytes does."""

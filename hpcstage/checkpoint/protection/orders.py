@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.checkpoint.coding.erasurecode import NoErasureCode
-from hpcstage.checkpoint.coding.routes import FORMS
 from hpcstage.checkpoint.coding.stripes import Striping
 from hpcstage.checkpoint.generations.files import GenerationId
 from hpcstage.checkpoint.protection.groups import CodeSize
@@ -44,8 +43,6 @@ class EncodeOrder:
     """The members' names in the record, in the same order."""
     size: CodeSize
     block_bytes: int = CODED_BLOCK_BYTES
-    form: str = "pipeline"
-    """The way of the blocks: a name in `coding.routes.FORMS`."""
     trial: int = 0
     """Tells one try from the next. An order that failed, or whose exchange was lost, is given again with a higher one,
     the same for all members."""
@@ -63,8 +60,6 @@ class EncodeOrder:
             raise NoOrder(error.what) from None
         if len(self.names) != len(self.nodes) or len(set(self.nodes)) != len(self.nodes):
             raise NoOrder("each member of a group has a name, and is named once")
-        if self.form not in FORMS:
-            raise NoOrder(f"{self.form!r} is no way of blocks")
         if self.block_bytes > MOST_BLOCK_BYTES or self.block_bytes * self.size.m > MOST_STRIPE_BYTES:
             raise NoOrder(f"blocks of {self.block_bytes} bytes for {self.size} are too large to be sent")
 
@@ -79,7 +74,7 @@ class EncodeOrder:
     @property
     def digest(self) -> int:
         """Returns a number that all members have for the order, and no other order has."""
-        known = (self.generation, self.nodes, self.names, self.size, self.block_bytes, self.form, self.trial)
+        known = (self.generation, self.nodes, self.names, self.size, self.block_bytes, self.trial)
         return int.from_bytes(blake2b(repr(known).encode(), digest_size=8).digest(), "little")
 
     def to_values(self) -> dict[str, Any]:
@@ -94,7 +89,6 @@ class EncodeOrder:
             "k": self.size.k,
             "m": self.size.m,
             "block_bytes": self.block_bytes,
-            "form": self.form,
             "processor_share": self.processor_share,
             "rate_bytes_per_s": self.rate_bytes_per_s,
             "wait_s": self.wait_s,
@@ -111,7 +105,6 @@ class EncodeOrder:
                 tuple(map(str, values["names"])),
                 CodeSize(values["k"], values["m"]),
                 values["block_bytes"],
-                values["form"],
                 values["trial"],
                 values["processor_share"],
                 values["rate_bytes_per_s"],

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from hpcstage.checkpoint.coding.blocks import Block, Kernel, seen, xor
+from hpcstage.checkpoint.coding.blocks import Block, Kernel, seen
 from hpcstage.checkpoint.coding.routes import Duty, Hop
 from hpcstage.checkpoint.coding.stages import RouteWork
 from hpcstage.checkpoint.coding.stripes import CodedBlock
@@ -83,18 +83,12 @@ class FullDuty:
         self._kernel = kernel
         self._m = len(work.targets)
         self._size = duty.block.size_bytes
-        if self.keeps:
-            self._row = work.rows[work.targets.index(duty.block)]
-            self._sources = [source.index for source in work.sources]
-            self._are_sums = any(hop.rows for hop in duty.receives)
-        else:
+        if not self.keeps:
             place = work.sources.index(duty.block)
             self._column = tuple(row[place] for row in work.rows)
 
     def sent(self, own: bytearray, received: Received) -> Sequence[Sending]:
         """See NodeDuty."""
-        if not any(hop.rows for hop in self._sends):
-            return [(*_to(hop), bytearray(BLOCK_HEAD_BYTES) + own) for hop in self._sends]
         sums = self._summed(own, received)
         if len(self._sends) == 1:
             return [(*_to(self._sends[0]), sums)]
@@ -106,27 +100,19 @@ class FullDuty:
 
     def kept(self, received: Received) -> Block:
         """See NodeDuty."""
-        if self._are_sums:
-            (message,) = received.values()
-            return message[BLOCK_HEAD_BYTES:]
-        made = bytearray(self._size)
-        parts = [received[source][BLOCK_HEAD_BYTES:] for source in self._sources]
-        self._kernel.product((self._row,), parts, (made,))()
-        return made
+        (message,) = received.values()
+        return message[BLOCK_HEAD_BYTES:]
 
     def _summed(self, own: bytearray, received: Received) -> bytearray:
-        """Returns a message with the sums: the first one that came, where one did."""
-        messages = list(received.values())
-        if not messages:
+        """Returns a message with the sums: the one that came, where one did."""
+        if not received:
             made = bytearray(BLOCK_HEAD_BYTES + self._m * self._size)
             self._kernel.product(tuple((c,) for c in self._column), (own,), self._parts(memoryview(made)))()
             return made
-        first = messages[0]
-        for other in messages[1:]:
-            xor(first[BLOCK_HEAD_BYTES:], other[BLOCK_HEAD_BYTES:], first[BLOCK_HEAD_BYTES:])
-        self._kernel.addition(self._column, own, self._parts(first))()
-        assert isinstance(first.obj, bytearray)
-        return first.obj
+        (sums,) = received.values()
+        self._kernel.addition(self._column, own, self._parts(sums))()
+        assert isinstance(sums.obj, bytearray)
+        return sums.obj
 
     def _parts(self, message: memoryview) -> list[memoryview]:
         starts = range(BLOCK_HEAD_BYTES, BLOCK_HEAD_BYTES + self._m * self._size, self._size)

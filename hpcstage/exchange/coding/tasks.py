@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from hpcstage.checkpoint.coding.coder import Coder
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
 from hpcstage.checkpoint.coding.kernels import best_kernel
-from hpcstage.checkpoint.coding.routes import FORMS
+from hpcstage.checkpoint.coding.routes import pipeline
 from hpcstage.checkpoint.coding.stages import encoding_work
 from hpcstage.checkpoint.coding.stripes import Stripe, Striping
 from hpcstage.checkpoint.protection.orders import EncodeOrder
@@ -57,7 +57,6 @@ class StripeTasks:
         self._nodes = len(totals)
         self.striping = Striping(self._nodes, order.size.k, order.size.m, order.block_bytes)
         self._coder = Coder(ErasureCode.cauchy(order.size.k, order.size.m), best_kernel())
-        self._form = FORMS[order.form]
         self._full_cycles = min(totals) // order.block_bytes // order.size.k
         """In so many cycles all blocks of all stripes are there and of full length."""
         self._full: dict[int, FullDuty | None] = {}
@@ -113,7 +112,7 @@ class StripeTasks:
         if self._place not in stripe.nodes:
             return None
         work = encoding_work(self._coder, stripe)
-        duties = self._form(stripe.data, stripe.parities).duties
+        duties = pipeline(stripe.data, stripe.parities).duties
         (own,) = (duty for duty in duties if duty.block.node == self._place)
         return FullDuty(own, work, self._coder.kernel) if is_full else GeneralDuty(own, work)
 

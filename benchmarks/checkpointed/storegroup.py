@@ -1,0 +1,102 @@
+"""Encodes a generation of a group of stores that one process can reach, for benchmarks and tests.
+
+Each stripe goes as between nodes: duty by duty, each with its own block and what came from the neighbour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcstage.checkpoint.coding.blocks import Block, seen
+from hpcstage.checkpoint.coding.coder import Coder
+from hpcstage.checkpoint.coding.erasurecode import ErasureCode
+from hpcstage.checkpoint.coding.kernels import best_kernel
+from hpcstage.checkpoint.coding.routes import Hop, Route, pipeline
+from hpcstage.checkpoint.coding.stages import RouteWork, encoding_work
+from hpcstage.checkpoint.coding.stripes import CodedBlock, Striping
+from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, GenerationId
+from hpcstage.checkpoint.generations.layout import BLOCK_BYTES
+from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
+from hpcstage.checkpoint.protection.groups import CodeSize
+from hpcstage.checkpoint.protection.members import MemberChecksums, MemberWriter, read_data
+from hpcstage.checkpoint.protection.record import CodedMember, CodingRecord
+
+
+@dataclass(frozen=True)
+class GroupStore:
+    """The store of one node of a group."""
+
+    name: str
+    directory: Path
+
+
+@dataclass(frozen=True)
+class StoreGroup:
+    """Stores whose nodes protect each other."""
+
+    stores: tuple[GroupStore, ...]
+    size: CodeSize
+    block_bytes: int = BLOCK_BYTES
+    files: Files = field(default_factory=Files)
+
+    def encode(self, number: int) -> CodingRecord:
+        """Makes the parities of a generation that all nodes have, and its record; returns the record."""
+        with contextlib.ExitStack() as opened:
+            sources = [opened.enter_context(LocalSource(store.directory, self.files)) for store in self.stores]
+            (identity,) = {GenerationReader(source).manifest(number).id for source in sources}
+            record = self._encoded(sources, identity)
+        for store in self.stores:
+            MemberWriter(self.files, store.directory, number).record(record.to_bytes())
+        return record
+
+    def _encoded(self, sources: Sequence[LocalSource], identity: GenerationId) -> CodingRecord:
+        """Writes all parities; returns the record, which is not written."""
+        sizes = [tuple(source.size_bytes(identity.number, part) for part in OWN_PARTS) for source in sources]
+        totals = [sum(one) for one in sizes]
+        striping = Striping(len(sources), self.size.k, self.size.m, self.block_bytes)
+        code = ErasureCode.cauchy(self.size.k, self.size.m)
+        sums = [MemberChecksums(striping, totals, place) for place in range(len(sources))]
+
+        def own(block: CodedBlock) -> bytearray:
+            made = bytearray(block.size_bytes)
+            place = block.number * self.block_bytes
+            read_data(sources[block.node], identity.number, sizes[block.node], memoryview(made), place)
+            sums[block.node].note(block, block.number, made)
+            return made
+
+        coder = Coder(code, best_kernel())
+        with contextlib.ExitStack() as opened:
+            writers = [MemberWriter(self.files, store.directory, identity.number) for store in self.stores]
+            parities = [opened.enter_context(writer.parities()) for writer in writers]
+            for stripe in striping.stripes(totals):
+                route = pipeline(stripe.data, stripe.parities)
+                for block, content in carried_out(route, encoding_work(coder, stripe), own).items():
+                    sums[block.node].note(block, block.number, content)
+                    self.files.write(parities[block.node], content, block.number * self.block_bytes)
+        members = (
+            CodedMember(store.name, size, sums[node].to_bytes())
+            for node, (store, size) in enumerate(zip(self.stores, sizes, strict=True))
+        )
+        return CodingRecord(identity, self.block_bytes, code, tuple(members))
+
+
+def carried_out(
+    route: Route, work: RouteWork, own: Callable[[CodedBlock], Block], heard: Callable[[Hop, int], None] | None = None
+) -> dict[CodedBlock, bytearray]:
+    """Carries out a whole route in this process; returns the targets' blocks. `heard` is told of each message."""
+    messages: dict[Hop, list[Block]] = {}
+    made: dict[CodedBlock, bytearray] = {}
+    for duty in route.duties:
+        received = {hop: messages.pop(hop) for hop in duty.receives}
+        if work.keeps(duty):
+            made[duty.block] = work.kept(duty, received)
+            continue
+        for hop, parts in work.sent(duty, own(duty.block), received).items():
+            messages[hop] = parts
+            if heard is not None:
+                heard(hop, sum(len(seen(part)) for part in parts))
+    assert not messages
+    return made
