@@ -56,7 +56,7 @@ BLOCK_ARMS = {
     for size in BLOCKS
     for name, always in (("delta", GenerationKind.DELTA), ("chosen", None))
 }
-SPLIT = ("diff_s", "xor_s", "write_s", "encode_s")
+SPLIT = ("diff_s", "write_s", "encode_s")
 
 
 def saves_percent(bench: Bench, cell: str, key: str) -> float | None:
@@ -182,7 +182,7 @@ def more_tables(bench: Bench) -> None:
         title = "One state saved twice by torch.save, nothing trained: what moves"
         bench.sheet(title, ["what differs", "tensors", "moved", "blocks changed %"], moved)
     if bench.select("speeds", "one file"):
-        keys = ("diff", "write", "xor", "restore_full", "restore_xor")
+        keys = ("diff", "write", "restore")
         bench.sheet("One file, GB/s", list(keys), [[bench.median("speeds", "one file", key) for key in keys]])
 
 

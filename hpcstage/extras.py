@@ -13,7 +13,7 @@ from hpcstage.errors import UsageError
 class Extra(Enum):
     """The packages of each extra, as in pyproject.toml."""
 
-    CHECKPOINT = ("numpy", "xxhash", "zstandard", "pyeclib")
+    CHECKPOINT = ("numpy", "xxhash", "pyeclib")
     TORCH = ("torch", "numpy")
     MPI = ("mpi4py", "mpich")
 

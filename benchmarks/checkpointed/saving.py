@@ -81,7 +81,7 @@ class GroupGeneration:
     @property
     def saved_s(self) -> float:
         """The time until one node's generation is on its disk."""
-        return self.mean(lambda one: one.diff_s + one.xor_s + one.write_s)
+        return self.mean(lambda one: one.diff_s + one.write_s)
 
 
 class States:
@@ -144,7 +144,7 @@ class States:
         return {**saved, "tensors": len(places[0]), "moved": moved}
 
     def speeds(self) -> dict[str, Any]:
-        """Saves one large file as weights that move a little, and returns bytes per second of each part."""
+        """Saves one large file twice, and returns bytes per second of each part."""
         top = empty(self._where.disk / "states")
         values = torch.randn(self._file_bytes // 4)
         states = [top / str(number) for number in range(2)]
@@ -153,16 +153,13 @@ class States:
             values.numpy().tofile(state / "weights")
             values *= 1 + 2**-16 * torch.randn(len(values))
         full = self.saved([states[0], states[1]], FULL)
-        xor = self.saved([states[0], states[1]], GenerationPolicy(always=GenerationKind.XOR))
         size = self._file_bytes
         return {
-            "seconds": full["seconds"] + xor["seconds"],
+            "seconds": full["seconds"],
             "diff": size / full["diff_s"] / GB,
             "write": size / full["write_s"] / GB,
-            "xor": size / xor["xor_s"] / GB,
-            "restore_full": size / full["restore_s"] / GB,
-            "restore_xor": size / xor["restore_s"] / GB,
-            "same": full["same"] and xor["same"],
+            "restore": size / full["restore_s"] / GB,
+            "same": full["same"],
         }
 
 
@@ -191,7 +188,6 @@ def _medians(made: Sequence[GroupGeneration]) -> dict[str, Any]:
     return {
         "seconds": median(lambda one: one.saved_s + one.encode_s),
         "diff_s": median(lambda one: one.mean(lambda node: node.diff_s)),
-        "xor_s": median(lambda one: one.mean(lambda node: node.xor_s)),
         "write_s": median(lambda one: one.mean(lambda node: node.write_s)),
         "encode_s": median(lambda one: one.encode_s),
         "written_bytes": median(lambda one: one.first.written_bytes),

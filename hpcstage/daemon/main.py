@@ -268,7 +268,6 @@ def _fork_copiers(spec: DaemonSpec) -> CopierPool | None:
         spec.transfers,
         spec.own_rate_bytes_per_s,
         nice=spec.nice,
-        joins=spec.joins,
     )
     return CopierPool(settings, spec.copiers)
 

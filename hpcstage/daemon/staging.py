@@ -41,7 +41,6 @@ from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.shim import Kind, Reason, State
 from hpcstage.store import directory
 from hpcstage.store.attributes import devices_here
-from hpcstage.store.messages import Result
 from hpcstage.store.pool import CopierPool
 
 if TYPE_CHECKING:
@@ -80,7 +79,6 @@ class Staging(Phase):
         hooks = Hooks(
             final=self._final,
             result=base.events.copied,
-            passed=self._passed,
             given=self._given,
             hold=base.page.hold,
             is_wanted=base.answers.waits_for,
@@ -218,11 +216,6 @@ class Staging(Phase):
 
     def _final(self, id_: int) -> None:
         self._wants.final(id_)
-
-    def _passed(self, result: Result) -> None:
-        """Takes a copy that a node of another job had, as one of another node."""
-        self.peers.arrivals.passed(result.size_bytes)
-        self.base.events.received(result)
 
     def _given(self, id_: int) -> None:
         self._usefulness.given(id_)

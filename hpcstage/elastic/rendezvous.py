@@ -36,8 +36,6 @@ from hpcstage.elastic.membership.keeping import Keeper
 from hpcstage.elastic.membership.setting import AgentSetting, Bounds
 from hpcstage.elastic.membership.store import StoreLost
 from hpcstage.elastic.membership.values import Generation, Node
-from hpcstage.elastic.passing import agent
-from hpcstage.elastic.passing.agent import Passing
 from hpcstage.elastic.savedlook import SavedLook
 from hpcstage.elastic.seats import NodeSeats
 from hpcstage.errors import HpcstageError, UsageError
@@ -63,8 +61,7 @@ T = TypeVar("T")
 class Handler(RendezvousHandler):
     """Answers an agent of `torchrun`."""
 
-    def __init__(self, keeper: Keeper, run_id: str, setting: AgentSetting, passing: Passing | None = None) -> None:
-        """`passing` brings copies to nodes of other jobs, where anything is staged."""
+    def __init__(self, keeper: Keeper, run_id: str, setting: AgentSetting) -> None:
         self._keeper = keeper
         self._run_id = run_id
         self._setting = setting
@@ -72,7 +69,6 @@ class Handler(RendezvousHandler):
         self._is_closed = False
         self._frozen = FrozenProcesses(setting.node.host, setting.patience.lease_s, time.monotonic())
         self._saved: SavedLook | None = None
-        self._passing = passing
 
     def get_backend(self) -> str:
         """Returns the name by which `torchrun` knows this rendezvous."""
@@ -104,8 +100,6 @@ class Handler(RendezvousHandler):
     def _begin(self) -> None:
         self._has_started = True
         self._keeper.start()
-        if self._passing is not None:
-            self._passing.start()
 
     def num_nodes_waiting(self) -> int:
         """Returns 1 if the processes have to be restarted, for the next membership. Ends the agent if the training
@@ -134,8 +128,6 @@ class Handler(RendezvousHandler):
         atexit.unregister(self._leave)
         if self._saved is not None:
             self._saved.stop()
-        if self._passing is not None:
-            self._passing.close()
         if self._has_started:
             self._keeper.leave(has_finished=has_finished)
 
@@ -185,10 +177,8 @@ class KeepingHandler(Handler):
     processes learn from their seats in which membership they train.
     """
 
-    def __init__(
-        self, keeper: Keeper, run_id: str, setting: AgentSetting, directory: Path, passing: Passing | None = None
-    ) -> None:
-        super().__init__(keeper, run_id, setting, passing)
+    def __init__(self, keeper: Keeper, run_id: str, setting: AgentSetting, directory: Path) -> None:
+        super().__init__(keeper, run_id, setting)
         self._seats = NodeSeats(keeper, setting)
         self._directory = directory
 
@@ -227,11 +217,9 @@ def create_handler(parameters: RendezvousParameters) -> Handler:
         stderr.say(error.line())
         raise SystemExit(error.exit_code) from None
     keeper = Keeper(arbiter, setting)
-    directory = agent.node_dir(os.environ)
-    passing = None if directory is None else Passing(keeper, setting, arbiter.signer, directory)
     if keeps:
-        return KeepingHandler(keeper, parameters.run_id, setting, arbiter.directory, passing)
-    return Handler(keeper, parameters.run_id, setting, passing)
+        return KeepingHandler(keeper, parameters.run_id, setting, arbiter.directory)
+    return Handler(keeper, parameters.run_id, setting)
 
 
 def _keeps(parameters: RendezvousParameters) -> bool:

@@ -129,8 +129,6 @@ def environment(spec: TrainingSpec, index: int, own: Mapping[str, str]) -> dict[
         ours["HPCSTAGE_ELASTIC_ETCD"] = spec.etcd
     if spec.drained is not None:
         ours["HPCSTAGE_ELASTIC_DRAINED"] = spec.drained
-    if node_dir := given.get("HPCSTAGE_NODE_DIR"):  # the same on all nodes, but for the number of a virtual one
-        ours["HPCSTAGE_ELASTIC_NODE_DIR"] = f"{node_dir[:-1]}{index}" if spec.virtual and index else node_dir
     if spec.virtual:
         ours[NODE] = str(index)
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # PyTorch's store writes a page for each connection that breaks

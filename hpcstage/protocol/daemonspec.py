@@ -72,8 +72,6 @@ class DaemonSpec:
     """The placement that the user asked for: private, replicate, partition or auto."""
     group_wait_s: float = 10.0
     """How long a node waits for the others before it stages alone."""
-    joins: bool = False
-    """Whether this job joins the training of another one, whose nodes may have copies (`protocol.passing`)."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the spec as plain data."""

@@ -29,7 +29,6 @@ from hpcstage.store.counters import CANCEL, StatsArea, ThreadStats
 from hpcstage.store.dividedcopy import Calls, DividedCopy
 from hpcstage.store.largecopy import BigCopy, Pacer
 from hpcstage.store.messages import COMMAND, Op, pack_result
-from hpcstage.store.passed import PassedCopies
 
 BIG_BYTES = 16 << 20
 """Larger files are copied in stripes, by several threads."""
@@ -55,8 +54,6 @@ class CopierSettings:
     nice: int = 0
     is_probe: bool = False
     """Whether the copies only serve to measure: cached pages are dropped first, large files are copied in part."""
-    joins: bool = False
-    """Whether nodes of another job may have copies: this node joins their training."""
 
     @property
     def threads(self) -> int:
@@ -175,7 +172,6 @@ class Copier:
         self._catalog: Catalog
         self._arrivals = Arrivals(Path(ARRIVING_FILE))
         self._tasks = Tasks(self._stats)
-        self._passed: PassedCopies | None = None
         self._logged = 0
         rate = settings.max_rate_bytes_per_s
         self._pace = None if rate is None else Pacer(rate)
@@ -213,7 +209,6 @@ class Copier:
         with contextlib.suppress(OSError):
             os.nice(self._settings.nice)  # threads that are started from here on inherit it
         self._catalog = Catalog(self._settings.manifest, self._incoming)
-        self._passed = PassedCopies() if self._settings.joins else None
         threading.stack_size(STACK_BYTES)
         for number in range(self._settings.threads):
             threading.Thread(target=self._thread, args=(number,), daemon=True).start()
@@ -236,9 +231,8 @@ class Copier:
                 self._divide(worker, id_, job)
                 return
             limit_bytes = self._settings.limit_bytes
-            found = self._passed.copy(worker, job, self._catalog.entry(id_)) if self._passed else None
-            outcome = found or CopyOutcome(status=Status.TOO_LARGE)
-            if found is None and self._catalog.size(id_) <= limit_bytes:
+            outcome = CopyOutcome(status=Status.TOO_LARGE)
+            if self._catalog.size(id_) <= limit_bytes:
                 outcome = copyfile.copy(worker, job, limit_bytes)
             if outcome.status is Status.TOO_LARGE:
                 self._copy_big(worker, id_, job, started_ns)

@@ -62,9 +62,7 @@ class Status(IntEnum):
     """Something already has the final name."""
     LOST = 8
     """The copier died; never sent by a copier."""
-    PASSED = 9
-    """The copy came from a node of another job; to the daemon's queue it is OK."""
-    DIVIDED = 10
+    DIVIDED = 9
     """This node's stripes of a divided file are here. The transfer goes on, and another result tells its end."""
 
 

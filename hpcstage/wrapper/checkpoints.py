@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 RESTORED_S = 3600.0
 """The command waits for so long until the newest state lies in its directory; a signal ends the wait."""
-_NEEDED = ("numpy", "xxhash", "zstandard")
+_NEEDED = ("numpy", "xxhash")
 _ON_ONE_NODE = "checkpoints are protected by their copies in DIR alone: one node has no other that could keep parities"
 
 

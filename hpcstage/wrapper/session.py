@@ -301,8 +301,6 @@ class Session:
             command=self.part.command,
             state_dir=os.path.abspath(state_dir(os.environ)),
             **grouping.in_group(config, group, self.part.host),
-            # What may be copied before the command cannot wait for the agents, which the command starts.
-            joins=config.join is not None and self.mode == "runtime",
         )
 
     def _ends_unix_s(self, job: jobs.Job) -> float | None:

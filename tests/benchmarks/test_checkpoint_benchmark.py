@@ -13,7 +13,6 @@ from conftest import REPO
 
 pytest.importorskip("torch")
 pytest.importorskip("xxhash")
-pytest.importorskip("zstandard")
 pytest.importorskip("mpi4py")
 
 from benchmarks.checkpointed import simulation

@@ -16,7 +16,6 @@ from states import Tree, noise, nudged, tree
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
-from hpcstage.checkpoint.generations import xor
 from hpcstage.checkpoint.generations.choice import GenerationPolicy
 from hpcstage.checkpoint.generations.manifest import GenerationKind
 from hpcstage.checkpoint.generations.reading import LocalSource
@@ -26,7 +25,7 @@ from hpcstage.checkpoint.generations.store import GenerationStore
 
 BLOCK = 512
 NAMES = ("step_1", "step_2", "last", "sharded/rank0", "sharded/rank1", "sharded/deep/x")
-KINDS = (None, GenerationKind.FULL, GenerationKind.DELTA, *([GenerationKind.XOR] if xor.available() else []))
+KINDS = (None, GenerationKind.FULL, GenerationKind.DELTA)
 
 contents = st.one_of(
     st.builds(noise, st.integers(0, 5 * BLOCK), st.integers(0, 9)),
@@ -109,9 +108,6 @@ def test_each_generation_of_a_chain_restores(chain: list[Step]) -> None:
         for made_changes, kind in chain:
             for change in made_changes:
                 apply(top / "state", change)
-            if kind is GenerationKind.XOR:
-                for name in ("weights", *NAMES):
-                    apply(top / "state", ("train", name, len(expected)))
             policy = GenerationPolicy(block_bytes=BLOCK, longest_chain=3, always=kind)
             with GenerationStore(top / "store", policy) as store:
                 manifest = store.commit(FileTree(top / "state")).manifest

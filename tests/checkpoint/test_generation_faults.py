@@ -18,9 +18,7 @@ from states import BLOCK, SMALL, flip, noise, overwrite, tree
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
-import numpy as np
 
-from hpcstage.checkpoint.generations import xor
 from hpcstage.checkpoint.generations.choice import GenerationPolicy
 from hpcstage.checkpoint.generations.directory import StoreInUse, UnsafeStore
 from hpcstage.checkpoint.generations.files import RESTORING, Files, GenerationPart, generation_path
@@ -31,7 +29,6 @@ from hpcstage.checkpoint.generations.state import FileTree, StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore
 
 FULL = GenerationPolicy(block_bytes=BLOCK, always=GenerationKind.FULL)
-needs_zstd = pytest.mark.skipif(not xor.available(), reason=xor.MISSING)
 
 
 class ActingFiles(Files):
@@ -112,18 +109,6 @@ def test_names_that_no_reader_takes_are_not_saved(tmp_path: Path, state: Path, n
         with pytest.raises(ValueError, match="name"):
             store.commit(FileTree(state, names))
         assert list((tmp_path / "store").iterdir()) == []
-
-
-@needs_zstd
-def test_a_difference_whose_header_names_another_size_is_refused() -> None:
-    base, into = np.zeros(BLOCK, np.uint8), np.zeros(BLOCK, np.uint8)
-    stored = xor.BlockEncoder(4).encode(base, base)
-    xor.decode(stored, base, 4, into)
-    with_size_of_8_bytes = bytes([0xE0])
-    for size in (1 << 45, 1 << 30, BLOCK - 1, 0):
-        forged = stored[:4] + with_size_of_8_bytes + size.to_bytes(8, "little") + stored[7:]
-        with pytest.raises(xor.UndecodableBlock, match="another size"):
-            xor.decode(forged, base, 4, into)
 
 
 def test_a_manifest_that_cannot_be_looked_at_is_not_taken_for_a_missing_one(tmp_path: Path, state: Path) -> None:

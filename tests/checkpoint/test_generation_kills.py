@@ -20,7 +20,6 @@ from states import BLOCK, SMALL, Tree, noise, nudged, tree
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
-from hpcstage.checkpoint.generations import xor
 from hpcstage.checkpoint.generations.choice import GenerationPolicy
 from hpcstage.checkpoint.generations.files import Files, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import GenerationKind
@@ -29,7 +28,7 @@ from hpcstage.checkpoint.generations.restoring import restore_newest
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
 
-KINDS = [GenerationKind.FULL, GenerationKind.XOR if xor.available() else GenerationKind.DELTA]
+KINDS = [GenerationKind.FULL, GenerationKind.DELTA]
 KILLED, DONE = 9, 7
 WRITES = {os.pwrite: 1, os.copy_file_range: 2}
 """Calls that may have done a part when the process dies, and which argument says how much they do."""

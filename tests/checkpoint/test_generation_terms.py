@@ -84,7 +84,7 @@ class TestTerms:
         with GenerationStore(tmp_path / "store", SMALL) as store:
             needed = store.commit(FileTree(state)).written_bytes
             assert needed == sum(path.stat().st_size for path in (tmp_path / "store" / "00000001").iterdir())
-        for step, policy in enumerate((FULL, replace(SMALL, always=GenerationKind.XOR))):
+        for step, policy in enumerate((FULL, replace(SMALL, always=GenerationKind.DELTA))):
             (state / "a").write_bytes(nudged((state / "a").read_bytes(), step))
             with GenerationStore(tmp_path / "store", policy) as store:
                 for budget_bytes in (0, BLOCK):

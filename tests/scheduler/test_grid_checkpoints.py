@@ -11,7 +11,7 @@ from gridlab import GridEngine
 from nodeslab import LOCAL, UID, until
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
-pytest.importorskip("zstandard", reason="needs the extra `checkpoint`")
+pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("mpi4py", reason="needs mpi4py and an MPI")
 pytest_plugins = ("clusterfixtures",)
 

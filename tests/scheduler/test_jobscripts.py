@@ -49,7 +49,7 @@ def test_slurm(slurm: Slurm, project: Project, script: str, ranks: int, hosts: i
 def test_slurm_requeue(slurm: Slurm, project: Project) -> None:
     """Warned before the time is up, the job saves, waits in the queue and goes on from what it had saved."""
     pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
-    pytest.importorskip("zstandard", reason="needs the extra `checkpoint`")
+    pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
     job = slurm.submit("slurm-requeue.sh", env={**project.env, **GIVEN}, cwd=project.path)
     ranks_wait(project)
     slurm.cancel(job, "--batch", "--signal=USR1")  # as --signal=B:USR1@300 does

@@ -14,7 +14,7 @@ from nodeslab import until
 from slurmlab import Slurm
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
-pytest.importorskip("zstandard", reason="needs the extra `checkpoint`")
+pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("mpi4py", reason="needs mpi4py and an MPI")
 pytest_plugins = ("clusterfixtures",)
 

@@ -11,7 +11,7 @@ from resuming import SCRIPT, check, drained, wait_for_some
 from slurmlab import Slurm
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
-pytest.importorskip("zstandard", reason="needs the extra `checkpoint`")
+pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest_plugins = ("clusterfixtures",)
 
 OPTIONS = ("-cwd", "-j", "y", "-S", "/bin/bash", "-o", "job.out")

@@ -1,4 +1,4 @@
-"""A generation before it is written: the state compared with the generation before, a probe, the choice of a kind.
+"""A generation before it is written: the state compared with the generation before, and the choice of a kind.
 
 Reads the state and the generation before; writes nothing.
 """
@@ -6,15 +6,13 @@ Reads the state and the generation before; writes nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from hpcstage.checkpoint.generations import xor
-from hpcstage.checkpoint.generations.choice import GenerationPolicy, KindChoice, Measurement, choose, may_be_xor
+from hpcstage.checkpoint.generations.choice import GenerationPolicy, KindChoice, Measurement, choose
 from hpcstage.checkpoint.generations.files import GenerationId, GenerationPart
-from hpcstage.checkpoint.generations.layout import BlockLayout, bases, predecessors
+from hpcstage.checkpoint.generations.layout import BlockLayout
 from hpcstage.checkpoint.generations.manifest import (
     DamagedGeneration,
     GenerationKind,
@@ -23,7 +21,7 @@ from hpcstage.checkpoint.generations.manifest import (
     layout_of,
 )
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource, OpenGeneration
-from hpcstage.checkpoint.generations.state import FoundState, named_files
+from hpcstage.checkpoint.generations.state import FoundState
 from hpcstage.checkpoint.generations.table import Difference, Indices, Mask, Table, compare, first_alike
 from hpcstage.checkpoint.generations.terms import CommitMeter, CommitPhase, CommitTerms
 
@@ -32,7 +30,6 @@ from hpcstage.checkpoint.generations.terms import CommitMeter, CommitPhase, Comm
 class GenerationBefore:
     """The newest generation, as far as the next one can build on it."""
 
-    reader: GenerationReader
     opened: OpenGeneration | None = None
     hindrance: str = ""
     """Why it cannot be built on."""
@@ -49,25 +46,18 @@ class GenerationBefore:
         """Returns the table of its blocks."""
         return None if self.opened is None else self.opened.table
 
-    def block(self, number: int) -> xor.Bytes:
-        """Returns one of its blocks, verified."""
-        assert self.opened is not None
-        made = bytearray(int(self.opened.layout.lengths[number]))
-        self.reader.block(self.opened, number, memoryview(made))
-        return np.frombuffer(made, np.uint8)
-
 
 def newest_of(source: LocalSource) -> GenerationBefore:
     """Returns what the next generation can build on."""
     reader, numbers = GenerationReader(source), source.numbers()
     if not numbers:
-        return GenerationBefore(reader)
+        return GenerationBefore()
     try:
         newest = reader.generation(numbers[-1])
         chain_bytes = sum(_data_bytes(source, reader, n) for n in (numbers[-1], *newest.manifest.needs))
     except DamagedGeneration as error:
-        return GenerationBefore(reader, hindrance=f"the generation before is damaged: {error.what}")
-    return GenerationBefore(reader, newest, chain_bytes=chain_bytes)
+        return GenerationBefore(hindrance=f"the generation before is damaged: {error.what}")
+    return GenerationBefore(newest, chain_bytes=chain_bytes)
 
 
 @dataclass(frozen=True)
@@ -93,22 +83,15 @@ class GenerationDraft:
         return np.flatnonzero(self.wanted(kind) & first)
 
     def stored_bytes(self, kind: GenerationKind) -> int:
-        """Returns the bytes of the blocks that a generation of this kind stores, before they are compressed."""
+        """Returns the bytes of the blocks that a generation of this kind stores."""
         return int(self.layout.lengths[self.stored(kind)].sum())
 
-    def choose(self, policy: GenerationPolicy, written_bytes_per_s: float | None = None) -> KindChoice:
-        """Chooses the kind; `written_bytes_per_s` is what the disk was measured to take. Raises DamagedGeneration if
-        the generation before turns out to be damaged."""
+    def choose(self, policy: GenerationPolicy) -> KindChoice:
+        """Chooses the kind."""
         state_bytes = self.stored_bytes(GenerationKind.FULL)
         changed_bytes = None if self.before.opened is None else self.stored_bytes(GenerationKind.DELTA)
         measured = Measurement(
-            state_bytes,
-            changed_bytes,
-            self._probe() if may_be_xor(state_bytes, changed_bytes, policy) else None,
-            len(self.before.chain),
-            self.before.chain_bytes,
-            self.before.hindrance or ("" if xor.available() else xor.MISSING),
-            written_bytes_per_s,
+            state_bytes, changed_bytes, len(self.before.chain), self.before.chain_bytes, self.before.hindrance
         )
         return choose(measured, policy)
 
@@ -137,43 +120,13 @@ class GenerationDraft:
             checksum(table),
         )
 
-    def _probe(self) -> xor.ProbedXor | None:
-        """Returns which share of all changed bytes an XOR would take."""
-        changed = self.stored(GenerationKind.DELTA)
-        candidates = changed[self.difference.bases[changed] >= 0]
-        if not xor.available() or not len(candidates):
-            return None
-        chosen = xor.probed(candidates)
-        theirs = (self.before.block(int(self.difference.bases[block])) for block in chosen)
-        found = xor.probe(list(self._read(chosen)), theirs)
-        if found is None:
-            return None
-        share = self._bytes(candidates) / self._bytes(changed)
-        return replace(found, share=found.share * share + 1 - share)  # blocks without a base are stored as they are
-
-    def _bytes(self, blocks: Indices) -> int:
-        return int(self.layout.lengths[blocks].sum())
-
-    def _read(self, blocks: list[int]) -> Iterator[xor.Bytes]:
-        for block in blocks:
-            file, made = self.layout.file_of(block), bytearray(int(self.layout.lengths[block]))
-            with self.state.opened(file) as content:
-                content.read_into(memoryview(made), int(self.layout.offsets[block]))
-            yield np.frombuffer(made, np.uint8)
-
 
 def draft_of(state: FoundState, before: GenerationBefore, block_bytes: int, terms: CommitTerms) -> GenerationDraft:
     """Reads a state and compares it."""
     layout = layout_of(state.entries, block_bytes)
     total_bytes = sum(entry.size_bytes for entry in state.entries)
     hashes = state.hashed(layout, CommitMeter(terms, CommitPhase.READING, total_bytes))
-    if before.opened is None:
-        none = np.full(layout.count, -1, np.int64)
-        return GenerationDraft(state, layout, compare(hashes, layout, None, none), before)
-    theirs = before.opened
-    continued = predecessors(named_files(state.entries), named_files(theirs.manifest.entries))
-    places = bases(layout, theirs.layout, continued)
-    return GenerationDraft(state, layout, compare(hashes, layout, theirs.table, places), before)
+    return GenerationDraft(state, layout, compare(hashes, layout, before.table), before)
 
 
 def _data_bytes(source: LocalSource, reader: GenerationReader, number: int) -> int:

@@ -1,25 +1,21 @@
-"""Cuts the files of a state into blocks, and finds for a file the one of the generation before that it continues.
+"""Cuts the files of a state into blocks.
 
 Blocks begin anew with each part of a file (`parts` finds them) and have 64 KB. Smaller ones find fewer changed bytes
 where changes are scattered (an embedding that is trained by SGD: half as many with 4 KB), but cost sixteen times the
-records and calls; the XOR of a block with its predecessor compresses what did not change to nearly nothing, so that
-scattered changes are cheap with large blocks too. 64 KB is also the block of the erasure code. Pure.
+records and calls. 64 KB is also the block of the erasure code. Pure.
 """
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
 BLOCK_BYTES = 64 << 10
-_COUNTERS = re.compile(r"[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -73,48 +69,3 @@ class BlockLayout:
         before = np.concatenate(([0], np.cumsum(self.lengths, dtype=np.int64)))
         firsts = np.repeat(before[self.starts[:-1]], np.diff(self.starts))
         return np.asarray(before[:-1] - firsts, np.int64)
-
-
-@dataclass(frozen=True)
-class NamedFile:
-    """A file as far as its place in the next generation depends on it."""
-
-    name: str
-    size_bytes: int
-    mtime_ns: int
-
-
-def predecessors(files: Sequence[NamedFile], before: Sequence[NamedFile]) -> list[int | None]:
-    """Returns for each file the index of the one that it continues; None where there is none.
-
-    That is the file of its name, else the newest whose name differs only in its numbers, preferably of the same size:
-    `step_200.pt` continues `step_100.pt`.
-    """
-    by_name = {file.name: index for index, file in enumerate(before)}
-    alike: dict[str, list[int]] = {}
-    for index, file in sorted(enumerate(before), key=lambda pair: pair[1].mtime_ns):
-        alike.setdefault(_pattern(file.name), []).append(index)
-
-    def continued(file: NamedFile) -> int | None:
-        if file.name in by_name:
-            return by_name[file.name]
-        found = alike.get(_pattern(file.name), [])
-        same_size = [index for index in found if before[index].size_bytes == file.size_bytes]
-        return next(reversed(same_size or found), None)
-
-    return [continued(file) for file in files]
-
-
-def _pattern(name: str) -> str:
-    return _COUNTERS.sub("0", name)
-
-
-def bases(layout: BlockLayout, before: BlockLayout, continued: Sequence[int | None]) -> npt.NDArray[np.int64]:
-    """Returns for each block the one at the same place of the same part of the continued file; -1 where none is."""
-    made = np.full(layout.count, -1, np.int64)
-    for ours, predecessor in zip(layout.part_starts, continued, strict=True):
-        if predecessor is not None:
-            for own, other in zip(pairwise(ours), pairwise(before.part_starts[predecessor]), strict=False):
-                count = min(own[1] - own[0], other[1] - other[0])
-                made[own[0] : own[0] + count] = np.arange(other[0], other[0] + count)
-    return made

@@ -40,8 +40,6 @@ class GenerationKind(str, Enum):
     """The generation stores all of them and needs no other generation."""
     DELTA = "delta"
     """It stores those that the generation before does not have."""
-    XOR = "xor"
-    """It stores those too, most of them as their compressed difference to a block of the generation before."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class GenerationManifest:
     reason: str
     """Why this kind was chosen, for people."""
     parent: int | None
-    """The generation with which the blocks were compared, and to whose table the bases of XOR blocks refer."""
+    """The generation with which the blocks were compared."""
     needs: tuple[int, ...]
     """The older generations that a restore of this one may read: the parent and all that it needs."""
     created_ns: int

@@ -17,7 +17,6 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
-from hpcstage.checkpoint.generations import xor
 from hpcstage.checkpoint.generations.files import PIECE_BYTES, Files, GenerationPart, generation_number, generation_path
 from hpcstage.checkpoint.generations.layout import BlockLayout
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest, checksum
@@ -150,50 +149,13 @@ class GenerationReader:
                 self._read_run(generation, start, end, buffer[:count])
                 yield int(layout.offsets[start]), buffer[:count]
 
-    def block(self, generation: OpenGeneration, block: int, view: memoryview) -> None:
-        """Fills the buffer, of the block's size, with a block; verified."""
-        self._load(generation, block, view)
-        self._verify(generation, block, view)
-
     def _read_run(self, generation: OpenGeneration, start: int, end: int, view: memoryview) -> None:
         """Reads blocks that lie one behind the other."""
-        if generation.table["width"][start]:
-            return self.block(generation, start, view)
         record = generation.table[start]
         self._read(generation, start, view, int(record["offset"]))
         lengths = generation.layout.lengths[start:end].tolist()
         for block, (begin, until) in enumerate(itertools.pairwise(itertools.accumulate(lengths, initial=0)), start):
             self._verify(generation, block, view[begin:until])
-        return None
-
-    def _load(self, generation: OpenGeneration, block: int, view: memoryview) -> None:
-        record = generation.table[block]
-        length, width = int(record["length"]), int(record["width"])
-        if not length:
-            view[:] = bytes(len(view))
-        elif not width:
-            self._read(generation, block, view, int(record["offset"]))
-        else:
-            stored = memoryview(bytearray(length))
-            self._read(generation, block, stored, int(record["offset"]))
-            base = self._base(generation, block)
-            try:
-                xor.decode(bytes(stored), base, width, np.frombuffer(view, np.uint8))
-            except xor.UndecodableBlock as error:
-                raise DamagedGeneration(f"{generation.place(block)} cannot be decoded: {error}") from error
-
-    def _base(self, generation: OpenGeneration, block: int) -> xor.Bytes:
-        record = generation.table[block]
-        owner = self.generation(int(record["generation"])).manifest
-        base = int(record["base"])
-        if owner.parent is None or owner.parent >= owner.number:
-            raise DamagedGeneration(f"{generation.place(block)} has no generation to differ from")
-        before = self.generation(owner.parent)
-        if base >= before.layout.count:
-            raise DamagedGeneration(f"{generation.place(block)} differs from a block that is not there")
-        made = bytearray(int(before.layout.lengths[base]))
-        self._load(before, base, memoryview(made))
-        return np.frombuffer(made, np.uint8)
 
     def _read(self, generation: OpenGeneration, block: int, view: memoryview, offset: int) -> None:
         owner = int(generation.table["generation"][block])
@@ -235,14 +197,13 @@ def _named_damage(number: int) -> Iterator[None]:
 
 
 def _runs(table: Table, longest: int) -> Iterator[tuple[int, int]]:
-    """Cuts blocks into runs that one read gets: zeros, a single difference, or blocks one behind the other."""
+    """Cuts blocks into runs that one read gets: zeros, or blocks one behind the other."""
     if not len(table):
         return
-    raw = (table["length"] > 0) & (table["width"] == 0)
     zeros = table["length"] == 0
     behind = table["offset"][1:] == table["offset"][:-1] + table["length"][:-1]
     same = table["generation"][1:] == table["generation"][:-1]
-    joined = (raw[1:] & raw[:-1] & behind & same) | (zeros[1:] & zeros[:-1])
+    joined = (~zeros[1:] & ~zeros[:-1] & behind & same) | (zeros[1:] & zeros[:-1])
     edges = [0, *(np.flatnonzero(~joined) + 1).tolist(), len(table)]
     for start, end in itertools.pairwise(edges):
         for first in range(start, end, longest):

@@ -26,7 +26,7 @@ from typing import Protocol
 import xxhash
 
 from hpcstage.checkpoint.generations.files import PIECE_BYTES, RESTORING, Files
-from hpcstage.checkpoint.generations.layout import BLOCK_BYTES, BlockLayout, NamedFile
+from hpcstage.checkpoint.generations.layout import BLOCK_BYTES, BlockLayout
 from hpcstage.checkpoint.generations.manifest import EntryType, SavedEntry
 from hpcstage.checkpoint.generations.parts import parts_of
 from hpcstage.checkpoint.generations.table import Hashes, rows
@@ -201,11 +201,6 @@ def link_target(directory: Path, name: str, target: str) -> str:
         if target == top or target.startswith(f"{top}/"):
             return os.path.relpath(target, os.path.dirname(f"{top}/{name}"))
     return target
-
-
-def named_files(entries: Sequence[SavedEntry]) -> list[NamedFile]:
-    """Returns the entries as far as they may continue each other; those without bytes have a name of no file."""
-    return [NamedFile(e.name if e.type is EntryType.FILE else "", e.size_bytes, e.mtime_ns) for e in entries]
 
 
 @dataclass(frozen=True)

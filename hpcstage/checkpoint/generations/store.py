@@ -31,9 +31,6 @@ from hpcstage.checkpoint.generations.table import RECORD
 from hpcstage.checkpoint.generations.terms import CommitTerms
 from hpcstage.checkpoint.generations.writing import DataFile, write_blocks
 
-_RATED_BYTES = 8 << 20
-"""The least bytes whose time tells the rate of the disk: of fewer it tells what a commit costs that writes nothing."""
-
 
 @dataclass(frozen=True)
 class SavedGeneration:
@@ -46,8 +43,7 @@ class SavedGeneration:
     written_bytes: int
     """The bytes of data, table and manifest."""
     diff_s: float
-    """The time for reading and hashing the state, comparing and the probe."""
-    xor_s: float
+    """The time for reading and hashing the state, and comparing."""
     write_s: float
     """The time for everything else until the generation is on the disk."""
     left_out: tuple[str, ...]
@@ -82,7 +78,6 @@ class GenerationStore:
         self._files = files or Files()
         self._verified: set[int] = set()
         self._turn = threading.Lock()
-        self._written_bytes_per_s: float | None = None
         self._directory = StoreDirectory(self._files, directory)
 
     def __enter__(self) -> GenerationStore:
@@ -123,14 +118,9 @@ class GenerationStore:
             found = state.scan(self._files)
             draft = draft_of(found, self._before(source), self._policy.block_bytes, allowed)
             commit = _Commit(self._directory.path(chosen.number), chosen, allowed, began_s)
-            try:
-                full = KindChoice(GenerationKind.FULL, allowed.full_why) if allowed.full_why else None
-                choice = full or draft.choose(self._policy, self._written_bytes_per_s)
-                saved = _written(self._files, draft, choice, commit)
-            except DamagedGeneration as error:
-                saved = _written(self._files, draft, _full_beside(error), commit)
+            full = KindChoice(GenerationKind.FULL, allowed.full_why) if allowed.full_why else None
+            saved = _written(self._files, draft, full or draft.choose(self._policy), commit)
             self._verified.add(saved.manifest.number)
-            self._note_rate(saved)
         return saved
 
     def restore_newest(self, directory: Path) -> RestoredState:
@@ -185,11 +175,6 @@ class GenerationStore:
         with self._turn:
             yield
 
-    def _note_rate(self, saved: SavedGeneration) -> None:
-        """Keeps what the disk took in a second, for the next choice."""
-        if saved.manifest.kind is not GenerationKind.XOR and saved.written_bytes >= _RATED_BYTES and saved.write_s > 0:
-            self._written_bytes_per_s = saved.written_bytes / saved.write_s
-
     def _verify(self, source: LocalSource, number: int) -> None:
         """Reads a generation once in this process. Raises DamagedGeneration."""
         if number not in self._verified:
@@ -204,15 +189,14 @@ class GenerationStore:
         try:
             self._verify(source, before.opened.manifest.number)
         except DamagedGeneration as error:
-            return GenerationBefore(before.reader, hindrance=_full_beside(error).reason)
+            return GenerationBefore(hindrance=f"the generation before is damaged: {error.what}")
         return before
 
 
 def _written(files: Files, draft: GenerationDraft, choice: KindChoice, commit: _Commit) -> SavedGeneration:
     """Writes and commits a generation; nothing of it stays if that fails."""
     compared_s, terms, directory = time.monotonic(), commit.terms, commit.directory
-    if choice.kind is not GenerationKind.XOR:
-        terms.check_room(draft.stored_bytes(choice.kind) + draft.layout.count * RECORD.itemsize)
+    terms.check_room(draft.stored_bytes(choice.kind) + draft.layout.count * RECORD.itemsize)
     files.call(os.mkdir, directory, 0o700)
     try:
         files.sync_directory(directory.parent)
@@ -235,8 +219,7 @@ def _written(files: Files, draft: GenerationDraft, choice: KindChoice, commit: _
         int(draft.difference.changed.sum()),
         written_bytes,
         compared_s - commit.began_s,
-        written.xor_s,
-        time.monotonic() - compared_s - written.xor_s,
+        time.monotonic() - compared_s,
         draft.state.left_out,
     )
 
@@ -249,8 +232,3 @@ def _readable(manifest: GenerationManifest) -> bytes:
     except DamagedGeneration as error:
         raise ValueError(f"the generation could not be read again: {error.what}") from error
     return text
-
-
-def _full_beside(error: DamagedGeneration) -> KindChoice:
-    """Returns the choice where the generation before cannot be built on."""
-    return KindChoice(GenerationKind.FULL, f"the generation before is damaged: {error.what}")

@@ -25,14 +25,10 @@ RECORD = np.dtype(
         ("offset", "<u8"),
         ("length", "<u4"),
         ("generation", "<u4"),
-        ("base", "<u4"),
-        ("width", "u1"),
-        ("spare", "u1", (3,)),
     ]
 )
-"""`generation` has the bytes in its data file, `length` of them at `offset`; 0 bytes: a block of zeros, stored nowhere.
-`width` 0: they are the block. Otherwise they are its XOR with block `base` of that generation's parent, with the bytes
-of words of `width` bytes grouped, compressed."""
+"""`generation` has the bytes in its data file, `length` of them at `offset`; 0 bytes: a block of zeros, stored
+nowhere."""
 Table = npt.NDArray[np.void]
 
 
@@ -79,8 +75,6 @@ class Difference:
     zeros: Mask
     found: Indices
     """Where in the table of the generation before each block is; -1: nowhere, so it changed."""
-    bases: Indices
-    """The block of the generation before at the same place of the same file; -1 where there is none."""
 
     @property
     def changed(self) -> Mask:
@@ -94,10 +88,7 @@ class Difference:
         return table
 
 
-def compare(hashes: Hashes, layout: BlockLayout, before: Table | None, bases: Indices) -> Difference:
+def compare(hashes: Hashes, layout: BlockLayout, before: Table | None) -> Difference:
     """Compares the blocks of a state with the table of the generation before."""
     known = before["hash"] if before is not None else np.zeros((0, 2), np.uint64)
-    with_bytes = bases >= 0
-    if before is not None:
-        with_bytes[with_bytes] = before["length"][bases[with_bytes]] > 0
-    return Difference(hashes, zero_blocks(hashes, layout), find(hashes, known), np.where(with_bytes, bases, -1))
+    return Difference(hashes, zero_blocks(hashes, layout), find(hashes, known))

@@ -1,8 +1,7 @@
-"""Writes the data of a generation: blocks of the state one behind the other, as they are or as differences.
+"""Writes the data of a generation: blocks of the state one behind the other.
 
-Owns the data file while it is written. Runs of blocks as they are go from file to file inside the kernel; differences
-are gathered, so that small ones do not cost a call each. A block is stored only if it has the hash that the table says:
-what was copied is read back. Nothing here commits.
+Owns the data file while it is written. Runs of blocks go from file to file inside the kernel. A block is stored only if
+it has the hash that the table says: what was copied is read back. Nothing here commits.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import xxhash
@@ -24,15 +22,11 @@ from hpcstage.checkpoint.generations.manifest import GenerationKind
 from hpcstage.checkpoint.generations.state import EntryContent
 from hpcstage.checkpoint.generations.table import Indices, Table
 from hpcstage.checkpoint.generations.terms import CommitMeter, CommitPhase, CommitTerms
-from hpcstage.checkpoint.generations.xor import BlockEncoder
 
 _PAGE_BYTES = 4096
-_GATHERED_BYTES = 1 << 20
 _STEP_BYTES = 32 << 20
 """The most bytes between two looks at whether the commit is still wanted."""
-_WORTH = 0.9
-"""The share of a block above which its difference is not stored in its place."""
-_PLACE = ("offset", "length", "generation", "base", "width")
+_PLACE = ("offset", "length", "generation")
 """The fields of a record that say where the bytes are."""
 
 
@@ -43,7 +37,6 @@ class WrittenBlocks:
     table: bytes
     """The table of all blocks in its binary form."""
     data_bytes: int
-    xor_s: float
 
 
 class DataFile:
@@ -54,32 +47,21 @@ class DataFile:
         self._fd = fd
         self._terms = terms
         self._written = 0
-        self._gathered = bytearray()
 
     @property
     def size_bytes(self) -> int:
-        """Returns how long the file is with what is gathered."""
-        return self._written + len(self._gathered)
+        """Returns how long the file is."""
+        return self._written
 
     def meter(self, total_bytes: int) -> CommitMeter:
         """Returns what counts the bytes of the state that are stored."""
         return CommitMeter(self._terms, CommitPhase.WRITING, total_bytes)
-
-    def append(self, data: bytes | memoryview) -> int:
-        """Adds bytes; returns where they stand. Raises NoRoom."""
-        place = self.size_bytes
-        self._terms.check_room(place + len(data))
-        self._gathered += data
-        if len(self._gathered) >= _GATHERED_BYTES:
-            self._flush()
-        return place
 
     def copy(self, source: EntryContent, offset: int, count: int) -> int | None:
         """Adds a part of an entry; returns where it stands, None if the entry was too short. Raises NoRoom.
 
         A part of more than a page begins on one, which a copy by reference needs.
         """
-        self._flush()
         if count > _PAGE_BYTES:
             self._written += -self._written % _PAGE_BYTES
         place = self._written
@@ -94,14 +76,7 @@ class DataFile:
 
     def finish(self) -> None:
         """Has everything on the disk."""
-        self._flush()
         self._files.call(os.fsync, self._fd)
-
-    def _flush(self) -> None:
-        if self._gathered:
-            self._files.write(self._fd, self._gathered, self._written)
-            self._written += len(self._gathered)
-            self._gathered.clear()
 
 
 @dataclass
@@ -113,19 +88,14 @@ class DataWriter:
     table: Table
     number: int
     meter: CommitMeter
-    xor_s: float = field(default=0.0, init=False)
-    """The time for reading blocks of the generation before and for encoding."""
 
-    def write(self, blocks: Indices, encoder: BlockEncoder | None) -> None:
-        """Stores blocks, given in ascending order; with an encoder as differences where that is smaller."""
+    def write(self, blocks: Indices) -> None:
+        """Stores blocks, given in ascending order."""
         self.table["generation"][blocks] = self.number
         for file, chosen in self._by_file(blocks):
             with self.draft.state.opened(file) as content:
                 for run in self._runs(chosen):
-                    if encoder is None:
-                        self._copy_run(content, file, run)
-                    else:
-                        self._encode_run(content, file, run, encoder)
+                    self._copy_run(content, file, run)
                     self.meter.add(int(self.draft.layout.lengths[run].sum()))
 
     def _runs(self, chosen: Indices) -> Iterator[Indices]:
@@ -168,29 +138,6 @@ class DataWriter:
                     raise self.draft.state.changed(file)
             place += len(view)
 
-    def _encode_run(self, content: EntryContent, file: int, run: Indices, encoder: BlockEncoder) -> None:
-        layout, difference = self.draft.layout, self.draft.difference
-        buffer = memoryview(bytearray(layout.block_bytes))
-        for block in map(int, run):
-            view = buffer[: int(layout.lengths[block])]
-            content.read_into(view, int(layout.offsets[block]))
-            if xxhash.xxh3_128_digest(view) != difference.hashes[block].tobytes():
-                raise self.draft.state.changed(file)
-            began_s = time.monotonic()
-            stored = self._encoded(view, int(difference.bases[block]), encoder)
-            self.xor_s += time.monotonic() - began_s
-            if stored is not None:
-                self.table["base"][block], self.table["width"][block] = difference.bases[block], encoder.width
-            self.table["offset"][block] = self.data.append(view if stored is None else stored)
-            self.table["length"][block] = len(view if stored is None else stored)
-
-    def _encoded(self, view: memoryview, base: int, encoder: BlockEncoder) -> bytes | None:
-        """Returns the difference of a block; None where it has no base or is hardly smaller."""
-        if base < 0:
-            return None
-        stored = encoder.encode(np.frombuffer(view, np.uint8), self.draft.before.block(base))
-        return stored if len(stored) < _WORTH * len(view) else None
-
 
 def write_blocks(draft: GenerationDraft, choice: KindChoice, number: int, data: DataFile) -> WrittenBlocks:
     """Stores the blocks of a generation of the chosen kind and returns where all of its blocks are."""
@@ -199,9 +146,9 @@ def write_blocks(draft: GenerationDraft, choice: KindChoice, number: int, data: 
         known = np.flatnonzero(draft.difference.found >= 0)
         table[known] = draft.before.table[draft.difference.found[known]]
     writer = DataWriter(draft, data, table, number, data.meter(draft.stored_bytes(choice.kind)))
-    writer.write(draft.stored(choice.kind), BlockEncoder(choice.width) if choice.kind is GenerationKind.XOR else None)
+    writer.write(draft.stored(choice.kind))
     data.finish()
     own, alike = np.flatnonzero(draft.wanted(choice.kind)), draft.alike(choice.kind)
     for name in _PLACE:
         table[name][own] = table[name][alike[own]]
-    return WrittenBlocks(table.tobytes(), data.size_bytes, writer.xor_s)
+    return WrittenBlocks(table.tobytes(), data.size_bytes)

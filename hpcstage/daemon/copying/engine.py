@@ -41,7 +41,6 @@ BROKEN_DISK_ERRNOS = frozenset(
     {errno.EROFS, errno.ENOENT, errno.EIO, errno.ENODEV, errno.ESTALE, errno.EACCES, errno.EPERM, errno.EXDEV}
 )
 MOST_ERRORS = 20
-_STORED = (Status.OK, Status.PASSED)
 
 
 @dataclass
@@ -102,8 +101,6 @@ class Hooks:
     """Takes an id that has reached its final state, or whose wants are to be answered all the same."""
     result: Callable[[Result], None] = _nothing
     """Takes the result of a transfer that is not begun again."""
-    passed: Callable[[Result], None] = _nothing
-    """Takes the result of a transfer whose bytes a node of another job had."""
     given: Callable[[int], None] = _nothing
     """Takes an id that a copier is about to get."""
     hold: Callable[[int], None] = _nothing
@@ -265,7 +262,7 @@ class Engine:
             return
         self.tombstones.lift(result.id)
         self.queue.large.hidden(result.id)
-        self.arriving.ended(result.id, is_stored=result.status in _STORED)
+        self.arriving.ended(result.id, is_stored=result.status is Status.OK)
         if self.queue.divided.end(result.id):
             self._divided_ended(result, now)
         else:
@@ -278,7 +275,7 @@ class Engine:
             return
         # EXISTS and in the store: a copier had published it and died before it reported that
         exists = result.status is Status.EXISTS and self.copies.status(result.id) is not None
-        if result.status in _STORED or exists:
+        if result.status is Status.OK or exists:
             self.stored(result, now)
         elif self.queue.states.of(result.id) is FileState.VOID:
             self.queue.failed(result.id)
@@ -287,7 +284,7 @@ class Engine:
             return
         else:
             self._failed(result, now)
-        (self.hooks.passed if result.status is Status.PASSED else self.hooks.result)(result)
+        self.hooks.result(result)
         self.hooks.final(result.id)
 
     def _divided_ended(self, result: Result, now: float) -> None:

@@ -40,11 +40,6 @@ class Arrivals:
         """The counts until now, with what copiers got from other nodes of files of which they read the rest."""
         return replace(self._counts, peer_bytes=self._counts.peer_bytes + self._engine.pool.stats.received)
 
-    def passed(self, size_bytes: int) -> None:
-        """Counts a copy that a copier got from a node of another job."""
-        self._counts.peer_files += 1
-        self._counts.peer_bytes += size_bytes
-
     def got(self, message: exchange.Got, now: float) -> None:
         """Takes in a copy that has come."""
         result = Result(

@@ -49,10 +49,6 @@ class Signer:
             )
         return json.loads(text)
 
-    def derived(self, name: str) -> bytes:
-        """Returns a key for something else, by its name: who has it cannot sign."""
-        return hmac.new(self._key, b"key\0" + name.encode(), hashlib.sha256).digest()
-
     def _digest(self, name: str, text: bytes) -> bytes:
         return hmac.new(self._key, name.encode() + b"\0" + text, hashlib.sha256).hexdigest().encode()
 

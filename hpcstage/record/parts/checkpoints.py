@@ -14,7 +14,7 @@ class GenerationRow:
 
     number: Count
     kind: str
-    """How it was stored: full, delta (what changed) or xor (what changed, as compressed differences)."""
+    """How it was stored: full, or delta (what changed)."""
     why: str
     """Why it was stored so."""
     entries: Count
