@@ -258,9 +258,6 @@ class RunTotals:
     source_ops: Count | None
     """Opens, listings and stats issued at the source."""
     source_opens: Count | None
-    measuring_opens: Count | None = None
-    """Files that the daemons opened once more, and did not read, to measure what an open costs. Counted in
-    source_opens, not in copied_opens."""
     source_reads: Count | None
     peer_bytes: Count | None
     """Bytes of staged files that nodes received from other nodes, also from those of a training that they joined. Null:
@@ -305,7 +302,7 @@ class RunTotals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slowest:
+class Slowest(Waits):
     """The node whose program waited longest, as a job goes on when its slowest process does. Null with one node."""
 
     host: str
@@ -335,6 +332,12 @@ class TimeSplit(Waits):
     slowest: Slowest | None = None
     method: str = field(default="", metadata=REQUIRED_KEY)
     unmeasured: tuple[str, ...]
+
+    @property
+    def headroom_s(self) -> float | None:
+        """Returns the seconds that faster reading could still save at most: the waits for data, with several nodes
+        those of the node that waited longest. None: not measured."""
+        return (self.slowest or self).waited_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -497,30 +500,6 @@ class OrderSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """Seconds saved (negative: lost), the formula from which they follow, and its inputs."""
-
-    saved_s: float | None
-    formula: str = field(default="", metadata=REQUIRED_KEY)
-    inputs: dict[str, Any] = field(default_factory=dict, metadata=REQUIRED_KEY)
-    reason: str | None
-    """Why there is no estimate."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Savings:
-    """Estimates of what staging saved. With several nodes: opens, readers and bandwidth of all nodes; staging until the
-    last node had its files; waits of the node that waited longest."""
-
-    vs_direct_s: float | None
-    vs_upfront_s: float | None
-    estimate: Literal[True] = field(default=True, metadata=REQUIRED_KEY)
-    method: str = field(default="", metadata=REQUIRED_KEY)
-    vs_direct: Estimate
-    vs_upfront: Estimate
-
-
-@dataclass(frozen=True, kw_only=True)
 class LatencySeries:
     """Mean latencies at the source over time, in columns of equal length."""
 
@@ -590,7 +569,6 @@ class Record:
     coverage: Coverage
     contention: Contention
     order: OrderSection
-    savings: Savings
     forecast: dict[str, Any] | None
     """The plan's forecast of each mode, where one was made."""
     series: Series

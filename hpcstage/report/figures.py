@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from hpcstage.record.figures.counts import ratio
-from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, Savings, Series, TimeSplit
+from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, Series, TimeSplit
 from hpcstage.units import format_duration, format_rate, format_share, format_size
 
 UNKNOWN = "not measured"
@@ -148,12 +148,11 @@ def wait_share(split: TimeSplit) -> float | None:
     return ratio(split.waited_s, split.wall_s)
 
 
-def saved(part: Savings) -> str:
-    """Returns the known estimates in one line. If only the one against upfront is known, it says so: the other is what
-    users look for."""
-    found = (("direct", part.vs_direct_s), ("upfront", part.vs_upfront_s))
-    known = [f"{seconds(value)} against {name}" for name, value in found if value is not None]
-    return ", ".join([*known, "not known against direct"] if known and part.vs_direct_s is None else known)
+def headroom(split: TimeSplit) -> str:
+    """Says how long the program waited for data."""
+    share = ratio(split.headroom_s, split.wall_s)
+    of_wall = "" if share is None else f" ({percent(share)})"
+    return f"headroom {seconds(split.headroom_s)}{of_wall}: all that faster reading could still save"
 
 
 def highest_rate(series: Series) -> float:

@@ -30,7 +30,6 @@ KEPT = {
     "time_split": "wall_s compute_s wait_source_s wait_local_s hidden_s other_s",
     "contention": "best_bytes_per_s typical_bytes_per_s periods latency_ms",
     "order": "provenance kept_share lead",
-    "savings": "vs_direct_s vs_upfront_s method",
 }
 
 
@@ -43,7 +42,7 @@ def valid(run: RunPart, nodes: list[NodePart]) -> dict[str, Any]:
 def test_the_schema_is_a_schema_and_demands_the_kept_keys() -> None:
     VALIDATOR.check_schema(SCHEMA)
     top = "schema_version complete problems run environment config datasets nodes totals time_split coverage contention"
-    assert set(f"{top} order savings forecast series notes".split()) <= set(SCHEMA["required"])
+    assert set(f"{top} order forecast series notes".split()) <= set(SCHEMA["required"])
     for section, keys in KEPT.items():
         assert set(keys.split()) <= set(SCHEMA["properties"][section]["required"])
 
@@ -82,7 +81,6 @@ def test_without_any_node_everything_is_unknown() -> None:
     assert record["time_split"]["wall_s"] == pytest.approx(60.0)
     assert record["time_split"]["compute_s"] is None
     assert record["time_split"]["other_s"] == pytest.approx(60.0)
-    assert record["savings"]["vs_direct_s"] is None
 
 
 def test_a_killed_run_ends_with_its_last_sample() -> None:
@@ -137,12 +135,6 @@ def test_a_daemon_that_lost_a_total_makes_it_unknown() -> None:
     record = valid(run_part(), [node_part(totals=totals)])
     assert record["totals"]["source_ops"] is None
     assert record["totals"]["source_opens"] == 9_800 + 400
-
-
-def test_files_that_the_daemon_opened_to_measure_are_no_copies() -> None:
-    totals = valid(run_part(), [node_part(totals=replace(node_part().totals, measuring_opens=5))])["totals"]
-    assert (totals["copied_opens"], totals["measuring_opens"]) == (9_800, 5)
-    assert totals["source_opens"] == 9_800 + 5 + 400
 
 
 def test_in_mode_direct_the_daemon_copied_and_scanned_nothing() -> None:

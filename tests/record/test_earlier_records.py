@@ -26,7 +26,7 @@ REPO = Path(__file__).resolve().parents[2]
 FILES = sorted((Path(__file__).parent / "earlier").glob("*.json"))
 ADDED = {
     "run": ("state",),
-    "totals": ("measuring_opens", "peer_files", "sent_bytes", "sent_files"),
+    "totals": ("peer_files", "sent_bytes", "sent_files"),
     "coverage": ("unseen_bytes",),
     "contention": ("own_periods", "verdict"),
     "order": (

@@ -139,7 +139,6 @@ def test_a_daemon_that_died() -> None:
     assert row(record, "node0002")["why"] == "killed by signal 9"
     assert [p["id"] for p in record["problems"]] == ["node-dead"], "told once"
     assert record["group"]["died"] == ["node0002"]
-    assert record["savings"]["vs_upfront_s"] is not None, "the others staged everything"
 
 
 def test_a_dead_daemon_that_said_nothing_makes_no_sum_unknown() -> None:

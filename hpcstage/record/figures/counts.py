@@ -56,21 +56,6 @@ def life_ns(process: ProcessPart) -> int:
     return end_ns - begin_ns if end_ns > begin_ns > 0 else 0
 
 
-def phase_ns(process: ProcessPart) -> int:
-    """Returns the nanoseconds from a process's first call on a dataset's file to its last."""
-    if process.processes > 1:
-        return count(process, "phase_ns")
-    return max(0, count(process, "last_ns") - count(process, "first_ns"))
-
-
-def tail_ns(process: ProcessPart) -> int:
-    """Returns the nanoseconds from a process's last call on a dataset's file to its end, at most for a sum of several;
-    0: unknown."""
-    if process.processes > 1:
-        return max(0, count(process, "life_ns") - count(process, "phase_ns"))
-    return max(0, count(process, "exit_ns") - count(process, "last_ns"))
-
-
 def maps(process: ProcessPart) -> bool:
     """Returns whether the process mapped files of the datasets into memory, which it then reads without calls."""
     return bool(count(process, "source_maps") or count(process, "local_maps"))
@@ -157,14 +142,12 @@ def totals_of(node: NodePart) -> RunTotals:
     direct_bytes, direct_reads = (source_reads(processes, name) for name in ("source_read_bytes", "source_reads"))
     if _was_unseen(node):
         direct_opens = direct_stats = direct_bytes = direct_reads = None
-    measuring_opens = told.measuring_opens or 0
-    source_opens = add(told.source_opens, measuring_opens, direct_opens)
+    source_opens = add(told.source_opens, direct_opens)
     return RunTotals(
         **{name: getattr(told, name) for name in PASSED_ON},
         source_bytes=add(told.source_bytes, direct_bytes),
         source_ops=add(source_opens, told.source_listings, told.source_stats, direct_stats),
         source_opens=source_opens,
-        measuring_opens=measuring_opens,
         source_reads=add(told.source_reads, direct_reads),
         local_bytes=local_reads(processes, "local_read_bytes"),
         local_reads=local_reads(processes, "local_reads"),

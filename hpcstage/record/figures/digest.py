@@ -13,8 +13,6 @@ from math import inf
 from hpcstage.record.figures import counts
 from hpcstage.record.figures.cells import Track, track_of
 from hpcstage.record.figures.counts import MOST_EXAMPLES, Histogram, coverage_of, merge, totals_of
-from hpcstage.record.figures.readers import Program, program_of
-from hpcstage.record.figures.sourceload import Seen, seen_of
 from hpcstage.record.figures.speeds import of_samples
 from hpcstage.record.figures.waits import ProcessTimes, Split, times_of
 from hpcstage.record.parts.part import AccountsPart, DatasetPart, MissedProcess, NodePart
@@ -68,8 +66,6 @@ class Digest:
     coverage: Coverage
     times: ProcessTimes
     copying_s: float | None
-    program: Program
-    seen: Seen
     hist_open: Histogram
     hist_read: Histogram
     """Latencies of opens and of reads at the source, the copiers' and the program's together."""
@@ -93,12 +89,9 @@ class Digest:
 class JobFigures:
     """The sections of the record that the figures of all nodes add up to."""
 
-    mode: str | None
-    """The mode of the first node that reported."""
     datasets: tuple[DatasetPart, ...]
     totals: RunTotals
     time_split: TimeSplit
-    coverage: Coverage
     contention: Contention
 
 
@@ -110,7 +103,6 @@ def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
     shift_s = node.started_unix_s - run.started_unix_s + moved_s
     on, points = of_samples(node.samples)
     rows = min(MOST_PROCESSES, max(LEAST_ROWS, MOST_ROWS // expected(run, [node])))
-    times = times_of(run, node)
     return Digest(
         part=_without_rows(node, rows),
         state=state,
@@ -121,10 +113,8 @@ def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
         last_s=last_s,
         totals=totals_of(node),
         coverage=coverage_of(node),
-        times=times,
+        times=times_of(run, node),
         copying_s=_copying_s(node, command_of(run), shift_s),
-        program=program_of(node, None if times.shares is None else times.shares.source),
-        seen=seen_of(node),
         hist_open=merge([node.hist_open, *(p.hist_open for p in node.processes)]),
         hist_read=merge([node.hist_read, *(p.hist_read for p in node.processes)]),
         disk=_disk(node),

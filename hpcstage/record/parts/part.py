@@ -74,25 +74,6 @@ class NodeTotals:
     """The bytes of these parts that the node had at the end, as they are at the source."""
     copy_busy_s: float | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """Seconds with at least one transfer in flight."""
-    measuring_opens: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """Files that the daemon opened only to measure what an open costs; `source_opens` does not contain them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlonePart:
-    """The speed of the source for one reader alone (see `daemon.copying.alone`)."""
-
-    files: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """Files that were copied with no other transfer beside them."""
-    open_ns: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    read_ns: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    cold_open_ns: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """The time of an open of a file that was copied a while ago: the lower quartile, as a busy machine makes some
-    slow."""
-    kept_share: float | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """The share of the pages of such files that was still in memory."""
-    window_bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """The largest window that the kernel reads ahead of a program there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,9 +230,6 @@ class NodePart:
     staged_s: float | None = None
     """The time at which the last file was staged, in seconds from the start; None if not all were."""
     totals: NodeTotals = field(default_factory=NodeTotals)
-    alone: AlonePart = field(default_factory=AlonePart, metadata=DEFAULT_IF_DAMAGED)
-    memory_bytes: int | None = None
-    """Bytes of the node's memory that programs could use at the end, the page cache included."""
     errors: Sequence[ErrorPart] = field(default=(), metadata=DEFAULT_IF_DAMAGED)
     """Up to 20 of them."""
     hist_open: dict[int, int] = field(default_factory=dict)

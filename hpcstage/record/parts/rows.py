@@ -69,6 +69,5 @@ class ProcessPart:
     """Opens at the source: their number by bucket (`protocol.shim.bucket_of_ns`)."""
     hist_read: dict[int, int] = field(default_factory=dict)
     processes: int = 1
-    """The number of processes in this row. That of several has life_ns and phase_ns among its counters: how long they
-    lived, and the time from the first call of each on a dataset's file to its last, summed. Its times of day are those
-    of the first and the last of them."""
+    """The number of processes in this row. That of several has life_ns among its counters: how long they lived, summed.
+    Its times of day are those of the first and the last of them."""
