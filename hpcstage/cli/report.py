@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 
-@click.command("report", short_help="Show what a run did, and what staging was worth.")
+@click.command("report", short_help="Show what a run did.")
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
 @click.option("--nodes", is_flag=True, help="Print one line for each node of the job, failed and slow ones first.")
