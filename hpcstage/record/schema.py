@@ -334,6 +334,11 @@ class TimeSplit(Waits):
     unmeasured: tuple[str, ...]
 
     @property
+    def total_s(self) -> float | None:
+        """Returns the seconds of the command and of staging before it."""
+        return None if self.wall_s is None else self.wall_s + (self.before_s or 0.0)
+
+    @property
     def headroom_s(self) -> float | None:
         """Returns the seconds that faster reading could still save at most: the waits for data, with several nodes
         those of the node that waited longest. None: not measured."""

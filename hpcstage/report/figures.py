@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from hpcstage.record.figures.counts import ratio
+from hpcstage.record.index import Earlier
 from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, Series, TimeSplit
 from hpcstage.units import format_duration, format_rate, format_share, format_size
 
@@ -153,6 +154,12 @@ def headroom(split: TimeSplit) -> str:
     share = ratio(split.headroom_s, split.wall_s)
     of_wall = "" if share is None else f" ({percent(share)})"
     return f"headroom {seconds(split.headroom_s)}{of_wall}: all that faster reading could still save"
+
+
+def earlier(found: Sequence[Earlier]) -> str:
+    """Says how long earlier runs of the command took, by mode."""
+    told = (f"{one.mode} {seconds(one.median_s)}{f' (median of {one.runs})' * (one.runs > 1)}" for one in found)
+    return f"this command earlier: {', '.join(told)}"
 
 
 def highest_rate(series: Series) -> float:

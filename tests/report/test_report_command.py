@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 from conftest import Hpcstage
-from reportcases import CASES
+from reportcases import CASES, compose, node_part, run_part
+from recordcases import START
 from rich.cells import cell_len
 
 from hpcstage.record import files, index
@@ -54,6 +55,9 @@ def test_a_run_directory_and_its_file(tmp_path: Path, run_dir: Path) -> None:
 def test_the_last_run(tmp_path: Path, run_dir: Path) -> None:
     index.add(Record.from_json(CASES["whole"]()), run_dir, {"XDG_STATE_HOME": str(tmp_path / "state")})
     assert report(tmp_path).stdout == report(tmp_path, str(run_dir)).stdout
+    older = compose(run_part(started_unix_s=START - 999), [node_part(mode="direct")])
+    index.add(Record.from_json(older), run_dir.parent, {"XDG_STATE_HOME": str(tmp_path / "state")})
+    assert b"\n  this command earlier: direct 60 s\n" in report(tmp_path, str(run_dir)).stdout
     shutil.rmtree(run_dir)
     gone = report(tmp_path)
     assert gone.returncode == 1
