@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 from conftest import Hpcstage
-from reportcases import CASES, compose, node_part, run_part
 from recordcases import START
+from reportcases import CASES, compose, node_part, run_part
 from rich.cells import cell_len
 
 from hpcstage.record import files, index
