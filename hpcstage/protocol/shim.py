@@ -44,9 +44,8 @@ class Kind(IntEnum):
     """A wrapper attached. Payload: u32 pid of its child, or 0. The connection stays open; reply DONE at once. May be
     sent again on the same connection when the child's pid is known (pid 0 before: upfront mode)."""
     END = 7
-    """On an ATTACH connection: the child has ended. Payload: i32 exit status as of waitpid, and u64 bytes that it and
-    all its reaped descendants read (READ_UNKNOWN: not known; left out: there was no child). Reply: LAST or OTHERS,
-    after the daemon stopped copying and wrote its part of the record (LAST) or at once (OTHERS)."""
+    """On an ATTACH connection: the child has ended. No payload. Reply: LAST or OTHERS, after the daemon stopped copying
+    and wrote its part of the record (LAST) or at once (OTHERS)."""
     STAGED = 8
     """On an ATTACH connection: answered (DONE) when nothing is left to be copied or nothing more can be (upfront)."""
     EPOCH = 9
@@ -71,8 +70,6 @@ LANDED = struct.Struct("<QQ")
 EARLY_FILE = "early"
 """A file in the node directory: LANDED of each file outside of the datasets that was opened for writing before STAGING.
 The daemon reads it after it has set that state; a process that wrote to it looks at the state once more."""
-END = struct.Struct("<iQ")
-READ_UNKNOWN = (1 << 64) - 1
 SAMPLER_ORDER = b"epoch-"
 EARLY_ORDER = b"early-"
 EPOCH = struct.Struct("<IIHHI")

@@ -31,7 +31,7 @@ LOCAL_WAITS_SHARE = 0.02
 """A slow local disk does no harm if the program waited for it for less than this share of the wall time."""
 MOST_COMPARED = 64
 """In a job with more nodes than this the median includes the node itself, as one value hardly changes it."""
-PASSED_ON = ("complete", "scan_s", "placement", "placement_why", "totals", "budget", "pressure")
+PASSED_ON = ("complete", "scan_s", "placement", "placement_why", "totals", "budget")
 """The fields of a node's row that are those of its part."""
 MOVED = ("source_bytes", "peer_bytes", "sent_bytes", "local_bytes", "direct_bytes", "copied_files", "peer_files")
 """Those that are totals of the node."""

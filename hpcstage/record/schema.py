@@ -210,8 +210,6 @@ class NodeRow(Waits):
     disk: DiskSpeed | None = field(default=None, metadata=EMPTY_IF_NONE | DEFAULT_IF_DAMAGED)
     totals: NodeTotals = field(default_factory=NodeTotals, metadata=REQUIRED_KEY)
     budget: BudgetPart | None = field(default=None, metadata=EMPTY_IF_NONE)
-    pressure: dict[str, float] = field(default_factory=dict, metadata=REQUIRED_KEY)
-    """The kernel's pressure figures over the run, in seconds."""
     errors: tuple[ErrorPart, ...] = field(default=(), metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
     processes: tuple[ProcessRow, ...] = field(default=(), metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
 
@@ -389,11 +387,6 @@ class Coverage:
     reasons: Annotated[dict[str, Count], NumberLimits(required=REQUIRED_REASONS)]
     """Opens that were not swapped, by the reason."""
     stats: StatCounts | None = field(default=None, metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
-    unseen_bytes: Count | None = None
-    """At most so much was read by processes of the command that hpcstage did not see, from files of any kind, by the
-    kernel's counters; 0: less than a megabyte; null: not known."""
-    unseen_processes: Count | None = None
-    """The number of these processes that lived long enough to be counted; null: not known."""
     missed_examples: tuple[MissedProcess, ...] = field(default=(), metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
 
 

@@ -118,7 +118,7 @@ def local_measure(record: Record) -> str:
 
 
 def local_share(record: Record) -> float | None:
-    """Returns the share of what was seen to be read of the datasets that came from the local disk."""
+    """Returns the share of what processes with hpcstage read of the datasets that came from the local disk."""
     if local_measure(record) == "opens":
         return record.coverage.share
     return (record.totals.local_bytes or 0) / _seen(record)
@@ -126,17 +126,6 @@ def local_share(record: Record) -> float | None:
 
 def _seen(record: Record) -> int:
     return (record.totals.local_bytes or 0) + (record.totals.direct_bytes or 0)
-
-
-def unseen(record: Record) -> int:
-    """Returns how many bytes processes that hpcstage did not see read at most; 0 where none are known of."""
-    return record.coverage.unseen_bytes or 0
-
-
-def of_what(record: Record) -> str:
-    """Says what `local_share` is a share of: bytes or opens, of those that hpcstage saw unless it saw all."""
-    measure = local_measure(record)
-    return measure if record.coverage.unseen_bytes == 0 else f"{measure} seen"
 
 
 def reported(group: GroupSection | None) -> str:

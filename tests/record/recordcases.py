@@ -14,7 +14,6 @@ from hpcstage.record import jsonform
 from hpcstage.record.compose import compose
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.part import (
-    AccountsPart,
     BudgetPart,
     DatasetPart,
     ErrorPart,
@@ -189,7 +188,7 @@ def node_part(**changes: Any) -> NodePart:
 
 FORMS: dict[str, type[Any]] = {
     "totals": NodeTotals, "budget": BudgetPart, "order": OrderPart, "group": GroupPart,
-    "accounts": AccountsPart, "errors": ErrorPart, "missed_processes": MissedProcess,
+    "errors": ErrorPart, "missed_processes": MissedProcess,
 }  # fmt: skip
 
 
@@ -201,7 +200,7 @@ def typed(values: dict[str, Any]) -> dict[str, Any]:
             return [one(name, member) for member in value]
         return jsonform.read(FORMS[name], value) if isinstance(value, dict) else value
 
-    nothing = {"budget": None, "group": None, "accounts": None}
+    nothing = {"budget": None, "group": None}
     given = {name: nothing.get(name) if name in nothing and value == {} else value for name, value in values.items()}
     return {name: one(name, value) if name in FORMS else value for name, value in given.items()}
 

@@ -27,7 +27,6 @@ FILES = sorted((Path(__file__).parent / "earlier").glob("*.json"))
 ADDED = {
     "run": ("state",),
     "totals": ("peer_files", "sent_bytes", "sent_files"),
-    "coverage": ("unseen_bytes",),
     "contention": ("own_periods", "verdict"),
     "order": (
         "planned", "followed", "trace_used", "trace_unused_why", "trace_written", "trace_why", "announcements",

@@ -56,7 +56,7 @@ def test_a_record_of_an_earlier_version_is_still_valid() -> None:
             del record[section][key]
     del record["group"]
     kept = {"host", "complete", "started_s", "ended_s", "scan_s", "staged_s"}
-    kept |= {"totals", "budget", "pressure", "errors", "processes"}
+    kept |= {"totals", "budget", "errors", "processes"}
     record["nodes"] = [{key: r[key] for key in kept} for r in record["nodes"]]
     VALIDATOR.validate(record | {"schema_version": "1.0"})
 
@@ -200,21 +200,6 @@ def test_after_the_loss_of_a_virtual_node_only_what_lost_its_path_is_known_to_be
         known = found(seen, certain, lost=lost)
         assert known["coverage"]["processes_missed"] == 1
         assert [missed["pid"] for missed in known["coverage"]["missed_examples"]] == [111]
-
-
-def test_what_was_not_seen_is_known_where_all_virtual_nodes_tell_what_their_processes_read() -> None:
-    """One node has the counter of the command, which holds what the processes of all nodes read."""
-    hosts = ["box.v0", "box.v1"]
-
-    def unseen(other: dict[str, int] | None) -> int | None:
-        first = {"command_bytes": 10**9, "accounted_bytes": 5 * 10**8, "attached": 3, "told": 3}
-        nodes = [node(i, 2, host=hosts[i], accounts=told) for i, told in enumerate((first, other))]
-        found: int | None = record_of(run(2, host="box", nodes=hosts), nodes)["coverage"]["unseen_bytes"]
-        return found
-
-    assert unseen({"command_bytes": 0, "accounted_bytes": 5 * 10**8, "attached": 3, "told": 3}) == 0
-    assert unseen({"command_bytes": 0, "accounted_bytes": 4 * 10**8, "attached": 3, "told": 3}) == 10**8
-    assert unseen(None) is None
 
 
 def test_domains_of_hosts_do_not_matter_and_addresses_have_none() -> None:

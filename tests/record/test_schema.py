@@ -67,7 +67,6 @@ def test_a_record_of_an_earlier_version_is_read() -> None:
         "staged_s",
         "totals",
         "budget",
-        "pressure",
         "errors",
         "processes",
     ]

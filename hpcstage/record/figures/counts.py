@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from hpcstage.protocol.shim import Reason
-from hpcstage.record.parts.part import AccountsPart, NodePart, NodeTotals
+from hpcstage.record.parts.part import NodePart, NodeTotals
 from hpcstage.record.parts.rows import UNCOUNTED_LAYER, ProcessPart
 from hpcstage.record.schema import Coverage, LayerCoverage, RunTotals, StatCounts
 
@@ -168,10 +168,8 @@ def totals_of(node: NodePart) -> RunTotals:
 
 
 def _was_unseen(node: NodePart) -> bool:
-    """Returns whether the command read files, perhaps of the datasets, and no process of it attached."""
-    accounts = node.accounts
-    unseen = accounts.command_bytes - accounts.accounted_bytes if accounts else 0
-    return not node.processes and unseen >= LEAST_UNSEEN_BYTES
+    """Returns whether the command may have read files of the datasets, and no process of it attached."""
+    return not node.processes and (node.node_count == 1 or bool(node.missed_count))
 
 
 def _told(node: NodePart) -> NodeTotals:
@@ -211,11 +209,6 @@ def _has_group(node: NodePart, totals: RunTotals) -> bool:
 MOST_EXAMPLES = 5
 REASONS = [reason.name.lower() for reason in Reason if reason is not Reason.NONE]
 DIRECT_COUNTERS = [(name, f"direct_{name}") for name in REASONS]
-LEAST_UNSEEN_BYTES = 10**6
-"""Fewer unseen bytes count as none."""
-START_BYTES = 32 * 10**6
-"""An attached process that was killed may have read this much to start and to import its libraries after the last look
-at it."""
 COUNTS = (
     "opens", "swapped", "failed_opens", "write_opens", "dropped", "processes_attached", "processes_missed",
     "processes_uncounted", "errors",
@@ -238,12 +231,11 @@ def coverage_of(node: NodePart) -> Coverage:
         by_layer={layer: _layer([p for p in processes if p.layer == layer]) for layer in layers},
         reasons=_reasons(node),
         stats=StatCounts(local=total(processes, "hit_stats"), source=total(processes, "source_stats")),
-        unseen_bytes=None,
         missed_examples=tuple(node.missed_processes[:MOST_EXAMPLES]),
     )
 
 
-def added(nodes: Sequence[Coverage], accounts: Sequence[AccountsPart | None]) -> Coverage:
+def added(nodes: Sequence[Coverage]) -> Coverage:
     """Returns the section: the sum over all nodes that reported; unknown where none did, or where one does not know."""
     sums: dict[str, Any] = dict.fromkeys(COUNTS)
     if nodes:
@@ -257,8 +249,6 @@ def added(nodes: Sequence[Coverage], accounts: Sequence[AccountsPart | None]) ->
         by_layer={layer: _added([n.by_layer[layer] for n in nodes if layer in n.by_layer]) for layer in layers},
         reasons=dict.fromkeys(REASONS, 0) | {name: value for name, value in reasons.items() if value},
         stats=StatCounts(local=sum(s.local for s in stats), source=sum(s.source for s in stats)) if nodes else None,
-        unseen_bytes=_unseen_bytes(accounts, sums["processes_missed"]),
-        unseen_processes=add(*(account.unattached for account in accounts if account)) if any(accounts) else None,
         missed_examples=tuple(missed for node in nodes for missed in node.missed_examples)[:MOST_EXAMPLES],
     )
 
@@ -287,19 +277,3 @@ def _reasons(node: NodePart) -> dict[str, int]:
                 rest -= value
         found["mode_direct" if node.mode == "direct" else "unstated"] += max(0, rest)
     return found
-
-
-def _unseen_bytes(accounts: Sequence[AccountsPart | None], missed: int | None) -> int | None:
-    """Returns how many bytes unseen processes read at most; 0 where it is less than LEAST_UNSEEN_BYTES.
-
-    Returns None where it is not known: a launcher's processes need not descend from the wrapper's command, and attached
-    processes that were killed may have read it, if no process is known to have been missed.
-    """
-    known = [account for account in accounts if account and 2 * account.command_bytes >= account.accounted_bytes]
-    if not known:
-        return None
-    found = sum(max(0, account.command_bytes - account.accounted_bytes) for account in known)
-    untold = 0 if missed else sum(max(0, account.attached - account.told) for account in known)
-    if found >= max(LEAST_UNSEEN_BYTES, START_BYTES * untold):
-        return found
-    return 0 if found < LEAST_UNSEEN_BYTES and len(known) == len(accounts) else None

@@ -15,7 +15,7 @@ from hpcstage.record.figures.cells import Track, track_of
 from hpcstage.record.figures.counts import MOST_EXAMPLES, Histogram, coverage_of, merge, totals_of
 from hpcstage.record.figures.speeds import of_samples
 from hpcstage.record.figures.waits import ProcessTimes, Split, times_of
-from hpcstage.record.parts.part import AccountsPart, DatasetPart, MissedProcess, NodePart
+from hpcstage.record.parts.part import DatasetPart, MissedProcess, NodePart
 from hpcstage.record.parts.roster import Presence, clock_error_s, expected, reason_of, says_something, state_of
 from hpcstage.record.parts.rows import ProcessPart
 from hpcstage.record.parts.run import RunPart
@@ -27,7 +27,6 @@ MOST_PROCESSES = 64
 MOST_ROWS = 1024
 """About this many processes, and as many errors, are listed of all nodes together, but LEAST_ROWS of each node."""
 LEAST_ROWS = 2
-NOTHING_READ = AccountsPart(command_bytes=0, accounted_bytes=0, attached=0)
 LEAST_BYTES = 16 * 2**20
 """The speed of a local disk is known if at least this many bytes were read from staged copies."""
 
@@ -218,21 +217,17 @@ def settled(nodes: Sequence[Digest]) -> list[Digest]:
     """Returns the nodes with the counts of virtual ones corrected: the first one that reported gets what all missed.
 
     A process that attached to one of them counts as missed on none, and one that attached to none is one process,
-    however many daemons saw it. One node has the command's counter, all have those of its processes; without those of a
-    node it is not known what was not seen.
+    however many daemons saw it.
     """
     virtual = [node for node in nodes if _is_virtual(node.part)]
     if not virtual:
         return list(nodes)
     missed, count = _missed_by_all(virtual)
-    told = [account for node in virtual if (account := node.part.accounts)]
-    accounts = _summed(told) if len(told) == virtual[0].part.node_count else None
 
     def corrected(node: Digest, *, first: bool) -> Digest:
         examples = missed[:MOST_EXAMPLES] if first else ()
         coverage = replace(node.coverage, processes_missed=count if first else 0, missed_examples=examples)
-        part = replace(node.part, accounts=accounts if first or accounts is None else NOTHING_READ)
-        return replace(node, coverage=coverage, part=part)
+        return replace(node, coverage=coverage)
 
     speaker = next((node for node in virtual if node.speaks), virtual[0])
     return [corrected(node, first=node is speaker) if _is_virtual(node.part) else node for node in nodes]
@@ -252,11 +247,6 @@ def _missed_by_all(virtual: Sequence[Digest]) -> tuple[tuple[MissedProcess, ...]
         return certain, len(certain) or (None if missed else 0)
     unlisted = (_unlisted(node.part, len(attached) - len(node.pids)) for node in virtual)
     return tuple(missed.values()), max(len(missed), *unlisted)
-
-
-def _summed(accounts: Sequence[AccountsPart]) -> AccountsPart:
-    names = ("command_bytes", "accounted_bytes", "attached", "told")
-    return AccountsPart(**{name: sum(getattr(account, name) for account in accounts) for name in names})
 
 
 def _unlisted(node: NodePart, elsewhere: int) -> int:

@@ -166,23 +166,6 @@ class GroupPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccountsPart:
-    """The kernel's counters of bytes read when the command has ended. Of a process that did not tell at its end what it
-    had read, only the reads of the datasets are accounted for after the daemon's last look."""
-
-    command_bytes: int
-    """Bytes that the command and all its descendants read, from files of any kind."""
-    accounted_bytes: int
-    """The part of them that attached processes read."""
-    attached: int
-    """The number of attached processes."""
-    told: int = 0
-    """The number of those that told at their end what they had read."""
-    unattached: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """The number of other processes that were seen; those that lived for a moment are not among them."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class StandstillPart:
     """The saves of checkpoints by which one program of the node was held up, that of which that took longest."""
 
@@ -243,10 +226,6 @@ class NodePart:
     missed_processes: Sequence[MissedProcess] = field(default=(), metadata=DEFAULT_IF_DAMAGED)
     """Up to 20 of them."""
     missed_count: int = 0
-    accounts: AccountsPart | None = field(default=None, metadata=EMPTY_IF_NONE | DEFAULT_IF_DAMAGED)
-    pressure: dict[str, float] = field(default_factory=dict)
-    """The kernel's pressure figures over the run, as far as it offers them: io_some_s, io_full_s, cpu_some_s,
-    memory_some_s."""
     problems: Sequence[Problem] = ()
     """`node-missing`: the node's daemon never came up (the lead wrote the part);
     `group-missing`: the node staged without the group."""

@@ -129,7 +129,7 @@ def served_of(record: Record) -> str:
     """Says what `local_share` is a share of."""
     if where := figures.reported(record.group):
         return where
-    return f"of {figures.of_what(record)}"
+    return f"of {figures.local_measure(record)}"
 
 
 def time(record: Record) -> RenderableType:
@@ -166,8 +166,6 @@ def origin(record: Record) -> RenderableType:
     if totals.peer_bytes is not None:
         files = f"{count(totals.peer_files)} files from node to node"
         rows.append(("  other nodes", "", totals.peer_bytes, files))
-    if lost := figures.unseen(record):
-        rows.append(("  not seen", "", lost, "at most, by other processes"))
     cells = [(name, opens, size(amount), what) for name, opens, amount, what in rows]
     return grid("lrrw", cells, ("Origin", "opens", "bytes", ""))
 

@@ -38,7 +38,7 @@ def _served(record: Record) -> str:
         return f"{mode}: the command opened no file under --data, as far as hpcstage saw"
     where = figures.reported(record.group)
     share = figures.percent(figures.local_share(record))
-    served = f"{share} of {figures.of_what(record)} served locally{where and f' {where}'}"
+    served = f"{share} of {figures.local_measure(record)} served locally{where and f' {where}'}"
     opens = f"{figures.count(record.coverage.swapped)} of {figures.count(record.coverage.opens)} opens swapped"
     return f"{mode}: {served}, {opens}"
 
