@@ -236,17 +236,8 @@ class Staging(Phase):
 
     def snapshot(self, now: float, sums: list[int]) -> Snapshot:
         """See Phase."""
-        engine, counts = self.engine, self.peers.arrivals.counts
-        engine.advance(now)
-        return Snapshot(
-            engine.pool.stats.totals(),
-            sums,
-            replace(engine.busy),
-            queued_files=engine.queue.states.waiting,
-            store_bytes=engine.copies.size_bytes,
-            peer_bytes=counts.peer_bytes,
-            sent_bytes=counts.sent_bytes,
-        )
+        self.engine.advance(now)
+        return Snapshot(self.engine.pool.stats.totals(), sums, replace(self.engine.busy))
 
     def status(self) -> str:
         """See Phase."""

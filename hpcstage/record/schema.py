@@ -49,7 +49,7 @@ Mode = Annotated[str, NumberLimits(enum=("runtime", "upfront", "direct"))]
 Placement = Annotated[str, NumberLimits(enum=("private", "replicate", "partition"))]
 MeasuredOn = Literal["copies", "reads"]
 RunState = Literal["ended", "running", "unclear", "lost", "aside", "not started"]
-Column = tuple[float | None, ...]
+Column = tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -498,31 +498,12 @@ class OrderSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatencySeries:
-    """Mean latencies at the source over time, in columns of equal length."""
-
-    start_s: Column = ()
-    open_ms: Column = ()
-    copy_read_ms: Column = ()
-    direct_read_ms: Column = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Series:
-    """The run over time, in columns of equal length. With several nodes the sums over all of them, on one axis."""
+    """What the source gave over time, in columns of equal length. With several nodes to all of them, on one axis."""
 
     interval_s: Seconds | None
-    start_s: Column = field(default=(), metadata=REQUIRED_KEY)
+    start_s: Column
     source_bytes_per_s: Column
-    copied_bytes_per_s: Column = field(default=(), metadata=REQUIRED_KEY)
-    direct_bytes_per_s: Column = field(default=(), metadata=REQUIRED_KEY)
-    peer_bytes_per_s: Column = ()
-    hit_opens_per_s: Column = field(default=(), metadata=REQUIRED_KEY)
-    wants_per_s: Column = field(default=(), metadata=REQUIRED_KEY)
-    queued_files: Column = field(default=(), metadata=REQUIRED_KEY)
-    store_bytes: Column = field(default=(), metadata=REQUIRED_KEY)
-    busy: Column = field(default=(), metadata=REQUIRED_KEY)
-    latency: LatencySeries = field(default_factory=LatencySeries, metadata=REQUIRED_KEY)
 
 
 class Severity(Enum):

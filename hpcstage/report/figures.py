@@ -153,11 +153,11 @@ def earlier(found: Sequence[Earlier]) -> str:
 
 def highest_rate(series: Series) -> float:
     """Returns the highest mean rate of the source over PEAK_S; over the whole run where that was shorter."""
-    starts_s = [start_s or 0.0 for start_s in series.start_s]
+    starts_s = list(series.start_s)
     starts_s += [starts_s[-1] + (series.interval_s or 0.0)] if starts_s else []
     sums = [0.0]
     for value, (begin_s, end_s) in zip(series.source_bytes_per_s, pairwise(starts_s), strict=False):
-        sums.append(sums[-1] + (value or 0.0) * (end_s - begin_s))
+        sums.append(sums[-1] + value * (end_s - begin_s))
     highest, first = 0.0, 0
     for last in range(1, len(sums)):
         while starts_s[last] - starts_s[first + 1] >= PEAK_S and first + 1 < last:

@@ -37,7 +37,7 @@ def samples(index: int, seconds: int, count: int, source: Load = steady, own: Lo
         found.append(
             Sample(
                 float(second), 1.0, int(rate), int(rate / 1e5) + 1, 2 * SECOND, 12 * SECOND, SECOND, 16.0,
-                hit_opens=50, peer_bytes=int(each), loader_wait_ns=SECOND // 10,
+                loader_wait_ns=SECOND // 10,
             )
         )  # fmt: skip
     return found

@@ -113,7 +113,7 @@ def samples(loaded: bool = True) -> list[Sample]:
         return 24 if loaded and 12 <= now_s < 25 else 0
 
     found = samples_of(Source(bytes_per_s=40e6), lambda _: 1e5, 40, competitors, noise=0.1, seed=4)
-    return found + [Sample(40.0 + second, 1.0, hit_opens=500) for second in range(20)]
+    return found + [Sample(40.0 + second, 1.0) for second in range(20)]
 
 
 def announced(**changes: Any) -> dict[str, Any]:

@@ -218,7 +218,6 @@ arbitrary_samples = st.builds(
     shim_open_ns=big,
     shim_bytes=big,
     shim_read_ns=big,
-    want_ns=big,
     loader_wait_ns=big,
 )
 

@@ -153,13 +153,11 @@ def test_series_of_several_nodes_are_sums(tmp_path: Path) -> None:
     one, four = (composed(run(n), job(n, 60, group={"generations": 1})) for n in (1, 4))
     total = sum(s.copied_bytes for n in job(4) for s in n.samples)
     series = four["series"]
-    assert sum(series["copied_bytes_per_s"]) * series["interval_s"] == pytest.approx(total, rel=1e-6)
-    assert set(series) == set(one["series"])
-    assert len({len(v) for k, v in series.items() if k not in ("interval_s", "latency")}) == 1
-    assert max(series["busy"]) == pytest.approx(64, rel=0.05)
+    assert sum(series["source_bytes_per_s"]) * series["interval_s"] == pytest.approx(total, rel=1e-6)
+    assert len(series["source_bytes_per_s"]) == len(series["start_s"])
+    assert sum(one["series"]["source_bytes_per_s"]) < sum(series["source_bytes_per_s"])
     long = composed(run(2), job(2, 4000))["series"]
     assert len(long["start_s"]) <= 240
-    assert all(len(v) <= 20 for v in long["latency"].values())
 
 
 shifts = st.floats(-1e5, 1e5)
@@ -266,7 +264,7 @@ def test_parts_of_large_jobs_hold_fewer_samples_and_the_same_sums() -> None:
     part = node(3, 65, 4001, source=lambda t: 0.3 if 2000 <= t < 2400 else 1.0)
     read = NodePart.from_json(json.loads(json.dumps(part.to_json())))
     assert 450 <= len(read.samples) <= 900
-    for name in ("copied_bytes", "copied_files", "hit_opens", "loader_wait_ns", "peer_bytes", "length_s"):
+    for name in ("copied_bytes", "copied_files", "loader_wait_ns", "length_s"):
         assert sum(getattr(s, name) for s in read.samples) == pytest.approx(sum(getattr(s, name) for s in part.samples))
     assert all(s.busy == 16.0 for s in read.samples)
     assert read.samples[-1].start_s + read.samples[-1].length_s == 4001

@@ -279,8 +279,6 @@ MANY_NODES = 64
 """In the parts of jobs with more nodes than this, neighbouring samples are joined."""
 MOST_JOINED = 900
 """Such a part has at most this many samples: four seconds each in a run of an hour."""
-LEVELS = ("queued_files", "store_bytes")
-"""These fields are not added up: the value of the later sample is used."""
 
 
 def joined(samples: Sequence[Sample], most: int = MOST_JOINED) -> list[Sample]:
@@ -294,10 +292,7 @@ def joined(samples: Sequence[Sample], most: int = MOST_JOINED) -> list[Sample]:
 
 def _both(one: Sample, other: Sample) -> Sample:
     end_s = other.start_s + other.length_s
-    values = {
-        name: getattr(other, name) if name in LEVELS else getattr(one, name) + getattr(other, name)
-        for name in Sample.__dataclass_fields__
-    }
+    values = {name: getattr(one, name) + getattr(other, name) for name in Sample.__dataclass_fields__}
     values["start_s"], values["length_s"] = one.start_s, round(end_s - one.start_s, 4)
     seen_s = one.length_s + other.length_s
     values["busy"] = round((one.busy * one.length_s + other.busy * other.length_s) / seen_s, 3) if seen_s else 0.0

@@ -31,11 +31,6 @@ class Sample:
     shim_bytes: int = 0
     shim_reads: int = 0
     shim_read_ns: int = 0
-    hit_opens: int = 0
-    wants: int = 0
-    want_ns: int = 0
-    queued_files: int = 0
-    store_bytes: int = 0
     loader_wait_ns: int = 0
     """Waits of PyTorch's loaders for their next batch, summed over processes (LOADER_WAIT_NS)."""
     blocked_ns: int = 0
@@ -43,10 +38,6 @@ class Sample:
     summed over processes (BLOCKED_NS)."""
     blocked_source_ns: int = 0
     """The part of `blocked_ns` that waited for the source."""
-    peer_bytes: int = 0
-    """Bytes of staged files received from other nodes."""
-    sent_bytes: int = 0
-    """Bytes of staged files sent to other nodes."""
 
 
 UNCOUNTED_LAYER = "uncounted"
