@@ -110,7 +110,6 @@ def _copied(totals: NodeTotals, engine: Engine) -> NodeTotals:
         source_bytes=copied.bytes,
         source_files=copied.files,
         source_opens=copied.opens,
-        source_reads=copied.reads,
         failed=states.count(FileState.FAILED),
         void=states.count(FileState.VOID),
         refused=states.count(FileState.REFUSED),

@@ -162,7 +162,6 @@ def _state(run: RunPart, running: Life | None) -> RunState:
 
 def _environment(run: RunPart) -> EnvironmentSection:
     return EnvironmentSection(
-        version=run.version,
         python=run.python,
         kernel=run.kernel,
         scheduler=run.scheduler,

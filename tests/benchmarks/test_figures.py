@@ -165,8 +165,8 @@ def truth_bench(**changed: Any) -> Bench:
         "ended_s": 32, "split_wall_s": 32.0,
     }  # fmt: skip
     counters = {
-        "bytes": [100_000, 100_100], "opens": [100, 100], "operations": [101, 101], "look-ups": [1, 2],
-        "requests": [3, 4], "own_s": 3.0, "seconds": 4.0, "split_wall_s": 3.5,
+        "bytes": [100_000, 100_100], "opens": [100, 100], "operations": [101, 101],
+        "own_s": 3.0, "seconds": 4.0, "split_wall_s": 3.5,
     }  # fmt: skip
     merged = {**schedule, **{k: v for k, v in changed.items() if k in schedule}}
     counted = {**counters, **{k: v for k, v in changed.items() if k in counters}}

@@ -48,7 +48,7 @@ def node(index: int, count: int, seconds: int = 60, **changes: Any) -> NodePart:
     load = {name: changes.pop(name) for name in ("source", "own") if name in changes}
     share = FILES // count + (index < FILES % count)
     counted = {
-        "source_bytes": share * (SIZE // FILES), "source_files": share, "source_opens": share, "source_reads": share,
+        "source_bytes": share * (SIZE // FILES), "source_files": share, "source_opens": share,
         "want_ready": 10, "want_direct": 0, "failed": 0, "void": 0, "refused": 0, "copy_busy_s": 39.0,
         "peer_bytes": SIZE - share * (SIZE // FILES), "peer_files": FILES - share,
         "sent_bytes": SIZE - share * (SIZE // FILES), "sent_files": FILES - share,

@@ -160,7 +160,6 @@ def node_part(**changes: Any) -> NodePart:
             "source_bytes": 980_000_000,
             "source_files": 9_800,
             "source_opens": 9_800,
-            "source_reads": 9_800,
             "source_stats": 10_000,
             "source_listings": 1_001,
             "want_ready": 300,

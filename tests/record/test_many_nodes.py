@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from manycases import FILES, SIZE, VALIDATOR, ids, job, missing, node, record_of, row, run
-from recordcases import START, composed
+from manycases import FILES, SIZE, ids, job, missing, node, record_of, row, run
+from recordcases import START
 
 from hpcstage.problem import Problem
 from hpcstage.record.parts.part import NodePart
@@ -23,7 +22,7 @@ def test_each_byte_left_the_source_once(count: int) -> None:
     assert totals["source_bytes"] == SIZE
     assert totals["source_files"] == FILES
     assert totals["peer_bytes"] == totals["sent_bytes"] == (count - 1) * SIZE
-    assert totals["peer_files"] == totals["sent_files"] == (count - 1) * FILES
+    assert totals["peer_files"] == (count - 1) * FILES
     assert totals["source_listings"] == 1_001, "only the first node scans"
     assert record["group"]["source_times"] == 1.0
     assert record["group"]["placement"] == "replicate"
@@ -42,23 +41,6 @@ def test_the_record_of_one_node_has_no_group() -> None:
     assert record["time_split"]["slowest"] is None
     assert record["contention"]["own_periods"] is None
     assert record["totals"]["peer_bytes"] is None
-
-
-def test_a_record_of_an_earlier_version_is_still_valid() -> None:
-    record = json.loads(json.dumps(composed(run(1), [node(0, 1, group={})])))
-    for section, keys in {
-        "time_split": ["slowest"],
-        "contention": ["own_periods", "own_periods_hidden"],
-        "totals": ["peer_files", "sent_bytes", "sent_files"],
-        "series": ["peer_bytes_per_s"],
-    }.items():
-        for key in keys:
-            del record[section][key]
-    del record["group"]
-    kept = {"host", "complete", "started_s", "ended_s", "scan_s", "staged_s"}
-    kept |= {"totals", "budget", "errors", "processes"}
-    record["nodes"] = [{key: r[key] for key in kept} for r in record["nodes"]]
-    VALIDATOR.validate(record | {"schema_version": "1.0"})
 
 
 # ---- who was there ----
@@ -85,7 +67,6 @@ def test_a_node_that_never_came_up_is_named_with_its_reason() -> None:
 def test_the_first_part_may_be_that_of_a_missing_node() -> None:
     record = record_of(run(3), [missing(0, 3), node(1, 3), node(2, 3)])
     assert record["run"]["mode"] == "runtime"
-    assert record["totals"]["hit_opens"] == 4 * 9_500
 
 
 def test_many_missing_nodes_are_one_problem() -> None:
@@ -225,7 +206,7 @@ def test_the_group_that_was_not_there() -> None:
     alone = {"generations": 0, "size": 1, "missing": list(range(1, 64)), "why": why}
     problem = Problem("group-missing", f"staged without the others: {why}", "look")
     changes = {"placement": "private", "placement_why": why, "group": alone, "problems": [problem]}
-    whole = {"source_bytes": SIZE, "source_files": FILES, "source_opens": FILES, "source_reads": FILES}
+    whole = {"source_bytes": SIZE, "source_files": FILES, "source_opens": FILES}
     totals = replace(node(0, 64).totals, **whole, peer_bytes=0, peer_files=0, sent_bytes=0, sent_files=0)
     record = record_of(run(64), job(64, 5, totals=totals, **changes))
     assert record["group"]["placement"] == "private"

@@ -62,7 +62,7 @@ def test_every_truncation_is_named(tmp_path: Path) -> None:
         (b'"x"', "not a record"),
         (b'{"a": 1}', "not a record"),
         (b'{"schema_version": 1, "time_split": {}}', "not a record"),
-        (b'{"schema_version": "1.2", "time_split": {}}', "not a record.*Record has no complete"),
+        (b'{"schema_version": "1.2", "time_split": {}}', "not a record.*Record has no generator"),
         (b'{"schema_version": "2.3", "time_split": {}}', "schema version 2.3"),
         (b"\xff\xfe\x00", "cut off"),
         (b"[" * 100_000, "cut off"),

@@ -57,7 +57,7 @@ def test_the_last_run(tmp_path: Path, run_dir: Path) -> None:
     assert report(tmp_path).stdout == report(tmp_path, str(run_dir)).stdout
     older = compose(run_part(started_unix_s=START - 999), [node_part(mode="direct")])
     index.add(Record.from_json(older), run_dir.parent, {"XDG_STATE_HOME": str(tmp_path / "state")})
-    assert b"\n  this command earlier: direct 60 s\n" in report(tmp_path, str(run_dir)).stdout
+    assert b"\n  this command earlier: direct 60.2 s\n" in report(tmp_path, str(run_dir)).stdout
     shutil.rmtree(run_dir)
     gone = report(tmp_path)
     assert gone.returncode == 1

@@ -63,7 +63,7 @@ def test_what_a_whole_run_shows() -> None:
         "21,241 source ops",
         "p50/p95/p99: open ",
         "contention 12.1 s to 25.1 s: 94 % below its best",
-        "headroom 5.9 s (10 %): all that faster reading could still save",
+        "headroom 10.2 s (17 %): all that faster reading could still save",
     ):
         assert expected in said, expected
     assert "not measured" not in said
@@ -208,7 +208,7 @@ def test_the_short_form_says_what_matters() -> None:
     lines = "\n".join(short(CASES["whole"]()))
     assert "98 % of bytes served locally, 19,600 of 20,000 opens swapped" in lines
     assert "compute 44 s" in lines
-    assert "headroom 5.9 s (10 %)" in lines
+    assert "headroom 10.2 s (17 %)" in lines
     assert any(
         line.startswith("warning: hpcstage serves Python programs") for line in short(CASES["nothing attached"]())
     )

@@ -14,7 +14,7 @@ from typing import Any
 from hpcstage.protocol.shim import Reason
 from hpcstage.record.parts.part import NodePart, NodeTotals
 from hpcstage.record.parts.rows import UNCOUNTED_LAYER, ProcessPart
-from hpcstage.record.schema import Coverage, LayerCoverage, RunTotals, StatCounts
+from hpcstage.record.schema import Coverage, LayerCoverage, RunTotals
 
 DIRECT_LAYER = "direct"
 """A process of this layer attached but counts nothing: its self-tests failed."""
@@ -128,10 +128,10 @@ def merge(parts: Iterable[Mapping[int, int]]) -> Histogram:
 # ---- totals ----
 
 TOTALS = [part.name for part in fields(RunTotals)]
-PEERS = ("peer_bytes", "peer_files", "sent_bytes", "sent_files")
-COPIED = ("source_bytes", "source_files", "source_opens", "source_reads")
+PEERS = ("peer_bytes", "peer_files", "sent_bytes")
+COPIED = ("source_bytes", "source_files", "source_opens")
 SCANNED = ("source_listings", "source_stats")
-PASSED_ON = ("source_files", *SCANNED, *PEERS, "want_ready", "want_direct", "failed", "void", "refused", "copy_busy_s")
+PASSED_ON = ("source_files", "source_listings", *PEERS, "want_ready")
 
 
 def totals_of(node: NodePart) -> RunTotals:
@@ -139,31 +139,23 @@ def totals_of(node: NodePart) -> RunTotals:
     processes, told = node.processes, _told(node)
     direct_opens: int | None = total(processes, "source_opens")
     direct_stats: int | None = total(processes, "source_stats")
-    direct_bytes, direct_reads = (source_reads(processes, name) for name in ("source_read_bytes", "source_reads"))
+    direct_bytes = source_reads(processes, "source_read_bytes")
     if _was_unseen(node):
-        direct_opens = direct_stats = direct_bytes = direct_reads = None
+        direct_opens = direct_stats = direct_bytes = None
     source_opens = add(told.source_opens, direct_opens)
     return RunTotals(
         **{name: getattr(told, name) for name in PASSED_ON},
         source_bytes=add(told.source_bytes, direct_bytes),
         source_ops=add(source_opens, told.source_listings, told.source_stats, direct_stats),
         source_opens=source_opens,
-        source_reads=add(told.source_reads, direct_reads),
         local_bytes=local_reads(processes, "local_read_bytes"),
-        local_reads=local_reads(processes, "local_reads"),
         moved_opens=total(processes, "moved_opens"),
         moved_bytes=total(processes, "moved_read_bytes"),
         wanted=total(processes, "wants"),
-        hit_opens=total(processes, "hit_opens"),
-        ready_opens=total(processes, "ready_opens"),
         copied_bytes=told.source_bytes,
-        copied_files=told.source_files,
         copied_opens=told.source_opens,
-        copied_reads=told.source_reads,
         direct_opens=direct_opens,
-        direct_stats=direct_stats,
         direct_bytes=direct_bytes,
-        direct_reads=direct_reads,
     )
 
 
@@ -194,7 +186,6 @@ def summed(nodes: Sequence[tuple[NodePart, RunTotals]]) -> RunTotals:
     found: dict[str, Any] = dict.fromkeys(TOTALS)
     if nodes:
         found = {name: add(*(getattr(totals, name) for _, totals in nodes)) for name in TOTALS}
-        found["copy_busy_s"] = max((t.copy_busy_s for _, t in nodes if t.copy_busy_s is not None), default=None)
         shared = [totals for node, totals in nodes if node.mode != "direct" and _has_group(node, totals)]
         found |= {name: add(*(getattr(t, name) for t in shared)) if shared else None for name in PEERS}
     return RunTotals(**found)
@@ -210,8 +201,7 @@ MOST_EXAMPLES = 5
 REASONS = [reason.name.lower() for reason in Reason if reason is not Reason.NONE]
 DIRECT_COUNTERS = [(name, f"direct_{name}") for name in REASONS]
 COUNTS = (
-    "opens", "swapped", "failed_opens", "write_opens", "dropped", "processes_attached", "processes_missed",
-    "processes_uncounted", "errors",
+    "opens", "swapped", "dropped", "processes_attached", "processes_missed", "processes_uncounted", "errors",
 )  # fmt: skip
 
 
@@ -223,14 +213,14 @@ def coverage_of(node: NodePart) -> Coverage:
     return Coverage(
         opens=opens,
         swapped=swapped,
-        **{name: total(processes, name) for name in ("failed_opens", "write_opens", "dropped", "errors")},
+        dropped=total(processes, "dropped"),
+        errors=total(processes, "errors"),
         processes_attached=number(processes),
         processes_missed=node.missed_count,
         processes_uncounted=number(p for p in processes if p.layer in UNSEEN_LAYERS),
         share=ratio(swapped, opens),
         by_layer={layer: _layer([p for p in processes if p.layer == layer]) for layer in layers},
         reasons=_reasons(node),
-        stats=StatCounts(local=total(processes, "hit_stats"), source=total(processes, "source_stats")),
         missed_examples=tuple(node.missed_processes[:MOST_EXAMPLES]),
     )
 
@@ -242,13 +232,11 @@ def added(nodes: Sequence[Coverage]) -> Coverage:
         sums = {name: add(*(getattr(node, name) for node in nodes)) for name in COUNTS}
     layers = sorted({layer for node in nodes for layer in node.by_layer})
     reasons = sum((Counter(node.reasons) for node in nodes), Counter[str]())
-    stats = [node.stats for node in nodes if node.stats]
     return Coverage(
         **sums,
         share=ratio(sums["swapped"], sums["opens"]),
         by_layer={layer: _added([n.by_layer[layer] for n in nodes if layer in n.by_layer]) for layer in layers},
         reasons=dict.fromkeys(REASONS, 0) | {name: value for name, value in reasons.items() if value},
-        stats=StatCounts(local=sum(s.local for s in stats), source=sum(s.source for s in stats)) if nodes else None,
         missed_examples=tuple(missed for node in nodes for missed in node.missed_examples)[:MOST_EXAMPLES],
     )
 

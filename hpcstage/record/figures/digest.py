@@ -161,7 +161,6 @@ def _process(process: ProcessPart) -> ProcessRow:
         opens=counts.opens_of(process),
         swapped=counts.swapped_of(process),
         loader_steps=counts.count(process, "loader_steps"),
-        loader_wait_s=counts.count(process, "loader_wait_ns") / NS_PER_S,
         loader_epochs=counts.count(process, "loader_epochs"),
         loader_workers=counts.count(process, "loader_workers"),
     )

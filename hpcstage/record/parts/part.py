@@ -18,10 +18,8 @@ from typing import Annotated, Any
 from hpcstage.problem import Problem
 from hpcstage.protocol import rundir
 from hpcstage.record.jsonform import (
-    DEFAULT_IF_DAMAGED,
     EMPTY_IF_NONE,
     LEFT_OUT_IF_NONE,
-    REQUIRED_KEY,
     Count,
     NumberLimits,
     Seconds,
@@ -39,9 +37,9 @@ NAMED_NODES = 16
 class DatasetPart:
     """One dataset: its name and root, what the scan found, and what was staged of it."""
 
-    name: str = field(default="", metadata=REQUIRED_KEY)
-    root: str = field(default="", metadata=REQUIRED_KEY)
-    arguments: tuple[str, ...] = field(default=(), metadata=REQUIRED_KEY)
+    name: str = ""
+    root: str = ""
+    arguments: tuple[str, ...] = ()
     files: Count | None = None
     size_bytes: Count | None = None
     staged_files: Count = 0
@@ -64,7 +62,6 @@ class NodeTotals:
     source_bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     source_files: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     source_opens: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    source_reads: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     failed: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     void: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     refused: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
@@ -135,8 +132,8 @@ class OrderPart:
     near_share: float | None = None
     announced_opens: int | None = None
     """The opens of announced files that were seen; `kept_share` and `near_share` are shares of them."""
-    lead: OrderLead | None = field(default=None, metadata=DEFAULT_IF_DAMAGED)
-    tables: tuple[IndexTable, ...] = field(default=(), metadata=DEFAULT_IF_DAMAGED)
+    lead: OrderLead | None = None
+    tables: tuple[IndexTable, ...] = ()
     lost_bytes: int | None = None
     opened_files: int | None = None
     trace_used: str | None = None
@@ -213,17 +210,17 @@ class NodePart:
     staged_s: float | None = None
     """The time at which the last file was staged, in seconds from the start; None if not all were."""
     totals: NodeTotals = field(default_factory=NodeTotals)
-    errors: Sequence[ErrorPart] = field(default=(), metadata=DEFAULT_IF_DAMAGED)
+    errors: Sequence[ErrorPart] = ()
     """Up to 20 of them."""
     hist_open: dict[int, int] = field(default_factory=dict)
     """Copiers' opens at the source."""
     hist_read: dict[int, int] = field(default_factory=dict)
-    budget: BudgetPart | None = field(default=None, metadata=EMPTY_IF_NONE | DEFAULT_IF_DAMAGED)
-    order: OrderPart = field(default_factory=OrderPart, metadata=DEFAULT_IF_DAMAGED)
+    budget: BudgetPart | None = field(default=None, metadata=EMPTY_IF_NONE)
+    order: OrderPart = field(default_factory=OrderPart)
     forecast: dict[str, Any] | None = None
     samples: Sequence[Sample] = ()
     processes: Sequence[ProcessPart] = ()
-    missed_processes: Sequence[MissedProcess] = field(default=(), metadata=DEFAULT_IF_DAMAGED)
+    missed_processes: Sequence[MissedProcess] = ()
     """Up to 20 of them."""
     missed_count: int = 0
     problems: Sequence[Problem] = ()
@@ -236,8 +233,8 @@ class NodePart:
     placement: str = "private"
     """The placement that was followed: private, replicate or partition."""
     placement_why: str = ""
-    group: GroupPart | None = field(default=None, metadata=EMPTY_IF_NONE | DEFAULT_IF_DAMAGED)
-    standstill: StandstillPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE | DEFAULT_IF_DAMAGED)
+    group: GroupPart | None = field(default=None, metadata=EMPTY_IF_NONE)
+    standstill: StandstillPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """None: no program told; those that save by themselves do not."""
 
     def to_json(self) -> dict[str, Any]:
@@ -250,7 +247,7 @@ class NodePart:
     def from_json(cls, data: dict[str, Any]) -> NodePart:
         """Reads what `to_json` returned. Raises ValueError or LookupError if the data are no part of a node."""
         part = read(cls, {**data, "samples": []})
-        return replace(part, samples=_samples(data.get("samples", [])))
+        return replace(part, samples=_samples(data.get("samples", {})))
 
 
 def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
@@ -261,10 +258,8 @@ def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
 ALWAYS_WRITTEN = ("start_s", "length_s")
 
 
-def _samples(data: dict[str, list[Any]] | list[dict[str, Any]]) -> list[Sample]:
-    """Reads samples by column, or by row as earlier versions wrote them. Raises ValueError if columns are unequal."""
-    if not isinstance(data, dict):
-        return [read(Sample, row) for row in data]
+def _samples(data: dict[str, list[Any]]) -> list[Sample]:
+    """Reads samples by column. Raises ValueError if columns are unequal."""
     rows = len(data["start_s"]) if data else 0
     columns: list[Iterable[Any]] = []
     for name, form in Sample.__dataclass_fields__.items():
