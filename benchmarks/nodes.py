@@ -117,7 +117,6 @@ def served(run_dir: Path) -> dict[str, Any]:
         "source_opens": _sum(counters, "source_opens"),
         "peer_files": _sum(totals, "peer_files"),
         "copied_files": _sum(totals, "source_files"),
-        "measuring_opens": _sum(totals, "measuring_opens"),
         "problems": sorted({problem["id"] for part in parts for problem in part["problems"]}),
     }
 
@@ -170,10 +169,9 @@ def _ratio(bench: Bench, cell: Cell, arm: str) -> float | None:
 
 
 def _opens(bench: Bench, cell: Cell, arm: str) -> float | None:
-    """The opens to read a file; each node opens a few files once more, to measure what an open costs."""
-    opens, measuring = (bench.median(cell.name, arm, key) for key in ("opens", "measuring_opens"))
-    files = QUICK_FILES if bench.options.quick else FILES
-    return None if opens is None or measuring is None else (opens - measuring) / files
+    """The opens to read a file."""
+    opens = bench.median(cell.name, arm, "opens")
+    return None if opens is None else opens / (QUICK_FILES if bench.options.quick else FILES)
 
 
 def _same(bench: Bench, cell: Cell, kind: str) -> bool | None:

@@ -1,7 +1,6 @@
-"""Whether the report tells the truth: what it says was saved, when the source was slow, and what was read.
+"""Whether the report tells the truth: how long the program computed, when the source was slow, and what was read.
 
-What was saved: programs that read in many ways from sources of many kinds run without hpcstage and with it; what the
-record says the run without would have taken is compared with what it took.
+Programs that read in several ways compute for a known time; what the record says of it is compared.
 
 In each schedule a program runs for a known time behind `hpcstage run` while the competing load goes on and off; what
 the record says of when, and by how much, the source fell is compared with what was done. Without load it must say
@@ -17,11 +16,10 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks.files import Place, empty, make_files, place, write_list
-from benchmarks.harness import Bench, Figure, Options, Row, at_least, at_most, holds, options_of, parser
+from benchmarks.harness import Bench, Figure, Options, Row, at_most, holds, options_of, parser
 from benchmarks.programs import Training, hpcstage_command, record, run
 from benchmarks.storage import Load, Storage
 from benchmarks.truthful import cells, patterns
@@ -35,8 +33,6 @@ MOST_OFF_S = 2.0
 MOST_LOSS_ERROR = 0.15
 MOST_COUNT_ERROR = 0.01
 MOST_SPLIT_ERROR = 0.15
-NOT_TOLD = ("stream", *cells.TOOLS)
-"""An accelerator that computes while the program's threads read is not seen, and nobody says what the tools compute."""
 _PACED = """
 import pathlib, sys, time
 paths = pathlib.Path(sys.argv[1]).read_text().split("\\n")[:-1]
@@ -73,10 +69,7 @@ FULL = (
 PATTERN_S = 40
 """At the full bandwidth the files last so long."""
 QUICK = (Schedule("one period", 14, ((5, 10),)), Schedule("no load", 8))
-MOST_SAVED_ERROR = 0.15
 MOST_SILENT = 0.25
-LEAST_CELLS = 40
-WITHOUT, WITH = "without", "with"
 COUNTED = ("direct", "upfront", "runtime")
 
 
@@ -124,7 +117,7 @@ class Runs:
             with patterns.played(storage, pattern, settings):
                 found, _ = self._run("runtime", f"@{order}", words)
         part = found["contention"]
-        return {"verdict": part["verdict"], "reported": part["periods"], "observed_s": part["observed_s"]}
+        return {"verdict": part["verdict"], "reported": part["periods"]}
 
     def counted(self, mode: str) -> dict[str, Any]:
         """Everything read once or twice by a training, and both sides' counters."""
@@ -150,8 +143,6 @@ class Runs:
             "bytes": [totals["source_bytes"], asked.read_bytes],
             "opens": [totals["source_opens"], asked.opens],
             "operations": [_add(totals["source_opens"], totals["source_listings"]), asked.opens + asked.listings],
-            "look-ups": [_add(totals["source_stats"], totals["direct_stats"]), asked.lookups],
-            "requests": [totals["source_reads"], asked.reads],
             "own_s": own["end_s"] - own["start_s"],
             **_split(found),
         }
@@ -210,45 +201,6 @@ def _add(count: int | None, more: int | None) -> int | None:
     return None if count is None else count + (more or 0)
 
 
-def estimates(bench: Bench, chosen: Sequence[cells.Cell]) -> list[Figure]:
-    """Every estimate near the real run without staging, and not too many refused."""
-    if not chosen:
-        return []
-    made = [
-        at_most(f"saved, {cell.name}: direct run off by", abs(error), MOST_SAVED_ERROR)
-        for cell in chosen
-        if (error := saved_error(bench, cell)) is not None
-    ]
-    measured = [cell for cell in chosen if bench.select(cell.name, WITH)]
-    silent = [cell for cell in measured if saved_error(bench, cell) is None]
-    share = len(silent) / len(measured) if measured else None
-    made.append(at_most("saved: share of cells of which nothing is said", share, MOST_SILENT))
-    if chosen == list(cells.CELLS):
-        made.append(at_least("saved: cells", float(len(measured)), LEAST_CELLS))
-    return made
-
-
-def saved_error(bench: Bench, cell: cells.Cell) -> float | None:
-    """Of the estimated time without staging, as a share of the real one; None where nothing is said."""
-    said = [s["direct_s"] for s in bench.select(cell.name, WITH) if s["direct_s"] is not None]
-    real_s = bench.median(cell.name, WITHOUT)
-    return statistics.median(said) / real_s - 1 if said and real_s else None
-
-
-def estimate_table(bench: Bench, chosen: Sequence[cells.Cell]) -> None:
-    """Real and estimated times of the program without staging."""
-    rows: list[Row] = []
-    for cell in chosen:
-        for s in bench.select(cell.name, WITH)[:1]:
-            error = saved_error(bench, cell)
-            off = "-" if error is None else f"{error:+.0%}"
-            rows.append(
-                [cell.name, bench.median(cell.name, WITHOUT), s["direct_s"], off, s["wall_s"], s["reason"] or ""]
-            )
-    columns = ["", "without [s]", "estimated [s]", "off by", "staged [s]", "cannot tell, because"]
-    bench.sheet("Saved against direct", columns, rows)
-
-
 def verdicts(bench: Bench, chosen: Sequence[patterns.Pattern]) -> list[Figure]:
     """A source that is slow for a second at times is never called free of contention, a steady one never contended."""
     made: list[Figure] = []
@@ -279,18 +231,15 @@ def pattern_table(bench: Bench, chosen: Sequence[patterns.Pattern]) -> None:
 
 def computing(bench: Bench, chosen: Sequence[cells.Cell]) -> list[Figure]:
     """Where the record tells computing from waiting, it is what the program computed, but for start and end."""
+    if not chosen:
+        return []
     off = [
         abs(split["compute_s"] - cell.compute_s) / split["wall_s"]
         for cell in chosen
-        if cell.way not in NOT_TOLD
-        for split in (s["split"] for s in bench.select(cell.name, WITH))
+        for split in (s["split"] for s in bench.select(cell.name, "runtime"))
         if split["compute_s"] is not None
     ]
-    return (
-        [at_most("time split: compute off by, of the wall time", max(off, default=None), MOST_SPLIT_ERROR)]
-        if chosen
-        else []
-    )
+    return [at_most("time split: compute off by, of the wall time", max(off, default=None), MOST_SPLIT_ERROR)]
 
 
 def figures(bench: Bench, chosen: Sequence[Schedule], modes: Sequence[str]) -> list[Figure]:
@@ -356,29 +305,25 @@ def tables(bench: Bench, chosen: Sequence[Schedule], modes: Sequence[str]) -> No
     counts: list[Row] = []
     for mode in modes:
         for s in bench.select("counters", mode)[:1]:
-            counts += [[f"{mode}, {key}", *s[key]] for key in ("bytes", "opens", "operations", "look-ups", "requests")]
-    note = "not compared: look-ups, of which the kernel makes its own at opens, and requests, as it splits what is read"
-    bench.sheet("Counters", ["", "reported", "emulator"], counts, note)
+            counts += [[f"{mode}, {key}", *s[key]] for key in ("bytes", "opens", "operations")]
+    bench.sheet("Counters", ["", "reported", "emulator"], counts)
 
 
 def main() -> int:
     """Measures, prints, checks."""
     made = parser(__doc__)
     made.add_argument("--load", choices=("real", "virtual"), default="real", help="who makes the competing load")
-    made.add_argument("--keep", type=Path, metavar="DIR", help="keep the parts of the records there")
     given = made.parse_args()
     options = options_of(given)
     bench = Bench("truth", options, {"load": given.load, "bandwidth": BANDWIDTH})
     chosen = [s for s in (QUICK if options.quick else FULL) if options.wants(s.name)]
     modes = COUNTED if options.wants("counters") else ()
-    estimated = [c for c in (cells.QUICK if options.quick else cells.CELLS) if options.wants(c.name)]
+    split = [c for c in (cells.QUICK if options.quick else cells.CELLS) if options.wants(c.name)]
     played = [p for p in patterns.PATTERNS if options.wants(_name(p)) and not options.quick]
     with place(options) as where:
         runs = Runs(where, options, given.load)
-        beside = cells.Runs(where, given.keep)
-        for cell in estimated:
-            arms = {WITHOUT: lambda c=cell: beside.direct(c), WITH: lambda c=cell: beside.staged(c)}
-            bench.measure(cell.name, arms, options.rounds(1))
+        for cell in split:
+            bench.measure(cell.name, {"runtime": lambda c=cell: cells.staged(where, c)}, options.rounds(1))  # type: ignore[misc]
         if modes:
             bench.measure("counters", {m: lambda m=m: runs.counted(m) for m in modes}, options.rounds(3))  # type: ignore[misc]
         for pattern in played:
@@ -386,10 +331,8 @@ def main() -> int:
         for schedule in chosen:
             bench.measure(schedule.name, {"runtime": lambda s=schedule: runs.schedule(s)}, options.rounds(3))  # type: ignore[misc]
     tables(bench, chosen, modes)
-    estimate_table(bench, estimated)
     pattern_table(bench, played)
-    asked = [*figures(bench, chosen, modes), *estimates(bench, estimated), *computing(bench, estimated)]
-    return bench.finish([*asked, *verdicts(bench, played)])
+    return bench.finish([*figures(bench, chosen, modes), *computing(bench, split), *verdicts(bench, played)])
 
 
 if __name__ == "__main__":

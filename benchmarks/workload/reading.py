@@ -1,16 +1,14 @@
-"""A program that reads files in one of many ways and computes in between; it knows nothing of hpcstage.
+"""A program that reads files once, in one of several ways, and computes in between; it knows nothing of hpcstage.
 
-    python reading.py WAY LIST FILES EPOCHS COMPUTE_S
+    python reading.py WAY LIST COMPUTE_S
 
-COMPUTE_S: what an accelerator computes in all, waited for in equal parts; in the ways that read pieces, and in `whole`,
-what the processor computes.
+COMPUTE_S: what an accelerator computes in all, waited for in equal parts.
 """
 
 from __future__ import annotations
 
 import mmap
 import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -61,13 +59,6 @@ def phases(paths: list[str], compute_s: float) -> None:
             time.sleep(compute_s * len(batch))
 
 
-def stream(paths: list[str], compute_s: float) -> None:
-    """Threads read ahead while the program computes."""
-    with ThreadPoolExecutor(THREADS) as pool:
-        for _ in pool.map(read, paths):
-            time.sleep(compute_s)
-
-
 def _read_and_compute(job: tuple[list[str], float]) -> None:
     plain(*job)
 
@@ -87,33 +78,6 @@ def chunks(paths: list[str], compute_s: float) -> None:
         with open(path, "rb", buffering=0) as file:
             while file.read(CHUNK_BYTES):
                 time.sleep(compute_s)
-
-
-def compute(seconds: float) -> None:
-    """The processor computes for a while."""
-    end_s = time.process_time() + seconds
-    while time.process_time() < end_s:
-        pass
-
-
-def pieces(size_bytes: int) -> Callable[[list[str], float], None]:
-    """Files in pieces of `size_bytes`, each computed on before the next is read."""
-
-    def go(paths: list[str], compute_s: float) -> None:
-        for path in paths:
-            with open(path, "rb", buffering=0) as file:
-                count = -(-os.fstat(file.fileno()).st_size // size_bytes)
-                while file.read(size_bytes):
-                    compute(compute_s / count)
-
-    return go
-
-
-def whole(paths: list[str], compute_s: float) -> None:
-    """Files at once, each computed on before the next is opened."""
-    for path in paths:
-        read(path)
-        compute(compute_s)
 
 
 def loader(workers: int) -> Callable[[list[str], float], None]:
@@ -141,23 +105,18 @@ WAYS = {
     "loop": plain,
     "mmap": mapped,
     "phases": phases,
-    "stream": stream,
     "processes": processes,
     "large": chunks,
-    "pieces of 8 kB": pieces(8 << 10),
-    "pieces of 64 kB": pieces(64 << 10),
-    "whole": whole,
-    **{f"loader {workers}": loader(workers) for workers in (0, 2, 8)},
+    **{f"loader {workers}": loader(workers) for workers in (0, 2)},
 }
 
 
 def main() -> None:
     """As the command line says."""
-    way, listed, files, epochs, compute_s = sys.argv[1:]
-    paths = Path(listed).read_text(encoding="utf-8").splitlines()[: int(files)]
+    way, listed, compute_s = sys.argv[1:]
+    paths = Path(listed).read_text(encoding="utf-8").splitlines()
     items = sum(Path(path).stat().st_size for path in paths) / CHUNK_BYTES if way == "large" else len(paths)
-    for _ in range(int(epochs)):
-        WAYS[way](paths, float(compute_s) / items / int(epochs))
+    WAYS[way](paths, float(compute_s) / items)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 
-@click.command("report", short_help="Show what a run did, and what staging was worth.")
+@click.command("report", short_help="Show what a run did.")
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
 @click.option("--nodes", is_flag=True, help="Print one line for each node of the job, failed and slow ones first.")
@@ -26,7 +26,7 @@ def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
     The last line names the page that explains every word and figure. Exit code 0: shown; 1: no such run; 2: bad usage.
     """
     from hpcstage import inherited
-    from hpcstage.record import files, lookup
+    from hpcstage.record import files, index, lookup
     from hpcstage.report.canvas import Canvas
     from hpcstage.report.terminal.page import render
 
@@ -35,5 +35,6 @@ def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
     if as_json:
         click.echo(json.dumps(files.load_run_plain(path), indent=1))
         return 0
-    click.echo(render(files.load_run(path), Canvas.of_stdout(no_color=no_color), every_node=nodes), color=True)
+    record, canvas = files.load_run(path), Canvas.of_stdout(no_color=no_color)
+    click.echo(render(record, canvas, index.earlier(record), every_node=nodes), color=True)
     return 0

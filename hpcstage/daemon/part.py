@@ -7,7 +7,6 @@ from collections.abc import Collection
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from hpcstage.daemon.copying.alone import Reopened
 from hpcstage.daemon.copying.copies import DatasetFacts
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.queue.states import FileState
@@ -15,7 +14,6 @@ from hpcstage.daemon.queue.useful import Unserved
 from hpcstage.daemon.reading.scanning import Prepared, Scanned
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
-from hpcstage.job.disks import available_bytes, window_bytes
 from hpcstage.plan.budget import more_space
 from hpcstage.plan.types import Budget
 from hpcstage.problem import Problem
@@ -39,7 +37,6 @@ class Findings(Service):
         self._engine = engine
         self._limit = limit
         self._unserved = unserved
-        self._reopened = Reopened(base.helpers)
         self._staged_at: float | None = None
         """The time at which all was staged that comes without a want."""
 
@@ -48,11 +45,6 @@ class Findings(Service):
         states = self._engine.queue.states
         if not states.closed and not states.count(FileState.REFUSED):
             self._staged_at = self._staged_at or self._engine.copies.last_stored or time.monotonic()
-
-    def look(self, now: float) -> None:
-        """Measures, once all is staged, what opens take when no copier is at work."""
-        manifest = self._engine.manifest
-        self._reopened.look(now, self._engine.alone, lambda ids: [manifest.source_path(id_) for id_ in ids])
 
     def record(self, part: NodePart) -> NodePart:
         """Says what was found and copied on this node, and what went wrong."""
@@ -65,10 +57,8 @@ class Findings(Service):
             mode_why=prepared.mode_why,
             datasets=[_staged(*both) for both in zip(part.datasets, engine.copies.by_dataset, strict=True)],
             staged_s=None if self._staged_at is None else round(self._staged_at - self._base.started, 6),
-            totals=_copied(part.totals, engine, self._reopened),
-            alone=replace(self._reopened.record(engine.alone.record()), window_bytes=_window_bytes(engine)),
+            totals=_copied(part.totals, engine),
             budget=_used(engine, self._limit),
-            memory_bytes=available_bytes(),
             errors=tuple(engine.failures.kinds.values()),
             hist_open=hist_open,
             hist_read=hist_read,
@@ -79,11 +69,6 @@ class Findings(Service):
         found = problems(self._engine, self._limit, self._unserved, host)
         # Where the store was closed, its own problem tells why nothing more was staged.
         return [one for one in found if one.id != "local-failed"] if self._base.page.is_closed else found
-
-
-def _window_bytes(engine: Engine) -> int | None:
-    ids = engine.alone.ids
-    return window_bytes(engine.manifest.devices[ids[0]]) if ids else None
 
 
 def _used(engine: Engine, limit: Budget) -> BudgetPart:
@@ -118,21 +103,19 @@ def _staged(dataset: DatasetPart, facts: DatasetFacts) -> DatasetPart:
     )
 
 
-def _copied(totals: NodeTotals, engine: Engine, reopened: Reopened) -> NodeTotals:
+def _copied(totals: NodeTotals, engine: Engine) -> NodeTotals:
     copied, states = engine.pool.stats.totals(), engine.queue.states
     return replace(
         totals,
         source_bytes=copied.bytes,
         source_files=copied.files,
         source_opens=copied.opens,
-        source_reads=copied.reads,
         failed=states.count(FileState.FAILED),
         void=states.count(FileState.VOID),
         refused=states.count(FileState.REFUSED),
         divided_files=len(engine.queue.divided.ids) or None,
         divided_bytes=engine.divided_bytes if engine.queue.divided.ids else None,
         copy_busy_s=round(engine.busy.busy_s, 6),
-        measuring_opens=reopened.files or 0,
     )
 
 

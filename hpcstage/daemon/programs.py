@@ -20,7 +20,7 @@ from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.process.slots import LetGo, SlotReuse
 from hpcstage.daemon.process.wrappers import Wrappers
 from hpcstage.daemon.service import Request, Service
-from hpcstage.protocol.shim import END, Answer, Kind, Layer
+from hpcstage.protocol.shim import Answer, Kind, Layer
 from hpcstage.record.parts.rows import ProcessPart
 
 if TYPE_CHECKING:
@@ -68,8 +68,6 @@ class Programs(Service):
         if kind is Kind.ATTACH:
             self._wrappers.attach(token, int.from_bytes(payload[:4], "little"))
             return Reply(Answer.DONE, keep=True)
-        if len(payload) >= END.size:
-            self.accounts.ended(END.unpack_from(payload)[1])
         if not self._wrappers.end(token):
             return Reply(Answer.OTHERS)
         self._on_end(token)
@@ -100,8 +98,7 @@ class Programs(Service):
         process.counters |= self._looks.of(process.pid)
         self._looks.forget(process.pid)
         self._unattached.attached(process.pid)
-        if not self._retired.tells_apart(process):
-            self.accounts.retired(process)
+        self.accounts.told([process])
         self._retired.add(process)
 
     def record(self, part: NodePart) -> NodePart:
@@ -109,11 +106,11 @@ class Programs(Service):
         processes = self._page.attached.processes()
         for process in processes:
             process.counters |= self._looks.of(process.pid)
+        self.accounts.told(processes)
         processes += self._retired.rows()
         return replace(
             part,
             processes=processes,
-            accounts=self.accounts.sums(processes, self._unattached.number(self._page.attached.pids())),
             missed_processes=self._unattached.listed(),
             missed_count=len(self._unattached),
         )

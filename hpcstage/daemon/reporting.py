@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcstage.daemon.process.proc import pressure
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
 from hpcstage.daemon.telemetry import Snapshot, Telemetry
@@ -37,7 +36,6 @@ class Reporter(Service):
         self._services = services
         self._telemetry = Telemetry(snapshot, base.started)
         self._started_unix_s = time.time() - (time.monotonic() - base.started)
-        self._pressure = pressure()
         self._next = base.started + FIRST_S
         self._failed: set[type[Service]] = set()
         """The services whose share of the part could not be made, which is logged once for each."""
@@ -87,7 +85,6 @@ class Reporter(Service):
         from hpcstage.record.parts.part import DatasetPart, NodePart, NodeTotals
 
         base, spec = self._base, self._base.spec
-        since = pressure()
         return NodePart(
             host=spec.host,
             mode=spec.mode if spec.mode != "auto" else "runtime",
@@ -102,7 +99,6 @@ class Reporter(Service):
             ],
             totals=NodeTotals(want_ready=base.answers.want_ready, want_direct=base.answers.want_direct),
             samples=self._telemetry.samples,
-            pressure={name: round(since[name] - was, 6) for name, was in self._pressure.items() if name in since},
             problems=list(base.problems),
             node_index=spec.node_index,
             node_count=spec.node_count,

@@ -159,8 +159,6 @@ class Staging(Phase):
         if now >= self._next_look:
             self._look(now)
             self._next_look = now + (LEAST_SPRINT_S if self.engine.queue.large.is_sprinting else LOOK_EVERY_S)
-        if self.state is State.SETTLED and self.base.spec.node_index == 0:
-            self._findings.look(now)
 
     def _pump(self, now: float) -> None:
         """Fills the copiers, answers wants that have waited long enough, and notices when everything is settled."""
@@ -208,7 +206,6 @@ class Staging(Phase):
             None if deadline is None else deadline - now,
             self.peers.wake_after(now),
             self.engine.queue.source.wake_after(now),
-            self.engine.alone.wake_after(now),
         )
         return max(0.0, min(wait_s for wait_s in waits if wait_s is not None))
 
@@ -239,17 +236,8 @@ class Staging(Phase):
 
     def snapshot(self, now: float, sums: list[int]) -> Snapshot:
         """See Phase."""
-        engine, counts = self.engine, self.peers.arrivals.counts
-        engine.advance(now)
-        return Snapshot(
-            engine.pool.stats.totals(),
-            sums,
-            replace(engine.busy),
-            queued_files=engine.queue.states.waiting,
-            store_bytes=engine.copies.size_bytes,
-            peer_bytes=counts.peer_bytes,
-            sent_bytes=counts.sent_bytes,
-        )
+        self.engine.advance(now)
+        return Snapshot(self.engine.pool.stats.totals(), sums, replace(self.engine.busy))
 
     def status(self) -> str:
         """See Phase."""

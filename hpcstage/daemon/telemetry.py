@@ -34,10 +34,6 @@ class Snapshot:
     totals: Totals
     sums: list[int]
     busy: Busy
-    queued_files: int = 0
-    store_bytes: int = 0
-    peer_bytes: int = 0
-    sent_bytes: int = 0
 
 
 class Telemetry:
@@ -77,8 +73,8 @@ class Telemetry:
 def _sample(last: Snapshot, now: Snapshot, start_s: float, length_s: float) -> Sample:
     old, new = last.totals, now.totals
 
-    def shim(*counters: Counter) -> int:
-        return sum(now.sums[c] - last.sums[c] for c in counters)
+    def shim(counter: Counter) -> int:
+        return now.sums[counter] - last.sums[counter]
 
     sample = Sample(
         start_s=start_s,
@@ -94,15 +90,8 @@ def _sample(last: Snapshot, now: Snapshot, start_s: float, length_s: float) -> S
         shim_bytes=shim(Counter.SOURCE_READ_BYTES),
         shim_reads=shim(Counter.SOURCE_READS),
         shim_read_ns=shim(Counter.SOURCE_READ_NS),
-        hit_opens=shim(Counter.HIT_OPENS),
-        wants=shim(Counter.WANTS),
-        want_ns=shim(Counter.WANT_NS),
-        queued_files=now.queued_files,
-        store_bytes=now.store_bytes,
         blocked_ns=shim(Counter.BLOCKED_NS),
         blocked_source_ns=shim(Counter.BLOCKED_SOURCE_NS),
-        peer_bytes=now.peer_bytes - last.peer_bytes,
-        sent_bytes=now.sent_bytes - last.sent_bytes,
         loader_wait_ns=shim(Counter.LOADER_WAIT_NS),
     )
     held_back_s = now.busy.limited_s - last.busy.limited_s

@@ -6,9 +6,7 @@ nor a command.
 
 from __future__ import annotations
 
-import functools
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +15,6 @@ _NETWORK = frozenset({
     "lustre", "gpfs", "mmfs", "nfs", "nfs4", "beegfs", "beegfs_nodev", "ceph", "cifs", "smb3", "smbfs", "afs", "9p",
     "panfs", "pvfs2", "orangefs", "gfs2", "ocfs2", "glusterfs", "wekafs", "quobyte", "virtiofs", "dvs", "llite",
 })  # fmt: skip
-_KERNEL_READS_AHEAD = frozenset({"fuse", "nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "ext4", "xfs"})
 _MEMORY = frozenset({"tmpfs", "ramfs"})
 _ESCAPES = {b"\\040": b" ", b"\\011": b"\t", b"\\012": b"\n", b"\\134": b"\\"}
 
@@ -92,7 +89,7 @@ class Machine:
 
     def memory_left(self) -> int | None:
         """Returns the lower of what the node has available and what the job's control group leaves."""
-        found = [n for n in (available_bytes(), *_group_left()) if n is not None]
+        found = [n for n in (_available_bytes(), *_group_left()) if n is not None]
         return max(min(found), 0) if found else None
 
 
@@ -124,28 +121,7 @@ def mount_kind(mountinfo: bytes, path: bytes) -> str | None:
     return kind
 
 
-@functools.lru_cache
-def window_bytes(device: int) -> int | None:
-    """Returns the largest window that the kernel reads ahead of a program on a device; None where it does not tell, or
-    the file system reads ahead by itself (Lustre, GPFS)."""
-    number = f"{os.major(device)}:{os.minor(device)}"
-    with suppress(OSError, ValueError):
-        mounts = Path("/proc/self/mountinfo").read_bytes()
-        if device_kind(mounts, number.encode()) in _KERNEL_READS_AHEAD:
-            return int(Path(f"/sys/class/bdi/{number}/read_ahead_kb").read_bytes()) * 1024 or None
-    return None
-
-
-def device_kind(mountinfo: bytes, number: bytes) -> str | None:
-    """Returns the type of the file system on a device, `major:minor`, without the name that FUSE adds to it."""
-    for line in mountinfo.splitlines():
-        head, _, tail = line.partition(b" - ")
-        if head.split(b" ")[2:3] == [number] and tail:
-            return tail.split(b" ", 1)[0].split(b".", 1)[0].decode("ascii", "replace")
-    return None
-
-
-def available_bytes() -> int | None:
+def _available_bytes() -> int | None:
     """Returns the bytes of the node's memory that programs may use, the page cache's part included; None if unknown."""
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():

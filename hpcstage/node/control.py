@@ -81,11 +81,10 @@ class DaemonControl:
             return 0
         return shim.REPLY.unpack(reply)[1] if len(reply) == shim.REPLY.size else 0
 
-    def tell_end(self, status: int, read_bytes: int | None = None) -> None:
-        """Tells the daemon that the command ended and what it read, if it ran. Does not wait."""
-        payload = status.to_bytes(4, "little", signed=True) if read_bytes is None else shim.END.pack(status, read_bytes)
+    def tell_end(self) -> None:
+        """Tells the daemon that the command ended. Does not wait."""
         with contextlib.suppress(OSError):
-            self._send(shim.Kind.END, payload)
+            self._send(shim.Kind.END, b"")
 
     def await_end(self, timeout_s: float) -> bool | None:
         """Waits, after `tell_end`, for the answer. Returns True if this wrapper was the last, so that the node's part

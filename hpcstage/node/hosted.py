@@ -86,9 +86,8 @@ class Hosted:
         self._control.ask_drained(is_orderly=True)
 
     def tell_end(self) -> None:
-        """Tells the daemon that the run is over. Does not wait. What the processes of a virtual node read is in the
-        counter of the wrapper's command, of which they are."""
-        self._control.tell_end(0, 0 if self._lead.virtual else None)
+        """Tells the daemon that the run is over. Does not wait."""
+        self._control.tell_end()
 
     def ended(self, timeout_s: float) -> bool:
         """Returns, after `tell_end`, whether the part of the record is written or never will be."""

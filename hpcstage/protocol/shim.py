@@ -44,9 +44,8 @@ class Kind(IntEnum):
     """A wrapper attached. Payload: u32 pid of its child, or 0. The connection stays open; reply DONE at once. May be
     sent again on the same connection when the child's pid is known (pid 0 before: upfront mode)."""
     END = 7
-    """On an ATTACH connection: the child has ended. Payload: i32 exit status as of waitpid, and u64 bytes that it and
-    all its reaped descendants read (READ_UNKNOWN: not known; left out: there was no child). Reply: LAST or OTHERS,
-    after the daemon stopped copying and wrote its part of the record (LAST) or at once (OTHERS)."""
+    """On an ATTACH connection: the child has ended. No payload. Reply: LAST or OTHERS, after the daemon stopped copying
+    and wrote its part of the record (LAST) or at once (OTHERS)."""
     STAGED = 8
     """On an ATTACH connection: answered (DONE) when nothing is left to be copied or nothing more can be (upfront)."""
     EPOCH = 9
@@ -71,8 +70,6 @@ LANDED = struct.Struct("<QQ")
 EARLY_FILE = "early"
 """A file in the node directory: LANDED of each file outside of the datasets that was opened for writing before STAGING.
 The daemon reads it after it has set that state; a process that wrote to it looks at the state once more."""
-END = struct.Struct("<iQ")
-READ_UNKNOWN = (1 << 64) - 1
 SAMPLER_ORDER = b"epoch-"
 EARLY_ORDER = b"early-"
 EPOCH = struct.Struct("<IIHHI")
@@ -243,8 +240,6 @@ class Counter(IntEnum):
     LOCAL_READ_NS = 17
     FAILED_OPENS = 18
     """Opens below a dataset that failed at the source too (ENOENT and the like): the program got the source's error."""
-    FIRST_NS = 19
-    """Monotonic ns at the begin of the first call on a dataset's file (see BLOCKED_NS)."""
     LOADER_STEPS = 20
     """Batches that PyTorch's loader handed out in this process."""
     LOADER_WAIT_NS = 21
@@ -282,20 +277,10 @@ class Counter(IntEnum):
     """How often a staged copy was mapped into memory."""
     LAST_NS = 38
     """Monotonic ns at the end of the last call on a dataset's file (see BLOCKED_NS)."""
-    CPU_NS = 39
-    """Processor time that the process had used at an orderly exit."""
     ARRIVED_READ_BYTES = 52
     """The bytes of LOCAL_READ_BYTES that were read from files on their way (see `protocol.arriving`)."""
-    QUEUED_NS = 55
-    """The ns that the main thread had waited for a processor at an orderly exit, where the kernel tells."""
     SHARERS = 56
     """The number of processes that share slot 0, in slot 0."""
-    WITHIN_NS = 57
-    """Time between a read of an open file and the next one of the same, with none of another file in between: what the
-    process does meanwhile it does while the kernel reads ahead."""
-    JUMPS = 58
-    """Reads of an open file that began elsewhere than where the read before them ended, which was of the same file: the
-    kernel has not read ahead for them. Those of stdio (fread) are not seen."""
     OWN_READ_BYTES = 59
     """Bytes that the process had read itself, from files of any kind, at an orderly exit; those of its main thread
     alone where it has reaped children. 0 where the kernel does not tell."""

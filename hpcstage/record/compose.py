@@ -17,7 +17,6 @@ from hpcstage.record import jsonform
 from hpcstage.record.figures.contention import contention_of
 from hpcstage.record.figures.counts import added, summed
 from hpcstage.record.figures.digest import Digest, JobFigures, digest_of, settled, window_of
-from hpcstage.record.figures.savings import savings_of
 from hpcstage.record.figures.series import Together, series_of
 from hpcstage.record.figures.timesplit import time_split
 from hpcstage.record.figures.waits import split_of
@@ -56,11 +55,9 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
     told = [node for node in nodes if node.speaks] or nodes
     split = time_split(run, window, told)
     figures = JobFigures(
-        mode=told[0].part.mode if told else None,
         datasets=_datasets(told),
         totals=summed([(node.part, node.totals) for node in told]),
         time_split=replace(split, unmeasured=(NOT_ENDED,)) if running and not ended(run) else split,
-        coverage=added([node.coverage for node in told], [node.part.accounts for node in told]),
         contention=contention,
     )
     known = [node.part for node in nodes]
@@ -78,10 +75,9 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         group=group_of(nodes, silent, total, figures),
         totals=figures.totals,
         time_split=figures.time_split,
-        coverage=figures.coverage,
+        coverage=added([node.coverage for node in told]),
         contention=figures.contention,
         order=_order(told),
-        savings=savings_of(run, told, figures),
         forecast=next((node.part.forecast for node in told if node.part.forecast is not None), None),
         series=_series(told, alone, together),
         notes=(),
@@ -166,7 +162,6 @@ def _state(run: RunPart, running: Life | None) -> RunState:
 
 def _environment(run: RunPart) -> EnvironmentSection:
     return EnvironmentSection(
-        version=run.version,
         python=run.python,
         kernel=run.kernel,
         scheduler=run.scheduler,

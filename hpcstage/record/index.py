@@ -13,7 +13,7 @@ import os
 import pwd
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,18 @@ class IndexLine:
     started_utc: str
     exit_code: int | None = None
     mode: str | None = None
+    nodes: int = 1
+    total_s: float | None = None
+    """The seconds of the command, and of the staging before it."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """How long successful runs of a command took in one mode."""
+
+    mode: str
+    runs: int
+    median_s: float
 
 
 def state_dir(env: Mapping[str, str]) -> Path:
@@ -73,9 +85,14 @@ def begin(part: RunPart, run_dir: Path, env: Mapping[str, str] = os.environ) -> 
 
 def add(record: Record, run_dir: Path, env: Mapping[str, str] = os.environ) -> None:
     """Appends a run that has ended. Never fails."""
-    run, roots = record.run, [dataset.root for dataset in record.datasets]
-    path = os.path.abspath(run_dir)
-    _append(IndexLine(run.id, path, run.command, run.cwd, roots, run.started_utc, run.exit_code, run.mode), env)
+    run, path = record.run, os.path.abspath(run_dir)
+    began = IndexLine(run.id, path, run.command, run.cwd, _roots(record), run.started_utc)
+    nodes, total_s = len(record.environment.nodes), record.time_split.total_s
+    _append(replace(began, exit_code=run.exit_code, mode=run.mode, nodes=nodes, total_s=total_s), env)
+
+
+def _roots(record: Record) -> list[str]:
+    return [dataset.root for dataset in record.datasets]
 
 
 def last(env: Mapping[str, str] = os.environ) -> Path | None:
@@ -91,12 +108,30 @@ def known(env: Mapping[str, str] = os.environ) -> Iterator[Path]:
 def find(command: Sequence[str] | None, roots: Sequence[str], env: Mapping[str, str] = os.environ) -> Path | None:
     """Returns the run directory of the last successful run of this command (None: any) on these datasets."""
     for line in _newest(env):
-        if command is not None and line.get("command") != list(command):
-            continue
-        fits = sorted(line.get("roots") or []) == sorted(roots) and line.get("exit_code") == 0
-        if fits and (path := Path(line["run_dir"])).is_dir():
+        if _fits(line, command, roots) and (path := Path(line["run_dir"])).is_dir():
             return path
     return None
+
+
+def earlier(record: Record, env: Mapping[str, str] = os.environ) -> list[Earlier]:
+    """Returns by mode how long the successful runs before this one took, of its command on its datasets and on as many
+    nodes."""
+    from statistics import median
+
+    run, nodes, took_s = record.run, len(record.environment.nodes), dict[str, list[float]]()
+    for line in _newest(env):
+        mode, total_s = line.get("mode"), line.get("total_s")
+        is_like = _fits(line, run.command, _roots(record)) and line.get("nodes") == nodes
+        is_before = str(line.get("started_utc")) < run.started_utc
+        if is_like and is_before and isinstance(mode, str) and isinstance(total_s, (int, float)):
+            took_s.setdefault(mode, []).append(total_s)
+    return [Earlier(mode, len(values), median(values)) for mode, values in sorted(took_s.items())]
+
+
+def _fits(line: dict[str, Any], command: Sequence[str] | None, roots: Sequence[str]) -> bool:
+    """Returns whether a line is of a successful run of this command (None: any) on these datasets."""
+    is_of = command is None or line.get("command") == list(command)
+    return is_of and sorted(line.get("roots") or []) == sorted(roots) and line.get("exit_code") == 0
 
 
 def _append(line: IndexLine, env: Mapping[str, str]) -> None:

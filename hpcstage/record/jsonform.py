@@ -23,10 +23,6 @@ LEFT_OUT_IF_NONE = {"in JSON": "left out where None"}
 """The metadata of a field whose key is left out where its value is None."""
 EMPTY_IF_NONE = {"in JSON": "empty where None"}
 """The metadata of a field whose value None is the empty object in JSON."""
-REQUIRED_KEY = {"in schema": "required"}
-"""The metadata of a field whose key is always written, though it has a default for data that lack it."""
-DEFAULT_IF_DAMAGED = {"when damaged": "default"}
-"""The metadata of a field that gets its default where its value has another form, so that the rest is read."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +94,7 @@ def _readers(form: Any) -> Sequence[tuple[str, Callable[[Any], Any], Any]]:  # n
         absent: Any = part.default if part.default_factory is MISSING else part.default_factory
         if absent is MISSING and NoneType in get_args(hints[part.name]):
             absent = None
-        found.append(
-            (part.name, partial(_unless_damaged, member, absent) if _has(part, DEFAULT_IF_DAMAGED) else member, absent)
-        )
+        found.append((part.name, member, absent))
     return found
 
 
@@ -108,19 +102,8 @@ def _has(part: Field[Any], metadata: Mapping[str, str]) -> bool:
     return metadata.items() <= part.metadata.items()
 
 
-def _is_required(part: Field[Any]) -> bool:
-    return (part.default is MISSING and part.default_factory is MISSING) or _has(part, REQUIRED_KEY)
-
-
 def _or_empty(member: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401
     return None if value == {} else member(value)
-
-
-def _unless_damaged(member: Callable[[Any], Any], absent: Any, value: Any) -> Any:  # noqa: ANN401
-    try:
-        return member(value)
-    except (ValueError, TypeError, AttributeError, LookupError):
-        return absent() if callable(absent) else absent
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:  # noqa: ANN401  any annotation
@@ -174,7 +157,7 @@ def schema(form: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(form, include_extras=True)
     about = _documented(form.__module__).get(form.__name__, {})
     found: dict[str, Any] = {"type": "object"}
-    required = [part.name for part in fields(form) if _is_required(part)]
+    required = [one.name for one in fields(form) if one.default is MISSING and one.default_factory is MISSING]
     properties = {}
     for part in fields(form):
         described = dict(_described(hints[part.name]))

@@ -31,9 +31,9 @@ LOCAL_WAITS_SHARE = 0.02
 """A slow local disk does no harm if the program waited for it for less than this share of the wall time."""
 MOST_COMPARED = 64
 """In a job with more nodes than this the median includes the node itself, as one value hardly changes it."""
-PASSED_ON = ("complete", "scan_s", "placement", "placement_why", "totals", "budget", "pressure")
+PASSED_ON = ("complete", "scan_s", "placement", "placement_why", "totals", "budget")
 """The fields of a node's row that are those of its part."""
-MOVED = ("source_bytes", "peer_bytes", "sent_bytes", "local_bytes", "direct_bytes", "copied_files", "peer_files")
+MOVED = ("source_bytes", "peer_bytes", "sent_bytes", "local_bytes")
 """Those that are totals of the node."""
 Values = Sequence[float | None]
 
@@ -55,7 +55,6 @@ def _row(node: Digest, slow: Sequence[str], behind_s: float | None) -> NodeRow:
         why=node.why,
         slow=tuple(slow),
         behind_s=behind_s,
-        started_s=node.shift_s,
         clock_moved_s=node.clock_moved_s,
         ended_s=None if part.ended_s is None else part.ended_s + node.shift_s,
         staged_s=None if part.staged_s is None else part.staged_s + node.shift_s,
@@ -73,9 +72,7 @@ def _row(node: Digest, slow: Sequence[str], behind_s: float | None) -> NodeRow:
     return replace(
         row,
         staged_files=sum(dataset.staged_files for dataset in part.datasets),
-        staged_bytes=sum(dataset.staged_bytes for dataset in part.datasets),
         opens=node.coverage.opens,
-        swapped=node.coverage.swapped,
         **{name: getattr(node.totals, name) for name in MOVED},
     )
 
@@ -90,7 +87,6 @@ def _unheard(run: RunPart, name: str) -> NodeRow:
         state=Presence.MISSING,
         why=unheard_why(run, name),
         complete=False,
-        started_s=None,
         ended_s=None,
         scan_s=None,
         staged_s=None,

@@ -3,9 +3,7 @@
     python -m hpcstage.record.schema > hpcstage/record/schema.json
 
 This module owns the names, the types and the meaning of the record's keys: docstrings of classes and attributes are the
-schema's descriptions. A key that a record of an earlier version may lack has a default, as has one
-without which the rest of a record still says something (`REQUIRED_KEY`). `jsonform` says how objects
-become JSON, and `record.compose` fills them.
+schema's descriptions. `jsonform` says how objects become JSON, and `record.compose` fills them.
 """
 
 from __future__ import annotations
@@ -19,9 +17,7 @@ from typing import Annotated, Any, Literal
 from hpcstage.problem import Problem
 from hpcstage.record import jsonform
 from hpcstage.record.jsonform import (
-    DEFAULT_IF_DAMAGED,
     EMPTY_IF_NONE,
-    REQUIRED_KEY,
     Count,
     NotNegative,
     NumberLimits,
@@ -43,13 +39,13 @@ from hpcstage.record.parts.part import (
 )
 from hpcstage.record.parts.roster import Presence
 
-VERSION = "1.2"
+VERSION = "1.0"
 TITLE = "The record of a run of hpcstage"
 Mode = Annotated[str, NumberLimits(enum=("runtime", "upfront", "direct"))]
 Placement = Annotated[str, NumberLimits(enum=("private", "replicate", "partition"))]
 MeasuredOn = Literal["copies", "reads"]
 RunState = Literal["ended", "running", "unclear", "lost", "aside", "not started"]
-Column = tuple[float | None, ...]
+Column = tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +54,7 @@ class RunSection:
 
     id: str
     command: tuple[str, ...]
-    cwd: str = field(default="", metadata=REQUIRED_KEY)
+    cwd: str
     run_dir: str | None
     host: str
     mode: Mode | None
@@ -69,7 +65,7 @@ class RunSection:
     moment ago; lost: hpcstage stopped before it; aside: nothing could be staged, the command ran without hpcstage; not
     started: the command did not start."""
     started_utc: str
-    started_unix_s: float | None = field(default=None, metadata=REQUIRED_KEY)
+    started_unix_s: float | None
     child_started_s: Seconds | None
     child_ended_s: Seconds | None
     ended_s: Seconds | None
@@ -92,10 +88,9 @@ class RunSection:
 class EnvironmentSection:
     """Where the run took place."""
 
-    version: str = field(default="", metadata=REQUIRED_KEY)
     python: str = ""
     kernel: str = ""
-    scheduler: str = field(default="", metadata=REQUIRED_KEY)
+    scheduler: str
     job_id: str | None
     nodes: tuple[str, ...]
     local_dir: str | None
@@ -134,7 +129,6 @@ class ProcessRow:
     opens: Count | None
     swapped: Count | None
     loader_steps: Count | None
-    loader_wait_s: Seconds | None
     loader_epochs: Count | None
     loader_workers: Count | None
 
@@ -157,7 +151,7 @@ class Waits:
 class NodeRow(Waits):
     """One node of the job."""
 
-    host: str = field(default="", metadata=REQUIRED_KEY)
+    host: str
     """The name of the node; with its index where several nodes share a host."""
     index: Count | None = None
     """The node's index in the job; node 0 scans."""
@@ -169,9 +163,7 @@ class NodeRow(Waits):
     """The figures in which it is slower than the median of the other nodes; empty with one node."""
     behind_s: float | None = None
     """The time that its program waited for files, less that of the other nodes' programs at the median."""
-    complete: bool | None = field(default=None, metadata=REQUIRED_KEY)
-    started_s: float | None
-    """When its daemon started, by the node's clock, less clock_moved_s."""
+    complete: bool | None
     clock_moved_s: float = 0.0
     """The seconds that were added to this node's times, as they lay outside of the run: its clock is wrong. Errors of
     less than 10 s are not seen."""
@@ -180,7 +172,6 @@ class NodeRow(Waits):
     staged_s: float | None
     staged_files: Count | None = None
     """Files in its store at the end, from wherever."""
-    staged_bytes: Count | None = None
     placement: Placement | None = None
     """The placement that it followed: private where it was not in the group."""
     placement_why: str = ""
@@ -193,27 +184,18 @@ class NodeRow(Waits):
     """Bytes sent to other nodes."""
     local_bytes: Count | None = None
     """Bytes read by its program from staged copies."""
-    direct_bytes: Count | None = None
-    """Bytes read by its program at the source."""
-    copied_files: Count | None = None
-    """Files read from the source by its copiers."""
-    peer_files: Count | None = None
-    """Files received from other nodes."""
     opens: Count | None = None
     """Opens by its program, below the datasets."""
-    swapped: Count | None = None
     wait_source_s: Seconds | None = None
     """The mean of its training processes: as in time_split, but of this node alone."""
     wait_local_s: Seconds | None = None
     relative_pace: NotNegative | None = None
     """Its speed of the source divided by the median of the other nodes' at the same moment; the median over the run."""
-    disk: DiskSpeed | None = field(default=None, metadata=EMPTY_IF_NONE | DEFAULT_IF_DAMAGED)
-    totals: NodeTotals = field(default_factory=NodeTotals, metadata=REQUIRED_KEY)
+    disk: DiskSpeed | None = field(default=None, metadata=EMPTY_IF_NONE)
+    totals: NodeTotals = field(default_factory=NodeTotals)
     budget: BudgetPart | None = field(default=None, metadata=EMPTY_IF_NONE)
-    pressure: dict[str, float] = field(default_factory=dict, metadata=REQUIRED_KEY)
-    """The kernel's pressure figures over the run, in seconds."""
-    errors: tuple[ErrorPart, ...] = field(default=(), metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
-    processes: tuple[ProcessRow, ...] = field(default=(), metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
+    errors: tuple[ErrorPart, ...] = ()
+    processes: tuple[ProcessRow, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,10 +240,6 @@ class RunTotals:
     source_ops: Count | None
     """Opens, listings and stats issued at the source."""
     source_opens: Count | None
-    measuring_opens: Count | None = None
-    """Files that the daemons opened once more, and did not read, to measure what an open costs. Counted in
-    source_opens, not in copied_opens."""
-    source_reads: Count | None
     peer_bytes: Count | None
     """Bytes of staged files that nodes received from other nodes, also from those of a training that they joined. Null:
     nodes did not share."""
@@ -270,10 +248,8 @@ class RunTotals:
     sent_bytes: Count | None = None
     """Bytes sent to other nodes of the job: peer_bytes without what came from another job, and what nodes that died had
     received."""
-    sent_files: Count | None = None
     local_bytes: Count | None
     """Bytes that the program read from staged copies."""
-    local_reads: Count | None
     moved_opens: Count | None = None
     """Open files of the source, counted in direct_opens, that went on with their copy once it was staged."""
     moved_bytes: Count | None = None
@@ -281,31 +257,16 @@ class RunTotals:
     wanted: Count | None
     """Opens that asked the daemon for a file that was not staged yet."""
     want_ready: Count | None
-    want_direct: Count | None
-    hit_opens: Count | None
-    """Opens that found their staged copy at once."""
-    ready_opens: Count | None
-    """Opens that got it after asking."""
-    failed: Count | None
-    void: Count | None
-    refused: Count | None
-    copy_busy_s: Seconds | None
-    """Time with a transfer in flight: of the node that had most, not the sum."""
     copied_bytes: Count | None
-    copied_files: Count | None
     copied_opens: Count | None
-    copied_reads: Count | None
     source_listings: Count | None
-    source_stats: Count | None
     direct_opens: Count | None
     """Opens of the program that went to the source, whatever the reason."""
-    direct_stats: Count | None
     direct_bytes: Count | None
-    direct_reads: Count | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slowest:
+class Slowest(Waits):
     """The node whose program waited longest, as a job goes on when its slowest process does. Null with one node."""
 
     host: str
@@ -333,8 +294,19 @@ class TimeSplit(Waits):
     before_s: Seconds | None
     """From the start of hpcstage to that of the command: the staging, in mode upfront."""
     slowest: Slowest | None = None
-    method: str = field(default="", metadata=REQUIRED_KEY)
+    method: str
     unmeasured: tuple[str, ...]
+
+    @property
+    def total_s(self) -> float | None:
+        """Returns the seconds of the command and of staging before it."""
+        return None if self.wall_s is None else self.wall_s + (self.before_s or 0.0)
+
+    @property
+    def headroom_s(self) -> float | None:
+        """Returns the seconds that faster reading could still save at most: the waits for data, with several nodes
+        those of the node that waited longest. None: not measured."""
+        return (self.slowest or self).waited_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,14 +317,6 @@ class LayerCoverage:
     opens: Count | None
     swapped: Count | None
     share: Share | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatCounts:
-    """Stats of files below the datasets, by where they were answered."""
-
-    local: Count
-    source: Count
 
 
 REQUIRED_REASONS = (
@@ -369,8 +333,6 @@ class Coverage:
     """Opens for reading of files below the datasets that succeeded."""
     swapped: Count | None
     """The opens that got the staged copy."""
-    failed_opens: Count | None
-    write_opens: Count | None
     dropped: Count | None
     processes_attached: Count | None
     processes_missed: Count | None
@@ -380,13 +342,7 @@ class Coverage:
     by_layer: dict[str, LayerCoverage]
     reasons: Annotated[dict[str, Count], NumberLimits(required=REQUIRED_REASONS)]
     """Opens that were not swapped, by the reason."""
-    stats: StatCounts | None = field(default=None, metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
-    unseen_bytes: Count | None = None
-    """At most so much was read by processes of the command that hpcstage did not see, from files of any kind, by the
-    kernel's counters; 0: less than a megabyte; null: not known."""
-    unseen_processes: Count | None = None
-    """The number of these processes that lived long enough to be counted; null: not known."""
-    missed_examples: tuple[MissedProcess, ...] = field(default=(), metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
+    missed_examples: tuple[MissedProcess, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -445,14 +401,11 @@ class Contention:
     periods: tuple[SharedPeriod, ...]
     own_periods: tuple[OwnPeriod, ...] | None = None
     """The periods of single nodes, those that cost most first. Null: there was no other node to compare with."""
-    own_periods_hidden: Count = 0
-    """The number of further ones."""
     verdict: Literal["periods", "none", "unknown"] | None = None
     """periods: slow periods were found. none: at no time was the mean over a second as low as in one. unknown: neither
-    can be said. With several nodes it is about all together. Since 1.2."""
-    observed_s: Seconds | None
+    can be said. With several nodes it is about all together."""
     measured_on: MeasuredOn | None
-    method: str = field(default="", metadata=REQUIRED_KEY)
+    method: str
     latency_ms: Latency
 
 
@@ -492,60 +445,17 @@ class OrderSection:
     nothing was announced."""
     near_share: Share | None = None
     """As kept_share, with opens that came up to 64 files later than announced."""
-    lead: OrderLead | None = field(default=None, metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
-    tables: tuple[IndexTable, ...] = field(default=(), metadata=DEFAULT_IF_DAMAGED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """Seconds saved (negative: lost), the formula from which they follow, and its inputs."""
-
-    saved_s: float | None
-    formula: str = field(default="", metadata=REQUIRED_KEY)
-    inputs: dict[str, Any] = field(default_factory=dict, metadata=REQUIRED_KEY)
-    reason: str | None
-    """Why there is no estimate."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Savings:
-    """Estimates of what staging saved. With several nodes: opens, readers and bandwidth of all nodes; staging until the
-    last node had its files; waits of the node that waited longest."""
-
-    vs_direct_s: float | None
-    vs_upfront_s: float | None
-    estimate: Literal[True] = field(default=True, metadata=REQUIRED_KEY)
-    method: str = field(default="", metadata=REQUIRED_KEY)
-    vs_direct: Estimate
-    vs_upfront: Estimate
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatencySeries:
-    """Mean latencies at the source over time, in columns of equal length."""
-
-    start_s: Column = ()
-    open_ms: Column = ()
-    copy_read_ms: Column = ()
-    direct_read_ms: Column = ()
+    lead: OrderLead | None
+    tables: tuple[IndexTable, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """The run over time, in columns of equal length. With several nodes the sums over all of them, on one axis."""
+    """What the source gave over time, in columns of equal length. With several nodes to all of them, on one axis."""
 
     interval_s: Seconds | None
-    start_s: Column = field(default=(), metadata=REQUIRED_KEY)
+    start_s: Column
     source_bytes_per_s: Column
-    copied_bytes_per_s: Column = field(default=(), metadata=REQUIRED_KEY)
-    direct_bytes_per_s: Column = field(default=(), metadata=REQUIRED_KEY)
-    peer_bytes_per_s: Column = ()
-    hit_opens_per_s: Column = field(default=(), metadata=REQUIRED_KEY)
-    wants_per_s: Column = field(default=(), metadata=REQUIRED_KEY)
-    queued_files: Column = field(default=(), metadata=REQUIRED_KEY)
-    store_bytes: Column = field(default=(), metadata=REQUIRED_KEY)
-    busy: Column = field(default=(), metadata=REQUIRED_KEY)
-    latency: LatencySeries = field(default_factory=LatencySeries, metadata=REQUIRED_KEY)
 
 
 class Severity(Enum):
@@ -574,13 +484,13 @@ class Record:
     one."""
 
     schema_version: Annotated[str, NumberLimits(pattern=r"^1\.[0-9]+$")]
-    generator: str = field(default="", metadata=REQUIRED_KEY)
+    generator: str
     complete: bool
     """False: a node or the end of the command is missing; see problems."""
-    problems: tuple[Problem, ...] = field(default=(), metadata=REQUIRED_KEY)
+    problems: tuple[Problem, ...]
     run: RunSection
     environment: EnvironmentSection
-    config: tuple[SettingRow, ...] = field(default=(), metadata=REQUIRED_KEY | DEFAULT_IF_DAMAGED)
+    config: tuple[SettingRow, ...]
     datasets: tuple[DatasetPart, ...]
     nodes: tuple[NodeRow, ...]
     """The nodes by index; those of which nothing was heard come last."""
@@ -590,16 +500,15 @@ class Record:
     coverage: Coverage
     contention: Contention
     order: OrderSection
-    savings: Savings
     forecast: dict[str, Any] | None
     """The plan's forecast of each mode, where one was made."""
     series: Series
     notes: tuple[Note, ...]
-    outputs: OutputsPart | None = field(default=None, metadata=DEFAULT_IF_DAMAGED)
+    outputs: OutputsPart | None = None
     """The command's output files; null without --out."""
-    checkpoints: CheckpointsPart | None = field(default=None, metadata=DEFAULT_IF_DAMAGED)
+    checkpoints: CheckpointsPart | None = None
     """The command's checkpoints; null without --checkpoint."""
-    elastic: ElasticPart | None = field(default=None, metadata=DEFAULT_IF_DAMAGED)
+    elastic: ElasticPart | None = None
     """Who trained, and why that changed; null without --elastic."""
 
     @property
@@ -615,10 +524,6 @@ class Record:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:
         """Reads a record of any 1.x version. Raises ValueError if the data are no record."""
-        run = data.get("run")
-        if isinstance(run, dict) and "state" not in run:
-            is_known = run.get("exit_code") is not None or run.get("signal") is not None
-            data = {**data, "run": {**run, "state": "ended" if is_known else "lost"}}
         return jsonform.read(cls, data)
 
     def to_json(self) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from hpcstage.record.figures.counts import ratio
-from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, Savings, Series, TimeSplit
+from hpcstage.record.index import Earlier
+from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, Series, TimeSplit
 from hpcstage.units import format_duration, format_rate, format_share, format_size
 
 UNKNOWN = "not measured"
@@ -117,7 +118,7 @@ def local_measure(record: Record) -> str:
 
 
 def local_share(record: Record) -> float | None:
-    """Returns the share of what was seen to be read of the datasets that came from the local disk."""
+    """Returns the share of what processes with hpcstage read of the datasets that came from the local disk."""
     if local_measure(record) == "opens":
         return record.coverage.share
     return (record.totals.local_bytes or 0) / _seen(record)
@@ -125,17 +126,6 @@ def local_share(record: Record) -> float | None:
 
 def _seen(record: Record) -> int:
     return (record.totals.local_bytes or 0) + (record.totals.direct_bytes or 0)
-
-
-def unseen(record: Record) -> int:
-    """Returns how many bytes processes that hpcstage did not see read at most; 0 where none are known of."""
-    return record.coverage.unseen_bytes or 0
-
-
-def of_what(record: Record) -> str:
-    """Says what `local_share` is a share of: bytes or opens, of those that hpcstage saw unless it saw all."""
-    measure = local_measure(record)
-    return measure if record.coverage.unseen_bytes == 0 else f"{measure} seen"
 
 
 def reported(group: GroupSection | None) -> str:
@@ -148,21 +138,26 @@ def wait_share(split: TimeSplit) -> float | None:
     return ratio(split.waited_s, split.wall_s)
 
 
-def saved(part: Savings) -> str:
-    """Returns the known estimates in one line. If only the one against upfront is known, it says so: the other is what
-    users look for."""
-    found = (("direct", part.vs_direct_s), ("upfront", part.vs_upfront_s))
-    known = [f"{seconds(value)} against {name}" for name, value in found if value is not None]
-    return ", ".join([*known, "not known against direct"] if known and part.vs_direct_s is None else known)
+def headroom(split: TimeSplit) -> str:
+    """Says how long the program waited for data."""
+    share = ratio(split.headroom_s, split.wall_s)
+    of_wall = "" if share is None else f" ({percent(share)})"
+    return f"headroom {seconds(split.headroom_s)}{of_wall}: all that faster reading could still save"
+
+
+def earlier(found: Sequence[Earlier]) -> str:
+    """Says how long earlier runs of the command took, by mode."""
+    told = (f"{one.mode} {seconds(one.median_s)}{f' (median of {one.runs})' * (one.runs > 1)}" for one in found)
+    return f"this command earlier: {', '.join(told)}"
 
 
 def highest_rate(series: Series) -> float:
     """Returns the highest mean rate of the source over PEAK_S; over the whole run where that was shorter."""
-    starts_s = [start_s or 0.0 for start_s in series.start_s]
+    starts_s = list(series.start_s)
     starts_s += [starts_s[-1] + (series.interval_s or 0.0)] if starts_s else []
     sums = [0.0]
     for value, (begin_s, end_s) in zip(series.source_bytes_per_s, pairwise(starts_s), strict=False):
-        sums.append(sums[-1] + (value or 0.0) * (end_s - begin_s))
+        sums.append(sums[-1] + value * (end_s - begin_s))
     highest, first = 0.0, 0
     for last in range(1, len(sums)):
         while starts_s[last] - starts_s[first + 1] >= PEAK_S and first + 1 < last:

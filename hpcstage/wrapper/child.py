@@ -18,8 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from hpcstage.procio import read_bytes
-from hpcstage.protocol import shim
 from hpcstage.wrapper.plain import IGNORED_BY_PYTHON, exec_error
 from hpcstage.wrapper.witness import MOMENT_S, Witness
 
@@ -36,8 +34,6 @@ FORWARDED = (
     signal.SIGXCPU,
 )
 FATAL = frozenset(FORWARDED) - {signal.SIGCONT, signal.SIGWINCH}
-OWN_IO = "/proc/self/io"
-"""When a child is reaped, the kernel adds what the child read to this file."""
 SI_KERNEL_FROM = 1
 """An si_code above 0 means that the kernel sent the signal, for a terminal or because of a limit of this process
 alone."""
@@ -85,15 +81,13 @@ class Signals:
 
 
 class Child:
-    """The running command. Owns its process id, its wait status and the count of bytes that it read."""
+    """The running command. Owns its process id and its wait status."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], signals: Signals) -> None:
         self.signals = signals
         self._shared_at: dict[int, float] = {}
         """When the witness last got each signal."""
         self.status: int | None = None
-        self.read_bytes = shim.READ_UNKNOWN
-        """Bytes read by the command and all of its reaped descendants; known when the command has ended."""
         try:
             self.pid = os.posix_spawnp(
                 command[0], list(command), dict(env), setsigmask=signals.before, setsigdef=IGNORED_BY_PYTHON
@@ -142,11 +136,7 @@ class Child:
             return
         if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return
-        before = read_bytes(OWN_IO)
         _, self.status = os.waitpid(self.pid, 0)
-        after = read_bytes(OWN_IO)
-        if before is not None and after is not None:
-            self.read_bytes = max(0, after - before)
 
 
 def finish(status: int) -> int:

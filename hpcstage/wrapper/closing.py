@@ -40,7 +40,7 @@ def close(session: Session, status: int | None) -> None:
         session.directories.before_end()
     if session.lead is not None and session.group is not None and session.group.starts_daemons:
         session.lead.end()
-    session.control.tell_end(status or 0, session.read_bytes)
+    session.control.tell_end()
     import_result()  # the daemon is ending meanwhile
     last = session.control.await_end(session.config.drain_s)
     if session.directories is not None and last is None:

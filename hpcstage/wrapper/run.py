@@ -200,7 +200,7 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
             _say_who_is_served(command)
     status = child.wait(_watch_of(session))
     with _warning("cannot end this run cleanly"):
-        session.ended(child.read_bytes)
+        session.ended()
         if session.config.elastic is not None:
             _tell_of_elastic(session)
         if session.directories is not None:

@@ -71,8 +71,6 @@ class Session:
         self.lost = False
         self.directories: RunDirectories | None = None
         self.progress = RunProgress(node, part, is_quiet=messages.is_quiet() or node.lock_fd is None)
-        self.read_bytes: int | None = None
-        """Bytes read by the command; known once it has ended."""
 
     @classmethod
     def open(cls, command: Sequence[str], config: Config, resolved: Resolved, clock: Clock) -> Session:
@@ -219,9 +217,8 @@ class Session:
         if self.clock.elapsed_s() > begun_s + READY_AFTER_S:
             import_result()
 
-    def ended(self, read_bytes: int | None) -> None:
-        """Notes that the command has ended and what it read."""
-        self.read_bytes = read_bytes
+    def ended(self) -> None:
+        """Notes that the command has ended."""
         self.part.child_ended_s = self.clock.elapsed_s()
 
     @property

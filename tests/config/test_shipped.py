@@ -177,7 +177,7 @@ def test_schedulers_that_are_not_at_hand(
     assert record["complete"] is True, record["problems"]
     found = record["environment"]
     assert (found["scheduler"], found["local_dir"]) == (script.partition("-")[0], str(job_dir))
-    assert record["nodes"][0]["swapped"] == 20, "every open was served from the copies"
+    assert record["coverage"]["swapped"] == 20, "every open was served from the copies"
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck (apt-get install shellcheck)")

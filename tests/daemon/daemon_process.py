@@ -122,7 +122,7 @@ class DaemonProcess(Client):
         wait_until(lambda: self.state() not in (shim.State.STARTING, shim.State.SCANNING))
 
     def end(self) -> NodePart:
-        answer, _, _ = self.ask(shim.Kind.END, (0).to_bytes(4, "little"), self.wrapper)
+        answer, _, _ = self.ask(shim.Kind.END, connection=self.wrapper)
         assert answer is shim.Answer.LAST
         assert self.wrapper.recv(10) == b"", "end of file once the node directory is gone"
         assert not self.node_dir.exists()

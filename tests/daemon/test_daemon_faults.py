@@ -195,7 +195,7 @@ def read_only(path):
 
 def end_on_mount(daemon):
     """A mount point itself cannot be removed, so this does not ask whether the directory is gone."""
-    assert daemon.ask(Kind.END, bytes(4), daemon.wrapper)[0] is Answer.LAST
+    assert daemon.ask(Kind.END, connection=daemon.wrapper)[0] is Answer.LAST
     assert daemon.wrapper.recv(10) == b""
     assert daemon.process.wait(20) == 0
     assert os.listdir(daemon.node_dir) == []
@@ -219,7 +219,7 @@ def test_a_vanished_node_directory(start_daemon, make_tree):
 def test_an_unwritable_run_directory(start_daemon, make_tree, tmp_path):
     daemon = start_daemon(make_tree(), run_dir="/proc/nonexistent/run").attach()
     daemon.staged()
-    answer, _, _ = daemon.ask(Kind.END, bytes(4), daemon.wrapper)
+    answer, _, _ = daemon.ask(Kind.END, connection=daemon.wrapper)
     assert answer is Answer.LAST
     assert daemon.wrapper.recv(10) == b""
     assert daemon.process.wait(20) == 0

@@ -181,7 +181,7 @@ def test_two_wrappers_share_a_daemon(start_daemon, make_tree):
     other = Client(daemon.sock)
     with other.connect() as connection:
         assert other.ask(Kind.ATTACH, bytes(4), connection)[0] is Answer.DONE
-        assert other.ask(Kind.END, bytes(4), connection)[0] is Answer.OTHERS
+        assert other.ask(Kind.END, connection=connection)[0] is Answer.OTHERS
     assert daemon.process.poll() is None
     daemon.staged()
     daemon.end()

@@ -42,13 +42,6 @@ def engine(local_dir: Path, make_tree: Callable[..., Path]) -> Iterator[Engine]:
         yield engine
 
 
-def _pumped(engine: Engine) -> None:
-    """The first files go one at a time for a moment, so that it is known what one reader alone gets."""
-    engine.pump(29.0)
-    assert engine.pool.assigned == 1
-    engine.pump(30.0)
-
-
 def _seen(estimates: Estimates, files_per_s: int, size_bytes: int = 10_000) -> None:
     for number in range(10 * files_per_s):
         estimates.finished(size_bytes, 0.1, number / files_per_s)
@@ -56,13 +49,13 @@ def _seen(estimates: Estimates, files_per_s: int, size_bytes: int = 10_000) -> N
 
 def test_a_fast_source_finds_work_ahead(engine):
     _seen(engine.queue.source.estimates, 5000)
-    _pumped(engine)
+    engine.pump(30.0)
     assert engine.pool.assigned == 2 * engine.pool.slots
 
 
 def test_a_slow_source_leaves_the_rest_to_the_order(engine):
     _seen(engine.queue.source.estimates, 20)
-    _pumped(engine)
+    engine.pump(30.0)
     assert engine.pool.assigned == 2 * TRANSFERS + 2, "one ahead for each copier"
     engine.queue.sequences.push(array("I", [59, 58]))
     assert engine.queue.source.next(2, 31.0) == [59, 58]
@@ -72,7 +65,7 @@ def test_few_go_on_beside_those_that_programs_wait_for(local_dir: Path, make_tre
     wanted: set[int] = set()
     limits, hooks = Limits(PLENTY, programs_wait=True), Hooks(is_wanted=wanted.__contains__)
     with _made(local_dir, make_tree(files=60), limits, hooks) as engine:
-        _pumped(engine)
+        engine.pump(30.0)
         assert engine.pool.assigned == FIRST_TRANSFERS
         wanted.update((0, 50, 51))
         for id_ in wanted:

@@ -40,34 +40,14 @@ def test_training_processes_are_told_apart_until_there_are_many() -> None:
     assert sum(row.counters["loader_steps"] for row in retired.rows()) == 300
 
 
-def test_what_a_process_read_is_accounted_for_once_whatever_it_ran() -> None:
+def test_what_a_process_read_is_counted_once_whatever_it_ran() -> None:
     """A program that runs another has two rows of one pid, and one counter of the kernel."""
     pid = os.getpid()
     accounts = Accounts()
     accounts.look([pid])
-    accounts.ended(1 << 40)
-    read = accounts.sums([], 0).accounted_bytes
+    read = accounts.own_bytes
     assert read > 1000
-    first, second = process(pid, local_read_bytes=300), process(pid, source_read_bytes=200)
-    assert accounts.sums([first, second], 0).accounted_bytes == read
-    accounts.retired(first)
-    assert accounts.sums([second, process(0, local_read_bytes=300)], 0).accounted_bytes == read
-    accounts.retired(second)
-    assert accounts.sums([process(0, local_read_bytes=300, source_read_bytes=200)], 0).accounted_bytes == read
-    assert accounts.own_bytes == read
-    more = process(pid, local_read_bytes=2 * read)
-    assert accounts.sums([more], 0).accounted_bytes == 2 * read
-
-
-def test_what_a_process_tells_at_its_end_is_accounted_for() -> None:
-    accounts = Accounts()
-    accounts.ended(10_000)
-    told, killed = process(7, own_read_bytes=900, local_read_bytes=400), process(8, local_read_bytes=300)
-    again = process(7, own_read_bytes=950, is_again=1)
-    again.processes = 0
-    sums = accounts.sums([told, again, killed], 3)
-    assert (sums.accounted_bytes, sums.attached, sums.told, sums.unattached) == (950 + 300, 2, 1, 3)
-    accounts.retired(told)
-    accounts.retired(again)
-    row = process(0, own_read_bytes=1_850, local_read_bytes=400)
-    assert accounts.sums([row, killed], 3) == sums
+    accounts.told([process(pid, own_read_bytes=read + 100), process(pid, own_read_bytes=read + 900, is_again=1)])
+    assert accounts.own_bytes == read + 900
+    accounts.told([process(7, local_read_bytes=300), process(8, own_read_bytes=50)])
+    assert accounts.own_bytes == read + 950

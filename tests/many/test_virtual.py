@@ -44,17 +44,6 @@ def test_one_node_is_a_run_without_a_group(hpcstage: Hpcstage, make_tree: Tree) 
     assert [part["node_count"] for part in manylab.parts_of(hpcstage)] == [1]
 
 
-def test_what_the_processes_of_all_nodes_read_was_seen(hpcstage: Hpcstage, make_tree: Tree) -> None:
-    """The command's counter, by which it is known what was not seen, holds the reads of all nodes' processes."""
-    data = make_tree(files=20, size_bytes=500_000)
-    done = hpcstage("run", "--nodes", "2", "--data", data, "--", *manylab.reader_command(hpcstage.cwd, data, 4))
-    assert done.returncode == 0, done.stderr
-    record = manylab.record_of(hpcstage)
-    assert record["complete"]
-    assert record["coverage"]["unseen_bytes"] == 0
-    assert b"without hpcstage" not in done.stderr
-
-
 @manylab.needs_mpi
 def test_modules_of_other_versions_on_the_commands_pythonpath(hpcstage: Hpcstage, make_tree: Tree) -> None:
     """Lead, daemons and exchanges take their own."""

@@ -37,7 +37,7 @@ def samples(index: int, seconds: int, count: int, source: Load = steady, own: Lo
         found.append(
             Sample(
                 float(second), 1.0, int(rate), int(rate / 1e5) + 1, 2 * SECOND, 12 * SECOND, SECOND, 16.0,
-                hit_opens=50, peer_bytes=int(each), loader_wait_ns=SECOND // 10,
+                loader_wait_ns=SECOND // 10,
             )
         )  # fmt: skip
     return found
@@ -48,7 +48,7 @@ def node(index: int, count: int, seconds: int = 60, **changes: Any) -> NodePart:
     load = {name: changes.pop(name) for name in ("source", "own") if name in changes}
     share = FILES // count + (index < FILES % count)
     counted = {
-        "source_bytes": share * (SIZE // FILES), "source_files": share, "source_opens": share, "source_reads": share,
+        "source_bytes": share * (SIZE // FILES), "source_files": share, "source_opens": share,
         "want_ready": 10, "want_direct": 0, "failed": 0, "void": 0, "refused": 0, "copy_busy_s": 39.0,
         "peer_bytes": SIZE - share * (SIZE // FILES), "peer_files": FILES - share,
         "sent_bytes": SIZE - share * (SIZE // FILES), "sent_files": FILES - share,

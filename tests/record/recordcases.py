@@ -14,8 +14,6 @@ from hpcstage.record import jsonform
 from hpcstage.record.compose import compose
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.part import (
-    AccountsPart,
-    AlonePart,
     BudgetPart,
     DatasetPart,
     ErrorPart,
@@ -115,7 +113,7 @@ def samples(loaded: bool = True) -> list[Sample]:
         return 24 if loaded and 12 <= now_s < 25 else 0
 
     found = samples_of(Source(bytes_per_s=40e6), lambda _: 1e5, 40, competitors, noise=0.1, seed=4)
-    return found + [Sample(40.0 + second, 1.0, hit_opens=500) for second in range(20)]
+    return found + [Sample(40.0 + second, 1.0) for second in range(20)]
 
 
 def announced(**changes: Any) -> dict[str, Any]:
@@ -162,7 +160,6 @@ def node_part(**changes: Any) -> NodePart:
             "source_bytes": 980_000_000,
             "source_files": 9_800,
             "source_opens": 9_800,
-            "source_reads": 9_800,
             "source_stats": 10_000,
             "source_listings": 1_001,
             "want_ready": 300,
@@ -188,36 +185,9 @@ def node_part(**changes: Any) -> NodePart:
     return NodePart(**typed(values | changes))
 
 
-def looped(**changes: Any) -> NodePart:
-    """A loop over 1,000 files that computes for 10 s and waited 4 s for them, behind copiers at 100 files a second."""
-    counters = {
-        "attach_ns": SECOND, "first_ns": 2 * SECOND, "last_ns": 16 * SECOND, "exit_ns": 16 * SECOND, "readers": 1,
-        "hit_opens": 1_000, "local_read_bytes": 10**8, "reads_measured": 1, "blocked_ns": 4 * SECOND,
-        "blocked_source_ns": 4 * SECOND,
-    }  # fmt: skip
-    values: dict[str, Any] = {
-        "processes": [ProcessPart(100, 1, "native", "3.11", counters)],
-        "datasets": [DatasetPart("0", "/d", ("/d",), 1_000, 10**8, 1_000, 10**8)],
-        "alone": {
-            "files": 8,
-            "bytes": 800_000,
-            "open_ns": SECOND // 50,
-            "read_ns": 8 * SECOND // 50,
-            "kept_share": 0.0,
-        },
-        "samples": [
-            Sample(s / 4, 0.25, copied_files=25, copied_bytes=2_500_000, copy_read_ns=8 * SECOND, busy=32.0)
-            for s in range(36)
-        ],
-        "scan_s": 2.0,
-        "totals": {"source_files": 908, "copy_busy_s": 9.2},
-    }
-    return node_part(**(values | changes))
-
-
 FORMS: dict[str, type[Any]] = {
-    "totals": NodeTotals, "alone": AlonePart, "budget": BudgetPart, "order": OrderPart, "group": GroupPart,
-    "accounts": AccountsPart, "errors": ErrorPart, "missed_processes": MissedProcess,
+    "totals": NodeTotals, "budget": BudgetPart, "order": OrderPart, "group": GroupPart,
+    "errors": ErrorPart, "missed_processes": MissedProcess,
 }  # fmt: skip
 
 
@@ -229,7 +199,7 @@ def typed(values: dict[str, Any]) -> dict[str, Any]:
             return [one(name, member) for member in value]
         return jsonform.read(FORMS[name], value) if isinstance(value, dict) else value
 
-    nothing = {"budget": None, "group": None, "accounts": None}
+    nothing = {"budget": None, "group": None}
     given = {name: nothing.get(name) if name in nothing and value == {} else value for name, value in values.items()}
     return {name: one(name, value) if name in FORMS else value for name, value in given.items()}
 

@@ -13,8 +13,8 @@ from hpcstage.protocol.shim import Counter, Reason
 PACKAGE = Path(hpcstage.__file__).parent
 READERS = {"count", "total", "source_reads", "local_reads", "_reads"}
 """The functions that take the name of a counter of a process."""
-SUMS = {"life_ns", "phase_ns"}
-"""The daemon adds these to the row of several processes."""
+SUMS = {"life_ns"}
+"""The daemon adds it to the row of several processes."""
 
 
 def written() -> set[str]:

@@ -173,9 +173,9 @@ def test_cells_keep_sums_and_bounds(intervals: list[tuple[float, float]]) -> Non
     cells = Cells(16)
     for start_s, length_s in intervals:
         cells.reach(start_s, start_s + length_s)
-        cells.add(start_s, length_s, [length_s, 1.0])
-    assert max(cells.rows) - min(cells.rows) < 16
-    assert sum(row[1] for row in cells.rows.values()) == pytest.approx(len(intervals))
+        cells.add(start_s, length_s, 1.0)
+    assert max(cells.sums) - min(cells.sums) < 16
+    assert sum(cells.sums.values()) == pytest.approx(len(intervals))
 
 
 def test_a_track_of_a_long_run_is_bounded_and_coarser_ones_are_its_sums() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from manycases import FILES, SIZE, VALIDATOR, ids, job, missing, node, record_of, row, run
-from recordcases import START, composed
+from manycases import FILES, SIZE, ids, job, missing, node, record_of, row, run
+from recordcases import START
 
 from hpcstage.problem import Problem
 from hpcstage.record.parts.part import NodePart
@@ -23,7 +22,7 @@ def test_each_byte_left_the_source_once(count: int) -> None:
     assert totals["source_bytes"] == SIZE
     assert totals["source_files"] == FILES
     assert totals["peer_bytes"] == totals["sent_bytes"] == (count - 1) * SIZE
-    assert totals["peer_files"] == totals["sent_files"] == (count - 1) * FILES
+    assert totals["peer_files"] == (count - 1) * FILES
     assert totals["source_listings"] == 1_001, "only the first node scans"
     assert record["group"]["source_times"] == 1.0
     assert record["group"]["placement"] == "replicate"
@@ -42,23 +41,6 @@ def test_the_record_of_one_node_has_no_group() -> None:
     assert record["time_split"]["slowest"] is None
     assert record["contention"]["own_periods"] is None
     assert record["totals"]["peer_bytes"] is None
-
-
-def test_a_record_of_an_earlier_version_is_still_valid() -> None:
-    record = json.loads(json.dumps(composed(run(1), [node(0, 1, group={})])))
-    for section, keys in {
-        "time_split": ["slowest"],
-        "contention": ["own_periods", "own_periods_hidden"],
-        "totals": ["peer_files", "sent_bytes", "sent_files"],
-        "series": ["peer_bytes_per_s"],
-    }.items():
-        for key in keys:
-            del record[section][key]
-    del record["group"]
-    kept = {"host", "complete", "started_s", "ended_s", "scan_s", "staged_s"}
-    kept |= {"totals", "budget", "pressure", "errors", "processes"}
-    record["nodes"] = [{key: r[key] for key in kept} for r in record["nodes"]]
-    VALIDATOR.validate(record | {"schema_version": "1.0"})
 
 
 # ---- who was there ----
@@ -85,7 +67,6 @@ def test_a_node_that_never_came_up_is_named_with_its_reason() -> None:
 def test_the_first_part_may_be_that_of_a_missing_node() -> None:
     record = record_of(run(3), [missing(0, 3), node(1, 3), node(2, 3)])
     assert record["run"]["mode"] == "runtime"
-    assert record["totals"]["hit_opens"] == 4 * 9_500
 
 
 def test_many_missing_nodes_are_one_problem() -> None:
@@ -139,7 +120,6 @@ def test_a_daemon_that_died() -> None:
     assert row(record, "node0002")["why"] == "killed by signal 9"
     assert [p["id"] for p in record["problems"]] == ["node-dead"], "told once"
     assert record["group"]["died"] == ["node0002"]
-    assert record["savings"]["vs_upfront_s"] is not None, "the others staged everything"
 
 
 def test_a_dead_daemon_that_said_nothing_makes_no_sum_unknown() -> None:
@@ -203,21 +183,6 @@ def test_after_the_loss_of_a_virtual_node_only_what_lost_its_path_is_known_to_be
         assert [missed["pid"] for missed in known["coverage"]["missed_examples"]] == [111]
 
 
-def test_what_was_not_seen_is_known_where_all_virtual_nodes_tell_what_their_processes_read() -> None:
-    """One node has the counter of the command, which holds what the processes of all nodes read."""
-    hosts = ["box.v0", "box.v1"]
-
-    def unseen(other: dict[str, int] | None) -> int | None:
-        first = {"command_bytes": 10**9, "accounted_bytes": 5 * 10**8, "attached": 3, "told": 3}
-        nodes = [node(i, 2, host=hosts[i], accounts=told) for i, told in enumerate((first, other))]
-        found: int | None = record_of(run(2, host="box", nodes=hosts), nodes)["coverage"]["unseen_bytes"]
-        return found
-
-    assert unseen({"command_bytes": 0, "accounted_bytes": 5 * 10**8, "attached": 3, "told": 3}) == 0
-    assert unseen({"command_bytes": 0, "accounted_bytes": 4 * 10**8, "attached": 3, "told": 3}) == 10**8
-    assert unseen(None) is None
-
-
 def test_domains_of_hosts_do_not_matter_and_addresses_have_none() -> None:
     named = [node(0, 2, host="node0000.cluster.org"), node(1, 2, host="node0001")]
     assert record_of(run(2), named)["complete"]
@@ -241,7 +206,7 @@ def test_the_group_that_was_not_there() -> None:
     alone = {"generations": 0, "size": 1, "missing": list(range(1, 64)), "why": why}
     problem = Problem("group-missing", f"staged without the others: {why}", "look")
     changes = {"placement": "private", "placement_why": why, "group": alone, "problems": [problem]}
-    whole = {"source_bytes": SIZE, "source_files": FILES, "source_opens": FILES, "source_reads": FILES}
+    whole = {"source_bytes": SIZE, "source_files": FILES, "source_opens": FILES}
     totals = replace(node(0, 64).totals, **whole, peer_bytes=0, peer_files=0, sent_bytes=0, sent_files=0)
     record = record_of(run(64), job(64, 5, totals=totals, **changes))
     assert record["group"]["placement"] == "private"

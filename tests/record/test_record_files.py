@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recordcases import node_part, run_part, trainer, worker
+from recordcases import START, node_part, run_part, trainer, worker
 
 from hpcstage.errors import NoResult
 from hpcstage.record import files, index
@@ -62,7 +62,7 @@ def test_every_truncation_is_named(tmp_path: Path) -> None:
         (b'"x"', "not a record"),
         (b'{"a": 1}', "not a record"),
         (b'{"schema_version": 1, "time_split": {}}', "not a record"),
-        (b'{"schema_version": "1.2", "time_split": {}}', "not a record.*Record has no complete"),
+        (b'{"schema_version": "1.2", "time_split": {}}', "not a record.*Record has no generator"),
         (b'{"schema_version": "2.3", "time_split": {}}', "schema version 2.3"),
         (b"\xff\xfe\x00", "cut off"),
         (b"[" * 100_000, "cut off"),
@@ -177,6 +177,24 @@ def test_a_run_that_was_killed_is_found_but_is_no_earlier_run(tmp_path: Path) ->
     index.begin(part, run_dir, env)
     assert index.last(env) == run_dir
     assert index.find(part.command, part.roots, env) is None
+
+
+def test_how_long_earlier_runs_of_a_command_took(tmp_path: Path) -> None:
+    env, target = {"XDG_STATE_HOME": str(tmp_path / "state")}, run_dir(tmp_path, "run")
+    for at_s, mode, took_s, changes in (
+        (0, "direct", 60, {}),
+        (100, "runtime", 40, {}),
+        (200, "runtime", 50, {}),
+        (300, "runtime", 1, {"exit_code": 1}),
+        (400, "runtime", 2, {"command": ["other"]}),
+        (500, "runtime", 3, {"nodes": ["node17", "node18"]}),
+        (900, "upfront", 4, {}),
+    ):
+        run = run_part(started_unix_s=START + at_s, child_started_s=0.0, child_ended_s=float(took_s), **changes)
+        index.add(compose(run, [node_part(mode=mode)]), target, env)
+    begun = compose(run_part(started_unix_s=START + 600), [node_part()])
+    assert index.earlier(begun, env) == [index.Earlier("direct", 1, 60.0), index.Earlier("runtime", 2, 45.0)]
+    assert index.earlier(compose(run_part(started_unix_s=START), [node_part()]), env) == []
 
 
 def test_the_index_stays_bounded_and_survives_garbage(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from manycases import job, run
 from recordcases import announced, composed, node_part, run_part
@@ -15,7 +14,6 @@ from recordcases import announced, composed, node_part, run_part
 import hpcstage.record
 from hpcstage.record.jsonform import read
 from hpcstage.record.parts.part import DatasetPart, NodeTotals
-from hpcstage.record.parts.roster import Presence
 from hpcstage.record.schema import VERSION, NodeRow, Record, json_schema
 
 FILE = Path(hpcstage.record.__file__).parent / "schema.json"
@@ -51,32 +49,6 @@ def test_no_part_of_a_record_can_be_changed() -> None:
             assert value.__dataclass_params__.frozen  # type: ignore[attr-defined]
             found += [getattr(value, part.name) for part in fields(value)]
         assert not isinstance(value, list)
-
-
-def test_a_record_of_an_earlier_version_is_read() -> None:
-    """Version 1.0 knew one node, and no verdict."""
-    record = json.loads(json.dumps(RECORDS["one node"]())) | {"schema_version": "1.0"}
-    del record["group"]
-    del record["contention"]["verdict"], record["contention"]["own_periods"], record["series"]["peer_bytes_per_s"]
-    kept = [
-        "host",
-        "complete",
-        "started_s",
-        "ended_s",
-        "scan_s",
-        "staged_s",
-        "totals",
-        "budget",
-        "pressure",
-        "errors",
-        "processes",
-    ]
-    record["nodes"] = [{key: row[key] for key in kept} for row in record["nodes"]]
-    jsonschema.validate(record, json_schema())
-    found = Record.from_json(record)
-    assert found.group is None
-    assert found.contention.verdict is None
-    assert (found.nodes[0].state, found.nodes[0].slow, found.nodes[0].group) == (Presence.OK, (), None)
 
 
 def test_what_a_later_version_adds_is_dropped() -> None:

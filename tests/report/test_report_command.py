@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Hpcstage
-from reportcases import CASES
+from reportcases import CASES, compose, node_part, run_part
 from rich.cells import cell_len
 
 from hpcstage.record import files, index
@@ -58,6 +58,12 @@ def test_the_last_run(tmp_path: Path, run_dir: Path) -> None:
     gone = report(tmp_path)
     assert gone.returncode == 1
     assert b"no run found" in gone.stderr
+
+
+def test_how_long_the_command_took_earlier(tmp_path: Path, run_dir: Path) -> None:
+    older = compose(run_part(started_unix_s=1e9), [node_part(mode="direct")])
+    index.add(Record.from_json(older), tmp_path, {"XDG_STATE_HOME": str(tmp_path / "state")})
+    assert b"\n  this command earlier: direct 60.2 s\n" in report(tmp_path, str(run_dir)).stdout
 
 
 def part_of(run_dir: Path, job_id: str | None) -> None:

@@ -96,23 +96,6 @@ os.read(fd, 1000)
     assert lab.counters()["source_read_bytes"] == 1000
 
 
-def test_reads_that_jump_within_a_file_are_counted(native_lab: Lab) -> None:
-    lab = native_lab
-    lab.put("file", b"s" * 200_000)
-    lab.put("copied", b"s" * 200_000, b"c" * 200_000)
-    lab.install()
-    lab.run("""
-for name in ("file", "copied"):
-    fd = os.open(src(name), os.O_RDONLY)
-    os.read(fd, 1000); os.pread(fd, 1000, 1000); os.lseek(fd, 2000, 0); os.read(fd, 1000)  # in order
-    os.lseek(fd, 100_000, 0); os.read(fd, 1000); os.pread(fd, 1000, 0); os.pread(fd, 1000, 50_000)  # three jumps
-    os.close(fd)
-    with open(src(name), "rb", buffering=0) as file:
-        file.seek(1000); file.read(1000); file.read(1000); file.seek(1000); file.read()  # one
-""")
-    assert lab.counters()["jumps"] == 2 * (3 + 1)
-
-
 def test_slots_run_out(lab: Lab) -> None:
     lab.put("file", b"source", b"copy..")
     lab.install()

@@ -219,31 +219,6 @@ r, w = os.pipe(); os.write(w, b"1234"); os.read(r, 4)
     assert counters["reads_measured"] == 1
 
 
-def test_the_time_between_reads_of_a_file_is_measured(native_lab: Lab) -> None:
-    """Neither between two files, nor between two opens that get one number, nor while another file is read."""
-    for name in ("one", "two"):
-        native_lab.put(name, b"s" * 3000, b"c" * 3000)
-    native_lab.install()
-    code = """
-import time
-def passes(seconds):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end: pass
-begin = time.monotonic_ns()
-one = os.open(src("one"), os.O_RDONLY)
-passes(0.05)
-for _ in range(3): os.read(one, 1000); passes(0.01)
-os.close(one)
-inside = time.monotonic_ns() - begin
-one = os.open(src("one"), os.O_RDONLY)
-two = os.open(src("two"), os.O_RDONLY)
-for file in (one, two, one, two): passes(0.05); os.read(file, 1000)
-say(inside)
-"""
-    inside_ns = native_lab.run(code)
-    assert 20_000_000 <= native_lab.counters()["within_ns"] <= inside_ns - 60_000_000
-
-
 def test_a_socket_address_that_does_not_fit(lab: Lab, tmp_path: object) -> None:
     lab.put("file", b"source")
     lab.sock = lab.node / ("s" * 120)

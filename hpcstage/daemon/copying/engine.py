@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from hpcstage.daemon.copying.alone import Alone
 from hpcstage.daemon.copying.copies import StoredCopies, Tombstones
 from hpcstage.daemon.copying.withdrawals import Withdrawals
 from hpcstage.daemon.queue import width
@@ -137,7 +136,6 @@ class Engine:
         self.withdrawals = Withdrawals(queue, pool, hooks.is_wanted)
         self.failures = Failures(started)
         self.busy = Busy(now, limited_s=now - started)
-        self.alone = Alone()
         self._mean_bytes = manifest.total_bytes / max(len(manifest), 1)
         self.width = width.begin(pool.transfers, self._mean_bytes, programs_wait=queue.source.limits.programs_wait)
 
@@ -165,8 +163,7 @@ class Engine:
 
     def pump(self, now: float) -> None:
         """Fills the copiers."""
-        assigned, hooks = self.pool.assigned, self.hooks
-        free = self.alone.may_begin(self._may_begin(), assigned, now)
+        hooks, free = self.hooks, self._may_begin()
         if free > 0 and not self.queue.states.closed and not self.withdrawals.is_paused:
             for id_ in self.queue.source.next(free, now):
                 hooks.given(id_)
@@ -249,7 +246,6 @@ class Engine:
         """Takes the results of a copier."""
         self.advance(now)
         for result in self.pool.receive(fd):
-            self.alone.took(result, now)
             if result.status is Status.OK:
                 self.width.took(result.size_bytes, now)
             self._take(result, now)

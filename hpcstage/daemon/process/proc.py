@@ -1,4 +1,4 @@
-"""Asks the kernel about pressure and the processes of the command. What is unknown is left out, never 0."""
+"""Asks the kernel about the processes of the command. What is unknown is left out, never 0."""
 
 from __future__ import annotations
 
@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from hpcstage.record.parts.part import MissedProcess
 
 MOST_COMMAND_CHARS = 200
-_PRESSURES = (("io", "some"), ("io", "full"), ("cpu", "some"), ("memory", "some"))
-
-
-def pressure() -> dict[str, float]:
-    """Returns the seconds since boot in which some or all tasks waited for a resource, by resource and kind."""
-    found = {}
-    for resource, kind in _PRESSURES:
-        with contextlib.suppress(OSError, ValueError, StopIteration):
-            text = Path(f"/proc/pressure/{resource}").read_text()
-            line = next(line for line in text.splitlines() if line.startswith(kind))
-            found[f"{resource}_{kind}_s"] = int(line.rpartition("total=")[2]) / 1e6
-    return found
 
 
 def exists(pid: int) -> bool:
@@ -69,15 +57,13 @@ def lost_pythonpath(process: psutil.Process) -> str | None:
 
 
 class Unattached:
-    """Finds the processes of the command that never attached, and lists those of Python."""
+    """Finds the Python processes of the command that never attached."""
 
     OLD_ENOUGH_S = 2.0
     MOST_LISTED = 20
 
     def __init__(self) -> None:
         self._found: dict[int, MissedProcess] = {}
-        self._seen: set[int] = set()
-        """The pids of all processes that were seen without having attached, whatever they run."""
 
     def look(self, roots: set[int], attached: set[int]) -> None:
         """Looks at the processes below `roots` for ones that are old enough and not in `attached`."""
@@ -86,10 +72,9 @@ class Unattached:
         for root in roots:
             for pid in descendants(root):
                 if pid not in self._found and pid not in attached:
-                    self._seen.add(pid)
                     with contextlib.suppress(psutil.Error, OSError):  # it may have ended, or changed its user
                         self._look_at(psutil.Process(pid))
-        for pid in attached & self._seen:
+        for pid in attached:
             self.attached(pid)
 
     def _look_at(self, process: psutil.Process) -> None:
@@ -100,12 +85,6 @@ class Unattached:
     def attached(self, pid: int) -> None:
         """Takes a process that has attached after all off the list."""
         self._found.pop(pid, None)
-        self._seen.discard(pid)
-
-    def number(self, attached: set[int]) -> int:
-        """Returns how many processes were seen that are not in `attached`; those that lived for a moment only are
-        not among them."""
-        return len(self._seen - attached)
 
     def listed(self) -> list[MissedProcess]:
         """Returns the first of them for the record."""

@@ -12,8 +12,8 @@ from hpcstage.record.parts.rows import ProcessPart
 
 MOST_PARENTS = 64
 MOST_TRAINERS = 64
-LARGEST = ("exit_ns", "last_ns", "loader_last_ns", "loader_workers", "queued_ns", "readers")
-EARLIEST = ("attach_ns", "first_ns", "loader_first_ns")
+LARGEST = ("exit_ns", "last_ns", "loader_last_ns", "loader_workers", "readers")
+EARLIEST = ("attach_ns", "loader_first_ns")
 LEAST = ("reads_measured",)
 
 
@@ -49,11 +49,10 @@ class Retired:
 
 
 def _lives(part: ProcessPart) -> None:
-    """Notes how long it lived, and how long it was from its first to its last call: this cannot be told of a sum."""
+    """Notes how long it lived: this cannot be told of a sum."""
     counters = part.counters
     end_ns = counters.get("exit_ns") or counters.get("last_ns", 0)
     counters["life_ns"] = max(0, end_ns - counters.get("attach_ns", end_ns))
-    counters["phase_ns"] = max(0, counters.get("last_ns", 0) - counters.get("first_ns", 0))
 
 
 def _join(row: ProcessPart, part: ProcessPart) -> None:

@@ -1,1 +1,1 @@
-"""Computes the figures of the record from the parts: totals, times, contention, savings. Pure."""
+"""Computes the figures of the record from the parts: totals, times, contention. Pure."""

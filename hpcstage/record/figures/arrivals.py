@@ -22,19 +22,19 @@ SHORT_SHARE = 0.05
 
 def arrived(samples: Sequence[Sample]) -> list[Sample]:
     """Returns samples, given in order of time, whose bytes are those that came from the source meanwhile."""
-    copied = spread(
-        samples, [s.copied_bytes for s in samples], [each_s(s.copy_read_ns, s.copied_files) for s in samples]
+    copied = _spread(
+        samples, [s.copied_bytes for s in samples], [_each_s(s.copy_read_ns, s.copied_files) for s in samples]
     )
     is_ahead = reads_pieces(samples)
     from_source = [s.shim_bytes if is_ahead else _from_source(s) for s in samples]
-    read = spread(samples, from_source, [each_s(s.shim_read_ns, s.shim_reads) for s in samples])
+    read = _spread(samples, from_source, [_each_s(s.shim_read_ns, s.shim_reads) for s in samples])
     return [
         replace(sample, copied_bytes=round(copied_bytes), shim_bytes=round(shim_bytes))
         for sample, copied_bytes, shim_bytes in zip(samples, copied, read, strict=True)
     ]
 
 
-def each_s(total_ns: int, number: int) -> float:
+def _each_s(total_ns: int, number: int) -> float:
     """Returns the mean seconds of a transfer or read; 0 where none ended."""
     return total_ns / NS_PER_S / number if number else 0.0
 
@@ -44,7 +44,7 @@ def _from_source(sample: Sample) -> int:
     return sample.shim_bytes if sample.shim_bytes * NS_PER_S <= CACHED_BYTES_PER_S * sample.shim_read_ns else 0
 
 
-def spread(samples: Sequence[Sample], amounts: Sequence[int], lengths_s: Sequence[float]) -> list[float]:
+def _spread(samples: Sequence[Sample], amounts: Sequence[int], lengths_s: Sequence[float]) -> list[float]:
     """Returns for each sample what came meanwhile. `amounts` are of what ended in the samples and took `lengths_s`."""
     found = [float(amount) for amount in amounts]
     for at, (sample, amount, seconds) in enumerate(zip(samples, amounts, lengths_s, strict=True)):

@@ -19,11 +19,11 @@ MOST_CELLS = 2048
 
 
 class Cells:
-    """Rows of sums by cell. The cells double in length as often as it takes to have at most `most` of them."""
+    """Sums by cell. The cells double in length as often as it takes to have at most `most` of them."""
 
     def __init__(self, most: int) -> None:
         self.level = 0
-        self.rows: dict[int, list[float]] = {}
+        self.sums: dict[int, float] = {}
         self._most = most
         self._span: tuple[int, int] | None = None
 
@@ -42,21 +42,20 @@ class Cells:
             self._coarsen()
         self._span = low, high
 
-    def add(self, start_s: float, length_s: float, values: Sequence[float]) -> None:
-        """Adds the values of an interval; divides them in proportion to time where it lies across a border."""
+    def add(self, start_s: float, length_s: float, value: float) -> None:
+        """Adds the value of an interval; divides it in proportion to time where it lies across a border."""
         for cell, inside_s in parts_of(start_s, length_s, self.length_s):
-            self.put(cell, [value * inside_s / length_s for value in values])
+            self.put(cell, value * inside_s / length_s)
 
-    def put(self, cell: int, values: Sequence[float]) -> None:
-        """Adds values to a cell."""
-        row = self.rows.get(cell)
-        self.rows[cell] = list(values) if row is None else [one + other for one, other in zip(row, values, strict=True)]
+    def put(self, cell: int, value: float) -> None:
+        """Adds a value to a cell."""
+        self.sums[cell] = self.sums.get(cell, 0.0) + value
 
     def _coarsen(self) -> None:
-        rows, self.rows = self.rows, {}
+        sums, self.sums = self.sums, {}
         self.level += 1
-        for cell, row in rows.items():
-            self.put(cell >> 1, row)
+        for cell, value in sums.items():
+            self.put(cell >> 1, value)
 
 
 def parts_of(start_s: float, length_s: float, cell_s: float) -> list[tuple[int, float]]:

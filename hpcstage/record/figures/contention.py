@@ -56,7 +56,7 @@ def contention_of(nodes: Sequence[Digest], alone: NodePart | None) -> tuple[Cont
         return _of_node(alone, node, latency), unknown
     on = _most(nodes)
     if on is None:
-        return replace(_nothing(latency), observed_s=0.0 if nodes else None), unknown
+        return _nothing(latency), unknown
     tracked = [(at, node.track) for at, node in enumerate(nodes) if node.track is not None and node.track.on == on]
     names = [nodes[at].name for at, _ in tracked]
     section, paces = _of_nodes(names, [track for _, track in tracked], on, latency)
@@ -100,7 +100,6 @@ def _nothing(latency: Latency) -> Contention:
         typical_bytes_per_s=None,
         periods=(),
         verdict="unknown",
-        observed_s=0.0,
         measured_on=None,
         method=NOTHING,
         latency_ms=latency,
@@ -125,7 +124,6 @@ def _of_node(part: NodePart, node: Digest, latency: Latency) -> Contention:
             for p in found.periods
         ),
         verdict=_verdict(bool(found.periods), unclear=found.unclear),
-        observed_s=sum(point.length_s for point in points),
         measured_on=on,
         method=METHOD[on],
     )
@@ -174,8 +172,6 @@ def _of_nodes(
         periods=tuple(shared),
         own_periods=tuple(own[:MOST_LISTED]) if len(names) > 1 else None,
         verdict=_verdict(bool(shared), unclear=unclear),
-        own_periods_hidden=max(0, len(own) - MOST_LISTED),
-        observed_s=sum(point.length_s for point in points),
         measured_on=on,
         method=METHOD[on] + ALIGNED,
     )

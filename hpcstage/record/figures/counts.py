@@ -12,9 +12,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 from hpcstage.protocol.shim import Reason
-from hpcstage.record.parts.part import AccountsPart, NodePart, NodeTotals
+from hpcstage.record.parts.part import NodePart, NodeTotals
 from hpcstage.record.parts.rows import UNCOUNTED_LAYER, ProcessPart
-from hpcstage.record.schema import Coverage, LayerCoverage, RunTotals, StatCounts
+from hpcstage.record.schema import Coverage, LayerCoverage, RunTotals
 
 DIRECT_LAYER = "direct"
 """A process of this layer attached but counts nothing: its self-tests failed."""
@@ -54,21 +54,6 @@ def life_ns(process: ProcessPart) -> int:
     begin_ns = count(process, "attach_ns")
     end_ns = count(process, "exit_ns") or count(process, "last_ns")
     return end_ns - begin_ns if end_ns > begin_ns > 0 else 0
-
-
-def phase_ns(process: ProcessPart) -> int:
-    """Returns the nanoseconds from a process's first call on a dataset's file to its last."""
-    if process.processes > 1:
-        return count(process, "phase_ns")
-    return max(0, count(process, "last_ns") - count(process, "first_ns"))
-
-
-def tail_ns(process: ProcessPart) -> int:
-    """Returns the nanoseconds from a process's last call on a dataset's file to its end, at most for a sum of several;
-    0: unknown."""
-    if process.processes > 1:
-        return max(0, count(process, "life_ns") - count(process, "phase_ns"))
-    return max(0, count(process, "exit_ns") - count(process, "last_ns"))
 
 
 def maps(process: ProcessPart) -> bool:
@@ -143,10 +128,10 @@ def merge(parts: Iterable[Mapping[int, int]]) -> Histogram:
 # ---- totals ----
 
 TOTALS = [part.name for part in fields(RunTotals)]
-PEERS = ("peer_bytes", "peer_files", "sent_bytes", "sent_files")
-COPIED = ("source_bytes", "source_files", "source_opens", "source_reads")
+PEERS = ("peer_bytes", "peer_files", "sent_bytes")
+COPIED = ("source_bytes", "source_files", "source_opens")
 SCANNED = ("source_listings", "source_stats")
-PASSED_ON = ("source_files", *SCANNED, *PEERS, "want_ready", "want_direct", "failed", "void", "refused", "copy_busy_s")
+PASSED_ON = ("source_files", "source_listings", *PEERS, "want_ready")
 
 
 def totals_of(node: NodePart) -> RunTotals:
@@ -154,41 +139,29 @@ def totals_of(node: NodePart) -> RunTotals:
     processes, told = node.processes, _told(node)
     direct_opens: int | None = total(processes, "source_opens")
     direct_stats: int | None = total(processes, "source_stats")
-    direct_bytes, direct_reads = (source_reads(processes, name) for name in ("source_read_bytes", "source_reads"))
+    direct_bytes = source_reads(processes, "source_read_bytes")
     if _was_unseen(node):
-        direct_opens = direct_stats = direct_bytes = direct_reads = None
-    measuring_opens = told.measuring_opens or 0
-    source_opens = add(told.source_opens, measuring_opens, direct_opens)
+        direct_opens = direct_stats = direct_bytes = None
+    source_opens = add(told.source_opens, direct_opens)
     return RunTotals(
         **{name: getattr(told, name) for name in PASSED_ON},
         source_bytes=add(told.source_bytes, direct_bytes),
         source_ops=add(source_opens, told.source_listings, told.source_stats, direct_stats),
         source_opens=source_opens,
-        measuring_opens=measuring_opens,
-        source_reads=add(told.source_reads, direct_reads),
         local_bytes=local_reads(processes, "local_read_bytes"),
-        local_reads=local_reads(processes, "local_reads"),
         moved_opens=total(processes, "moved_opens"),
         moved_bytes=total(processes, "moved_read_bytes"),
         wanted=total(processes, "wants"),
-        hit_opens=total(processes, "hit_opens"),
-        ready_opens=total(processes, "ready_opens"),
         copied_bytes=told.source_bytes,
-        copied_files=told.source_files,
         copied_opens=told.source_opens,
-        copied_reads=told.source_reads,
         direct_opens=direct_opens,
-        direct_stats=direct_stats,
         direct_bytes=direct_bytes,
-        direct_reads=direct_reads,
     )
 
 
 def _was_unseen(node: NodePart) -> bool:
-    """Returns whether the command read files, perhaps of the datasets, and no process of it attached."""
-    accounts = node.accounts
-    unseen = accounts.command_bytes - accounts.accounted_bytes if accounts else 0
-    return not node.processes and unseen >= LEAST_UNSEEN_BYTES
+    """Returns whether the command may have read files of the datasets, and no process of it attached."""
+    return not node.processes and (node.node_count == 1 or bool(node.missed_count))
 
 
 def _told(node: NodePart) -> NodeTotals:
@@ -213,7 +186,6 @@ def summed(nodes: Sequence[tuple[NodePart, RunTotals]]) -> RunTotals:
     found: dict[str, Any] = dict.fromkeys(TOTALS)
     if nodes:
         found = {name: add(*(getattr(totals, name) for _, totals in nodes)) for name in TOTALS}
-        found["copy_busy_s"] = max((t.copy_busy_s for _, t in nodes if t.copy_busy_s is not None), default=None)
         shared = [totals for node, totals in nodes if node.mode != "direct" and _has_group(node, totals)]
         found |= {name: add(*(getattr(t, name) for t in shared)) if shared else None for name in PEERS}
     return RunTotals(**found)
@@ -228,14 +200,8 @@ def _has_group(node: NodePart, totals: RunTotals) -> bool:
 MOST_EXAMPLES = 5
 REASONS = [reason.name.lower() for reason in Reason if reason is not Reason.NONE]
 DIRECT_COUNTERS = [(name, f"direct_{name}") for name in REASONS]
-LEAST_UNSEEN_BYTES = 10**6
-"""Fewer unseen bytes count as none."""
-START_BYTES = 32 * 10**6
-"""An attached process that was killed may have read this much to start and to import its libraries after the last look
-at it."""
 COUNTS = (
-    "opens", "swapped", "failed_opens", "write_opens", "dropped", "processes_attached", "processes_missed",
-    "processes_uncounted", "errors",
+    "opens", "swapped", "dropped", "processes_attached", "processes_missed", "processes_uncounted", "errors",
 )  # fmt: skip
 
 
@@ -247,35 +213,30 @@ def coverage_of(node: NodePart) -> Coverage:
     return Coverage(
         opens=opens,
         swapped=swapped,
-        **{name: total(processes, name) for name in ("failed_opens", "write_opens", "dropped", "errors")},
+        dropped=total(processes, "dropped"),
+        errors=total(processes, "errors"),
         processes_attached=number(processes),
         processes_missed=node.missed_count,
         processes_uncounted=number(p for p in processes if p.layer in UNSEEN_LAYERS),
         share=ratio(swapped, opens),
         by_layer={layer: _layer([p for p in processes if p.layer == layer]) for layer in layers},
         reasons=_reasons(node),
-        stats=StatCounts(local=total(processes, "hit_stats"), source=total(processes, "source_stats")),
-        unseen_bytes=None,
         missed_examples=tuple(node.missed_processes[:MOST_EXAMPLES]),
     )
 
 
-def added(nodes: Sequence[Coverage], accounts: Sequence[AccountsPart | None]) -> Coverage:
+def added(nodes: Sequence[Coverage]) -> Coverage:
     """Returns the section: the sum over all nodes that reported; unknown where none did, or where one does not know."""
     sums: dict[str, Any] = dict.fromkeys(COUNTS)
     if nodes:
         sums = {name: add(*(getattr(node, name) for node in nodes)) for name in COUNTS}
     layers = sorted({layer for node in nodes for layer in node.by_layer})
     reasons = sum((Counter(node.reasons) for node in nodes), Counter[str]())
-    stats = [node.stats for node in nodes if node.stats]
     return Coverage(
         **sums,
         share=ratio(sums["swapped"], sums["opens"]),
         by_layer={layer: _added([n.by_layer[layer] for n in nodes if layer in n.by_layer]) for layer in layers},
         reasons=dict.fromkeys(REASONS, 0) | {name: value for name, value in reasons.items() if value},
-        stats=StatCounts(local=sum(s.local for s in stats), source=sum(s.source for s in stats)) if nodes else None,
-        unseen_bytes=_unseen_bytes(accounts, sums["processes_missed"]),
-        unseen_processes=add(*(account.unattached for account in accounts if account)) if any(accounts) else None,
         missed_examples=tuple(missed for node in nodes for missed in node.missed_examples)[:MOST_EXAMPLES],
     )
 
@@ -304,19 +265,3 @@ def _reasons(node: NodePart) -> dict[str, int]:
                 rest -= value
         found["mode_direct" if node.mode == "direct" else "unstated"] += max(0, rest)
     return found
-
-
-def _unseen_bytes(accounts: Sequence[AccountsPart | None], missed: int | None) -> int | None:
-    """Returns how many bytes unseen processes read at most; 0 where it is less than LEAST_UNSEEN_BYTES.
-
-    Returns None where it is not known: a launcher's processes need not descend from the wrapper's command, and attached
-    processes that were killed may have read it, if no process is known to have been missed.
-    """
-    known = [account for account in accounts if account and 2 * account.command_bytes >= account.accounted_bytes]
-    if not known:
-        return None
-    found = sum(max(0, account.command_bytes - account.accounted_bytes) for account in known)
-    untold = 0 if missed else sum(max(0, account.attached - account.told) for account in known)
-    if found >= max(LEAST_UNSEEN_BYTES, START_BYTES * untold):
-        return found
-    return 0 if found < LEAST_UNSEEN_BYTES and len(known) == len(accounts) else None

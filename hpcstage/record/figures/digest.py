@@ -13,11 +13,9 @@ from math import inf
 from hpcstage.record.figures import counts
 from hpcstage.record.figures.cells import Track, track_of
 from hpcstage.record.figures.counts import MOST_EXAMPLES, Histogram, coverage_of, merge, totals_of
-from hpcstage.record.figures.readers import Program, program_of
-from hpcstage.record.figures.sourceload import Seen, seen_of
 from hpcstage.record.figures.speeds import of_samples
 from hpcstage.record.figures.waits import ProcessTimes, Split, times_of
-from hpcstage.record.parts.part import AccountsPart, DatasetPart, MissedProcess, NodePart
+from hpcstage.record.parts.part import DatasetPart, MissedProcess, NodePart
 from hpcstage.record.parts.roster import Presence, clock_error_s, expected, reason_of, says_something, state_of
 from hpcstage.record.parts.rows import ProcessPart
 from hpcstage.record.parts.run import RunPart
@@ -29,7 +27,6 @@ MOST_PROCESSES = 64
 MOST_ROWS = 1024
 """About this many processes, and as many errors, are listed of all nodes together, but LEAST_ROWS of each node."""
 LEAST_ROWS = 2
-NOTHING_READ = AccountsPart(command_bytes=0, accounted_bytes=0, attached=0)
 LEAST_BYTES = 16 * 2**20
 """The speed of a local disk is known if at least this many bytes were read from staged copies."""
 
@@ -68,8 +65,6 @@ class Digest:
     coverage: Coverage
     times: ProcessTimes
     copying_s: float | None
-    program: Program
-    seen: Seen
     hist_open: Histogram
     hist_read: Histogram
     """Latencies of opens and of reads at the source, the copiers' and the program's together."""
@@ -93,12 +88,9 @@ class Digest:
 class JobFigures:
     """The sections of the record that the figures of all nodes add up to."""
 
-    mode: str | None
-    """The mode of the first node that reported."""
     datasets: tuple[DatasetPart, ...]
     totals: RunTotals
     time_split: TimeSplit
-    coverage: Coverage
     contention: Contention
 
 
@@ -110,7 +102,6 @@ def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
     shift_s = node.started_unix_s - run.started_unix_s + moved_s
     on, points = of_samples(node.samples)
     rows = min(MOST_PROCESSES, max(LEAST_ROWS, MOST_ROWS // expected(run, [node])))
-    times = times_of(run, node)
     return Digest(
         part=_without_rows(node, rows),
         state=state,
@@ -121,10 +112,8 @@ def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
         last_s=last_s,
         totals=totals_of(node),
         coverage=coverage_of(node),
-        times=times,
+        times=times_of(run, node),
         copying_s=_copying_s(node, command_of(run), shift_s),
-        program=program_of(node, None if times.shares is None else times.shares.source),
-        seen=seen_of(node),
         hist_open=merge([node.hist_open, *(p.hist_open for p in node.processes)]),
         hist_read=merge([node.hist_read, *(p.hist_read for p in node.processes)]),
         disk=_disk(node),
@@ -172,7 +161,6 @@ def _process(process: ProcessPart) -> ProcessRow:
         opens=counts.opens_of(process),
         swapped=counts.swapped_of(process),
         loader_steps=counts.count(process, "loader_steps"),
-        loader_wait_s=counts.count(process, "loader_wait_ns") / NS_PER_S,
         loader_epochs=counts.count(process, "loader_epochs"),
         loader_workers=counts.count(process, "loader_workers"),
     )
@@ -228,21 +216,17 @@ def settled(nodes: Sequence[Digest]) -> list[Digest]:
     """Returns the nodes with the counts of virtual ones corrected: the first one that reported gets what all missed.
 
     A process that attached to one of them counts as missed on none, and one that attached to none is one process,
-    however many daemons saw it. One node has the command's counter, all have those of its processes; without those of a
-    node it is not known what was not seen.
+    however many daemons saw it.
     """
     virtual = [node for node in nodes if _is_virtual(node.part)]
     if not virtual:
         return list(nodes)
     missed, count = _missed_by_all(virtual)
-    told = [account for node in virtual if (account := node.part.accounts)]
-    accounts = _summed(told) if len(told) == virtual[0].part.node_count else None
 
     def corrected(node: Digest, *, first: bool) -> Digest:
         examples = missed[:MOST_EXAMPLES] if first else ()
         coverage = replace(node.coverage, processes_missed=count if first else 0, missed_examples=examples)
-        part = replace(node.part, accounts=accounts if first or accounts is None else NOTHING_READ)
-        return replace(node, coverage=coverage, part=part)
+        return replace(node, coverage=coverage)
 
     speaker = next((node for node in virtual if node.speaks), virtual[0])
     return [corrected(node, first=node is speaker) if _is_virtual(node.part) else node for node in nodes]
@@ -262,11 +246,6 @@ def _missed_by_all(virtual: Sequence[Digest]) -> tuple[tuple[MissedProcess, ...]
         return certain, len(certain) or (None if missed else 0)
     unlisted = (_unlisted(node.part, len(attached) - len(node.pids)) for node in virtual)
     return tuple(missed.values()), max(len(missed), *unlisted)
-
-
-def _summed(accounts: Sequence[AccountsPart]) -> AccountsPart:
-    names = ("command_bytes", "accounted_bytes", "attached", "told")
-    return AccountsPart(**{name: sum(getattr(account, name) for account in accounts) for name in names})
 
 
 def _unlisted(node: NodePart, elsewhere: int) -> int:

@@ -111,7 +111,7 @@ def _reader(process: ProcessPart, child_pid: int | None, said: list[str]) -> Rea
     begin_ns, life_ns = counts.count(process, "attach_ns"), counts.life_ns(process)
     if process.pid == child_pid and not counts.count(process, "exit_ns"):
         life_ns = 0  # it lived as long as the command
-    waits = waited_ns(process, life_ns)
+    waits = _waited_ns(process, life_ns)
     if waits is None and counts.reads_known(process):
         how = "files are mapped into memory" if counts.maps(process) else "several threads read at once"
         say(said, f"{how}, and too few looks at the threads tell what they waited for: not measured")
@@ -230,7 +230,7 @@ Interval = tuple[float, float, float]
 """Nanoseconds, summed over processes: waits of the loaders, time inside calls at the source, and on staged copies."""
 
 
-def blocked_ns(process: ProcessPart) -> tuple[int, int]:
+def _blocked_ns(process: ProcessPart) -> tuple[int, int]:
     """Returns the time inside opens, wants, reads, stats and listings at the source, and that inside opens and reads of
     staged copies, in nanoseconds, summed over the threads of a process."""
     source = sum(counts.count(process, n) for n in SOURCE_NS)
@@ -238,7 +238,7 @@ def blocked_ns(process: ProcessPart) -> tuple[int, int]:
     return source, local
 
 
-def waited_ns(process: ProcessPart, life_ns: int) -> tuple[float, float] | None:
+def _waited_ns(process: ProcessPart, life_ns: int) -> tuple[float, float] | None:
     """Returns how long a process that reads by itself waited for the source and for staged copies, in nanoseconds;
     None: not measured.
 
@@ -272,7 +272,7 @@ def _resting(process: ProcessPart, where: str) -> float:
 
 def shares_of(node: NodePart, trainers: Sequence[ProcessPart], unmeasured: list[str]) -> WaitShares:
     """Returns how the waits of a node's training processes divide."""
-    families = [family_of(trainer, node) for trainer in trainers]
+    families = [_family_of(trainer, node) for trainer in trainers]
     members = [process for family in families for process in family]
     waited = counts.total(trainers, "loader_wait_ns")
     if not waited:
@@ -292,7 +292,7 @@ def shares_of(node: NodePart, trainers: Sequence[ProcessPart], unmeasured: list[
 def _mapped(members: Sequence[ProcessPart], waited: int, unmeasured: list[str]) -> WaitShares:
     """Divides the waits where processes map files, by the daemon's looks over the whole run."""
     reading = [p for p in members if counts.opens_of(p)]
-    waits = [waited_ns(p, counts.life_ns(p)) for p in reading]
+    waits = [_waited_ns(p, counts.life_ns(p)) for p in reading]
     known = [pair for pair in waits if pair is not None]
     if len(known) < len(reading):
         unmeasured.append("files are mapped into memory: what the loader's waits were for is not measured")
@@ -305,7 +305,7 @@ def _workers(trainer: ProcessPart) -> int:
     return max(1, counts.count(trainer, "loader_workers"))
 
 
-def family_of(trainer: ProcessPart, node: NodePart) -> list[ProcessPart]:
+def _family_of(trainer: ProcessPart, node: NodePart) -> list[ProcessPart]:
     """Returns a process and its descendants."""
     pids, family = {trainer.pid}, [trainer]
     rest = [p for p in node.processes if p is not trainer]
@@ -322,7 +322,7 @@ def _intervals(node: NodePart, members: Sequence[ProcessPart], waited_ns: int) -
     sampled = _sampled(node.samples)
     if sum(wait_ns for wait_ns, _, _ in sampled) >= SAMPLED_SHARE * waited_ns:
         return sampled
-    blocked = [blocked_ns(process) for process in members]
+    blocked = [_blocked_ns(process) for process in members]
     return [(waited_ns, sum(s for s, _ in blocked), sum(local for _, local in blocked))]
 
 

@@ -215,12 +215,10 @@ def clocks(record: Record) -> Iterator[Note]:
         yield Note("clocks", Severity.INFO, text, remedy)
 
 
-# ---- time: waits, contention, order, and whether staging was worth it ----
+# ---- time: waits, contention, order ----
 
-GAINED_SHARE = 0.02
 MUCH_SHARE = 0.15
 OUT_OF_ORDER_SHARE = 0.2
-LEAST_WALL_S = 5.0
 LEAST_KEPT_SHARE = 0.9
 LEAST_OPENS = 100
 """With fewer announced opens the order hardly matters."""
@@ -313,26 +311,6 @@ def order(record: Record) -> Iterator[Note]:
     yield Note("order", Severity.INFO, text, known if provenance in KNOWN_ORDERS else unknown)
 
 
-def gained_nothing(record: Record) -> Iterator[Note]:
-    """Notes that staging gained nothing, or cost time, by estimate. It cost time only where all of the estimate's range
-    says so."""
-    estimate, wall_s = record.savings.vs_direct, record.time_split.wall_s
-    saved_s = estimate.saved_s
-    if (
-        not record.run.stages
-        or saved_s is None
-        or not wall_s
-        or wall_s < LEAST_WALL_S
-        or saved_s > GAINED_SHARE * wall_s
-    ):
-        return
-    best_s = saved_s + (estimate.inputs.get("high_s", 0.0) - estimate.inputs.get("low_s", 0.0)) / 2
-    lost = f"cost {format_duration(-saved_s)}" if best_s < -GAINED_SHARE * wall_s else "gained nothing"
-    text = f"by estimate, staging {lost} compared with reading directly"
-    remedy = "it pays with more epochs or a busier source; --mode auto decides by a forecast"
-    yield Note("gained-nothing", Severity.INFO, text, remedy)
-
-
 def not_kept(record: Record) -> Iterator[Note]:
     """Notes that copies followed an announced order, but the program read in another."""
     part, share = record.order, record.order.kept_share
@@ -357,5 +335,5 @@ RULES = [
     *VISIBLE_RULES,
     *(store_full, divided, slow_disk, in_memory, copy_errors, written),
     *(slow_nodes, idle_nodes, read_more_than_once, restarted, clocks),
-    *(waits_for_source, gained_nothing, contention, order, not_kept, preprocessing),
+    *(waits_for_source, contention, order, not_kept, preprocessing),
 ]

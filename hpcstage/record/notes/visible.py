@@ -9,9 +9,8 @@ from hpcstage.record.figures.counts import DIRECT_LAYER
 from hpcstage.record.parts.roster import Presence
 from hpcstage.record.parts.rows import UNCOUNTED_LAYER
 from hpcstage.record.schema import Note, Record, Severity
-from hpcstage.units import format_number, format_share, format_size
+from hpcstage.units import format_number, format_share
 
-MUCH_UNSEEN_SHARE = 0.2
 LONG_SCAN_S = 2.0
 """A smaller directory gains nothing where the scan takes less than this."""
 WORTH_SHARE = 0.02
@@ -76,7 +75,7 @@ def nothing_attached(record: Record) -> Iterator[Note]:
         severity = Severity.ERROR if record.run.stages else Severity.WARNING
         text = "no Python process of the command attached: what it read came from the source, and was not measured"
     else:
-        severity = Severity.INFO if record.coverage.unseen_bytes == 0 else Severity.WARNING
+        severity = Severity.WARNING
         text = "hpcstage serves Python programs, and saw none in the command: what others read comes from the source"
     yield Note("nothing-attached", severity, text, remedy)
 
@@ -114,20 +113,6 @@ def missed(record: Record) -> Iterator[Note]:
         text = f"{who} never attached{first}: they read the source"
         remedy = _how_to_attach(record) or "started with -I, -E or -S, or without PYTHONPATH in the environment?"
         yield Note("processes-missed", Severity.WARNING, text, remedy)
-
-
-def unseen(record: Record) -> Iterator[Note]:
-    """Notes that processes read much that no shim saw, by the kernel's counters."""
-    if not record.names_dataset:
-        return
-    size, number = record.coverage.unseen_bytes or 0, record.coverage.unseen_processes
-    seen = (record.totals.local_bytes or 0) + (record.totals.direct_bytes or 0)
-    if size > WORTH_SHARE * seen:
-        severity = Severity.WARNING if number and size > MUCH_UNSEEN_SHARE * seen else Severity.INFO
-        known = "" if number is None else f", {number or 'none'} of which lived long enough to be counted,"
-        text = f"processes without hpcstage{known} read up to {format_size(size)}, libraries and other files included"
-        remedy = "programs that are not Python, and python -I, -E or -S, read the source directly"
-        yield Note("unseen-reads", severity, text, remedy)
 
 
 def shim_off(record: Record) -> Iterator[Note]:
@@ -210,6 +195,6 @@ def shim_errors(record: Record) -> Iterator[Note]:
 
 
 VISIBLE_RULES = [
-    *(nothing_attached, nothing_opened, missed, unseen, shim_off),
+    *(nothing_attached, nothing_opened, missed, shim_off),
     *(uncounted, python_layer, not_swapped, shim_errors),
 ]

@@ -18,10 +18,8 @@ from typing import Annotated, Any
 from hpcstage.problem import Problem
 from hpcstage.protocol import rundir
 from hpcstage.record.jsonform import (
-    DEFAULT_IF_DAMAGED,
     EMPTY_IF_NONE,
     LEFT_OUT_IF_NONE,
-    REQUIRED_KEY,
     Count,
     NumberLimits,
     Seconds,
@@ -39,9 +37,9 @@ NAMED_NODES = 16
 class DatasetPart:
     """One dataset: its name and root, what the scan found, and what was staged of it."""
 
-    name: str = field(default="", metadata=REQUIRED_KEY)
-    root: str = field(default="", metadata=REQUIRED_KEY)
-    arguments: tuple[str, ...] = field(default=(), metadata=REQUIRED_KEY)
+    name: str = ""
+    root: str = ""
+    arguments: tuple[str, ...] = ()
     files: Count | None = None
     size_bytes: Count | None = None
     staged_files: Count = 0
@@ -64,7 +62,6 @@ class NodeTotals:
     source_bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     source_files: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     source_opens: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    source_reads: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     failed: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     void: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     refused: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
@@ -74,25 +71,6 @@ class NodeTotals:
     """The bytes of these parts that the node had at the end, as they are at the source."""
     copy_busy_s: float | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """Seconds with at least one transfer in flight."""
-    measuring_opens: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """Files that the daemon opened only to measure what an open costs; `source_opens` does not contain them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlonePart:
-    """The speed of the source for one reader alone (see `daemon.copying.alone`)."""
-
-    files: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """Files that were copied with no other transfer beside them."""
-    open_ns: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    read_ns: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    cold_open_ns: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """The time of an open of a file that was copied a while ago: the lower quartile, as a busy machine makes some
-    slow."""
-    kept_share: float | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """The share of the pages of such files that was still in memory."""
-    window_bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """The largest window that the kernel reads ahead of a program there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +132,8 @@ class OrderPart:
     near_share: float | None = None
     announced_opens: int | None = None
     """The opens of announced files that were seen; `kept_share` and `near_share` are shares of them."""
-    lead: OrderLead | None = field(default=None, metadata=DEFAULT_IF_DAMAGED)
-    tables: tuple[IndexTable, ...] = field(default=(), metadata=DEFAULT_IF_DAMAGED)
+    lead: OrderLead | None = None
+    tables: tuple[IndexTable, ...] = ()
     lost_bytes: int | None = None
     opened_files: int | None = None
     trace_used: str | None = None
@@ -182,23 +160,6 @@ class GroupPart:
         if len(self.missing) <= NAMED_NODES:
             return self
         return replace(self, missing=self.missing[:NAMED_NODES], missing_count=len(self.missing))
-
-
-@dataclass(frozen=True, kw_only=True)
-class AccountsPart:
-    """The kernel's counters of bytes read when the command has ended. Of a process that did not tell at its end what it
-    had read, only the reads of the datasets are accounted for after the daemon's last look."""
-
-    command_bytes: int
-    """Bytes that the command and all its descendants read, from files of any kind."""
-    accounted_bytes: int
-    """The part of them that attached processes read."""
-    attached: int
-    """The number of attached processes."""
-    told: int = 0
-    """The number of those that told at their end what they had read."""
-    unattached: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """The number of other processes that were seen; those that lived for a moment are not among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,26 +210,19 @@ class NodePart:
     staged_s: float | None = None
     """The time at which the last file was staged, in seconds from the start; None if not all were."""
     totals: NodeTotals = field(default_factory=NodeTotals)
-    alone: AlonePart = field(default_factory=AlonePart, metadata=DEFAULT_IF_DAMAGED)
-    memory_bytes: int | None = None
-    """Bytes of the node's memory that programs could use at the end, the page cache included."""
-    errors: Sequence[ErrorPart] = field(default=(), metadata=DEFAULT_IF_DAMAGED)
+    errors: Sequence[ErrorPart] = ()
     """Up to 20 of them."""
     hist_open: dict[int, int] = field(default_factory=dict)
     """Copiers' opens at the source."""
     hist_read: dict[int, int] = field(default_factory=dict)
-    budget: BudgetPart | None = field(default=None, metadata=EMPTY_IF_NONE | DEFAULT_IF_DAMAGED)
-    order: OrderPart = field(default_factory=OrderPart, metadata=DEFAULT_IF_DAMAGED)
+    budget: BudgetPart | None = field(default=None, metadata=EMPTY_IF_NONE)
+    order: OrderPart = field(default_factory=OrderPart)
     forecast: dict[str, Any] | None = None
     samples: Sequence[Sample] = ()
     processes: Sequence[ProcessPart] = ()
-    missed_processes: Sequence[MissedProcess] = field(default=(), metadata=DEFAULT_IF_DAMAGED)
+    missed_processes: Sequence[MissedProcess] = ()
     """Up to 20 of them."""
     missed_count: int = 0
-    accounts: AccountsPart | None = field(default=None, metadata=EMPTY_IF_NONE | DEFAULT_IF_DAMAGED)
-    pressure: dict[str, float] = field(default_factory=dict)
-    """The kernel's pressure figures over the run, as far as it offers them: io_some_s, io_full_s, cpu_some_s,
-    memory_some_s."""
     problems: Sequence[Problem] = ()
     """`node-missing`: the node's daemon never came up (the lead wrote the part);
     `group-missing`: the node staged without the group."""
@@ -279,8 +233,8 @@ class NodePart:
     placement: str = "private"
     """The placement that was followed: private, replicate or partition."""
     placement_why: str = ""
-    group: GroupPart | None = field(default=None, metadata=EMPTY_IF_NONE | DEFAULT_IF_DAMAGED)
-    standstill: StandstillPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE | DEFAULT_IF_DAMAGED)
+    group: GroupPart | None = field(default=None, metadata=EMPTY_IF_NONE)
+    standstill: StandstillPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """None: no program told; those that save by themselves do not."""
 
     def to_json(self) -> dict[str, Any]:
@@ -293,7 +247,7 @@ class NodePart:
     def from_json(cls, data: dict[str, Any]) -> NodePart:
         """Reads what `to_json` returned. Raises ValueError or LookupError if the data are no part of a node."""
         part = read(cls, {**data, "samples": []})
-        return replace(part, samples=_samples(data.get("samples", [])))
+        return replace(part, samples=_samples(data.get("samples", {})))
 
 
 def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
@@ -304,10 +258,8 @@ def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
 ALWAYS_WRITTEN = ("start_s", "length_s")
 
 
-def _samples(data: dict[str, list[Any]] | list[dict[str, Any]]) -> list[Sample]:
-    """Reads samples by column, or by row as earlier versions wrote them. Raises ValueError if columns are unequal."""
-    if not isinstance(data, dict):
-        return [read(Sample, row) for row in data]
+def _samples(data: dict[str, list[Any]]) -> list[Sample]:
+    """Reads samples by column. Raises ValueError if columns are unequal."""
     rows = len(data["start_s"]) if data else 0
     columns: list[Iterable[Any]] = []
     for name, form in Sample.__dataclass_fields__.items():
@@ -322,8 +274,6 @@ MANY_NODES = 64
 """In the parts of jobs with more nodes than this, neighbouring samples are joined."""
 MOST_JOINED = 900
 """Such a part has at most this many samples: four seconds each in a run of an hour."""
-LEVELS = ("queued_files", "store_bytes")
-"""These fields are not added up: the value of the later sample is used."""
 
 
 def joined(samples: Sequence[Sample], most: int = MOST_JOINED) -> list[Sample]:
@@ -337,10 +287,7 @@ def joined(samples: Sequence[Sample], most: int = MOST_JOINED) -> list[Sample]:
 
 def _both(one: Sample, other: Sample) -> Sample:
     end_s = other.start_s + other.length_s
-    values = {
-        name: getattr(other, name) if name in LEVELS else getattr(one, name) + getattr(other, name)
-        for name in Sample.__dataclass_fields__
-    }
+    values = {name: getattr(one, name) + getattr(other, name) for name in Sample.__dataclass_fields__}
     values["start_s"], values["length_s"] = one.start_s, round(end_s - one.start_s, 4)
     seen_s = one.length_s + other.length_s
     values["busy"] = round((one.busy * one.length_s + other.busy * other.length_s) / seen_s, 3) if seen_s else 0.0

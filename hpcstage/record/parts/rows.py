@@ -31,11 +31,6 @@ class Sample:
     shim_bytes: int = 0
     shim_reads: int = 0
     shim_read_ns: int = 0
-    hit_opens: int = 0
-    wants: int = 0
-    want_ns: int = 0
-    queued_files: int = 0
-    store_bytes: int = 0
     loader_wait_ns: int = 0
     """Waits of PyTorch's loaders for their next batch, summed over processes (LOADER_WAIT_NS)."""
     blocked_ns: int = 0
@@ -43,10 +38,6 @@ class Sample:
     summed over processes (BLOCKED_NS)."""
     blocked_source_ns: int = 0
     """The part of `blocked_ns` that waited for the source."""
-    peer_bytes: int = 0
-    """Bytes of staged files received from other nodes."""
-    sent_bytes: int = 0
-    """Bytes of staged files sent to other nodes."""
 
 
 UNCOUNTED_LAYER = "uncounted"
@@ -69,6 +60,5 @@ class ProcessPart:
     """Opens at the source: their number by bucket (`protocol.shim.bucket_of_ns`)."""
     hist_read: dict[int, int] = field(default_factory=dict)
     processes: int = 1
-    """The number of processes in this row. That of several has life_ns and phase_ns among its counters: how long they
-    lived, and the time from the first call of each on a dataset's file to its last, summed. Its times of day are those
-    of the first and the last of them."""
+    """The number of processes in this row. That of several has life_ns among its counters: how long they lived, summed.
+    Its times of day are those of the first and the last of them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcstage.problem import Problem
-from hpcstage.record.jsonform import DEFAULT_IF_DAMAGED, LEFT_OUT_IF_NONE, read, written
+from hpcstage.record.jsonform import LEFT_OUT_IF_NONE, read, written
 from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.parts.elastic import ElasticPart
 from hpcstage.record.parts.outputs import OutputsPart
@@ -53,11 +53,11 @@ class RunPart:
     """Whether hpcstage could not stage and left the machine to the command, whose end it did not see."""
     pid_space: str = ""
     """The wrapper's PID namespace; `child_pid` is valid only within it."""
-    outputs: OutputsPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE | DEFAULT_IF_DAMAGED)
+    outputs: OutputsPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """The command's output files; None without --out."""
-    checkpoints: CheckpointsPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE | DEFAULT_IF_DAMAGED)
+    checkpoints: CheckpointsPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """The command's checkpoints; None without --checkpoint."""
-    elastic: ElasticPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE | DEFAULT_IF_DAMAGED)
+    elastic: ElasticPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
     """Who trained; None without --elastic."""
 
     def to_json(self) -> dict[str, Any]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import RenderableType
 from rich.text import Text
 
+from hpcstage.record.index import Earlier
 from hpcstage.record.schema import Note, Record, Severity
+from hpcstage.report import figures
 from hpcstage.report.canvas import Canvas, Wrapped, cleaned, grid, indented, section
 from hpcstage.report.explained import explained
 from hpcstage.report.terminal import nodes
-from hpcstage.report.terminal.sections import SECTIONS, WITHOUT_DATASET, header
+from hpcstage.report.terminal.sections import SECTIONS, WITHOUT_DATASET, header, time
 
 LINES = 40
 NOTES = 5
@@ -22,14 +26,17 @@ UNWATCHED = ("aside", "not started")
 MARKS = {Severity.ERROR: Text("!!", "red"), Severity.WARNING: Text("! ", "yellow"), Severity.INFO: Text("- ")}
 
 
-def render(record: Record, canvas: Canvas, *, every_node: bool = False) -> str:
-    """Returns the whole report, or the lines of all nodes."""
+def render(record: Record, canvas: Canvas, earlier: Sequence[Earlier] = (), *, every_node: bool = False) -> str:
+    """Returns the whole report, or the lines of all nodes. `earlier` are the command's earlier runs."""
     record = cleaned(record, unicode=canvas.unicode)
     if every_node:
         return "\n".join(nodes.every(record, canvas))
     if record.run.state in UNWATCHED:
         return "\n\n".join("\n".join(block) for block in (canvas.lines(header(record)), notes(record, canvas, LINES)))
     blocks = [canvas.lines(draw(record)) for draw in (SECTIONS if record.names_dataset else WITHOUT_DATASET)]
+    if earlier and record.names_dataset:
+        told = cleaned(figures.earlier(earlier), unicode=canvas.unicode)
+        blocks[SECTIONS.index(time)] += canvas.lines(indented(told))
     left = LINES - sum(map(len, blocks)) - (LEAST_NOTES if record.notes else 0)
     blocks.insert(2, nodes.nodes(record, canvas, max(nodes.LEAST, min(nodes.LINES, left))))
     blocks.append(notes(record, canvas, LINES - sum(map(len, blocks))))

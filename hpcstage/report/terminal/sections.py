@@ -129,7 +129,7 @@ def served_of(record: Record) -> str:
     """Says what `local_share` is a share of."""
     if where := figures.reported(record.group):
         return where
-    return f"of {figures.of_what(record)}"
+    return f"of {figures.local_measure(record)}"
 
 
 def time(record: Record) -> RenderableType:
@@ -147,7 +147,8 @@ def time(record: Record) -> RenderableType:
     slowest = ""
     if split.slowest is not None:
         slowest = f" (mean of the processes; longest waits on {short_name(split.slowest.host)})"
-    return section(f"Time{slowest}", grid("lrrlrl", rows), *(f"({sentence})" for sentence in split.unmeasured[:1]))
+    said = (figures.headroom(split), *(f"({sentence})" for sentence in split.unmeasured[:1]))
+    return section(f"Time{slowest}", grid("lrrlrl", rows), *said)
 
 
 def origin(record: Record) -> RenderableType:
@@ -165,8 +166,6 @@ def origin(record: Record) -> RenderableType:
     if totals.peer_bytes is not None:
         files = f"{count(totals.peer_files)} files from node to node"
         rows.append(("  other nodes", "", totals.peer_bytes, files))
-    if lost := figures.unseen(record):
-        rows.append(("  not seen", "", lost, "at most, by other processes"))
     cells = [(name, opens, size(amount), what) for name, opens, amount, what in rows]
     return grid("lrrw", cells, ("Origin", "opens", "bytes", ""))
 
@@ -254,18 +253,6 @@ def clock(value_s: float) -> str:
     return f"{int(value_s) // 3600}:{int(value_s) % 3600 // 60:02d}:{int(value_s) % 60:02d}"
 
 
-def savings(record: Record) -> RenderableType:
-    """Shows the estimates with their formulas; with several nodes without these, as the nodes need the lines."""
-    part = record.savings
-    if record.group:
-        return section(f"Saved (estimates): {figures.saved(part) or f'cannot tell: {part.vs_direct.reason}'}")
-    rows = []
-    for name, found in (("against direct", part.vs_direct), ("against upfront", part.vs_upfront)):
-        known = f"{seconds(found.saved_s)} = {found.formula}"
-        rows.append((name, Wrapped(f"cannot tell: {found.reason}" if found.saved_s is None else known, 2)))
-    return section("Saved (estimates)", grid("lw", rows))
-
-
 _MOST_NODES_SHOWN = 5
 
 
@@ -351,7 +338,7 @@ def elastic(record: Record) -> RenderableType:
     return section(f"Elastic: {told}", grid("lw", rows))
 
 
-SECTIONS = (header, meters, time, origin, coverage, source, savings, outputs, checkpoints, elastic)
+SECTIONS = (header, meters, time, origin, coverage, source, outputs, checkpoints, elastic)
 """The sections in their order; `page` puts those of the nodes after the meters, and the notes at the end."""
 WITHOUT_DATASET = (header, outputs, checkpoints, elastic)
 """Those of a run that has no dataset: the others would have nothing to say."""

@@ -16,12 +16,12 @@ NOTES = 2
 
 def short(record: Record) -> list[str]:
     """Returns at most five lines: what was served locally, the output files, the checkpoints, the nodes, the time, the
-    source, the savings, and notes."""
+    source, the headroom, and notes."""
     notes = [_note(note) for note in record.notes if note.severity is not Severity.INFO][:NOTES]
-    known = figures.saved(record.savings)
     facts = [_served(record), _outputs(record), _checkpoints(record), brief(record), _time(record)]
     if record.names_dataset:
-        facts += [_source(record), f"saved (estimate): {known}" if known else ""]
+        split = record.time_split
+        facts += [_source(record), "" if split.headroom_s is None else figures.headroom(split)]
     told = [fact for fact in facts if fact][: LINES - len(notes)]
     return [*(figures.clip(line, WIDTH) for line in told), *(figures.clip(line, NOTE_WIDTH) for line in notes)]
 
@@ -38,7 +38,7 @@ def _served(record: Record) -> str:
         return f"{mode}: the command opened no file under --data, as far as hpcstage saw"
     where = figures.reported(record.group)
     share = figures.percent(figures.local_share(record))
-    served = f"{share} of {figures.of_what(record)} served locally{where and f' {where}'}"
+    served = f"{share} of {figures.local_measure(record)} served locally{where and f' {where}'}"
     opens = f"{figures.count(record.coverage.swapped)} of {figures.count(record.coverage.opens)} opens swapped"
     return f"{mode}: {served}, {opens}"
 

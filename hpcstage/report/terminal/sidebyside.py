@@ -27,12 +27,6 @@ def side_by_side(records: Sequence[Record], canvas: Canvas) -> str:
     return "\n".join(canvas.lines(table))
 
 
-def total_s(record: Record) -> float | None:
-    """Returns the seconds of the command and of staging before it."""
-    split = record.time_split
-    return None if split.wall_s is None else split.wall_s + (split.before_s or 0.0)
-
-
 def _contention(record: Record) -> str:
     part = record.contention
     if part.best_bytes_per_s is None:
@@ -42,7 +36,7 @@ def _contention(record: Record) -> str:
 
 PEERS = "copied between nodes"
 ROWS: list[tuple[str, Callable[[Record], str]]] = [
-    ("total", lambda r: seconds(total_s(r))),
+    ("total", lambda r: seconds(r.time_split.total_s)),
     ("  before the command", lambda r: seconds(r.time_split.before_s)),
     ("  compute", lambda r: seconds(r.time_split.compute_s)),
     ("  preprocessing", lambda r: seconds(r.time_split.preprocess_s)),

@@ -123,8 +123,7 @@ void counter_set(int counter, uint64_t value);
 void counter_max(int counter, uint64_t value);
 uint64_t counter_get(int counter);
 void count_source_open(uint64_t ns, int reason);
-void reads_begin(int fd); /* a file was opened under this number */
-void count_read(int fd, int kind, ssize_t bytes, off_t at, uint64_t begin, uint64_t ns); /* at: -1: not known */
+void count_read(int fd, int kind, ssize_t bytes, off_t at, uint64_t ns); /* at: -1: not known, or no matter for a copy */
 uint64_t now_ns(void);
 
 /* Around each call that may wait for the source (FD_SOURCE) or for a copy (FD_LOCAL). The time in which any thread of

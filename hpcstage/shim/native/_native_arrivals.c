@@ -648,7 +648,7 @@ static ssize_t reads(struct table *in, struct entry *e, uint32_t serial, struct 
         got = to ? reads_first(in, e, serial, r, is_next, to, &local) : reads_then(in, e, serial, r, is_next, &local);
     uint64_t ns = wait_end(FD_LOCAL, begin);
     if (got > 0) {
-        count_read(r->fd, local ? FD_LOCAL : FD_SOURCE, got, r->at, begin, ns);
+        count_read(r->fd, local ? FD_LOCAL : FD_SOURCE, got, r->at, ns);
         if (local) {
             count(COUNTER_ARRIVED_READ_BYTES, (uint64_t)got);
             __atomic_add_fetch(&in->row[e->row].served, (uint64_t)got, __ATOMIC_RELAXED);

@@ -93,7 +93,6 @@ static enum outcome open_copy(const struct call *c, const struct place *at, unio
     if (is_copy(fd, c->flags)) {
         moved_forget(fd);
         fd_mark(fd, at->map->quiet ? FD_OTHER : FD_LOCAL);
-        reads_begin(fd);
         return OPENED;
     }
     give_up(c, *r);
@@ -108,10 +107,8 @@ static union result open_source(const struct call *c, const struct place *at, in
     int fd = fd_of(c, r), saved = errno;
     if (fd >= 0) {
         fd_mark(fd, counted ? FD_SOURCE : FD_OTHER);
-        if (counted)
-            moved_opened(fd, c->flags, is_stream(c), published);
-        reads_begin(fd);
         if (counted) {
+            moved_opened(fd, c->flags, is_stream(c), published);
             count_source_open(took, reason);
             if (logging())
                 ring_opened(at, OPENED_SOURCE, begin + took);

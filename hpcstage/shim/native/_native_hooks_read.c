@@ -42,7 +42,7 @@ extern void __longjmp_chk(jmp_buf, int) WEAK __attribute__((noreturn));
     uint64_t begin = wait_begin(kind); \
     ssize_t bytes = call; \
     uint64_t ns = wait_end(kind, begin); \
-    count_read(fd, kind, bytes, at, begin, ns); \
+    count_read(fd, kind, bytes, kind == FD_SOURCE ? (at) : -1, ns); \
     return bytes;
 
 /* Reads what has arrived of a file that is on its way. */
@@ -131,7 +131,7 @@ static ssize_t hook_copy_file_range(int fd, off64_t *at, int to, off64_t *to_at,
 }
 
 static size_t counted_fread(int fd, int kind, size_t size, size_t items, uint64_t begin) {
-    count_read(fd, kind, (ssize_t)(size * items), -1, begin, wait_end(kind, begin));
+    count_read(fd, kind, (ssize_t)(size * items), -1, wait_end(kind, begin));
     return items;
 }
 

@@ -45,19 +45,12 @@ static struct own {
     struct slot *slot;              /* NULL: to be claimed at the first count */
     uint32_t inside, inside_source; /* threads inside calls on dataset files: all, and those that wait for the source */
     uint32_t held;                  /* threads inside calls that only hold their file under its number */
-    int read_fd;                    /* the open file of the last read, plus one */
-    uint64_t read_end;
-    off_t read_to;                  /* where it ended in the file; -1: not known */
 } first, *own = &first;
 
-static uint64_t clock_ns(clockid_t clock) {
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 uint64_t now_ns(void) {
-    return clock_ns(CLOCK_MONOTONIC);
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 static void count_calls(void);
@@ -260,8 +253,6 @@ void slot_finish(void) {
     if (!own->slot || own->slot == slot_at(0) || !slot_is_mine())
         return;
     counter_set(COUNTER_EXIT_NS, now_ns());
-    counter_set(COUNTER_CPU_NS, clock_ns(CLOCK_PROCESS_CPUTIME_ID));
-    counter_set(COUNTER_QUEUED_NS, number_in("/proc/self/schedstat")); /* its second number */
     counter_set(COUNTER_OWN_READ_BYTES, own_read_bytes());
 }
 
@@ -422,8 +413,6 @@ uint64_t wait_begin(int kind) {
     call_begins(kind == FD_SOURCE ? OF_SOURCE : OF_LOCAL);
     if (threads == 1)
         count(COUNTER_BLOCKED_NS, 0 - now);
-    if (!__atomic_load_n(&slot->counters[COUNTER_FIRST_NS], __ATOMIC_RELAXED))
-        counter_set(COUNTER_FIRST_NS, now);
     if (threads > __atomic_load_n(&slot->counters[COUNTER_READERS], __ATOMIC_RELAXED))
         counter_max(COUNTER_READERS, threads);
     if (kind == FD_SOURCE && __atomic_add_fetch(&own->inside_source, 1, __ATOMIC_RELAXED) == 1)
@@ -455,31 +444,10 @@ void count_source_open(uint64_t ns, int reason) {
     __atomic_fetch_add(&slot->hist_open[bucket_of_ns(ns)], 1, __ATOMIC_RELAXED);
 }
 
-/* With several threads the time between reads means nothing, but is never negative; so nobody keeps others from the words. */
-static void count_within(struct slot *slot, int fd, off_t at, ssize_t bytes, uint64_t begin, uint64_t end) {
-    uint64_t since = __atomic_load_n(&own->read_end, __ATOMIC_RELAXED);
-    off_t to = __atomic_load_n(&own->read_to, __ATOMIC_RELAXED);
-    if (__atomic_load_n(&own->read_fd, __ATOMIC_RELAXED) == fd + 1) {
-        if (since < begin)
-            add(slot, COUNTER_WITHIN_NS, begin - since);
-        if (at >= 0 && to >= 0 && at != to)
-            add(slot, COUNTER_JUMPS, 1);
-    }
-    __atomic_store_n(&own->read_fd, fd + 1, __ATOMIC_RELAXED);
-    __atomic_store_n(&own->read_to, at < 0 ? -1 : at + bytes, __ATOMIC_RELAXED);
-    __atomic_store_n(&own->read_end, end, __ATOMIC_RELAXED);
-}
-
-void reads_begin(int fd) {
-    if (__atomic_load_n(&own->read_fd, __ATOMIC_RELAXED) == fd + 1)
-        __atomic_store_n(&own->read_fd, 0, __ATOMIC_RELAXED);
-}
-
-void count_read(int fd, int kind, ssize_t bytes, off_t at, uint64_t begin, uint64_t ns) {
+void count_read(int fd, int kind, ssize_t bytes, off_t at, uint64_t ns) {
     if (bytes <= 0)
         return;
     struct slot *slot = my_slot();
-    count_within(slot, fd, at, bytes, begin, begin + ns);
     int base = kind == FD_SOURCE ? COUNTER_SOURCE_READS : COUNTER_LOCAL_READS;
     add(slot, base, 1);
     add(slot, base + 1, (uint64_t)bytes);
