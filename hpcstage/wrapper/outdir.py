@@ -35,8 +35,13 @@ UNLOCK_S = 2.0
 _MOST_LOCKS = 100
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
 _REMOVED = frozenset({errno.ENOENT, errno.ESTALE})
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _WRITABLE = "name a directory that you may write to, on the shared file system"
+_ROOM = "free space there, or name a directory on another file system"
+_MOUNT = "mount its file system again, or name a directory on another one"
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _ROOM),
+    **dict.fromkeys((errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN), _MOUNT),
+}
 _OWN = "give each run a directory of its own"
 
 
@@ -98,7 +103,7 @@ class NamedDirectory:
             if dataset.kind is DatasetKind.DIRECTORY and os.path.commonpath([root, path]) == root:
                 what = f"{said} lies in the dataset {root}: what is written there would change it"
                 raise UsageError(what, "name a directory outside of all datasets")
-        above = _nearest(path)
+        above = _nearest(path, said)
         found = os.stat(above)
         if above == path and found.st_uid != os.geteuid():
             what = f"{said} belongs to user {found.st_uid}"
@@ -110,8 +115,9 @@ class NamedDirectory:
 
     def check_disk(self, asked: str, cwd: Path, local: LocalDir) -> None:
         """Raises UsageError if DIR is on the local disk, where it would gain nothing."""
-        if os.stat(_nearest(os.path.realpath(cwd / asked))).st_dev == local.device:
-            what = f"{self.option} {asked} is on the same disk as the local directory {local.path}"
+        said = f"{self.option} {asked}"
+        if os.stat(_nearest(os.path.realpath(cwd / asked), said)).st_dev == local.device:
+            what = f"{said} is on the same disk as the local directory {local.path}"
             raise UsageError(what, "name a directory on the shared file system, or another disk with --local-dir")
 
     def made(self, asked: str, cwd: Path) -> str:
@@ -205,8 +211,7 @@ def lock(target: str, said: str, holder: str) -> int:
 
 
 def _unusable(what: str, error: OSError) -> UsageError:
-    remedy = "free space there, or name a directory on another file system" if error.errno in _NO_ROOM else _WRITABLE
-    return UsageError(f"{what}: {error.strerror}", remedy)
+    return UsageError(f"{what}: {error.strerror}", _REMEDIES.get(error.errno or 0, _WRITABLE))
 
 
 def remove_lock(target: str, fd: int) -> None:
@@ -229,8 +234,15 @@ def unlock(target: str, fd: int) -> None:
         reap(pid, UNLOCK_S)
 
 
-def _nearest(path: str) -> str:
-    """Returns the path itself, or the nearest directory above it that exists."""
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    return path
+def _nearest(path: str, said: str) -> str:
+    """Returns the path itself, or the nearest directory above it that exists. Raises UsageError where a file system
+    does not answer: what is above its mount point says nothing of it."""
+    while True:
+        try:
+            os.lstat(path)
+        except OSError as error:
+            if _REMEDIES.get(error.errno or 0) == _MOUNT:
+                raise _unusable(f"{said} cannot be used", error) from None
+            path = os.path.dirname(path)
+        else:
+            return path
