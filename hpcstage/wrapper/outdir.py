@@ -187,27 +187,49 @@ def lock(target: str, said: str, holder: str) -> int:
     path = os.path.join(target, LOCK)
     for _ in range(_MOST_LOCKS):
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            fd, is_new = _open_lock(path)
         except OSError as error:
             raise _unusable(f"{said} cannot be written to", error) from None
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            other = ""
-        except OSError as error:
-            other = "" if error.errno in _NO_LOCKS else holders.named_in(fd) or "another run"
-        if other := other or holders.living(path, fd):
-            os.close(fd)
-            raise TargetInUse(said, other) from None
-        try:
-            if os.stat(path).st_ino == os.fstat(fd).st_ino:
-                holders.hold(path, fd, holder)
+            if _takes(path, fd, said, holder, is_new=is_new):
                 return fd
         except OSError as error:
-            if error.errno not in _REMOVED:
-                remove_lock(target, fd)
-                raise _unusable(f"{said} cannot be written to", error) from None
-        os.close(fd)  # its holder removed it at its end
+            os.close(fd)
+            raise _unusable(f"{said} cannot be written to", error) from None
+        except UsageError:
+            os.close(fd)
+            raise
+        os.close(fd)  # its holder removed it at its end, or another run was faster
     raise UsageError(f"{said} is used by many runs at once", _OWN)
+
+
+def _open_lock(path: str) -> tuple[int, bool]:
+    """Returns the descriptor of a lock file, and whether this process has made it: of all nodes only one does."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(FileExistsError):
+        return os.open(path, flags | os.O_EXCL, 0o600), True
+    return os.open(path, flags, 0o600), False
+
+
+def _takes(path: str, fd: int, said: str, holder: str, *, is_new: bool) -> bool:
+    """Takes a lock file that is nobody's; returns whether it still has the name. Raises as `lock` does, and OSError."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        other = ""
+    except OSError as error:
+        other = "" if error.errno in _NO_LOCKS else holders.named_in(fd) or "another run"
+    if not (other or is_new):
+        other = holders.living(path)
+    if other:
+        raise TargetInUse(said, other)
+    try:
+        return os.stat(path).st_ino == os.fstat(fd).st_ino and holders.hold(path, fd, holder)
+    except OSError as error:
+        if error.errno in _REMOVED:
+            return False
+        with suppress(OSError):
+            os.unlink(path)
+        raise
 
 
 def _unusable(what: str, error: OSError) -> UsageError:
