@@ -213,6 +213,8 @@ def _open_lock(path: str) -> tuple[int, bool]:
 
 def _takes(path: str, fd: int, said: str, holder: str, *, is_new: bool) -> bool:
     """Takes a lock file that is nobody's; returns whether it still has the name. Raises as `lock` does, and OSError."""
+    if os.fstat(fd).st_nlink > 1:
+        raise UsageError(f"{path} is a hard link: another file would be overwritten", "remove it")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         other = ""

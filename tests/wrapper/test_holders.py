@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import REPO, wait_for
 
+from hpcstage.errors import UsageError
 from hpcstage.wrapper import holders, outdir
 
 ELSEWHERE = "11111111-2222-3333-4444-555555555555 77 12345"
@@ -94,6 +95,16 @@ def test_of_two_that_take_the_lock_of_a_dead_holder_at_once_one_has_it(tmp_path:
     finally:
         is_over.set()
         thread.join()
+
+
+def test_a_hard_link_in_the_place_of_the_lock_is_refused(tmp_path: Path) -> None:
+    """Others may write to DIR, and have linked a file of this user there."""
+    own = tmp_path / "own"
+    own.write_text("precious")
+    os.link(own, tmp_path / outdir.LOCK)
+    with pytest.raises(UsageError, match="hard link"):
+        outdir.lock(os.fspath(tmp_path), "--out results", "run 8 on this node")
+    assert own.read_text() == "precious"
 
 
 @pytest.mark.parametrize("age_s", [0.0, 20.0, -20.0])
