@@ -22,6 +22,10 @@ WATCHED_S = 16.0
 _OLD_S = 600.0
 """A lock that was renewed so long ago is nobody's, however far the clocks are apart."""
 _LOOK_S = 0.2
+_WRITTEN_S = 2.0
+"""Whoever made a lock file has written to it by then, or is dead."""
+_SETTLED_S = 1.0
+"""Two that come to take a lock at once differ by less."""
 _MOST_BYTES = 500
 _START = 19
 """The place of the start time behind the name of the process in its stat file."""
@@ -32,20 +36,24 @@ _renewing: dict[int, int] = {}
 
 def named_in(fd: int) -> str:
     """Returns the holder that a lock file names; empty if there is none."""
-    return _lines(fd)[0]
+    return _named(os.pread(fd, _MOST_BYTES, 0))[0]
 
 
-def living(path: str, fd: int) -> str:
-    """Returns the holder that the lock file names, if it lives; empty otherwise. One on another node that may live is
-    watched for WATCHED_S at most."""
-    holder, process = _lines(fd)
+def living(path: str) -> str:
+    """Returns the holder that a lock file names which another process has made, if it lives; empty otherwise. One on
+    another node that may live is watched for WATCHED_S at most."""
+    deadline = time.monotonic() + _WRITTEN_S
+    while (before := _seen(path)) is not None and not before[1] and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    if before is None:
+        return ""
+    holder, process = _named(before[1])
     boot, pid, *_ = [*process.split(), "", ""]
     if not pid.isdigit():
         return ""
     if boot == _boot():
         return holder if _process(int(pid)) == process else ""
-    before = _seen(path)
-    if before is None or abs(time.time() - before[0] / 1e9) > _OLD_S:
+    if abs(time.time() - before[0] / 1e9) > _OLD_S:
         return ""
     messages.warn(f"{path} names {holder}: watching for {WATCHED_S:g} s whether that is still there")
     deadline = time.monotonic() + WATCHED_S
@@ -58,13 +66,22 @@ def living(path: str, fd: int) -> str:
     return ""
 
 
-def hold(path: str, fd: int, holder: str) -> None:
-    """Writes who has the lock, and has a child renew it. Raises OSError."""
+def hold(path: str, fd: int, holder: str) -> bool:
+    """Writes who has the lock, and has a child renew it. Returns False if another run, which had watched the same dead
+    holder, did that at the same time. Raises OSError."""
+    before = _named(os.pread(fd, _MOST_BYTES, 0))[1]
     content = f"{holder}\n{_process(os.getpid())}\n".encode()
     os.truncate(fd, 0)
     os.pwrite(fd, content, 0)
+    os.fsync(fd)  # other nodes see it from here on
+    if before and not before.startswith(_boot()):
+        time.sleep(_SETTLED_S)
+        seen = _seen(path)
+        if seen is None or seen[1] != content:
+            return False
     with suppress(OSError):
         _renewing[fd] = fork(partial(_renew, path, content), (), says_why=False)
+    return True
 
 
 def let_go(fd: int) -> None:
@@ -94,8 +111,8 @@ def _renew(path: str, content: bytes) -> None:
             os.close(fd)
 
 
-def _lines(fd: int) -> tuple[str, str]:
-    holder, process, *_ = [*os.pread(fd, _MOST_BYTES, 0).decode(errors="replace").splitlines(), "", ""]
+def _named(content: bytes) -> tuple[str, str]:
+    holder, process, *_ = [*content.decode(errors="replace").splitlines(), "", ""]
     return holder.strip(), process
 
 

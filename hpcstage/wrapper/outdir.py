@@ -35,8 +35,13 @@ UNLOCK_S = 2.0
 _MOST_LOCKS = 100
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
 _REMOVED = frozenset({errno.ENOENT, errno.ESTALE})
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _WRITABLE = "name a directory that you may write to, on the shared file system"
+_ROOM = "free space there, or name a directory on another file system"
+_MOUNT = "mount its file system again, or name a directory on another one"
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _ROOM),
+    **dict.fromkeys((errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN), _MOUNT),
+}
 _OWN = "give each run a directory of its own"
 
 
@@ -98,7 +103,7 @@ class NamedDirectory:
             if dataset.kind is DatasetKind.DIRECTORY and os.path.commonpath([root, path]) == root:
                 what = f"{said} lies in the dataset {root}: what is written there would change it"
                 raise UsageError(what, "name a directory outside of all datasets")
-        above = _nearest(path)
+        above = _nearest(path, said)
         found = os.stat(above)
         if above == path and found.st_uid != os.geteuid():
             what = f"{said} belongs to user {found.st_uid}"
@@ -110,8 +115,9 @@ class NamedDirectory:
 
     def check_disk(self, asked: str, cwd: Path, local: LocalDir) -> None:
         """Raises UsageError if DIR is on the local disk, where it would gain nothing."""
-        if os.stat(_nearest(os.path.realpath(cwd / asked))).st_dev == local.device:
-            what = f"{self.option} {asked} is on the same disk as the local directory {local.path}"
+        said = f"{self.option} {asked}"
+        if os.stat(_nearest(os.path.realpath(cwd / asked), said)).st_dev == local.device:
+            what = f"{said} is on the same disk as the local directory {local.path}"
             raise UsageError(what, "name a directory on the shared file system, or another disk with --local-dir")
 
     def made(self, asked: str, cwd: Path) -> str:
@@ -181,32 +187,55 @@ def lock(target: str, said: str, holder: str) -> int:
     path = os.path.join(target, LOCK)
     for _ in range(_MOST_LOCKS):
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            fd, is_new = _open_lock(path)
         except OSError as error:
             raise _unusable(f"{said} cannot be written to", error) from None
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            other = ""
-        except OSError as error:
-            other = "" if error.errno in _NO_LOCKS else holders.named_in(fd) or "another run"
-        if other := other or holders.living(path, fd):
-            os.close(fd)
-            raise TargetInUse(said, other) from None
-        try:
-            if os.stat(path).st_ino == os.fstat(fd).st_ino:
-                holders.hold(path, fd, holder)
+            if _takes(path, fd, said, holder, is_new=is_new):
                 return fd
         except OSError as error:
-            if error.errno not in _REMOVED:
-                remove_lock(target, fd)
-                raise _unusable(f"{said} cannot be written to", error) from None
-        os.close(fd)  # its holder removed it at its end
+            os.close(fd)
+            raise _unusable(f"{said} cannot be written to", error) from None
+        except UsageError:
+            os.close(fd)
+            raise
+        os.close(fd)  # its holder removed it at its end, or another run was faster
     raise UsageError(f"{said} is used by many runs at once", _OWN)
 
 
+def _open_lock(path: str) -> tuple[int, bool]:
+    """Returns the descriptor of a lock file, and whether this process has made it: of all nodes only one does."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(FileExistsError):
+        return os.open(path, flags | os.O_EXCL, 0o600), True
+    return os.open(path, flags, 0o600), False
+
+
+def _takes(path: str, fd: int, said: str, holder: str, *, is_new: bool) -> bool:
+    """Takes a lock file that is nobody's; returns whether it still has the name. Raises as `lock` does, and OSError."""
+    if os.fstat(fd).st_nlink > 1:
+        raise UsageError(f"{path} is a hard link: another file would be overwritten", "remove it")
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        other = ""
+    except OSError as error:
+        other = "" if error.errno in _NO_LOCKS else holders.named_in(fd) or "another run"
+    if not (other or is_new):
+        other = holders.living(path)
+    if other:
+        raise TargetInUse(said, other)
+    try:
+        return os.stat(path).st_ino == os.fstat(fd).st_ino and holders.hold(path, fd, holder)
+    except OSError as error:
+        if error.errno in _REMOVED:
+            return False
+        with suppress(OSError):
+            os.unlink(path)
+        raise
+
+
 def _unusable(what: str, error: OSError) -> UsageError:
-    remedy = "free space there, or name a directory on another file system" if error.errno in _NO_ROOM else _WRITABLE
-    return UsageError(f"{what}: {error.strerror}", remedy)
+    return UsageError(f"{what}: {error.strerror}", _REMEDIES.get(error.errno or 0, _WRITABLE))
 
 
 def remove_lock(target: str, fd: int) -> None:
@@ -229,8 +258,15 @@ def unlock(target: str, fd: int) -> None:
         reap(pid, UNLOCK_S)
 
 
-def _nearest(path: str) -> str:
-    """Returns the path itself, or the nearest directory above it that exists."""
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    return path
+def _nearest(path: str, said: str) -> str:
+    """Returns the path itself, or the nearest directory above it that exists. Raises UsageError where a file system
+    does not answer: what is above its mount point says nothing of it."""
+    while True:
+        try:
+            os.lstat(path)
+        except OSError as error:
+            if _REMEDIES.get(error.errno or 0) == _MOUNT:
+                raise _unusable(f"{said} cannot be used", error) from None
+            path = os.path.dirname(path)
+        else:
+            return path

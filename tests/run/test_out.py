@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
@@ -721,3 +722,27 @@ def test_a_full_file_system_is_named(hpcstage: Hpcstage, tmp_path: Path, option:
         assert not list((full / "results").iterdir())
     finally:
         subprocess.run(["umount", full], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+@pytest.mark.parametrize("below", ["", "results"])
+def test_a_mount_whose_server_has_gone_is_named(hpcstage: Hpcstage, tmp_path: Path, below: str) -> None:
+    dead = tmp_path / "dead"
+    dead.mkdir()
+    try:
+        device = os.open("/dev/fuse", os.O_RDWR)
+    except OSError:
+        pytest.skip("no FUSE")
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
+    is_mounted = ctypes.CDLL(None).mount(b"dead", os.fsencode(dead), b"fuse", 0, options) == 0
+    os.close(device)
+    if not is_mounted:
+        pytest.skip("mounting is not permitted")
+    try:
+        done = hpcstage("run", "--out", dead / below, "--", "true")
+        assert done.returncode == 2
+        assert b"not connected" in done.stderr
+        assert b"mount its file system again" in done.stderr
+        assert done.stderr.count(b"\n") == 1
+    finally:
+        subprocess.run(["umount", "-l", dead], check=True)

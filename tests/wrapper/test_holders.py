@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import REPO, wait_for
 
+from hpcstage.errors import UsageError
 from hpcstage.wrapper import holders, outdir
 
 ELSEWHERE = "11111111-2222-3333-4444-555555555555 77 12345"
@@ -65,6 +66,45 @@ def test_a_holder_on_another_node_that_ends_meanwhile_has_it_no_more(tmp_path: P
     ended.start()
     assert takes(tmp_path) == ""
     ended.join()
+
+
+def test_a_lock_that_another_node_has_just_made_is_its(tmp_path: Path) -> None:
+    """Two starts within milliseconds: the other has made the file and not written to it yet."""
+    (tmp_path / outdir.LOCK).touch()
+    wrote = threading.Timer(0.4, left, (tmp_path, ELSEWHERE))
+    renewed = threading.Timer(0.9, os.utime, (tmp_path / outdir.LOCK,))
+    wrote.start()
+    renewed.start()
+    assert takes(tmp_path) == "run 7 on another node"
+    renewed.join()
+
+
+def test_of_two_that_take_the_lock_of_a_dead_holder_at_once_one_has_it(tmp_path: Path) -> None:
+    lock, is_over = left(tmp_path, ELSEWHERE), threading.Event()
+
+    def other() -> None:
+        wait_for(lambda: lock.read_text().startswith("run 8 on this node\n"), what="the lock of this node")
+        lock.write_text("run 9 on a third node\n22222222-2222-3333-4444-555555555555 5 6\n")
+        while not is_over.wait(0.2):
+            os.utime(lock)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        assert takes(tmp_path) == "run 9 on a third node"
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_a_hard_link_in_the_place_of_the_lock_is_refused(tmp_path: Path) -> None:
+    """Others may write to DIR, and have linked a file of this user there."""
+    own = tmp_path / "own"
+    own.write_text("precious")
+    os.link(own, tmp_path / outdir.LOCK)
+    with pytest.raises(UsageError, match="hard link"):
+        outdir.lock(os.fspath(tmp_path), "--out results", "run 8 on this node")
+    assert own.read_text() == "precious"
 
 
 @pytest.mark.parametrize("age_s", [0.0, 20.0, -20.0])
