@@ -76,6 +76,8 @@ def on_path(shim: Path) -> str:
 
 def off_path(entries: Sequence[str], shim: str) -> list[str]:
     """Returns the entries of a PYTHONPATH without those that `on_path` made, of any installation."""
+    if not os.path.isabs(shim):
+        return [*entries]
     heads = {entry.removesuffix(shim) for entry in entries if entry.endswith(shim)} - {""}
     return [entry for entry in entries if entry not in heads and not entry.endswith(shim)]
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _WAIT_S = 0.05
 _ASKS_TO_END = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU})
+_MOST_WORDS = 50
 _PLACEHOLDER = re.compile(r"\{(out|checkpoint)\}")
 
 
@@ -212,13 +213,18 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
 def _say_who_is_served(command: Sequence[str]) -> None:
     """Says that programs that are not Python are not served, where the command is one and names no other program."""
     path = shutil.which(command[0])
-    names_others = any(".py" in word or "python" in word or shutil.which(word) for word in command[1:])
+    names_others = any(map(_may_be_program, command[1 : 1 + _MOST_WORDS]))
     if path is None or names_others or os.path.basename(os.path.realpath(path)).startswith(("python", "pypy")):
         return
     with contextlib.suppress(OSError), open(path, "rb") as file:
         if file.read(4) == b"\x7fELF":
             name, served = os.path.basename(path), "hpcstage serves the Python programs that it starts"
             messages.warn(f"{name} is not Python: {served}, and what others read comes from the source")
+
+
+def _may_be_program(word: str) -> bool:
+    """Tells whether a word may name a program. Paths are not looked at: their file system may hang."""
+    return ".py" in word or "python" in word or word.startswith("./") or ("/" not in word and bool(shutil.which(word)))
 
 
 def _elastic(

@@ -38,6 +38,13 @@ def test_the_callers_variables_stay():
     assert for_command({"PATH": "/nowhere"})["PYTHONPATH"] == ON_PATH
 
 
+def test_a_directory_of_the_user_whose_name_ends_as_the_shims_stays():
+    env = {"PYTHONPATH": "/mine/shim:/mine/:/other"}
+    assert environment.without_run(env) == env
+    told = {"HPCSTAGE_NODE_DIR": "/local/1", "PYTHONPATH": f"/entry:/entry/local/1/shim:{env['PYTHONPATH']}"}
+    assert environment.without_run(told)["PYTHONPATH"] == env["PYTHONPATH"]
+
+
 def test_the_users_settings_stay_the_users(tmp_path):
     for name in ("LOCAL_DIR", "BUDGET", "RUN_DIR"):
         assert for_command({"PATH": "/nowhere", f"HPCSTAGE_{name}": "/scratch"})[f"HPCSTAGE_{name}"] == "/scratch"
