@@ -34,8 +34,8 @@ class Kind(IntEnum):
     """Payload: absolute source path, as the program spelt it, bytes. Reply: READY or DIRECT with a Reason."""
     ORDER = 3
     """Payload: name of a file below orders/ that holds NUL-separated absolute source paths in reading order. A name
-    that begins with SAMPLER_ORDER comes from a sampler (the beginning of an epoch whose EPOCH follows), one that begins
-    with EARLY_ORDER is a guess at that, made when a loader was, others come from the program."""
+    that begins with SAMPLER_ORDER comes from a sampler (the beginning of an epoch whose EPOCH follows), others come
+    from the program."""
     WROTE = 4
     """Payload: path. A write below a dataset begins: once answered (DONE) no stale copy of it is or will be visible."""
     STATUS = 5
@@ -74,7 +74,6 @@ The daemon reads it after it has set that state; a process that wrote to it look
 END = struct.Struct("<iQ")
 READ_UNKNOWN = (1 << 64) - 1
 SAMPLER_ORDER = b"epoch-"
-EARLY_ORDER = b"early-"
 EPOCH = struct.Struct("<IIHHI")
 """u32 stream: number of the loader in its process, from 1. u32 epoch: how many epochs it has begun there before.
 u16 columns: files per sample in the table; 0: no table known. u16 flags. u32 key: the dataset's identity in the job.

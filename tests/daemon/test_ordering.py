@@ -266,61 +266,6 @@ def test_nothing_is_logged_where_nothing_is_staged(start_daemon, make_tree):
     assert daemon.end().order.announcements == 0
 
 
-def guess(daemon: DaemonProcess, name: str, files: list[Path]) -> None:
-    place(daemon, name, b"\0".join(os.fsencode(p) for p in files))
-    assert daemon.ask(Kind.ORDER, name.encode())[0] is Answer.DONE
-
-
-def test_guesses_of_two_processes(start_daemon, make_tree):
-    root = make_tree(files=60, size_bytes=20_000)
-    files = files_of(root)
-    daemon = start_daemon(root, order="auto", **SLOW).attach()
-    daemon.wait_for_scan()
-    guess(daemon, "early-1", files[59:39:-1])
-    guess(daemon, "early-2", files[39:19:-1])
-    daemon.staged()
-    part = daemon.end()
-    ids = copied(daemon)
-    begin = begun(ids)
-    guessed = [id_ for id_ in ids[begin:] if id_ >= 20]
-    first, second = [i for i in guessed if i >= 40], [i for i in guessed if i < 40]
-    assert begin < 15
-    assert ids[begin:] == [*guessed, *range(begin, 20)]
-    assert first == sorted(first, reverse=True)
-    assert second == sorted(second, reverse=True)
-    assert guessed.index(39) < 15, "side by side, not one behind the other"
-    assert part.order.provenance == "manifest", "a guess is not known"
-    assert part.order.announcements == 0
-
-
-@pytest.mark.parametrize("comes", ["before", "after"])
-def test_what_is_announced_takes_the_place_of_a_guess(start_daemon, make_tree, comes):
-    program, files, order = shuffling(start_daemon, make_tree)
-    daemon = program.daemon
-    if comes == "before":
-        guess(daemon, "early-1", files[::-1])
-    program.announce(order, files)
-    if comes == "after":
-        guess(daemon, "early-1", files[::-1])
-    program.read(order, files)
-    daemon.staged()
-    part = daemon.end()
-    ids = copied(daemon)
-    assert ids[30:] == [id_ for id_ in order if id_ not in ids[:30]]
-    assert (part.order.kept_share, part.order.provenance) == (1.0, "sampler")
-
-
-@pytest.mark.parametrize("order", ["manifest", "given"])
-def test_a_guess_does_not_change_an_order_that_was_asked_for(start_daemon, make_tree, order):
-    root = make_tree(files=30, size_bytes=20_000)
-    daemon = start_daemon(root, order=order, **SLOW).attach()
-    daemon.wait_for_scan()
-    guess(daemon, "early-1", files_of(root)[::-1])
-    daemon.staged()
-    daemon.end()
-    assert copied(daemon) == list(range(30))
-
-
 def test_ranks_of_one_node(start_daemon, make_tree):
     """Two ranks of four: later epochs bring files that the first does not."""
     root = make_tree(files=80, size_bytes=20_000)

@@ -57,7 +57,6 @@ class Epochs:
         self.orders.mkdir()
         self.said: dict[str, list[Announced]] = {"": []}
         self.heads: list[list[str]] = []
-        self.guesses: list[list[str]] = []
         self.responder = Responder(lab.sock, self.answer)
 
     @property
@@ -79,9 +78,6 @@ class Epochs:
     def _order(self, payload: bytes) -> None:
         if payload.startswith(b"form "):
             self.said[payload[5:].decode()] = []
-        elif payload.startswith(shim.EARLY_ORDER):
-            self.guesses.append(_texts(self.orders / os.fsdecode(payload)))
-            (self.orders / os.fsdecode(payload)).unlink()
         else:
             assert payload.startswith(shim.SAMPLER_ORDER)
             self.heads.append(_texts(self.orders / os.fsdecode(payload)))

@@ -21,24 +21,20 @@ from hpcstage.daemon.reading import epochs, traces
 from hpcstage.daemon.reading.announcements import Announcements
 from hpcstage.daemon.reading.lists import HELPER, Lists, ReadList
 from hpcstage.daemon.reading.scanning import Prepared
-from hpcstage.daemon.reading.streams import merge
 from hpcstage.daemon.reading.watch import OpenLog, OpenWatch
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
 from hpcstage.plan.order import orders
-from hpcstage.protocol.shim import EARLY_ORDER, SAMPLER_ORDER, Answer, Kind
+from hpcstage.protocol.shim import SAMPLER_ORDER, Answer, Kind
 
 if TYPE_CHECKING:
     from hpcstage.record.parts.part import NodePart
 
 TRACE_HELPER = "trace"
-SHIM_PREFIX, EARLY_PREFIX = SAMPLER_ORDER.decode(), EARLY_ORDER.decode()
-"""Prefixes of names below orders/: of the beginning of an epoch, which the shim gives, and of its guess when a loader
-is made."""
-ANNOUNCED, HEAD, GUESSED = "announced", "head", "guessed"
+SHIM_PREFIX = SAMPLER_ORDER.decode()
+"""The prefix of names below orders/ of the beginning of an epoch, which the shim gives."""
+ANNOUNCED, HEAD = "announced", "head"
 """Names of orders in the queue."""
-MOST_GUESSES = 64
-"""The most guesses that are taken; more processes than that are not ranks that read side by side."""
 
 
 class Ordering(Service):
@@ -72,7 +68,6 @@ class Ordering(Service):
         )
         self._lists = Lists(base.node_dir, base.helpers, len(manifest), self._listed)
         self._announcements = Announcements(base, self.watch, manifest, queue, self._announced)
-        self._guesses: list[Sequence[int]] = []
 
     # ---- requests
 
@@ -96,24 +91,11 @@ class Ordering(Service):
     # ---- what comes of them
 
     def _listed(self, listed: ReadList) -> None:
-        if listed.name.startswith(EARLY_PREFIX):
-            self._guessed(listed.ids)
-        elif not listed.name.startswith(SHIM_PREFIX):
+        if not listed.name.startswith(SHIM_PREFIX):
             self._reorder(listed.ids, orders.GIVEN, "")
             self._ids = len(listed.ids)
         elif self._follows:
             self._reorder(listed.ids, orders.SAMPLER, HEAD)
-
-    def _guessed(self, ids: Sequence[int]) -> None:
-        """Adds a guess at what a loader reads first, made before it begins. The guesses of several processes make one
-        order, which is followed only where nothing better is known."""
-        if not self._follows or self._provenance != orders.MANIFEST or self._announcements.counts.epochs:
-            return
-        if len(self._guesses) >= MOST_GUESSES:
-            return
-        self._guesses.append(ids)
-        both = merge(self._guesses, self._queue.states.waits, bytearray(len(self._prepared.manifest)))
-        self._reorder(both, self._provenance, GUESSED)
 
     def _reorder(self, ids: Sequence[int], provenance: str, name: str) -> None:
         self._queue.sequences.push(ids, name)

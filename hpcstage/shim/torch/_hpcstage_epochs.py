@@ -21,11 +21,10 @@ import _hpcstage_wire as wire  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Sequence
+    from typing import Any
 
 ASK_CAP_S = 1.0
 HEAD_SAMPLES = 2048
-GUESSED_SAMPLES = 4096
 HEAD_FROM_SAMPLES = 4096
 COSTLY_SAMPLES = 65_536
 """The number of samples that are announced of a dataset whose table costs too much, and which is learnt from its
@@ -75,22 +74,6 @@ class Epochs:
         self._pid = os.getpid()
         self._streams = 0
         self._loaders: dict[int, tuple[Any, _FollowedLoader]] = {}
-        self._has_guessed = False
-
-    def made(self, loader: Any) -> None:
-        """Notes that a loader was made. The first of a process is taken for the one that reads first."""
-        try:
-            if self._pid != os.getpid():
-                self._start()
-            if self._has_guessed or self._loaders or self._header.state not in ANNOUNCED_IN:
-                return
-            self._has_guessed = True
-            if loader._dataset_kind == MAP_STYLE and not isinstance(loader.dataset, _in_memory()):
-                names = _guess(loader, self._roots)
-                if names:
-                    self._send_names(b"early-%d" % self._pid, names, 0)
-        except Exception:
-            self._counters.count(wire.COUNTER_ERRORS, 1)
 
     def begin(self, iterator: Any) -> None:
         """Announces an epoch; called when its first index is about to be asked for."""
@@ -194,13 +177,9 @@ class Epochs:
         if table.rows <= HEAD_FROM_SAMPLES:
             return
         names = [name for name in table.take(list(indices[:samples])) if name]
-        self._send_names(b"epoch-%d-head" % os.getpid(), names, ASK_CAP_S)
-
-    def _send_names(self, name: bytes, names: list[str], cap_s: float) -> None:
-        """Writes a list of files and announces it."""
-        file = b"%s-%s" % (name, os.urandom(3).hex().encode())
+        file = b"epoch-%d-head-%s" % (os.getpid(), os.urandom(3).hex().encode())
         files.write(self._orders, file, iter([os.fsencode("\0".join(names))]))
-        self._ask(wire.KIND_ORDER, file, cap_s)
+        self._ask(wire.KIND_ORDER, file, ASK_CAP_S)
 
     def _gone(self, run: _Run) -> None:
         """Ends the epoch of an iterator that is no more."""
@@ -250,19 +229,3 @@ def _in_memory() -> Any:
 
 def _packed(*numbers: tuple[int, int]) -> bytes:
     return b"".join(value.to_bytes(size, "little") for value, size in numbers)
-
-
-def _guess(loader: Any, roots: Sequence[str]) -> list[str]:
-    """Guesses, when a loader is made, what it will read first, so that copying has an order before the first epoch
-    begins. Returns the files that the sampler would give if the epoch began now; none where that is not known, or would
-    cost too much.
-
-    The guess is right where the sampler has a seed or a generator of its own, and where the program draws nothing until
-    then; what is announced when the epoch begins takes its place. A wrong guess costs no more than copying by path
-    does. The guess pays where a rank reads a part of the dataset and the model takes time to build.
-    """
-    indices = samplers.peek_first(loader._index_sampler, loader.generator, GUESSED_SAMPLES)
-    table = tables.table_of(loader.dataset, roots) if indices else None
-    if table is None or table.costly:
-        return []
-    return [name for name in table.take(list(indices)) if name]

@@ -95,14 +95,6 @@ def _follow_epochs(module: Any, counters: Any) -> Any:
 
         return _next_index
 
-    def make_loader_init(original: Any) -> Any:
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            epochs.made(self)
-
-        return __init__
-
-    _replace(module.DataLoader, "__init__", make_loader_init)
     _replace(iterator, "__init__", make_init)
     _replace(iterator, "_reset", make_reset)
     _replace(iterator, "_next_index", make_next_index)
