@@ -74,8 +74,6 @@ class Phase(Service):
             announcements=0,
             announced_files=0,
             unknown_samples=0,
-            announced_opens=0,
-            lost_bytes=0,
         )
         return replace(part, order=order)
 

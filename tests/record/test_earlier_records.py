@@ -31,7 +31,7 @@ ADDED = {
     "contention": ("own_periods", "verdict"),
     "order": (
         "planned", "followed", "trace_used", "trace_unused_why", "trace_written", "trace_why", "announcements",
-        "announced_files", "announced_opens", "unknown_samples", "opened_files", "lost_bytes", "near_share",
+        "announced_files", "unknown_samples", "opened_files",
     ),
 }  # fmt: skip
 """Keys that version 1.0 lacked at first."""
@@ -70,7 +70,6 @@ def test_every_value_is_the_files_and_what_is_missing_is_unknown(path: Path) -> 
         missing = [name for name in names if name not in given and name != "state"]
         assert {found[section][name] for name in missing} <= {None}
     assert found["run"]["state"] == "ended"
-    assert found["order"]["tables"] == data["order"].get("tables", [])
     assert workload_of(Record.from_json(data)).epochs == 3
 
 
@@ -100,11 +99,11 @@ def test_a_key_that_may_be_null_or_says_little_may_be_missing(path: Path) -> Non
 def test_a_damaged_table_of_a_nodes_part_costs_only_itself() -> None:
     whole = node_part(order=announced(), errors=[{"path": "p", "error": "e"}])
     data = json.loads(json.dumps(whole.to_json()))
-    order = {**data["order"], "lead": {"median_files": 1}, "tables": [{"key": 1}]}
+    order = {**data["order"], "lead": {"median_files": 1}}
     damaged = {"order": order, "errors": [{}], "missed_processes": [{"command": "python"}], "budget": []}
     found = NodePart.from_json({**data, **damaged})
     assert (found.errors, found.missed_processes, found.budget) == ((), (), None)
-    assert (found.order.lead, found.order.tables) == (None, ())
+    assert found.order.lead is None
     assert found.order.announcements == whole.order.announcements
     assert (found.totals, found.samples) == (whole.totals, whole.samples)
     assert NodePart.from_json({**data, "order": 1}).order == OrderPart()

@@ -21,7 +21,6 @@ class Announced:
     epoch: int
     columns: int
     ended: bool
-    key: int
     formula: bytes
     content: bytes = b""
     table_file: Path | None = None
@@ -83,9 +82,9 @@ class Epochs:
             self.heads.append(_texts(self.orders / os.fsdecode(payload)))
 
     def _epoch(self, payload: bytes) -> Announced:
-        stream, epoch, columns, flags, key = shim.EPOCH.unpack_from(payload)
+        stream, epoch, columns, flags = shim.EPOCH.unpack_from(payload)
         name, table, formula = payload[shim.EPOCH.size :].split(b"\0")
-        announced = Announced(stream, epoch, columns, bool(flags & shim.EPOCH_ENDED), key, formula)
+        announced = Announced(stream, epoch, columns, bool(flags & shim.EPOCH_ENDED), formula)
         assert bool(columns) == bool(table)
         if name:
             announced.content = (self.orders / os.fsdecode(name)).read_bytes()

@@ -63,9 +63,7 @@ class Ordering(Service):
         self._trace: str | None = None
         """Why no trace was left; empty if one was; None while it is not known."""
         self._log = log
-        self.watch = OpenWatch(
-            log, traces.learner(base.node_dir, len(manifest)), manifest, queue, base.started, self._wrong
-        )
+        self.watch = OpenWatch(log, manifest, queue, base.started, self._wrong)
         self._lists = Lists(base.node_dir, base.helpers, len(manifest), self._listed)
         self._announcements = Announcements(base, self.watch, manifest, queue, self._announced)
 
@@ -109,9 +107,9 @@ class Ordering(Service):
             self._reorder(ids, orders.SAMPLER if known else self._provenance, ANNOUNCED)
         return self._follows
 
-    def _wrong(self, key: int) -> None:
-        """Drops what was announced for a dataset whose table proved wrong."""
-        if self._announcements.forget(key):
+    def _wrong(self, table: str) -> None:
+        """Drops what was announced by a table that proved wrong."""
+        if self._announcements.forget(table):
             self._provenance = self._prepared.order.provenance
         self._announcements.go_on()
 
@@ -120,16 +118,13 @@ class Ordering(Service):
     def drain(self) -> Collection[str]:
         """Reads what was logged, and starts the helper that writes the trace: one per command, not per node."""
         self.watch.stop()
-        spec, learner = self._base.spec, self.watch.learner
+        spec, manifest = self._base.spec, self._prepared.manifest
         if spec.node_index == 0 and not spec.learn:
-            self._trace = traces.NOT_LEARNT
+            self._trace = traces.NOT_ASKED
         elif spec.node_index == 0:
             self._trace = traces.UNFINISHED
-            known = traces.Known(learner.first, {}, self._provenance, self.watch.adherence.kept_share)
             self._base.helpers.start(
-                TRACE_HELPER,
-                lambda: traces.leave(spec, self._prepared.manifest, known._replace(tables=learner.tables())),
-                self._trace_left,
+                TRACE_HELPER, lambda: traces.leave(spec, manifest, self.watch.first, self._provenance), self._trace_left
             )
         return [name for name in self._base.helpers.names() if name.startswith((HELPER, TRACE_HELPER))]
 

@@ -12,8 +12,8 @@ import weakref
 from functools import partial
 from time import monotonic_ns
 
+import _hpcstage_columns as columns  # type: ignore[import-not-found]
 import _hpcstage_files as files  # type: ignore[import-not-found]
-import _hpcstage_marks as marks  # type: ignore[import-not-found]
 import _hpcstage_sampler as samplers  # type: ignore[import-not-found]
 import _hpcstage_tables as tables  # type: ignore[import-not-found]
 import _hpcstage_want as wants  # type: ignore[import-not-found]
@@ -27,10 +27,28 @@ ASK_CAP_S = 1.0
 HEAD_SAMPLES = 2048
 HEAD_FROM_SAMPLES = 4096
 COSTLY_SAMPLES = 65_536
-"""The number of samples that are announced of a dataset whose table costs too much, and which is learnt from its
-opens."""
+"""The number of samples that are announced of a dataset whose table costs too much."""
 MAP_STYLE = 0
 ANNOUNCED_IN = (wire.STATE_STARTING, wire.STATE_SCANNING, wire.STATE_STAGING)
+
+
+class PageHeader:
+    """Reads the page's header. Raises OSError where there is no page."""
+
+    def __init__(self, page: bytes) -> None:
+        import mmap
+
+        fd = os.open(page, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            mapped = mmap.mmap(fd, wire.PAGE_HEADER_BYTES, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        self._words = memoryview(mapped).cast("I")
+
+    @property
+    def state(self) -> int:
+        """Returns the daemon's state."""
+        return int(self._words[wire.STATE_OFFSET // 4])
 
 
 class _FollowedLoader:
@@ -61,11 +79,11 @@ class _Run:
 class Epochs:
     """Announces the epochs of this process's loaders. Nothing that it does raises into the program."""
 
-    def __init__(self, config: Any, header: Any, counters: Any) -> None:
+    def __init__(self, config: Any, counters: Any) -> None:
         self._orders = config.node_dir + b"/orders/"
         self._sock = config.sock
         self._roots = [os.fsdecode(source) for source, _ in config.maps]
-        self._header = header
+        self._header = PageHeader(config.page)
         self._counters = counters
         self._hung_until_ns = 0
         self._start()
@@ -111,7 +129,7 @@ class Epochs:
     def _wanted(self) -> bool:
         if monotonic_ns() < self._hung_until_ns:
             return False
-        return self._header.state in ANNOUNCED_IN or self._header.logging
+        return self._header.state in ANNOUNCED_IN
 
     def _run_of(self, iterator: Any) -> _Run:
         if self._pid != os.getpid():
@@ -146,8 +164,7 @@ class Epochs:
             indices.byteswap()
         files.write(self._orders, name, iter([indices]))
         texts = b"\0".join((name, table_name, run.formula.encode()))
-        columns = table.columns if table_name else 0
-        numbers = (run.stream, 4), (run.epoch, 4), (columns, 2), (0, 2), (marks.key_of(dataset), 4)
+        numbers = (run.stream, 4), (run.epoch, 4), (table.columns if table_name else 0, 2), (0, 2)
         run.announced = True
         run.loader.expected.discard(run.stream)
         self._ask(wire.KIND_EPOCH, _packed(*numbers) + texts, ASK_CAP_S)
@@ -208,7 +225,7 @@ class Epochs:
             self._send_end(run.stream, run.epoch, formula)
 
     def _send_end(self, stream: int, epoch: int, formula: str) -> None:
-        numbers = (stream, 4), (epoch, 4), (0, 2), (wire.EPOCH_ENDED, 2), (0, 4)
+        numbers = (stream, 4), (epoch, 4), (0, 2), (wire.EPOCH_ENDED, 2)
         self._ask(wire.KIND_EPOCH, _packed(*numbers) + b"\0\0" + formula.encode(), 0)
 
     def _ask(self, kind: int, payload: bytes, cap_s: float) -> None:
@@ -224,7 +241,7 @@ def _generators(iterator: Any) -> list[Any]:
 
 
 def _in_memory() -> Any:
-    return marks.columns.torch_class("TensorDataset")
+    return columns.torch_class("TensorDataset")
 
 
 def _packed(*numbers: tuple[int, int]) -> bytes:

@@ -1,4 +1,4 @@
-"""Learns what a loader's sampler will give in the coming epoch: runs it once and puts every random state back.
+"""Finds what a loader's sampler will give in the coming epoch: runs it once and puts every random state back.
 
 The module owns the table of samplers that may be run: those whose every step is known to be repeatable. No other
 sampler is ever iterated. The module owns no loader and announces nothing.
