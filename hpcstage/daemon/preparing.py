@@ -202,8 +202,6 @@ class Preparing(Phase):
         """See Service."""
         if request.kind is Kind.WANT and time.monotonic() >= self._wants_until:
             return self.base.answers.reply(Reason.SCANNING)
-        if request.kind is Kind.EPOCH:
-            self._log.announced()
         self.inbox.keep(request)
         return None if request.kind in UNANSWERED else Reply(Answer.DONE)
 

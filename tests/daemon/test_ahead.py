@@ -123,7 +123,17 @@ def test_opens_belong_to_the_loader_of_the_process_or_its_parents():
     followed = Following(Who(100, 1), positions([0, 1, 2], 5))
     followings.begin(followed)
     for process, id_ in ((3, 2), (1, 4), (1, 0), (2, 0)):
-        followings.opened(process, id_)
+        followings.opened(process, id_, 5)
+    assert followed.front == 1
+
+
+def test_opens_of_an_earlier_epoch_do_not_count():
+    followings = Followings(lambda _: [100], lambda _: None)
+    followed = Following(Who(100, 1), positions([0, 1, 2], 5), since_ns=4)
+    followings.begin(followed)
+    followings.opened(1, 0, 3)
+    assert followed.front == 0
+    followings.opened(1, 0, 4)
     assert followed.front == 1
 
 
@@ -135,7 +145,7 @@ def test_two_loaders_of_one_dataset_side_by_side():
         followings.begin(Following(Who(100, number), positions(ids, 500), str(number)))
     for pair in zip(*orders.values(), strict=True):
         for id_ in pair:
-            followings.opened(1, id_)
+            followings.opened(1, id_, 5)
     assert wrong == []
 
 
@@ -146,7 +156,7 @@ def test_a_wrong_table_is_told_once_and_its_loaders_end():
     for number in (1, 2):
         followings.begin(Following(Who(100, number), positions(order, 1000), "table"))
     for id_ in shuffled(1000, 5):
-        followings.opened(1, id_)
+        followings.opened(1, id_, 5)
     assert wrong == ["table"]
     assert followings.lead.record() is None
 

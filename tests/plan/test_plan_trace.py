@@ -47,7 +47,7 @@ def traces(draw: st.DrawFn) -> Trace:
     ids = st.integers(0, files - 1) if files else st.nothing()
     header = TraceHeader(
         tuple(draw(st.lists(TEXTS, max_size=3))), tuple(draw(st.lists(TEXTS, max_size=3))), draw(TEXTS), files,
-        draw(TEXTS), draw(TEXTS), draw(st.none() | st.just("sampler")),
+        draw(TEXTS), draw(TEXTS),
     )  # fmt: skip
     return Trace(header, array("I", draw(st.lists(ids, unique=True))))
 

@@ -72,11 +72,13 @@ def positions(ids: Sequence[int], files: int) -> Positions:
 class Following:
     """Follows one announced epoch through the opens of the processes that read for it."""
 
-    def __init__(self, who: Who, where: Positions, table: str = "") -> None:
+    def __init__(self, who: Who, where: Positions, table: str = "", since_ns: int = 0) -> None:
         self.who = who
         self.where = where
         self.table = table
         """The name of the table from which the ids came."""
+        self.since_ns = since_ns
+        """Opens before this time belong to an earlier epoch."""
         self.front = 0
         """The position that the program has come to."""
         self.is_wrong: bool | None = None
@@ -214,16 +216,17 @@ class Followings:
         if self._following.pop(who, None) is not None:
             self._for.clear()
 
-    def opened(self, process: int, id_: int) -> None:
+    def opened(self, process: int, id_: int, ns: int) -> None:
         """Takes an open. Of the loaders that the process and its parents have made, it belongs to the one nearest to
         this id."""
         candidates = self._for.get(process)
         if candidates is None:
             candidates = self._for[process] = self._candidates(process)
-        if len(candidates) == 1:
-            self._opened(candidates[0], process, id_)
+        begun = [following for following in candidates if ns >= following.since_ns]
+        if len(begun) == 1:
+            self._opened(begun[0], process, id_)
             return
-        found = [(distance, f) for f in candidates if (distance := f.distance(process, id_)) is not None]
+        found = [(distance, f) for f in begun if (distance := f.distance(process, id_)) is not None]
         if found:
             self._opened(min(found, key=lambda pair: (pair[0] <= 0, abs(pair[0])))[1], process, id_)
 

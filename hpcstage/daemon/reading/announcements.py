@@ -114,7 +114,6 @@ class Announcements:
         """Drops the waiting announcements of the same loader: an epoch that is over need not be mapped any more."""
         for other in [other for other in self._pending if other.who == one.who]:
             self._pending.remove(other)
-            self._watch.mapped(other, None)
             self._delete(other)
 
     # ---- mapping
@@ -157,7 +156,6 @@ class Announcements:
         self._tables.update(outcome.tables)
         known = False
         for one, mapped in zip(job.announced, outcome.mapped, strict=True):
-            self._watch.mapped(one, mapped)
             self._delete(one)
             if mapped is not None:
                 known |= self._begin(one, mapped)
@@ -172,6 +170,7 @@ class Announcements:
         self.counts.unknown_samples += mapped.unknown
         if self._latest.get(one.who) is not one or one.table in self._wrong:
             return False
+        self._watch.mapped(one, mapped)
         rows = self._tables.get(one.table)
         self._streams.begin(Stream(one.who, one.epoch, mapped.ids, one.table, one.formula, rows))
         return len(mapped.ids) > 0

@@ -81,29 +81,21 @@ class Opens:
         self._rings: dict[int, Ring] = {}
         self._turn: deque[int] = deque()
         self._held: deque[tuple[int, RingRecord | int]] = deque()
-        self._parts: deque[deque[tuple[int, RingRecord | int]]] = deque()
-        """Events that were separated from later ones."""
         self._users: dict[int, int] = {}
         """Slot → how many processes had it before the one that has it now."""
         self.more = False
         """Whether the last poll left something because it had read enough."""
 
     def poll(self, find: Finder | None) -> list[Event]:
-        """Returns the events that came since the last poll, or up to where they were separated. Without a finder they
-        are read and kept, up to a bound, for the poll that has one."""
+        """Returns the events that came since the last poll. Without a finder they are read and kept, up to a bound, for
+        the poll that has one."""
         self._discover()
-        if len(self._held) + sum(map(len, self._parts)) < HELD_EVENTS:
+        if len(self._held) < HELD_EVENTS:
             self._read()
         if find is None:
             return []
-        if not self._parts:
-            self.separate()
-        return list(_events(self._parts.popleft(), find))
-
-    def separate(self) -> None:
-        """Has the next poll that has a finder return only what was read until now."""
-        self._parts.append(self._held)
-        self._held = deque()
+        held, self._held = self._held, deque()
+        return list(_events(held, find))
 
     def number(self, slot: int) -> int:
         """Returns the number of the process that has a slot now, as events tell it."""

@@ -124,7 +124,7 @@ class Ordering(Service):
         elif spec.node_index == 0:
             self._trace = traces.UNFINISHED
             self._base.helpers.start(
-                TRACE_HELPER, lambda: traces.leave(spec, manifest, self.watch.first, self._provenance), self._trace_left
+                TRACE_HELPER, lambda: traces.leave(spec, manifest, self.watch.first), self._trace_left
             )
         return [name for name in self._base.helpers.names() if name.startswith((HELPER, TRACE_HELPER))]
 

@@ -23,13 +23,13 @@ UNFINISHED = "it was not written in time"
 FAILED = "writing it failed: see the daemon's log"
 
 
-def leave(spec: DaemonSpec, manifest: Manifest, first: array[int], provenance: str | None) -> bytes:
+def leave(spec: DaemonSpec, manifest: Manifest, first: array[int]) -> bytes:
     """Writes the trace: the ids in the order of their first opens. Returns why it was not written, as JSON; an empty
     text if it was."""
-    return json.dumps(_leave(spec, manifest, first, provenance)).encode()
+    return json.dumps(_leave(spec, manifest, first)).encode()
 
 
-def _leave(spec: DaemonSpec, manifest: Manifest, first: array[int], provenance: str | None) -> str:
+def _leave(spec: DaemonSpec, manifest: Manifest, first: array[int]) -> str:
     if not spec.state_dir:
         from hpcstage.preview.orders import NO_STATE
 
@@ -46,7 +46,6 @@ def _leave(spec: DaemonSpec, manifest: Manifest, first: array[int], provenance: 
         files=len(manifest),
         run_id=spec.run_id,
         written_utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        provenance=provenance,
     )
     return trace.save(_directory(spec), trace.Trace(header, first)) or ""
 

@@ -1,12 +1,12 @@
 """Watches what the program opens: the order of first opens, and how far ahead of it the copies are.
 
 Owns the decision whether processes log (which the page tells them), the rings, and when enough is known. `ahead` holds
-what is made of the opens of announced files. Events and announcements are handled in the order in which they came:
-opens that follow the announcement of an epoch wait until its indices are mapped.
+what is made of the opens of announced files.
 """
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -33,12 +33,8 @@ BUSY_EVENTS = 1_000
 """After a look that found more than this, the next comes after BUSY_EVERY_S: a ring might be full otherwise."""
 STEP_EVENTS = 5_000
 """The most events that one look handles, in a few milliseconds, so that wants are answered in between."""
-MOST_WAITING = 200_000
-"""When more events wait for a mapping, they are handled without it."""
 ENOUGH_PER_FILE = 4
 ENOUGH_BESIDES = 100_000
-MOST_POLLS = 2
-MOST_POLLED = 10_000
 LAST_POLLS = 32
 LEAST_RECORD_BYTES = 32
 """The number of lost records is estimated from their bytes. It must not be underrated, or logging would never end."""
@@ -79,19 +75,13 @@ class OpenLog:
         return left
 
     def poll(self, find: Finder | None, most: int = 1) -> list[Event]:
-        """Returns the events that came, up to the next announcement that came before the manifest."""
+        """Returns the events that came."""
         found: list[Event] = []
         for _ in range(most):
             found += in_time(self._opens.poll(find))
             if not self._opens.more:
                 break
         return found
-
-    def announced(self) -> None:
-        """Separates what was opened before an announcement, for which there is no manifest yet, from what comes."""
-        if self.is_on:
-            self.poll(None, MOST_POLLS)
-            self._opens.separate()
 
     def keep_up(self, now: float) -> None:
         """Reads what was logged if it is time: a ring might be full otherwise."""
@@ -146,25 +136,18 @@ class OpenWatch:
         self._followings = Followings(log.family, on_wrong)
         self._seen = bytearray(len(manifest))
         self._find = finder(manifest)
-        self._backlog: deque[Event | Announced] = deque()
-        self._awaited: set[Announced] = set()
-        """The announcements in the backlog."""
-        self._mapped: dict[Announced, Mapped | None] = {}
+        self._backlog: deque[Event] = deque()
 
     # ---- announcements
 
     def announced(self, one: Announced) -> None:
-        """Takes an announcement before it is answered: opens up to now belong to what was announced before."""
-        if self._log.is_on:
-            self._poll(MOST_POLLS)
-            self._take(MOST_POLLED)
-            self._backlog.append(one)
-            self._awaited.add(one)
+        """Ends the epoch that a loader read."""
+        self._followings.end(one.who)
 
-    def mapped(self, one: Announced, mapped: Mapped | None) -> None:
-        """Takes the ids of an announcement; None if they will never be known."""
-        if one in self._awaited:
-            self._mapped[one] = mapped
+    def mapped(self, one: Announced, mapped: Mapped) -> None:
+        """Follows an announced epoch from now on."""
+        if self._log.is_on and len(mapped.ids):
+            self._followings.begin(Following(one.who, mapped.where, one.table, time.monotonic_ns()))
 
     # ---- the clock
 
@@ -176,7 +159,7 @@ class OpenWatch:
         self._take(STEP_EVENTS)
         if not self._queue.settled:
             self._followings.look(now - self._started, now, lambda id_: self._queue.states.of(id_) in FINAL)
-        more = self._log.more or (len(self._backlog) >= STEP_EVENTS and not self._is_held())
+        more = self._log.more or len(self._backlog) >= STEP_EVENTS
         self._log.next_look = now if more else now + (BUSY_EVERY_S if came > BUSY_EVENTS else LOOK_EVERY_S)
         if not self._backlog and self._knows_enough():
             self.stop()
@@ -184,8 +167,6 @@ class OpenWatch:
     def stop(self) -> None:
         """Ends the logging and handles what was logged."""
         self._backlog.extend(self._log.stop(self._find))
-        for one in self._awaited:
-            self._mapped.setdefault(one, None)
         self._take(len(self._backlog))
 
     def _knows_enough(self) -> bool:
@@ -195,49 +176,28 @@ class OpenWatch:
         known = len(self.first) == files and self._queue.settled
         return known or self.events > ENOUGH_PER_FILE * files + ENOUGH_BESIDES
 
-    def _poll(self, most: int = 1) -> int:
-        came = self._log.poll(self._find, most)
+    def _poll(self) -> int:
+        came = self._log.poll(self._find)
         self._backlog.extend(came)
         return len(came)
 
     # ---- what came
 
-    def _is_known(self, one: Announced) -> bool:
-        return one.ended or one in self._mapped
-
-    def _is_held(self) -> bool:
-        first = self._backlog[0]
-        return isinstance(first, Announced) and not self._is_known(first)
-
     def _take(self, most: int) -> None:
-        backlog = self._backlog
-        for _ in range(min(most, len(backlog))):
-            if self._is_held():
-                if len(backlog) <= MOST_WAITING:
-                    return
-                self._mapped[backlog[0]] = None  # type: ignore[index]
-            self._one(backlog.popleft())
+        for _ in range(min(most, len(self._backlog))):
+            self._one(self._backlog.popleft())
 
-    def _one(self, item: Event | Announced) -> None:
-        if isinstance(item, Announced):
-            self._change(item)
-        elif isinstance(item, LostRecords):
+    def _one(self, item: Event) -> None:
+        if isinstance(item, LostRecords):
             self.events += item.lost_bytes // LEAST_RECORD_BYTES
-        else:
-            self.events += 1
-            self.opened_files += 1
-            self.opened_bytes += self._sizes[item.file_id]
-            if not self._seen[item.file_id]:
-                self._seen[item.file_id] = 1
-                self.first.append(item.file_id)
-            self._followings.opened(item.slot, item.file_id)
-
-    def _change(self, one: Announced) -> None:
-        self._followings.end(one.who)
-        self._awaited.discard(one)
-        mapped = self._mapped.pop(one, None)
-        if mapped is not None and len(mapped.ids):
-            self._followings.begin(Following(one.who, mapped.where, one.table))
+            return
+        self.events += 1
+        self.opened_files += 1
+        self.opened_bytes += self._sizes[item.file_id]
+        if not self._seen[item.file_id]:
+            self._seen[item.file_id] = 1
+            self.first.append(item.file_id)
+        self._followings.opened(item.slot, item.file_id, item.ns)
 
     # ---- the record
 

@@ -40,8 +40,6 @@ class TraceHeader:
     run_id: str
     written_utc: str
     """When the trace was written, in ISO 8601."""
-    provenance: str | None = None
-    """The provenance of the order that the run followed."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,6 @@ def _header_in(fields: dict[str, Any]) -> TraceHeader:
             files=int(fields["files"]),
             run_id=str(fields["run_id"]),
             written_utc=str(fields["written_utc"]),
-            provenance=fields["provenance"] and str(fields["provenance"]),
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         raise Unusable(DAMAGED) from None
