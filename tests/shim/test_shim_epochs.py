@@ -159,12 +159,20 @@ def test_both_layers_announce(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "announced"),
-    [("SCANNING", 1), ("STARTING", 1), ("SETTLED", 0), ("ENDED", 0), ("MEASURING", 0)],
+    ("state", "logging", "announced"),
+    [
+        ("SCANNING", 0, 1),
+        ("STARTING", 0, 1),
+        ("SETTLED", 0, 0),
+        ("SETTLED", 1, 1),
+        ("ENDED", 0, 0),
+        ("MEASURING", 1, 1),
+    ],
 )
-def test_only_while_it_is_of_use(native_lab: Lab, state: str, announced: int) -> None:
+def test_only_while_it_is_of_use(native_lab: Lab, state: str, logging: int, announced: int) -> None:
     fill(native_lab)
     native_lab.state(shim.State[state])
+    native_lab._poke(shim.LOGGING_OFFSET, logging)
     with Epochs(native_lab) as epochs:
         small(native_lab)
     assert len(epochs.begun()) == announced

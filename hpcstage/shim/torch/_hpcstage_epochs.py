@@ -50,6 +50,11 @@ class PageHeader:
         """Returns the daemon's state."""
         return int(self._words[wire.STATE_OFFSET // 4])
 
+    @property
+    def logging(self) -> bool:
+        """Whether opens are to be logged."""
+        return bool(self._words[wire.LOGGING_OFFSET // 4])
+
 
 class _FollowedLoader:
     """A loader of this process: its stream numbers (one, unless iterators of it live side by side) and epochs."""
@@ -129,7 +134,7 @@ class Epochs:
     def _wanted(self) -> bool:
         if monotonic_ns() < self._hung_until_ns:
             return False
-        return self._header.state in ANNOUNCED_IN
+        return self._header.state in ANNOUNCED_IN or self._header.logging
 
     def _run_of(self, iterator: Any) -> _Run:
         if self._pid != os.getpid():
