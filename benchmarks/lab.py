@@ -281,5 +281,4 @@ def _from_record(run_dir: Path) -> dict[str, Any]:
         "coverage": coverage.get("share"),
         "hidden_s": split.get("hidden_s"),
         "order": order.get("provenance"),
-        "kept_share": order.get("kept_share"),
     }

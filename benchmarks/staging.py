@@ -127,8 +127,10 @@ def figures(lab: Lab, chosen: Sequence[Cell]) -> list[Figure]:
     shown = [c for c in chosen if c.load == "low" and (c.size == LONG or lab.options.quick)]
     made += [_never_worse(bench, c, arm) for c in shown for arm in ("runtime", "auto")]
     if lab.order == "sampler":
-        kept = [s["kept_share"] for s in bench.samples if s["arm"] in ("runtime", "runtime" + AGAIN)]
-        made.append(holds("all opens in the order of the sampler", all(k == 1 for k in kept) if kept else None))
+        orders = [s["order"] for s in bench.samples if s["arm"] in ("runtime", "runtime" + AGAIN)]
+        made.append(
+            holds("copied in the order of the sampler", all(o == "sampler" for o in orders) if orders else None)
+        )
     return [*made, holds("same losses and weights in all arms of a cell", _same(bench, chosen))]
 
 

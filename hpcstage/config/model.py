@@ -105,7 +105,7 @@ class Config:
             "learn",
             "true",
             parse.flag,
-            "Learn from the program what it will read: run PyTorch's samplers ahead, watch which files are opened, "
+            "Take from the program what it will read: run PyTorch's samplers ahead, watch which files are opened, "
             "leave a trace for the next run. With --no-learn the order is what is known before the program starts.",
             is_switch=True,
             metavar="",

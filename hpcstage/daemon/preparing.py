@@ -74,8 +74,6 @@ class Phase(Service):
             announcements=0,
             announced_files=0,
             unknown_samples=0,
-            announced_opens=0,
-            lost_bytes=0,
         )
         return replace(part, order=order)
 
@@ -204,8 +202,6 @@ class Preparing(Phase):
         """See Service."""
         if request.kind is Kind.WANT and time.monotonic() >= self._wants_until:
             return self.base.answers.reply(Reason.SCANNING)
-        if request.kind is Kind.EPOCH:
-            self._log.announced()
         self.inbox.keep(request)
         return None if request.kind in UNANSWERED else Reply(Answer.DONE)
 

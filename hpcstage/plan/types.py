@@ -88,16 +88,6 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The share in which a program kept to an order that was announced, in an earlier run."""
-
-    provenance: str | None
-    share: float
-    """The share of the opens of announced files that came in the announced order."""
-    run_id: str
-
-
-@dataclass(frozen=True)
 class Budget:
     """The bytes and inodes that the store may use on the node-local disk."""
 

@@ -117,7 +117,6 @@ def forecast(inputs: Inputs, found: FoundFiles, facts: PlanFacts) -> Plan:
     result = modes.forecast(workload.on(nodes), rates, conditions)
     return replace(
         plan,
-        found=replace(plan.found, kept=plan.found.kept or (earlier.kept if earlier is not None else None)),
         probe_s=facts.probe_s,
         local=inputs.disk.text,
         budget=facts.budget,

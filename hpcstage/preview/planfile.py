@@ -17,7 +17,7 @@ from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.dataset.scan import ScanResult
 from hpcstage.plan.order import orders
-from hpcstage.plan.types import Budget, Forecast, Kept, Order, Rates, Workload
+from hpcstage.plan.types import Budget, Forecast, Order, Rates, Workload
 from hpcstage.preview.orders import FoundOrder
 from hpcstage.writing import replace_text
 
@@ -182,7 +182,7 @@ def summary(plan: Plan) -> dict[str, Any]:
 def _order_out(plan: Plan) -> dict[str, Any]:
     found = plan.found
     numbers = {"provenance": plan.order.provenance, "ids": len(plan.order.ids), "unknown": found.unknown}
-    return {**numbers, "about": found.about, "kept": found.kept and asdict(found.kept)}
+    return {**numbers, "about": found.about}
 
 
 def _scan_out(scan: ScanSummary | None) -> dict[str, Any] | None:
@@ -200,7 +200,7 @@ def _plan(data: dict[str, Any], manifest: Manifest, order: Order) -> Plan:
     scan, about = data["scan"], data["order"]
     return Plan(
         manifest=manifest,
-        found=FoundOrder(order, about["unknown"], about=about.get("about", ""), kept=_kept_in(about.get("kept"))),
+        found=FoundOrder(order, about["unknown"], about=about.get("about", "")),
         scan=scan and ScanSummary(scan["seconds"], scan["stats"], scan["listings"], _skipped_in(scan), scan["counts"]),
         probe_s=data.get("probe_s", 0.0),
         local=data["local"],
@@ -213,10 +213,6 @@ def _plan(data: dict[str, Any], manifest: Manifest, order: Order) -> Plan:
         notes=tuple(data["notes"]),
         nodes=nodesplan.from_json(data["nodes"]) if data.get("nodes") else None,
     )
-
-
-def _kept_in(data: dict[str, Any] | None) -> Kept | None:
-    return Kept(data["provenance"], data["share"], data["run_id"]) if data else None
 
 
 def _skipped_in(scan: dict[str, Any]) -> list[tuple[bytes, str]]:

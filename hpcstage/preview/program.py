@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hpcstage.errors import HpcstageError
-from hpcstage.plan.types import Dataset, Kept
+from hpcstage.plan.types import Dataset
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
-    from hpcstage.record.schema import Record
     from hpcstage.record.workload import Measured
 
 OPTIONS = {"epochs": "epochs", "epoch_compute_s": "epoch_compute", "readers": "readers", "startup_s": "startup"}
@@ -46,7 +45,6 @@ class Earlier:
 
     program: Measured
     source_bytes_per_s: float | None
-    kept: Kept | None = None
     nodes: int = 1
 
 
@@ -122,13 +120,6 @@ def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> Earlier
             return None
         record = files.load_run(run_dir)
         typical = record.contention.typical_bytes_per_s
-        return Earlier(workload.workload_of(record), typical, _kept(record), max(1, len(record.nodes)))
+        return Earlier(workload.workload_of(record), typical, max(1, len(record.nodes)))
     except (HpcstageError, OSError, TypeError, ValueError, LookupError, AttributeError):
         return None
-
-
-def _kept(record: Record) -> Kept | None:
-    found = record.order
-    if found.kept_share is None:
-        return None
-    return Kept(found.provenance, found.kept_share, record.run.id)

@@ -25,7 +25,7 @@ from hpcstage.record.notes.notes import notes_of
 from hpcstage.record.notes.problems import ended, problems_of
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.checkpoints import CheckpointsPart
-from hpcstage.record.parts.part import DatasetPart, NodePart, OrderLead, OrderPart
+from hpcstage.record.parts.part import DatasetPart, NodePart, OrderLead
 from hpcstage.record.parts.roster import Presence, expected, is_left_over, names_of, without_part
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import (
@@ -195,13 +195,12 @@ def _larger(one: int | None, other: int | None) -> int | None:
 
 SAME = ("provenance", "planned", "ids", "followed", "trace_used", "trace_unused_why", "trace_written", "trace_why")
 ADDED = (
-    "announcements", "announced_files", "announced_opens", "unknown_samples", "opened_files", "lost_bytes",
+    "announcements", "announced_files", "unknown_samples", "opened_files",
 )  # fmt: skip
 
 
 def _order(nodes: Sequence[Digest]) -> OrderSection:
-    """Returns the section. The shares and `lead` are null where nothing was announced, or no announced file was seen
-    to be opened."""
+    """Returns the section. `lead` is null where nothing was announced, or no announced file was seen to be opened."""
     parts = [node.part.order for node in nodes]
 
     def first(name: str) -> Any:  # noqa: ANN401  any field
@@ -215,18 +214,8 @@ def _order(nodes: Sequence[Digest]) -> OrderSection:
     return OrderSection(
         **{name: first(name) for name in SAME},
         **{name: total(name) for name in ADDED},
-        kept_share=_mean([(part, part.kept_share) for part in parts]),
-        near_share=_mean([(part, part.near_share) for part in parts]),
         lead=_lead(nodes),
-        tables=parts[0].tables if parts else (),
     )
-
-
-def _mean(shares: Sequence[tuple[OrderPart, float | None]]) -> float | None:
-    """Returns the mean of shares of announced opens."""
-    known = [(share, part.announced_opens or 0) for part, share in shares if share is not None]
-    opens = sum(count for _, count in known)
-    return sum(share * count for share, count in known) / opens if opens else None
 
 
 def _lead(nodes: Sequence[Digest]) -> OrderLead | None:

@@ -32,7 +32,6 @@ from hpcstage.record.parts.part import (
     DatasetPart,
     ErrorPart,
     GroupPart,
-    IndexTable,
     MissedProcess,
     NodeTotals,
     OrderLead,
@@ -411,7 +410,7 @@ class Contention:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderSection:
-    """Where the access order came from, how well the program kept to it, and how far ahead of it the copies were."""
+    """Where the access order came from, and how far ahead of the program the copies were."""
 
     provenance: str | None
     """The origin of the order that copies followed last: sampler, given, trace, manifest."""
@@ -432,21 +431,11 @@ class OrderSection:
     """Epochs that samplers announced."""
     announced_files: Count | None = None
     """Files in them."""
-    announced_opens: Count | None = None
-    """Opens of them that were seen; kept_share is a share of these."""
     unknown_samples: Count | None = None
     """Announced samples whose files were not known then."""
     opened_files: Count | None = None
     """Different files that were seen to be opened."""
-    lost_bytes: Count | None = None
-    """Bytes of the log of opens that were overwritten before they were read."""
-    kept_share: Share | None
-    """The share of the opens of announced files, as far as they were seen, that came in the announced order. Null:
-    nothing was announced."""
-    near_share: Share | None = None
-    """As kept_share, with opens that came up to 64 files later than announced."""
     lead: OrderLead | None
-    tables: tuple[IndexTable, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

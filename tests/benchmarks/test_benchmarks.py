@@ -139,11 +139,11 @@ class TestTraining:
         staged = quick("staging", tmp_path, *wanted)
         orders = {s["arm"]: s["order"] for s in staged["samples"] if s["cell"] == cell}
         assert orders == {"runtime": "sampler", "runtime, by name": "manifest"}
-        kept = [f["ok"] for f in staged["figures"] if f["name"].startswith("all opens")]
-        assert kept == [True]
+        copied = [f["ok"] for f in staged["figures"] if f["name"].startswith("copied in the order")]
+        assert copied == [True]
 
     def test_order(self, tmp_path: Path) -> None:
-        wanted = ("random, workers 2", "computed-names, workers 0", "unknown-sampler, workers 0")
+        wanted = ("random, workers 2", "unknown-sampler, workers 0")
         words = [word for text in wanted for word in ("--only", text)]
         quick("order", tmp_path, *words, "--check")
 

@@ -29,7 +29,7 @@ KEPT = {
     "coverage": "opens swapped share by_layer processes_attached processes_missed",
     "time_split": "wall_s compute_s wait_source_s wait_local_s hidden_s other_s",
     "contention": "best_bytes_per_s typical_bytes_per_s periods latency_ms",
-    "order": "provenance kept_share lead",
+    "order": "provenance lead",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import manycases
 import pytest
-from recordcases import SECOND, announced, composed, node_part, run_part, samples, trainer, worker
+from recordcases import SECOND, composed, node_part, run_part, samples, trainer, worker
 
 from hpcstage.problem import Problem
 from hpcstage.record.notes.notes import RULES, slow_disk
@@ -177,7 +177,6 @@ CASES = [
         lambda: one(processes=[reader(wants=60)]),
         lambda: one(processes=[reader(wants=60, source_opens=60, direct_scanning=60)]),
     ),
-    Case("order-not-kept", lambda: one(order=announced(kept_share=0.04)), lambda: one(order=announced())),
     Case(
         "preprocessing",
         lambda: one(processes=[trainer(loader_wait_ns=50 * SECOND), worker(101, want_ns=0)]),

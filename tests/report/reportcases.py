@@ -98,7 +98,6 @@ def hostile_nodes() -> dict[str, Any]:
 CASES = {
     "whole": lambda: compose(run_part(), [node_part()]),
     "announced": lambda: compose(run_part(), [node_part(order=announced())]),
-    "not kept": lambda: compose(run_part(), [node_part(order=announced(kept_share=0.04, lead=None))]),
     "upfront": lambda: compose(run_part(mode_asked="auto", child_started_s=40.0), [node_part(mode="upfront")]),
     "direct": lambda: compose(run_part(mode_asked="direct"), [node_part(mode="direct")]),
     "no node": lambda: compose(run_part(), []),

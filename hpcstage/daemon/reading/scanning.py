@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcstage.daemon.reading import traces
 from hpcstage.daemon.resources import Resources
 from hpcstage.node import page
 from hpcstage.plan.dataset.datasets import Resolved
@@ -114,8 +113,6 @@ def scan_into(spec: DaemonSpec, opened: Callable[[], Iterable[bytes]], waited_s:
     planfile.save(node_dir / nodedir.SCAN, plan)
     _publish(node_dir, plan.forecast)
     left = found.order.trace
-    if left is not None:
-        traces.save_learnt(node_dir, left)
     scanned = replace(scanned, forecast=plan.forecast, trace=left.header.run_id if left else "")
     told = json.dumps(asdict(scanned)).encode()
     (node_dir / nodedir.SCANNED).write_bytes(told)  # for a wrapper with --strict, which reads it once the page says so

@@ -15,7 +15,7 @@ from rich.table import Table
 from hpcstage.plan.budget import NO_LIMIT
 from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.order.readings import EpochReading, Readings
-from hpcstage.plan.types import Forecast, Kept, Rates, Workload
+from hpcstage.plan.types import Forecast, Rates, Workload
 from hpcstage.preview.planfile import Plan, PlanRow, path_json, rows, summary
 from hpcstage.report.canvas import WIDE, Canvas, Fact, facts, grid
 from hpcstage.report.plan import nodes
@@ -105,8 +105,6 @@ def _head(plan: Plan) -> Iterator[Fact]:
     yield "order", _order(plan)
     if plan.found.about and plan.order.provenance != "manifest":
         yield "", plan.found.about
-    if plan.found.kept is not None:
-        yield "", _kept(plan.found.kept)
     if plan.local is not None:
         yield "local", plan.local
     yield "budget", _budget(plan)
@@ -130,11 +128,6 @@ def _order(plan: Plan) -> str:
     if missing:
         line += f", then {missing:,} that it does not name"
     return line + (f"; {plan.found.unknown:,} of its paths are not in the datasets" if plan.found.unknown else "")
-
-
-def _kept(kept: Kept) -> str:
-    order = f"an announced order ({kept.provenance})" if kept.provenance else "an announced order"
-    return f"{order} was kept by {kept.share:.0%} in the last run, {kept.run_id}"
 
 
 def _budget(plan: Plan) -> str:
