@@ -93,7 +93,7 @@ def test_a_key_that_may_be_null_or_says_little_may_be_missing(path: Path) -> Non
             if data[section][name] is None or name in ("cwd", "started_unix_s", "method", "state"):
                 less = {**data, section: {key: value for key, value in data[section].items() if key != name}}
                 assert render(Record.from_json(less), canvas) == render(Record.from_json(data), canvas), name
-    for name in ("generator", "problems", "config", "forecast"):
+    for name in ("generator", "problems", "config"):
         assert render(Record.from_json({key: data[key] for key in data if key != name}), canvas)
 
 

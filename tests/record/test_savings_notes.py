@@ -283,7 +283,6 @@ def test_direct_mode_that_waits_is_told_to_stage() -> None:
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        ({"mode_asked": "auto"}, "the forecast preferred this"),
         ({"mode_asked": "runtime", "direct_why": "/d is already on the node-local disk"}, "on the local disk already"),
     ],
 )

@@ -231,7 +231,6 @@ WAITS = {
     "upfront": "the files that it waited for were not staged: the report lists the reasons under Coverage",
     "direct": "run it with --mode runtime: from the second epoch on, reads are local",
     "local": "the dataset is on the local disk already: that disk, or the number of readers, is what limits",
-    "auto": "the forecast preferred this (see the mode above); --mode runtime copies all the same",
     None: "the notes say why no node reported",
 }
 WAITED_FOR = {
@@ -281,11 +280,11 @@ def _why_waited(record: Record) -> str:
         return OPENED_NOTHING
     counts = {"copy": record.totals.want_ready or 0, **record.coverage.reasons}
     most = max(counts, key=lambda name: counts[name])
-    mode, asked = record.run.mode, record.run.mode_asked
+    mode: str | None = record.run.mode
     if mode == "runtime" and counts[most] and most in WAITED_FOR:
         return WAITED_FOR[most]
-    if mode == "direct" and asked != "direct":
-        mode = "auto" if asked == "auto" else "local"
+    if mode == "direct" and record.run.mode_asked != "direct":
+        mode = "local"
     return WAITS[mode]
 
 
@@ -329,7 +328,7 @@ def gained_nothing(record: Record) -> Iterator[Note]:
     best_s = saved_s + (estimate.inputs.get("high_s", 0.0) - estimate.inputs.get("low_s", 0.0)) / 2
     lost = f"cost {format_duration(-saved_s)}" if best_s < -GAINED_SHARE * wall_s else "gained nothing"
     text = f"by estimate, staging {lost} compared with reading directly"
-    remedy = "it pays with more epochs or a busier source; --mode auto decides by a forecast"
+    remedy = "it pays with more epochs or a busier source"
     yield Note("gained-nothing", Severity.INFO, text, remedy)
 
 

@@ -238,8 +238,6 @@ class NodePart:
     host: str
     mode: str
     """The mode that was followed."""
-    mode_asked: str
-    mode_why: str
     started_unix_s: float
     ended_s: float | None = None
     complete: bool = False
@@ -259,7 +257,6 @@ class NodePart:
     hist_read: dict[int, int] = field(default_factory=dict)
     budget: BudgetPart | None = field(default=None, metadata=EMPTY_IF_NONE | DEFAULT_IF_DAMAGED)
     order: OrderPart = field(default_factory=OrderPart, metadata=DEFAULT_IF_DAMAGED)
-    forecast: dict[str, Any] | None = None
     samples: Sequence[Sample] = ()
     processes: Sequence[ProcessPart] = ()
     missed_processes: Sequence[MissedProcess] = field(default=(), metadata=DEFAULT_IF_DAMAGED)
