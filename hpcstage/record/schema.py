@@ -188,6 +188,8 @@ class NodeRow(Waits):
     wait_source_s: Seconds | None = None
     """The mean of its training processes: as in time_split, but of this node alone."""
     wait_local_s: Seconds | None = None
+    reader_bytes_per_s: NotNegative | None = None
+    """The rate of one reader of its program at the source, with the opens."""
     relative_pace: NotNegative | None = None
     """Its speed of the source divided by the median of the other nodes' at the same moment; the median over the run."""
     disk: DiskSpeed | None = field(default=None, metadata=EMPTY_IF_NONE)
@@ -489,8 +491,6 @@ class Record:
     coverage: Coverage
     contention: Contention
     order: OrderSection
-    forecast: dict[str, Any] | None
-    """The plan's forecast of each mode, where one was made."""
     series: Series
     notes: tuple[Note, ...]
     outputs: OutputsPart | None = None

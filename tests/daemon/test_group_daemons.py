@@ -112,17 +112,15 @@ def test_a_node_that_never_came_up_is_dealt_to_the_others(nodes, make_tree):
     daemons[2].end()
 
 
-def test_in_mode_auto_all_nodes_follow_the_first_one_without_its_plan(nodes, make_tree, tmp_path):
+def test_the_other_nodes_need_no_plan(nodes, make_tree, tmp_path):
     """Neither does anybody wait for the plan, which cannot be written here, nor does the second node look for it."""
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "nodes").mkdir(parents=True)
     (tmp_path / "run" / "plan.json").mkdir(parents=True)
-    daemons = nodes.up(make_tree(files=20), 2, mode="auto", each={1: {"run_dir": os.fspath(elsewhere)}})
+    daemons = nodes.up(make_tree(files=20), 2, each={1: {"run_dir": os.fspath(elsewhere)}})
     daemons[1].run_dir = elsewhere
     nodes.staged()
     first, second = nodes.end()
-    assert (second.mode, second.mode_why) == (first.mode, first.mode_why)
-    assert "no forecast" not in second.mode_why
     assert [problem.id for problem in first.problems] == ["plan-missing"]
     assert second.problems == ()
 

@@ -127,7 +127,7 @@ def test_options_become_a_sampler() -> None:
 
 
 def plan(hpcstage: Any, root: Path, *arguments: str, as_json: bool = False) -> Any:
-    result = hpcstage("plan", "--data", root, "--no-probe", *arguments, *(["--json"] if as_json else []))
+    result = hpcstage("plan", "--data", root, *arguments, *(["--json"] if as_json else []))
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout) if as_json else result.stdout.decode()
 
@@ -166,7 +166,7 @@ def test_ranks_in_the_text(hpcstage: Any, make_tree: Callable[..., Path]) -> Non
         [str(position + 1), str(position % 2), str(index)] for position, index in enumerate([0, 1, 4, 5, 8, 0])
     ]
     assert "epoch 4 reads" in plan(hpcstage, root, *options, "--limit", "1")
-    assert "epoch" not in plan(hpcstage, root, *options, "--limit", "0").split("forecast")[0]
+    assert "epoch" not in plan(hpcstage, root, *options, "--limit", "0").split("program")[0]
     assert "epochs" not in plan(hpcstage, root, *options, as_json=True)["readings"]
 
 

@@ -141,8 +141,6 @@ def node_part(**changes: Any) -> NodePart:
     values: dict[str, Any] = {
         "host": "node17",
         "mode": "runtime",
-        "mode_asked": "runtime",
-        "mode_why": "asked for",
         "started_unix_s": START + 0.1,
         "ended_s": 60.3,
         "complete": True,

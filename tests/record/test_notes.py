@@ -153,7 +153,6 @@ CASES = [
     Case("group-restarted", lambda: many(group={"generations": 3, "size": 4, "missing": [], "why": "killed"}), many),
     Case("clocks", lambda: many(started_unix_s=manycases.START + 4000), many),
     Case("waits-for-source", lambda: one({"mode_asked": "direct"}, **DIRECT), one, "run it with --mode runtime"),
-    Case("waits-for-source", lambda: one({"mode_asked": "auto"}, **DIRECT), one, "the forecast preferred this"),
     Case("waits-for-source", lambda: one({"direct_why": "local"}, **DIRECT), one, "on the local disk already"),
     Case(
         "waits-for-source",

@@ -274,11 +274,11 @@ def _why_waited(record: Record) -> str:
         return OPENED_NOTHING
     counts = {"copy": record.totals.want_ready or 0, **record.coverage.reasons}
     most = max(counts, key=lambda name: counts[name])
-    mode, asked = record.run.mode, record.run.mode_asked
+    mode: str | None = record.run.mode
     if mode == "runtime" and counts[most] and most in WAITED_FOR:
         return WAITED_FOR[most]
-    if mode == "direct" and asked != "direct":
-        mode = "auto" if asked == "auto" else "local"
+    if mode == "direct" and record.run.mode_asked != "direct":
+        mode = "local"
     return WAITS[mode]
 
 

@@ -180,8 +180,6 @@ class NodePart:
     host: str
     mode: str
     """The mode that was followed."""
-    mode_asked: str
-    mode_why: str
     started_unix_s: float
     ended_s: float | None = None
     complete: bool = False
@@ -198,7 +196,6 @@ class NodePart:
     hist_read: dict[int, int] = field(default_factory=dict)
     budget: BudgetPart | None = field(default=None, metadata=EMPTY_IF_NONE)
     order: OrderPart = field(default_factory=OrderPart)
-    forecast: dict[str, Any] | None = None
     samples: Sequence[Sample] = ()
     processes: Sequence[ProcessPart] = ()
     missed_processes: Sequence[MissedProcess] = ()

@@ -41,7 +41,8 @@ def header(record: Record) -> RenderableType:
         ("command", shlex.join(run.command) or UNKNOWN),
         ("where", _where(record)),
     ]
-    if run.mode_asked != run.mode and run.mode and (record.names_dataset or not record.keeps_directories):
+    is_named = record.names_dataset or not record.keeps_directories
+    if run.mode and run.mode_why and run.mode_asked != run.mode and is_named:
         why = f"{run.mode}, asked for {run.mode_asked}: {run.mode_why}"
         rows.append(("mode", Wrapped(why, 1 if record.group else MODE_LINES)))
     if staged := _staged(record):
