@@ -1,4 +1,4 @@
-"""Losses and final weights, bit for bit: without hpcstage and in its four modes, num_workers 0, 2 (fork), 2 (spawn).
+"""Losses and final weights, bit for bit: without hpcstage and in its three modes, num_workers 0, 2 (fork), 2 (spawn).
 
 Owns the comparison of what the program printed (all losses with all their bits, a digest of the weights) and of the
 file of weights that it wrote.
@@ -18,7 +18,7 @@ from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
 
 MB = 1e6
-MODES = ("direct", "upfront", "runtime", "auto")
+MODES = ("direct", "upfront", "runtime")
 ALONE = "without hpcstage"
 FILE_BYTES = 60_000
 SETTINGS = Settings(bandwidth_bytes_per_s=20 * MB, metadata_latency_s=0.002, data_latency_s=0.002)

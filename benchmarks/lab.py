@@ -1,4 +1,4 @@
-"""The experiment of paper 000 on emulated storage: its cells, its arms, its terms. Shared by `staging` and `forecast`.
+"""The experiment of paper 000 on emulated storage: its cells, its arms, its terms. For `staging`.
 
 Owns the design. The storage is set so that the case is the one that matters: under high load a network's dataset takes
 nine tenths as long to read flat out as to compute (calibrated in the same run; with the same time for both, what cannot
@@ -175,16 +175,6 @@ class Lab:
         sample = self._sample(done)
         return {**sample, "copy_s": copied.seconds, "seconds": copied.seconds + done.seconds}
 
-    def auto(self, cell: Cell) -> dict[str, Any]:
-        """`--mode auto`, told what it cannot probe."""
-        return self.hpcstage(cell, "auto", self.workload(cell))
-
-    def workload(self, cell: Cell) -> tuple[str, ...]:
-        """What is known of the program, as options of `run` and `plan`."""
-        terms = self.compute_terms(cell)
-        words = ["--epochs", str(cell.epochs), "--epoch-compute", f"{terms['later_s']:.4f}"]
-        return (*words, "--startup", f"{terms['startup_s']:.4f}", "--readers", str(2 if cell.prefetch else 0))
-
     # ---- terms, each alone
 
     def compute(self, cell: Cell) -> dict[str, Any]:
@@ -281,5 +271,4 @@ def _from_record(run_dir: Path) -> dict[str, Any]:
         "coverage": coverage.get("share"),
         "hidden_s": split.get("hidden_s"),
         "order": order.get("provenance"),
-        "kept_share": order.get("kept_share"),
     }

@@ -1,8 +1,8 @@
 """Whether the order of an unmodified PyTorch program is known before its first batch, and what that costs.
 
-Every form of sampler and loader runs alone and behind hpcstage, on emulated storage. Of each: the share of opens that
-came in the announced order, and that data, weights and random states are the same to the bit. A list of 1.28 million
-samples shows what an announcement takes. What learning costs where it gains nothing is `useless`'s.
+Every form of sampler and loader runs alone and behind hpcstage, on emulated storage. Of each: whether copies followed
+its samplers, and that data, weights and random states are the same to the bit. A list of 1.28 million
+samples shows what an announcement takes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import useless
 from benchmarks.files import Place, empty, make_files, place
 from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_most, holds, options_of, parser
 from benchmarks.programs import hpcstage_command, record, run
@@ -31,8 +30,6 @@ KNOWN = (
     "distributed-ordered", "batch-sampler", "drop-last", "persistent", "spawn", "subset", "concat",
     "train-and-validation", "image-and-mask", "one-by-one", "list-of-batches",
 )  # fmt: skip
-LEARNT = ("computed-names",)
-"""Nothing is known of the files before the first epoch; from the second on it is."""
 UNKNOWN = ("unknown-sampler", "changed-sampler")
 WORKERS = (0, 2)
 FILES, QUICK_FILES, FILE_BYTES = 600, 120, 20_000
@@ -59,7 +56,7 @@ class Cell:
 
 def cells(quick: bool) -> list[Cell]:
     """All forms without and with workers."""
-    forms = ("random", "distributed", "computed-names", "unknown-sampler") if quick else (*KNOWN, *LEARNT, *UNKNOWN)
+    forms = ("random", "distributed", "unknown-sampler") if quick else (*KNOWN, *UNKNOWN)
     made = [Cell(form, workers) for form in forms for workers in WORKERS]
     return [cell for cell in made if cell.workers or cell.form not in ("persistent", "spawn")]
 
@@ -114,14 +111,14 @@ def _order(run_dir: Path) -> dict[str, Any]:
     return {
         "provenance": order["provenance"],
         "announcements": order["announcements"],
-        "kept_share": order["kept_share"],
+        "unknown_samples": order["unknown_samples"],
         "lead": order["lead"],
         "swapped": found["coverage"]["swapped"],
     }
 
 
 def figures(bench: Bench, chosen: list[Cell]) -> list[Figure]:
-    """Per cell: the order was known and kept, and nothing changed."""
+    """Per cell: the order was known, and nothing changed."""
     made: list[Figure] = []
     for cell in chosen:
         samples = bench.select(cell.name, OURS)
@@ -133,10 +130,8 @@ def figures(bench: Bench, chosen: list[Cell]) -> list[Figure]:
             fact = all(s["announcements"] == 0 for s in samples) if samples else None
             made.append(holds(f"{cell.name}: left alone", fact))
             continue
-        kept = [s["kept_share"] for s in samples]
-        fact = all(k == 1.0 for k in kept) if kept else None
-        what = "from the second epoch on " if cell.form in LEARNT else ""
-        made.append(holds(f"{cell.name}: all opens {what}in the announced order", fact))
+        fact = all(s["provenance"] == "sampler" and not s["unknown_samples"] for s in samples) if samples else None
+        made.append(holds(f"{cell.name}: copied in the announced order", fact))
     return made
 
 
@@ -159,13 +154,13 @@ def many_figures(bench: Bench, name: str) -> list[Figure]:
 
 
 def table(bench: Bench, chosen: list[Cell], many: str) -> None:
-    """What was learnt of each program."""
+    """What was known of each program."""
     rows: list[Row] = []
     for cell in chosen:
         for s in bench.select(cell.name, OURS)[:1]:
             alone = bench.median(cell.name, ALONE)
-            rows.append([cell.name, s["provenance"], s["announcements"], s["kept_share"], alone, s["seconds"]])
-    columns = ["program", "order", "announcements", "kept", "alone [s]", "behind hpcstage [s]"]
+            rows.append([cell.name, s["provenance"], s["announcements"], alone, s["seconds"]])
+    columns = ["program", "order", "announcements", "alone [s]", "behind hpcstage [s]"]
     bench.sheet("The order of an unmodified program", columns, rows, f"{EPOCHS} epochs; start-up of PyTorch included")
     rows = [
         [f"{many}, {arm}", bench.median(many, arm, "first_batch_s"), bench.median(many, arm, "peak_kib")]
@@ -182,9 +177,6 @@ def measure(bench: Bench, options: Options, chosen: list[Cell], many: str) -> No
             bench.measure(cell.name, runs.arms(cell), options.rounds(2))
         if options.wants(many):
             bench.measure(many, runs.many_arms(many_samples(options)), options.rounds(5))
-        if useless.chosen(options):
-            runs_plain = useless.Runs(where, useless.QUICK_FILES if options.quick else useless.FILES)
-            useless.measure(bench, options, runs_plain, many_samples(options))
 
 
 def many_samples(options: Options) -> int:
@@ -201,9 +193,8 @@ def main() -> int:
     chosen = [cell for cell in cells(options.quick) if options.wants(cell.name)]
     measure(bench, options, chosen, many)
     table(bench, chosen, many)
-    useless.table(bench, options, samples)
     long = many_figures(bench, many) if options.wants(many) else []
-    return bench.finish([*figures(bench, chosen), *long, *useless.figures(bench, options, samples)])
+    return bench.finish([*figures(bench, chosen), *long])
 
 
 if __name__ == "__main__":

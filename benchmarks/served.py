@@ -1,7 +1,7 @@
 """A large file is served while it arrives: how much faster is a reader in order, and what does a read cost?
 
 `in order`: one program reads one file from the beginning to the end, from storage with 2 ms for each request and no
-limit of bandwidth; alone and behind `--mode runtime`, `--mode auto`, alternated, with the same output. `cost`: while a
+limit of bandwidth; alone and behind `--mode runtime`, alternated, with the same output. `cost`: while a
 file arrives, reads of 4 KiB of what has arrived take turns with those of a local file, in one process.
 """
 
@@ -27,7 +27,7 @@ from hpcstage.emulator.build import cached_binary, compile_c
 WORKLOAD = Path(__file__).resolve().parent / "workload"
 READING, COSTS = WORKLOAD / "served.py", WORKLOAD / "servedreads.c"
 CALLS = ("pread", "preadv", "read", "readv")
-PLAIN, MODES = "plain", ("runtime", "auto")
+PLAIN, RUNTIME = "plain", "runtime"
 ORDER_BYTES, QUICK_ORDER_BYTES = 4_000_000_000, 60_000_000
 ORDER = Settings(data_latency_s=0.002)
 LEAST_TIMES_AS_FAST = 3.0
@@ -51,10 +51,7 @@ class Runs:
 
     def orders(self) -> dict[str, Arm]:
         """Without hpcstage and with it."""
-        made: dict[str, Arm] = {PLAIN: lambda: self._in_order(None)}
-        for mode in MODES:
-            made[mode] = lambda mode=mode: self._in_order(mode)  # type: ignore[misc]
-        return made
+        return {PLAIN: lambda: self._in_order(None), RUNTIME: lambda: self._in_order(RUNTIME)}
 
     def _in_order(self, mode: str | None) -> dict[str, Any]:
         where = self.where
@@ -125,12 +122,9 @@ def figures(bench: Bench, options: Options) -> list[Figure]:
     """Of both cells."""
     made: list[Figure] = []
     if options.wants("in order"):
-        for mode in MODES:
-            times = divide(bench.median("in order", PLAIN), bench.median("in order", mode))
-            made.append(
-                at_least(f"in order, 2 ms per request: {mode}, times as fast as plain", times, LEAST_TIMES_AS_FAST)
-            )
-        outputs = {s["output"] for arm in (PLAIN, *MODES) for s in bench.select("in order", arm)}
+        times = divide(bench.median("in order", PLAIN), bench.median("in order", RUNTIME))
+        made.append(at_least("in order, 2 ms per request: runtime, times as fast as plain", times, LEAST_TIMES_AS_FAST))
+        outputs = {s["output"] for arm in (PLAIN, RUNTIME) for s in bench.select("in order", arm)}
         made.append(holds("in order: same output", len(outputs) == 1 if outputs else None))
     if options.wants("cost"):
         made += [
@@ -145,7 +139,7 @@ def figures(bench: Bench, options: Options) -> list[Figure]:
 def tables(bench: Bench) -> None:
     """Medians."""
     rows: list[Row] = [
-        [arm, *(bench.median("in order", arm, key) for key in ("seconds", "source_ratio"))] for arm in (PLAIN, *MODES)
+        [arm, *(bench.median("in order", arm, key) for key in ("seconds", "source_ratio"))] for arm in (PLAIN, RUNTIME)
     ]
     bench.sheet("One file, read in order, 2 ms per request", ["", "seconds", "bytes at the source / of the file"], rows)
     costs: list[Row] = []

@@ -26,7 +26,6 @@ README, MEASURED = ROOT / "README.md", ROOT / "docs" / "measured.md"
 BEGIN, END = "<!-- figures: python -m benchmarks.stated -->\n", "<!-- end of figures -->"
 ADDED_IN = {
     "faults": "785d391",
-    "forecast": "83b9dfa",
     "identity": "8bda12d",
     "scale": "6e2a504",
     "staging": "cd750b2",
@@ -204,27 +203,14 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "staging",
-        "No competing load, one epoch of 52 s: `runtime`, `auto` / reading directly (aim: at most 1.02)",
-        lambda r: _over(r, r"cnn x2 E1 low: never worse, (runtime|auto) / direct", ".3f"),
+        "No competing load, one epoch of 52 s: `runtime` / reading directly (aim: at most 1.02)",
+        lambda r: _over(r, r"cnn x2 E1 low: never worse, runtime / direct", ".3f"),
         in_readme=True,
     ),
     Row(
         "nodes",
         "2, 4, 8 virtual nodes, 1 and 3 epochs, `replicate` and `partition`: bytes read from the source, in datasets (one round)",
         lambda r: _range(r.figures("N[248] E[13] (replicate|partition): read from the source, in datasets"), ".3f"),
-        in_readme=True,
-    ),
-    Row(
-        "forecast",
-        "`hpcstage plan`, told the program's epochs, compute time, start-up and readers: forecast of direct, upfront, runtime in 13 cells (three rounds)",
-        lambda r: (
-            f"off by {_range(r.figures('.*: forecast off by'), '.0f', 100)} %; `auto` takes the fastest"
-            + (
-                ""
-                if max(r.figures(".*: auto .* / fastest")) <= 1
-                else f" within {max(r.figures('.*: auto .* / fastest')) - 1:.0%}"
-            )
-        ),
         in_readme=True,
     ),
     Row(
@@ -330,8 +316,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "ways",
-        "Ways of reading that could be harmed: `runtime` and `auto` / the program alone, the worst cell (aim: at most 1.05)",
-        lambda r: f"{max(r.figures('(?!the median).*: (runtime|auto) / plain')):.3f}",
+        "Ways of reading that could be harmed: `runtime` / the program alone, the worst cell (aim: at most 1.05)",
+        lambda r: f"{max(r.figures('(?!the median).*: runtime / plain')):.3f}",
         command="ways --lanes 14",
         optional=True,
     ),
@@ -344,7 +330,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "served",
-        "A file of 4 GB read in order from storage with 2 ms per request: `runtime`, `auto`, times as fast as without hpcstage (aim: 3)",
+        "A file of 4 GB read in order from storage with 2 ms per request: `runtime`, times as fast as without hpcstage (aim: 3)",
         lambda r: _over(r, "in order, 2 ms per request: .*, times as fast as plain", ".2f"),
         optional=True,
     ),
@@ -372,7 +358,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "identity",
-        "Losses and weights of direct, upfront, runtime, auto with 0, 2 forked, 2 spawned workers against the program alone",
+        "Losses and weights of direct, upfront, runtime with 0, 2 forked, 2 spawned workers against the program alone",
         lambda r: "identical" if min(r.figures(".*: losses and weights identical")) == 1 else "DIFFERENT",
     ),
     Row(
@@ -528,15 +514,6 @@ ROWS += (
             f"{r.figure('8 x 256 MB, local disk: time / that of the best other'):.2f}; "
             f"{r.figure('8 x 256 MB, 2 ms: time / that of the best other'):.2f} of its time"
         ),
-        optional=True,
-    ),
-    Row(
-        "forecast-untold",
-        "`hpcstage plan`, told nothing, after one run of the same command: forecast of direct, upfront, runtime in 10 cells of one epoch (one round)",
-        lambda r: (
-            f"off by {_range(r.figures('.*: forecast, nothing told off by'), '.0f', 100)} %; `auto` takes the fastest"
-        ),
-        command='forecast --only "E1 "',
         optional=True,
     ),
     Row(

@@ -1,8 +1,8 @@
 """Whether hpcstage ever costs a program time: ways of reading in which staging gains little or nothing.
 
-Each cell is one program that reads emulated storage in one way: alone (`plain`), behind `--mode runtime` and behind
-`--mode auto`, alternated. The storage keeps the page cache when a file is opened again, as the clients of shared file
-systems do. What the program prints is a checksum of all that it read, which must be the same in the three arms.
+Each cell is one program that reads emulated storage in one way: alone (`plain`) and behind `--mode runtime`,
+alternated. The storage keeps the page cache when a file is opened again, as the clients of shared file
+systems do. What the program prints is a checksum of all that it read, which must be the same in all arms.
 Where it reads everything three times, it empties the page cache in between, as where there is more data than memory;
 the same program on the local disk (`local`) stands beside it.
 
@@ -39,7 +39,7 @@ MOST_LATER = 1.05
 """From the second pass on, in times of the same program on the local disk."""
 MOST_SOURCE = 1.02
 """Bytes that leave the source, in times of those of one pass of the program alone."""
-PLAIN, MODES, LOCAL = "plain", ("runtime", "auto"), "local"
+PLAIN, RUNTIME, LOCAL = "plain", "runtime", "local"
 PASSES = 3
 PLAIN_S, QUICK_PLAIN_S = 24.0, 2.0
 LEAST_PLAIN_S = 20.0
@@ -175,9 +175,7 @@ class Lane:
 
     def arms(self, cell: Cell) -> dict[str, Arm]:
         """Without hpcstage and with it."""
-        made: dict[str, Arm] = {PLAIN: lambda: self._run(cell, None)}
-        for mode in MODES:
-            made[mode] = lambda mode=mode: self._run(cell, mode)  # type: ignore[misc]
+        made: dict[str, Arm] = {PLAIN: lambda: self._run(cell, None), RUNTIME: lambda: self._run(cell, RUNTIME)}
         if cell.passes > 1:
             made[LOCAL] = lambda: self._run_on_local_disk(cell)
         return made
@@ -254,34 +252,30 @@ def chosen(options: Options) -> list[Cell]:
 
 
 def figures(bench: Bench, measured: Sequence[Cell]) -> list[Figure]:
-    """Each cell in both modes, and that the programs read the same."""
+    """Each cell, and that the programs read the same."""
     made: list[Figure] = []
     for cell in measured:
-        ratios = {mode: bench.ratio(cell.name, mode, PLAIN) for mode in MODES}
-        made += [at_most(f"{cell.name}: {mode} / plain", ratio, NEVER_WORSE) for mode, ratio in ratios.items()]
+        made.append(at_most(f"{cell.name}: runtime / plain", bench.ratio(cell.name, RUNTIME, PLAIN), NEVER_WORSE))
         made += _source_and_later(bench, cell)
         outputs = {sample["output"] for sample in bench.samples if sample["cell"] == cell.name}
         made.append(holds(f"{cell.name}: same output", len(outputs) == 1 if outputs else None))
         if not bench.options.quick:
             made.append(at_least(f"{cell.name}: plain takes", bench.median(cell.name, PLAIN), LEAST_PLAIN_S, "s"))
-    for mode in MODES:
-        known = [ratio for cell in measured if (ratio := bench.ratio(cell.name, mode, PLAIN)) is not None]
-        middle = statistics.median(known) if known else None
-        made.append(at_most(f"the median over all cells: {mode} / plain", middle, MOST_IN_THE_MIDDLE))
-    return made
+    known = [ratio for cell in measured if (ratio := bench.ratio(cell.name, RUNTIME, PLAIN)) is not None]
+    middle = statistics.median(known) if known else None
+    return [*made, at_most("the median over all cells: runtime / plain", middle, MOST_IN_THE_MIDDLE)]
 
 
 def _source_and_later(bench: Bench, cell: Cell) -> list[Figure]:
     """What left the source, and how long the later passes took."""
     made: list[Figure] = []
     a_pass = divide(bench.median(cell.name, PLAIN, "source_ratio"), cell.passes)
-    for mode in MODES:
-        if cell.way not in UNREAD:
-            asked = divide(bench.median(cell.name, mode, "source_ratio"), a_pass)
-            made.append(at_most(f"{cell.name}: {mode}: bytes at the source / of a pass of plain", asked, MOST_SOURCE))
-        if cell.passes > 1:
-            later = divide(bench.median(cell.name, mode, "later_s"), bench.median(cell.name, LOCAL, "later_s"))
-            made.append(at_most(f"{cell.name}: {mode}: later passes / on the local disk", later, MOST_LATER))
+    if cell.way not in UNREAD:
+        asked = divide(bench.median(cell.name, RUNTIME, "source_ratio"), a_pass)
+        made.append(at_most(f"{cell.name}: runtime: bytes at the source / of a pass of plain", asked, MOST_SOURCE))
+    if cell.passes > 1:
+        later = divide(bench.median(cell.name, RUNTIME, "later_s"), bench.median(cell.name, LOCAL, "later_s"))
+        made.append(at_most(f"{cell.name}: runtime: later passes / on the local disk", later, MOST_LATER))
     return made
 
 
@@ -289,12 +283,12 @@ def table(bench: Bench, measured: Sequence[Cell], left_out: Sequence[Cell]) -> N
     """All cells, and what left the source in times of what is read."""
     rows: list[Row] = []
     for cell in measured:
-        ratios = [bench.ratio(cell.name, mode, PLAIN) for mode in MODES]
-        read = [bench.median(cell.name, arm, "source_ratio") for arm in (PLAIN, *MODES)]
-        later = [bench.median(cell.name, arm, "later_s") for arm in (LOCAL, *MODES)] if cell.passes > 1 else [None] * 3
-        rows.append([cell.name, bench.median(cell.name, PLAIN), *ratios, *read, *later])
-    columns = ["", "plain [s]", "runtime / plain", "auto / plain", "source: plain", "source: runtime", "source: auto"]
-    columns += ["later: local [s]", "later: runtime [s]", "later: auto [s]"]
+        ratio = bench.ratio(cell.name, RUNTIME, PLAIN)
+        read = [bench.median(cell.name, arm, "source_ratio") for arm in (PLAIN, RUNTIME)]
+        later = [bench.median(cell.name, arm, "later_s") if cell.passes > 1 else None for arm in (LOCAL, RUNTIME)]
+        rows.append([cell.name, bench.median(cell.name, PLAIN), ratio, *read, *later])
+    columns = ["", "plain [s]", "runtime / plain", "source: plain", "source: runtime"]
+    columns += ["later: local [s]", "later: runtime [s]"]
     why = sorted({f"{cell.way} ({cell.missing} is not installed)" for cell in left_out})
     note = "source: bytes that left it, in times of the bytes that the program reads in a pass"
     note += "; later: the mean length of a pass after the first"

@@ -78,21 +78,6 @@ class Pairs(Dataset[Item]):
         return index, image + features(os.path.join(self.root, self.masks[index]))
 
 
-class Computed(Dataset[Item]):
-    """Has no list of its files: the name follows from the index, so it can only be learnt by watching."""
-
-    def __init__(self, root: str, names: list[str]) -> None:
-        self._of = "\n".join(names).splitlines().__getitem__
-        self._size = len(names)
-        self._where = root
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> Item:
-        return index, features(f"{self._where}/{self._of(index)}")
-
-
 class Backwards(Sampler[int]):
     """A sampler that nobody knows; it draws from a state that is its own."""
 
@@ -158,7 +143,6 @@ def make(options: argparse.Namespace, names: list[str]) -> Loaders:
         "concat": lambda: [_loader(options, ConcatDataset([Folder(paths[half:]), Folder(paths[:half])]), shuffle=True)],
         "train-and-validation": split,
         "image-and-mask": lambda: [_loader(options, Pairs(options.data, names), shuffle=True)],
-        "computed-names": lambda: [_loader(options, Computed(options.data, names), shuffle=True)],
         "unknown-sampler": lambda: one(sampler=Backwards(size)),
         "changed-sampler": lambda: one(sampler=Picky(folder)),
         "list-of-batches": lambda: one(batch_sampler=[[i, i + 1] for i in range(0, size - 1, 2)]),

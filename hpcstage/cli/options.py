@@ -5,12 +5,14 @@ A command that is decorated gets its values by key (None: not given), ready for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import click
 
-from hpcstage.config import SETTINGS, Setting
+from hpcstage.config import SETTINGS, Setting, parse
+from hpcstage.config.parse import Parser
+from hpcstage.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -29,11 +31,26 @@ _SAMPLER: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
-_SHARED = frozenset({"dataset", "disk", "copy", "nodes", "workload"})
+_FIGURES: tuple[tuple[str, str, Parser, str, str], ...] = (
+    ("--epochs", "epochs", parse.whole(1, 1_000_000), "N", "How often the program reads the dataset."),
+    ("--epoch-compute", "epoch_compute_s", parse.duration(0), "DURATION",
+     "How long an epoch would take on the job's nodes if reading took no time."),
+    ("--readers", "readers", parse.whole(0, 4096), "N",
+     "Processes that read ahead of the training (a loader's num_workers); with 0 nothing is read ahead."),
+    ("--startup", "startup_s", parse.duration(0), "DURATION", "Time from the program's start to its first read."),
+    ("--source-rate", "source_bytes_per_s", parse.rate(), "SIZE",
+     "Bytes of such files, with their opens, that the source gives the job per second."),
+    ("--reader-rate", "reader_bytes_per_s", parse.rate(), "SIZE", "The same for one reader alone."),
+    ("--local-rate", "local_bytes_per_s", parse.rate(), "SIZE", "The same for one reader of the local disk."),
+    ("--peer-rate", "peer_bytes_per_s", parse.rate(), "SIZE", "Bytes per second that a node gets from others."),
+)  # fmt: skip
+"""Option, name of the figure, how it is read, metavar, help."""
+
+_SHARED = frozenset({"dataset", "disk", "copy", "nodes"})
 
 
 def dataset_options(command: Command) -> Command:
-    """Adds the options that `run` and `plan` take: datasets, order, local disk, copying, nodes, workload; and
+    """Adds the options that `run` and `plan` take: datasets, order, local disk, copying, nodes; and
     `common_options`."""
     return _with((s for s in SETTINGS if s.group in _SHARED), common_options(command))
 
@@ -43,6 +60,31 @@ def sampler_options(command: Command) -> Command:
     for names, how in reversed(_SAMPLER):
         command = click.option(*names, **how)(command)
     return command
+
+
+def figure_options(command: Command) -> Command:
+    """Adds the options by which `plan` is told the figures of its forecast, under their names in `plan.types`."""
+    for flag, name, parser, metavar, text in reversed(_FIGURES):
+        callback = _figure(parser)
+        command = click.option(flag, name, metavar=metavar, callback=callback, help=f"For the forecast: {text}")(
+            command
+        )
+    return command
+
+
+def figures(given: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the figures that were told, by name."""
+    return {name: given[name] for _, name, *_ in _FIGURES if given[name] is not None}
+
+
+def _figure(parser: Parser) -> Callable[[click.Context, click.Parameter, str | None], object]:
+    def read(_context: click.Context, parameter: click.Parameter, text: str | None) -> object:
+        try:
+            return None if text is None else parser(text)
+        except ValueError as error:
+            raise UsageError(f"{parameter.opts[0]}: {error}", f"see {parameter.opts[0]} in --help") from None
+
+    return read
 
 
 def run_options(command: Command) -> Command:

@@ -11,41 +11,38 @@ import click
 
 from hpcstage import inherited, stderr
 from hpcstage.cli import samplers
-from hpcstage.cli.options import dataset_options, sampler_options
+from hpcstage.cli.options import dataset_options, figure_options, figures, sampler_options
 from hpcstage.errors import UsageError
 
 if TYPE_CHECKING:
     from hpcstage.preview.planfile import Plan
 
-PROBE_S = 2.0
-"""The longest that the probe takes, in seconds."""
-
 
 @click.command("plan", short_help="Show what would be copied in which order, whether it fits and what it gains.")
 @dataset_options
+@figure_options
 @sampler_options
-@click.option("--no-probe", is_flag=True, help="Do not measure the source and the local disk (up to 2 s).")
 @click.option("--limit", type=click.IntRange(min=0), help="Rows of the table (default 20; with --json: none).")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON; its files only with --limit.")
 @click.argument("run_dir", required=False, type=click.Path(path_type=Path))
-def plan(run_dir: Path | None, no_probe: bool, limit: int | None, as_json: bool, **given: Any) -> int:  # noqa: ANN401
+def plan(run_dir: Path | None, limit: int | None, as_json: bool, **given: Any) -> int:  # noqa: ANN401
     """Show what a run would copy, in which order, whether it fits, and what each mode would take.
 
     \b
-    hpcstage plan --data /lustre/imagenet/train --epochs 90 --epoch-compute 20m
+    hpcstage plan --data /lustre/imagenet/train --epochs 90 --epoch-compute 20m --source-rate 2GB --local-rate 3GB
     hpcstage plan --data /lustre/imagenet/train --order trace        as the last run read
     hpcstage plan --data /lustre/imagenet/train --order sampler --sampler distributed --seed 0 --epochs 3 --ranks 8
-    hpcstage plan --data /lustre/imagenet/train --nodes 64 --placement partition --epoch-compute 20s --epochs 90
+    hpcstage plan --data /lustre/imagenet/train --nodes 64 --placement partition
     hpcstage plan RUN_DIR            the plan of a past run
 
     With --nodes N (or in a job of several nodes) it also shows what each node fetches from the source, keeps and gets
     from others, and what 1, 2, 4, ... N nodes would take under each placement. In a job (in salloc's shell, too) the N
     nodes are like those of the job; without a scheduler they are virtual nodes, which divide this machine.
 
-    Values that you do not give come from the record of an earlier run on the same datasets, or are measured (see
-    --no-probe).
+    Figures that you do not tell come from the record of the last run on the same datasets. Where one is missing there,
+    too, it is named, and no forecast is made.
     """
-    found = _past(run_dir, given) if run_dir is not None else _coming(given, with_probe=not no_probe)
+    found = _past(run_dir, given) if run_dir is not None else _coming(given)
     _print(found, limit, as_json=as_json)
     return 0
 
@@ -60,18 +57,19 @@ def _past(run_dir: Path, given: dict[str, Any]) -> Plan:
     return load(run_dir)
 
 
-def _coming(given: dict[str, Any], *, with_probe: bool) -> Plan:
+def _coming(given: dict[str, Any]) -> Plan:
     from hpcstage.config import load
-    from hpcstage.preview.inputs import Inputs
-    from hpcstage.preview.pipeline import find, forecast, look
+    from hpcstage.preview.inputs import ForecastInputs, Inputs
+    from hpcstage.preview.pipeline import find, foresee
     from hpcstage.protocol.shim import WorkProgress
     from hpcstage.report.progress import ProgressLine
 
     config = load(given, os.environ, inherited.directory())
     for warning in config.warnings:
         stderr.say(f"warning: {warning}")
-    sampler = samplers.asked(given, config.epochs)
-    inputs = Inputs.of_config(config, os.environ, inherited.directory(), sampler)
+    sampler = samplers.asked(given, given["epochs"])
+    several = ForecastInputs.of_config(config, os.environ, figures(given))
+    inputs = Inputs.of_config(config, os.environ, inherited.directory(), several.disk.device, sampler)
     with ProgressLine(quiet=bool(given.get("quiet"))) as line:
 
         def on_found(files: int, size_bytes: int) -> None:
@@ -82,7 +80,7 @@ def _coming(given: dict[str, Any], *, with_probe: bool) -> Plan:
         if why := found.scan.unanswered:
             raise UsageError(f"the datasets could not be scanned: {why}", "look at the file system, and try again")
         raise UsageError("the datasets hold no file", "check --data")
-    return forecast(inputs, found, look(inputs, found, PROBE_S if with_probe else 0.0))
+    return foresee(inputs, several, found)
 
 
 def _print(found: Plan, limit: int | None, *, as_json: bool) -> None:

@@ -81,9 +81,9 @@ class Config:
         metadata=_choice(
             "mode",
             "runtime",
-            ("runtime", "upfront", "direct", "auto"),
+            ("runtime", "upfront", "direct"),
             "runtime copies while the command runs, upfront copies everything "
-            "before it starts, direct copies nothing and only measures, auto lets a forecast decide.",
+            "before it starts, direct copies nothing and only measures.",
         )
     )
     order: str = field(
@@ -105,7 +105,7 @@ class Config:
             "learn",
             "true",
             parse.flag,
-            "Learn from the program what it will read: run PyTorch's samplers ahead, watch which files are opened, "
+            "Take from the program what it will read: run PyTorch's samplers ahead, watch which files are opened, "
             "leave a trace for the next run. With --no-learn the order is what is known before the program starts.",
             is_switch=True,
             metavar="",
@@ -408,48 +408,6 @@ class Config:
             "Add the nodes of this job to the training of that --name, which was started in the same working "
             "directory. No COMMAND is given: it is the training's.",
             metavar="NAME|none",
-        )
-    )
-    epochs: int | None = field(
-        metadata=_declare(
-            "epochs",
-            "auto",
-            parse.whole(1, 1_000_000, "auto"),
-            "For the forecast: how often the command reads the "
-            "dataset; auto takes it from the command's own --epochs, or from an earlier run.",
-            metavar="N|auto",
-            group="workload",
-        )
-    )
-    epoch_compute_s: float | None = field(
-        metadata=_declare(
-            "epoch_compute",
-            "auto",
-            parse.duration(0, "auto"),
-            "For the forecast: how long one epoch would take on the job's nodes if reading took no time.",
-            metavar="DURATION|auto",
-            group="workload",
-        )
-    )
-    readers: int | None = field(
-        metadata=_declare(
-            "readers",
-            "auto",
-            parse.whole(0, 4096, "auto"),
-            "For the forecast: number of processes that read ahead of the training "
-            "(a loader's num_workers); with 0 nothing is read ahead.",
-            metavar="N|auto",
-            group="workload",
-        )
-    )
-    startup_s: float | None = field(
-        metadata=_declare(
-            "startup",
-            "auto",
-            parse.duration(0, "auto"),
-            "For the forecast: time from the start of the command to its first read.",
-            metavar="DURATION|auto",
-            group="workload",
         )
     )
     raw: Mapping[str, object]

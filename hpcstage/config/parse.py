@@ -143,7 +143,7 @@ def whole(minimum: int, maximum: int, word: str | None = None) -> Parser:
     return parse
 
 
-def rate(word: str) -> Parser:
+def rate(word: str | None = None) -> Parser:
     """Parses bytes per second, more than 0: `500MB`, `2GiB/s`; `word` stands for None."""
 
     def parse(value: object) -> float | None:

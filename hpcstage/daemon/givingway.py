@@ -14,7 +14,6 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpcstage.daemon.reading.scanning import DIRECT_MODE
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
 from hpcstage.outputs.drain import OutputDrain
@@ -36,7 +35,7 @@ class GivingWay(Service):
         self._base = base
         self._outputs = outputs
         self._store = directory.Store(base.node_dir)
-        self._has_store = base.spec.mode != DIRECT_MODE
+        self._has_store = base.spec.stages
         self._is_removing = False
         """Whether the copies of the store are being removed."""
         self._least_bytes = min(MOST_LEAST_BYTES, int(LEAST_SHARE * _free_bytes(base.node_dir)))

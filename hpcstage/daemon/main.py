@@ -25,7 +25,7 @@ from hpcstage.daemon.process.page import Page
 from hpcstage.daemon.process.server import Reply, open_listener
 from hpcstage.daemon.programs import Programs
 from hpcstage.daemon.queue.answers import Answers
-from hpcstage.daemon.reading.scanning import DIRECT_MODE, Prepared, publish_plan
+from hpcstage.daemon.reading.scanning import Prepared, publish_plan
 from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.reporting import HELPER as PART_HELPER
 from hpcstage.daemon.reporting import Reporter
@@ -259,7 +259,7 @@ class Daemon(Service):
 
 def _fork_copiers(spec: DaemonSpec) -> CopierPool | None:
     """Returns the copiers; None where nothing will be staged."""
-    if spec.mode == DIRECT_MODE:
+    if not spec.stages:
         return None
     node_dir = Path(spec.node_dir)
     settings = CopierSettings(

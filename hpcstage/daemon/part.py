@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpcstage.daemon.copying.copies import DatasetFacts
@@ -53,8 +53,6 @@ class Findings(Service):
         part = part if prepared.scanned is None else _scanned(part, prepared.scanned)
         return replace(
             part,
-            mode=prepared.mode,
-            mode_why=prepared.mode_why,
             datasets=[_staged(*both) for both in zip(part.datasets, engine.copies.by_dataset, strict=True)],
             staged_s=None if self._staged_at is None else round(self._staged_at - self._base.started, 6),
             totals=_copied(part.totals, engine),
@@ -87,7 +85,6 @@ def _scanned(part: NodePart, scanned: Scanned) -> NodePart:
     return replace(
         part,
         scan_s=scanned.seconds,
-        forecast=None if scanned.forecast is None else asdict(scanned.forecast),
         totals=replace(part.totals, source_stats=scanned.stats, source_listings=scanned.listings),
         order=replace(part.order, trace_used=scanned.trace or None, trace_unused_why=scanned.trace_why or None),
     )

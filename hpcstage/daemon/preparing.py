@@ -1,4 +1,4 @@
-"""Prepares the staging of a node: gets the manifest, by a scan or from another node, and decides the mode in mode auto.
+"""Prepares the staging of a node: gets the manifest, by a scan or from another node.
 
 Owns the helper that scans, and the inbox that keeps what comes meanwhile. Where nothing is ever staged, `Unstaged`
 answers instead.
@@ -7,7 +7,6 @@ answers instead.
 from __future__ import annotations
 
 import math
-import os
 import time
 import traceback
 from collections.abc import Callable
@@ -16,18 +15,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hpcstage.daemon.copying.engine import Busy
-from hpcstage.daemon.copying.openfiles import open_below
 from hpcstage.daemon.inbox import UNANSWERED, Inbox
-from hpcstage.daemon.process.proc import descendants
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.reading import scanning
-from hpcstage.daemon.reading.scanning import ASKED_FOR, AUTO_MODE, DIRECT_MODE, RUNTIME_MODE, Prepared, Scanned
+from hpcstage.daemon.reading.scanning import Prepared, Scanned
 from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
 from hpcstage.daemon.telemetry import Snapshot
 from hpcstage.plan.order import orders
-from hpcstage.plan.types import Forecast
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
 from hpcstage.stderr import log
@@ -40,8 +36,7 @@ SCAN_HELPER = "scan"
 AGAIN_S = 5.0
 """So long after a scan that got no answer the next one begins."""
 EARLY_S = 0.5
-"""Until this long after the start a want waits for the end of the scan; later, and where a probe follows the scan, the
-program reads the source meanwhile."""
+"""Until this long after the start a want waits for the end of the scan; later the program reads the source."""
 
 
 class Phase(Service):
@@ -74,8 +69,6 @@ class Phase(Service):
             announcements=0,
             announced_files=0,
             unknown_samples=0,
-            announced_opens=0,
-            lost_bytes=0,
         )
         return replace(part, order=order)
 
@@ -110,10 +103,9 @@ class Preparing(Phase):
         self._log = log
         self._ready = ready
         self._failed = failed
-        self._wants_until = base.started if base.spec.mode == AUTO_MODE else base.started + EARLY_S
+        self._wants_until = base.started + EARLY_S
         self._is_over = False
         self._again_at = math.inf
-        self._starter = os.getppid()
         self._directories_told: int | None = None
         """The number of directories that came with the group's manifest while this node's own scan, which found the
         same files, was about to end."""
@@ -130,15 +122,9 @@ class Preparing(Phase):
     def scan(self) -> None:
         """Starts the scan by which this node makes the manifest."""
         self._again_at = math.inf
-        work = partial(scanning.scan_into, self.base.spec, self.opened, time.monotonic() - self.base.started)
+        work = partial(scanning.scan_into, self.base.spec, time.monotonic() - self.base.started)
         if self.base.helpers.start(SCAN_HELPER, work, self._scanned) is None:
             self._end("the scan could not be started")
-
-    def opened(self) -> set[bytes]:
-        """Returns the paths of files of the datasets that programs have open. The helper that scans calls it: it sees
-        the processes below the wrapper that started this daemon, and on the shared page those that have attached."""
-        pids = set[int]().union(*map(descendants, {self._starter, *self.base.programs()}))
-        return open_below(pids, [dataset.root for dataset in self.base.spec.datasets])
 
     def _scanned(self, data: bytes | None) -> None:
         if self._is_over:
@@ -153,27 +139,21 @@ class Preparing(Phase):
             self._again_at = time.monotonic() + AGAIN_S
             log(f"{scanned.problems[-1].text}; again in {AGAIN_S:g} s")
         elif (told := self._directories_told) is not None:
-            self._begin(told, None, self._decided())
-        elif scanning.own_counts(self.base.node_dir):
-            self._begin(scanned.listings, scanned, scanned.forecast)
+            self._begin(told, None)
         else:
-            self._begin(scanned.listings, None, self._decided())
+            self._begin(scanned.listings, scanned if scanning.own_counts(self.base.node_dir) else None)
 
     def receive(self, directories: int) -> None:
-        """Takes over the manifest, the order and in mode auto the forecast of another node, which lie in the node
-        directory. The scan of this node is ended, unless it found the same and only has to copy the order."""
+        """Takes over the manifest and the order of another node, which lie in the node directory. The scan of this node
+        is ended, unless it found the same and only has to copy the order."""
         if scanning.own_counts(self.base.node_dir):
             self._directories_told = directories
             return
-        self._begin(directories, None, self._decided())
+        self._begin(directories, None)
         self.base.helpers.stop(SCAN_HELPER)
 
-    def _decided(self) -> Forecast | None:
-        return scanning.decided(self.base.node_dir) if self.base.spec.mode == AUTO_MODE else None
-
-    def _begin(self, directories: int, scanned: Scanned | None, forecast: Forecast | None) -> None:
-        """Hands over to the staging. In mode auto the forecast sets the mode, which is runtime where it says upfront,
-        for the program already runs."""
+    def _begin(self, directories: int, scanned: Scanned | None) -> None:
+        """Hands over to the staging."""
         if self._is_over:
             return
         try:
@@ -183,11 +163,7 @@ class Preparing(Phase):
             self._end("the manifest cannot be read")
             return
         self._is_over = True
-        mode, why = self.base.spec.mode, ASKED_FOR
-        if mode == AUTO_MODE:
-            mode = DIRECT_MODE if forecast is not None and forecast.choice == DIRECT_MODE else RUNTIME_MODE
-            why = "no forecast could be made" if forecast is None else forecast.why
-        self._ready(Prepared(manifest, order, directories, scanned, mode, why))
+        self._ready(Prepared(manifest, order, directories, scanned))
 
     def _end(self, why: str | None) -> None:
         if not self._is_over:
@@ -204,8 +180,6 @@ class Preparing(Phase):
         """See Service."""
         if request.kind is Kind.WANT and time.monotonic() >= self._wants_until:
             return self.base.answers.reply(Reason.SCANNING)
-        if request.kind is Kind.EPOCH:
-            self._log.announced()
         self.inbox.keep(request)
         return None if request.kind in UNANSWERED else Reply(Answer.DONE)
 

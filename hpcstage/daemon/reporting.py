@@ -87,9 +87,7 @@ class Reporter(Service):
         base, spec = self._base, self._base.spec
         return NodePart(
             host=spec.host,
-            mode=spec.mode if spec.mode != "auto" else "runtime",
-            mode_asked=spec.mode,
-            mode_why="asked for",
+            mode=spec.mode,
             started_unix_s=self._started_unix_s,
             ended_s=round(now - base.started, 6) if complete else None,
             complete=complete,

@@ -28,7 +28,7 @@ from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.daemon.reading.ordering import Ordering
-from hpcstage.daemon.reading.scanning import DIRECT_MODE, PLAN_HELPER, RUNTIME_MODE, Prepared
+from hpcstage.daemon.reading.scanning import PLAN_HELPER, Prepared
 from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
@@ -38,6 +38,7 @@ from hpcstage.daemon.voiding import Voiding
 from hpcstage.daemon.wants import Wants
 from hpcstage.node import page
 from hpcstage.protocol import exchange, nodedir
+from hpcstage.protocol.daemonspec import RUNTIME_MODE
 from hpcstage.protocol.shim import Kind, Reason, State
 from hpcstage.store import directory
 from hpcstage.store.attributes import devices_here
@@ -73,7 +74,7 @@ class Staging(Phase):
             spec.patience_s,
             spec.want_cap_s,
             shared=group is not None,
-            programs_wait=prepared.mode == RUNTIME_MODE,
+            programs_wait=spec.mode == RUNTIME_MODE,
         )
         queue = Queue(manifest.sizes, limits, prepared.order.ids, read_of=pool.stats.read_of)
         hooks = Hooks(
@@ -89,8 +90,6 @@ class Staging(Phase):
         self.engine = engine = Engine(manifest, queue, pool, store, hooks, base.started)
         self.peers = Peers(engine, base.answers.waits_for, base.events.received)
         self._ordering = Ordering(base, log, prepared, queue, self._pump_now)
-        if prepared.mode == DIRECT_MODE:
-            queue.states.close(Reason.LATER)
         self._in_use = LargeInUse(engine, base.helpers)
         self.sharing, self._usefulness = Neighbours(), Usefulness()
         if group is None:

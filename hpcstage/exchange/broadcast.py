@@ -1,6 +1,6 @@
 """Passes a file from the first node of the group to all others, down a tree in which each node has two below it.
 
-The module owns manifest, order and forecast on their way: each piece is passed on while it is written. A node takes
+The module owns manifest and order on their way: each piece is passed on while it is written. A node takes
 pieces only from the node above it, and writes them under a temporary name; `handover` decides what is made of a whole
 file.
 """

@@ -1,7 +1,6 @@
-"""Hands manifest, order and forecast on at the first node of the group, and takes them at the others: a service of an
-exchange.
+"""Hands manifest and order on at the first node of the group, and takes them at the others: a service of an exchange.
 
-Owns when a node has all of them.
+Owns when a node has both.
 
 A manifest that is there already is never replaced, because ids that are in use would change their meaning.
 """
@@ -22,34 +21,29 @@ from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.exchange import PlanFiles
 from hpcstage.store.catalog import Root, fingerprint
 
-_BESIDE = {Sort.ORDER: nodedir.ORDER, Sort.FORECAST: nodedir.FORECAST}
-"""The files that come before the manifest that they belong to, where there are any."""
-
 
 class ManifestService(ExchangeService):
     """Owns these files of one node on their way. `store` is told the group's manifest."""
 
-    sorts = (Sort.MANIFEST, *_BESIDE)
+    sorts = (Sort.MANIFEST, Sort.ORDER)
     orders = (PlanFiles,)
 
     def __init__(self, station: Station, store: Root) -> None:
         super().__init__(station)
         self._store = store
         self._spread = Spread(station.post, station.lanes, station.position, len(station.nodes))
-        self._beside: dict[Sort, Leaf] = {}
+        self._order: Leaf | None = None
 
     def obey(self, message: exchange.Message) -> None:
         """Begins to pass the files on; the first node's daemon says so. The manifest goes last, so that a node that has
-        it has all. The number of listings travels as the manifest's number."""
+        it has both. The number of listings travels as the manifest's number."""
         assert isinstance(message, PlanFiles)
-        sizes = {Sort.ORDER: message.order_bytes, Sort.FORECAST: message.forecast_bytes}
-        for sort, name in _BESIDE.items():
-            if sizes[sort]:
-                self._spread.begin(sort, 0, name)
+        if message.order_bytes:
+            self._spread.begin(Sort.ORDER, 0, nodedir.ORDER)
         self._spread.begin(Sort.MANIFEST, message.listings, nodedir.MANIFEST)
 
     def take(self, mail: Mail) -> None:
-        """Takes a piece of one of them."""
+        """Takes a piece of one."""
         bundle = open_bundle(mail.data)
         self._spread.bundle(mail, bundle, f"{self._store.incoming}/{bundle.sort.name.lower()}")
 
@@ -58,37 +52,32 @@ class ManifestService(ExchangeService):
         return self._spread.pump()
 
     def report(self) -> None:
-        """Tells the daemon that all have come."""
+        """Tells the daemon that both have come."""
         while self._spread.whole:
             leaf = self._spread.whole.popleft()
-            if leaf.sort in _BESIDE:
-                self._beside[leaf.sort] = leaf
+            if leaf.sort is Sort.ORDER:
+                self._order = leaf
                 continue
             with contextlib.suppress(OSError):  # the node directory goes when the run ends, and a disk may be full
                 if (found := self._publish(leaf)) is not None:
                     self.station.tell(found)
 
     def _publish(self, leaf: Leaf) -> PlanFiles | None:
-        beside, self._beside = self._beside, {}
+        order, self._order = self._order, None
         try:
             Manifest.open(Path(leaf.path), verify=True)
         except UsageError:
             return None
         # One that is there was made by this node on its own, or has come with a group before.
         if not os.path.exists(nodedir.MANIFEST):
-            for sort, other in beside.items():
-                os.replace(other.path, _BESIDE[sort])
+            if order is not None:
+                os.replace(order.path, nodedir.ORDER)
             with contextlib.suppress(FileExistsError):
                 os.link(leaf.path, nodedir.MANIFEST)
-        if not _same_ids(Path(leaf.path), Path(nodedir.MANIFEST)):
-            return None
-        if (decided := beside.get(Sort.FORECAST)) is not None and os.path.exists(decided.path):
-            os.replace(decided.path, nodedir.FORECAST)  # one node decides for all, also where this one has scanned
-        if self._store.catalog is None:
+        if not _same_ids(Path(leaf.path), Path(nodedir.MANIFEST)) or self._store.catalog is None:
             return None
         self._store.catalog.fingerprint = fingerprint(Path(leaf.path))
-        sizes = {sort: other.size_bytes for sort, other in beside.items()}
-        return PlanFiles(leaf.size_bytes, sizes.get(Sort.ORDER, 0), leaf.number, sizes.get(Sort.FORECAST, 0))
+        return PlanFiles(leaf.size_bytes, 0 if order is None else order.size_bytes, leaf.number)
 
 
 def _same_ids(theirs: Path, ours: Path) -> bool:

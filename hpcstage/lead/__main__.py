@@ -163,8 +163,6 @@ class Lead:
         part = NodePart(
             host=node.entry.host,
             mode="direct",
-            mode_asked=self.spec.daemon.mode,
-            mode_why="its daemon did not come up",
             started_unix_s=self.started_unix_s,
             node_index=index,
             node_count=len(self.spec.hosts),

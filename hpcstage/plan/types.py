@@ -88,16 +88,6 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The share in which a program kept to an order that was announced, in an earlier run."""
-
-    provenance: str | None
-    share: float
-    """The share of the opens of announced files that came in the announced order."""
-    run_id: str
-
-
-@dataclass(frozen=True)
 class Budget:
     """The bytes and inodes that the store may use on the node-local disk."""
 
@@ -116,12 +106,12 @@ class Workload:
     epochs: int | None = None
     epoch_compute_s: float | None = None
     """Seconds that an epoch would take if reading took no time, on `compute_nodes` nodes together."""
-    startup_s: float = 0.0
+    startup_s: float | None = None
     """Seconds from the program's start to its first read."""
     readers: int | None = None
     """Processes that read ahead of the training (a loader's num_workers); 0: it reads when it needs."""
     sources: dict[str, str] = field(default_factory=dict)
-    """Where each number comes from: `option`, `record of RUN`, `default`."""
+    """Where each number that is known comes from: an option, `record of RUN`, the scan."""
     compute_nodes: int = 1
 
     def on(self, nodes: int) -> Workload:
@@ -134,29 +124,18 @@ class Workload:
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of source and local disk, from a probe or an earlier record. None is unknown."""
+    """How fast files like those of the datasets are read, with their opens. None is unknown."""
 
     source_bytes_per_s: float | None = None
-    """The rate with as many transfers in flight as the copiers keep."""
-    source_files_per_s: float | None = None
-    """The rate with as many transfers in flight as the copiers keep; latency bounds it for small files."""
-    reader_file_s: float | None = None
-    """Seconds that one reader alone needs per file besides its bytes (open, first byte)."""
+    """The rate at which the source gives all nodes together their files, with many transfers in flight."""
     reader_bytes_per_s: float | None = None
-    """The rate at which one reader alone streams."""
+    """The rate of one reader alone at the source."""
     local_bytes_per_s: float | None = None
-    """The rate at which staged files are read."""
-    local_file_s: float | None = None
-    """Seconds to open a staged file."""
-    sources: dict[str, str] = field(default_factory=dict)
-    copy_bytes_per_s: float | None = None
-    """The rate from source to local disk, with as many transfers in flight as the copiers keep; None: as fast as the
-    source."""
-    copy_files_per_s: float | None = None
+    """The rate of one reader of staged files."""
     peer_bytes_per_s: float | None = None
     """The rate from other nodes to one node."""
-    peer_file_s: float | None = None
-    """Seconds per file that another node is asked for, besides its bytes."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Where each rate that is known comes from, as in `Workload`."""
 
 
 @dataclass(frozen=True)
@@ -174,16 +153,8 @@ class ModeForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The four modes and the choice among them."""
+    """The three modes, by name."""
 
     modes: dict[str, ModeForecast]
-    choice: str
-    why: str
     assumptions: tuple[str, ...]
-    """The values that the forecast assumes because they were neither given nor measured."""
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Forecast:
-        """Reads the output of `dataclasses.asdict`."""
-        modes = {name: ModeForecast(**mode) for name, mode in data["modes"].items()}
-        return cls(modes, data["choice"], data["why"], tuple(data["assumptions"]))
+    """What the model takes for true that may be otherwise."""

@@ -1,1 +1,1 @@
-"""Measures what a plan needs and the user did not say, for `hpcstage plan` and for mode auto."""
+"""Makes plans, for `hpcstage plan` and for runs: scan, order, and for `plan` budget and forecast."""

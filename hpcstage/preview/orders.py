@@ -1,7 +1,6 @@
 """Finds the order with which a run starts (a list's, a trace's, a named sampler's, or the manifest's) and describes it.
 
-This module owns the look-up of an earlier run's trace and of how well a program kept to an order. The orders
-themselves are in `plan.order`.
+This module owns the look-up of an earlier run's trace. The orders themselves are in `plan.order`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.spelling import Spelling
 from hpcstage.plan.order import orders, trace
-from hpcstage.plan.types import Kept, Order
+from hpcstage.plan.types import Order
 from hpcstage.preview.inputs import Inputs
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ class FoundOrder:
     """Text about these paths."""
     about: str = ""
     """Text about the order, for people."""
-    kept: Kept | None = None
-    """The share in which the run that left the trace, or an earlier run on these datasets, kept to its order."""
     readings: Readings | None = None
     """The readings behind the order, where a sampler was named."""
     trace: trace.Trace | None = None
@@ -66,15 +63,14 @@ def find_order(inputs: Inputs, manifest: Manifest) -> FoundOrder:
         lists=[replace(item, paths=list(map(spelt, item.paths))) for item in resolved.ordering],
         trace=None if known is None else orders.from_ids(known.order, len(manifest), orders.TRACE),
     )
-    about, kept = "", None
+    about = ""
     if known is not None and listed.order.provenance == orders.TRACE:
         header = known.header
         about = f"left by run {header.run_id}: {shlex.join(header.command)}"
-        kept = None if header.kept_share is None else Kept(header.provenance, header.kept_share, header.run_id)
     elif listed.order.provenance == orders.MANIFEST:
         about = _why_by_path(setting, why)
     missing = orders.missing_text(listed, resolved.ordering)
-    return FoundOrder(listed.order, listed.unknown, missing, about, kept, trace=known, trace_why=why)
+    return FoundOrder(listed.order, listed.unknown, missing, about, trace=known, trace_why=why)
 
 
 def _trace(inputs: Inputs, manifest: Manifest) -> tuple[trace.Trace | None, str]:

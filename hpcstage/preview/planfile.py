@@ -17,7 +17,7 @@ from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.dataset.scan import ScanResult
 from hpcstage.plan.order import orders
-from hpcstage.plan.types import Budget, Forecast, Kept, Order, Rates, Workload
+from hpcstage.plan.types import Budget, Forecast, Order, Rates, Workload
 from hpcstage.preview.orders import FoundOrder
 from hpcstage.writing import replace_text
 
@@ -53,8 +53,6 @@ class Plan:
     found: FoundOrder
     """The order and what is known of it; `save` leaves readings and trace out."""
     scan: ScanSummary | None = None
-    probe_s: float = 0.0
-    """The seconds of the probe between the scan and the first copy; 0 where a run made none."""
     local: str | None = None
     """The local directory and why it was chosen."""
     budget: Budget | None = None
@@ -62,8 +60,11 @@ class Plan:
     workload: Workload | None = None
     rates: Rates | None = None
     forecast: Forecast | None = None
+    """Made by `hpcstage plan` only; None where a figure is missing."""
+    missing: tuple[str, ...] = ()
+    """The options that would tell the figures that the forecast lacks."""
     mode: str | None = None
-    """The mode that the run followed; in a preview the forecast's choice."""
+    """The mode that the run followed."""
     notes: tuple[str, ...] = ()
     nodes: NodesPlan | None = None
     """The plan for the nodes of a job on several nodes."""
@@ -100,20 +101,15 @@ def rows(plan: Plan) -> Iterator[PlanRow]:
         size = plan.manifest.size(file_id)
         cumulative += size
         fits = position <= staged
-        yield PlanRow(
-            position, file_id, size, cumulative, expected_s(plan, position, cumulative) if fits else None, fits
-        )
+        yield PlanRow(position, file_id, size, cumulative, expected_s(plan, cumulative) if fits else None, fits)
 
 
-def expected_s(plan: Plan, files: int, size_bytes: int) -> float | None:
-    """Returns when this many files and bytes should have been copied, in seconds from the start of the scan."""
-    if plan.rates is None:
+def expected_s(plan: Plan, size_bytes: int) -> float | None:
+    """Returns when this many bytes should have been copied, in seconds from the start of the scan."""
+    if plan.rates is None or not plan.rates.source_bytes_per_s:
         return None
-    per_s = (plan.rates.copy_files_per_s or plan.rates.source_files_per_s, files)
-    bytes_per_s = (plan.rates.copy_bytes_per_s or plan.rates.source_bytes_per_s, size_bytes)
-    known = [amount / rate for rate, amount in (per_s, bytes_per_s) if rate]
-    begin_s = plan.probe_s + (plan.scan.seconds if plan.scan is not None else 0.0)
-    return begin_s + max(known) if known else None
+    begin_s = plan.scan.seconds if plan.scan is not None else 0.0
+    return begin_s + size_bytes / plan.rates.source_bytes_per_s
 
 
 # ---- the files
@@ -127,7 +123,7 @@ def save(run_dir: Path, plan: Plan) -> None:
 
 
 def load(run_dir: Path) -> Plan:
-    """Reads what `save` wrote. Raises UsageError where a file is missing or damaged."""
+    """Reads what `save` wrote of a run. Raises UsageError where a file is missing or damaged."""
     from hpcstage.plan.placement.fitting import fit
 
     data = _read(run_dir / PLAN)
@@ -135,7 +131,7 @@ def load(run_dir: Path) -> Plan:
     order = orders.load(run_dir / ORDER, len(manifest))
     try:
         plan = _plan(data, manifest, order)
-        if plan.fit is None and plan.budget is not None:
+        if plan.budget is not None:
             plan = replace(plan, fit=fit(manifest, orders.complete(order, len(manifest)), plan.budget))
         return plan
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -165,7 +161,6 @@ def summary(plan: Plan) -> dict[str, Any]:
         "files": len(plan.manifest),
         "size_bytes": plan.manifest.total_bytes,
         "scan": _scan_out(plan.scan),
-        "probe_s": plan.probe_s,
         "order": _order_out(plan),
         "local": plan.local,
         "budget": plan.budget and asdict(plan.budget),
@@ -173,6 +168,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "workload": plan.workload and asdict(plan.workload),
         "rates": plan.rates and asdict(plan.rates),
         "forecast": plan.forecast and asdict(plan.forecast),
+        "missing": list(plan.missing),
         "mode": plan.mode,
         "notes": list(plan.notes),
         "nodes": plan.nodes and asdict(plan.nodes),
@@ -182,7 +178,7 @@ def summary(plan: Plan) -> dict[str, Any]:
 def _order_out(plan: Plan) -> dict[str, Any]:
     found = plan.found
     numbers = {"provenance": plan.order.provenance, "ids": len(plan.order.ids), "unknown": found.unknown}
-    return {**numbers, "about": found.about, "kept": found.kept and asdict(found.kept)}
+    return {**numbers, "about": found.about}
 
 
 def _scan_out(scan: ScanSummary | None) -> dict[str, Any] | None:
@@ -194,29 +190,16 @@ def _scan_out(scan: ScanSummary | None) -> dict[str, Any] | None:
 
 
 def _plan(data: dict[str, Any], manifest: Manifest, order: Order) -> Plan:
-    from hpcstage.plan.forecast import nodes as nodesplan
-    from hpcstage.plan.placement.fitting import Fit
-
     scan, about = data["scan"], data["order"]
     return Plan(
         manifest=manifest,
-        found=FoundOrder(order, about["unknown"], about=about.get("about", ""), kept=_kept_in(about.get("kept"))),
+        found=FoundOrder(order, about["unknown"], about=about.get("about", "")),
         scan=scan and ScanSummary(scan["seconds"], scan["stats"], scan["listings"], _skipped_in(scan), scan["counts"]),
-        probe_s=data.get("probe_s", 0.0),
         local=data["local"],
         budget=data["budget"] and Budget(**data["budget"]),
-        fit=data["fit"] and Fit(**data["fit"]),
-        workload=data["workload"] and Workload(**data["workload"]),
-        rates=data["rates"] and Rates(**data["rates"]),
-        forecast=data["forecast"] and Forecast.from_json(data["forecast"]),
         mode=data["mode"],
         notes=tuple(data["notes"]),
-        nodes=nodesplan.from_json(data["nodes"]) if data.get("nodes") else None,
     )
-
-
-def _kept_in(data: dict[str, Any] | None) -> Kept | None:
-    return Kept(data["provenance"], data["share"], data["run_id"]) if data else None
 
 
 def _skipped_in(scan: dict[str, Any]) -> list[tuple[bytes, str]]:

@@ -13,6 +13,8 @@ from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.types import Dataset
 from hpcstage.protocol.membership import Membership
 
+DIRECT_MODE, RUNTIME_MODE = "direct", "runtime"
+
 
 @dataclass(frozen=True)
 class DaemonSpec:
@@ -24,7 +26,7 @@ class DaemonSpec:
     node_dir: str
     run_dir: str
     mode: str
-    """The mode: runtime, upfront, direct or auto (then the daemon decides and says so in its part of the record)."""
+    """runtime, upfront or direct."""
     datasets: list[Dataset]
     order: str
     """`auto`, `manifest`, `given` (the lists among the `--data` arguments, in their order), `trace`, `sampler`, or the
@@ -47,11 +49,6 @@ class DaemonSpec:
     """A bound, listening SOCK_SEQPACKET socket that the daemon inherits."""
     leftovers: list[str] = field(default_factory=list)
     """Node directories of dead jobs, renamed aside by the wrapper, to be deleted in the background."""
-    epochs: int | None = None
-    epoch_compute_s: float | None = None
-    readers: int | None = None
-    startup_s: float | None = None
-    workload_sources: dict[str, str] = field(default_factory=dict)
     drain_s: float = 8.0
     outputs: str = ""
     """The directory that `node.kept` made for the command's output files; empty: there is none."""
@@ -86,6 +83,11 @@ class DaemonSpec:
             "membership": Membership.from_json(data["membership"]),
         }
         return cls(**{**data, **read})
+
+    @property
+    def stages(self) -> bool:
+        """Whether anything is staged in this mode."""
+        return self.mode != DIRECT_MODE
 
     @property
     def host(self) -> str:

@@ -87,18 +87,17 @@ class Group:
 
 @dataclass(frozen=True)
 class PlanFiles:
-    """The files manifest.bin, order.bin and forecast.json (0 bytes: there is none) lie in the node directory.
+    """The files manifest.bin and order.bin (0 bytes: there is none) lie in the node directory.
 
     Daemon of the group's first node: send them to the others. Exchange of the others: they have come. Both may send
     this again.
     """
 
     CODE: ClassVar[int] = 34
-    FORM: ClassVar[struct.Struct] = struct.Struct("<QQQQ")
+    FORM: ClassVar[struct.Struct] = struct.Struct("<QQQ")
     manifest_bytes: int
     order_bytes: int
     listings: int
-    forecast_bytes: int = 0
 
 
 @dataclass(frozen=True)

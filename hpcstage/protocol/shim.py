@@ -34,8 +34,8 @@ class Kind(IntEnum):
     """Payload: absolute source path, as the program spelt it, bytes. Reply: READY or DIRECT with a Reason."""
     ORDER = 3
     """Payload: name of a file below orders/ that holds NUL-separated absolute source paths in reading order. A name
-    that begins with SAMPLER_ORDER comes from a sampler (the beginning of an epoch whose EPOCH follows), one that begins
-    with EARLY_ORDER is a guess at that, made when a loader was, others come from the program."""
+    that begins with SAMPLER_ORDER comes from a sampler (the beginning of an epoch whose EPOCH follows), others come
+    from the program."""
     WROTE = 4
     """Payload: path. A write below a dataset begins: once answered (DONE) no stale copy of it is or will be visible."""
     STATUS = 5
@@ -71,10 +71,9 @@ EARLY_FILE = "early"
 """A file in the node directory: LANDED of each file outside of the datasets that was opened for writing before STAGING.
 The daemon reads it after it has set that state; a process that wrote to it looks at the state once more."""
 SAMPLER_ORDER = b"epoch-"
-EARLY_ORDER = b"early-"
-EPOCH = struct.Struct("<IIHHI")
+EPOCH = struct.Struct("<IIHH")
 """u32 stream: number of the loader in its process, from 1. u32 epoch: how many epochs it has begun there before.
-u16 columns: files per sample in the table; 0: no table known. u16 flags. u32 key: the dataset's identity in the job.
+u16 columns: files per sample in the table; 0: no table known. u16 flags.
 
 NAME: a file below orders/: u32 indices into the loader's dataset in reading order; the daemon deletes it.
 TABLE: a file below orders/: NUL-separated absolute source paths, `columns` per sample, an empty entry where there is
@@ -306,12 +305,12 @@ class WorkProgress(NamedTuple):
     all_bytes: int = 0
 
 
-# ---- a ring: `<node directory>/opens/<slot number>.ring`, what one process opened and which sample it was for ----
+# ---- a ring: `<node directory>/opens/<slot number>.ring`, what one process opened ----
 #
 # header (64 bytes):  0 u64 RING_MAGIC   8 u64 head: bytes ever written  16 u32 data bytes  20 u32 pid  24..63 reserved
 # then the data. A record is 8-aligned and never crosses the data's end (a PAD record fills the rest):
 #       0 u32 stamp: low 32 bits of its position + 1, written last: committed  4 u16 payload bytes  6 u8 type
-#       7 u8 detail  8 u64 monotonic ns  16 payload, padded to 8
+#       7 u8 0  8 u64 monotonic ns  16 payload, padded to 8
 # Slot 0 has no ring. A writer never waits; a reader that is further behind than the data is long has lost records.
 RING_MAGIC = int.from_bytes(b"hpcring1", "little")
 RING_HEADER = struct.Struct("<QQII")
@@ -322,11 +321,7 @@ RECORD = struct.Struct("<IHBBQ")
 RECORD_BYTES = 16
 RECORD_PAD = 0
 RECORD_OPEN = 1
-"""Detail: 0 the staged copy, 1 the source. Payload: the path below `store/`."""
-RECORD_INDEX = 2
-"""Payload: INDEX. The opens that follow are for this sample; -1: for none."""
-INDEX = struct.Struct("<Iq")
-"""u32 key of the dataset, as in EPOCH; i64 index."""
+"""Payload: the path below `store/`."""
 
 # ---- the attributes: `<node directory>/attributes`, one shared mapping, written by the daemon ----
 #

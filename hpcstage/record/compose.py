@@ -25,7 +25,7 @@ from hpcstage.record.notes.notes import notes_of
 from hpcstage.record.notes.problems import ended, problems_of
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.checkpoints import CheckpointsPart
-from hpcstage.record.parts.part import DatasetPart, NodePart, OrderLead, OrderPart
+from hpcstage.record.parts.part import DatasetPart, NodePart, OrderLead
 from hpcstage.record.parts.roster import Presence, expected, is_left_over, names_of, without_part
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import (
@@ -78,7 +78,6 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         coverage=added([node.coverage for node in told]),
         contention=figures.contention,
         order=_order(told),
-        forecast=next((node.part.forecast for node in told if node.part.forecast is not None), None),
         series=_series(told, alone, together),
         notes=(),
         outputs=run.outputs,
@@ -136,7 +135,7 @@ def _run(run: RunPart, nodes: Sequence[Digest], running: Life | None) -> RunSect
         host=run.host,
         mode=part.mode if part else None,
         mode_asked=run.mode_asked,
-        mode_why=run.direct_why or (part.mode_why if part else None),
+        mode_why=run.direct_why or None,
         state=_state(run, running),
         started_utc=datetime.fromtimestamp(run.started_unix_s, timezone.utc).isoformat(timespec="seconds"),
         started_unix_s=run.started_unix_s,
@@ -195,13 +194,12 @@ def _larger(one: int | None, other: int | None) -> int | None:
 
 SAME = ("provenance", "planned", "ids", "followed", "trace_used", "trace_unused_why", "trace_written", "trace_why")
 ADDED = (
-    "announcements", "announced_files", "announced_opens", "unknown_samples", "opened_files", "lost_bytes",
+    "announcements", "announced_files", "unknown_samples", "opened_files",
 )  # fmt: skip
 
 
 def _order(nodes: Sequence[Digest]) -> OrderSection:
-    """Returns the section. The shares and `lead` are null where nothing was announced, or no announced file was seen
-    to be opened."""
+    """Returns the section. `lead` is null where nothing was announced, or no announced file was seen to be opened."""
     parts = [node.part.order for node in nodes]
 
     def first(name: str) -> Any:  # noqa: ANN401  any field
@@ -215,18 +213,8 @@ def _order(nodes: Sequence[Digest]) -> OrderSection:
     return OrderSection(
         **{name: first(name) for name in SAME},
         **{name: total(name) for name in ADDED},
-        kept_share=_mean([(part, part.kept_share) for part in parts]),
-        near_share=_mean([(part, part.near_share) for part in parts]),
         lead=_lead(nodes),
-        tables=parts[0].tables if parts else (),
     )
-
-
-def _mean(shares: Sequence[tuple[OrderPart, float | None]]) -> float | None:
-    """Returns the mean of shares of announced opens."""
-    known = [(share, part.announced_opens or 0) for part, share in shares if share is not None]
-    opens = sum(count for _, count in known)
-    return sum(share * count for share, count in known) / opens if opens else None
 
 
 def _lead(nodes: Sequence[Digest]) -> OrderLead | None:

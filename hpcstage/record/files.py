@@ -100,11 +100,11 @@ def _late(run_dir: Path) -> bool:
 def _run(path: Path) -> RunPart:
     if (path / PART).exists():
         return _run_part(path / PART)
-    heads = [(node.host, node.started_unix_s, node.mode_asked) for node in node_parts(path)]
+    heads = [(node.host, node.started_unix_s, node.mode) for node in node_parts(path)]
     if not heads:
         raise NoResult(f"{path} holds no record of hpcstage", "give a run directory (hpcstage-runs/RUN) or run.json")
-    host, started_unix_s, mode_asked = min(heads, key=lambda head: head[1])
-    return RunPart(path.name, [], "", host, started_unix_s, mode_asked=mode_asked, nodes=[head[0] for head in heads])
+    host, started_unix_s, mode = min(heads, key=lambda head: head[1])
+    return RunPart(path.name, [], "", host, started_unix_s, mode_asked=mode, nodes=[head[0] for head in heads])
 
 
 def _run_part(path: Path) -> RunPart:

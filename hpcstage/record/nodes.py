@@ -61,6 +61,7 @@ def _row(node: Digest, slow: Sequence[str], behind_s: float | None) -> NodeRow:
         group=_with_count(part.group) if part.group else None,
         wait_source_s=node.split.wait_source_s,
         wait_local_s=node.split.wait_local_s,
+        reader_bytes_per_s=node.reader_bytes_per_s,
         relative_pace=node.relative_pace,
         disk=node.disk,
         errors=tuple(part.errors),

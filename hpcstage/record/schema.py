@@ -32,7 +32,6 @@ from hpcstage.record.parts.part import (
     DatasetPart,
     ErrorPart,
     GroupPart,
-    IndexTable,
     MissedProcess,
     NodeTotals,
     OrderLead,
@@ -189,6 +188,8 @@ class NodeRow(Waits):
     wait_source_s: Seconds | None = None
     """The mean of its training processes: as in time_split, but of this node alone."""
     wait_local_s: Seconds | None = None
+    reader_bytes_per_s: NotNegative | None = None
+    """The rate of one reader of its program at the source, with the opens."""
     relative_pace: NotNegative | None = None
     """Its speed of the source divided by the median of the other nodes' at the same moment; the median over the run."""
     disk: DiskSpeed | None = field(default=None, metadata=EMPTY_IF_NONE)
@@ -411,7 +412,7 @@ class Contention:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderSection:
-    """Where the access order came from, how well the program kept to it, and how far ahead of it the copies were."""
+    """Where the access order came from, and how far ahead of the program the copies were."""
 
     provenance: str | None
     """The origin of the order that copies followed last: sampler, given, trace, manifest."""
@@ -432,21 +433,11 @@ class OrderSection:
     """Epochs that samplers announced."""
     announced_files: Count | None = None
     """Files in them."""
-    announced_opens: Count | None = None
-    """Opens of them that were seen; kept_share is a share of these."""
     unknown_samples: Count | None = None
     """Announced samples whose files were not known then."""
     opened_files: Count | None = None
     """Different files that were seen to be opened."""
-    lost_bytes: Count | None = None
-    """Bytes of the log of opens that were overwritten before they were read."""
-    kept_share: Share | None
-    """The share of the opens of announced files, as far as they were seen, that came in the announced order. Null:
-    nothing was announced."""
-    near_share: Share | None = None
-    """As kept_share, with opens that came up to 64 files later than announced."""
     lead: OrderLead | None
-    tables: tuple[IndexTable, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -500,8 +491,6 @@ class Record:
     coverage: Coverage
     contention: Contention
     order: OrderSection
-    forecast: dict[str, Any] | None
-    """The plan's forecast of each mode, where one was made."""
     series: Series
     notes: tuple[Note, ...]
     outputs: OutputsPart | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import median
 
 from hpcstage.record.schema import Record, TimeSplit
 
@@ -17,17 +19,35 @@ class Measured:
     startup_s: float | None = None
     readers: int | None = None
     """Loader workers of one training process; 0: it reads without prefetch."""
+    source_bytes_per_s: float | None = None
+    reader_bytes_per_s: float | None = None
+    local_bytes_per_s: float | None = None
+    """As in `plan.types.Rates`."""
     source: str = ""
 
 
 def workload_of(record: Record) -> Measured:
-    """Returns the epochs, the compute time per epoch, the time before the first read, and the readers of a run."""
+    """Returns the epochs, the compute time per epoch, the time before the first read, the readers of a run, and how
+    fast it read."""
     trainers = [p for node in record.nodes for p in node.processes if p.loader_steps]
     split = record.time_split
     readers = max((p.loader_workers or 0 for p in trainers), default=None)
     epochs = _epochs_by_opens(record) or max((p.loader_epochs or 0 for p in trainers), default=0) or None
     startup_s = split.other_s if trainers and split.compute_s is not None else None
-    return Measured(epochs, _epoch_compute_s(split, epochs), startup_s, readers, f"record of {record.run.id}")
+    return Measured(
+        epochs=epochs,
+        epoch_compute_s=_epoch_compute_s(split, epochs),
+        startup_s=startup_s,
+        readers=readers,
+        source_bytes_per_s=record.contention.typical_bytes_per_s or None,
+        reader_bytes_per_s=_median(node.reader_bytes_per_s for node in record.nodes),
+        local_bytes_per_s=_median(node.disk.read_bytes_per_s for node in record.nodes if node.disk is not None),
+        source=f"record of {record.run.id}",
+    )
+
+
+def _median(rates: Iterable[float | None]) -> float | None:
+    return median(known) if (known := [rate for rate in rates if rate]) else None
 
 
 def _epochs_by_opens(record: Record) -> int | None:

@@ -55,7 +55,6 @@ struct job {
 
 static __thread char *buffer;
 static volatile int noatime = O_NOATIME;
-static int drops_first;  /* for a probe: what this node has cached says nothing of the source */
 
 /* First come, first served: with a semaphore a thread can wait for a second while others go past it. */
 struct waiter {
@@ -151,7 +150,6 @@ static int open_source(struct job *job) {
         noatime = 0;
         fd = open(job->source, flags);
     }
-    if (fd >= 0 && drops_first) posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     job->open_ns = now_ns() - start;
     job->stats->opens++;
     job->stats->open_ns += job->open_ns;
@@ -335,13 +333,6 @@ static PyObject *py_limit(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *py_drop_first(PyObject *self, PyObject *none) {
-    (void)self;
-    (void)none;
-    drops_first = 1;
-    Py_RETURN_NONE;
-}
-
 static PyObject *py_take_turn(PyObject *self, PyObject *none) {
     (void)self;
     (void)none;
@@ -372,7 +363,6 @@ static PyMethodDef methods[] = {
      "copy(source, temporary, target, link, nofollow, urgent, limit, stats) -> (status, errno, size, mtime_ns, open_ns, "
      "read_ns, write_ns)"},
     {"limit", py_limit, METH_VARARGS, "limit(threads): so many may be at the source at a time; call it before any is"},
-    {"drop_first", py_drop_first, METH_NOARGS, "From now on a file's cached pages are dropped before it is read."},
     {"take_turn", py_take_turn, METH_NOARGS, "Waits until another thread may go to the source."},
     {"give_turn", py_give_turn, METH_NOARGS, "This thread is back."},
     {"waiting", py_waiting, METH_NOARGS, "How many threads wait for a turn."},

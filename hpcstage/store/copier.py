@@ -1,4 +1,4 @@
-"""A copier: a process whose threads copy the files that its parent, a daemon or a probe, names by id.
+"""A copier: a process whose threads copy the files that its daemon names by id.
 
 Owns the threads and what they do next (`Tasks`); `copyfile` and `largecopy` copy. The parent forks it while it has
 no threads. A copier maps the manifest itself and exits at once when the parent's end of its pipe closes.
@@ -32,8 +32,6 @@ from hpcstage.store.messages import COMMAND, Op, pack_result
 
 BIG_BYTES = 16 << 20
 """Larger files are copied in stripes, by several threads."""
-PROBED_BYTES = 32 << 20
-"""A probe copies only this much of a file, from its beginning."""
 LEAST_PACED_BYTES = 1 << 20
 PACED_BURST_S = 0.125
 MOST_LOGGED = 5
@@ -52,8 +50,6 @@ class CopierSettings:
     native: bool = True
     """Whether the C function is used where it was built."""
     nice: int = 0
-    is_probe: bool = False
-    """Whether the copies only serve to measure: cached pages are dropped first, large files are copied in part."""
 
     @property
     def threads(self) -> int:
@@ -70,10 +66,9 @@ class CopierSettings:
     @property
     def limit_bytes(self) -> int:
         """The largest size in bytes at which one thread copies a file in one go."""
-        most_bytes = PROBED_BYTES if self.is_probe else BIG_BYTES
         if self.max_rate_bytes_per_s is None:
-            return most_bytes
-        return min(most_bytes, max(LEAST_PACED_BYTES, int(self.max_rate_bytes_per_s * PACED_BURST_S)))
+            return BIG_BYTES
+        return min(BIG_BYTES, max(LEAST_PACED_BYTES, int(self.max_rate_bytes_per_s * PACED_BURST_S)))
 
 
 LargeCopy = BigCopy | DividedCopy
@@ -180,8 +175,6 @@ class Copier:
         """Carries out commands until the pipe closes."""
         os.makedirs(self._incoming, mode=0o700, exist_ok=True)
         copyfile.limit_turns(self._settings.transfers)
-        if self._settings.is_probe:
-            copyfile.drop_pages_first()
         rest = b""
         while data := os.read(commands, 65536):
             data = rest + data
@@ -250,8 +243,7 @@ class Copier:
             traceback.print_exc()
 
     def _copy_big(self, worker: CopyWorker, id_: int, job: CopyJob, started_ns: int) -> None:
-        most_bytes = PROBED_BYTES if self._settings.is_probe else None
-        big = BigCopy(id_, job, self._pace, started_ns, self._tasks.invite, most_bytes, partial(self._show, id_, job))
+        big = BigCopy(id_, job, self._pace, started_ns, self._tasks.invite, partial(self._show, id_, job))
         self._tasks.begin_big(big)
         if big.open(worker):
             self._help(worker, big)

@@ -205,15 +205,6 @@ class source_errors(local_errors):
 
 
 _noatime = os.O_NOATIME if hasattr(os, "O_NOATIME") else 0
-_drops_first = False
-
-
-def drop_pages_first() -> None:
-    """Has this process drop a file's cached pages before it reads the file, so that a probe measures the source."""
-    global _drops_first
-    _drops_first = True
-    if _copy is not None:
-        _copy.drop_first()
 
 
 def open_source(job: CopyJob, stats: ThreadStats, outcome: CopyOutcome) -> int:
@@ -230,9 +221,6 @@ def open_source(job: CopyJob, stats: ThreadStats, outcome: CopyOutcome) -> int:
                 raise
             fd = os.open(job.source, flags)
             _noatime = 0
-        else:
-            if _drops_first:
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             outcome.open_ns = time.monotonic_ns() - start
             stats.opened(outcome.open_ns)

@@ -73,11 +73,9 @@ class BigCopy:
         pace: Pacer | None,
         started_ns: int,
         invite: Callable[[BigCopy], object],
-        most_bytes: int | None = None,
         show: Callable[[os.stat_result], Arrival] = lambda status: Arrival(status.st_size),
     ) -> None:
-        """`invite` makes one more thread call `work`; a probe copies only the first `most_bytes` of a file. `show`
-        returns the stripes of the file once it is open."""
+        """`invite` makes one more thread call `work`. `show` returns the stripes of the file once it is open."""
         self.id = id_
         self.job = job
         self.started_ns = started_ns
@@ -88,7 +86,6 @@ class BigCopy:
         self._invitations = 0
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._most_bytes = most_bytes
         self._show = show
         self._reads: ProgramReads | None = None
         self._others: OtherNodes | None = None
@@ -107,15 +104,14 @@ class BigCopy:
             self._source = copyfile.open_source(self.job, worker.stats, self.outcome)
             self._before = copyfile.regular(self._source)
             self.outcome.size_bytes, self.outcome.mtime_ns = self._before.st_size, self._before.st_mtime_ns
-            size_bytes = self._before.st_size
-            self._size_bytes = size_bytes if self._most_bytes is None else min(size_bytes, self._most_bytes)
+            self._size_bytes = self._before.st_size
             self._target = copyfile.create(self.job.temporary)
             with copyfile.local_errors():
                 if copyfile.is_sparse(self._before):
                     os.ftruncate(self._target, self._size_bytes)
                 else:
                     _preallocate(self._target, self._size_bytes)
-            self._arrival = Arrival(self._size_bytes) if self._most_bytes is not None else self._show(self._before)
+            self._arrival = self._show(self._before)
             self._join_others()
         except CopyError as error:
             self._fail(error)

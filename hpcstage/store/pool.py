@@ -1,4 +1,4 @@
-"""Runs copier processes, for a daemon or a probe: forks them, hands out ids, collects results, replaces dead ones.
+"""Runs copier processes for a daemon: forks them, hands out ids, collects results, replaces dead ones.
 
 Owns the pipes and which copier copies what. The engine decides which ids are copied and what a result means.
 """
@@ -198,8 +198,7 @@ class CopierPool:
     # ---- collecting
 
     def receive(self, fd: int) -> list[Result]:
-        """Returns the results of one copier. If it died, its transfers come back as LOST, and it is replaced,
-        but not in a probe."""
+        """Returns the results of one copier. If it died, its transfers come back as LOST, and it is replaced."""
         member = next((m for m in self.members if m.results == fd), None)
         if member is None:
             return []
@@ -220,8 +219,7 @@ class CopierPool:
         for result in lost:
             del self._of_id[result.id]
             self._kept.discard(result.id)
-        # While a probe measures, a thread may hold a lock that a child forked now would wait for.
-        if member.generation < MOST_RESTARTS and not self.settings.is_probe:
+        if member.generation < MOST_RESTARTS:
             # The fork comes before the old pipe is closed: the selector must not see a descriptor's number twice.
             fresh = self.members[member.index] = CopierProcess(member.index, member.generation + 1)
             with contextlib.suppress(OSError):

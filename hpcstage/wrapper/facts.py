@@ -7,13 +7,12 @@ import platform
 import socket
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcstage import __version__, inherited
 from hpcstage import job as jobs
 from hpcstage.errors import NotStarted
 from hpcstage.plan.dataset.datasets import already_local
-from hpcstage.preview import program
 from hpcstage.problem import Problem
 from hpcstage.record.parts import alive
 from hpcstage.record.parts.run import RunPart
@@ -23,14 +22,6 @@ if TYPE_CHECKING:
     from hpcstage.job.localdir import LocalDir
     from hpcstage.plan.dataset.datasets import Resolved
     from hpcstage.wrapper.run import Clock
-
-
-def workload(config: Config) -> dict[str, Any]:
-    """Returns what the user says of the program; the daemon's scan looks for the rest while the program starts."""
-    if config.mode != "auto":
-        return {}
-    asked = program.asked(config)
-    return {**{name: getattr(asked, name) for name in program.OPTIONS}, "workload_sources": dict(asked.sources)}
 
 
 def shared_id(run_key: str | None, config: Config, host: str = "") -> str | None:

@@ -292,7 +292,6 @@ class Session:
             patience_s=config.patience_s,
             nice=config.nice,
             leftovers=[os.fspath(path) for path in self.node.leftovers],
-            **facts.workload(config),
             drain_s=config.drain_s,
             **({} if self.directories is None else self.directories.in_spec(config, self._ends_unix_s(job))),
             command=self.part.command,

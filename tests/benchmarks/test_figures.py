@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import copy, forecast, identity, libraries, staging, truth, warm, ways
+from benchmarks import copy, identity, libraries, staging, truth, warm, ways
 from benchmarks.disk import FreshDisk
 from benchmarks.files import Place
 from benchmarks.harness import Bench, Figure, Options
@@ -46,7 +46,7 @@ def staged(**changed: float) -> dict[tuple[str, str], dict[str, Any]]:
     samples[HIGH.name, "compute"]["later_s"] = 8.0
     for arm in ("direct", "upfront", "runtime"):
         samples[HIGH.name, arm]["output"] = "weights abc"
-    samples |= {(LOW.name, arm): {"seconds": 10.0} for arm in ("direct", "runtime", "auto")}
+    samples |= {(LOW.name, arm): {"seconds": 10.0} for arm in ("direct", "runtime")}
     samples |= {(SERIAL.name, "direct"): {"seconds": 25.0}, (SERIAL.name, "runtime"): {"seconds": 11.0}}
     return samples
 
@@ -79,13 +79,13 @@ def test_staging_short(tmp_path: Path, changed: dict[str, float], name: str) -> 
 
 def test_staging_never_worse_and_identity(tmp_path: Path) -> None:
     samples = staged()
-    samples[LOW.name, "auto"] = {"seconds": 10.3}
+    samples[LOW.name, "runtime"] = {"seconds": 10.3}
     samples[SERIAL.name, "runtime"] = {"seconds": 22.0}
     samples[HIGH.name, "runtime"]["output"] = "weights other"
     found = short(staging_figures(tmp_path, samples))
     assert [name.partition(": ")[2] or name for name in found] == [
         "runtime less than direct by",
-        "never worse, auto / direct",
+        "never worse, runtime / direct",
         "same losses and weights in all arms of a cell",
     ]
 
@@ -215,26 +215,6 @@ def test_patterns_that_are_taken_for_their_contrary(verdict: str, count: int) ->
     truth.pattern_table(bench, [slow])
 
 
-# ---- forecast
-
-
-def test_forecast() -> None:
-    cell = Cell()
-    samples: dict[tuple[str, str], dict[str, Any]] = {
-        (cell.name, "direct"): {"seconds": 12.0},
-        (cell.name, "upfront"): {"seconds": 20.0},
-        (cell.name, "runtime"): {"seconds": 10.0},
-        (cell.name, "plan"): {"choice": "runtime", "direct": 12.5, "upfront": 21.0, "runtime": 9.5},
-    }
-    assert short(forecast.figures(bench_of(samples), [cell])) == []
-    forecast.table(bench_of(samples), [cell])
-    samples[cell.name, "plan"]["choice"] = "direct"
-    samples[cell.name, "plan"]["upfront"] = 24.0
-    assert len(short(forecast.figures(bench_of(samples), [cell]))) == 2
-    del samples[cell.name, "plan"]
-    assert "all cells have a forecast" in short(forecast.figures(bench_of(samples), [cell]))
-
-
 # ---- warm
 
 
@@ -288,11 +268,10 @@ def test_warm_without_measurements_is_short() -> None:
 @pytest.mark.parametrize(
     ("seconds", "output", "names"),
     [
-        ({"plain": 20.0, "runtime": 20.9, "auto": 21.0}, "same", []),
-        ({"plain": 20.0, "runtime": 21.2, "auto": 20.0}, "same", ["runtime / plain"]),
-        ({"plain": 19.0, "runtime": 19.0, "auto": 19.0}, "same", ["plain takes"]),
-        ({"plain": 20.0, "runtime": 20.0, "auto": 20.0}, "other", ["same output"]),
-        ({"plain": 20.0, "runtime": 20.0}, "same", ["auto / plain"]),
+        ({"plain": 20.0, "runtime": 20.9}, "same", []),
+        ({"plain": 20.0, "runtime": 21.2}, "same", ["runtime / plain"]),
+        ({"plain": 19.0, "runtime": 19.0}, "same", ["plain takes"]),
+        ({"plain": 20.0, "runtime": 20.0}, "other", ["same output"]),
     ],
 )
 def test_ways(seconds: dict[str, float], output: str, names: list[str]) -> None:
@@ -304,8 +283,7 @@ def test_ways(seconds: dict[str, float], output: str, names: list[str]) -> None:
     bench = bench_of(samples)
     ways.table(bench, [cell], [])
     found = [name for name in short(ways.figures(bench, [cell])) if "bytes at the source" not in name]
-    middle = [f"the median over all cells: {mode} / plain" for mode in ways.MODES]
-    assert found == [*(f"{cell.name}: {name}" for name in names), *middle]
+    assert found == [*(f"{cell.name}: {name}" for name in names), "the median over all cells: runtime / plain"]
 
 
 def test_ways_that_read_several_times() -> None:
@@ -313,13 +291,12 @@ def test_ways_that_read_several_times() -> None:
     plain = {"seconds": 24.0, "output": "same", "source_ratio": 3.0, "later_s": 8.0}
     ours = {"seconds": 16.0, "output": "same", "source_ratio": 1.01, "later_s": 4.1}
     samples = {(cell.name, "plain"): plain, (cell.name, "local"): plain | {"later_s": 4.0}}
-    samples |= {(cell.name, mode): dict(ours) for mode in ways.MODES}
+    samples[cell.name, "runtime"] = ours
     assert short(ways.figures(bench_of(samples), [cell])) == []
-    samples[cell.name, "runtime"] |= {"later_s": 4.4}
-    samples[cell.name, "auto"] |= {"source_ratio": 1.1}
+    samples[cell.name, "runtime"] |= {"later_s": 4.4, "source_ratio": 1.1}
     assert short(ways.figures(bench_of(samples), [cell])) == [
+        f"{cell.name}: runtime: bytes at the source / of a pass of plain",
         f"{cell.name}: runtime: later passes / on the local disk",
-        f"{cell.name}: auto: bytes at the source / of a pass of plain",
     ]
 
 
@@ -349,7 +326,7 @@ def test_identity() -> None:
     samples[loader.name, "runtime"]["weights_sha256"] = "b"
     samples[loader.name, "upfront"]["swapped"] = 0
     assert len(short(identity.figures(bench_of(samples), [loader]))) == 2
-    assert len(short(identity.figures(bench_of({}), [loader]))) == 6
+    assert len(short(identity.figures(bench_of({}), [loader]))) == 5
 
 
 # ---- libraries

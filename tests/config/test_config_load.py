@@ -124,7 +124,7 @@ def test_the_types_of_all_values(desk: Desk) -> None:
     desk.own.write_text(
         "data: [/a, '@b c']\nlocal_dir: ram\nbudget: 500GB,2000000\ncopiers: 3\nmax_rate: 2GiB/s\nstrict: yes\n"
         "placement: partition\nnodes: 12\nlauncher: srun\n"
-        "intercept: off\nwant_cap: 1m\npatience: 1.5\nepochs: 90\nepoch_compute: 5m\nreaders: 0\nstartup: 500ms\n"
+        "intercept: off\nwant_cap: 1m\npatience: 1.5\n"
     )
     config = desk.load({})
     assert config.data == ("/a", "@b c")
@@ -133,8 +133,7 @@ def test_the_types_of_all_values(desk: Desk) -> None:
     assert (config.copiers, config.copier_count(64), config.max_rate_bytes_per_s) == (3, 3, 2 * 1024**3)
     assert (config.strict, config.intercept) == (True, "off")
     assert (config.placement, config.nodes, config.launcher) == ("partition", 12, "srun")
-    assert (config.want_cap_s, config.patience_s, config.startup_s) == (60, 1.5, 0.5)
-    assert (config.epochs, config.epoch_compute_s, config.readers) == (90, 300, 0)
+    assert (config.want_cap_s, config.patience_s) == (60, 1.5)
 
 
 def test_the_defaults(desk: Desk) -> None:
@@ -209,10 +208,6 @@ BAD = {
     "protect_rate": ["0", "-1MB", "5 parsecs"],
     "drain_every": ["0", "-1", "1.5"],
     "elastic": ["0", "4:2", "2:", ":3", "a:b", "2:3:4", "2-4"],
-    "epochs": ["0", "-1", "1.5"],
-    "epoch_compute": ["-1", "x"],
-    "readers": ["-1", "x"],
-    "startup": ["-1", "x"],
     "local_dir": [""],
     "run_dir": ["", "a\0b"],
     "order": [""],
@@ -254,7 +249,7 @@ def test_an_empty_variable_is_no_value(desk: Desk) -> None:
         ("data: [null]", "an empty value"),
         ("data: {a: b}", "a mapping"),
         ("want_cap: .inf", "'inf' is not a duration"),
-        ("mode: direct\nmode: auto", "'mode' is given twice, first at ./hpcstage.yaml:1"),
+        ("mode: direct\nmode: upfront", "'mode' is given twice, first at ./hpcstage.yaml:1"),
         ("schema: 2", "schema 2 is not known (this version reads 1)"),
         ("schema: true", "schema True is not known"),
         ("locked: [nice]", "only the site's file may lock keys"),

@@ -250,5 +250,5 @@ def test_the_choices_of_settings_are_those_of_the_rooms_that_decide() -> None:
     placings = tuple(kind.value for kind in Placing)
     assert choices["placement"] == (AUTO, *placings)
     assert schema.Placement.__metadata__[0].enum == placings
-    assert set(choices["mode"]) == {modes.RUNTIME, modes.UPFRONT, modes.DIRECT, modes.AUTO}
+    assert set(choices["mode"]) == {modes.RUNTIME, modes.UPFRONT, modes.DIRECT}
     assert {*launchers.BY_SCHEDULER.values(), launchers.NONE} <= set(choices["launcher"])

@@ -33,7 +33,7 @@ def test_a_whole_run(start_daemon, make_tree):
     assert daemon.state() is State.SETTLED
     part = daemon.end()
     assert part.complete
-    assert (part.mode, part.mode_asked) == ("runtime", "runtime")
+    assert part.mode == "runtime"
     assert part.totals.source_bytes == part.datasets[0].size_bytes == part.datasets[0].staged_bytes == 500_000
     assert part.totals.source_files == part.datasets[0].staged_files == 50
     assert part.totals.want_ready == part.totals.want_direct == 1
@@ -67,16 +67,6 @@ def test_daemon_and_copiers_do_not_push_the_program_aside(start_daemon, make_tre
     assert len(pids) > 1
     assert {os.sched_getscheduler(pid) for pid in pids} == {os.SCHED_BATCH}
     daemon.end()
-
-
-def test_auto_mode_says_why(start_daemon, make_tree):
-    daemon = start_daemon(make_tree(), "auto", epochs=50, readers=0).attach()
-    daemon.staged()
-    part = daemon.end()
-    assert part.mode_asked == "auto"
-    assert part.mode in ("runtime", "direct")
-    assert part.forecast is not None
-    assert part.mode_why == part.forecast["why"]
 
 
 def test_wants_are_answered_when_the_copy_is_there(start_daemon, make_tree):

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from hpcstage.daemon.reading import arrays, epochs
 from hpcstage.daemon.reading.epochs import MappingJob
-from hpcstage.daemon.reading.learn import Table, TracedTable
-from hpcstage.daemon.reading.streams import Stream, Who
+from hpcstage.daemon.reading.streams import Stream, Table, Who
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order.sampling import Distributed
 from hpcstage.plan.types import Dataset, DatasetKind, Entry
@@ -34,10 +33,9 @@ def job_of(directory: Path, tables: list[list[list[int | None]]], orders: list[l
         names = [b"" if c is None else b"/alias/f%02d" % c for row in table for c in row]
         (directory / f"t{number}").write_bytes(b"\0".join(names))
         (directory / f"e{number}").write_bytes(array("I", order).tobytes())
-        payload = EPOCH.pack(number, 0, len(table[0]), 0, number) + b"e%d\0t%d\0" % (number, number)
+        payload = EPOCH.pack(number, 0, len(table[0]), 0) + b"e%d\0t%d\0" % (number, number)
         announced.append(epochs.parse(1, payload))
-    rows = dict.fromkeys(announced)
-    return MappingJob(MANIFEST, directory, announced, [], rows, lambda _: True, {}, **more)
+    return MappingJob(MANIFEST, directory, announced, [], (), lambda _: True, {}, **more)
 
 
 @given(st.lists(st.tuples(TABLES, st.lists(st.integers(0, 9), max_size=20)), max_size=3))
@@ -50,10 +48,9 @@ def test_indices_become_ids(loaders):
         rows = [[c for c in (table[i] if i < len(table) else []) if c is not None and c < FILES] for i in order]
         assert list(mapped.ids) == [id_ for row in rows for id_ in row]
         assert mapped.unknown == sum(not row for row in rows)
-        assert (mapped.samples, mapped.distinct) == (len(order), len(set(order)))
         assert list(again.ids) == list(mapped.ids)
         assert list(again.where.places) == list(mapped.where.places)
-        assert (again.samples, again.distinct, again.unknown) == (mapped.samples, mapped.distinct, mapped.unknown)
+        assert again.unknown == mapped.unknown
     assert set(outcome.order) == {id_ for mapped in outcome.mapped for id_ in mapped.ids}
     assert list(loaded.order) == list(outcome.order)
     assert {n: list(t.ids) for n, t in loaded.tables.items()} == {n: list(t.ids) for n, t in outcome.tables.items()}
@@ -81,7 +78,6 @@ def test_rows_chosen_from_a_table(tmp_path, columns):
     job = job_of(tmp_path, [table], [[0, 1, 2, 3]])
     (tmp_path / "chosen-4-0-of-t0").write_bytes(array("I", [2, 0, 9, 1]).tobytes())
     job.announced = [replace(job.announced[0], table="chosen-4-0-of-t0")]
-    job.rows = dict.fromkeys(job.announced)
     outcome = epochs.work(job)
     assert list(outcome.mapped[0].ids) == ([4, 0, 2] if columns == 1 else [4, 5, 0, 1, 2])
     assert outcome.mapped[0].unknown == 1
@@ -94,15 +90,14 @@ def test_a_chosen_table_without_what_it_is_chosen_from(tmp_path):
     job.announced = [
         replace(job.announced[0], table=name) for name in ("chosen-1-0-of-none", "chosen-of-chosen-1-of-t0")
     ]
-    job.rows = dict.fromkeys(job.announced)
     assert epochs.work(job).mapped == [None, None]
 
 
-def test_what_is_learnt_takes_the_place_of_a_table(tmp_path):
-    job = job_of(tmp_path, [[[1]]], [[0, 1]])
-    job.rows = dict.fromkeys(job.announced, TracedTable([0, 2], [7, 8]))
+def test_a_table_that_proved_wrong_is_not_used(tmp_path):
+    job = job_of(tmp_path, [[[1], [2]]], [[0, 1]])
+    job.wrong = {"t0"}
     mapped = epochs.work(job).mapped[0]
-    assert (list(mapped.ids), mapped.unknown) == ([7, 8], 1)
+    assert (list(mapped.ids), mapped.unknown) == ([], 2)
 
 
 def test_a_new_epoch_takes_the_place_of_the_loaders_last(tmp_path):
@@ -116,7 +111,7 @@ def test_later_epochs_follow_from_formulas(tmp_path):
     rows = Table(range(12), 1)
     streams = [Stream(Who(1, r.rank), 0, r.order(), formula=r.text(), rows=rows) for r in ranks]
     streams.append(Stream(Who(2, 1), 0, [], formula="odd", rows=rows))
-    job = MappingJob(MANIFEST, tmp_path, [], streams, {}, lambda _: True, {}, with_later=True)
+    job = MappingJob(MANIFEST, tmp_path, [], streams, (), lambda _: True, {}, with_later=True)
     read = [i for e in range(4) for pair in zip(*(r.later(e).order() for r in ranks), strict=True) for i in pair]
     assert list(epochs.work(job).order) == list(dict.fromkeys(read))
 
@@ -129,8 +124,8 @@ def test_any_request_is_understood_or_refused(payload):
 
 
 def test_a_request():
-    found = epochs.parse(9, EPOCH.pack(2, 3, 4, EPOCH_ENDED, 5) + b"a\0b\0distributed n=1")
-    assert (found.who, found.epoch, found.columns, found.ended, found.key) == ((9, 2), 3, 4, True, 5)
+    found = epochs.parse(9, EPOCH.pack(2, 3, 4, EPOCH_ENDED) + b"a\0b\0distributed n=1")
+    assert (found.who, found.epoch, found.columns, found.ended) == ((9, 2), 3, 4, True)
     assert (found.name, found.table, found.formula) == ("a", "b", "distributed n=1")
 
 

@@ -112,17 +112,15 @@ def test_a_node_that_never_came_up_is_dealt_to_the_others(nodes, make_tree):
     daemons[2].end()
 
 
-def test_in_mode_auto_all_nodes_follow_the_first_one_without_its_plan(nodes, make_tree, tmp_path):
+def test_the_other_nodes_need_no_plan(nodes, make_tree, tmp_path):
     """Neither does anybody wait for the plan, which cannot be written here, nor does the second node look for it."""
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "nodes").mkdir(parents=True)
     (tmp_path / "run" / "plan.json").mkdir(parents=True)
-    daemons = nodes.up(make_tree(files=20), 2, mode="auto", each={1: {"run_dir": os.fspath(elsewhere)}})
+    daemons = nodes.up(make_tree(files=20), 2, each={1: {"run_dir": os.fspath(elsewhere)}})
     daemons[1].run_dir = elsewhere
     nodes.staged()
     first, second = nodes.end()
-    assert (second.mode, second.mode_why) == (first.mode, first.mode_why)
-    assert "no forecast" not in second.mode_why
     assert [problem.id for problem in first.problems] == ["plan-missing"]
     assert second.problems == ()
 
@@ -184,7 +182,7 @@ def test_copies_of_others_files_run_ahead_of_a_program(nodes, make_tree):
     orders = daemon.node_dir / "orders"
     (orders / "table").write_bytes(b"\0".join(os.fsencode(path) for path in files))
     (orders / "indices").write_bytes(array("I", reversed(range(60))).tobytes())
-    assert daemon.ask(Kind.EPOCH, EPOCH.pack(1, 0, 1, 0, 7) + b"indices\0table\0")[0] is Answer.DONE
+    assert daemon.ask(Kind.EPOCH, EPOCH.pack(1, 0, 1, 0) + b"indices\0table\0")[0] is Answer.DONE
     for path in away:
         wait_until(daemon.store(path).exists)
         assert sum(daemon.store(one).exists() for one in away) <= 12

@@ -15,7 +15,7 @@ from conftest import shim_modules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcstage.daemon.reading.opens import LostRecords, Marked, Opened, Opens, Ring, finder
+from hpcstage.daemon.reading.opens import LostRecords, Opened, Opens, Ring, finder
 from hpcstage.daemon.reading.ringlog import Damaged, RingRecord, parse
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Dataset, DatasetKind, Entry
@@ -31,7 +31,7 @@ with shim_modules():
     from _hpcstage_ring import RingWriter as Writer
 
 payloads = st.one_of(st.binary(max_size=200), st.integers(0, 4096).map(lambda n: b"p" * n), st.just(b"q" * 4096))
-records = st.tuples(st.sampled_from([1, 2, 3, 255]), st.integers(0, 255), st.integers(0, 2**64 - 1), payloads)
+records = st.tuples(st.integers(0, 2**64 - 1), payloads)
 batches = st.lists(st.lists(records, max_size=40), max_size=8)
 
 
@@ -47,7 +47,7 @@ def test_what_is_written_is_read(written: list[list[Any]], begin: int, near_end:
         for batch in written:
             for record in batch:
                 writer.put(*record)
-            assert ring.read() == ([RingRecord(*record) for record in batch], 0)
+            assert ring.read() == ([RingRecord(1, *record) for record in batch], 0)
         ring.close()
 
 
@@ -63,14 +63,14 @@ def test_any_bytes_are_parsed_or_damaged(chunk: bytes, at: int) -> None:
 @given(st.lists(records, min_size=1, max_size=10), st.data())
 def test_an_incomplete_record_ends_it(written: list[Any], data: st.DataObject) -> None:
     chunk, ends = b"", [0]
-    for kind, detail, ns, payload in written:
-        body = shim.RECORD.pack((len(chunk) + 1) % 2**32, len(payload), kind, detail, ns) + payload
+    for ns, payload in written:
+        body = shim.RECORD.pack((len(chunk) + 1) % 2**32, len(payload), 1, 0, ns) + payload
         chunk += body + bytes(-len(body) % 8)
         ends.append(len(chunk))
     gap = data.draw(st.integers(0, len(written) - 1))
     holed = chunk[: ends[gap]] + bytes(4) + chunk[ends[gap] + 4 :]
-    assert parse(holed, 0) == ([RingRecord(*r) for r in written[:gap]], ends[gap])
-    assert parse(chunk, 0) == ([RingRecord(*r) for r in written], len(chunk))
+    assert parse(holed, 0) == ([RingRecord(1, *r) for r in written[:gap]], ends[gap])
+    assert parse(chunk, 0) == ([RingRecord(1, *r) for r in written], len(chunk))
 
 
 def record(at: int, size: int, kind: int = 1) -> bytes:
@@ -96,13 +96,14 @@ def directory(tmp_path: Path) -> Path:
 
 
 def write(writer: Any, *indices: int) -> None:
-    """Marks of dataset 1."""
+    """Opens of files with names of twelve bytes."""
     for index in indices:
-        writer.put(shim.RECORD_INDEX, 0, index + 1, shim.INDEX.pack(1, index))
+        writer.put(index, b"file %07d" % index)
 
 
-def nothing(path: bytes) -> None:
-    """No file is known."""
+def number(path: bytes) -> int:
+    """The number in a name."""
+    return int(path.partition(b" ")[2])
 
 
 def test_a_damaged_ring_goes_on_behind_the_damage(directory: Path) -> None:
@@ -110,9 +111,9 @@ def test_a_damaged_ring_goes_on_behind_the_damage(directory: Path) -> None:
     opens = Opens(directory, lambda _: False)
     write(writer, 1, 2)
     struct.pack_into("<H", writer._map, shim.RING_HEADER_BYTES + 4, 5000)
-    assert opens.poll(nothing) == [LostRecords(3, 64)]
+    assert opens.poll(number) == [LostRecords(3, 64)]
     write(writer, 3)
-    assert opens.poll(nothing) == [Marked(3, 4, 1, 3)]
+    assert opens.poll(number) == [Opened(3, 3, 3)]
     opens.close()
 
 
@@ -127,27 +128,24 @@ def test_foreign_files_are_left_alone(directory: Path) -> None:
     write(cut, 1)
     os.truncate(directory / "5.ring", 70)
     opens = Opens(directory, lambda _: False)
-    assert opens.poll(nothing) == [LostRecords(5, 32)]
-    assert opens.poll(nothing) == []
+    assert opens.poll(number) == [LostRecords(5, 32)]
+    assert opens.poll(number) == []
     opens.close()
 
 
 def test_a_missing_directory_is_no_events(tmp_path: Path) -> None:
     opens = Opens(tmp_path / "nowhere", lambda _: False)
-    assert opens.poll(nothing) == []
+    assert opens.poll(number) == []
     assert opens.more is False
 
 
 def test_events_are_kept_until_there_is_a_manifest(directory: Path) -> None:
     writer = Writer(os.fsencode(directory / "3.ring"))
     opens = Opens(directory, lambda _: False)
-    write(writer, 1)
+    writer.put(7, b"0-data/b")
     assert opens.poll(None) == []
-    writer.put(shim.RECORD_OPEN, 1, 7, b"0-data/b")
-    assert opens.poll(None) == []
-    writer.put(shim.RECORD_OPEN, 0, 8, b"0-data/unknown")
-    ids = {b"0-data/b": 5}
-    assert opens.poll(ids.get) == [Marked(3, 2, 1, 1), Opened(3, 7, 5, True)]
+    writer.put(8, b"0-data/unknown")
+    assert opens.poll({b"0-data/b": 5}.get) == [Opened(3, 7, 5)]
     opens.close()
 
 
@@ -157,9 +155,9 @@ def test_much_is_left_for_the_next_poll(directory: Path, monkeypatch: pytest.Mon
     opens = Opens(directory, lambda _: False)
     for writer in writers:
         write(writer, 1, 2)
-    first = opens.poll(nothing)
+    first = opens.poll(number)
     assert opens.more is True
-    rest = opens.poll(nothing)
+    rest = opens.poll(number)
     assert opens.more is False
     assert len(first) == 4
     assert len(rest) == 2
@@ -172,7 +170,7 @@ def test_rings_beyond_the_most_wait(directory: Path, monkeypatch: pytest.MonkeyP
     for slot in (1, 2, 3):
         write(Writer(os.fsencode(directory / f"{slot}.ring")), slot)
     opens = Opens(directory, lambda _: True)
-    seen = [event.index for event in itertools.chain(*(opens.poll(nothing) for _ in range(4)))]
+    seen = [event.file_id for event in itertools.chain(*(opens.poll(number) for _ in range(4)))]
     assert sorted(seen) == [1, 2, 3]
     assert list(directory.iterdir()) == []
 

@@ -21,7 +21,6 @@ from hpcstage.protocol import shim
 from hpcstage.protocol.shim import Answer, Kind
 
 SLOW = {"max_rate_bytes_per_s": 500_000.0, "transfers": 1}
-KEY = 77
 
 
 def files_of(root: Path) -> list[Path]:
@@ -51,35 +50,29 @@ class Program:
             page.seek(shim.PAGE_HEADER_BYTES + slot * shim.SLOT_BYTES)
             page.write(shim.SLOT_HEAD.pack(os.getpid(), shim.Layer.NATIVE, 0, 0, 1))
 
-    def announce(self, indices, table=(), *, columns=1, stream=1, key=KEY, formula=""):
+    def announce(self, indices, table=(), *, columns=1, stream=1, formula=""):
         name = f"epoch-{stream}-{self.epochs}"
         place(self.daemon, name, array("I", indices).tobytes())
         table_name = ""
         if table:
             table_name = f"table-{len(table) // columns}-{columns}-{hash(tuple(table)) & 0xFFFF:08x}"
             place(self.daemon, table_name, b"\0".join(os.fsencode(p) for p in table))
-        head = shim.EPOCH.pack(stream, self.epochs, columns if table else 0, 0, key)
+        head = shim.EPOCH.pack(stream, self.epochs, columns if table else 0, 0)
         self.epochs += 1
         names = b"\0".join((name.encode(), table_name.encode(), formula.encode()))
         assert self.daemon.ask(Kind.EPOCH, head + names)[0] is Answer.DONE
 
     def ended(self, stream=1, formula=""):
-        head = shim.EPOCH.pack(stream, 0, 0, shim.EPOCH_ENDED, 0)
+        head = shim.EPOCH.pack(stream, 0, 0, shim.EPOCH_ENDED)
         assert self.daemon.ask(Kind.EPOCH, head + b"\0\0" + formula.encode())[0] is Answer.DONE
 
     def open(self, path: Path) -> None:
         below = os.fsencode(self.daemon.store(path).relative_to(self.daemon.node_dir / "store"))
-        self.ring.put(shim.RECORD_OPEN, 1, time.monotonic_ns(), below)
-
-    def sample(self, index: int, *paths: Path, key: int = KEY) -> None:
-        self.ring.put(shim.RECORD_INDEX, 0, time.monotonic_ns(), shim.INDEX.pack(key, index))
-        for path in paths:
-            self.open(path)
+        self.ring.put(time.monotonic_ns(), below)
 
     def read(self, indices, table) -> None:
         for index in indices:
-            self.sample(index, table[index])
-        self.sample(-1)
+            self.open(table[index])
 
 
 def logging(daemon: DaemonProcess) -> int:
@@ -127,9 +120,7 @@ def test_a_samplers_order_is_followed(start_daemon, make_tree):
     assert found.planned == "manifest"
     assert found.followed is True
     assert (found.announcements, found.announced_files, found.unknown_samples) == (1, 60, 0)
-    assert (found.kept_share, found.announced_opens, found.opened_files) == (1.0, 60, 60)
-    assert [(t.source, t.agreed) for t in found.tables] == [("program", 32)]
-    assert found.lost_bytes == 0
+    assert found.opened_files == 60
 
 
 def test_a_long_epoch_with_repetitions(start_daemon, make_tree):
@@ -150,12 +141,11 @@ def test_a_long_epoch_with_repetitions(start_daemon, make_tree):
     assert part.order.provenance == "sampler"
     assert part.order.announcements == 2
     assert [i for i in ids[begun(ids) :] if i < 40] == [i for i in order if i not in ids[: begun(ids)]]
-    assert (part.order.kept_share, part.order.announced_opens) == (1.0, 500)
 
 
 @pytest.mark.parametrize("order", ["manifest", "given", "trace"])
 def test_an_order_that_was_asked_for_stays(start_daemon, make_tree, order):
-    """Announcements are counted and held against what is opened, so that orders can be compared."""
+    """Announcements are counted."""
     root = make_tree(files=40, size_bytes=20_000)
     files = files_of(root)
     daemon = start_daemon(root, order=order, **SLOW).attach()
@@ -170,7 +160,7 @@ def test_an_order_that_was_asked_for_stays(start_daemon, make_tree, order):
     assert copied(daemon) == list(range(40))
     assert part.order.provenance == "manifest"
     assert part.order.followed is False
-    assert (part.order.announcements, part.order.kept_share) == (1, 1.0)
+    assert part.order.announcements == 1
 
 
 def test_what_the_program_gives_is_followed_in_any_case(start_daemon, make_tree):
@@ -196,47 +186,34 @@ def test_an_announcement_before_the_scan_is_done(start_daemon, make_tree):
     daemon.attach().staged()
     part = daemon.end()
     assert part.order.provenance == "sampler"
-    assert part.order.kept_share == 1.0
+    assert part.order.opened_files == 30
 
 
-def test_without_a_table_the_second_epoch_is_known(start_daemon, make_tree):
-    root = make_tree(files=40, size_bytes=20_000)
-    files = files_of(root)
-    rows = [(files[i], files[20 + i]) for i in range(20)]
-    daemon = start_daemon(root, order="auto", max_rate_bytes_per_s=100_000.0, transfers=1).attach()
+def test_without_a_table_nothing_is_known(start_daemon, make_tree):
+    root = make_tree(files=20)
+    daemon = start_daemon(root, order="auto").attach()
     daemon.wait_for_scan()
     program = Program(daemon)
-    first, second = shuffled(20, 1), shuffled(20, 2)
-    program.announce(first)
-    for index in first[:-1]:
-        program.sample(index, *rows[index])
-    program.sample(-1)
-    program.ended()
-    program.announce(second)
-    for index in second[:-1]:
-        program.sample(index, *rows[index])
+    program.announce(shuffled(20))
+    program.read(range(20), files_of(root))
+    daemon.staged()
     part = daemon.end()
-    assert part.order.provenance == "sampler"
-    assert part.order.unknown_samples == 20 + 1, "one sample was never read"
-    assert part.order.kept_share == 1.0
-    assert part.order.announced_opens in (36, 38)
-    assert [t.source for t in part.order.tables] == ["opens"]
+    assert (part.order.provenance, part.order.unknown_samples) == ("manifest", 20)
 
 
 def test_a_wrong_table_is_dropped(start_daemon, make_tree):
     root = make_tree(files=60, size_bytes=20_000)
-    files = files_of(root)
+    files, order = files_of(root), shuffled(60)
     daemon = start_daemon(root, order="auto", max_rate_bytes_per_s=100_000.0, transfers=1).attach()
     daemon.wait_for_scan()
     program = Program(daemon)
-    program.announce(range(60), files)
-    for _ in range(2):
-        program.read(range(60), [*files[30:], *files[:30]])
-    wait_until(lambda: logging(daemon) == 0)
+    program.announce(order, files)
+    program.read(order, [*files[30:], *files[:30]])
+    daemon.staged()
+    program.announce(order, files)
     part = daemon.end()
-    assert [t.source for t in part.order.tables] == ["wrong"]
     assert part.order.provenance == "manifest"
-    assert part.order.kept_share < 1
+    assert part.order.unknown_samples == 60, "what is announced by the same table later"
 
 
 def test_logging_ends_when_all_is_known(start_daemon, make_tree):
@@ -246,12 +223,10 @@ def test_logging_ends_when_all_is_known(start_daemon, make_tree):
     daemon.wait_for_scan()
     assert logging(daemon) == 1
     program = Program(daemon)
-    program.announce(range(40), files)
     program.read(range(39), files)
     daemon.staged()
     assert logging(daemon) == 1
-    program.sample(39, files[39])
-    program.read(range(39), files)
+    program.open(files[39])
     wait_until(lambda: logging(daemon) == 0)
     wait_until(lambda: not list((daemon.node_dir / "opens").iterdir()))
     assert daemon.end().order.opened_files == 40
@@ -264,61 +239,6 @@ def test_nothing_is_logged_where_nothing_is_staged(start_daemon, make_tree):
     program.announce(range(3))
     program.ended()
     assert daemon.end().order.announcements == 0
-
-
-def guess(daemon: DaemonProcess, name: str, files: list[Path]) -> None:
-    place(daemon, name, b"\0".join(os.fsencode(p) for p in files))
-    assert daemon.ask(Kind.ORDER, name.encode())[0] is Answer.DONE
-
-
-def test_guesses_of_two_processes(start_daemon, make_tree):
-    root = make_tree(files=60, size_bytes=20_000)
-    files = files_of(root)
-    daemon = start_daemon(root, order="auto", **SLOW).attach()
-    daemon.wait_for_scan()
-    guess(daemon, "early-1", files[59:39:-1])
-    guess(daemon, "early-2", files[39:19:-1])
-    daemon.staged()
-    part = daemon.end()
-    ids = copied(daemon)
-    begin = begun(ids)
-    guessed = [id_ for id_ in ids[begin:] if id_ >= 20]
-    first, second = [i for i in guessed if i >= 40], [i for i in guessed if i < 40]
-    assert begin < 15
-    assert ids[begin:] == [*guessed, *range(begin, 20)]
-    assert first == sorted(first, reverse=True)
-    assert second == sorted(second, reverse=True)
-    assert guessed.index(39) < 15, "side by side, not one behind the other"
-    assert part.order.provenance == "manifest", "a guess is not known"
-    assert part.order.announcements == 0
-
-
-@pytest.mark.parametrize("comes", ["before", "after"])
-def test_what_is_announced_takes_the_place_of_a_guess(start_daemon, make_tree, comes):
-    program, files, order = shuffling(start_daemon, make_tree)
-    daemon = program.daemon
-    if comes == "before":
-        guess(daemon, "early-1", files[::-1])
-    program.announce(order, files)
-    if comes == "after":
-        guess(daemon, "early-1", files[::-1])
-    program.read(order, files)
-    daemon.staged()
-    part = daemon.end()
-    ids = copied(daemon)
-    assert ids[30:] == [id_ for id_ in order if id_ not in ids[:30]]
-    assert (part.order.kept_share, part.order.provenance) == (1.0, "sampler")
-
-
-@pytest.mark.parametrize("order", ["manifest", "given"])
-def test_a_guess_does_not_change_an_order_that_was_asked_for(start_daemon, make_tree, order):
-    root = make_tree(files=30, size_bytes=20_000)
-    daemon = start_daemon(root, order=order, **SLOW).attach()
-    daemon.wait_for_scan()
-    guess(daemon, "early-1", files_of(root)[::-1])
-    daemon.staged()
-    daemon.end()
-    assert copied(daemon) == list(range(30))
 
 
 def test_ranks_of_one_node(start_daemon, make_tree):
@@ -344,7 +264,7 @@ def test_ranks_of_one_node(start_daemon, make_tree):
 def test_strange_announcements(start_daemon, make_tree):
     daemon = start_daemon(make_tree(), order="auto").attach()
     daemon.wait_for_scan()
-    head = shim.EPOCH.pack(1, 0, 1, 0, 0)
+    head = shim.EPOCH.pack(1, 0, 1, 0)
     strange = [
         b"",
         head,
@@ -394,16 +314,11 @@ def test_the_next_run_begins_with_the_trace(start_daemon, make_tree, tmp_path):
     assert part.order.planned == "trace"
     assert part.order.trace_used == "test"
     assert ids == order
-    assert part.order.provenance == "sampler", "the trace's table gives the files of the first epoch"
-    assert part.order.unknown_samples == 0
-    assert [t.source for t in part.order.tables] == ["trace"]
     part, ids = run_once(start_daemon, root, state, "trace", lambda _: None, transfers=1)
     assert ids == order
     assert (part.order.trace_written, part.order.trace_why) == (False, "no file was opened")
     left = trace.load(next((state / trace.DIRECTORY).iterdir()))
     assert list(left.order) == order
-    assert [list(table.ids) for table in left.tables] == [list(range(40))], "it is passed on"
-    assert left.header.kept_share == 1.0
 
 
 def test_a_run_that_was_broken_off_leaves_the_fuller_trace(start_daemon, make_tree, tmp_path):

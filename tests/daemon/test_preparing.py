@@ -6,11 +6,10 @@ import json
 import os
 import resource
 import shutil
-import subprocess
 import time
 from array import array
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,16 +19,15 @@ from conftest import wait_for
 from hpcstage.daemon.preparing import SCAN_HELPER, Preparing
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.reading import scanning
-from hpcstage.daemon.reading.scanning import AUTO_MODE, DIRECT_MODE, Prepared, Scanned
+from hpcstage.daemon.reading.scanning import Prepared, Scanned
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order import orders
-from hpcstage.plan.types import Dataset, DatasetKind, Forecast, Order
+from hpcstage.plan.types import Order
 from hpcstage.protocol import nodedir
 
 PATIENCE_S = 20.0
 LISTINGS, TOLD = 3, 5
-RUNTIME = Forecast({}, "runtime", "own", ())
-FOUND = Scanned(0.1, 1, LISTINGS, [], RUNTIME, "", "")
+FOUND = Scanned(0.1, 1, LISTINGS, [], "", "")
 
 
 class Node:
@@ -39,15 +37,12 @@ class Node:
         self.path, self.helpers = path, helpers
         self.ready: list[Prepared] = []
         self.failed: list[str | None] = []
-        self.programs: set[int] = set()
-        datasets = [Dataset("0-data", DatasetKind.DIRECTORY, os.fsencode(path / "data"), (), ())]
         base = SimpleNamespace(
-            spec=SimpleNamespace(mode=AUTO_MODE, datasets=datasets),
+            spec=SimpleNamespace(),
             node_dir=path,
             started=time.monotonic(),
             helpers=helpers,
             problems=[],
-            programs=lambda: self.programs,
         )
         self.preparing = Preparing(base, None, self.ready.append, self.failed.append)  # type: ignore[arg-type]
         self.save(path / nodedir.SCAN)
@@ -58,7 +53,7 @@ class Node:
         Manifest.build([], []).save(into / nodedir.MANIFEST)
         orders.save(Order(orders.MANIFEST, array("I")), into / nodedir.ORDER)
 
-    def scan(self, spec: object, opened: object, waited_s: float) -> bytes:
+    def scan(self, spec: object, waited_s: float) -> bytes:
         """Works in the helper in place of a scan of datasets."""
         wait_for((self.path / "go").exists, PATIENCE_S)
         if (self.path / nodedir.MANIFEST).exists() and not (self.path / nodedir.ORDER).exists():
@@ -80,46 +75,37 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     helpers.close()
 
 
-def decide(node: Node, choice: str) -> None:
-    forecast = replace(RUNTIME, choice=choice, why="the group's")
-    (node.path / nodedir.FORECAST).write_text(json.dumps(asdict(forecast)))
-
-
 def test_the_groups_comes_while_the_own_order_is_copied(node: Node) -> None:
     os.link(node.path / nodedir.SCAN / nodedir.MANIFEST, node.path / nodedir.MANIFEST)
-    decide(node, DIRECT_MODE)
     node.preparing.receive(TOLD)
     assert (node.ready, node.failed) == ([], [])
     node.scan_ends()
     assert not node.failed
     (prepared,) = node.ready
     assert (prepared.directories, prepared.scanned) == (TOLD, None), "it joins the group at once"
-    assert (prepared.mode, prepared.mode_why) == (DIRECT_MODE, "the group's")
 
 
 def test_the_groups_comes_first_and_ends_the_scan(node: Node) -> None:
     node.save(node.path)
-    decide(node, DIRECT_MODE)
     node.preparing.receive(TOLD)
     assert node.helpers.wait(SCAN_HELPER, PATIENCE_S), "nobody lets it go on"
     assert not node.failed
     (prepared,) = node.ready
-    assert (prepared.directories, prepared.mode, prepared.mode_why) == (TOLD, DIRECT_MODE, "the group's")
+    assert (prepared.directories, prepared.scanned) == (TOLD, None)
 
 
 def test_the_groups_is_there_before_it_is_told(node: Node) -> None:
     node.save(node.path)
-    decide(node, DIRECT_MODE)
     node.scan_ends()
     (prepared,) = node.ready
-    assert (prepared.scanned, prepared.mode, prepared.mode_why) == (None, DIRECT_MODE, "the group's")
+    assert (prepared.directories, prepared.scanned) == (LISTINGS, None)
 
 
 def test_the_own_counts(node: Node) -> None:
     os.link(node.path / nodedir.SCAN / nodedir.MANIFEST, node.path / nodedir.MANIFEST)
     node.scan_ends()
     (prepared,) = node.ready
-    assert (prepared.directories, prepared.scanned, prepared.mode_why) == (LISTINGS, FOUND, "own")
+    assert (prepared.directories, prepared.scanned) == (LISTINGS, FOUND)
 
 
 def test_what_has_gone_meanwhile_is_a_failure_that_is_said(node: Node) -> None:
@@ -140,16 +126,3 @@ def test_a_scan_that_cannot_be_started_is_a_failure_that_is_said(tmp_path: Path)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     helpers.close()
     assert (node.ready, node.failed) == ([], ["the scan could not be started"])
-
-
-def test_files_that_a_child_of_a_program_has_open_are_seen(node: Node) -> None:
-    (node.path / "data").mkdir()
-    one = node.path / "data" / "one"
-    one.write_bytes(b"some")
-    words = ["sh", "-c", 'cat - 3< "$0"; :', os.fspath(one)]  # cat waits for the end of its input
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as program:
-        node.programs.add(program.pid)
-        wait_for(lambda: node.preparing.opened() == {os.fsencode(one)}, PATIENCE_S)
-        assert program.stdin is not None
-        program.stdin.close()
-    assert node.preparing.opened() == set()

@@ -11,7 +11,7 @@ from hpcstage.daemon.standstill import Standstills
 from hpcstage.protocol import saves
 from hpcstage.record.parts.part import NodePart, StandstillPart
 
-PART = NodePart("here", "runtime", "runtime", "", 0.0)
+PART = NodePart("here", "runtime", 0.0)
 
 
 def test_the_process_counts_that_was_held_up_for_longest(tmp_path: Path) -> None:

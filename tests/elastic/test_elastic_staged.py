@@ -105,4 +105,3 @@ def test_orders_are_announced_anew_after_a_change(
     for order in orders:
         assert order["provenance"] == "sampler"
         assert order["unknown_samples"] == 0
-        assert order["kept_share"] == 1.0

@@ -58,7 +58,7 @@ def test_modules_of_other_versions_on_the_commands_pythonpath(hpcstage: Hpcstage
     assert (record["complete"], record["problems"]) == (True, [])
 
 
-@pytest.mark.parametrize("mode", ["upfront", "direct", "auto"])
+@pytest.mark.parametrize("mode", ["upfront", "direct"])
 def test_the_other_modes(hpcstage: Hpcstage, make_tree: Tree, local_dir: Path, mode: str) -> None:
     data = make_tree(files=40)
     done = hpcstage(

@@ -7,6 +7,7 @@ import json
 import os
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,25 @@ from conftest import python_command
 from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
-from hpcstage.plan.forecast.modes import forecast
+from hpcstage.plan.forecast.modes import OF_RATES, OF_WORKLOAD, forecast
 from hpcstage.plan.order.orders import complete
 from hpcstage.plan.placement.fitting import fit
 from hpcstage.plan.types import Budget, Order, Rates, Workload
 from hpcstage.preview import planfile
 from hpcstage.preview.orders import FoundOrder
 from hpcstage.preview.planfile import rows
+from hpcstage.preview.program import OPTIONS
 from hpcstage.report.plan import page
 
-RATES = Rates(1e6, 1e3, 0.01, 1e6, 1e9, 1e-4)
+RATES = Rates(1e6, 1e6, 1e9, sources=dict.fromkeys(OF_RATES, "option"))
 
 
 def make_plan(root: Path, budget: Budget | None = None, ids: list[int] | None = None) -> planfile.Plan:
     found = scan(resolve([str(root)], root))
     order = Order("given" if ids else "manifest", array("I", ids or range(len(found.manifest))))
-    work = Workload(len(found.manifest), found.manifest.total_bytes, 2, 1.5, 0.0, 0, {"epochs": "option --epochs"})
+    work = Workload(
+        len(found.manifest), found.manifest.total_bytes, 2, 1.5, 0.0, 0, dict.fromkeys(OF_WORKLOAD, "option")
+    )
     room = budget and fit(found.manifest, complete(order, len(found.manifest)), budget)
     return planfile.Plan(
         manifest=found.manifest, found=FoundOrder(order), scan=planfile.ScanSummary.of(found), local="/l (why)",
@@ -43,7 +47,8 @@ def make_plan(root: Path, budget: Budget | None = None, ids: list[int] | None = 
 def test_plan_files_come_back(make_tree: Callable[..., Path], tmp_path: Path):
     root = make_tree(files=10)
     (root / "dangling \n").symlink_to("nothing")
-    plan = make_plan(root, Budget(10**9, 1000, "said"), [3, 1])
+    whole = make_plan(root, Budget(10**9, 1000, "said"), [3, 1])
+    plan = replace(whole, workload=None, rates=None, forecast=None)  # as a run leaves it
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     planfile.save(run_dir, plan)
@@ -52,9 +57,7 @@ def test_plan_files_come_back(make_tree: Callable[..., Path], tmp_path: Path):
     assert page.text(loaded) == page.text(plan)
     assert json.dumps(page.to_json(loaded, 5)) == json.dumps(page.to_json(plan, 5))
     assert loaded.scan == plan.scan
-    assert (loaded.forecast, loaded.fit, loaded.workload, loaded.rates) == (
-        plan.forecast, plan.fit, plan.workload, plan.rates
-    )  # fmt: skip
+    assert (loaded.fit, loaded.mode) == (plan.fit, "runtime")
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", "{}", '{"schema_version": 99}', '{"schema_version": 1}'])
@@ -82,8 +85,8 @@ def test_text_names_everything(make_tree: Callable[..., Path]):
     text = page.text(make_plan(root, Budget(50_000, 1000, "said"), [7, 2]), limit=3)
     for words in (
         f"{root.resolve()}: 30 files, 300 kB", "given, 2 files, then 28 that it does not name", "/l (why)",
-        "the rest is read from the source", "... and 27 more", "direct", "upfront", "runtime", "auto",
-        "choice   ", "2 epochs (option --epochs)", "note     a note", "source   1 MB/s, 1,000 files/s",
+        "the rest is read from the source", "... and 27 more", "direct", "upfront", "runtime",
+        "2 epochs (option)", "note     a note", "source   1 MB/s (option)",
     ):  # fmt: skip
         assert words in text
     assert text.splitlines()[0].startswith("dataset")
@@ -117,15 +120,15 @@ def run_json(hpcstage: Any, *arguments: str | Path) -> dict[str, Any]:
     return data
 
 
-def test_command_prints_table_budget_forecast_and_choice(hpcstage: Any, make_tree: Callable[..., Path]):
+def test_command_prints_table_budget_and_forecast(hpcstage: Any, make_tree: Callable[..., Path]):
     root = make_tree(files=25)
-    result = hpcstage(
-        "plan", "--data", root, "--epochs", "3", "--epoch-compute", "2s", "--readers", "0", "--limit", "2"
-    )
+    told = ["--epochs", "3", "--epoch-compute", "2s", "--readers", "0", "--startup", "2s", "--source-rate", "1GB"]
+    told += ["--reader-rate", "100MB", "--local-rate", "2GiB/s"]
+    result = hpcstage("plan", "--data", root, *told, "--limit", "2")
     assert result.returncode == 0, result.stderr
     text = result.stdout.decode()
-    for words in ("25 files, 250 kB", "all fits", "class0/file00000.bin", "and 23 more", "choice", "(option --epochs)",
-                  "probe: one reader", "startup 0 s"):  # fmt: skip
+    for words in ("25 files, 250 kB", "all fits", "class0/file00000.bin", "and 23 more", "forecast",
+                  "(option --epochs)", "reader   100 MB/s (option --reader-rate)", "startup 2 s"):  # fmt: skip
         assert words in text
     assert os.listdir(hpcstage.local_dir) == []
 
@@ -135,27 +138,26 @@ def test_command_takes_the_order_of_a_list(hpcstage: Any, make_tree: Callable[..
     listed = hpcstage.cwd / "list"
     names = [f"{root}/class1/file00001.bin", f"{root}/class0/file00003.bin", "gone"]
     listed.write_text("\n".join(names))
-    data = run_json(hpcstage, "--data", root, "--data", f"@{listed}", "--no-probe", "--limit", "4")
-    assert data["order"] == {"provenance": "given", "ids": 2, "unknown": 1, "about": "", "kept": None}
+    data = run_json(hpcstage, "--data", root, "--data", f"@{listed}", "--limit", "4")
+    assert data["order"] == {"provenance": "given", "ids": 2, "unknown": 1, "about": ""}
     assert [e["path"] for e in data["entries"]][:2] == [os.path.realpath(n) for n in names[:2]]
-    assert data["forecast"]["choice"] in data["forecast"]["modes"]
-    assert data["workload"]["sources"]["epochs"] == "default"
-    assert any("no probe" in note for note in data["notes"])
+    assert data["forecast"] is None
+    assert data["missing"] == list(OPTIONS.values())[:-1], "nothing is assumed"
 
 
 def test_json_has_no_entries_unless_asked(hpcstage: Any, make_tree: Callable[..., Path]):
-    assert "entries" not in run_json(hpcstage, "--data", make_tree(files=2), "--no-probe")
+    assert "entries" not in run_json(hpcstage, "--data", make_tree(files=2))
 
 
 def test_budget_is_checked(hpcstage: Any, make_tree: Callable[..., Path]):
-    data = run_json(hpcstage, "--data", make_tree(files=20), "--no-probe", "--budget", "100kB,10")
+    data = run_json(hpcstage, "--data", make_tree(files=20), "--budget", "100kB,10")
     assert data["fit"]["fits"] is False
     assert 0 < data["fit"]["files"] < 20
     assert data["budget"]["inodes"] == 10
 
 
 def test_without_a_local_disk_a_plan_is_still_made(hpcstage: Any, make_tree: Callable[..., Path]):
-    data = run_json(hpcstage, "--data", make_tree(files=2), "--no-probe", "--local-dir", "none")
+    data = run_json(hpcstage, "--data", make_tree(files=2), "--local-dir", "none")
     assert data["fit"] is None
     assert data["local"].startswith("none")
 
@@ -169,6 +171,10 @@ def test_without_a_local_disk_a_plan_is_still_made(hpcstage: Any, make_tree: Cal
         (["nothing"], "no plan in nothing"),
         ([], "no dataset"),
         (["empty", "--data", "d"], "both a run directory and --data"),
+        (["--data", "d", "--epochs", "0"], "--epochs: '0' is not a whole number"),
+        (["--data", "d", "--readers", "x"], "--readers: 'x' is not a whole number"),
+        (["--data", "d", "--startup", "-1"], "--startup: "),
+        (["--data", "d", "--source-rate", "0/s"], "--source-rate: '0' is not more than 0 bytes"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(hpcstage: Any, arguments: list[str], words: str):
@@ -183,7 +189,7 @@ def test_bad_input_is_one_line_and_exit_code_2(hpcstage: Any, arguments: list[st
 def test_past_plan_from_its_run_directory(hpcstage: Any, make_tree: Callable[..., Path]):
     run_dir = hpcstage.cwd / "run"
     run_dir.mkdir()
-    plan = make_plan(make_tree(files=3))
+    plan = replace(make_plan(make_tree(files=3)), workload=None, rates=None, forecast=None)
     planfile.save(run_dir, plan)
     result = hpcstage("plan", "run")
     assert result.returncode == 0, result.stderr
@@ -206,19 +212,14 @@ while not os.path.exists(os.environ["HPCSTAGE_RESULTS"] + "/plan.json") and time
     assert past.returncode == 0, past.stderr
     for words in ("6 files, 60 kB", "all fits", "class0/file00000.bin"):
         assert words in past.stdout.decode()
-    sources = run_json(hpcstage, "--data", root, "--no-probe", "--readers", "1")["workload"]["sources"]
+    sources = run_json(hpcstage, "--data", root, "--readers", "1")["workload"]["sources"]
     assert sources["readers"] == "option --readers"
-    assert sources["epochs"] in (f"record of {record.parent.name}", "default")
-    told = json.loads(record.read_text())
-    told["order"] = {**told["order"], "provenance": "sampler", "kept_share": 0.93}
-    record.write_text(json.dumps(told))
-    words = f"an announced order (sampler) was kept by 93% in the last run, {record.parent.name}"
-    assert words in hpcstage("plan", "--data", root, "--no-probe").stdout.decode()
+    assert sources.get("epochs", f"record of {record.parent.name}") == f"record of {record.parent.name}"
 
 
 def test_odd_names_on_any_terminal(hpcstage: Any, make_tree: Callable[..., Path]):
     root = make_tree(files=1)
     (Path(os.fsdecode(os.fsencode(root) + b"/\xff\nb.bin"))).write_text("x")
-    result = hpcstage("plan", "--data", root, "--no-probe", env={"LC_ALL": "C", "PYTHONIOENCODING": "ascii"})
+    result = hpcstage("plan", "--data", root, env={"LC_ALL": "C", "PYTHONIOENCODING": "ascii"})
     assert result.returncode == 0, result.stderr
     assert b"\\xff\\x0ab.bin" in result.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import equations
-from hpcstage.plan.forecast import nodes as nodesplan
 from hpcstage.plan.forecast.modes import forecast
 from hpcstage.plan.forecast.nodes import Given, NodesPlan, counted, nodes_plan
 from hpcstage.plan.forecast.terms import Conditions
@@ -26,8 +25,8 @@ from hpcstage.report.plan import nodes as plan_nodes_text
 
 GB = 10**9
 # 100 GB in 1000 files: the source gives 1 GB/s, one node trains 0.25 GB/s, a link carries 0.5 GB/s.
-WORK = Workload(1000, 100 * GB, epochs=5, epoch_compute_s=400.0, readers=1000)
-RATES = Rates(1e9, 1e9, 0.0, 1e9, 1e15, 0.0, peer_bytes_per_s=0.5e9, peer_file_s=0.0)
+WORK = Workload(1000, 100 * GB, epochs=5, epoch_compute_s=400.0, startup_s=0.0, readers=1000)
+RATES = Rates(1e9, 1e9, 1e15, peer_bytes_per_s=0.5e9)
 SIZES = [GB // 10] * 1000
 
 
@@ -190,12 +189,10 @@ def test_counts_of_nodes() -> None:
     assert [counted(n) for n in (1, 2, 5, 8)] == [[1], [1, 2], [1, 2, 4, 5], [1, 2, 4, 8]]
 
 
-@pytest.mark.parametrize("asked", ["auto", "private", "replicate", "partition"])
-def test_a_plan_for_nodes_comes_back(asked: str) -> None:
-    found = planned(12, asked, room=0.3)
-    again = nodesplan.from_json(json.loads(json.dumps(asdict(found))))
-    assert again == found
-    assert plan_nodes_text.text(again, 3, Canvas()) == plan_nodes_text.text(found, 3, Canvas())
+def test_without_a_figure_there_are_parts_and_no_forecasts() -> None:
+    found = nodes_plan(Given(SIZES, None, 0), replace(WORK, epochs=None), RATES, 4)
+    assert (len(found.parts), found.sizes, found.knee) == (4, (), 4)
+    assert nodes_plan(Given(SIZES, None, 0), WORK, Rates(), 4).knee is None
 
 
 def test_a_file_that_has_room_on_no_node_is_divided() -> None:
@@ -213,12 +210,17 @@ def test_a_file_that_has_room_on_no_node_is_divided() -> None:
 
 def test_command_with_nodes(hpcstage: Any, make_tree: Callable[..., Path]) -> None:
     root = make_tree(files=40)
-    words = ["plan", "--data", root, "--no-probe", "--nodes", "12", "--epochs", "3", "--epoch-compute", "2s"]
+    words = ["plan", "--data", root, "--nodes", "12", "--epochs", "3", "--epoch-compute", "2s", "--startup", "0"]
+    words += ["--readers", "2", "--source-rate", "1GB", "--reader-rate", "100MB/s", "--local-rate", "2GB"]
+    lacking = hpcstage(*words).stdout.decode()
+    assert "missing  --peer-rate: no earlier run's record tells them" in lacking
+    assert "takes" not in lacking
+    words += ["--peer-rate", "1GB"]
     done = hpcstage(*words)
     assert done.returncode == 0, done.stderr
     text = done.stdout.decode()
     for part in ("nodes    12; placement replicate: every node has room for all files", "from others, once", "median",
-                 "knee", "takes", "other nodes: 1 GB/s to each node"):  # fmt: skip
+                 "knee", "takes", "peers    1 GB/s (option --peer-rate)"):  # fmt: skip
         assert part in text
     data = json.loads(hpcstage(*words, "--json", "--placement", "partition").stdout)["nodes"]
     assert (data["nodes"], data["kind"], data["why"]) == (12, "partition", "as asked for")
@@ -228,15 +230,15 @@ def test_command_with_nodes(hpcstage: Any, make_tree: Callable[..., Path]) -> No
 
 def test_command_takes_the_nodes_of_the_job(hpcstage: Any, make_tree: Callable[..., Path]) -> None:
     env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_NUM_NODES": "3", "SLURMD_NODENAME": "n1"}
-    done = hpcstage("plan", "--json", "--no-probe", "--data", make_tree(files=4), env=env)
+    done = hpcstage("plan", "--json", "--data", make_tree(files=4), env=env)
     assert json.loads(done.stdout)["nodes"]["nodes"] == 3
 
 
 def test_command_on_one_node_says_nothing_of_nodes(hpcstage: Any, make_tree: Callable[..., Path]) -> None:
-    done = hpcstage("plan", "--json", "--no-probe", "--data", make_tree(files=4))
+    done = hpcstage("plan", "--json", "--data", make_tree(files=4))
     assert json.loads(done.stdout)["nodes"] is None
 
 
 def test_command_refuses_a_placement_that_is_none(hpcstage: Any, make_tree: Callable[..., Path]) -> None:
-    done = hpcstage("plan", "--no-probe", "--data", make_tree(files=4), "--placement", "scatter")
+    done = hpcstage("plan", "--data", make_tree(files=4), "--placement", "scatter")
     assert (done.returncode, b"--placement" in done.stderr) == (2, True)

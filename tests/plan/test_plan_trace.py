@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order import trace, tracefile
-from hpcstage.plan.order.trace import Trace, TraceHeader, TraceTable, Unusable
+from hpcstage.plan.order.trace import Trace, TraceHeader, Unusable
 from hpcstage.plan.types import Dataset, DatasetKind, Entry
 
 DATASET = Dataset("0-d", DatasetKind.DIRECTORY, b"/d", (), ("/d",))
@@ -37,7 +37,7 @@ def header_of(manifest: Manifest = ABC, *command: str, run_id: str = "run-1") ->
     )
 
 
-SMALL = Trace(header_of(), array("I", [2, 0]), (TraceTable(7, array("I", [0, 1, 2]), array("I", [0, 2])),))
+SMALL = Trace(header_of(), array("I", [2, 0]))
 TEXTS = st.text(max_size=8) | st.just("\udcff\n\0")
 
 
@@ -45,18 +45,11 @@ TEXTS = st.text(max_size=8) | st.just("\udcff\n\0")
 def traces(draw: st.DrawFn) -> Trace:
     files = draw(st.integers(0, 30))
     ids = st.integers(0, files - 1) if files else st.nothing()
-    tables = []
-    for key in draw(st.lists(st.integers(0, 2**32 - 1), max_size=3)):
-        samples = draw(st.lists(st.lists(ids, max_size=3 if files else 0), max_size=4))
-        offsets = array("I", [0])
-        for sample in samples:
-            offsets.append(offsets[-1] + len(sample))
-        tables.append(TraceTable(key, offsets, array("I", [i for sample in samples for i in sample])))
     header = TraceHeader(
         tuple(draw(st.lists(TEXTS, max_size=3))), tuple(draw(st.lists(TEXTS, max_size=3))), draw(TEXTS), files,
-        draw(TEXTS), draw(TEXTS), draw(st.none() | st.just("sampler")), draw(st.none() | st.floats(0, 1)),
+        draw(TEXTS), draw(TEXTS),
     )  # fmt: skip
-    return Trace(header, array("I", draw(st.lists(ids, unique=True))), tuple(tables))
+    return Trace(header, array("I", draw(st.lists(ids, unique=True))))
 
 
 @given(traces())
@@ -87,19 +80,9 @@ def test_any_bytes_are_no_trace(data: bytes, begins_well: bool) -> None:
             read(data)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        replace(SMALL, order=array("I", [3])),
-        replace(SMALL, tables=(TraceTable(1, array("I", [0, 1]), array("I", [3])),)),
-        replace(SMALL, tables=(TraceTable(1, array("I", [0, 2, 1]), array("I", [0])),)),
-        replace(SMALL, tables=(TraceTable(1, array("I", [0, 2]), array("I", [0])),)),
-        replace(SMALL, tables=(TraceTable(1, array("I"), array("I")),)),
-    ],
-)
-def test_numbers_that_fit_nowhere(wrong: Trace) -> None:
+def test_numbers_that_fit_nowhere() -> None:
     with pytest.raises(Unusable, match="damaged"):
-        tracefile.decode(tracefile.encode(wrong))
+        tracefile.decode(tracefile.encode(replace(SMALL, order=array("I", [3]))))
 
 
 def test_the_name_follows_from_datasets_and_command() -> None:
@@ -207,14 +190,11 @@ def test_what_killed_writers_left_goes(tmp_path: Path) -> None:
     assert (old.exists(), new.exists()) == (False, True)
 
 
-def test_too_large_without_tables_then_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "MOST_BYTES", len(tracefile.encode(replace(SMALL, tables=()))) + 2)
-    big = replace(SMALL, tables=SMALL.tables * 50)
-    assert trace.save(tmp_path, big) is None
-    assert trace.find(tmp_path, big.header.roots, big.header.command, ABC)[0] == replace(SMALL, tables=())
+def test_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trace.save(tmp_path, SMALL) is None
     monkeypatch.setattr(trace, "MOST_BYTES", 10)
-    assert "more than" in str(trace.save(tmp_path, big))
-    assert trace.find(tmp_path, big.header.roots, big.header.command, ABC) == (None, "the trace is too large")
+    assert "more than" in str(trace.save(tmp_path, SMALL))
+    assert trace.find(tmp_path, SMALL.header.roots, SMALL.header.command, ABC) == (None, "the trace is too large")
 
 
 def test_writers_that_meet_leave_a_whole_file(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_options_become_a_sampler() -> None:
 
 
 def plan(hpcstage: Any, root: Path, *arguments: str, as_json: bool = False) -> Any:
-    result = hpcstage("plan", "--data", root, "--no-probe", *arguments, *(["--json"] if as_json else []))
+    result = hpcstage("plan", "--data", root, *arguments, *(["--json"] if as_json else []))
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout) if as_json else result.stdout.decode()
 
@@ -166,7 +166,7 @@ def test_ranks_in_the_text(hpcstage: Any, make_tree: Callable[..., Path]) -> Non
         [str(position + 1), str(position % 2), str(index)] for position, index in enumerate([0, 1, 4, 5, 8, 0])
     ]
     assert "epoch 4 reads" in plan(hpcstage, root, *options, "--limit", "1")
-    assert "epoch" not in plan(hpcstage, root, *options, "--limit", "0").split("forecast")[0]
+    assert "epoch" not in plan(hpcstage, root, *options, "--limit", "0").split("program")[0]
     assert "epochs" not in plan(hpcstage, root, *options, as_json=True)["readings"]
 
 
@@ -186,11 +186,11 @@ def test_bad_input_is_one_line(hpcstage: Any, arguments: list[str], words: str) 
     assert (result.returncode, words in error, error.count("\n")) == (2, True, 1), error
 
 
-def leave_trace(hpcstage: Any, root: Path, ids: list[int], **header: Any) -> None:
+def leave_trace(hpcstage: Any, root: Path, ids: list[int]) -> None:
     manifest = scan(resolve([os.fspath(root)], hpcstage.cwd)).manifest
     made = trace.TraceHeader(
         ("python", "my train.py"), (os.fspath(root.resolve()),), trace.digest(manifest), len(manifest), "run-7",
-        "2026-01-01T00:00:00Z", **header,
+        "2026-01-01T00:00:00Z",
     )  # fmt: skip
     assert trace.save(hpcstage.cwd / "state/hpcstage/traces", trace.Trace(made, array("I", ids))) is None
 
@@ -198,15 +198,13 @@ def leave_trace(hpcstage: Any, root: Path, ids: list[int], **header: Any) -> Non
 @pytest.mark.parametrize("setting", [["--order", "trace"], []])
 def test_the_trace_of_the_last_run(hpcstage: Any, make_tree: Callable[..., Path], setting: list[str]) -> None:
     root = make_tree(files=5)
-    leave_trace(hpcstage, root, [4, 0, 2], provenance="sampler", kept_share=1.0)
+    leave_trace(hpcstage, root, [4, 0, 2])
     text = plan(hpcstage, root, *setting)
-    for words in ("order    trace, 3 files, then 2", "left by run run-7: python 'my train.py'",
-                  "an announced order (sampler) was kept by 100% in the last run, run-7"):  # fmt: skip
+    for words in ("order    trace, 3 files, then 2", "left by run run-7: python 'my train.py'"):
         assert words in text
     data = plan(hpcstage, root, *setting, "--limit", "9", as_json=True)
     names = sorted(f"{p.parent.name}/{p.name}" for p in root.glob("*/*"))
     assert [entry["path"][-len(names[0]) :] for entry in data["entries"]] == [names[i] for i in (4, 0, 2, 1, 3)]
-    assert data["order"]["kept"] == {"provenance": "sampler", "share": 1.0, "run_id": "run-7"}
 
 
 def test_a_trace_of_other_files_is_said_and_not_taken(hpcstage: Any, make_tree: Callable[..., Path]) -> None:

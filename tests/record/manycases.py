@@ -79,7 +79,7 @@ def missing(index: int, count: int, why: str = "ssh: connection refused") -> Nod
     host = f"node{index:04d}"
     problem = Problem("node-missing", f"nothing is staged on {host}: {why}", "give --launcher")
     return NodePart(
-        host, "direct", "runtime", "its daemon did not come up", START + 0.1,
+        host, "direct", START + 0.1,
         problems=[problem], node_index=index, node_count=count,
     )  # fmt: skip
 

@@ -29,7 +29,7 @@ KEPT = {
     "coverage": "opens swapped share by_layer processes_attached processes_missed",
     "time_split": "wall_s compute_s wait_source_s wait_local_s hidden_s other_s",
     "contention": "best_bytes_per_s typical_bytes_per_s periods latency_ms",
-    "order": "provenance kept_share lead",
+    "order": "provenance lead",
 }
 
 
@@ -42,7 +42,7 @@ def valid(run: RunPart, nodes: list[NodePart]) -> dict[str, Any]:
 def test_the_schema_is_a_schema_and_demands_the_kept_keys() -> None:
     VALIDATOR.check_schema(SCHEMA)
     top = "schema_version complete problems run environment config datasets nodes totals time_split coverage contention"
-    assert set(f"{top} order forecast series notes".split()) <= set(SCHEMA["required"])
+    assert set(f"{top} order series notes".split()) <= set(SCHEMA["required"])
     for section, keys in KEPT.items():
         assert set(keys.split()) <= set(SCHEMA["properties"][section]["required"])
 

@@ -123,7 +123,7 @@ def test_a_daemon_that_died() -> None:
 
 
 def test_a_dead_daemon_that_said_nothing_makes_no_sum_unknown() -> None:
-    silent = NodePart("node0001", "runtime", "runtime", "asked for", START, node_index=1, node_count=2)
+    silent = NodePart("node0001", "runtime", START, node_index=1, node_count=2)
     record = record_of(run(2), [node(0, 2), silent])
     assert record["group"]["reported"] == 1
     assert record["totals"]["source_bytes"] == SIZE // 2

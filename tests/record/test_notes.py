@@ -8,7 +8,7 @@ from typing import Any
 
 import manycases
 import pytest
-from recordcases import SECOND, announced, composed, node_part, run_part, samples, trainer, worker
+from recordcases import SECOND, composed, node_part, run_part, samples, trainer, worker
 
 from hpcstage.problem import Problem
 from hpcstage.record.notes.notes import RULES, slow_disk
@@ -153,7 +153,6 @@ CASES = [
     Case("group-restarted", lambda: many(group={"generations": 3, "size": 4, "missing": [], "why": "killed"}), many),
     Case("clocks", lambda: many(started_unix_s=manycases.START + 4000), many),
     Case("waits-for-source", lambda: one({"mode_asked": "direct"}, **DIRECT), one, "run it with --mode runtime"),
-    Case("waits-for-source", lambda: one({"mode_asked": "auto"}, **DIRECT), one, "the forecast preferred this"),
     Case("waits-for-source", lambda: one({"direct_why": "local"}, **DIRECT), one, "on the local disk already"),
     Case(
         "waits-for-source",
@@ -177,7 +176,6 @@ CASES = [
         lambda: one(processes=[reader(wants=60)]),
         lambda: one(processes=[reader(wants=60, source_opens=60, direct_scanning=60)]),
     ),
-    Case("order-not-kept", lambda: one(order=announced(kept_share=0.04)), lambda: one(order=announced())),
     Case(
         "preprocessing",
         lambda: one(processes=[trainer(loader_wait_ns=50 * SECOND), worker(101, want_ns=0)]),

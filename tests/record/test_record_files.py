@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recordcases import START, node_part, run_part, trainer, worker
+from recordcases import SECOND, START, node_part, run_part, trainer, worker
 
 from hpcstage.errors import NoResult
 from hpcstage.record import files, index
@@ -241,12 +241,27 @@ def test_workload_of_a_record() -> None:
     assert measured.readers == 2
     assert measured.epoch_compute_s == pytest.approx((split.compute_s + split.preprocess_s) / 2)
     assert measured.startup_s == pytest.approx(split.other_s)
+    assert measured.source_bytes_per_s == record_of().contention.typical_bytes_per_s
     assert measured.source == "record of 20261121-031422-1f3a"
 
 
 def test_workload_says_nothing_that_was_not_measured() -> None:
     measured = workload_of(compose(run_part(), []))
     assert (measured.epochs, measured.epoch_compute_s, measured.startup_s, measured.readers) == (None,) * 4
+
+
+def test_rates_of_one_reader_are_those_of_the_programs_reads() -> None:
+    read = worker(
+        101,
+        local_read_bytes=100_000_000,
+        local_read_ns=SECOND // 2,
+        source_read_bytes=60_000_000,
+        source_open_ns=SECOND,
+        source_read_ns=2 * SECOND,
+    )
+    measured = workload_of(compose(run_part(), [node_part(processes=[read])]))
+    assert measured.local_bytes_per_s == pytest.approx(200e6)
+    assert measured.reader_bytes_per_s == pytest.approx(20e6)
 
 
 def test_epochs_of_loaders_count_where_opens_do_not() -> None:

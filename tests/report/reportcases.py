@@ -30,7 +30,6 @@ HOSTILE = "/data/\x1b[31mred\x07\n\r\t\udcff\u202eevil 漢字漢字 " + "x" * 30
 def hostile() -> dict[str, Any]:
     node = node_part(
         host=HOSTILE,
-        mode_why=HOSTILE,
         datasets=[DatasetPart("0", HOSTILE, (HOSTILE,))],
         errors=[{"path": HOSTILE, "error": HOSTILE, "count": 3}],
         problems=[Problem(HOSTILE, HOSTILE, HOSTILE)] * 3,
@@ -40,7 +39,7 @@ def hostile() -> dict[str, Any]:
         complete=False,
     )
     return compose(
-        run_part(run_id=HOSTILE, command=["python", HOSTILE], host=HOSTILE, job_id=HOSTILE, mode_asked="auto"), [node]
+        run_part(run_id=HOSTILE, command=["python", HOSTILE], host=HOSTILE, job_id=HOSTILE, direct_why=HOSTILE), [node]
     )
 
 
@@ -76,7 +75,7 @@ def everything_at_once() -> dict[str, Any]:
     record = deepcopy(group(64, failed=9, slow=5))
     record["order"] |= announced()
     record["order"]["lead"]["host"] = HOSTILE
-    record["run"] |= {"mode_asked": "auto", "mode_why": "x" * 300}
+    record["run"] |= {"mode_asked": "upfront", "mode_why": "x" * 300}
     record["time_split"]["unmeasured"] = ["y" * 300]
     record["coverage"]["swapped"] = 1
     record["contention"]["periods"] *= 5
@@ -98,9 +97,9 @@ def hostile_nodes() -> dict[str, Any]:
 CASES = {
     "whole": lambda: compose(run_part(), [node_part()]),
     "announced": lambda: compose(run_part(), [node_part(order=announced())]),
-    "not kept": lambda: compose(run_part(), [node_part(order=announced(kept_share=0.04, lead=None))]),
-    "upfront": lambda: compose(run_part(mode_asked="auto", child_started_s=40.0), [node_part(mode="upfront")]),
+    "upfront": lambda: compose(run_part(mode_asked="upfront", child_started_s=40.0), [node_part(mode="upfront")]),
     "direct": lambda: compose(run_part(mode_asked="direct"), [node_part(mode="direct")]),
+    "local": lambda: compose(run_part(direct_why="/d is local"), [node_part(mode="direct")]),
     "no node": lambda: compose(run_part(), []),
     "killed": lambda: compose(run_part(exit_code=None, child_ended_s=None), [node_part(complete=False)]),
     "signal": lambda: compose(run_part(exit_code=137, signal=9), [node_part()]),

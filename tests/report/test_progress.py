@@ -109,7 +109,7 @@ def test_of_virtual_nodes_the_sum_is_shown(hpcstage: Hpcstage, make_tree: Tree) 
 
 
 def test_a_terminal_shows_the_scan_of_a_plan(hpcstage: Hpcstage, make_tree: Tree) -> None:
-    words = ["plan", "--no-probe", "--data", os.fspath(make_tree(files=30))]
+    words = ["plan", "--data", os.fspath(make_tree(files=30))]
     out, got = on_terminal(hpcstage, command(*words))
     assert re.search(rb"hpcstage: scanning .*30 files, 300 kB, [\d,]+ files/s", got)
     assert got.rstrip().endswith(b"\x1b[2K")

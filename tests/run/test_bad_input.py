@@ -112,7 +112,7 @@ def both_refuse(hpcstage: Hpcstage, *arguments: str | Path) -> str:
     """The line that `run`, `run --strict` and `plan` end with."""
     line = refused(hpcstage, *arguments)
     assert refused(hpcstage, "--strict", *arguments) == line
-    planned = hpcstage("plan", "--no-probe", *arguments)
+    planned = hpcstage("plan", *arguments)
     assert (planned.returncode, planned.stdout) == (2, b"")
     assert planned.stderr.decode().splitlines() == [line]
     assert not (hpcstage.cwd / "hpcstage-runs").exists()
@@ -178,13 +178,13 @@ def test_missing_entries_are_counted_and_named_and_the_rest_is_staged(
     assert note["text"].count("/x") == note["text"].count("/y") == 1, "the first three"
     assert "/z" not in note["text"]
     assert "4 of 9 entries" in hpcstage("report").stdout.decode()
-    assert text in hpcstage("plan", "--no-probe", *asked).stdout.decode()
-    for mode in ("runtime", "upfront", "auto"):
+    assert text in hpcstage("plan", *asked).stdout.decode()
+    for mode in ("runtime", "upfront"):
         assert text in refused_by_the_scan(hpcstage, "--mode", mode, *asked)
 
 
 def test_strict_lets_good_datasets_pass(hpcstage: Hpcstage, make_tree: Tree) -> None:
-    for mode in ("runtime", "upfront", "direct", "auto"):
+    for mode in ("runtime", "upfront", "direct"):
         done = hpcstage("run", "--strict", "--mode", mode, "--data", make_tree(), "--", "echo", "started")
         assert (done.returncode, done.stdout) == (0, b"started\n"), done.stderr
 

@@ -84,5 +84,4 @@ def test_as_alone(
     assert record["complete"] is True
     assert record["problems"] == []
     assert record["order"]["provenance"] == "sampler"
-    assert record["order"]["kept_share"] is not None
     assert not list(local_dir.glob("hpcstage-*/*/")), "the daemon has ended and cleaned up"

@@ -107,8 +107,6 @@ def test_the_order_of_a_loader_that_reads_through_a_link(hpcstage: Hpcstage, lin
     order = record["order"]
     assert order["provenance"] == "sampler"
     assert order["unknown_samples"] == 0
-    assert order["kept_share"] == 1.0
-    assert {table["source"] for table in order["tables"]} == {"program"}
 
 
 def test_a_list_of_names_through_a_link(hpcstage: Hpcstage, links: Path) -> None:

@@ -44,7 +44,7 @@ def last_record(hpcstage: Hpcstage) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("intercept", ["native", "python", "off"])
-@pytest.mark.parametrize("mode", ["runtime", "upfront", "direct", "auto"])
+@pytest.mark.parametrize("mode", ["runtime", "upfront", "direct"])
 def test_the_same_bytes_in_every_mode(hpcstage: Hpcstage, make_tree: Tree, mode: str, intercept: str) -> None:
     data = make_tree(files=60)
     done = hpcstage(

@@ -13,7 +13,6 @@ from conftest import Hpcstage
 from slowsource import NEEDS
 
 from hpcstage.emulator import Settings, Slowfs
-from hpcstage.preview.probe import GAVE_WAY
 
 pytestmark = NEEDS
 MB = 1_000_000
@@ -87,12 +86,3 @@ def test_copying_does_not_stop_while_somebody_is_served(hpcstage: Hpcstage, sour
     record = json.loads(hpcstage.records()[-1].read_text())
     assert "not-reached" not in notes(record)
     assert record["datasets"][0]["staged_bytes"] == TOTAL
-
-
-@pytest.mark.parametrize("source", [32 * MB], indirect=True)
-def test_the_probe_gives_way_to_a_program_without_the_shim(hpcstage: Hpcstage, source: Slowfs) -> None:
-    words = ("sh", "-c", 'cat "$0"/0000 | wc -c', source.path)
-    done = hpcstage("run", "--mode", "auto", "--data", source.path, "--", *words)
-    assert (done.returncode, done.stdout.split()) == (0, [b"%d" % (32 * MB)]), done.stderr
-    plan = json.loads((hpcstage.records()[-1].parent / "plan.json").read_text())
-    assert GAVE_WAY in plan["notes"]

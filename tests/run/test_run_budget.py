@@ -22,7 +22,7 @@ def budgets(hpcstage: Hpcstage, *arguments: str | Path) -> list[dict[str, Any]]:
 
 
 def planned(hpcstage: Hpcstage, *arguments: str | Path) -> dict[str, Any]:
-    done = hpcstage("plan", "--no-probe", "--json", *arguments)
+    done = hpcstage("plan", "--json", *arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["budget"]
 

@@ -21,7 +21,6 @@ class Announced:
     epoch: int
     columns: int
     ended: bool
-    key: int
     formula: bytes
     content: bytes = b""
     table_file: Path | None = None
@@ -57,7 +56,6 @@ class Epochs:
         self.orders.mkdir()
         self.said: dict[str, list[Announced]] = {"": []}
         self.heads: list[list[str]] = []
-        self.guesses: list[list[str]] = []
         self.responder = Responder(lab.sock, self.answer)
 
     @property
@@ -79,17 +77,14 @@ class Epochs:
     def _order(self, payload: bytes) -> None:
         if payload.startswith(b"form "):
             self.said[payload[5:].decode()] = []
-        elif payload.startswith(shim.EARLY_ORDER):
-            self.guesses.append(_texts(self.orders / os.fsdecode(payload)))
-            (self.orders / os.fsdecode(payload)).unlink()
         else:
             assert payload.startswith(shim.SAMPLER_ORDER)
             self.heads.append(_texts(self.orders / os.fsdecode(payload)))
 
     def _epoch(self, payload: bytes) -> Announced:
-        stream, epoch, columns, flags, key = shim.EPOCH.unpack_from(payload)
+        stream, epoch, columns, flags = shim.EPOCH.unpack_from(payload)
         name, table, formula = payload[shim.EPOCH.size :].split(b"\0")
-        announced = Announced(stream, epoch, columns, bool(flags & shim.EPOCH_ENDED), key, formula)
+        announced = Announced(stream, epoch, columns, bool(flags & shim.EPOCH_ENDED), formula)
         assert bool(columns) == bool(table)
         if name:
             announced.content = (self.orders / os.fsdecode(name)).read_bytes()

@@ -13,12 +13,11 @@ import pytest
 from shimlab import Lab, Responder, compile_library, direct, ready
 
 from hpcstage.daemon.process.page import Page
-from hpcstage.daemon.reading.opens import Event, LostRecords, Marked, Opened, Opens
+from hpcstage.daemon.reading.opens import Event, LostRecords, Opened, Opens
 from hpcstage.protocol import shim
 
 pytest_plugins = ("shimfixtures",)
 STEP = """
-mark = attach.active.mark
 def step(value=None):
     print(json.dumps(value), flush=True)
     sys.stdin.readline()
@@ -48,14 +47,12 @@ class Logged:
         self.names.append(path)
         return len(self.names) - 1
 
-    def plain(self) -> list[object]:
-        """The same, short: ("name", at_source), (key, index), or "lost"."""
+    def plain(self) -> list[str]:
+        """The names of the files below their dataset; "lost" for what was lost."""
         return [self._plain(event) for event in self.events()]
 
-    def _plain(self, event: Event) -> object:
-        if isinstance(event, Opened):
-            return os.fsdecode(self.names[event.file_id]).partition("/")[2], event.at_source
-        return (event.key, event.index) if isinstance(event, Marked) else "lost"
+    def _plain(self, event: Event) -> str:
+        return os.fsdecode(self.names[event.file_id]).partition("/")[2] if isinstance(event, Opened) else "lost"
 
     def rings(self) -> list[str]:
         """The files."""
@@ -96,20 +93,14 @@ def test_in_order(logged: Logged) -> None:
     lab.install()
     with Responder(lab.sock, direct(shim.Reason.LATER)):
         lab.run("""
-mark = attach.active.mark
 open(src("there")).close()
-mark(7, 3)
 os.close(os.open(src("sub") + "//./deeper", os.O_RDONLY))
 open(src("remote"), "rb").close()
-mark(2**32 - 1, 2**40)
 os.chdir(SOURCE); open("there").close(); os.stat("there"); os.listdir("sub"); open(os.devnull).close()
 try: open(src("none"))
 except FileNotFoundError: pass
-mark(7, -1)
 """)
-    assert logged.plain() == [
-        ("there", False), (7, 3), ("sub/deeper", False), ("remote", True), (2**32 - 1, 2**40), ("there", False), (7, -1)
-    ]  # fmt: skip
+    assert logged.plain() == ["there", "sub/deeper", "remote", "there"]
 
 
 def test_times_and_slots(logged: Logged) -> None:
@@ -126,7 +117,6 @@ def test_times_and_slots(logged: Logged) -> None:
     data = (logged.directory / f"{event.slot}.ring").read_bytes()
     pid = shim.RING_HEADER.unpack_from(data)[3]
     assert pid == lab.slots()[0]["pid"]
-    assert logged.opens.lost_bytes == 0
 
 
 def test_ready_is_logged_once(logged: Logged) -> None:
@@ -140,7 +130,7 @@ def test_ready_is_logged_once(logged: Logged) -> None:
     lab.install()
     with Responder(lab.sock, answer):
         assert lab.run("say(open(src('file')).read())") == "copy.."
-    assert logged.plain() == [("file", False)]
+    assert logged.plain() == ["file"]
 
 
 @pytest.mark.compiler
@@ -167,7 +157,7 @@ int reads(const char *path) {
     )
     code = "import ctypes; say(ctypes.CDLL(sys.argv[2]).reads(os.fsencode(src('file'))))"
     assert lab.run(code, library) == 0
-    assert native_logged.plain() == [("file", False)] * 2
+    assert native_logged.plain() == ["file"] * 2
 
 
 @pytest.mark.parametrize("turned", ["off", "on", "off again"])
@@ -176,36 +166,13 @@ def test_switched_while_it_runs(logged: Logged, turned: str) -> None:
     lab.put("file", b"s", b"c")
     lab.install()
     logged.page.set_logging(turned == "off again")
-    once = "mark(1, %d)\nopen(src('file')).close()\nstep()\n"
-    lines = talk(lab.start(STEP + once % 2 + once % 3, stdin=subprocess.PIPE))
+    once = "open(src('file')).close()\nstep()\n"
+    lines = talk(lab.start(STEP + once + once, stdin=subprocess.PIPE))
     next(lines)
     logged.page.set_logging(turned == "on")
     assert len(list(lines)) == 1
-    first, second = [(1, 2), ("file", False)], [(1, 3), ("file", False)]
-    assert logged.plain() == {"off": [], "on": second, "off again": first}[turned]
+    assert logged.plain() == ([] if turned == "off" else ["file"])
     assert len(logged.rings()) == (turned != "off")
-
-
-def test_marks_that_are_no_numbers_do_nothing(logged: Logged) -> None:
-    lab = logged.lab
-    lab.install()
-    lab.run("""
-mark = attach.active.mark
-for key, index in ((1, "name"), (None, 1), (1, 2**70), (1, (1, 2)), (1, None)): mark(key, index)
-class Index:
-    def __index__(self): return 5
-    def __int__(self): return 5
-mark(1, True); mark(1, Index())
-""")
-    assert logged.plain() == [(1, 1), (1, 5)]
-
-
-def test_marks_are_harmless_where_nothing_is_logged(lab: Lab) -> None:
-    lab.install(intercept="off")
-    Page(lab.node / "page").set_logging(True)
-    (lab.node / "opens").mkdir()
-    assert lab.run("attach.active.mark(1, 2); say(attach.active.mark('x', None))") is None
-    assert list((lab.node / "opens").iterdir()) == []
 
 
 def test_the_self_test_is_not_logged(logged: Logged) -> None:
@@ -229,7 +196,7 @@ def test_long_names(logged: Logged) -> None:
         json.dumps([*names, "a" * 255]),
     )
     odd = os.fsdecode(b"\xff\xfe\n")
-    assert logged.plain() == [(name, False) for name in (*names, "a" * 255, odd)]
+    assert logged.plain() == [*names, "a" * 255, odd]
 
 
 def test_many_laps(logged: Logged) -> None:
@@ -241,37 +208,32 @@ def test_many_laps(logged: Logged) -> None:
     code = """
 names = json.loads(sys.argv[2])
 for lap in range(40):
-    for i, name in enumerate(names * 6):
-        mark(lap, i)
+    for name in names * 12:
         os.close(os.open(os.path.join(SOURCE, name), os.O_RDONLY))
     step()
 """
     process = lab.start(STEP + code, json.dumps(names), stdin=subprocess.PIPE)
-    for lap, _ in enumerate(talk(process)):
-        expected: list[object] = []
-        for i, name in enumerate(names * 6):
-            expected += [(lap, i), (name, False)]
-        assert logged.plain() == expected
-    assert logged.opens.lost_bytes == 0
+    for _ in talk(process):
+        assert logged.plain() == names * 12
 
 
 def test_who_reads_too_late_has_lost_some(logged: Logged) -> None:
     lab = logged.lab
-    lab.put("file", b"s", b"c")
+    lab.put("12345", b"s", b"c")
     lab.install()
     code = """
-for i in range(9000): mark(1, i)
-step(); mark(2, 1); step()
-for i in range(8193): mark(3, i)
-step()
+def opens(times):
+    for i in range(times): os.close(os.open(src("12345"), os.O_RDONLY))
+    step()
+opens(9000); opens(1); opens(8193)
 """
     lines = talk(lab.start(STEP + code, stdin=subprocess.PIPE))
     next(lines)
     (lost,) = logged.events()
     assert isinstance(lost, LostRecords)
-    assert lost.lost_bytes == 9000 * 32 == logged.opens.lost_bytes
+    assert lost.lost_bytes == 9000 * 32
     next(lines)
-    assert logged.plain() == [(2, 1)]
+    assert logged.plain() == ["12345"]
     next(lines)
     assert logged.plain() == ["lost"]
     assert list(lines) == []
@@ -280,18 +242,18 @@ step()
 def test_many_threads(logged: Logged) -> None:
     """Fewer records than the Python layer leaves for a thread that is held up in the middle of one (LEFT_OVER)."""
     lab = logged.lab
-    for index in range(8):
-        lab.put(f"f{index}", b"s", b"c")
+    names = [[f"{thread}-{i}" for i in range(120)] for thread in range(8)]
+    for name in ("first", *(name for mine in names for name in mine)):
+        lab.put(name, b"s", b"c")
     lab.install()
     code = """
 import threading
 def reads(thread):
     go.wait()
-    for i in range(60):
-        os.close(os.open(src("f%d" % thread), os.O_RDONLY))
-        attach.active.mark(thread, i)
+    for i in range(120):
+        os.close(os.open(src("%d-%d" % (thread, i)), os.O_RDONLY))
 sys.setswitchinterval(1e-6)
-attach.active.mark(99, 99)
+open(src("first")).close()
 go = threading.Barrier(8)
 threads = [threading.Thread(target=reads, args=(n,)) for n in range(8)]
 for t in threads: t.start()
@@ -299,25 +261,24 @@ for t in threads: t.join()
 """
     lab.run(code)
     found = logged.plain()
-    assert found[0] == (99, 99)
-    for thread in range(8):
-        assert [e for e in found if isinstance(e, tuple) and e[0] == thread] == [(thread, i) for i in range(60)]
-        assert found.count((f"f{thread}", False)) == 60
+    assert found[0] == "first"
+    for mine in names:
+        assert [name for name in found if name in mine] == mine
     assert len(found) == 1 + 8 * 120
 
 
 def test_read_while_it_is_written(logged: Logged) -> None:
     lab = logged.lab
-    lab.put("file", b"s", b"c")
+    for thread in range(4):
+        for i in range(100):
+            lab.put(f"{thread}-{i:02d}", b"s", b"c")
     lab.install()
     process = lab.start("""
 import threading
 sys.setswitchinterval(1e-6)
 def reads(thread):
-    for i in range(4000):
-        os.close(os.open(src("file"), os.O_RDONLY))
-        attach.active.mark(thread, i)
-attach.active.mark(99, 99)
+    for i in range(8000):
+        os.close(os.open(src("%d-%02d" % (thread, i % 100)), os.O_RDONLY))
 threads = [threading.Thread(target=reads, args=(n,)) for n in range(4)]
 for t in threads: t.start()
 for t in threads: t.join()
@@ -327,31 +288,31 @@ for t in threads: t.join()
         found += logged.plain()
     assert process.communicate() == (b"", b"")
     found += logged.plain()
-    assert set(found) - {(n, i) for n in range(4) for i in range(4000)} <= {("file", False), "lost", (99, 99)}
-    for thread in range(4):
-        marks = [e for e in found if isinstance(e, tuple) and e[0] == thread]
-        assert marks == sorted(set(marks))
     gaps = found.count("lost")
-    missing = 32_001 - (len(found) - gaps)
+    missing = 32_000 - (len(found) - gaps)
     assert missing == 0 if gaps == 0 else missing > 0
+    if not gaps:
+        for thread in range(4):
+            mine = [name for name in found if name.startswith(f"{thread}-")]
+            assert mine == [f"{thread}-{i % 100:02d}" for i in range(8000)]
 
 
 @pytest.mark.parametrize("left", [1024, 1025])
 def test_what_does_not_fit_behind_a_held_up_thread_is_said_to_be_lost(python_lab: Lab, left: int) -> None:
     """A signal handler that logs has the place of a thread that runs while another one is in the middle of a record."""
     logged, lab = Logged(python_lab), python_lab
+    for name in ("first", "left", "last"):
+        lab.put(name, b"s", b"c")
     lab.install()
     lab.run(f"""
-mark = attach.active.mark
-mark(1, 0)
+open(src("first")).close()
 ring = attach.active.log._put.__self__
 assert ring._acquire(False)
-for i in range({left}): mark(2, i)
+for i in range({left}): open(src("left")).close()
 ring._release()
-mark(3, 0)
+open(src("last")).close()
 """)
-    kept = [(2, i) for i in range(1024)] + [(3, 0)]
-    assert logged.plain() == [(1, 0), *kept] if left == 1024 else logged.plain() == ["lost"]
+    assert logged.plain() == (["first", *["left"] * 1024, "last"] if left == 1024 else ["lost"])
 
 
 def test_forked_children_have_their_own(logged: Logged) -> None:
@@ -389,7 +350,7 @@ open(src("before")).close()
 os.execv(sys.executable, [sys.executable, "-c", "import sys; open(sys.argv[1]).close()", src("after")])
 """)
     assert len(logged.rings()) == 2
-    assert sorted(map(str, logged.plain())) == ["('after', False)", "('before', False)"]
+    assert sorted(logged.plain()) == ["after", "before"]
 
 
 def test_after_vfork(native_logged: Logged) -> None:
@@ -397,7 +358,7 @@ def test_after_vfork(native_logged: Logged) -> None:
     lab.put("file", b"s", b"c")
     lab.install()
     lab.run("import subprocess\nfor i in range(3):\n subprocess.run(['true']); open(src('file')).close()")
-    assert native_logged.plain() == [("file", False)] * 3
+    assert native_logged.plain() == ["file"] * 3
     assert len(native_logged.lab.slots()) == 1
 
 
@@ -418,7 +379,7 @@ import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL if attach.layer == "native" else signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 """
-    code = "for _ in range(3):\n attach.active.mark(1, 1); text = open(src('file')).read()\nsay(text)"
+    code = "for _ in range(3):\n text = open(src('file')).read()\nsay(text)"
     assert lab.run((limit if obstacle == "limit" else "") + code) == "copy.."
     assert logged.plain() == []
     assert lab.counters()["hit_opens"] == 3
@@ -449,7 +410,7 @@ def test_slots_that_ran_out_have_none(logged: Logged) -> None:
     lab.install()
     offset = shim.NEXT_NATIVE_OFFSET + (4 if lab.layer == "python" else 0)
     lab._poke(offset, shim.SLOTS if lab.layer == "python" else shim.PYTHON_SLOTS_FROM)
-    lab.run("open(src('file')).close(); attach.active.mark(1, 1)")
+    lab.run("open(src('file')).close()")
     assert logged.rings() == []
 
 
@@ -483,7 +444,7 @@ def test_a_killed_process_leaves_what_it_wrote(logged: Logged) -> None:
     lab.install()
     process = lab.start("open(src('file')).close()\nos.kill(os.getpid(), 9)")
     process.communicate(timeout=60)
-    assert logged.plain() == [("file", False)]
+    assert logged.plain() == ["file"]
     logged.opens.close()
     assert logged.rings() == []
 
@@ -496,11 +457,8 @@ def test_workers_of_a_loader(logged: Logged, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("""
 import multiprocessing, sys
-import _hpcstage_attach as attach
 def read(index):
-    attach.active.mark(5, index)
     open(sys.argv[1] + "/f%d" % index).close()
-    attach.active.mark(5, -1)
 if __name__ == "__main__":
     with multiprocessing.get_context("fork").Pool(3) as pool:
         pool.map(read, range(20), chunksize=1)
@@ -511,11 +469,4 @@ if __name__ == "__main__":
         env=lab.environment(), capture_output=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")
-    seen: dict[bytes, int] = {}
-    current: dict[int, int] = {}
-    for event in logged.events():
-        if isinstance(event, Marked):
-            current[event.slot] = event.index
-        elif isinstance(event, Opened):
-            seen[logged.names[event.file_id].partition(b"/")[2]] = current[event.slot]
-    assert seen == {b"f%d" % index: index for index in range(20)}
+    assert sorted(logged.plain()) == sorted(f"f{index}" for index in range(20))

@@ -60,26 +60,6 @@ def test_ahead(kind: str, own: bool, batch: int, drop_last: bool, seed: int) -> 
     assert ahead.tolist() == [int(i) for some in now for i in (some if batch else [some])]
 
 
-@given(
-    st.sampled_from(KINDS), st.booleans(), st.integers(0, 9), st.booleans(), st.integers(0, 2**40), st.integers(1, 90)
-)
-def test_first(kind: str, own: bool, batch: int, drop_last: bool, seed: int, most: int) -> None:
-    """What a loader that was just made reads first."""
-    torch.manual_seed(seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    sampler = inner(kind, generator if own else None)
-    how = {"batch_sampler": data.BatchSampler(sampler, batch, drop_last)} if batch else {"sampler": sampler}
-    loader = data.DataLoader(range(10 * N), generator=generator if own else None, collate_fn=lambda batch: batch, **how)
-    before = states(generator)
-    first = samplers.peek_first(loader._index_sampler, loader.generator, most)
-    assert states(generator) == before
-    now = [i for some in loader for i in some]
-    assert first is not None
-    assert first.tolist() == now[: len(first)]
-    assert len(first) > min(most, len(now)) - max(batch, 1)
-    assert len(first) < most + max(batch, 1)
-
-
 class Interrupting(data.RandomSampler):
     """Raises in the middle."""
 

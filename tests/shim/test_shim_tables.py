@@ -16,7 +16,6 @@ pytest.importorskip("torch")
 with shim_modules():
     import _hpcstage_columns as columns
     import _hpcstage_files as files
-    import _hpcstage_marks as marks
     import _hpcstage_tables as tables
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
@@ -231,11 +230,6 @@ def test_subset_concat_and_wrappers(root: Path) -> None:
     assert found(ConcatDataset([one, Data()]), root) is None
 
 
-def test_datasets_whose_readers_differ_have_keys_of_their_own(root: Path) -> None:
-    keys = {marks.key_of(Data(reader=Reader(root=name, samples=[(name, 0)] * N))) for name in ("train", "val", "val")}
-    assert len(keys) == 2
-
-
 def test_names_through_links(root: Path, tmp_path: Path) -> None:
     """The daemon gets them as they are, and follows the links itself."""
     (tmp_path / "link").symlink_to(root)
@@ -380,23 +374,11 @@ def test_names_are_spelt_alike_whichever_way(head: str, rest: list[str], other: 
                     assert column.take(range(len(some))) == [column.whole(name) for name in some]
 
 
-def test_keys_tell_datasets_apart(root: Path) -> None:
-    several = [
-        Data(x=images(root)), Data(x=masks(root)), Data(split="train"), Data(split="val"), Data(train=True),
-        Subset(Data(), [1, 2, 3]), Subset(Data(), [1, 2, 4]), ConcatDataset([Data(), Data()]), Data(ds=Data()), [1], [],
-    ]  # fmt: skip
-    keys = [marks.key_of(dataset) for dataset in several]
-    assert len(set(keys)) == len(keys)
-    assert marks.key_of(Data(split="val", handle=open)) == keys[3]
-    several[3].cache = "set while it is read"  # type: ignore[attr-defined]
-    assert marks.key_of(several[3]) == keys[3]
-
-
 def test_samples_are_spread() -> None:
-    assert marks.spread(0) == []
-    assert marks.spread(3) == [0, 1, 2]
+    assert files.spread(0) == []
+    assert files.spread(3) == [0, 1, 2]
     for rows in (64, 65, 1000, 1_281_167):
-        places = marks.spread(rows)
+        places = files.spread(rows)
         assert places[0] == 0
         assert places[-1] == rows - 1
-        assert len(places) <= 2 * marks.MAX_PROBES + 1
+        assert len(places) <= 2 * files.MAX_PROBES + 1

@@ -60,7 +60,6 @@ def test_two_nodes_read_what_they_hold(hpcstage: Hpcstage, make_tree: Callable[.
         assert part["order"]["provenance"] == "sampler"
         assert part["order"]["announcements"] == EPOCHS * RANKS / 2
         assert part["order"]["unknown_samples"] == 0
-        assert part["order"]["kept_share"] == 1.0
 
 
 def test_one_node_and_workers(hpcstage: Hpcstage, make_tree: Callable[..., Path]) -> None:

@@ -28,8 +28,6 @@ from hpcstage.problem import Problem
 from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.membership import Membership
 
-_HANDED_ON = (nodedir.MANIFEST, nodedir.ORDER, nodedir.FORECAST)
-
 
 class Neighbours:
     """The other nodes of a node without a group: there are none to be told anything. See FileSharing for a group."""
@@ -142,8 +140,8 @@ class FileSharing(Neighbours):
         nodes = self._group.nodes
         if self._announces and nodes.leads and nodes.members is not None:
             node_dir = self._group.base.node_dir
-            manifest, order, forecast = (size_of(node_dir / name) for name in _HANDED_ON)
-            self._group.send(exchange.PlanFiles(manifest, order, self._directories, forecast))
+            manifest_bytes, order_bytes = size_of(node_dir / nodedir.MANIFEST), size_of(node_dir / nodedir.ORDER)
+            self._group.send(exchange.PlanFiles(manifest_bytes, order_bytes, self._directories))
             self._join()
 
     def _compare(self, directories: int) -> None:

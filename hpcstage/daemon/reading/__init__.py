@@ -1,1 +1,1 @@
-"""Learns what the program reads and will read, from its opens and its announcements, and sets the order by it."""
+"""Follows what the program reads and says that it will read, and sets the order by it."""

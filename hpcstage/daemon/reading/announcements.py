@@ -15,9 +15,8 @@ from typing import Protocol
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.reading import epochs
 from hpcstage.daemon.reading.epochs import Announced, Mapped, MappingJob, MappingOutcome
-from hpcstage.daemon.reading.learn import Rows, Table
 from hpcstage.daemon.reading.lists import SHORT_BYTES
-from hpcstage.daemon.reading.streams import Stream, Streams, Who
+from hpcstage.daemon.reading.streams import Stream, Streams, Table, Who
 from hpcstage.daemon.reading.watch import OpenWatch
 from hpcstage.daemon.resources import Resources
 from hpcstage.plan.dataset.manifest import Manifest
@@ -66,6 +65,7 @@ class Announcements:
         self._queue = queue
         self._streams = Streams()
         self._tables: dict[str, Table] = {}
+        self._wrong: set[str] = set()
         self._pending: list[Announced] = []
         self._latest: dict[Who, Announced] = {}
         """By loader that is in an epoch: its last announcement."""
@@ -85,9 +85,10 @@ class Announcements:
             self._latest[one.who] = one
         self.go_on()
 
-    def forget(self, key: int) -> bool:
-        """Drops the orders of the loaders of a dataset, whose table proved wrong. Returns whether there were any."""
-        found = self._streams.forget(key)
+    def forget(self, table: str) -> bool:
+        """Drops the orders of the loaders whose table proved wrong. Returns whether there were any."""
+        self._wrong.add(table)
+        found = self._streams.forget(table)
         self._stale |= found
         return found
 
@@ -113,19 +114,17 @@ class Announcements:
         """Drops the waiting announcements of the same loader: an epoch that is over need not be mapped any more."""
         for other in [other for other in self._pending if other.who == one.who]:
             self._pending.remove(other)
-            self._watch.mapped(other, None)
             self._delete(other)
 
     # ---- mapping
 
     def _job(self) -> MappingJob:
-        datasets = [(one, self._watch.learner.dataset(one.key)) for one in self._pending]
         return MappingJob(
             self._manifest,
             self._dir,
             self._pending,
             self._streams.alive(),
-            {one: None if one.columns and not dataset.wrong else dataset.rows for one, dataset in datasets},
+            frozenset(self._wrong),
             self._queue.states.waits,
             dict(self._tables),
             with_later=self._with_later,
@@ -157,7 +156,6 @@ class Announcements:
         self._tables.update(outcome.tables)
         known = False
         for one, mapped in zip(job.announced, outcome.mapped, strict=True):
-            self._watch.mapped(one, mapped)
             self._delete(one)
             if mapped is not None:
                 known |= self._begin(one, mapped)
@@ -168,22 +166,14 @@ class Announcements:
 
     def _begin(self, one: Announced, mapped: Mapped) -> bool:
         """Takes in a mapped announcement. Returns whether anything is known of what the loader reads."""
-        rows = self._rows(one)
-        dataset = self._watch.learner.dataset(one.key)
-        dataset.distinct = max(dataset.distinct, mapped.distinct)
-        if isinstance(rows, Table):
-            dataset.tell(rows)
         self.counts.files += len(mapped.ids)
         self.counts.unknown_samples += mapped.unknown
-        if self._latest.get(one.who) is not one:
+        if self._latest.get(one.who) is not one or one.table in self._wrong:
             return False
-        self._streams.begin(Stream(one.who, one.epoch, mapped.ids, one.key, one.formula, rows))
+        self._watch.mapped(one, mapped)
+        rows = self._tables.get(one.table)
+        self._streams.begin(Stream(one.who, one.epoch, mapped.ids, one.table, one.formula, rows))
         return len(mapped.ids) > 0
-
-    def _rows(self, one: Announced) -> Rows:
-        dataset = self._watch.learner.dataset(one.key)
-        known = self._tables.get(one.table) if one.columns and not dataset.wrong else None
-        return known or dataset.rows
 
     def _delete(self, one: Announced) -> None:
         if one.name:

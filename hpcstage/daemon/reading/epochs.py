@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpcstage.daemon.reading import arrays
-from hpcstage.daemon.reading.adherence import Positions, positions
-from hpcstage.daemon.reading.learn import MOST_INDEX, NONE, Rows, Table
-from hpcstage.daemon.reading.streams import Stream, Who, merge
+from hpcstage.daemon.reading.ahead import Positions, positions
+from hpcstage.daemon.reading.streams import NONE, Stream, Table, Who, merge
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.spelling import Spelling
 from hpcstage.plan.order import sampling
@@ -36,7 +35,6 @@ class Announced:
     epoch: int
     columns: int
     ended: bool
-    key: int
     name: str
     table: str
     formula: str
@@ -47,11 +45,11 @@ def parse(pid: int, payload: bytes) -> Announced | None:
     texts = payload[EPOCH.size :].split(b"\0")
     if len(payload) < EPOCH.size or len(texts) != 3:
         return None
-    number, epoch, columns, flags, key = EPOCH.unpack_from(payload)
+    number, epoch, columns, flags = EPOCH.unpack_from(payload)
     name, table, formula = (text.decode(errors="replace") for text in texts)
     if any(not is_name(text) for text in (name, table) if text):
         return None
-    return Announced(Who(pid, number), epoch, columns, bool(flags & EPOCH_ENDED), key, name, table, formula)
+    return Announced(Who(pid, number), epoch, columns, bool(flags & EPOCH_ENDED), name, table, formula)
 
 
 def is_name(text: str) -> bool:
@@ -65,8 +63,6 @@ class Mapped:
 
     ids: Sequence[int]
     where: Positions
-    samples: int
-    distinct: int
     unknown: int
     """The number of samples of which no file is known."""
 
@@ -80,8 +76,8 @@ class MappingJob:
     announced: list[Announced]
     streams: list[Stream]
     """The loaders that are alive."""
-    rows: Mapping[Announced, Rows | None]
-    """By announcement: the known files of its dataset's samples; None: the announced table is to be used."""
+    wrong: Collection[str]
+    """The names of tables that proved wrong."""
     waits: Callable[[int], bool]
     tables: dict[str, Table]
     """By name: the tables that are mapped already."""
@@ -107,7 +103,7 @@ def work(job: MappingJob) -> MappingOutcome:
     for one in job.announced:
         mapped = None
         with suppress(OSError, ValueError):
-            mapped = _mapped(job, one, _rows(job, one, outcome))
+            mapped = _mapped(job, one, outcome)
         outcome.mapped.append(mapped)
     taken = bytearray(len(job.manifest))
     begun = {one.who for one in job.announced}
@@ -118,11 +114,6 @@ def work(job: MappingJob) -> MappingOutcome:
         order.extend(merge([_later(job)], job.waits, taken))
     outcome.order = order
     return outcome
-
-
-def _rows(job: MappingJob, one: Announced, outcome: MappingOutcome) -> Rows:
-    told = job.rows[one]
-    return told if told is not None else _table(job, one.table, one.columns, outcome)
 
 
 def _table(job: MappingJob, name: str, columns: int, outcome: MappingOutcome) -> Table:
@@ -150,19 +141,21 @@ def _chosen_ids(path: Path, base: Table) -> array[int]:
     return chosen
 
 
-def _mapped(job: MappingJob, one: Announced, rows: Rows) -> Mapped:
+def _mapped(job: MappingJob, one: Announced, outcome: MappingOutcome) -> Mapped:
+    is_known = one.columns and one.table not in job.wrong
+    rows = _table(job, one.table, one.columns, outcome) if is_known else Table((), 1)
     indices = array("I")
     indices.frombytes((job.orders / one.name).read_bytes())
     if sys.byteorder == "big":
         indices.byteswap()
     ids, unknown = ids_of(indices, rows)
-    return Mapped(ids, positions(ids, len(job.manifest)), len(indices), _distinct(indices), unknown)
+    return Mapped(ids, positions(ids, len(job.manifest)), unknown)
 
 
-def ids_of(indices: Iterable[int], rows: Rows) -> tuple[array[int], int]:
+def ids_of(indices: Iterable[int], rows: Table) -> tuple[array[int], int]:
     """Returns the files of samples in the order of `indices`, and the number of samples of which no file is known."""
     found, unknown = array("I"), 0
-    if isinstance(rows, Table) and rows.columns == 1:
+    if rows.columns == 1:
         ids, known = rows.ids, len(rows.ids)
         for index in indices:
             id_ = ids[index] if index < known else NONE
@@ -176,16 +169,6 @@ def ids_of(indices: Iterable[int], rows: Rows) -> tuple[array[int], int]:
         found.extend(row)
         unknown += not len(row)
     return found, unknown
-
-
-def _distinct(indices: array[int]) -> int:
-    top = max(indices, default=0)
-    if top >= MOST_INDEX:
-        return len(indices)
-    seen = bytearray(top + 1)
-    for index in indices:
-        seen[index] = 1
-    return sum(seen)
 
 
 def _later(job: MappingJob) -> array[int]:
@@ -234,15 +217,14 @@ def _names(file: Any) -> Iterator[bytes]:  # noqa: ANN401 - a binary file
 def save(outcome: MappingOutcome, path: Path) -> bytes:
     """Writes an outcome to a file. The bytes that it returns only say that it did."""
     numbers: dict[str, Sequence[int]] = {"order": outcome.order}
-    mapped: list[list[int] | None] = []
+    unknown = [None if one is None else one.unknown for one in outcome.mapped]
     for position, one in enumerate(outcome.mapped):
-        mapped.append(None if one is None else [one.samples, one.distinct, one.unknown])
         if one is not None:
             names = (f"ids{position}", f"starts{position}", f"places{position}")
             numbers.update(zip(names, (one.ids, one.where.starts, one.where.places), strict=True))
     for name, table in outcome.tables.items():
         numbers[f"table {name}"] = table.ids
-    facts = {"mapped": mapped, "columns": {name: table.columns for name, table in outcome.tables.items()}}
+    facts = {"unknown": unknown, "columns": {name: table.columns for name, table in outcome.tables.items()}}
     arrays.save(path, facts, numbers)
     return b"saved"
 
@@ -251,12 +233,12 @@ def load(path: Path) -> MappingOutcome:
     """Maps what `save` wrote. Raises OSError or ValueError for any other file."""
     facts, numbers = arrays.load(path)
     outcome = MappingOutcome(order=numbers["order"])
-    for position, counts in enumerate(facts["mapped"]):
-        if counts is None:
+    for position, unknown in enumerate(facts["unknown"]):
+        if unknown is None:
             outcome.mapped.append(None)
             continue
         ids = numbers[f"ids{position}"]
         where = Positions(ids, numbers[f"starts{position}"], numbers[f"places{position}"])
-        outcome.mapped.append(Mapped(ids, where, *counts))
+        outcome.mapped.append(Mapped(ids, where, unknown))
     outcome.tables = {name: Table(numbers[f"table {name}"], columns) for name, columns in facts["columns"].items()}
     return outcome

@@ -11,11 +11,10 @@ How to use it (all calls come from the daemon's own thread, and none of them wai
     while opens.more: ...                                   # a poll is bounded: again, in the same tick or the next
     page.set_logging(False); opens.poll(...); opens.close() # once nothing more can be learnt, and at the end
 
-`poll` returns Opened, Marked and LostRecords, each with the number of its process: the slot, and SLOTS more for each
+`poll` returns Opened and LostRecords, each with the number of its process: the slot, and SLOTS more for each
 earlier process that had this slot. The events of one process come in the order in which they happened; those of
 different processes come one process after the other within a poll, and `ns` (CLOCK_MONOTONIC, as time.monotonic_ns)
-says when each happened. Opens of files that are not in the manifest are left out. After LostRecords it is not known
-which sample that process reads until its next mark. `Opens.lost_bytes` counts the bytes that were lost.
+says when each happened. Opens of files that are not in the manifest are left out.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcstage.daemon.reading.ringlog import Damaged, RingRecord, index_of, parse, path_of
+from hpcstage.daemon.reading.ringlog import Damaged, RingRecord, parse, path_of
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol.shim import RING_DATA_BYTES, RING_HEADER, RING_HEADER_BYTES, RING_MAGIC, SLOTS
 
@@ -41,21 +40,11 @@ HELD_EVENTS = 100_000
 
 
 class Opened(NamedTuple):
-    """A file was opened for reading; `at_source` says whether the source was read, not the store."""
+    """A file was opened for reading."""
 
     slot: int
     ns: int
     file_id: int
-    at_source: bool
-
-
-class Marked(NamedTuple):
-    """From now on the process opens files for sample `index` of the dataset `key`; -1: for no sample."""
-
-    slot: int
-    ns: int
-    key: int
-    index: int  # type: ignore[assignment]  # instead of tuple's method
 
 
 class LostRecords(NamedTuple):
@@ -65,7 +54,7 @@ class LostRecords(NamedTuple):
     lost_bytes: int
 
 
-Event = Opened | Marked | LostRecords
+Event = Opened | LostRecords
 Finder = Callable[[bytes], "int | None"]
 
 
@@ -92,30 +81,21 @@ class Opens:
         self._rings: dict[int, Ring] = {}
         self._turn: deque[int] = deque()
         self._held: deque[tuple[int, RingRecord | int]] = deque()
-        self._parts: deque[deque[tuple[int, RingRecord | int]]] = deque()
-        """Events that were separated from later ones."""
         self._users: dict[int, int] = {}
         """Slot → how many processes had it before the one that has it now."""
-        self.lost_bytes = 0
         self.more = False
         """Whether the last poll left something because it had read enough."""
 
     def poll(self, find: Finder | None) -> list[Event]:
-        """Returns the events that came since the last poll, or up to where they were separated. Without a finder they
-        are read and kept, up to a bound, for the poll that has one."""
+        """Returns the events that came since the last poll. Without a finder they are read and kept, up to a bound, for
+        the poll that has one."""
         self._discover()
-        if len(self._held) + sum(map(len, self._parts)) < HELD_EVENTS:
+        if len(self._held) < HELD_EVENTS:
             self._read()
         if find is None:
             return []
-        if not self._parts:
-            self.separate()
-        return list(_events(self._parts.popleft(), find))
-
-    def separate(self) -> None:
-        """Has the next poll that has a finder return only what was read until now."""
-        self._parts.append(self._held)
-        self._held = deque()
+        held, self._held = self._held, deque()
+        return list(_events(held, find))
 
     def number(self, slot: int) -> int:
         """Returns the number of the process that has a slot now, as events tell it."""
@@ -164,7 +144,6 @@ class Opens:
             self._forget(slot)
             return 0
         if lost:
-            self.lost_bytes += lost
             self._held.append((self.number(slot), lost))
         self._held.extend((self.number(slot), record) for record in records)
         if ended and not lost and (not records or (ring.is_read and slot in self._gone)):
@@ -244,8 +223,4 @@ def _events(held: deque[tuple[int, RingRecord | int]], find: Finder) -> Iterator
         if path is not None:
             file_id = find(path)
             if file_id is not None:
-                yield Opened(slot, record.ns, file_id, record.detail != 0)
-            continue
-        marked = index_of(record)
-        if marked is not None:
-            yield Marked(slot, record.ns, *marked)
+                yield Opened(slot, record.ns, file_id)

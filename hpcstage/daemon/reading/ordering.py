@@ -21,24 +21,20 @@ from hpcstage.daemon.reading import epochs, traces
 from hpcstage.daemon.reading.announcements import Announcements
 from hpcstage.daemon.reading.lists import HELPER, Lists, ReadList
 from hpcstage.daemon.reading.scanning import Prepared
-from hpcstage.daemon.reading.streams import merge
 from hpcstage.daemon.reading.watch import OpenLog, OpenWatch
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
 from hpcstage.plan.order import orders
-from hpcstage.protocol.shim import EARLY_ORDER, SAMPLER_ORDER, Answer, Kind
+from hpcstage.protocol.shim import SAMPLER_ORDER, Answer, Kind
 
 if TYPE_CHECKING:
     from hpcstage.record.parts.part import NodePart
 
 TRACE_HELPER = "trace"
-SHIM_PREFIX, EARLY_PREFIX = SAMPLER_ORDER.decode(), EARLY_ORDER.decode()
-"""Prefixes of names below orders/: of the beginning of an epoch, which the shim gives, and of its guess when a loader
-is made."""
-ANNOUNCED, HEAD, GUESSED = "announced", "head", "guessed"
+SHIM_PREFIX = SAMPLER_ORDER.decode()
+"""The prefix of names below orders/ of the beginning of an epoch, which the shim gives."""
+ANNOUNCED, HEAD = "announced", "head"
 """Names of orders in the queue."""
-MOST_GUESSES = 64
-"""The most guesses that are taken; more processes than that are not ranks that read side by side."""
 
 
 class Ordering(Service):
@@ -67,12 +63,9 @@ class Ordering(Service):
         self._trace: str | None = None
         """Why no trace was left; empty if one was; None while it is not known."""
         self._log = log
-        self.watch = OpenWatch(
-            log, traces.learner(base.node_dir, len(manifest)), manifest, queue, base.started, self._wrong
-        )
+        self.watch = OpenWatch(log, manifest, queue, base.started, self._wrong)
         self._lists = Lists(base.node_dir, base.helpers, len(manifest), self._listed)
         self._announcements = Announcements(base, self.watch, manifest, queue, self._announced)
-        self._guesses: list[Sequence[int]] = []
 
     # ---- requests
 
@@ -96,24 +89,11 @@ class Ordering(Service):
     # ---- what comes of them
 
     def _listed(self, listed: ReadList) -> None:
-        if listed.name.startswith(EARLY_PREFIX):
-            self._guessed(listed.ids)
-        elif not listed.name.startswith(SHIM_PREFIX):
+        if not listed.name.startswith(SHIM_PREFIX):
             self._reorder(listed.ids, orders.GIVEN, "")
             self._ids = len(listed.ids)
         elif self._follows:
             self._reorder(listed.ids, orders.SAMPLER, HEAD)
-
-    def _guessed(self, ids: Sequence[int]) -> None:
-        """Adds a guess at what a loader reads first, made before it begins. The guesses of several processes make one
-        order, which is followed only where nothing better is known."""
-        if not self._follows or self._provenance != orders.MANIFEST or self._announcements.counts.epochs:
-            return
-        if len(self._guesses) >= MOST_GUESSES:
-            return
-        self._guesses.append(ids)
-        both = merge(self._guesses, self._queue.states.waits, bytearray(len(self._prepared.manifest)))
-        self._reorder(both, self._provenance, GUESSED)
 
     def _reorder(self, ids: Sequence[int], provenance: str, name: str) -> None:
         self._queue.sequences.push(ids, name)
@@ -127,9 +107,9 @@ class Ordering(Service):
             self._reorder(ids, orders.SAMPLER if known else self._provenance, ANNOUNCED)
         return self._follows
 
-    def _wrong(self, key: int) -> None:
-        """Drops what was announced for a dataset whose table proved wrong."""
-        if self._announcements.forget(key):
+    def _wrong(self, table: str) -> None:
+        """Drops what was announced by a table that proved wrong."""
+        if self._announcements.forget(table):
             self._provenance = self._prepared.order.provenance
         self._announcements.go_on()
 
@@ -138,16 +118,13 @@ class Ordering(Service):
     def drain(self) -> Collection[str]:
         """Reads what was logged, and starts the helper that writes the trace: one per command, not per node."""
         self.watch.stop()
-        spec, learner = self._base.spec, self.watch.learner
+        spec, manifest = self._base.spec, self._prepared.manifest
         if spec.node_index == 0 and not spec.learn:
-            self._trace = traces.NOT_LEARNT
+            self._trace = traces.NOT_ASKED
         elif spec.node_index == 0:
             self._trace = traces.UNFINISHED
-            known = traces.Known(learner.first, {}, self._provenance, self.watch.adherence.kept_share)
             self._base.helpers.start(
-                TRACE_HELPER,
-                lambda: traces.leave(spec, self._prepared.manifest, known._replace(tables=learner.tables())),
-                self._trace_left,
+                TRACE_HELPER, lambda: traces.leave(spec, manifest, self.watch.first), self._trace_left
             )
         return [name for name in self._base.helpers.names() if name.startswith((HELPER, TRACE_HELPER))]
 

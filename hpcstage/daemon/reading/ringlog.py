@@ -5,17 +5,16 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from hpcstage.protocol.shim import INDEX, RECORD, RECORD_BYTES, RECORD_INDEX, RECORD_OPEN, RECORD_PAD, RING_DATA_BYTES
+from hpcstage.protocol.shim import RECORD, RECORD_BYTES, RECORD_OPEN, RECORD_PAD, RING_DATA_BYTES
 
 _HEAD = struct.Struct("<IHBB")
 _STAMPS = 1 << 32
 
 
 class RingRecord(NamedTuple):
-    """One record as it was written. `kind`: RECORD_OPEN, RECORD_INDEX, or one that this version does not know."""
+    """One record as it was written. `kind`: RECORD_OPEN, or one that this version does not know."""
 
     kind: int
-    detail: int
     ns: int
     payload: bytes
 
@@ -37,7 +36,7 @@ def parse(chunk: bytes, at: int) -> Parsed:
     records = []
     offset, end = 0, len(chunk)
     while offset < end:
-        stamp, size, kind, detail = _HEAD.unpack_from(chunk, offset)
+        stamp, size, kind, _ = _HEAD.unpack_from(chunk, offset)
         if stamp != (at + offset + 1) % _STAMPS:
             break
         bytes_to_end = RING_DATA_BYTES - (at + offset) % RING_DATA_BYTES
@@ -47,21 +46,13 @@ def parse(chunk: bytes, at: int) -> Parsed:
         if kind != RECORD_PAD:
             ns = RECORD.unpack_from(chunk, offset)[4]
             begin = offset + RECORD_BYTES
-            records.append(RingRecord(kind, detail, ns, chunk[begin : begin + size]))
+            records.append(RingRecord(kind, ns, chunk[begin : begin + size]))
         offset += length
     return Parsed(records, offset)
 
 
 def _length(payload_bytes: int) -> int:
     return (RECORD_BYTES + payload_bytes + 7) & ~7
-
-
-def index_of(record: RingRecord) -> tuple[int, int] | None:
-    """Returns the dataset's key and the index of an INDEX record; None for any other."""
-    if record.kind != RECORD_INDEX or len(record.payload) != INDEX.size:
-        return None
-    key, index = INDEX.unpack(record.payload)
-    return key, index
 
 
 def path_of(record: RingRecord) -> bytes | None:

@@ -6,26 +6,24 @@ arrays from the files. Only helpers import the room `preview`, since the daemon 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import shutil
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcstage.daemon.reading import traces
 from hpcstage.daemon.resources import Resources
 from hpcstage.node import page
 from hpcstage.plan.dataset.datasets import Resolved
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.spelling import Spelling
 from hpcstage.plan.order import orders
-from hpcstage.plan.types import Budget, Forecast, Order
+from hpcstage.plan.types import Budget, Order
 from hpcstage.problem import Problem
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
@@ -35,8 +33,6 @@ from hpcstage.protocol.shim import WorkProgress
 if TYPE_CHECKING:
     from hpcstage.preview.pipeline import FoundFiles
 
-AUTO_MODE, DIRECT_MODE, RUNTIME_MODE = "auto", "direct", "runtime"
-ASKED_FOR = "asked for"
 PLAN_HELPER = "plan"
 UNANSWERED = "scan-unanswered"
 _AGAIN_S, _AGAIN_EMPTY_S = 30.0, 600.0
@@ -53,8 +49,6 @@ class Scanned:
     listings: int
     problems: list[Problem]
     """The problems of the datasets, for the record."""
-    forecast: Forecast | None
-    """The forecast, made after a probe; only in mode auto."""
     trace: str
     """The id of the run that left a trace of this command on these files; empty if there is none."""
     trace_why: str
@@ -67,7 +61,7 @@ class Scanned:
         """Parses what the helper returned."""
         values: dict[str, Any] = json.loads(data)
         problems = [Problem.from_json(problem) for problem in values["problems"]]
-        return cls(**{**values, "problems": problems, "forecast": _forecast_in(values["forecast"])})
+        return cls(**{**values, "problems": problems})
 
 
 @dataclass(frozen=True)
@@ -80,18 +74,14 @@ class Prepared:
     """The number of directories of the datasets."""
     scanned: Scanned | None
     """The findings of this node's scan; None if the manifest came from another node."""
-    mode: str
-    """The mode that is followed."""
-    mode_why: str
 
 
-def scan_into(spec: DaemonSpec, opened: Callable[[], Iterable[bytes]], waited_s: float = math.inf) -> bytes:
-    """Scans the datasets and writes the plan's files into the node directory, in mode auto with a forecast. Returns a
-    `Scanned` in JSON. `opened` returns the paths of files of the datasets that programs have open: the forecast's probe
-    gives way to them. `waited_s` after the start a file system that does not answer is not waited for any more."""
+def scan_into(spec: DaemonSpec, waited_s: float = math.inf) -> bytes:
+    """Scans the datasets and writes the plan's files into the node directory. Returns a `Scanned` in JSON. `waited_s`
+    after the start a file system that does not answer is not waited for any more."""
     from hpcstage.preview import planfile
     from hpcstage.preview.inputs import Inputs
-    from hpcstage.preview.pipeline import RUN_PROBE_S, find, forecast, look
+    from hpcstage.preview.pipeline import find
 
     node_dir = Path(spec.node_dir)
     inputs = Inputs.of_spec(spec, Resolved.load(node_dir / RESOLVED))
@@ -102,39 +92,30 @@ def scan_into(spec: DaemonSpec, opened: Callable[[], Iterable[bytes]], waited_s:
         stats=found.scan.stats,
         listings=found.scan.listings,
         problems=_problems(len(plan.manifest), found),
-        forecast=None,
         trace="",
         trace_why=found.order.trace_why,
     )
     if found.scan.unanswered and waited_s < (_AGAIN_S if len(plan.manifest) else _AGAIN_EMPTY_S):
         return json.dumps(asdict(replace(scanned, is_void=True))).encode()
-    if spec.mode == AUTO_MODE:
-        plan = forecast(inputs, found, look(inputs, found, RUN_PROBE_S, opened))
     (node_dir / nodedir.SCAN).mkdir(mode=0o700, exist_ok=True)
     planfile.save(node_dir / nodedir.SCAN, plan)
-    _publish(node_dir, plan.forecast)
+    _publish(node_dir)
     left = found.order.trace
-    if left is not None:
-        traces.save_learnt(node_dir, left)
-    scanned = replace(scanned, forecast=plan.forecast, trace=left.header.run_id if left else "")
+    scanned = replace(scanned, trace=left.header.run_id if left else "")
     told = json.dumps(asdict(scanned)).encode()
     (node_dir / nodedir.SCANNED).write_bytes(told)  # for a wrapper with --strict, which reads it once the page says so
     return told
 
 
-def _publish(node_dir: Path, forecast: Forecast | None) -> None:
-    """Makes manifest, order and forecast those of the node, unless the group's have come during the scan: ids never
-    change their meaning. A forecast of the group that comes now is kept, too."""
+def _publish(node_dir: Path) -> None:
+    """Makes manifest and order those of the node, unless the group's have come during the scan: ids never change their
+    meaning."""
     scan = node_dir / nodedir.SCAN
     try:
         os.link(scan / nodedir.MANIFEST, node_dir / nodedir.MANIFEST)
     except FileExistsError:
         return
     shutil.copyfile(scan / nodedir.ORDER, node_dir / nodedir.ORDER)
-    if forecast is not None:
-        (scan / nodedir.FORECAST).write_text(json.dumps(asdict(forecast)), encoding="utf-8")
-        with contextlib.suppress(FileExistsError):
-            os.link(scan / nodedir.FORECAST, node_dir / nodedir.FORECAST)
 
 
 def own_counts(node_dir: Path) -> bool:
@@ -157,12 +138,12 @@ def _problems(files: int, found: FoundFiles) -> list[Problem]:
     return problems
 
 
-def save_plan(spec: DaemonSpec, limit: Budget, mode: str) -> bytes:
+def save_plan(spec: DaemonSpec, limit: Budget) -> bytes:
     """Writes the plan that `scan_into` left to the run directory, where `hpcstage plan` finds it."""
     from hpcstage.preview import planfile
 
     plan = planfile.load(Path(spec.node_dir) / nodedir.SCAN)
-    planfile.save(Path(spec.run_dir), replace(plan, local=spec.node_dir, budget=plan.budget or limit, mode=mode))
+    planfile.save(Path(spec.run_dir), replace(plan, local=spec.node_dir, budget=limit, mode=spec.mode))
     return b""
 
 
@@ -178,21 +159,9 @@ def publish_plan(base: Resources, prepared: Prepared, limit: Budget, announce: C
             base.problems.append(Problem("plan-missing", text, remedy))
 
     if spec.node_index == 0 and prepared.scanned is not None:
-        work = partial(save_plan, spec, limit, prepared.mode)
+        work = partial(save_plan, spec, limit)
         if base.helpers.start(PLAN_HELPER, work, written) is None:
             written(None)
-
-
-def decided(node_dir: Path) -> Forecast | None:
-    """Returns the forecast of the first node, which came with its manifest; None if it could make none."""
-    try:
-        return _forecast_in(json.loads((node_dir / nodedir.FORECAST).read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return None
-
-
-def _forecast_in(data: dict[str, Any] | None) -> Forecast | None:
-    return Forecast.from_json(data) if data else None
 
 
 def load_scan(node_dir: Path) -> tuple[Manifest, Order]:

@@ -16,10 +16,25 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import NamedTuple
 
-from hpcstage.daemon.reading.learn import Rows
-
 MOST_STREAMS = 256
 """The most loaders that are followed; the oldest go, for there are programs that make loaders without end."""
+
+
+NONE = 0xFFFFFFFF
+"""Stands for no file in a table's ids."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Says which files each sample of a dataset has, `columns` of them."""
+
+    ids: Sequence[int]
+    columns: int
+
+    def row(self, index: int) -> Sequence[int]:
+        """Returns the ids of a sample's files; nothing for an unknown index."""
+        row = self.ids[index * self.columns : (index + 1) * self.columns]
+        return [id_ for id_ in row if id_ != NONE]
 
 
 class Who(NamedTuple):
@@ -37,11 +52,11 @@ class Stream:
     epoch: int
     ids: Sequence[int]
     """The ids in reading order; an id may come several times. Empty when the epoch is over."""
-    key: int = 0
-    """The key of the loader's dataset."""
+    table: str = ""
+    """The name of the table from which the ids came."""
     formula: str = ""
     """The formula from which later epochs can be computed; empty if they cannot."""
-    rows: Rows | None = None
+    rows: Table | None = None
     """The files of its samples."""
 
 
@@ -73,9 +88,9 @@ class Streams:
             del self._streams[who]
         return True
 
-    def forget(self, key: int) -> bool:
-        """Drops the loaders of a dataset whose table proved wrong. Returns whether there were any."""
-        gone = [who for who, stream in self._streams.items() if stream.key == key]
+    def forget(self, table: str) -> bool:
+        """Drops the loaders whose table proved wrong. Returns whether there were any."""
+        gone = [who for who, stream in self._streams.items() if stream.table == table]
         for who in gone:
             del self._streams[who]
         return bool(gone)

@@ -1,12 +1,13 @@
-"""Watches what the program opens, learns from it and compares it with what was announced.
+"""Watches what the program opens: the order of first opens, and how far ahead of it the copies are.
 
-Owns the decision whether processes log (which the page tells them), the rings, and when enough is known. `learn` holds
-what is learnt, `adherence` how well an order was kept. Events and announcements are handled in the order in which they
-came: opens that follow the announcement of an epoch wait until its indices are mapped.
+Owns the decision whether processes log (which the page tells them), the rings, and when enough is known. `ahead` holds
+what is made of the opens of announced files.
 """
 
 from __future__ import annotations
 
+import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,16 +17,15 @@ from typing import TYPE_CHECKING
 from hpcstage.daemon.process.page import Page
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FINAL
-from hpcstage.daemon.reading.adherence import Adherence, Following
+from hpcstage.daemon.reading.ahead import Following, Followings
 from hpcstage.daemon.reading.epochs import Announced, Mapped
-from hpcstage.daemon.reading.learn import Learner, LearntDataset, TracedTable
-from hpcstage.daemon.reading.opens import Event, Finder, LostRecords, Marked, Opened, Opens, finder
+from hpcstage.daemon.reading.opens import Event, Finder, LostRecords, Opens, finder
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.shim import SLOTS
 
 if TYPE_CHECKING:
-    from hpcstage.record.parts.part import IndexTable, OrderPart
+    from hpcstage.record.parts.part import OrderPart
 
 LOOK_EVERY_S = 0.25
 BUSY_EVERY_S = 0.05
@@ -33,12 +33,8 @@ BUSY_EVENTS = 1_000
 """After a look that found more than this, the next comes after BUSY_EVERY_S: a ring might be full otherwise."""
 STEP_EVENTS = 5_000
 """The most events that one look handles, in a few milliseconds, so that wants are answered in between."""
-MOST_WAITING = 200_000
-"""When more events wait for a mapping, they are handled without it."""
 ENOUGH_PER_FILE = 4
 ENOUGH_BESIDES = 100_000
-MOST_POLLS = 2
-MOST_POLLED = 10_000
 LAST_POLLS = 32
 LEAST_RECORD_BYTES = 32
 """The number of lost records is estimated from their bytes. It must not be underrated, or logging would never end."""
@@ -57,11 +53,6 @@ class OpenLog:
         self.is_on = False
         """Whether processes log."""
         self.was_on = False
-
-    @property
-    def lost_bytes(self) -> int:
-        """The bytes of records that were overwritten before they were read."""
-        return self._opens.lost_bytes
 
     @property
     def more(self) -> bool:
@@ -84,19 +75,13 @@ class OpenLog:
         return left
 
     def poll(self, find: Finder | None, most: int = 1) -> list[Event]:
-        """Returns the events that came, up to the next announcement that came before the manifest."""
+        """Returns the events that came."""
         found: list[Event] = []
         for _ in range(most):
             found += in_time(self._opens.poll(find))
             if not self._opens.more:
                 break
         return found
-
-    def announced(self) -> None:
-        """Separates what was opened before an announcement, for which there is no manifest yet, from what comes."""
-        if self.is_on:
-            self.poll(None, MOST_POLLS)
-            self._opens.separate()
 
     def keep_up(self, now: float) -> None:
         """Reads what was logged if it is time: a ring might be full otherwise."""
@@ -128,20 +113,19 @@ class OpenLog:
 
 
 class OpenWatch:
-    """Handles what programs open, once there is a manifest. It calls `on_wrong` with the key of a dataset whose table
-    proved wrong."""
+    """Handles what programs open, once there is a manifest. It calls `on_wrong` with the name of a table that proved
+    wrong."""
 
     def __init__(
         self,
         log: OpenLog,
-        learner: Learner,
         manifest: Manifest,
         queue: Queue,
         started: float,
-        on_wrong: Callable[[int], object],
+        on_wrong: Callable[[str], object],
     ) -> None:
-        self.learner = learner
-        self.adherence = Adherence(log.family)
+        self.first = array("I")
+        """Ids in the order in which they were first opened."""
         self.events = 0
         self.opened_files = self.opened_bytes = 0
         """The number of opens of files, and the sum of the sizes of these files."""
@@ -149,27 +133,21 @@ class OpenWatch:
         self._queue = queue
         self._sizes = manifest.sizes
         self._started = started
-        self._on_wrong = on_wrong
+        self._followings = Followings(log.family, on_wrong)
+        self._seen = bytearray(len(manifest))
         self._find = finder(manifest)
-        self._backlog: deque[Event | Announced] = deque()
-        self._awaited: set[Announced] = set()
-        """The announcements in the backlog."""
-        self._mapped: dict[Announced, Mapped | None] = {}
+        self._backlog: deque[Event] = deque()
 
     # ---- announcements
 
     def announced(self, one: Announced) -> None:
-        """Takes an announcement before it is answered: opens up to now belong to what was announced before."""
-        if self._log.is_on:
-            self._poll(MOST_POLLS)
-            self._take(MOST_POLLED)  # so that it is mapped with all that was learnt before
-            self._backlog.append(one)
-            self._awaited.add(one)
+        """Ends the epoch that a loader read."""
+        self._followings.end(one.who)
 
-    def mapped(self, one: Announced, mapped: Mapped | None) -> None:
-        """Takes the ids of an announcement; None if they will never be known."""
-        if one in self._awaited:
-            self._mapped[one] = mapped
+    def mapped(self, one: Announced, mapped: Mapped) -> None:
+        """Follows an announced epoch from now on."""
+        if self._log.is_on and len(mapped.ids):
+            self._followings.begin(Following(one.who, mapped.where, one.table, time.monotonic_ns()))
 
     # ---- the clock
 
@@ -180,8 +158,8 @@ class OpenWatch:
         came = self._poll() if len(self._backlog) < STEP_EVENTS else 0
         self._take(STEP_EVENTS)
         if not self._queue.settled:
-            self.adherence.look(now - self._started, now, lambda id_: self._queue.states.of(id_) in FINAL)
-        more = self._log.more or (len(self._backlog) >= STEP_EVENTS and not self._is_held())
+            self._followings.look(now - self._started, now, lambda id_: self._queue.states.of(id_) in FINAL)
+        more = self._log.more or len(self._backlog) >= STEP_EVENTS
         self._log.next_look = now if more else now + (BUSY_EVERY_S if came > BUSY_EVENTS else LOOK_EVERY_S)
         if not self._backlog and self._knows_enough():
             self.stop()
@@ -189,95 +167,44 @@ class OpenWatch:
     def stop(self) -> None:
         """Ends the logging and handles what was logged."""
         self._backlog.extend(self._log.stop(self._find))
-        for one in self._awaited:
-            self._mapped.setdefault(one, None)
         self._take(len(self._backlog))
 
     def _knows_enough(self) -> bool:
-        learner = self.learner
         if self._log.more:
             return False
-        # Logging goes on for a while when all is known: a loader may begin after the first epoch of another one.
-        known = learner.complete and learner.quiet >= learner.files
-        return known or self.events > ENOUGH_PER_FILE * learner.files + ENOUGH_BESIDES
+        files = len(self._seen)
+        known = len(self.first) == files and self._queue.settled
+        return known or self.events > ENOUGH_PER_FILE * files + ENOUGH_BESIDES
 
-    def _poll(self, most: int = 1) -> int:
-        came = self._log.poll(self._find, most)
+    def _poll(self) -> int:
+        came = self._log.poll(self._find)
         self._backlog.extend(came)
         return len(came)
 
     # ---- what came
 
-    def _is_known(self, one: Announced) -> bool:
-        return one.ended or one in self._mapped
-
-    def _is_held(self) -> bool:
-        first = self._backlog[0]
-        return isinstance(first, Announced) and not self._is_known(first)
-
     def _take(self, most: int) -> None:
-        backlog = self._backlog
-        for _ in range(min(most, len(backlog))):
-            if self._is_held():
-                if len(backlog) <= MOST_WAITING:
-                    return
-                self._mapped[backlog[0]] = None  # type: ignore[index]
-            self._one(backlog.popleft())
+        for _ in range(min(most, len(self._backlog))):
+            self._one(self._backlog.popleft())
 
-    def _one(self, item: Event | Announced) -> None:
-        learner = self.learner
-        if isinstance(item, Announced):
-            self._change(item)
-        elif isinstance(item, Opened):
-            self.events += 1
-            self.opened_files += 1
-            self.opened_bytes += self._sizes[item.file_id]
-            learner.opened(item.slot, item.file_id)
-            self.adherence.opened(item.slot, item.file_id)
-        elif isinstance(item, Marked):
-            self.events += 1
-            wrong = learner.marked(item.slot, item.key, item.index)
-            if wrong is not None:
-                self._on_wrong(wrong)
-        elif isinstance(item, LostRecords):
+    def _one(self, item: Event) -> None:
+        if isinstance(item, LostRecords):
             self.events += item.lost_bytes // LEAST_RECORD_BYTES
-            learner.lost(item.slot)
-
-    def _change(self, one: Announced) -> None:
-        self.adherence.end(one.who)
-        self._awaited.discard(one)
-        mapped = self._mapped.pop(one, None)
-        if mapped is not None and len(mapped.ids):
-            self.adherence.begin(Following(one.who, mapped.where))
+            return
+        self.events += 1
+        self.opened_files += 1
+        self.opened_bytes += self._sizes[item.file_id]
+        if not self._seen[item.file_id]:
+            self._seen[item.file_id] = 1
+            self.first.append(item.file_id)
+        self._followings.opened(item.slot, item.file_id, item.ns)
 
     # ---- the record
 
     def record(self, order: OrderPart) -> OrderPart:
         """Returns the order's part of the record with what is known of the opens."""
-        return replace(
-            order,
-            kept_share=self.adherence.kept_share,
-            near_share=self.adherence.near_share,
-            announced_opens=self.adherence.opens,
-            lead=self.adherence.lead.record(),
-            tables=tuple(_table(key, dataset) for key, dataset in self.learner.datasets.items()),
-            lost_bytes=self._log.lost_bytes,
-            opened_files=len(self.learner.first) if self._log.was_on else None,
-        )
-
-
-def _table(key: int, dataset: LearntDataset) -> IndexTable:
-    from hpcstage.record.parts.part import IndexTable
-
-    if dataset.wrong:
-        source = "wrong"
-    elif dataset.told:
-        source = "trace" if isinstance(dataset.rows, TracedTable) else "program"
-    else:
-        source = "opens"
-    return IndexTable(
-        key=key, source=source, samples=dataset.learnt.samples, judged=dataset.judged, agreed=dataset.agreed
-    )
+        opened_files = len(self.first) if self._log.was_on else None
+        return replace(order, lead=self._followings.lead.record(), opened_files=opened_files)
 
 
 def in_time(events: list[Event]) -> list[Event]:

@@ -83,8 +83,7 @@ class Sort(IntEnum):
     """Staged files, whole or in pieces."""
     MANIFEST = 65
     ORDER = 66
-    FORECAST = 67
-    STRIPES = 68
+    STRIPES = 67
     """Stripes of large files, whole or in pieces. A row's mode and time mean nothing."""
 
 

@@ -1,10 +1,10 @@
-"""Forecasts how long the four modes would take, by Yang and Cong's cost model in Higuchi et al.'s three ways. Pure.
+"""Forecasts how long the three modes would take, by Yang and Cong's cost model in Higuchi et al.'s ways. Pure.
 
-Per epoch, with C the compute time, D the bytes and n the files of the dataset:
+Nothing is assumed of the program, the source and the disk: `missing` names the figures that are not known, and without
+them there is no forecast. Per epoch, with C the compute time and D the bytes of the dataset:
 
     training    C                                                                       (their equation 1)
-    storage     max(D / bytes per s, n / files per s) with all transfers in flight      (2)
-                n x s per file + D / bytes per s for one reader alone; several queue for what (2) says is shared
+    storage     D / bytes per s of the source, or of one reader alone; several queue for what they share      (2)
     true cost   max(C, reading) where readers work ahead, C + reading where none do     (6)
     with store  (1 - a) of the storage term + a of the local term, a the staged share   (7, 8)
 
@@ -21,52 +21,38 @@ counts. A replica is filled while the training runs, which does not wait for it.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from hpcstage.plan.forecast.terms import Conditions, Phases, Terms, phases
 from hpcstage.plan.types import Forecast, ModeForecast, Rates, Workload
 from hpcstage.units import format_duration as show
 
-DIRECT, UPFRONT, RUNTIME, AUTO = "direct", "upfront", "runtime", "auto"
-TIE_FACTOR = 1.03
-"""Forecasts within this factor count as equal; `runtime` is then chosen, as it suffers least from a wrong forecast."""
-ONE_EPOCH_TIE_FACTOR = 1.01
-ASSUMED_EPOCHS = 10
-ASSUMED: dict[str, tuple[Any, str]] = {
-    "epochs": (ASSUMED_EPOCHS, f"epochs: {ASSUMED_EPOCHS} (set with --epochs)"),
-    "epoch_compute_s": (0.0, "compute: none, so the times are those of reading alone (set with --epoch-compute)"),
-    "readers": (0, "readers: 0, so the program reads each file when it needs it (set with --readers)"),
-}
-"""By name of an unknown value of a workload: the value that a forecast assumes, and what it says of that."""
-ASSUMED_SOURCE_BYTES_PER_S = 1e9
-ASSUMED_SOURCE_FILE_S = 1e-3
-ASSUMED_TRANSFERS = 32
-ASSUMED_LOCAL_BYTES_PER_S = 2e9
-ASSUMED_LOCAL_FILE_S = 30e-6
-ASSUMED_PEER_BYTES_PER_S = 1e9
+DIRECT, UPFRONT, RUNTIME = "direct", "upfront", "runtime"
+OF_WORKLOAD = ("epochs", "epoch_compute_s", "readers", "startup_s")
+OF_RATES = ("source_bytes_per_s", "reader_bytes_per_s", "local_bytes_per_s", "peer_bytes_per_s")
+_OF_NODES = "peer_bytes_per_s"
 _STEPS = 400
 
 
 def forecast(workload: Workload, rates: Rates, given: Conditions | None = None) -> Forecast:
-    """Forecasts the four modes. With several nodes `epoch_compute_s` is that of all of them together."""
+    """Forecasts the modes from figures of which none is `missing`. With several nodes `epoch_compute_s` is that of all
+    of them together."""
     given = given or Conditions()
-    workload, rates, assumptions = _assume(workload, rates, given.nodes)
+    assumptions = []
+    if given.nodes > 1:
+        assumptions.append("source: all nodes together get no more than one node with all its transfers in flight")
     if not given.order_known:
         assumptions.append("order: not known before the program reads; files that it asks for are fetched first")
     if (workload.epochs or 1) > 1:
         assumptions.append("page cache: does not keep the source's files from one epoch to the next")
     terms = phases(workload, rates, given)
     modes = {DIRECT: _direct(terms.first), UPFRONT: _upfront(terms), RUNTIME: _runtime(terms)}
-    choice, why = choose(terms.first, modes, from_nodes=terms.later.peers_s > 0)
-    modes[AUTO] = replace(modes[choice], mode=AUTO, formula=f"as {choice}")
-    return Forecast(modes, choice, why, tuple(assumptions))
+    return Forecast(modes, tuple(assumptions))
 
 
-def source_pass_s(workload: Workload, rates: Rates, max_rate_bytes_per_s: float | None) -> float:
-    """Returns the seconds of copying everything from the source once, with all transfers in flight: D / R."""
-    workload, rates, _ = _assume(workload, rates, 1)
-    return phases(workload, rates, Conditions(max_rate_bytes_per_s=max_rate_bytes_per_s)).first.copy_s
+def missing(workload: Workload, rates: Rates, nodes: int) -> tuple[str, ...]:
+    """Returns the names of the figures that a forecast for so many nodes needs and that are not known."""
+    needed = [(workload, name) for name in OF_WORKLOAD]
+    of_rates = [(rates, name) for name in OF_RATES if nodes > 1 or name != _OF_NODES]
+    return tuple(name for figures, name in [*needed, *of_rates] if getattr(figures, name) is None)
 
 
 # ---- the modes
@@ -126,81 +112,3 @@ def _unordered(terms: Terms) -> tuple[float, str]:
         found = min(max((staged - terms.share * read) / (1 - read), 0.0), 1.0)
         now_s += terms.epoch_s(found) / _STEPS
     return now_s, f"startup {show(terms.startup_s)} + first epoch, order not known, {show(now_s - terms.startup_s)}"
-
-
-# ---- the choice
-
-
-def choose(terms: Terms, modes: dict[str, ModeForecast], *, from_nodes: bool = False) -> tuple[str, str]:
-    """Returns the fastest mode, and why in one sentence. Near ties go to runtime, but with one epoch to direct."""
-    best = min(modes.values(), key=lambda m: m.total_s)
-    direct, runtime = modes[DIRECT], modes[RUNTIME]
-    if terms.share == 0:
-        return DIRECT, "nothing of the dataset fits the local disk's budget"
-    if terms.epochs == 1 and direct.total_s <= best.total_s * ONE_EPOCH_TIE_FACTOR:
-        return DIRECT, _why_direct(terms)
-    if runtime.total_s <= best.total_s * TIE_FACTOR:
-        return RUNTIME, _why_runtime(terms, modes, from_nodes)
-    if best.mode == DIRECT:
-        return DIRECT, "reading the source is fast enough, and copying would cost more than it saves"
-    saved = show(runtime.total_s - best.total_s)
-    return best.mode, f"the order is not known, and waiting for single files would cost {saved} more than copying first"
-
-
-def _why_direct(terms: Terms) -> str:
-    if terms.readers and terms.compute_s >= terms.read_s(0):
-        return "the training takes longer than reading the source, and each file is read once"
-    if terms.readers:
-        many = f"{terms.readers} readers already keep" if terms.readers > 1 else "reader already keeps"
-        return f"the program's {many} the source busy and each file is read once"
-    return "each file is read once, and reading it from the source is not slower"
-
-
-def _why_runtime(terms: Terms, modes: dict[str, ModeForecast], from_nodes: bool) -> str:
-    total_s = modes[RUNTIME].total_s
-    slower = [mode for mode in (modes[DIRECT], modes[UPFRONT]) if mode.total_s > total_s * ONE_EPOCH_TIE_FACTOR]
-    if not slower:
-        return "all modes take about the same time, and this one depends least on the source"
-    gains = " and ".join(f"{show(mode.total_s - total_s)} less than {mode.mode}" for mode in slower)
-    reason = "the copying hides behind the first epoch"
-    if terms.epochs > 1:
-        where = "from the nodes' disks" if from_nodes else "locally"
-        reason += f" and {terms.epochs - 1} later ones read {where}"
-    return f"{reason}: {gains}"
-
-
-# ---- assumptions
-
-
-def _assume(workload: Workload, rates: Rates, nodes: int) -> tuple[Workload, Rates, list[str]]:
-    """Fills in values that are not known, and lists them."""
-    unknown = {name: told for name, told in ASSUMED.items() if getattr(workload, name) is None}
-    workload = replace(workload, **{name: value for name, (value, _) in unknown.items()})
-    notes = [note for _, note in unknown.values()]
-    rates = _assume_rates(rates, workload, notes)
-    if nodes > 1:
-        notes.append("source: all nodes together get no more than one node with all its transfers in flight")
-    if nodes > 1 and rates.peer_bytes_per_s is None:
-        rates = replace(rates, peer_bytes_per_s=ASSUMED_PEER_BYTES_PER_S)
-        notes.append(f"other nodes: {ASSUMED_PEER_BYTES_PER_S / 1e9:.3g} GB/s to each node")
-    return workload, rates, notes
-
-
-def _assume_rates(rates: Rates, workload: Workload, notes: list[str]) -> Rates:
-    if rates.reader_bytes_per_s is None and rates.reader_file_s is None:
-        known = rates.source_bytes_per_s or ASSUMED_SOURCE_BYTES_PER_S
-        rates = replace(rates, reader_file_s=ASSUMED_SOURCE_FILE_S, reader_bytes_per_s=known)
-        speed = f"{known / 1e9:.3g} GB/s and {ASSUMED_SOURCE_FILE_S * 1e3:.3g} ms per file"
-        notes.append(f"one reader at the source: {speed}")
-    if rates.source_bytes_per_s is None and workload.size_bytes:
-        rates = replace(rates, source_bytes_per_s=ASSUMED_SOURCE_BYTES_PER_S)
-        notes.append(f"source: {ASSUMED_SOURCE_BYTES_PER_S / 1e9:.3g} GB/s")
-    if rates.source_files_per_s is None:
-        many = ASSUMED_TRANSFERS / max(rates.reader_file_s or 0.0, 1e-5)
-        rates = replace(rates, source_files_per_s=many)
-        notes.append(f"source: {many:.0f} files/s in parallel")
-    if rates.local_bytes_per_s is None and rates.local_file_s is None:
-        rates = replace(rates, local_bytes_per_s=ASSUMED_LOCAL_BYTES_PER_S, local_file_s=ASSUMED_LOCAL_FILE_S)
-        speed = f"{ASSUMED_LOCAL_BYTES_PER_S / 1e9:.3g} GB/s, {ASSUMED_LOCAL_FILE_S * 1e6:.0f} us per file"
-        notes.append(f"local disk: {speed}")
-    return rates

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from hpcstage.plan.budget import for_files, for_kept
-from hpcstage.plan.forecast.modes import ASSUMED_EPOCHS, DIRECT, RUNTIME, forecast, source_pass_s
-from hpcstage.plan.forecast.terms import Conditions
+from hpcstage.plan.forecast.modes import DIRECT, RUNTIME, forecast, missing
+from hpcstage.plan.forecast.terms import Conditions, phases
 from hpcstage.plan.placement.hits import Hits, Sharing, alike
 from hpcstage.plan.placement.owners import needed_bytes
 from hpcstage.plan.placement.placements import AUTO, Placement, Placing, decide, place_shares
@@ -60,7 +59,7 @@ class Size:
 
     nodes: int
     choice: str
-    """The placement that auto chooses, or the one that was asked for."""
+    """The placement that was chosen, or the one that was asked for."""
     direct_s: float
     direct_epoch_s: float
     compute_epoch_s: float
@@ -86,9 +85,10 @@ class NodesPlan:
     """Those of which nodes keep nothing."""
     parts: tuple[Part, ...]
     knee: float | None
-    """The number of nodes at which an epoch reads the source for as long as it computes, R / V; None: the compute time
-    is unknown."""
+    """The number of nodes at which an epoch reads the source for as long as it computes, R / V; None: one of them is
+    unknown."""
     sizes: tuple[Size, ...]
+    """Empty where a figure is missing that the forecasts need."""
     divided_files: int = 0
     divided_bytes: int = 0
     """Those that have room on no node, and of which each keeps a part."""
@@ -142,6 +142,7 @@ def nodes_plan(given: Given, workload: Workload, rates: Rates, nodes: int) -> No
     kind, why = given.kind(nodes)
     placement = place_shares(kind, given.sizes, [given.files_budget] * nodes)
     parts, left_files, left_bytes = parts_of(placement)
+    counts = [] if missing(workload, rates, nodes) else counted(nodes)
     return NodesPlan(
         nodes=nodes,
         kind=kind.value,
@@ -152,7 +153,7 @@ def nodes_plan(given: Given, workload: Workload, rates: Rates, nodes: int) -> No
         unplaced_bytes=left_bytes,
         parts=parts,
         knee=_knee(workload, rates, given),
-        sizes=tuple(_size(given, workload, rates, count) for count in counted(nodes)),
+        sizes=tuple(_size(given, workload, rates, count) for count in counts),
         divided_files=len(placement.divided),
         divided_bytes=sum(given.sizes[file_id] for file_id in placement.divided),
     )
@@ -212,7 +213,7 @@ def _size(given: Given, workload: Workload, rates: Rates, nodes: int) -> Size:
 
 
 def _scaled(work: Workload, sharing: Sharing, mode: ModeForecast) -> Scaled:
-    epochs = work.epochs or ASSUMED_EPOCHS
+    epochs = work.epochs or 1
     later = sharing.later(epochs)
     is_replicated = sharing.kind is Placing.REPLICATE
     first = sharing.kept * sharing.nodes - sharing.placed if is_replicated else sharing.hits(1).peers
@@ -230,18 +231,9 @@ def _scaled(work: Workload, sharing: Sharing, mode: ModeForecast) -> Scaled:
 
 def _knee(workload: Workload, rates: Rates, given: Given) -> float | None:
     """Returns the knee (5): the time in which one node computes an epoch over that of one pass at the source."""
-    if not workload.epoch_compute_s:
+    if not workload.epoch_compute_s or rates.source_bytes_per_s is None:
         return None
     alone = workload.on(1)
-    source_s = source_pass_s(alone, rates, given.conditions.max_rate_bytes_per_s)
+    conditions = Conditions(max_rate_bytes_per_s=given.conditions.max_rate_bytes_per_s)
+    source_s = phases(alone, rates, conditions).first.copy_s
     return (alone.epoch_compute_s or 0.0) / source_s if source_s else None
-
-
-def from_json(data: dict[str, Any]) -> NodesPlan:
-    """Reads `dataclasses.asdict` of a plan."""
-
-    def scaled(items: Sequence[dict[str, Any]]) -> tuple[Scaled, ...]:
-        return tuple(Scaled(**{**item, "later": Hits(**item["later"])}) for item in items)
-
-    sizes = tuple(Size(**{**item, "placements": scaled(item["placements"])}) for item in data["sizes"])
-    return NodesPlan(**{**data, "parts": tuple(Part(**item) for item in data["parts"]), "sizes": sizes})

@@ -126,32 +126,23 @@ def phases(workload: Workload, rates: Rates, given: Conditions) -> Phases:
 def _terms(workload: Workload, rates: Rates, given: Conditions, share: float, peers: float) -> Terms:
     """Computes the terms. `peers` is the share of the staged files that comes from other nodes."""
     nodes = given.nodes
-    files, size = max(1, workload.files) / nodes, workload.size_bytes / nodes
-    source_s = _pass_s(files, size, rates.source_files_per_s, rates.source_bytes_per_s) * nodes
-    copy_s = max(source_s, _pass_s(files, size, rates.copy_files_per_s, rates.copy_bytes_per_s) * nodes)
-    if given.max_rate_bytes_per_s:
-        copy_s = max(copy_s, size * nodes / given.max_rate_bytes_per_s)
-    alone_s = files * (rates.reader_file_s or 0.0) + _over(size, rates.reader_bytes_per_s)
+    size = workload.size_bytes / nodes
+    source_s = _over(size, rates.source_bytes_per_s) * nodes
     from_peers_s = peers * _over(size, rates.peer_bytes_per_s)
-    local_s = files * (rates.local_file_s or 0.0) + _over(size, rates.local_bytes_per_s)
     return Terms(
         epochs=workload.epochs or 1,
-        startup_s=workload.startup_s,
+        startup_s=workload.startup_s or 0.0,
         begin_s=given.begin_s,
         compute_s=workload.epoch_compute_s or 0.0,
         readers=workload.readers or 0,
-        source_alone_s=max(alone_s, source_s if nodes > 1 else 0.0),
+        source_alone_s=max(_over(size, rates.reader_bytes_per_s), source_s if nodes > 1 else 0.0),
         source_s=source_s,
-        local_alone_s=local_s + from_peers_s + peers * files * (rates.peer_file_s or 0.0),
-        copy_s=copy_s,
+        local_alone_s=_over(size, rates.local_bytes_per_s) + from_peers_s,
+        copy_s=max(source_s, _over(size * nodes, given.max_rate_bytes_per_s)),
         share=min(1.0, max(0.0, share)),
         files=max(1, workload.files),
         peers_s=from_peers_s,
     )
-
-
-def _pass_s(files: float, size: float, files_per_s: float | None, bytes_per_s: float | None) -> float:
-    return max(_over(files, files_per_s), _over(size, bytes_per_s))
 
 
 def _over(amount: float, rate: float | None) -> float:

@@ -1,10 +1,9 @@
-"""Writes and reads the trace of a run: the order in which a command first opened its files, and which files each index
-of its dataset opened.
+"""Writes and reads the trace of a run: the order in which a command first opened its files.
 
 This module owns the files `<directory>/<key>.trace`, their bounds, and whether a run may use one. It does not own their
-form (`tracefile`), where the directory lies (callers pass `record.index.state_dir(env) / DIRECTORY`), nor what a
-run learns. A trace is a convenience: nothing fails where a home is read-only, and a trace that is damaged, foreign or
-of other files is not used, with a reason.
+form (`tracefile`), nor where the directory lies (callers pass `record.index.state_dir(env) / DIRECTORY`). A trace is a
+convenience: nothing fails where a home is read-only, and a trace that is damaged, foreign or of other files is not
+used, with a reason.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order.tracefile import (
     Trace,
     TraceHeader,
-    TraceTable,
     Unusable,
     decode,
     encode,
@@ -33,7 +30,6 @@ __all__ = [
     "PROVENANCE",
     "Trace",
     "TraceHeader",
-    "TraceTable",
     "Unusable",
     "digest",
     "find",
@@ -82,12 +78,10 @@ def save(directory: Path, trace: Trace) -> str | None:
     """Writes a trace in place of the last one, then removes the oldest beyond the bounds.
 
     Returns None if it was written, else why not. Where several processes write at once, the file of the last one stays,
-    whole. Tables are left out where the file would be too large.
+    whole.
     """
     try:
         content = encode(trace)
-        if len(content) > MOST_BYTES:
-            content = encode(replace(trace, tables=()))
         if len(content) > MOST_BYTES:
             return f"{len(content) >> 20} MiB are more than the {MOST_BYTES >> 20} MiB that a trace may have"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,6 @@
-"""Defines the form of a trace's file: a header in JSON, then arrays of ids, with a checksum over all. It turns bytes
+"""Defines the form of a trace's file: a header in JSON, then ids, with a checksum over all. It turns bytes
 into a `Trace` and back; it opens no files.
-magic, CRC-32 of the rest, length of the header | header: JSON | zlib of the arrays, u32 little-endian:
-the order's ids, then for each table its offsets and its ids
+magic, CRC-32 of the rest, length of the header | header: JSON | zlib of the order's ids, u32 little-endian
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,20 +27,8 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True)
-class TraceTable:
-    """The files that each index of a loader's dataset opened."""
-
-    key: int
-    """The identity of the dataset within a program, as in announcements."""
-    offsets: array[int]
-    """Type code "I"; one more than samples: the files of sample i are ids[offsets[i]:offsets[i + 1]]."""
-    ids: array[int]
-    """Type code "I"; ids of the manifest."""
-
-
-@dataclass(frozen=True)
 class TraceHeader:
-    """The fields of a trace except for its arrays."""
+    """The fields of a trace except for its order."""
 
     command: tuple[str, ...]
     roots: tuple[str, ...]
@@ -54,10 +40,6 @@ class TraceHeader:
     run_id: str
     written_utc: str
     """When the trace was written, in ISO 8601."""
-    provenance: str | None = None
-    """The provenance of the order that the run followed."""
-    kept_share: float | None = None
-    """The share of opens in the announced order, from 0 to 1; None: nothing was announced."""
 
 
 @dataclass(frozen=True)
@@ -67,29 +49,14 @@ class Trace:
     header: TraceHeader
     order: array[int]
     """Type code "I"; ids in the order in which the program opened them first, each once."""
-    tables: tuple[TraceTable, ...] = ()
 
 
 def encode(trace: Trace) -> bytes:
     """Returns the file's content."""
-    fields = {
-        "version": _VERSION,
-        **asdict(trace.header),
-        "order": len(trace.order),
-        "tables": [[t.key, len(t.offsets), len(t.ids)] for t in trace.tables],
-    }
+    fields = {"version": _VERSION, **asdict(trace.header), "order": len(trace.order)}
     text = json.dumps(fields).encode()
-    packer = zlib.compressobj(1)
-    packed = [packer.compress(_little(numbers).tobytes()) for numbers in _all_arrays(trace)]
-    rest = b"".join([struct.pack("<I", len(text)), text, *packed, packer.flush()])
+    rest = struct.pack("<I", len(text)) + text + zlib.compress(_little(trace.order).tobytes(), 1)
     return _HEAD.pack(_MAGIC, zlib.crc32(rest), len(text)) + rest[4:]
-
-
-def _all_arrays(trace: Trace) -> Iterator[array[int]]:
-    yield trace.order
-    for table in trace.tables:
-        yield table.offsets
-        yield table.ids
 
 
 def header_of(data: bytes) -> TraceHeader:
@@ -108,7 +75,7 @@ def decode(data: bytes) -> Trace:
     if zlib.crc32(memoryview(data)[_CHECKED_FROM:]) != crc:
         raise Unusable(DAMAGED)
     fields = _fields(data, length)
-    return _arrays_in(_header_in(fields), fields, data[_HEAD.size + length :])
+    return _trace_in(_header_in(fields), fields, data[_HEAD.size + length :])
 
 
 def _lengths(data: bytes) -> tuple[int, int]:
@@ -133,7 +100,6 @@ def _fields(data: bytes, length: int) -> dict[str, Any]:
 
 def _header_in(fields: dict[str, Any]) -> TraceHeader:
     try:
-        share = fields["kept_share"]
         return TraceHeader(
             command=tuple(map(str, fields["command"])),
             roots=tuple(map(str, fields["roots"])),
@@ -141,54 +107,30 @@ def _header_in(fields: dict[str, Any]) -> TraceHeader:
             files=int(fields["files"]),
             run_id=str(fields["run_id"]),
             written_utc=str(fields["written_utc"]),
-            provenance=fields["provenance"] and str(fields["provenance"]),
-            kept_share=None if share is None else float(share),
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         raise Unusable(DAMAGED) from None
 
 
-def _arrays_in(header: TraceHeader, fields: dict[str, Any], packed: bytes) -> Trace:
+def _trace_in(header: TraceHeader, fields: dict[str, Any], packed: bytes) -> Trace:
     try:
-        tables = [(int(k), int(offsets), int(ids)) for k, offsets, ids in fields["tables"]]
-        lengths = [int(fields["order"]), *(count for _, *counts in tables for count in counts)]
-        raw = _unpacked(packed, 4 * sum(lengths), lengths)
+        order = _little(_unpacked(packed, int(fields["order"])))
     except (KeyError, TypeError, ValueError, OverflowError, zlib.error):
         raise Unusable(DAMAGED) from None
-    order, *rest = _cut(raw, lengths)
-    made = tuple(TraceTable(k, o, i) for (k, _, _), o, i in zip(tables, rest[::2], rest[1::2], strict=True))
-    if not _fit(order, header.files) or not all(_is_table(table, header.files) for table in made):
+    if order and max(order) >= header.files:
         raise Unusable(DAMAGED)
-    return Trace(header, order, made)
+    return Trace(header, order)
 
 
-def _unpacked(packed: bytes, expected: int, lengths: Sequence[int]) -> bytes:
-    if min(lengths) < 0 or expected > _MOST_RAW_BYTES:
-        raise ValueError(expected)
-    unpacker = zlib.decompressobj()
-    raw = unpacker.decompress(packed, expected + 1)
-    if len(raw) != expected:
+def _unpacked(packed: bytes, length: int) -> array[int]:
+    if not 0 <= 4 * length <= _MOST_RAW_BYTES:
+        raise ValueError(length)
+    raw = zlib.decompressobj().decompress(packed, 4 * length + 1)
+    if len(raw) != 4 * length:
         raise ValueError(len(raw))
-    return raw
-
-
-def _cut(raw: bytes, lengths: Sequence[int]) -> Iterator[array[int]]:
-    at = 0
-    for length in lengths:
-        numbers = array("I")
-        numbers.frombytes(raw[at : at + 4 * length])
-        at += 4 * length
-        yield _little(numbers)
-
-
-def _fit(ids: array[int], files: int) -> bool:
-    return not ids or max(ids) < files
-
-
-def _is_table(table: TraceTable, files: int) -> bool:
-    offsets = table.offsets
-    rising = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(table.ids)
-    return rising and all(map(int.__le__, offsets, offsets[1:])) and _fit(table.ids, files)
+    numbers = array("I")
+    numbers.frombytes(raw)
+    return numbers
 
 
 def _little(numbers: array[int]) -> array[int]:

@@ -68,6 +68,8 @@ class Digest:
     hist_open: Histogram
     hist_read: Histogram
     """Latencies of opens and of reads at the source, the copiers' and the program's together."""
+    reader_bytes_per_s: float | None
+    """The rate of one reader of its program at the source, with the opens."""
     disk: DiskSpeed | None
     track: Track | None
     processes: tuple[ProcessRow, ...]
@@ -116,6 +118,7 @@ def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
         copying_s=_copying_s(node, command_of(run), shift_s),
         hist_open=merge([node.hist_open, *(p.hist_open for p in node.processes)]),
         hist_read=merge([node.hist_read, *(p.hist_read for p in node.processes)]),
+        reader_bytes_per_s=_rate(node, "source_read_bytes", "source_open_ns", "source_read_ns"),
         disk=_disk(node),
         track=track_of(on, points, shift_s),
         processes=_listed(node.processes, rows),
@@ -125,22 +128,26 @@ def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
 
 def _without_rows(node: NodePart, rows: int) -> NodePart:
     group = node.group.shortened() if node.group else None
-    forecast = node.forecast if node.node_index == 0 else None
     errors = node.errors[:rows]
-    return replace(node, samples=(), processes=(), hist_read={}, forecast=forecast, errors=errors, group=group)
+    return replace(node, samples=(), processes=(), hist_read={}, errors=errors, group=group)
 
 
 def _disk(node: NodePart) -> DiskSpeed | None:
     """Returns how fast the node's local disk was; None where nothing was measured."""
     write_ns = sum(sample.copy_write_ns for sample in node.samples)
     copy_ns = write_ns + sum(sample.copy_open_ns + sample.copy_read_ns for sample in node.samples)
-    size = counts.total(node.processes, "local_read_bytes")
-    read_ns = counts.total(node.processes, "local_read_ns")
-    read_bytes_per_s = NS_PER_S / (read_ns / size) if size >= LEAST_BYTES and read_ns else None
+    read_bytes_per_s = _rate(node, "local_read_bytes", "local_read_ns")
     if not copy_ns and read_bytes_per_s is None:
         return None
     write_share = write_ns / copy_ns if copy_ns else 0.0
     return DiskSpeed(write_s=write_ns / NS_PER_S, write_share=write_share, read_bytes_per_s=read_bytes_per_s)
+
+
+def _rate(node: NodePart, size_name: str, *times: str) -> float | None:
+    """Returns the rate of one reader of the node's program; None where it read too little."""
+    size_bytes = counts.total(node.processes, size_name)
+    read_ns = sum(counts.total(node.processes, name) for name in times)
+    return NS_PER_S / (read_ns / size_bytes) if size_bytes >= LEAST_BYTES and read_ns else None
 
 
 def _listed(processes: Sequence[ProcessPart], rows: int) -> tuple[ProcessRow, ...]:

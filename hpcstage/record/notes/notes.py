@@ -219,17 +219,12 @@ def clocks(record: Record) -> Iterator[Note]:
 
 MUCH_SHARE = 0.15
 OUT_OF_ORDER_SHARE = 0.2
-LEAST_KEPT_SHARE = 0.9
-LEAST_OPENS = 100
-"""With fewer announced opens the order hardly matters."""
-GIVE_ORDER = "pass the order on with hpcstage.order(paths) or --order FILE"
 WAITS = {
     "runtime": "copies came too late: try more --copiers if the source has bandwidth to spare; otherwise the gain "
     "comes in later epochs",
     "upfront": "the files that it waited for were not staged: the report lists the reasons under Coverage",
     "direct": "run it with --mode runtime: from the second epoch on, reads are local",
     "local": "the dataset is on the local disk already: that disk, or the number of readers, is what limits",
-    "auto": "the forecast preferred this (see the mode above); --mode runtime copies all the same",
     None: "the notes say why no node reported",
 }
 WAITED_FOR = {
@@ -279,11 +274,11 @@ def _why_waited(record: Record) -> str:
         return OPENED_NOTHING
     counts = {"copy": record.totals.want_ready or 0, **record.coverage.reasons}
     most = max(counts, key=lambda name: counts[name])
-    mode, asked = record.run.mode, record.run.mode_asked
+    mode: str | None = record.run.mode
     if mode == "runtime" and counts[most] and most in WAITED_FOR:
         return WAITED_FOR[most]
-    if mode == "direct" and asked != "direct":
-        mode = "auto" if asked == "auto" else "local"
+    if mode == "direct" and record.run.mode_asked != "direct":
+        mode = "local"
     return WAITS[mode]
 
 
@@ -311,29 +306,9 @@ def order(record: Record) -> Iterator[Note]:
     yield Note("order", Severity.INFO, text, known if provenance in KNOWN_ORDERS else unknown)
 
 
-def not_kept(record: Record) -> Iterator[Note]:
-    """Notes that copies followed an announced order, but the program read in another."""
-    part, share = record.order, record.order.kept_share
-    near = part.near_share or 0.0
-    if (
-        not part.followed
-        or share is None
-        or max(share, near) >= LEAST_KEPT_SHARE
-        or (part.announced_opens or 0) < LEAST_OPENS
-    ):
-        return
-    if any(table.source == "wrong" for table in part.tables):
-        text = "a dataset opens other files than its attributes list, so the announced order was wrong"
-        remedy = "the next run knows them from this one's trace" if part.trace_written else GIVE_ORDER
-    else:
-        text = f"only {format_share(share)} of the opens came in the order that the samplers announced"
-        remedy = f"{GIVE_ORDER}; --order manifest ignores what samplers announce"
-    yield Note("order-not-kept", Severity.WARNING, text, remedy)
-
-
 RULES = [
     *VISIBLE_RULES,
     *(store_full, divided, slow_disk, in_memory, copy_errors, written),
     *(slow_nodes, idle_nodes, read_more_than_once, restarted, clocks),
-    *(waits_for_source, contention, order, not_kept, preprocessing),
+    *(waits_for_source, contention, order, preprocessing),
 ]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from hpcstage.problem import Problem
 from hpcstage.protocol import rundir
@@ -21,7 +21,6 @@ from hpcstage.record.jsonform import (
     EMPTY_IF_NONE,
     LEFT_OUT_IF_NONE,
     Count,
-    NumberLimits,
     Seconds,
     read,
     written,
@@ -101,20 +100,8 @@ class OrderLead:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexTable:
-    """One of the program's datasets, and from where it is known which file an index of it is."""
-
-    key: int
-    source: Annotated[str, NumberLimits(enum=("program", "trace", "opens", "wrong"))]
-    """`program`: the dataset's attributes; `wrong`: these did not hold."""
-    samples: Count
-    judged: Count
-    agreed: Count
-
-
-@dataclass(frozen=True, kw_only=True)
 class OrderPart:
-    """Where the order of a node's copies came from, and how well its program kept to it."""
+    """Where the order of a node's copies came from, and how far ahead of the program they were."""
 
     provenance: str | None = None
     """The origin of the order that copies followed last."""
@@ -128,13 +115,7 @@ class OrderPart:
     followed: bool | None = None
     trace_written: bool | None = None
     trace_why: str | None = None
-    kept_share: float | None = None
-    near_share: float | None = None
-    announced_opens: int | None = None
-    """The opens of announced files that were seen; `kept_share` and `near_share` are shares of them."""
     lead: OrderLead | None = None
-    tables: tuple[IndexTable, ...] = ()
-    lost_bytes: int | None = None
     opened_files: int | None = None
     trace_used: str | None = None
     trace_unused_why: str | None = None
@@ -199,8 +180,6 @@ class NodePart:
     host: str
     mode: str
     """The mode that was followed."""
-    mode_asked: str
-    mode_why: str
     started_unix_s: float
     ended_s: float | None = None
     complete: bool = False
@@ -217,7 +196,6 @@ class NodePart:
     hist_read: dict[int, int] = field(default_factory=dict)
     budget: BudgetPart | None = field(default=None, metadata=EMPTY_IF_NONE)
     order: OrderPart = field(default_factory=OrderPart)
-    forecast: dict[str, Any] | None = None
     samples: Sequence[Sample] = ()
     processes: Sequence[ProcessPart] = ()
     missed_processes: Sequence[MissedProcess] = ()

@@ -20,11 +20,13 @@ _PLACEMENTS = tuple(kind.value for kind in Placing)
 
 
 def text(plan: NodesPlan, rows: int, canvas: Canvas) -> list[list[str]]:
-    """Returns two paragraphs: the nodes, of which at most `rows` are listed, and the forecasts over their number."""
+    """Returns two paragraphs: the nodes, of which at most `rows` are listed, and the forecasts over their number, where
+    they could be made."""
     said, wide = canvas.lines(facts(_nodes(plan))), Canvas(WIDE)
     if plan.kind != "private":
         said += wide.lines(_parts(plan, rows))
-    return [said, [*wide.lines(_sizes(plan)), *canvas.lines(facts([("knee", _knee(plan))]))]]
+    sizes = wide.lines(_sizes(plan)) if plan.sizes else []
+    return [said, [*sizes, *canvas.lines(facts([("knee", _knee(plan))]))]]
 
 
 def _nodes(plan: NodesPlan) -> Iterator[Fact]:
@@ -91,7 +93,7 @@ def _hits(chosen: Scaled) -> str:
 
 def _knee(plan: NodesPlan) -> str:
     if plan.knee is None:
-        return "unknown: set how long an epoch computes with --epoch-compute"
+        return "unknown: it follows from --epoch-compute and --source-rate"
     found = f"{plan.knee:,.0f} nodes (R / V)" if plan.knee >= 10 else f"{plan.knee:.2g} nodes (R / V)"
     if plan.knee < 1:
         return f"{found}: one node already reads faster than the source gives; more only help with staging"

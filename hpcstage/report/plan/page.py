@@ -15,7 +15,7 @@ from rich.table import Table
 from hpcstage.plan.budget import NO_LIMIT
 from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.order.readings import EpochReading, Readings
-from hpcstage.plan.types import Forecast, Kept, Rates, Workload
+from hpcstage.plan.types import Forecast, Rates, Workload
 from hpcstage.preview.planfile import Plan, PlanRow, path_json, rows, summary
 from hpcstage.report.canvas import WIDE, Canvas, Fact, facts, grid
 from hpcstage.report.plan import nodes
@@ -24,7 +24,6 @@ from hpcstage.units import format_duration, format_number, format_rate, format_s
 DEFAULT_LIMIT = 20
 DEFAULT_EPOCHS = 3
 DEFAULT_NODES = 8
-_MODES = ("direct", "upfront", "runtime", "auto")
 UNKNOWN = "?"
 
 
@@ -41,8 +40,7 @@ def text(plan: Plan, limit: int | None = None, width: int = WIDE) -> str:
     if plan.nodes is not None:
         parts.extend(nodes.text(plan.nodes, DEFAULT_NODES if limit is None else limit, canvas))
     if plan.forecast is not None:
-        forecast = Canvas(WIDE).lines(_forecast(plan.forecast))
-        parts.append([*forecast, *canvas.lines(facts(_choice(plan, plan.forecast)))])
+        parts.append(Canvas(WIDE).lines(_forecast(plan.forecast)))
     parts.append(canvas.lines(facts(_tail(plan))))
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
@@ -105,8 +103,6 @@ def _head(plan: Plan) -> Iterator[Fact]:
     yield "order", _order(plan)
     if plan.found.about and plan.order.provenance != "manifest":
         yield "", plan.found.about
-    if plan.found.kept is not None:
-        yield "", _kept(plan.found.kept)
     if plan.local is not None:
         yield "local", plan.local
     yield "budget", _budget(plan)
@@ -130,11 +126,6 @@ def _order(plan: Plan) -> str:
     if missing:
         line += f", then {missing:,} that it does not name"
     return line + (f"; {plan.found.unknown:,} of its paths are not in the datasets" if plan.found.unknown else "")
-
-
-def _kept(kept: Kept) -> str:
-    order = f"an announced order ({kept.provenance})" if kept.provenance else "an announced order"
-    return f"{order} was kept by {kept.share:.0%} in the last run, {kept.run_id}"
 
 
 def _budget(plan: Plan) -> str:
@@ -205,20 +196,15 @@ def _path(plan: Plan, file_id: int) -> str:
 
 def _forecast(forecast: Forecast) -> Table:
     cells = []
-    for name in _MODES:
-        mode = forecast.modes[name]
+    for name, mode in forecast.modes.items():
         times = (mode.total_s, mode.first_batch_s, mode.first_epoch_s, mode.later_epoch_s)
         cells.append((name, *map(format_duration, times), mode.formula))
     return grid("lrrrrl", cells, ("forecast", "total", "1st batch", "1st epoch", "later", "how"))
 
 
-def _choice(plan: Plan, forecast: Forecast) -> Iterator[Fact]:
-    yield "choice", f"{forecast.choice}: {forecast.why}"
-    if plan.mode is not None and plan.mode != forecast.choice:
-        yield "mode", f"{plan.mode} is what the run did"
-
-
 def _tail(plan: Plan) -> Iterator[Fact]:
+    if plan.mode is not None:
+        yield "mode", plan.mode
     if plan.workload is not None:
         yield from _program(plan.workload)
     if plan.rates is not None:
@@ -226,6 +212,8 @@ def _tail(plan: Plan) -> Iterator[Fact]:
     if plan.forecast is not None:
         for item in plan.forecast.assumptions:
             yield "assumed", item
+    if plan.missing:
+        yield "missing", f"{', '.join(plan.missing)}: no earlier run's record tells them, so there is no forecast"
     for note in plan.notes:
         yield "note", note
 
@@ -236,26 +224,15 @@ def _program(workload: Workload) -> Iterator[Fact]:
         "epoch_compute_s": workload.epoch_compute_s is not None
         and f"compute {format_duration(workload.epoch_compute_s)} per epoch",
         "readers": workload.readers is not None and f"{workload.readers} readers ahead",
-        "startup_s": workload.startup_s and f"startup {format_duration(workload.startup_s)}",
+        "startup_s": workload.startup_s is not None and f"startup {format_duration(workload.startup_s)}",
     }
-    known = [f"{value} ({workload.sources.get(name, 'default')})" for name, value in values.items() if value]
+    known = [f"{value} ({workload.sources[name]})" for name, value in values.items() if value]
     if known:
         yield "program", ", ".join(known)
 
 
 def _rates(rates: Rates) -> Iterator[Fact]:
-    rows = (
-        ("source", "source_bytes_per_s", rates.source_files_per_s, None),
-        ("reader", "reader_bytes_per_s", None, rates.reader_file_s),
-        ("copying", "copy_bytes_per_s", rates.copy_files_per_s, None),
-        ("disk", "local_bytes_per_s", None, rates.local_file_s),
-    )
-    for name, key, files_per_s, file_s in rows:
-        bytes_per_s = getattr(rates, key)
-        found = (
-            "" if bytes_per_s is None else format_rate(bytes_per_s),
-            "" if files_per_s is None else f"{files_per_s:,.0f} files/s",
-            "" if file_s is None else f"{file_s * 1000:.3g} ms per file",
-        )
-        if any(found):
-            yield name, f"{', '.join(filter(None, found))} ({rates.sources.get(key, 'unknown')})"
+    names = ("source", "source_bytes_per_s"), ("reader", "reader_bytes_per_s"), ("disk", "local_bytes_per_s")
+    for name, key in (*names, ("peers", "peer_bytes_per_s")):
+        if (bytes_per_s := getattr(rates, key)) is not None:
+            yield name, f"{format_rate(bytes_per_s)} ({rates.sources[key]})"

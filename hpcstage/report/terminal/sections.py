@@ -13,7 +13,7 @@ from rich.table import Table
 
 from hpcstage.record.figures.counts import add
 from hpcstage.record.parts.checkpoints import CheckpointsPart
-from hpcstage.record.schema import Contention, OrderSection, OwnPeriod, Percentiles, Record, SharedPeriod
+from hpcstage.record.schema import Contention, OwnPeriod, Percentiles, Record, SharedPeriod
 from hpcstage.report import figures
 from hpcstage.report.canvas import Sparkline, Wrapped, grid, line, section
 from hpcstage.report.figures import UNKNOWN, count, percent, rate, seconds, short_name, size
@@ -41,7 +41,8 @@ def header(record: Record) -> RenderableType:
         ("command", shlex.join(run.command) or UNKNOWN),
         ("where", _where(record)),
     ]
-    if run.mode_asked != run.mode and run.mode and (record.names_dataset or not record.keeps_directories):
+    is_named = record.names_dataset or not record.keeps_directories
+    if run.mode and run.mode_why and run.mode_asked != run.mode and is_named:
         why = f"{run.mode}, asked for {run.mode_asked}: {run.mode_why}"
         rows.append(("mode", Wrapped(why, 1 if record.group else MODE_LINES)))
     if staged := _staged(record):
@@ -83,28 +84,19 @@ def _staged(record: Record) -> str:
 
 
 def order(record: Record) -> list[str]:
-    """Says what samplers announced, how well the program kept to it, and how far ahead of it the copies were."""
+    """Says what samplers announced, and how far ahead of the program the copies were."""
     part = record.order
     if not part.announcements:
         return []
     words = [str(part.provenance), "announced while copying"]  # later epochs are not
     if not part.followed:
         words.append("not followed")
-    if part.kept_share is not None:
-        words.append(f"{percent(part.kept_share)} of opens as announced{_nearly(part)}")
     lead = part.lead
     if lead is None or record.run.mode == "direct":
         return [", ".join(words)]
     behind_s = "" if lead.median_s is None else f" ({seconds(lead.median_s)})"
     ahead = f"{count(lead.median_files)} files{behind_s} ahead of the program at the median"
     return [", ".join(words), f"{ahead}, {count(lead.least_files)} at the least"]
-
-
-def _nearly(part: OrderSection) -> str:
-    """Returns the share of opens near their announced place, where it differs, as threads read neighbours in any
-    order."""
-    told = percent(part.near_share)
-    return "" if part.near_share is None or told == percent(part.kept_share) else f" ({told} nearly so)"
 
 
 def meters(record: Record) -> RenderableType:

@@ -189,21 +189,6 @@ static PyObject *loader_step(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(mark_doc, "mark(key, index)\n\nWhat this process opens from now on is for a sample of a dataset; -1: for none. "
-                       "Does nothing while opens are not logged, or if these are no such numbers.");
-
-static PyObject *mark(PyObject *self, PyObject *arguments) {
-    unsigned int key;
-    long long index;
-    if (logging()) {
-        if (PyArg_ParseTuple(arguments, "IL", &key, &index))
-            ring_mark(key, index);
-        else
-            PyErr_Clear();
-    }
-    Py_RETURN_NONE;
-}
-
 static PyObject *bucket(PyObject *self, PyObject *argument) {
     unsigned long long value = PyLong_AsUnsignedLongLong(argument);
     return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLong(bucket_of_ns(value));
@@ -239,7 +224,6 @@ static PyMethodDef methods[] = {
     {"max", py_max, METH_VARARGS, "max(counter, value)\n\nRaises to."},
     {"get", py_get, METH_O, "get(counter) -> int"},
     {"loader_step", loader_step, METH_VARARGS, step_doc},
-    {"mark", mark, METH_VARARGS, mark_doc},
     {"bucket_of_ns", bucket, METH_O, "bucket_of_ns(value) -> int"},
     {"wire", wire, METH_NOARGS, "wire() -> dict of the protocol's numbers"},
     {NULL, NULL, 0, NULL}};

@@ -153,9 +153,7 @@ void waits_forget(void); /* in a forked child: its parent's threads are not in i
 unsigned bucket_of_ns(uint64_t value);
 
 /* ---- the ring of opens ---- */
-enum { OPENED_LOCAL = 0, OPENED_SOURCE = 1 };
-void ring_opened(const struct place *at, int where, uint64_t ns); /* only while logging() */
-void ring_mark(uint32_t key, int64_t index);              /* the same */
+void ring_opened(const struct place *at, uint64_t ns); /* only while logging() */
 void ring_forget(void); /* in a forked child: it makes its own */
 
 static inline int logging(void) {

@@ -111,7 +111,7 @@ static union result open_source(const struct call *c, const struct place *at, in
             moved_opened(fd, c->flags, is_stream(c), published);
             count_source_open(took, reason);
             if (logging())
-                ring_opened(at, OPENED_SOURCE, begin + took);
+                ring_opened(at, begin + took);
         }
     } else if (counted) {
         count(COUNTER_FAILED_OPENS, 1);
@@ -129,7 +129,7 @@ static int ask_for_copy(const struct call *c, const struct place *at, union resu
         return REASON_LOCAL_ERROR;
     count(COUNTER_READY_OPENS, 1);
     if (logging())
-        ring_opened(at, OPENED_LOCAL, now_ns());
+        ring_opened(at, now_ns());
     return -1;
 }
 
@@ -148,7 +148,7 @@ static union result open_for_reading(const struct call *c, const struct place *a
             count(COUNTER_HIT_OPENS, 1);
             count(COUNTER_HIT_OPEN_NS, took);
             if (logging())
-                ring_opened(at, OPENED_LOCAL, begin + took);
+                ring_opened(at, begin + took);
         }
         errno = saved;
         return r;

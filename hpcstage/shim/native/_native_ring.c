@@ -1,4 +1,4 @@
-/* Writes the ring of opens: which dataset files this process opened, in order, and for which sample.
+/* Writes the ring of opens: which dataset files this process opened, in order.
  *
  * A slot's ring is made when there is first something to log. A record's place is reserved by one exchange on the head;
  * its stamp is stored last and says that it is complete. Nobody waits for anybody: a reader that is more than a whole
@@ -24,15 +24,10 @@ _Static_assert(offsetof(struct ring, data) == RING_HEADER_BYTES, "data");
 struct record {
     uint32_t stamp;
     uint16_t payload_n;
-    uint8_t type, detail;
+    uint8_t type, reserved;
     uint64_t ns;
 };
 _Static_assert(sizeof(struct record) == RECORD_BYTES, "record");
-
-struct index {
-    uint32_t key;
-    int64_t index;
-} __attribute__((packed));
 
 #define PAD_BYTES 8 /* what a PAD record needs at least: it ends before `ns` */
 
@@ -105,7 +100,7 @@ static void pad(struct ring *r, uint64_t at) {
     struct record *to = record_at(r, at);
     to->payload_n = 0;
     to->type = RECORD_PAD;
-    to->detail = 0;
+    to->reserved = 0;
     commit(r, at);
 }
 
@@ -122,26 +117,18 @@ static uint64_t reserve(struct ring *r, uint64_t bytes) {
     return head + skip;
 }
 
-static void record(int type, int detail, uint64_t ns, const void *payload, size_t n) {
+void ring_opened(const struct place *at, uint64_t ns) {
     struct ring *r = my_ring();
     if (!r)
         return;
-    uint64_t at = reserve(r, (sizeof(struct record) + n + PAD_BYTES - 1) & ~(uint64_t)(PAD_BYTES - 1));
-    struct record *to = record_at(r, at);
-    to->payload_n = (uint16_t)n;
-    to->type = (uint8_t)type;
-    to->detail = (uint8_t)detail;
-    to->ns = ns;
-    memcpy(to + 1, payload, n);
-    commit(r, at);
-}
-
-void ring_opened(const struct place *at, int where, uint64_t ns) {
     const char *name = at->local + at->map->name_at;
-    record(RECORD_OPEN, where, ns, name, strlen(name));
-}
-
-void ring_mark(uint32_t key, int64_t index) {
-    struct index payload = {key, index};
-    record(RECORD_INDEX, 0, now_ns(), &payload, sizeof payload);
+    size_t n = strlen(name);
+    uint64_t begin = reserve(r, (sizeof(struct record) + n + PAD_BYTES - 1) & ~(uint64_t)(PAD_BYTES - 1));
+    struct record *to = record_at(r, begin);
+    to->payload_n = (uint16_t)n;
+    to->type = RECORD_OPEN;
+    to->reserved = 0;
+    to->ns = ns;
+    memcpy(to + 1, name, n);
+    commit(r, begin);
 }

@@ -31,8 +31,6 @@ _fsencode = os.fsencode
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 """Where no descriptor is free, the inode alone says which file a name leads to."""
 CLOEXEC_READ = os.O_RDONLY | os.O_CLOEXEC
-OPENED_LOCAL = 0
-OPENED_SOURCE = 1
 
 
 class Context:
@@ -77,7 +75,7 @@ class Context:
         end_ns = monotonic_ns()
         counters[1] += end_ns - begin_ns  # COUNTER_HIT_OPEN_NS
         if slot.logs[0]:
-            slot.log.opened(local, OPENED_LOCAL, end_ns)
+            slot.log.opened(local, end_ns)
         return fd
 
     def is_file(self, fd: int) -> bool:
@@ -110,7 +108,7 @@ class Context:
             counters = self.slot.counters
             counters[wire.COUNTER_HIT_OPENS] += 1
             counters[wire.COUNTER_HIT_OPEN_NS] += monotonic_ns() - begin_ns
-            self.log(place.local, OPENED_LOCAL)
+            self.log(place.local)
         return fd, 0
 
     def _ask(self, place: Any, flags: int) -> tuple[int, int]:
@@ -124,13 +122,13 @@ class Context:
         except OSError:
             return -1, wire.REASON_LOCAL_ERROR
         self.slot.counters[wire.COUNTER_READY_OPENS] += 1
-        self.log(place.local, OPENED_LOCAL)
+        self.log(place.local)
         return fd, 0
 
-    def log(self, local: str, where: int) -> None:
+    def log(self, local: str) -> None:
         """Logs that an open for reading has succeeded."""
         if self.slot.logs[0] and not self.quiet:
-            self.slot.log.opened(local, where, monotonic_ns())
+            self.slot.log.opened(local, monotonic_ns())
 
     def from_source(self, place: Any, call: Callable[[], Any], reason: int) -> Any:
         """Opens at the source, and counts it."""
@@ -141,7 +139,7 @@ class Context:
             self.slot.counters[wire.COUNTER_FAILED_OPENS] += 1
             raise
         self.slot.source_open(monotonic_ns() - begin_ns, reason)
-        self.log(place.local, OPENED_SOURCE)
+        self.log(place.local)
         return result
 
     def copy_of(self, name: Any) -> str | None:
@@ -156,7 +154,7 @@ class Context:
             return str(place.local)
         if fd == -1:
             self.slot.source_open(0, reason)
-            self.log(place.local, OPENED_SOURCE)
+            self.log(place.local)
         return None
 
     def count(self, counter: int) -> None:

@@ -1,4 +1,4 @@
-"""Writes the ring of opens from Python: which dataset files this process opened, in order, and for which sample.
+"""Writes the ring of opens from Python: which dataset files this process opened, in order.
 
 The form is the native layer's. One thread writes at a time; what another thread (or a signal handler, in the middle of
 a record) wants to log meanwhile is left for it. Where too much is left, the oldest is dropped, and the reader is told
@@ -11,7 +11,6 @@ import os
 import sys
 from _collections import deque  # type: ignore[import-not-found]  # `collections` itself costs two milliseconds
 from _thread import allocate_lock
-from time import monotonic_ns
 
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
 from _hpcstage_mapping import mapped  # type: ignore[import-not-found]
@@ -45,49 +44,40 @@ class Log:
         self._late = LateRecords()
         self._put: Any = self._make if slot.number > 0 else _nowhere
 
-    def opened(self, local: str, where: int, ns: int) -> None:
-        """Logs that a file was opened for reading; `local` is its place in the store, `where` is 0 for that copy, 1 for
-        the source."""
-        self._put(OPEN, where, ns, local[self._name_at :].encode(self._encoding, self._errors))
+    def opened(self, local: str, ns: int) -> None:
+        """Logs that a file was opened for reading; `local` is its place in the store."""
+        self._put(ns, local[self._name_at :].encode(self._encoding, self._errors))
 
-    def mark(self, key: int, index: int) -> None:
-        """Logs that what is opened from now on is for a sample of a dataset; index -1: for none."""
-        try:
-            payload = key.to_bytes(4, "little") + int(index).to_bytes(8, "little", signed=True)
-        except Exception:
-            return
-        self._put(wire.RECORD_INDEX, 0, monotonic_ns(), payload)
-
-    def _make(self, kind: int, where: int, ns: int, payload: bytes) -> None:
+    def _make(self, ns: int, payload: bytes) -> None:
         """Makes the ring at the first record. What other threads open meanwhile waits for it."""
         if not self._may_make(False):
-            self._late.leave((kind, where, ns, payload))
+            self._late.leave((ns, payload))
             return
         try:
             self._put = RingWriter(self._path, self._late).put
         except Exception:
             self._put = _nowhere
-        self._put(kind, where, ns, payload)
+        self._put(ns, payload)
 
 
 class LateRecords:
     """The records that wait for the thread that writes."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[int, int, int, bytes]] = deque()
+        self._waiting: deque[tuple[int, bytes]] = deque()
         self._any_dropped = False
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def leave(self, record: tuple[int, int, int, bytes]) -> None:
+    def leave(self, record: tuple[int, bytes]) -> None:
         """Adds one record. The oldest gives way to it where too many wait."""
         self._waiting.append(record)
         if len(self._waiting) > LEFT_OVER:
             self._waiting.popleft()
             self._any_dropped = True
 
-    def take(self) -> tuple[int, int, int, bytes]:
+    def take(self) -> tuple[int, bytes]:
         """Removes and returns the oldest record."""
         return self._waiting.popleft()  # type: ignore[no-any-return]
 
@@ -97,7 +87,7 @@ class LateRecords:
         return dropped
 
 
-def _nowhere(kind: int, where: int, ns: int, payload: bytes) -> None:
+def _nowhere(ns: int, payload: bytes) -> None:
     """Stands in the place of a ring that cannot be made."""
 
 
@@ -127,16 +117,16 @@ class RingWriter:
         view[16:24] = DATA.to_bytes(4, "little") + os.getpid().to_bytes(4, "little")
         view[:8] = wire.RING_MAGIC
 
-    def put(self, kind: int, where: int, ns: int, payload: bytes) -> None:
+    def put(self, ns: int, payload: bytes) -> None:
         """Writes one record. A thread's records stay in their order: what waits is written before what comes."""
         if not self._acquire(False):
-            self._late.leave((kind, where, ns, payload))
+            self._late.leave((ns, payload))
             self._put_late()
             return
         try:
             if self._late:
                 self._write_late()
-            self._write(kind, where, ns, payload)
+            self._write(ns, payload)
         finally:
             self._release()
         if self._late:
@@ -155,7 +145,7 @@ class RingWriter:
                 self._head[0] += DATA + 8  # a reader that finds more to read than the ring holds says "lost"
             self._write(*self._late.take())
 
-    def _write(self, kind: int, where: int, ns: int, payload: bytes) -> None:
+    def _write(self, ns: int, payload: bytes) -> None:
         """Writes a record: first the head says that its place is taken, last its stamp says that it is complete."""
         n = len(payload)
         at = self._head[0]
@@ -165,7 +155,7 @@ class RingWriter:
             at = self._pad(at, begin)
             begin, end = HEADER, HEADER + FRAME + n
         self._head[0] = at + (ROUNDED + n & -8)
-        self._map[begin + 4 : end] = self._behind_stamp(n, kind, where, ns) + payload
+        self._map[begin + 4 : end] = self._behind_stamp(n, OPEN, 0, ns) + payload
         self._stamps[begin >> 2] = at + 1 & 0xFFFFFFFF
 
     def _pad(self, at: int, begin: int) -> int:

@@ -153,11 +153,6 @@ class Slot:
             counters[wire.COUNTER_DIRECT_BASE + reason] += 1
         self.hist_open[wire.bucket_of_ns(took_ns)] += 1
 
-    def mark(self, key: int, index: int) -> None:
-        """Marks that what this process opens from now on is for a sample of a dataset; index -1: for none."""
-        if self.logs[0]:
-            self.log.mark(key, index)
-
     def finish(self) -> None:
         """Notes the time of an orderly exit, and what the process has read itself."""
         if self._pid == os.getpid():

@@ -1,1 +1,1 @@
-"""Follows PyTorch's loaders: announces epochs, marks samples, measures waits."""
+"""Follows PyTorch's loaders: announces epochs, measures waits."""

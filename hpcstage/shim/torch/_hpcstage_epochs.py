@@ -12,8 +12,8 @@ import weakref
 from functools import partial
 from time import monotonic_ns
 
+import _hpcstage_columns as columns  # type: ignore[import-not-found]
 import _hpcstage_files as files  # type: ignore[import-not-found]
-import _hpcstage_marks as marks  # type: ignore[import-not-found]
 import _hpcstage_sampler as samplers  # type: ignore[import-not-found]
 import _hpcstage_tables as tables  # type: ignore[import-not-found]
 import _hpcstage_want as wants  # type: ignore[import-not-found]
@@ -21,17 +21,39 @@ import _hpcstage_wire as wire  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Sequence
+    from typing import Any
 
 ASK_CAP_S = 1.0
 HEAD_SAMPLES = 2048
-GUESSED_SAMPLES = 4096
 HEAD_FROM_SAMPLES = 4096
 COSTLY_SAMPLES = 65_536
-"""The number of samples that are announced of a dataset whose table costs too much, and which is learnt from its
-opens."""
+"""The number of samples that are announced of a dataset whose table costs too much."""
 MAP_STYLE = 0
 ANNOUNCED_IN = (wire.STATE_STARTING, wire.STATE_SCANNING, wire.STATE_STAGING)
+
+
+class PageHeader:
+    """Reads the page's header. Raises OSError where there is no page."""
+
+    def __init__(self, page: bytes) -> None:
+        import mmap
+
+        fd = os.open(page, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            mapped = mmap.mmap(fd, wire.PAGE_HEADER_BYTES, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        self._words = memoryview(mapped).cast("I")
+
+    @property
+    def state(self) -> int:
+        """Returns the daemon's state."""
+        return int(self._words[wire.STATE_OFFSET // 4])
+
+    @property
+    def logging(self) -> bool:
+        """Whether opens are to be logged."""
+        return bool(self._words[wire.LOGGING_OFFSET // 4])
 
 
 class _FollowedLoader:
@@ -62,11 +84,11 @@ class _Run:
 class Epochs:
     """Announces the epochs of this process's loaders. Nothing that it does raises into the program."""
 
-    def __init__(self, config: Any, header: Any, counters: Any) -> None:
+    def __init__(self, config: Any, counters: Any) -> None:
         self._orders = config.node_dir + b"/orders/"
         self._sock = config.sock
         self._roots = [os.fsdecode(source) for source, _ in config.maps]
-        self._header = header
+        self._header = PageHeader(config.page)
         self._counters = counters
         self._hung_until_ns = 0
         self._start()
@@ -75,22 +97,6 @@ class Epochs:
         self._pid = os.getpid()
         self._streams = 0
         self._loaders: dict[int, tuple[Any, _FollowedLoader]] = {}
-        self._has_guessed = False
-
-    def made(self, loader: Any) -> None:
-        """Notes that a loader was made. The first of a process is taken for the one that reads first."""
-        try:
-            if self._pid != os.getpid():
-                self._start()
-            if self._has_guessed or self._loaders or self._header.state not in ANNOUNCED_IN:
-                return
-            self._has_guessed = True
-            if loader._dataset_kind == MAP_STYLE and not isinstance(loader.dataset, _in_memory()):
-                names = _guess(loader, self._roots)
-                if names:
-                    self._send_names(b"early-%d" % self._pid, names, 0)
-        except Exception:
-            self._counters.count(wire.COUNTER_ERRORS, 1)
 
     def begin(self, iterator: Any) -> None:
         """Announces an epoch; called when its first index is about to be asked for."""
@@ -163,8 +169,7 @@ class Epochs:
             indices.byteswap()
         files.write(self._orders, name, iter([indices]))
         texts = b"\0".join((name, table_name, run.formula.encode()))
-        columns = table.columns if table_name else 0
-        numbers = (run.stream, 4), (run.epoch, 4), (columns, 2), (0, 2), (marks.key_of(dataset), 4)
+        numbers = (run.stream, 4), (run.epoch, 4), (table.columns if table_name else 0, 2), (0, 2)
         run.announced = True
         run.loader.expected.discard(run.stream)
         self._ask(wire.KIND_EPOCH, _packed(*numbers) + texts, ASK_CAP_S)
@@ -194,13 +199,9 @@ class Epochs:
         if table.rows <= HEAD_FROM_SAMPLES:
             return
         names = [name for name in table.take(list(indices[:samples])) if name]
-        self._send_names(b"epoch-%d-head" % os.getpid(), names, ASK_CAP_S)
-
-    def _send_names(self, name: bytes, names: list[str], cap_s: float) -> None:
-        """Writes a list of files and announces it."""
-        file = b"%s-%s" % (name, os.urandom(3).hex().encode())
+        file = b"epoch-%d-head-%s" % (os.getpid(), os.urandom(3).hex().encode())
         files.write(self._orders, file, iter([os.fsencode("\0".join(names))]))
-        self._ask(wire.KIND_ORDER, file, cap_s)
+        self._ask(wire.KIND_ORDER, file, ASK_CAP_S)
 
     def _gone(self, run: _Run) -> None:
         """Ends the epoch of an iterator that is no more."""
@@ -229,7 +230,7 @@ class Epochs:
             self._send_end(run.stream, run.epoch, formula)
 
     def _send_end(self, stream: int, epoch: int, formula: str) -> None:
-        numbers = (stream, 4), (epoch, 4), (0, 2), (wire.EPOCH_ENDED, 2), (0, 4)
+        numbers = (stream, 4), (epoch, 4), (0, 2), (wire.EPOCH_ENDED, 2)
         self._ask(wire.KIND_EPOCH, _packed(*numbers) + b"\0\0" + formula.encode(), 0)
 
     def _ask(self, kind: int, payload: bytes, cap_s: float) -> None:
@@ -245,24 +246,8 @@ def _generators(iterator: Any) -> list[Any]:
 
 
 def _in_memory() -> Any:
-    return marks.columns.torch_class("TensorDataset")
+    return columns.torch_class("TensorDataset")
 
 
 def _packed(*numbers: tuple[int, int]) -> bytes:
     return b"".join(value.to_bytes(size, "little") for value, size in numbers)
-
-
-def _guess(loader: Any, roots: Sequence[str]) -> list[str]:
-    """Guesses, when a loader is made, what it will read first, so that copying has an order before the first epoch
-    begins. Returns the files that the sampler would give if the epoch began now; none where that is not known, or would
-    cost too much.
-
-    The guess is right where the sampler has a seed or a generator of its own, and where the program draws nothing until
-    then; what is announced when the epoch begins takes its place. A wrong guess costs no more than copying by path
-    does. The guess pays where a rank reads a part of the dataset and the model takes time to build.
-    """
-    indices = samplers.peek_first(loader._index_sampler, loader.generator, GUESSED_SAMPLES)
-    table = tables.table_of(loader.dataset, roots) if indices else None
-    if table is None or table.costly:
-        return []
-    return [name for name in table.take(list(indices)) if name]

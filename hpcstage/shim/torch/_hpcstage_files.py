@@ -11,13 +11,13 @@ import sys
 from zlib import crc32
 
 import _hpcstage_tables as tables  # type: ignore[import-not-found]
-from _hpcstage_marks import spread  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterator
 
 PIECE_SAMPLES = 8192
+MAX_PROBES = 64
 CHOSEN_FROM_SAMPLES = 1 << 16
 """A table with fewer rows is written as it is."""
 
@@ -50,6 +50,11 @@ def table_name(parts: list[Any]) -> bytes:
     sample = "\0".join(name for part in parts for name in part.take(spread(part.rows)))
     rows, columns = sum(part.rows for part in parts), parts[0].columns
     return b"table-%d-%d-%08x" % (rows, columns, crc32(os.fsencode(sample)))
+
+
+def spread(rows: int) -> list[int]:
+    """Returns the first place, the last, and up to 64 places evenly between."""
+    return sorted({0, rows - 1, *range(0, rows, max(1, rows // MAX_PROBES))}) if rows > 0 else []
 
 
 def pieces(parts: list[Any]) -> Iterator[bytes]:

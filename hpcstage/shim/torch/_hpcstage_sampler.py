@@ -1,4 +1,4 @@
-"""Learns what a loader's sampler will give in the coming epoch: runs it once and puts every random state back.
+"""Finds what a loader's sampler will give in the coming epoch: runs it once and puts every random state back.
 
 The module owns the table of samplers that may be run: those whose every step is known to be repeatable. No other
 sampler is ever iterated. The module owns no loader and announces nothing.
@@ -81,21 +81,6 @@ def peek(sampler: Any, more_generators: Iterable[Any] = (), drawn: Any = None) -
     states = _States(found, more_generators)
     try:
         return _left(drawn) if copied else _collect(sampler)
-    finally:
-        states.put_back()
-
-
-def peek_first(sampler: Any, generator: Any, most: int) -> array[int] | None:
-    """Returns the first indices (`most` or a few more) of an epoch that began now, of a loader with this generator; as
-    `peek`."""
-    found = parts(sampler)
-    if found is None or _too_long(found) or _name(sampler, "__iter__") in _EAGER or not _drawn_on_cpu():
-        return None
-    states = _States(found, [generator])
-    try:
-        torch = sys.modules["torch"]
-        torch.empty((), dtype=torch.int64).random_(generator=generator)  # the seed of the loader's workers comes first
-        return _collect(sampler, most)
     finally:
         states.put_back()
 
@@ -189,23 +174,23 @@ def _on_cpu(tensor: Any) -> bool:
     return str(tensor.device.type) == "cpu"
 
 
-def _collect(sampler: Any, most: int = LIMIT + 1) -> array[int] | None:
+def _collect(sampler: Any) -> array[int] | None:
     while _name(sampler, "__iter__") in _PASSES_ON:
         sampler = sampler._batch_sampler
     if _name(sampler, "__iter__") == _PLAIN:
-        indices = array("I", islice(sampler.sampler, most))
+        indices = array("I", islice(sampler.sampler, LIMIT + 1))
         if sampler.drop_last:
             del indices[len(indices) - len(indices) % sampler.batch_size :]
         return indices if len(indices) <= LIMIT else None
     drawn = iter(sampler)
     first = next(drawn, None)
     if not isinstance(first, (list, tuple)):
-        indices = array("I", islice(chain([] if first is None else [first], drawn), most))
+        indices = array("I", islice(chain([] if first is None else [first], drawn), LIMIT + 1))
         return indices if len(indices) <= LIMIT else None
     indices = array("I", first)
     for batch in drawn:
         indices.extend(batch)
-        if len(indices) >= most:
+        if len(indices) > LIMIT:
             break
     return indices if len(indices) <= LIMIT else None
 

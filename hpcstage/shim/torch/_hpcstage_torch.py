@@ -1,5 +1,4 @@
-"""Hooks into PyTorch's DataLoader: how long training waits for batches, what an epoch will read, which sample an open
-is for.
+"""Hooks into PyTorch's DataLoader: how long training waits for batches, and what an epoch will read.
 
 The module owns the patches of `_BaseDataLoaderIter`, which every loader of every kind uses. Batches, exceptions and
 random states pass through unchanged. Each hook is set by itself: where PyTorch has changed, the others still work.
@@ -64,11 +63,8 @@ def _measure_waits(iterator: Any, counters: Any, epochs: Any) -> None:
 def _follow_epochs(module: Any, counters: Any) -> Any:
     """Hooks in the announcer of epochs and returns it. A new epoch is a new iterator of the sampler, or a reset."""
     import _hpcstage_epochs  # type: ignore[import-not-found]
-    import _hpcstage_marks  # type: ignore[import-not-found]
 
-    config = _hpcstage_attach.settings
-    header = _hpcstage_marks.PageHeader(config.page)
-    epochs = _hpcstage_epochs.Epochs(config, header, counters)
+    epochs = _hpcstage_epochs.Epochs(_hpcstage_attach.settings, counters)
     iterator = module._BaseDataLoaderIter
 
     def make_init(original: Any) -> Any:
@@ -95,18 +91,7 @@ def _follow_epochs(module: Any, counters: Any) -> Any:
 
         return _next_index
 
-    def make_loader_init(original: Any) -> Any:
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            epochs.made(self)
-
-        return __init__
-
-    _replace(module.DataLoader, "__init__", make_loader_init)
     _replace(iterator, "__init__", make_init)
     _replace(iterator, "_reset", make_reset)
     _replace(iterator, "_next_index", make_next_index)
-    mark = getattr(counters, "mark", None)
-    if mark is not None:
-        _hpcstage_marks.patch(module._utils.fetch, mark, header)
     return epochs

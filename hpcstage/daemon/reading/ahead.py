@@ -1,20 +1,16 @@
-"""Measures how well the program kept an announced order, and how far ahead of it the copies were. Pure: callers pass
-`now`.
+"""Measures how far the copies were ahead of the program, and whether an announced table names the files that it opens.
+Pure: callers pass `now`.
 
-Owns the positions of an announcement, the share of opens that came in its order, the front of the reading and the
-lead. What was announced is in `streams`.
+Owns the positions of an announcement, the front of the reading and the lead. What was announced is in `streams`.
 
 Each process that reads for a loader (the loader's own process or one of its workers) reads a part of the announced
-order. Of its opens, the longest part that follows the announced order counts as in order; it is found online by
-patience sorting, and where an id was announced several times every position of it is tried. Threads of one process read
-neighbours in any order, which makes no difference to what is copied in time: opens at most NEAR_POSITIONS behind the
-last one in order are counted on their own.
+order, nearly in its sequence. Where the opens of a process jump about in it, the table is wrong.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +24,14 @@ if TYPE_CHECKING:
     from hpcstage.record.parts.part import OrderLead
 
 MOST_POSITIONS = 64
-"""The most positions of one id that are tried for an open: those nearest to where its process is."""
+"""The most positions of one id that are looked at for an open: those nearest to where its process is."""
 NEAR_POSITIONS = 64
+NEAR_PART = 8
+"""Two opens in a row of a process are near each other up to NEAR_POSITIONS, and up to this part of the order."""
+JUDGED_AFTER = 32
+"""The number of opens after which a table is judged to be right or wrong."""
+STRANGERS = 256
+"""A table is wrong, too, if so many files were opened that are not in the order, and hardly one that is."""
 MOST_STEPS = 20_000
 """The most positions by which one look follows the staged part, so that a look is short."""
 LOOKS_OF_PACE = 16
@@ -46,11 +48,11 @@ class Positions:
     places: Sequence[int]
     """The positions of each id, rising."""
 
-    def of(self, id_: int, behind: Sequence[int] = ()) -> Sequence[int]:
-        """Returns the positions of an id; of very many only those beyond most of `behind`, which rises."""
+    def of(self, id_: int, last: int = -1) -> Sequence[int]:
+        """Returns the positions of an id; of very many only those from a little before `last` on."""
         first, stop = self.starts[id_], self.starts[id_ + 1]
-        if stop - first > MOST_POSITIONS and len(behind) > MOST_POSITIONS:
-            first = bisect_right(self.places, behind[-MOST_POSITIONS], first, stop)
+        if stop - first > MOST_POSITIONS:
+            first = max(first, bisect_left(self.places, last, first, stop) - 1)
         return self.places[first : min(stop, first + MOST_POSITIONS)]
 
 
@@ -70,56 +72,60 @@ def positions(ids: Sequence[int], files: int) -> Positions:
 class Following:
     """Follows one announced epoch through the opens of the processes that read for it."""
 
-    def __init__(self, who: Who, where: Positions) -> None:
+    def __init__(self, who: Who, where: Positions, table: str = "", since_ns: int = 0) -> None:
         self.who = who
         self.where = where
-        self.opens = 0
-        """The number of opens of announced ids; a sample that opens its file again does not count."""
-        self.near = 0
-        """The number of opens in the announced order or at most NEAR_POSITIONS behind it."""
+        self.table = table
+        """The name of the table from which the ids came."""
+        self.since_ns = since_ns
+        """Opens before this time belong to an earlier epoch."""
         self.front = 0
         """The position that the program has come to."""
-        self._ends: dict[int, array[int]] = {}
-        """By process: the smallest last position of every length of a part that is in order."""
-        self._opened = array("I", bytes(4 * len(where.ids)))
-        """How often an id was opened, stored at `where.starts[id]`."""
+        self.is_wrong: bool | None = None
+        """Whether the program opens other files than announced; None while that is not known."""
+        self._last: dict[int, int] = {}
+        """The position of each process."""
+        self._judged = self._near = self._strangers = 0
         self._staged_to = 0
         self._fronts: deque[tuple[float, int]] = deque(maxlen=LOOKS_OF_PACE)
 
     def distance(self, process: int, id_: int) -> int | None:
         """Returns how far ahead of what a process read last this id is, negative if it is behind; None if it was not
         announced."""
-        ends: Sequence[int] = self._ends.get(process, ())
-        found = self.where.of(id_, ends)
+        last = self._last.get(process, -1)
+        found = self.where.of(id_, last)
         if not len(found):
             return None
-        last = ends[-1] if len(ends) else -1
         return min((position - last for position in found if position > last), default=found[-1] - last)
 
     def opened(self, process: int, id_: int) -> None:
-        """Counts an open by a process that reads for this loader."""
-        where = self.where
-        first, stop = where.starts[id_], where.starts[id_ + 1]
-        if first == stop or self._opened[first] >= stop - first:
+        """Takes an open by a process that reads for this loader. The front moves where two opens in a row are near each
+        other, so that one file far ahead does not move it."""
+        last = self._last.get(process, -1)
+        found = self.where.of(id_, last)
+        if last in found:
+            return  # a sample opens its file again
+        if not len(found):
+            self._judge(strangers=1)
             return
-        self._opened[first] += 1
-        self.opens += 1
-        ends = self._ends.setdefault(process, array("I"))
-        last = ends[-1] if ends else -1
-        found = where.of(id_, ends)
-        self.near += len(found) > 0 and found[-1] >= last - NEAR_POSITIONS
-        for position in reversed(found):
-            length = bisect_left(ends, position)
-            if length == len(ends):
-                ends.append(position)
-            else:
-                ends[length] = position
-        self.front = max(self.front, 1 + next((position for position in found if position > last), -1))
+        position = min(found, key=lambda place: (abs(place - last), place < last))
+        self._last[process] = position
+        is_near = abs(position - last) <= max(1, min(NEAR_POSITIONS, len(self.where.ids) // NEAR_PART))
+        if is_near:
+            self.front = max(self.front, position + 1)
+        if last >= 0:
+            self._judge(judged=1, near=int(is_near))
 
-    @property
-    def kept(self) -> int:
-        """The number of opens that came in the announced order."""
-        return sum(map(len, self._ends.values()))
+    def _judge(self, *, judged: int = 0, near: int = 0, strangers: int = 0) -> None:
+        self._judged += judged
+        self._near += near
+        self._strangers += strangers
+        if self.is_wrong is not None:
+            return
+        if self._judged >= JUDGED_AFTER:
+            self.is_wrong = 2 * self._near < self._judged
+        elif self._strangers >= STRANGERS and 2 * self._judged < JUDGED_AFTER:
+            self.is_wrong = True
 
     def ahead(self, now: float, staged: Callable[[int], bool]) -> tuple[int, float | None] | None:
         """Returns how many files after the front are staged without a gap, and in how many seconds the program will be
@@ -183,47 +189,56 @@ class CopyLead:
         )
 
 
-class Adherence:
-    """Follows all announced epochs and finds the one that a process reads for."""
+class Followings:
+    """Follows all announced epochs and finds the one that a process reads for. It calls `on_wrong` with the name of a
+    table that names other files than those that are opened."""
 
-    def __init__(self, family_of: Callable[[int], Sequence[int]]) -> None:
+    def __init__(self, family_of: Callable[[int], Sequence[int]], on_wrong: Callable[[str], object]) -> None:
         """`family_of` returns the pids of a process and of its parents. A process is a number, such as that of its
         slot."""
         self.lead = CopyLead()
         self._family_of = family_of
+        self._on_wrong = on_wrong
         self._following: dict[Who, Following] = {}
         self._for: dict[int, list[Following]] = {}
-        self._opens = 0
-        self._kept = 0
-        self._near = 0
+        self._right: set[str] = set()
+        """The tables that need no more judging."""
 
     def begin(self, following: Following) -> None:
         """Begins to follow an announced epoch; its loader's last one is over."""
-        self.end(following.who)
+        if following.table in self._right:
+            following.is_wrong = False
         self._following[following.who] = following
         self._for.clear()
 
     def end(self, who: Who) -> None:
-        """Ends the epoch of a loader and adds up its opens."""
-        following = self._following.pop(who, None)
-        if following is not None:
-            self._opens += following.opens
-            self._kept += following.kept
-            self._near += following.near
+        """Ends the epoch of a loader."""
+        if self._following.pop(who, None) is not None:
             self._for.clear()
 
-    def opened(self, process: int, id_: int) -> None:
-        """Counts an open. Of the loaders that the process and its parents have made, it belongs to the one nearest to
+    def opened(self, process: int, id_: int, ns: int) -> None:
+        """Takes an open. Of the loaders that the process and its parents have made, it belongs to the one nearest to
         this id."""
         candidates = self._for.get(process)
         if candidates is None:
             candidates = self._for[process] = self._candidates(process)
-        if len(candidates) == 1:
-            candidates[0].opened(process, id_)
+        begun = [following for following in candidates if ns >= following.since_ns]
+        if len(begun) == 1:
+            self._opened(begun[0], process, id_)
             return
-        found = [(distance, f) for f in candidates if (distance := f.distance(process, id_)) is not None]
+        found = [(distance, f) for f in begun if (distance := f.distance(process, id_)) is not None]
         if found:
-            min(found, key=lambda pair: (pair[0] <= 0, abs(pair[0])))[1].opened(process, id_)
+            self._opened(min(found, key=lambda pair: (pair[0] <= 0, abs(pair[0])))[1], process, id_)
+
+    def _opened(self, following: Following, process: int, id_: int) -> None:
+        known = following.is_wrong
+        following.opened(process, id_)
+        if following.is_wrong is False:
+            self._right.add(following.table)
+        elif following.is_wrong and known is None:
+            for other in [f for f in self._following.values() if f.table == following.table]:
+                self.end(other.who)
+            self._on_wrong(following.table)
 
     def _candidates(self, process: int) -> list[Following]:
         family = self._family_of(process)
@@ -234,21 +249,3 @@ class Adherence:
         found = [lead for following in self._following.values() if (lead := following.ahead(now, staged)) is not None]
         if found:
             self.lead.add(at_s, *min(found, key=lambda lead: lead[0]))
-
-    @property
-    def opens(self) -> int:
-        """The number of opens of announced files so far."""
-        return self._opens + sum(following.opens for following in self._following.values())
-
-    @property
-    def kept_share(self) -> float | None:
-        """The share of these opens that came in the announced order; None if there were none."""
-        return self._share(self._kept + sum(following.kept for following in self._following.values()))
-
-    @property
-    def near_share(self) -> float | None:
-        """The same share, with the opens that came a little later than announced."""
-        return self._share(self._near + sum(following.near for following in self._following.values()))
-
-    def _share(self, count: int) -> float | None:
-        return round(count / self.opens, 6) if self.opens else None
