@@ -57,10 +57,10 @@ def test_the_end_of_an_epoch():
 
 def test_what_proved_wrong_is_forgotten():
     streams = Streams()
-    streams.begin(Stream(Who(1, 1), 0, [1], key=7))
-    streams.begin(Stream(Who(1, 2), 0, [2], key=8))
-    assert streams.forget(7)
-    assert not streams.forget(7)
+    streams.begin(Stream(Who(1, 1), 0, [1], table="one"))
+    streams.begin(Stream(Who(1, 2), 0, [2], table="other"))
+    assert streams.forget("one")
+    assert not streams.forget("one")
     assert streams.orders() == [[2]]
 
 
