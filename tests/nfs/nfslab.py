@@ -152,6 +152,8 @@ class NfsLab:
         missing = [tool for tool in TOOLS if not shutil.which(tool, path=PATH)]
         if os.geteuid() != 0 or missing:
             raise NoLab(f"needs {', '.join(missing)} (apt-get install {PACKAGES})" if missing else "needs root")
+        if " " in f"{REPO}{sys.executable}":
+            raise NoLab("needs paths without blanks for its scripts inside")
         try:
             self._boot()
         except (OSError, subprocess.SubprocessError, RuntimeError) as error:

@@ -128,12 +128,12 @@ def test_arguments_of_the_command_are_not_ours(hpcstage: Hpcstage, make_tree: Tr
 
 
 def test_switched_off_is_a_plain_exec(hpcstage: Hpcstage, make_tree: Tree) -> None:
-    show = "import os; print(os.getpid(), 'HPCSTAGE_ACTIVE' in os.environ, os.environ['PYTHONPATH'])"
+    show = "import os; print(os.getpid(), 'HPCSTAGE_ACTIVE' in os.environ, os.environ['PYTHONPATH'], sep='\\n')"
     process = hpcstage.start(
         "run", "--data", make_tree(files=1), "--", sys.executable, "-c", show, env={"HPCSTAGE_DISABLE": "1"}
     )
     out, err = process.communicate(timeout=60)
-    assert out.decode().split() == [str(process.pid), "False", hpcstage.env["PYTHONPATH"]]
+    assert out.decode().splitlines() == [str(process.pid), "False", hpcstage.env["PYTHONPATH"]]
     assert err == b""
 
 
