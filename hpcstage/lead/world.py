@@ -107,7 +107,7 @@ class World:
         try:
             spec.save(path)
             env = launchers.scrubbed(os.environ)
-            command = ways[min(self._way, len(ways) - 1)]
+            command = ways[self._way % len(ways)]
             self._output = children.Output(command, env, self._heard)
         except (OSError, IndexError) as error:
             self.over, self.why = True, f"the MPI program cannot be started: {error}"
@@ -157,10 +157,11 @@ class World:
             self.why = f"the MPI program {how}" + (f": {output.reason}" if output.reason else "")
         output.kill()
         self._output = None
-        is_soon = not is_stuck and code != 0 and now - self._began < SOON_S
+        # One that connected the nodes was started in the right way: it ended because a node was lost.
+        is_soon = not is_stuck and not self.connected and code != 0 and now - self._began < SOON_S
         self._failed_soon = self._failed_soon + 1 if is_soon else 0
         if is_stuck or is_soon:
-            self._way = min(self._way + 1, self._ways - 1)
+            self._way = (self._way + 1) % self._ways
         if self.programs >= MOST_PROGRAMS:
             self.over = True
         self.next_at = now + FIRST_PAUSE_S * self.programs
