@@ -30,8 +30,8 @@ FILE_BYTES = 125_000
 SETTINGS = Settings(bandwidth_bytes_per_s=200 * MB, metadata_latency_s=0.001, data_latency_s=0.001)
 MOST_OF_LOCAL = 1.02
 MOST_START_MS = 15.0
-MOST_US = {("native", "outside"): 0.3, ("native", "below"): 0.5, ("python", "outside"): 1.5, ("python", "below"): 3.0}
-LAYERS = ("native", "python")
+MOST_US = {("native", "outside"): 0.3, ("native", "below"): 0.5}
+LAYERS = ("native",)
 CALLS = ("os_open", "file_open")
 ALONE = "without hpcstage"
 PAIR = "in turn"

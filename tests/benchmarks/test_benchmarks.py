@@ -169,7 +169,7 @@ class TestTraining:
 
     def test_warm(self, tmp_path: Path) -> None:
         result = quick("warm", tmp_path, "--only", "opens")
-        assert arms(result, "opens") == {"without hpcstage", "native", "python"}
+        assert arms(result, "opens") == {"without hpcstage", "native"}
 
     def test_check_fails_where_nothing_was_measured(self, tmp_path: Path) -> None:
         quick("warm", tmp_path, "--only", "opens", "--arms", "native", "--check", code=1)

@@ -220,16 +220,11 @@ def test_patterns_that_are_taken_for_their_contrary(verdict: str, count: int) ->
 
 def warm_bench(**changed: float) -> Bench:
     base = {f"{p}_{c}_ns": 1000.0 for p in ("outside", "below") for c in warm.CALLS}
-    native = {**base, "start_ms": [20.0], "layers": ["native"], **{k: v for k, v in changed.items() if k in base}}
-    python = {
-        **{k: v + 900 for k, v in base.items()},
-        "start_ms": [25.0 + changed.get("start", 0)],
-        "layers": ["python"],
-    }
+    start_ms = [20.0 + changed.get("start", 0)]
+    native = {**base, "start_ms": start_ms, "layers": ["native"], **{k: v for k, v in changed.items() if k in base}}
     samples: dict[tuple[str, str], dict[str, Any]] = {
         ("opens", warm.ALONE): {**base, "start_ms": [14.0]},
         ("opens", "native"): native,
-        ("opens", "python"): python,
     }
     for cell in warm.epoch_cells():
         ratio = changed.get("epochs", 1.01)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import shim_modules
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ringwriter import RingWriter as Writer
 
 from hpcstage.daemon.reading.opens import LostRecords, Opened, Opens, Ring, finder
 from hpcstage.daemon.reading.ringlog import Damaged, RingRecord, parse
@@ -26,9 +26,6 @@ DATASETS = [
     Dataset("1-more", DatasetKind.DIRECTORY, b"/src/more", (), ("/src/more",)),
 ]
 
-
-with shim_modules():
-    from _hpcstage_ring import RingWriter as Writer
 
 payloads = st.one_of(st.binary(max_size=200), st.integers(0, 4096).map(lambda n: b"p" * n), st.just(b"q" * 4096))
 records = st.tuples(st.integers(0, 2**64 - 1), payloads)

@@ -11,8 +11,8 @@ from array import array
 from pathlib import Path
 
 import pytest
-from conftest import shim_modules
 from daemon_process import DaemonProcess, start_daemon, wait_until  # noqa: F401
+from ringwriter import RingWriter
 
 from hpcstage.daemon.process import events
 from hpcstage.plan.order import trace
@@ -37,8 +37,6 @@ class Program:
     """A process with loaders, as the daemon sees it: its requests, its slot and its ring."""
 
     def __init__(self, daemon: DaemonProcess, slot: int = 1) -> None:
-        with shim_modules():
-            from _hpcstage_ring import RingWriter
         self.daemon = daemon
         self.epochs = 0
         opens = daemon.node_dir / "opens"
@@ -316,7 +314,7 @@ def test_the_next_run_begins_with_the_trace(start_daemon, make_tree, tmp_path):
     assert ids == order
     part, ids = run_once(start_daemon, root, state, "trace", lambda _: None, transfers=1)
     assert ids == order
-    assert (part.order.trace_written, part.order.trace_why) == (False, "no file was opened")
+    assert (part.order.trace_written, part.order.trace_why) == (False, "no open was logged")
     left = trace.load(next((state / trace.DIRECTORY).iterdir()))
     assert list(left.order) == order
 

@@ -115,7 +115,7 @@ def test_another_file_takes_nothing_from_a_program_that_reads_all_the_time(hpcst
         assert slow.counters().read_bytes < 1.05 * 60 * MB
 
 
-@pytest.mark.parametrize("intercept", ["native", "python", "off"])
+@pytest.mark.parametrize("intercept", ["native", "off"])
 @pytest.mark.parametrize("code", [KEPT, ANEW], ids=["kept", "anew"])
 def test_what_the_program_reads_at_the_source_is_not_copied_beside_it(
     hpcstage: Hpcstage, source: Slowfs, code: str, intercept: str

@@ -73,11 +73,10 @@ def alone(root: Path, **program: Any) -> bytes:
     return subprocess.run(command(root, **program), capture_output=True, check=True, timeout=120).stdout
 
 
-@pytest.mark.parametrize("intercept", ["native", "python"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_shuffling_program(hpcstage: Hpcstage, make_tree: Tree, workers: int, intercept: str) -> None:
+def test_a_shuffling_program(hpcstage: Hpcstage, make_tree: Tree, workers: int) -> None:
     root = make_tree(files=200, size_bytes=2000)
-    slow = ("--max-rate", "400kB", "--intercept", intercept)
+    slow = ("--max-rate", "400kB")
     output, record = run(hpcstage, root, *slow, workers=workers)
     assert output == alone(root, workers=workers), "the same losses, weights and random states"
     order = record["order"]

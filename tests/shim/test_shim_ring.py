@@ -1,4 +1,4 @@
-"""The ring of opens: what both layers write, as the daemon reads it."""
+"""The ring of opens: what the shim writes, as the daemon reads it."""
 
 from __future__ import annotations
 
@@ -60,14 +60,8 @@ class Logged:
 
 
 @pytest.fixture
-def logged(lab: Lab) -> Logged:
-    """Both layers."""
-    return Logged(lab)
-
-
-@pytest.fixture
-def native_logged(native_lab: Lab) -> Logged:
-    """The native layer."""
+def logged(native_lab: Lab) -> Logged:
+    """A node whose opens are logged."""
     return Logged(native_lab)
 
 
@@ -134,8 +128,8 @@ def test_ready_is_logged_once(logged: Logged) -> None:
 
 
 @pytest.mark.compiler
-def test_libraries_in_c(native_logged: Logged, tmp_path: Path) -> None:
-    lab = native_logged.lab
+def test_libraries_in_c(logged: Logged, tmp_path: Path) -> None:
+    lab = logged.lab
     lab.put("file", b"source", b"copy..")
     lab.install()
     library = compile_library(
@@ -157,7 +151,7 @@ int reads(const char *path) {
     )
     code = "import ctypes; say(ctypes.CDLL(sys.argv[2]).reads(os.fsencode(src('file'))))"
     assert lab.run(code, library) == 0
-    assert native_logged.plain() == ["file"] * 2
+    assert logged.plain() == ["file"] * 2
 
 
 @pytest.mark.parametrize("turned", ["off", "on", "off again"])
@@ -240,7 +234,6 @@ opens(9000); opens(1); opens(8193)
 
 
 def test_many_threads(logged: Logged) -> None:
-    """Fewer records than the Python layer leaves for a thread that is held up in the middle of one (LEFT_OVER)."""
     lab = logged.lab
     names = [[f"{thread}-{i}" for i in range(120)] for thread in range(8)]
     for name in ("first", *(name for mine in names for name in mine)):
@@ -297,24 +290,6 @@ for t in threads: t.join()
             assert mine == [f"{thread}-{i % 100:02d}" for i in range(8000)]
 
 
-@pytest.mark.parametrize("left", [1024, 1025])
-def test_what_does_not_fit_behind_a_held_up_thread_is_said_to_be_lost(python_lab: Lab, left: int) -> None:
-    """A signal handler that logs has the place of a thread that runs while another one is in the middle of a record."""
-    logged, lab = Logged(python_lab), python_lab
-    for name in ("first", "left", "last"):
-        lab.put(name, b"s", b"c")
-    lab.install()
-    lab.run(f"""
-open(src("first")).close()
-ring = attach.active.log._put.__self__
-assert ring._acquire(False)
-for i in range({left}): open(src("left")).close()
-ring._release()
-open(src("last")).close()
-""")
-    assert logged.plain() == (["first", *["left"] * 1024, "last"] if left == 1024 else ["lost"])
-
-
 def test_forked_children_have_their_own(logged: Logged) -> None:
     lab = logged.lab
     for name in ("parent", "child", "grandchild"):
@@ -353,13 +328,13 @@ os.execv(sys.executable, [sys.executable, "-c", "import sys; open(sys.argv[1]).c
     assert sorted(logged.plain()) == ["after", "before"]
 
 
-def test_after_vfork(native_logged: Logged) -> None:
-    lab = native_logged.lab
+def test_after_vfork(logged: Logged) -> None:
+    lab = logged.lab
     lab.put("file", b"s", b"c")
     lab.install()
     lab.run("import subprocess\nfor i in range(3):\n subprocess.run(['true']); open(src('file')).close()")
-    assert native_logged.plain() == ["file"] * 3
-    assert len(native_logged.lab.slots()) == 1
+    assert logged.plain() == ["file"] * 3
+    assert len(logged.lab.slots()) == 1
 
 
 @pytest.mark.parametrize("obstacle", ["missing", "a file", "taken", "limit"])
@@ -367,16 +342,15 @@ def test_no_ring_and_no_harm(logged: Logged, obstacle: str) -> None:
     lab = logged.lab
     lab.put("file", b"source", b"copy..")
     lab.install()
-    first = shim.PYTHON_SLOTS_FROM if lab.layer == "python" else 1
     if obstacle in ("missing", "a file"):
         logged.directory.rmdir()
     if obstacle == "a file":
         logged.directory.touch()
     if obstacle == "taken":
-        (logged.directory / f"{first}.ring").touch()
+        (logged.directory / "1.ring").touch()
     limit = """
 import resource, signal
-signal.signal(signal.SIGXFSZ, signal.SIG_DFL if attach.layer == "native" else signal.SIG_IGN)
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 """
     code = "for _ in range(3):\n text = open(src('file')).read()\nsay(text)"
@@ -408,8 +382,7 @@ def test_slots_that_ran_out_have_none(logged: Logged) -> None:
     lab = logged.lab
     lab.put("file", b"s", b"c")
     lab.install()
-    offset = shim.NEXT_NATIVE_OFFSET + (4 if lab.layer == "python" else 0)
-    lab._poke(offset, shim.SLOTS if lab.layer == "python" else shim.PYTHON_SLOTS_FROM)
+    lab._poke(shim.NEXT_NATIVE_OFFSET, shim.PYTHON_SLOTS_FROM)
     lab.run("open(src('file')).close()")
     assert logged.rings() == []
 

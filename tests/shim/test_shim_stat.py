@@ -55,7 +55,8 @@ def test_stat_is_the_sources(lab: Lab, way: str, noted: bool) -> None:
     ]
 
 
-def test_a_noted_copy_asks_the_source_nothing(lab: Lab) -> None:
+def test_a_noted_copy_asks_the_source_nothing(native_lab: Lab) -> None:
+    lab = native_lab
     staged(lab)
     lab.note("file")
     (lab.source / "file").unlink()

@@ -17,7 +17,8 @@ STDLIB = {
     "open": "open(name, 'rb').read()",
     "io.open": "__import__('io').open(name, 'rb').read()",
     "os.open": "os.read(os.open(name, os.O_RDONLY), 99)",
-    "pathlib": "__import__('pathlib').Path(name).read_bytes() if os.path.exists(name) else b''",
+    "pathlib": "__import__('pathlib').Path(name).read_bytes()",
+    "looked for": "open(name, 'rb').read() if os.path.exists(name) else b''",
     "mmap": "bytes(__import__('mmap').mmap(os.open(name, os.O_RDONLY), 0, access=1))",
     "shutil": "[__import__('shutil').copyfile(name, sys.argv[3]), open(sys.argv[3], 'rb').read()][1]",
     "fileinput": "__import__('fileinput').input(name, mode='rb').readline()",
@@ -27,6 +28,8 @@ STDLIB = {
 @pytest.mark.parametrize("state", ["vanished", "zeros"])
 @pytest.mark.parametrize("way", STDLIB)
 def test_standard_library(lab: Lab, tmp_path: Path, way: str, state: str) -> None:
+    if way == "looked for" and lab.layer == "python" and state == "vanished":
+        pytest.skip("it asks the source")
     name = lab.put("d/file", b"\0" * 6, b"copy 1")
     lab.install()
     if state == "vanished":
@@ -49,10 +52,10 @@ LIBRARIES = {
     "numpy.load npz": ("both", "numpy.load(root + 'a.npz')['a'].sum()"),
     "numpy.memmap": ("both", "numpy.memmap(root + 'a.raw', dtype=numpy.float32, mode='r').sum()"),
     "numpy.fromfile": ("both", "numpy.fromfile(root + 'a.raw', dtype=numpy.float32).sum()"),
-    "numpy.loadtxt": ("both", "numpy.loadtxt(root + 'a.txt').sum()"),
+    "numpy.loadtxt": ("native", "numpy.loadtxt(root + 'a.txt').sum()"),
     "torch.load": ("both", "torch.load(root + 'a.pt')['a'].sum()"),
     "torch.load mmap": ("native", "torch.load(root + 'a.pt', mmap=True)['a'].sum()"),
-    "torch.from_file": ("both", "torch.from_file(root + 'a.raw', size=1000, dtype=torch.float32).sum()"),
+    "torch.from_file": ("native", "torch.from_file(root + 'a.raw', size=1000, dtype=torch.float32).sum()"),
     "torch storage": (
         "native",
         "torch.UntypedStorage.from_file(root + 'a.raw', False, 4000).float().tolist() and 499500",

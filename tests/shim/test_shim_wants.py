@@ -72,7 +72,8 @@ def test_no_want_in_other_states(lab: Lab, state: str) -> None:
     assert lab.counters()[f"direct_{UNASKED[state]}"] == 1
 
 
-def test_a_want_before_the_daemon_has_begun_waits_for_it(lab: Lab) -> None:
+def test_a_want_before_the_daemon_has_begun_waits_for_it(native_lab: Lab) -> None:
+    lab = native_lab
     lab.put("file", b"source")
     lab.install()
     lab.state(shim.State.STARTING)
@@ -85,7 +86,8 @@ def test_a_want_before_the_daemon_has_begun_waits_for_it(lab: Lab) -> None:
         assert lab.run(READ) == "copy.."
 
 
-def test_a_daemon_that_does_not_begin_is_waited_for_once(lab: Lab) -> None:
+def test_a_daemon_that_does_not_begin_is_waited_for_once(native_lab: Lab) -> None:
+    lab = native_lab
     for name in ("file", "b", "c"):
         lab.put(name, b"source")
     lab.install(want_cap_s=20)
@@ -98,8 +100,9 @@ def test_a_daemon_that_does_not_begin_is_waited_for_once(lab: Lab) -> None:
     assert counters["want_ns"] < 2_000_000_000
 
 
-def test_a_large_file_is_not_opened_later_because_the_daemon_has_yet_to_begin(lab: Lab) -> None:
+def test_a_large_file_is_not_opened_later_because_the_daemon_has_yet_to_begin(native_lab: Lab) -> None:
     """The daemon would say that it is read at the source."""
+    lab = native_lab
     for name, size_bytes in (("large", (16 << 20) + 1), ("file", 16 << 20)):
         with lab.put(name, b"source").open("r+b") as file:
             file.truncate(size_bytes)

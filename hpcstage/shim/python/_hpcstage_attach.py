@@ -127,7 +127,7 @@ def _native(config: ShimConfig) -> Any:
         config.direct,
         config.python_version,
     )
-    works = _selftest(config)
+    works = _selftest(config, stats=True)
     native.withdraw(works)
     if works:
         _at_exit(native.finish)
@@ -158,11 +158,12 @@ def _at_exit(finish: Any) -> None:
     atexit.register(finish)
 
 
-def _selftest(config: ShimConfig) -> bool:
-    """Returns whether a file that is only in a store is found under its source's name, by open and by stat."""
+def _selftest(config: ShimConfig, stats: bool = False) -> bool:
+    """Returns whether a file that is only in a store is found under its source's name, by open, and by stat if that
+    looks there."""
     name = config.selftest[0] + b"/probe"
     try:
-        size = os.stat(name).st_size
+        size = os.stat(name).st_size if stats else len(PROBE)
         fd = os.open(name, os.O_RDONLY)
     except OSError:
         return False

@@ -1,68 +1,262 @@
-"""Defines the callables of the Python layer.
+"""Defines what stands in the place of `open`, `os.open` and of what changes files, locks them or says what they are.
 
-They are instances, not functions: a function that becomes a class attribute binds, a builtin does not. Each holds its
-original, answers `__wrapped__` with it, and pickles by its name.
+The callables are instances, not functions: a function that becomes a class attribute binds, a builtin does not. Each
+holds its original, answers `__wrapped__` with it, and pickles by its name.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat as stat_bits
-import sys
+from time import monotonic_ns
 
-import _hpcstage_audit as audit  # type: ignore[import-not-found]
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
-from _hpcstage_context import CLOEXEC_READ  # type: ignore[import-not-found]
-from _hpcstage_names import AFRESH, FOLLOWED, OPENS  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Callable
 
-    from _hpcstage_context import Context
+    from _hpcstage_paths import Place  # type: ignore[import-not-found]
 
-READ_MODES = frozenset(("r", "rb", "br", "rt", "tr", "U", "rU", "Ur", "rbU"))
-NOT_REDIRECTED = (
-    os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | getattr(os, "O_DIRECTORY", 0)
-    | getattr(os, "O_PATH", 0)
-)  # fmt: skip
-DIRECT = getattr(os, "O_DIRECT", 0)
-"""Read at the source: the copy's file system may want more of addresses and lengths."""
-NOT_QUICK = NOT_REDIRECTED | os.O_NOFOLLOW | DIRECT
-NEW = os.O_CREAT | os.O_EXCL
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_close = os.close
-_tells = False
-"""Whether the program has added an audit hook."""
-_stat = os.stat
-_access = os.access
-LOCKS = frozenset((fcntl.F_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW, 36, 37, 38, getattr(fcntl, "F_SETLEASE", -1)))
+NOT_REDIRECTED = os.O_DIRECTORY | os.O_PATH
+LOCKS = (fcntl.F_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW, 36, 37, 38, fcntl.F_SETLEASE)
 """Commands of fcntl that lock or ask for locks; the numbers are those of open file descriptions' locks."""
-FILE_SYSTEMS = frozenset((ord("f"), ord("X"), 0x94))
-"""Kinds of ioctl requests that file systems answer."""
-CLONE = 0x40049409
-UNFOLLOWED = ("remove", "unlink", "lchown", "link")
-UNNAMED = ("remove", "unlink")
+TURNS = ("remove", "unlink", "rename", "replace")
+UNFOLLOWED = (*TURNS, "lchown")
+NOT_FILE = -2
+READY = -1
+_open = os.open
+_close = os.close
+_dup = os.dup
+_dup2 = os.dup2
+_fcntl = fcntl.fcntl
+_stat = os.stat
+_fstat = os.fstat
+_lseek = os.lseek
+_access = os.access
+_listdir = os.listdir
+_readlink = os.readlink
+_fsencode = os.fsencode
+_fsdecode = os.fsdecode
+_get_inheritable = os.get_inheritable
 
 
-def _plainly_outside(name: Any, context: Context) -> bool:
-    return (
-        type(name) is str
-        and name[:1] == "/"
-        and not name.startswith(context.prefixes)
-        and "/." not in name
-        and "//" not in name
-        and context.leads_outside(name)
-    )
+class Hook:
+    """Owns what all callables of this process share. In the self-test (`quiet`) the daemon is not asked."""
+
+    def __init__(self, slot: Any, paths: Any, daemon: Any) -> None:
+        self.slot = slot
+        self.daemon = daemon
+        self.paths = paths
+        self.quiet = True
+        self._led: dict[tuple[str, str], Any] = {}
+        """Which directories the datasets' names led to when this process last changed something above files."""
+
+    def read(self, place: Place, flags: int, call: Callable[[int], Any]) -> Any:
+        """Returns what `call` makes of the copy's descriptor, or of -1 for the source."""
+        counters = self.slot.counters
+        begin_ns = monotonic_ns()
+        fd, reason = self._open_copy(place, flags | os.O_CLOEXEC)
+        if fd >= 0:
+            if reason == READY:
+                counters[wire.COUNTER_READY_OPENS] += 1
+            else:
+                counters[wire.COUNTER_HIT_OPENS] += 1
+                counters[wire.COUNTER_HIT_OPEN_NS] += monotonic_ns() - begin_ns
+            return call(fd)
+        if fd == NOT_FILE:
+            counters[wire.COUNTER_OTHER_OPENS] += 1
+            return call(-1)
+        begin_ns = monotonic_ns()
+        try:
+            result = call(-1)
+        except OSError:
+            counters[wire.COUNTER_FAILED_OPENS] += 1
+            raise
+        self.slot.source_open(monotonic_ns() - begin_ns, reason)
+        return result
+
+    def _open_copy(self, place: Place, flags: int) -> tuple[int, int]:
+        """Returns a descriptor of the copy and whether the daemon said that it is READY; or -1 and the Reason, or
+        NOT_FILE."""
+        source, local = place
+        if source[-1] == "/" or flags & NOT_REDIRECTED:
+            return NOT_FILE, 0
+        if flags & os.O_DIRECT or (self.daemon.measures() and not self.quiet):
+            return -1, wire.REASON_NONE
+        asked = 0
+        while self.quiet or self.slot.serves():
+            try:
+                fd = _open(local, flags)
+            except OSError as error:
+                if asked or self.quiet or error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                    return -1, wire.REASON_LOCAL_ERROR
+                asked = self.daemon.want(_fsencode(source))
+                if asked != READY:
+                    return -1, asked
+                continue
+            info = _fstat(fd)
+            if stat_bits.S_ISREG(info.st_mode) and not (flags & os.O_NOFOLLOW and info.st_nlink != 1):
+                return fd, asked
+            _close(fd)  # a second name of a copy marks a symbolic link
+            return NOT_FILE, 0
+        return -1, wire.REASON_LOCAL_ERROR if self.slot.gate[wire.CLOSED] else wire.REASON_TIMEOUT
+
+    def write(self, path: Any, dir_fd: int | None, creates: bool, call: Callable[[], Any]) -> Any:
+        """Opens for writing, at the source; the file's copy is dropped first."""
+        number = self.number(path)
+        if number is not None:
+            self.change_open(number)
+        places = self.paths.changed(path, dir_fd, True)
+        dropped = places and self._could_write(path, dir_fd, creates)
+        if dropped:
+            self.drop(places)
+        result = call()
+        if places:
+            self.slot.counters[wire.COUNTER_WRITE_OPENS] += 1
+            if not dropped:
+                self.drop(places)
+        self.daemon.landed(_fstat(result if isinstance(result, int) else result.fileno()))
+        return result
+
+    def _could_write(self, name: Any, dir_fd: int | None, creates: bool) -> bool:
+        """Returns whether an open for writing may change the file: not a directory, which would take all below it
+        along, and not a file that only looks written to."""
+        try:
+            mode = _stat(name, dir_fd=dir_fd).st_mode
+        except (OSError, ValueError):
+            return creates
+        return not stat_bits.S_ISDIR(mode) and bool(_access(name, os.W_OK, dir_fd=dir_fd))
+
+    def drop(self, places: set[Place]) -> None:
+        """Drops the copies of what has a name, and puts the source in the place of those that are open."""
+        for source, local in places:
+            if not self.daemon.measures():
+                try:
+                    for fd in _numbers():
+                        if self.source_of(fd) == source.rstrip("/"):
+                            self.surrender(fd)
+                except OSError:  # no descriptor is free
+                    pass
+            self.daemon.drop(_fsencode(source.rstrip("/")), _fsencode(local.rstrip("/")))
+
+    def change(self, name: Any, dir_fd: int | None, follows: bool, moves: bool = False) -> bool:
+        """Prepares a change of what has this name. Returns whether it is a directory or a link, by which the datasets'
+        names may lead."""
+        try:
+            info = _stat(name, dir_fd=dir_fd, follow_symlinks=follows)
+        except (OSError, ValueError, TypeError):
+            info = None
+        if moves or info is None or not stat_bits.S_ISDIR(info.st_mode):
+            self.drop(self.paths.changed(name, dir_fd, follows))
+        if info is not None:
+            self.daemon.landed(info)
+        if info is None or stat_bits.S_ISREG(info.st_mode):
+            return False
+        if not self._led:
+            leads = self._leads()
+            self._led = self._led or leads  # another thread has noted them, and may be about to change them
+        return True
+
+    def change_open(self, fd: int) -> None:
+        """Prepares a change through a descriptor. One of the source may have been opened before there was a copy.
+        Raises where no descriptor is free, as the copy must not be changed."""
+        source = self.source_of(fd)
+        self.surrender(fd)
+        try:
+            self.drop(self.paths.changed(source or _readlink("/proc/self/fd/%d" % fd), -1, True))
+        except OSError:
+            pass
+
+    def _leads(self) -> dict[tuple[str, str], Any]:
+        found: dict[tuple[str, str], Any] = {}
+        for root in self.paths.roots:
+            try:
+                info = _stat(root[0])
+                found[root] = info.st_dev, info.st_ino
+            except OSError:
+                found[root] = None
+        return found
+
+    def turned(self) -> None:
+        """Drops the copies of datasets whose names lead elsewhere after a change above files."""
+        leads = self._leads()
+        for (source, store), led in leads.items():
+            if self._led[source, store] != led:
+                self.daemon.drop(_fsencode(source), _fsencode(store))
+        self._led = leads  # now that they are dropped: what other threads change meanwhile waits for that, too
+
+    def number(self, file: Any) -> int | None:
+        """Returns the descriptor that a function is given: as it is, as a file, or as /proc/self/fd/N and the like if
+        that is a copy's; None for other names."""
+        if isinstance(file, int):
+            return file
+        try:
+            head, _, number = _fsdecode(file).rpartition("/")
+        except TypeError:
+            found = file.fileno() if hasattr(file, "fileno") else None
+            return found if isinstance(found, int) else None
+        if head not in ("/proc/self/fd", "/dev/fd", "/proc/thread-self/fd", "/proc/%d/fd" % os.getpid()):
+            return None
+        return int(number) if number.isdigit() and self.source_of(int(number)) is not None else None
+
+    def source_of(self, fd: int) -> str | None:
+        """Returns the source's name for a descriptor of a copy; None for any other descriptor."""
+        try:
+            local = _readlink("/proc/self/fd/%d" % fd)
+        except (OSError, TypeError):
+            return None
+        source: str | None = self.paths.source_of(local[:-10] if local.endswith(" (deleted)") else local)
+        return source
+
+    def surrender(self, fd: int) -> None:
+        """Puts the source in the place of a copy, for every number that shares the open file. Raises only where no
+        descriptor is free."""
+        source = self.source_of(fd)
+        if source is None:
+            return
+        opened = kept = -1
+        try:
+            kept = _dup(fd)  # another thread may close the number
+            opened = _open(source, _fcntl(kept, fcntl.F_GETFL) | os.O_CLOEXEC)
+            _lseek(opened, _lseek(kept, 0, os.SEEK_CUR), os.SEEK_SET)
+            for number in _numbers():
+                _replace(kept, number, opened)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+        finally:
+            for number in (kept, opened):
+                if number >= 0:
+                    _close(number)
 
 
-def _reads(mode: Any) -> bool:
-    return type(mode) is str and mode in READ_MODES
+def _content(info: os.stat_result) -> tuple[int, int]:
+    return info.st_size, info.st_mtime_ns
 
 
-def _how(follows: bool, *, writes: bool = False) -> int:
-    return int((FOLLOWED if follows else 0) | OPENS | (AFRESH if writes else 0))
+def _numbers() -> list[int]:
+    return [int(name) for name in _listdir("/proc/self/fd")]
+
+
+def _replace(kept: int, number: int, source: int) -> None:
+    """Puts the source in the place of a number that stands for the same open file: then a flag that means nothing for
+    files is shared."""
+    try:
+        inheritable, one, other = _get_inheritable(number), _fstat(kept), _fstat(number)
+        if number == kept or (one.st_dev, one.st_ino) != (other.st_dev, other.st_ino):
+            return
+        flags, before = _fcntl(kept, fcntl.F_GETFL), _fcntl(number, fcntl.F_GETFL)
+        _fcntl(kept, fcntl.F_SETFL, flags ^ os.O_NONBLOCK)
+        after = _fcntl(number, fcntl.F_GETFL)
+        _fcntl(kept, fcntl.F_SETFL, flags)
+        if (before ^ after) & os.O_NONBLOCK:
+            _dup2(source, number, inheritable)
+    except OSError:  # it is closed by now
+        pass
 
 
 class Call:
@@ -70,8 +264,8 @@ class Call:
 
     __name__: str
 
-    def __init__(self, context: Context, original: Any) -> None:
-        self.context = context
+    def __init__(self, hook: Hook, original: Any) -> None:
+        self.hook = hook
         self.original = original
         self.__wrapped__ = original
         for name in ("__name__", "__qualname__", "__doc__", "__self__", "__module__", "__text_signature__"):
@@ -84,8 +278,7 @@ class Call:
 
         @property
         def __class__(self) -> Any:
-            """Returns the original's class, so that `isinstance` and `inspect` say of this object what they say of the
-            original."""
+            """Returns the original's class, for `isinstance` and `inspect`."""
             return type(self.original)
 
     def __reduce__(self) -> str:
@@ -99,390 +292,130 @@ class Open(Call):
     """Replaces open and io.open. The file keeps the name that the program gave."""
 
     def __call__(self, file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
-        context = self.context
-        if type(file) is str:
-            if file.startswith(context.prefixes):
-                if mode in READ_MODES and "opener" not in kwargs and len(args) < 6:
-                    fd = context.quick_open(file, CLOEXEC_READ)
-                    if fd >= 0:
-                        return self._on(fd, file, mode, args, kwargs)
-            elif file[:1] == "/" and "/." not in file and "//" not in file:
-                if _reads(mode):
-                    if context.leads_outside(file, OPENS):
-                        return self.original(file, mode, *args, **kwargs)
-                elif file[:6] in ("/proc/", "/dev/f"):
-                    context.dropper.before_reopening(file)
-        place = context.paths.find(file, None, _how(True, writes=not _reads(mode)))
-        if place is None:
-            return self._outside(file, mode, args, kwargs)
-        if kwargs.get("opener") is not None or len(args) > 5 or not isinstance(mode, str):
+        if isinstance(file, int) or not isinstance(mode, str) or kwargs.get("opener") or len(args) > 5:
             return self.original(file, mode, *args, **kwargs)  # its opener comes by os.open
-        if mode in READ_MODES or not set("wax+").intersection(mode):
-            return self._read(place, file, mode, args, kwargs)
-        return self._write(place, file, mode, args, kwargs)
-
-    def _outside(self, file: Any, mode: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = self.original(file, mode, *args, **kwargs)
-        if mode not in READ_MODES and not isinstance(file, int) and set("wa+").intersection(mode):
-            self.context.dropper.landed(result.fileno())
-        return result
-
-    def _on(self, fd: int, file: Any, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Returns the file object on a descriptor of the copy. The original refuses a directory by itself, in the
-        source's name."""
-        fds = [fd]
-        kwargs["opener"] = lambda *_: fds.pop()
-        try:
+        if set("wax+").intersection(mode):
+            creates = bool(set("wax").intersection(mode))
+            return self.hook.write(file, None, creates, lambda: self.original(file, mode, *args, **kwargs))
+        place = self.hook.paths.find(file)
+        if place is None:
             return self.original(file, mode, *args, **kwargs)
-        except BaseException:
-            if fds:
-                _close(fd)
-            raise
 
-    def _read(self, place: Any, file: Any, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if place.is_dir_name:
-            return self.original(file, mode, *args, **kwargs)
-        context = self.context
-        fd, reason = context.open_copy(place, CLOEXEC_READ)
-        if fd < 0:
-            if fd == -2:
-                context.count(wire.COUNTER_OTHER_OPENS)
+        def call(fd: int) -> Any:
+            if fd < 0:
                 return self.original(file, mode, *args, **kwargs)
-            return context.from_source(place, lambda: self.original(file, mode, *args, **kwargs), reason)
-        return self._on(fd, file, mode, args, kwargs)
+            fds = [fd]
+            try:
+                return self.original(file, mode, *args, **{**kwargs, "opener": lambda *_: fds.pop()})
+            except BaseException:
+                if fds:
+                    _close(fd)
+                raise
 
-    def _write(self, place: Any, file: Any, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        dropper = self.context.dropper
-        creates = bool(set("wax").intersection(mode))
-        dropped = dropper.could_write(file, None, creates) and dropper.drop(file, follows=True)
-        result = self.original(file, mode, *args, **kwargs)
-        if not dropped:
-            dropper.drop(file, follows=True)
-        self.context.count(wire.COUNTER_WRITE_OPENS)
-        dropper.landed(result.fileno(), place)
-        return result
+        return self.hook.read(place, os.O_RDONLY, call)
 
 
 class OsOpen(Call):
     """Replaces os.open."""
 
     def __call__(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        context = self.context
-        if type(path) is str:
-            if path.startswith(context.prefixes):
-                fd = -1 if flags & NOT_QUICK or dir_fd is not None else context.quick_open(path, flags | os.O_CLOEXEC)
-                if fd >= 0 and context.is_file(fd):
-                    return _told(fd, path, flags) if _tells else int(fd)
-            elif path[:1] == "/" and self._passes(path, flags):
-                return int(self.original(path, flags, mode, dir_fd=dir_fd))
-        place = context.paths.find(path, dir_fd, _how(not flags & os.O_NOFOLLOW, writes=bool(flags & WRITES)))
+        hook = self.hook
+
+        def at_source() -> int:
+            return int(self.original(path, flags, mode, dir_fd=dir_fd))
+
+        if flags & WRITES:
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                return at_source()
+            return int(hook.write(path, dir_fd, bool(flags & os.O_CREAT), at_source))
+        number = hook.number(path) if flags & os.O_DIRECT else None
+        if number is not None:
+            hook.surrender(number)
+        place = hook.paths.find(path, dir_fd, not flags & os.O_NOFOLLOW)
         if place is None:
-            return self._outside(path, flags, mode, dir_fd)
-        if flags & WRITES and flags & os.O_TMPFILE != os.O_TMPFILE:
-            return self._write(place, path, flags, mode, dir_fd)
-        if place.is_dir_name or flags & NOT_REDIRECTED:
-            context.count(wire.COUNTER_OTHER_OPENS)
-            return int(self.original(path, flags, mode, dir_fd=dir_fd))
-        fd, reason = -1, wire.REASON_NONE
-        if not flags & DIRECT:
-            fd, reason = context.open_copy(place, flags | os.O_CLOEXEC)
-        if fd >= 0:
-            return _told(fd, path, flags) if _tells else int(fd)
-        if fd == -2:
-            context.count(wire.COUNTER_OTHER_OPENS)
-        if fd == -2 or context.quiet:
-            return int(self.original(path, flags, mode, dir_fd=dir_fd))
-        return int(context.from_source(place, lambda: self.original(path, flags, mode, dir_fd=dir_fd), reason))
-
-    def _passes(self, path: str, flags: int) -> bool:
-        """Returns whether an absolute name that is not below a dataset as it is written may go straight to the
-        original."""
-        if not flags & (WRITES | DIRECT):
-            return "/." not in path and "//" not in path and bool(self.context.leads_outside(path, OPENS))
-        if path[:6] in ("/proc/", "/dev/f"):
-            self.context.dropper.before_reopening(path, bool(flags & WRITES))
-        return False
-
-    def _outside(self, path: Any, flags: int, mode: int, dir_fd: int | None) -> int:
-        fd = int(self.original(path, flags, mode, dir_fd=dir_fd))
-        if flags & WRITES and flags & NEW != NEW and flags & os.O_TMPFILE != os.O_TMPFILE:
-            self.context.dropper.landed(fd)
-        return fd
-
-    def _write(self, place: Any, path: Any, flags: int, mode: int, dir_fd: int | None) -> int:
-        dropper = self.context.dropper
-        dropped = dropper.could_write(path, dir_fd, bool(flags & os.O_CREAT)) and dropper.drop(path, dir_fd, True)
-        fd = int(self.original(path, flags, mode, dir_fd=dir_fd))
-        if not dropped:
-            dropper.drop(path, dir_fd, True)
-        self.context.count(wire.COUNTER_WRITE_OPENS)
-        dropper.landed(fd, place)
-        return fd
-
-
-def _told(fd: int, path: Any, flags: int) -> int:
-    """Returns a copy's descriptor, once the program's hooks know of the open by the name that the program gave."""
-    try:
-        sys.audit("open", path if isinstance(path, (str, bytes)) else os.fspath(path), None, flags | os.O_CLOEXEC)
-    except BaseException:
-        _close(fd)
-        raise
-    return fd
+            return at_source()
+        return int(hook.read(place, flags, lambda fd: fd if fd >= 0 else at_source()))
 
 
 class Stat(Call):
-    """Replaces os.stat."""
+    """Replaces os.stat, os.lstat and os.fstat: by a name they ask the source, of a copy's descriptor they say what they
+    say of its source."""
 
-    def __call__(self, path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
-        context = self.context
-        how = FOLLOWED if follow_symlinks else 0
-        plain = _plainly_outside(path, context)
-        place = None if plain else context.paths.find(path, dir_fd, how)
-        if place is not None and not place.is_dir_name:
-            found = _answer(context, place, follow_symlinks)
-            if found is not None:
-                return found
-        result: os.stat_result = self.original(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
-        number = path if isinstance(path, int) else context.copies.named(path) if follow_symlinks else None
-        return result if number is None else context.copies.stat(number, result)
-
-
-class Fstat(Call):
-    """Replaces os.fstat."""
-
-    def __call__(self, fd: int) -> os.stat_result:
-        result: os.stat_result = self.original(fd)
-        found: os.stat_result = self.context.copies.stat(fd, result)
-        return found
-
-
-class Lstat(Call):
-    """Replaces os.lstat."""
-
-    def __call__(self, path: Any, *, dir_fd: int | None = None) -> os.stat_result:
-        context = self.context
-        place = context.paths.find(path, dir_fd)
-        if place is not None and not place.is_dir_name:
-            found = _answer(context, place, follow_symlinks=False)
-            if found is not None:
-                return found
-        result: os.stat_result = self.original(path, dir_fd=dir_fd)
-        return result
-
-
-def _answer(context: Context, place: Any, follow_symlinks: bool, *, exact: bool = True) -> os.stat_result | None:
-    """Returns the source's stat by its copy, if there is one that may answer: a second name of a copy marks a symbolic
-    link."""
-    info = None
-    if not context.measuring() and (context.quiet or context.slot.serves()):
+    def __call__(self, *args: Any, **kwargs: Any) -> os.stat_result:
+        hook, name = self.hook, _first(args, kwargs)
+        follows = self.__name__ != "lstat" and kwargs.get("follow_symlinks", True)
+        number = hook.number(name) if follows else None
+        if number is None and hook.paths.find(name, kwargs.get("dir_fd"), follows) is not None:
+            hook.slot.counters[wire.COUNTER_SOURCE_STATS] += 1
+        info: os.stat_result = self.original(*args, **kwargs)
+        source = None if number is None else hook.source_of(number)
         try:
-            info = _stat(place.local, follow_symlinks=False)
-        except OSError:
-            info = None
-    if info is not None and stat_bits.S_ISREG(info.st_mode) and (follow_symlinks or info.st_nlink == 1):
-        found: os.stat_result | None = info if context.quiet or not exact else context.attributes.of(info)
-        if found is not None:
-            context.count(wire.COUNTER_HIT_STATS)
-            return found
-    context.count(wire.COUNTER_SOURCE_STATS)
-    return None
-
-
-class Access(Call):
-    """Replaces os.access: the copy is asked only whether it exists and can be read."""
-
-    def __call__(
-        self,
-        path: Any,
-        mode: int,
-        *,
-        dir_fd: int | None = None,
-        effective_ids: bool = False,
-        follow_symlinks: bool = True,
-    ) -> bool:
-        context = self.context
-        how = FOLLOWED if follow_symlinks else 0
-        place = None if mode & (os.W_OK | os.X_OK) else context.paths.find(path, dir_fd, how)
-        if place is None or place.is_dir_name:
-            return self._ask(path, mode, dir_fd, effective_ids, follow_symlinks)
-        if _answer(context, place, follow_symlinks, exact=False) is not None:
-            return bool(_access(place.local, mode)) or self._ask(path, mode, dir_fd, effective_ids, follow_symlinks)
-        return self._ask(path, mode, dir_fd, effective_ids, follow_symlinks)
-
-    def _ask(self, path: Any, mode: int, dir_fd: int | None, effective_ids: bool, follow_symlinks: bool) -> bool:
-        return bool(
-            self.original(path, mode, dir_fd=dir_fd, effective_ids=effective_ids, follow_symlinks=follow_symlinks)
-        )
+            now = info if source is None else _stat(source)
+        except OSError:  # it has gone
+            return info
+        return now if _content(now) == _content(info) else info
 
 
 class Change(Call):
-    """Replaces functions that change what a name or a descriptor stands for: remove, truncate, chmod, utime."""
+    """Replaces functions that change what a name or a descriptor stands for: remove, rename, truncate, chmod, utime."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        first = args[0] if args else kwargs.get("path", kwargs.get("fd", kwargs.get("src")))
-        context = self.context
-        number = _number(first) if isinstance(first, int) or hasattr(first, "fileno") else context.copies.named(first)
+        hook = self.hook
+        name = _first(args, kwargs)
+        number = hook.number(name)
         if number is not None:
-            context.copies.changes(number)
-        else:
-            dir_fd = kwargs.get("dir_fd", kwargs.get("src_dir_fd"))
-            follows = self.__name__ not in UNFOLLOWED and kwargs.get("follow_symlinks", True)
-            context.dropper.drop_file(first, dir_fd, follows)
-            context.dropper.changes(first, dir_fd, follows)
-            if self.__name__ in UNNAMED and context.dropper.turns(first, dir_fd):
-                result = self.original(*args, **kwargs)
-                context.dropper.turned()
-                return result
-        return self.original(*args, **kwargs)
-
-
-class Surrender(Call):
-    """Replaces functions that ask the file system for more than bytes: for a copy they ask the source."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        number = _number(args[0] if args else kwargs.get("path", kwargs.get("fd")))
-        if number is not None:
-            self.context.copies.surrender(number)
-        return self.original(*args, **kwargs)
-
-
-class FileSystem(Call):
-    """Replaces statvfs and fstatvfs: of a copy's descriptor they tell of the source's file system."""
-
-    def __call__(self, path: Any) -> os.statvfs_result:
-        number = _number(path)
-        source = self.context.copies.source_of(number) if number is not None else None
-        try:
-            result: os.statvfs_result = self.original(path) if source is None else os.statvfs(source)
-        except OSError:
-            result = self.original(path)
+            hook.change_open(number)
+            return self.original(*args, **kwargs)
+        moves = self.__name__ in ("rename", "replace")
+        follows = self.__name__ not in UNFOLLOWED and kwargs.get("follow_symlinks", True)
+        turns = hook.change(name, kwargs.get("src_dir_fd" if moves else "dir_fd"), follows, moves)
+        if moves:
+            turns |= hook.change(args[1] if args[1:] else kwargs.get("dst"), kwargs.get("dst_dir_fd"), False, True)
+        result = self.original(*args, **kwargs)
+        if turns and self.__name__ in TURNS:
+            hook.turned()
         return result
 
 
-class Lock(Call):
-    """Replaces flock and lockf: a program that locks a copy locks the source, and reads the source from then on."""
+class Surrender(Call):
+    """Replaces functions that lock a file, or ask its file system for more than bytes: for a copy they ask the
+    source."""
 
-    def __call__(self, fd: Any, operation: int, *args: Any) -> Any:
-        number = _number(fd)
-        if number is not None and operation not in (fcntl.LOCK_UN, os.F_ULOCK if self.__module__ == "os" else -1):
-            self.context.copies.lock(number)
-        return self.original(fd, operation, *args)
-
-
-class Fcntl(Call):
-    """Replaces fcntl: a program that locks a copy, asks for its locks, or will read it directly, gets the source."""
-
-    def __call__(self, fd: Any, command: int, *args: Any) -> Any:
-        is_direct = command == fcntl.F_SETFL and args and isinstance(args[0], int) and args[0] & DIRECT
-        number = _number(fd) if command in LOCKS or is_direct else None
-        if number is not None and is_direct:
-            self.context.copies.surrender(number)
-        elif number is not None:
-            self.context.copies.lock(number)
-        return self.original(fd, command, *args)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        number = self.hook.number(_first(args, kwargs))
+        if number is not None and (self.__name__ != "fcntl" or _matters(*args[1:])):
+            try:
+                self.hook.surrender(number)
+            except OSError:
+                if self.__name__ in ("flock", "lockf", "fcntl"):
+                    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)) from None
+        return self.original(*args, **kwargs)
 
 
-class Ioctl(Call):
-    """Replaces ioctl, for what file systems do between their own files, or tell of them."""
-
-    def __call__(self, fd: Any, request: int, *args: Any) -> Any:
-        if request >> 8 & 0xFF in FILE_SYSTEMS:
-            for number in (_number(fd), _number(args[0]) if request == CLONE and args else None):
-                if number is not None:
-                    self.context.copies.surrender(number)
-        return self.original(fd, request, *args)
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else kwargs.get("path", kwargs.get("fd", kwargs.get("src")))
 
 
-class CopyRange(Call):
-    """Replaces copy_file_range, which refuses to go from one file system to another."""
-
-    def __call__(self, src: int, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self.original(src, *args, **kwargs)
-        except OSError:
-            if not self.context.copies.surrender(src):
-                raise
-        return self.original(src, *args, **kwargs)
-
-
-def _number(file: Any) -> int | None:
-    """Returns the descriptor that a function of `fcntl` or `os` is given, itself or as a file; None if there is
-    none."""
-    try:
-        number = file if isinstance(file, int) else file.fileno()
-    except Exception:
-        return None
-    return number if isinstance(number, int) else None
-
-
-class Rename(Call):
-    """Replaces rename and replace."""
-
-    def __call__(self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
-        dropper = self.context.dropper
-        turns = dropper.turns(src, src_dir_fd) | dropper.turns(dst, dst_dir_fd)
-        dropper.drop(src, src_dir_fd)
-        dropper.drop(dst, dst_dir_fd)
-        dropper.changes(src, src_dir_fd, follow=False, moves=True)
-        dropper.changes(dst, dst_dir_fd, follow=False, moves=True)
-        self.original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-        self.context.paths.names.forget()
-        if turns:
-            dropper.turned()
-
-
-class Symlink(Call):
-    """Replaces symlink."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        self.original(*args, **kwargs)
-        self.context.paths.names.forget()
-
-
-class Chdir(Call):
-    """Replaces chdir and fchdir."""
-
-    def __call__(self, path: Any) -> None:
-        self.original(path)
-        self.context.paths.cwd_changed()
+def _matters(command: Any = 0, value: Any = 0, *_: Any) -> bool:
+    is_direct = command == fcntl.F_SETFL and isinstance(value, int) and value & os.O_DIRECT
+    return bool(command in LOCKS or is_direct)
 
 
 class Exit(Call):
     """Replaces _exit, by which forked workers end."""
 
     def __call__(self, status: int) -> Any:
-        self.context.slot.finish()
+        self.hook.slot.finish()
         return self.original(status)
 
 
-class AddHook(Call):
-    """sys.addaudithook."""
-
-    def __call__(self, hook: Any) -> None:
-        global _tells
-        audit.listen()
-        _tells = True
-        self.original(audit.Hook(hook))
-
-
 BY_KIND = (
-    (AddHook, "sys", ("addaudithook",)),
+    (Open, "builtins", ("open",)),
     (OsOpen, "os", ("open",)),
-    (Stat, "os", ("stat",)),
-    (Lstat, "os", ("lstat",)),
-    (Fstat, "os", ("fstat",)),
-    (Access, "os", ("access",)),
+    (Stat, "os", ("stat", "lstat", "fstat")),
     (Change, "os", ("remove", "unlink", "truncate", "chmod", "utime", "chown", "lchown", "setxattr", "removexattr")),
-    (Change, "os", ("fchmod", "fchown", "link")),
-    (Surrender, "os", ("getxattr", "listxattr")),
-    (FileSystem, "os", ("statvfs", "fstatvfs")),
-    (Lock, "os", ("lockf",)),
-    (Lock, "fcntl", ("flock", "lockf")),
-    (Fcntl, "fcntl", ("fcntl",)),
-    (Ioctl, "fcntl", ("ioctl",)),
-    (CopyRange, "os", ("copy_file_range",)),
-    (Rename, "os", ("rename", "replace")),
-    (Symlink, "os", ("symlink",)),
-    (Chdir, "os", ("chdir", "fchdir")),
+    (Change, "os", ("fchmod", "fchown", "rename", "replace")),
+    (Surrender, "os", ("getxattr", "listxattr", "statvfs", "fstatvfs", "copy_file_range", "lockf")),
+    (Surrender, "fcntl", ("flock", "lockf", "fcntl")),
     (Exit, "os", ("_exit",)),
 )

@@ -1,4 +1,4 @@
-"""Maps files of the node directory into memory of this process, with no descriptor that stays open.
+"""Maps the page into memory of this process, with no descriptor that stays open.
 
 `mmap` of Python 3.8 to 3.12 keeps the file open under the lowest number that is free, which the program's next open
 would have got. So the module calls the C library there; where that cannot be, it uses `mmap` all the same.
@@ -12,7 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-PYBUF_READ = 0x100
 PYBUF_WRITE = 0x200
 NO_MEMORY = (1 << 64) - 1, (1 << 32) - 1
 _kept: list[Any] = []
@@ -20,23 +19,22 @@ _kept: list[Any] = []
 _libc: Any = None
 
 
-def mapped(fd: int, size: int, *, writable: bool) -> memoryview:
+def mapped(fd: int, size: int) -> memoryview:
     """Returns the first bytes of an open file, shared. Raises OSError or ValueError where that cannot be."""
     import mmap
 
-    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     if sys.version_info >= (3, 13):
-        _kept.append(mmap.mmap(fd, size, prot=protection, trackfd=False))
+        _kept.append(mmap.mmap(fd, size, trackfd=False))
         return memoryview(_kept[-1])
     try:
         libc = _functions()
     except Exception:  # an interpreter without ctypes, or one that does not let it into this subinterpreter
-        _kept.append(mmap.mmap(fd, size, prot=protection))
+        _kept.append(mmap.mmap(fd, size))
         return memoryview(_kept[-1])
-    address = libc[0](None, size, protection, mmap.MAP_SHARED, fd, 0)
+    address = libc[0](None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
     if address is None or address in NO_MEMORY:
         raise OSError("the file cannot be mapped")
-    view: memoryview = libc[1](address, size, PYBUF_WRITE if writable else PYBUF_READ)
+    view: memoryview = libc[1](address, size, PYBUF_WRITE)
     return view
 
 

@@ -36,9 +36,6 @@ class Slot:
         self._map: Any = None
         self._pid = 0
         self.number = -1
-        self.logs: Any = memoryview(bytearray(4)).cast("I")
-        self._make_log: Any = None
-        self.log: Any = None
         private = memoryview(bytearray(wire.SLOT_BYTES))
         self._view(private)
         self.state: Any = memoryview(bytearray(4)).cast("I")
@@ -77,12 +74,6 @@ class Slot:
         """Lets no copy be opened ever again."""
         self.gate[wire.CLOSED] = 1
 
-    def log_opens(self, make_log: Any) -> None:
-        """Logs opens while `logs[0]` says so, in what `make_log(slot)` makes for each process."""
-        self._make_log = make_log
-        self._begin_log()
-        self.logs = self._map[wire.LOGGING_OFFSET : wire.LOGGING_OFFSET + 4].cast("I")
-
     def claim(self) -> None:
         """Takes a slot for this process, once."""
         if self._pid == os.getpid():
@@ -93,7 +84,6 @@ class Slot:
             self._claim()
         except OSError:
             self._view(memoryview(bytearray(wire.SLOT_BYTES)))
-        self._begin_log()
 
     def _claim(self) -> None:
         self.open()
@@ -113,10 +103,6 @@ class Slot:
         self._head.cast("Q")[2] = monotonic_ns()
         self._head.cast("Q")[wire.PID_SPACE_OFFSET >> 3] = _pid_space()
         head[0] = self._pid
-
-    def _begin_log(self) -> None:
-        if self._make_log is not None:
-            self.log = self._make_log(self)
 
     def count(self, counter: int, value: int) -> None:
         """Adds to a counter."""
@@ -176,7 +162,7 @@ def _own_read_bytes(pid: int) -> int:
 def _map(fd: int) -> Any:
     if os.fstat(fd).st_size < wire.PAGE_BYTES:
         raise OSError("no page")
-    view = mapped(fd, wire.PAGE_BYTES, writable=True)
+    view = mapped(fd, wire.PAGE_BYTES)
     if bytes(view[:8]) != wire.PAGE_MAGIC or view[8] != wire.VERSION:
         raise OSError("a page of another version")
     return view

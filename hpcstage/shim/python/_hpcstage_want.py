@@ -7,6 +7,7 @@ Every wait is bounded. `_socket` (not `socket`, which imports much) is imported 
 from __future__ import annotations
 
 import os
+from stat import S_ISREG
 from time import monotonic_ns, sleep
 
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
 
 WROTE_CAP_S = 3.0
 """Longer than the daemon waits for other nodes."""
-STARTING_CAP_S = 0.5
-"""One open waits so many seconds, and no longer, for a daemon that has yet to begin."""
-LARGE_BYTES = 16 << 20
-"""Larger files are mostly read at the source while they are not whole in the store: no open of one waits for that."""
 SEND_CAP_S = 1.0
 HUNG_PAUSE_NS = 5_000_000_000
 READY = -1
@@ -30,7 +27,6 @@ _write = os.write
 _access = os.access
 _unlink = os.unlink
 _rename = os.rename
-_stat = os.stat
 
 
 class DaemonSocket:
@@ -43,24 +39,23 @@ class DaemonSocket:
         self._direct = config.direct
         self._early = config.node_dir + b"/early"  # EARLY_FILE
         self._aside = config.node_dir + b"/dropped-%x-%x"
-        self._dropped = 0
         self._hung_until_ns = 0
-        self._started_late = False
+
+    def measures(self) -> bool:
+        """Returns whether opens are only counted."""
+        return bool(self._direct or self._slot.state[0] == wire.STATE_MEASURING)
 
     def want(self, source: bytes) -> int:
         """Returns READY, or the Reason to read the source for."""
         state = self._slot.state[0]
-        if state not in (wire.STATE_STARTING, wire.STATE_SCANNING, wire.STATE_STAGING):
-            return int(wire.REASON_NO_DAEMON if state == wire.STATE_ENDED else wire.REASON_SETTLED)
-        starting = state == wire.STATE_STARTING
-        if starting and self._started_late:
+        if state == wire.STATE_STARTING:
             return int(wire.REASON_SCANNING)
-        if starting and _is_large(source):
-            return int(wire.REASON_LARGE)
+        if state not in (wire.STATE_SCANNING, wire.STATE_STAGING):
+            return int(wire.REASON_NO_DAEMON if state == wire.STATE_ENDED else wire.REASON_SETTLED)
         begin_ns = monotonic_ns()
         if begin_ns < self._hung_until_ns:
             return int(wire.REASON_TIMEOUT)
-        reply = self._ask_early(source) if starting else self._ask(wire.KIND_WANT, source, self._cap_s, self._cap_s)
+        reply = self._ask(wire.KIND_WANT, source, self._cap_s, self._cap_s)
         counters = self._slot.counters
         counters[wire.COUNTER_WANTS] += 1
         counters[wire.COUNTER_WANT_NS] += monotonic_ns() - begin_ns
@@ -71,19 +66,9 @@ class DaemonSocket:
             return READY
         return reason if reason < wire.COUNTERS - wire.COUNTER_DIRECT_BASE else wire.REASON_UNKNOWN
 
-    def _ask_early(self, source: bytes) -> Any:
-        """Asks before the daemon answers: what is opened now would be read here and then copied, so it is worth a short
-        wait."""
-        reply = ask(self._sock, wire.KIND_WANT, source, min(self._cap_s, STARTING_CAP_S))
-        if not isinstance(reply, int):
-            return reply
-        self._started_late = True
-        return wire.REASON_SCANNING if reply == wire.REASON_TIMEOUT else reply
-
     def drop(self, source: bytes, local: bytes) -> None:
         """Drops the copy of a file: none is visible any more when this returns."""
-        state = self._slot.state[0]
-        if self._direct or state == wire.STATE_MEASURING:
+        if self.measures():
             return
         existed = _access(local, os.F_OK)
         if not self._tell(wire.KIND_WROTE, source) or self._slot.gate[wire.CLOSED]:
@@ -92,10 +77,10 @@ class DaemonSocket:
             self._slot.counters[wire.COUNTER_DROPPED] += 1
 
     def landed(self, info: os.stat_result) -> None:
-        """Tells the daemon of a write to a file that may be one of the datasets', under another name. With one name and
-        no links in the datasets it is none of theirs, and nothing is told."""
+        """Tells the daemon of a change of a file that may be one of the datasets', under another name. With one name
+        and no links in the datasets it is none of theirs, and nothing is told."""
         state = self._slot.state[0]
-        if self._direct or state in (wire.STATE_MEASURING, wire.STATE_ENDED):
+        if self.measures() or state == wire.STATE_ENDED or not S_ISREG(info.st_mode):
             return
         numbers = info.st_dev.to_bytes(8, "little") + info.st_ino.to_bytes(8, "little")
         if state < wire.STATE_STAGING:
@@ -122,20 +107,17 @@ class DaemonSocket:
         copies, or nothing is served before it has. Returns False if it will not; nothing is served any more then, since
         only the daemon knows the file's other names and what is being copied."""
         state = self._slot.state[0]
-        begin_ns = monotonic_ns()
-        hangs = begin_ns < self._hung_until_ns
+        hangs = monotonic_ns() < self._hung_until_ns
         cap_s = 0.0 if state == wire.STATE_STARTING or hangs else WROTE_CAP_S
         send_cap_s = 0.0 if hangs and self._slot.gate[wire.CLOSED] else SEND_CAP_S
         reply: bytes | int = wire.REASON_NO_DAEMON
         if state != wire.STATE_ENDED:
             reply = self._ask(kind, payload, cap_s, send_cap_s)
-        if _is_late(reply):
-            self._slot.give_up()
-            return True
         if isinstance(reply, bytes) and reply[1] == wire.ANSWER_DONE:
             return True
-        if send_cap_s and monotonic_ns() - begin_ns >= send_cap_s * 1e9:
-            self._hung_until_ns = monotonic_ns() + HUNG_PAUSE_NS  # its backlog is full
+        if isinstance(reply, int) and reply == wire.REASON_TIMEOUT:
+            self._slot.give_up()
+            return True
         self._slot.close_store()
         return False
 
@@ -145,15 +127,16 @@ class DaemonSocket:
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError:
-            self._dropped += 1
             try:
-                _rename(local, self._aside % (os.getpid(), self._dropped))
+                _rename(local, self._aside % (os.getpid(), monotonic_ns()))
             except OSError:
                 self._slot.counters[wire.COUNTER_ERRORS] += 1
 
     def _ask(self, kind: int, payload: bytes, cap_s: float, send_cap_s: float) -> Any:
+        begin_ns = monotonic_ns()
         reply = ask(self._sock, kind, payload, cap_s, send_cap_s)
-        if cap_s and _is_late(reply):
+        took_s = (monotonic_ns() - begin_ns) / 1e9
+        if isinstance(reply, int) and (cap_s if reply == wire.REASON_TIMEOUT else 0 < send_cap_s <= took_s):
             self._hung_until_ns = monotonic_ns() + HUNG_PAUSE_NS
         return reply
 
@@ -161,12 +144,12 @@ class DaemonSocket:
 def ask(sock: bytes, kind: int, payload: bytes, cap_s: float, send_cap_s: float = 0.001) -> Any:
     """Sends one request; returns the reply, or the Reason why there is none. TIMEOUT means that it was sent and is not
     answered yet. With a cap of 0 nobody waits for the answer."""
-    from _socket import timeout
+    from _socket import AF_UNIX, SOCK_SEQPACKET, socket, timeout
 
     sent = False
     message = bytes((wire.VERSION, kind, 0, 0)) + os.getpid().to_bytes(4, "little") + payload
     try:
-        connection = _new_socket()
+        connection = socket(AF_UNIX, SOCK_SEQPACKET)
         try:
             connection.settimeout(max(cap_s, send_cap_s))
             _reach(connection, sock, monotonic_ns() + int(send_cap_s * 1e9))
@@ -183,35 +166,13 @@ def ask(sock: bytes, kind: int, payload: bytes, cap_s: float, send_cap_s: float 
     return reply if len(reply) == 8 and reply[0] == wire.VERSION else wire.REASON_NO_DAEMON
 
 
-def _is_late(reply: Any) -> bool:
-    """Returns whether there is no reply yet. Under `python -bb` bytes cannot be compared with a number."""
-    return isinstance(reply, int) and reply == wire.REASON_TIMEOUT
-
-
 def _reach(connection: Any, sock: bytes, until_ns: int) -> None:
     """Connects, and tries again until the time is up: a full backlog means that the daemon lives and is busy."""
     while True:
         try:
-            _connect(connection, sock)
+            connection.connect(sock)
             return
         except BlockingIOError:
             if monotonic_ns() >= until_ns:
                 raise
             sleep(0.001)
-
-
-def _new_socket() -> Any:
-    from _socket import AF_UNIX, SOCK_SEQPACKET, socket
-
-    return socket(AF_UNIX, SOCK_SEQPACKET)
-
-
-def _connect(connection: Any, sock: bytes) -> None:
-    connection.connect(sock)
-
-
-def _is_large(source: bytes) -> bool:
-    try:
-        return _stat(source).st_size > LARGE_BYTES
-    except OSError:
-        return False
