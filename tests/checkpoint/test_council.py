@@ -372,6 +372,28 @@ def test_the_program_removes_a_checkpoint_on_one_node() -> None:
     assert job.last.names == {"step1", "step2", "step3"}
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_no_generation_has_an_entry_before_the_nodes_that_shared_such_ones_have_their_parts(is_lost: bool) -> None:
+    job = Job(3, is_elastic=False).begun()
+    for index in range(3):
+        job.write(index, "step1")
+    job.settle()
+    for index in range(2):
+        job.write(index, "step2")
+        job.write(index, f"rank{index}-1")
+    job.settle(lambda: job.last is not None and "rank1-1" in job.last.names)
+    assert job.last is not None
+    assert job.last.names == {"step1", "rank0-1", "rank1-1"}
+    assert job.now < SETTLE_S, "what each node names by itself waits for nobody"
+    if is_lost:
+        job.kill(2)
+        job.connect()
+    else:
+        job.write(2, "step2")
+    job.settle()
+    assert ("step2" in job.target) is not is_lost
+
+
 def rewritten_by_the_first_of_two() -> tuple[Job, dict[str, str]]:
     """Both nodes have a part of step1, and the first one has a new one; the marks of the old ones."""
     job = Job(2).begun()
@@ -382,8 +404,8 @@ def rewritten_by_the_first_of_two() -> tuple[Job, dict[str, str]]:
     before = job.last.marks("step1")
     assert len(before) == 2
     job.write(0, "step1")
-    job.write(0, "step2")
-    job.settle(lambda: job.last is not None and "step2" in job.last.names)
+    job.write(0, "best")
+    job.settle(lambda: job.last is not None and "best" in job.last.names)
     return job, before
 
 

@@ -15,6 +15,7 @@ from hpcstage.checkpoint.jobwide.conclusions import Outcomes, first_failure
 from hpcstage.checkpoint.jobwide.families import FoundStore, earlier_states
 from hpcstage.checkpoint.jobwide.naming import (
     NamedShares,
+    arriving,
     half_rewritten,
     lost_writers,
     name_shares,
@@ -37,7 +38,7 @@ SOON_S = 0.3
 END_S = 5.0
 """The longest that a state which changes is tried again after the program has ended."""
 SETTLE_S = 10.0
-"""An entry of which some nodes have new parts and others old ones is taken as it is after so long."""
+"""An entry of which some nodes have new parts and others old ones or none is taken as it is after so long."""
 _TARGET = "target"
 
 
@@ -75,7 +76,7 @@ class Coordinator:
         self._tried: set[str] = set()
         self._retry_at = self._end_at = self._settles_at = 0.0
         self._half_since: dict[str, float] = {}
-        """By entry: since when some nodes have a new part and others an old one."""
+        """By entry: since when some nodes have a new part and others an old one, or none."""
         self._copy_due = self._is_done = False
 
     def has_taken_over(self, view: int) -> bool:
@@ -221,7 +222,7 @@ class Coordinator:
         self._retry_at = 0.0
         if self._lost_writers():
             return False
-        if held and last is None and not self.ledger.is_closed:
+        if last is None and not self.ledger.is_closed and held & half_rewritten(self._words, None):
             return False  # no generation could stand for what is held
         named = name_shares(self._words, self.ledger.generations, held)
         if not self._is_wanted(named):
@@ -256,9 +257,10 @@ class Coordinator:
         return ""
 
     def _held(self, now: float) -> frozenset[str]:
-        """Returns the entries of which some nodes have new parts and others old ones, as long as those of the others
-        may still come. After an orderly end all is as the program left it; after another one they do not come."""
-        half = half_rewritten(self._words, self.ledger.last)
+        """Returns the entries of which some nodes have new parts and others old ones or none, as long as those of the
+        others may still come. After an orderly end all is as the program left it; after another one they do not
+        come."""
+        half = half_rewritten(self._words, self.ledger.last) | arriving(self._words, self.ledger.last)
         self._half_since = {name: self._half_since.get(name, now) for name in half}
         ledger, self._settles_at = self.ledger, 0.0
         if ledger.last is None and ledger.is_unsaved:

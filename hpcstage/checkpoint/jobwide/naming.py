@@ -88,6 +88,23 @@ def half_rewritten(words: Mapping[str, KeeperWord], last: JobGeneration | None) 
     return frozenset(name for name, parts in found.items() if _is_half(name, parts, last))
 
 
+def arriving(words: Mapping[str, KeeperWord], last: JobGeneration | None) -> frozenset[str]:
+    """Returns the new entries of which a node has no part yet that shared entries of their kind before: its part may
+    still come. Before the first generation, what two nodes share, all do."""
+    sharing: dict[str, set[str]] = {}
+    for name in () if last is None else last.names:
+        if len(nodes := last.marks(name)) > 1:
+            sharing.setdefault(kind_of(name), set()).update(nodes)
+    found = set()
+    for name, parts in _parts(words, {} if last is None else _still_dropped(words, last)).items():
+        if any(one.is_restored for one in parts.values()) or (last is not None and name in last.names):
+            continue
+        nodes = sharing.get(kind_of(name), set()) if last is not None else set(words) if len(parts) > 1 else set()
+        if nodes.intersection(words) - parts.keys():
+            found.add(name)
+    return frozenset(found)
+
+
 def with_writers(known: Sequence[Writers], words: Mapping[str, KeeperWord]) -> dict[str, tuple[str, ...]]:
     """Returns the writers of all kinds of entries that the program made."""
     found: dict[str, set[str]] = {}
