@@ -16,7 +16,6 @@ from hpcstage.problem import Problem
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.rundir import NODES
 from hpcstage.wrapper import grouping, messages
-from hpcstage.writing import replace_copy
 
 if TYPE_CHECKING:
     from hpcstage.errors import HpcstageError
@@ -81,9 +80,8 @@ def _await_others(session: Session, deadline: float) -> None:
         session.part.problems += session.lead.problems()
     awaited = grouping.joined(session.group)
     grouping.await_parts(session.run_dir, awaited, session.part.started_unix_s, deadline)
-    if any(problem.id.startswith(("group-", "node-")) for problem in session.part.problems):
-        with contextlib.suppress(OSError):
-            replace_copy(session.node.path / nodedir.LEAD_LOG, session.run_dir / NODES / nodedir.LEAD_LOG)
+    if session.lead is not None and any(one.id.startswith(("group-", "node-")) for one in session.part.problems):
+        session.lead.keep_log(session.run_dir / NODES / nodedir.LEAD_LOG)
 
 
 def _sweep(session: Session) -> None:

@@ -21,6 +21,7 @@ from hpcstage.node import environment, start
 from hpcstage.problem import Problem
 from hpcstage.reading import readable
 from hpcstage.wrapper import messages
+from hpcstage.writing import replace_copy
 
 KILLED_S = 5.0
 READY_S = 20.0
@@ -40,19 +41,21 @@ class LeadLink:
         self._started = time.monotonic()
         self._asked: set[str] = set()
         self._ending = False
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._log = os.open(log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        """Stays open, since the daemon removes the file with the node's directory."""
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-s", "-m", "hpcstage.lead", os.fspath(spec)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=output,
+                stderr=self._log,
                 env=environment.for_daemon(env, start.package_parent()),
                 cwd="/",  # Python looks for modules in the working directory first, where the user's code may lie
                 start_new_session=True,
             )
-        finally:
-            os.close(output)
+        except BaseException:
+            os.close(self._log)
+            raise
 
     def ready(self, timeout_s: float) -> bool:
         """Returns whether all nodes are up and know the files, or are given up."""
@@ -142,6 +145,13 @@ class LeadLink:
             shutil.rmtree(self._directory, ignore_errors=True)
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+        os.close(self._log)
+
+    def keep_log(self, path: Path) -> None:
+        """Copies the lead's log to where it is found later."""
+        with contextlib.suppress(OSError):
+            replace_copy(Path(f"/proc/self/fd/{self._log}"), path)
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

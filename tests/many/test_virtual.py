@@ -143,7 +143,9 @@ def test_without_mpi_each_node_stages_alone_and_the_report_says_so(
     assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2, 3)
     assert b"mpi4py is not installed" in done.stderr
     record = manylab.record_of(hpcstage)
-    assert "group-lost" in {problem["id"] for problem in record["problems"]}
+    (lost,) = [problem for problem in record["problems"] if problem["id"] == "group-lost"]
+    assert "see nodes/lead.log in the run directory" in lost["remedy"]
+    assert list(hpcstage.cwd.glob("hpcstage-runs/*/nodes/lead.log"))
     parts = manylab.parts_of(hpcstage)
     assert [part["placement"] for part in parts] == ["private", "private"]
     assert all(part["totals"]["source_files"] for part in parts), "each node staged"
