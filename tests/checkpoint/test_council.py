@@ -372,6 +372,21 @@ def test_the_program_removes_a_checkpoint_on_one_node() -> None:
     assert job.last.names == {"step1", "step2", "step3"}
 
 
+def test_no_generation_grows_by_the_part_of_one_node_before_those_of_the_others() -> None:
+    job = Job(3, is_elastic=False).begun()
+    job.write(0, "step1")
+    job.settle()
+    job.write(1, "step1")
+    job.write(0, "best")
+    job.settle(lambda: job.last is not None and "best" in job.last.names)
+    assert job.last is not None
+    assert job.last.marks("step1").keys() == {"n0"}
+    job.write(2, "step1")
+    job.settle()
+    assert job.last.marks("step1").keys() == {"n0", "n1", "n2"}
+    assert job.now < SETTLE_S
+
+
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_no_generation_has_an_entry_before_the_nodes_that_shared_such_ones_have_their_parts(is_lost: bool) -> None:
     job = Job(3, is_elastic=False).begun()

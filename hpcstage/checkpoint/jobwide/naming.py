@@ -89,20 +89,25 @@ def half_rewritten(words: Mapping[str, KeeperWord], last: JobGeneration | None) 
 
 
 def arriving(words: Mapping[str, KeeperWord], last: JobGeneration | None) -> frozenset[str]:
-    """Returns the new entries of which a node has no part yet that shared entries of their kind before: its part may
-    still come. Before the first generation, what two nodes share, all do."""
-    sharing: dict[str, set[str]] = {}
-    for name in () if last is None else last.names:
-        if len(nodes := last.marks(name)) > 1:
-            sharing.setdefault(kind_of(name), set()).update(nodes)
-    found = set()
-    for name, parts in _parts(words, {} if last is None else _still_dropped(words, last)).items():
-        if any(one.is_restored for one in parts.values()) or (last is not None and name in last.names):
-            continue
-        nodes = sharing.get(kind_of(name), set()) if last is not None else set(words) if len(parts) > 1 else set()
-        if nodes.intersection(words) - parts.keys():
-            found.add(name)
-    return frozenset(found)
+    """Returns the new entries of which a node has no part yet, though nodes share entries of their kind: its part may
+    still come. Nodes that shared such an entry in the generation before are waited for, else all."""
+    found = _parts(words, {} if last is None else _still_dropped(words, last))
+    before = {name: last.marks(name).keys() for name in last.names} if last is not None else {}
+    sharing: dict[str, set[frozenset[str]]] = {}
+    for name, nodes in before.items():
+        if len(nodes) > 1:
+            sharing.setdefault(kind_of(name), set()).add(frozenset(nodes))
+    for name, parts in found.items():
+        if len(parts) > 1:
+            sharing.setdefault(kind_of(name), {frozenset(words)})
+    waiting = set()
+    for name, parts in found.items():
+        groups = sharing.get(kind_of(name), set())
+        whole = [group for group in groups if not any(group < other for other in groups)]
+        is_new = not parts.keys() <= before.get(name, set()) and not any(one.is_restored for one in parts.values())
+        if is_new and whole and not any(group.intersection(words) <= parts.keys() for group in whole):
+            waiting.add(name)
+    return frozenset(waiting)
 
 
 def with_writers(known: Sequence[Writers], words: Mapping[str, KeeperWord]) -> dict[str, tuple[str, ...]]:
