@@ -142,8 +142,11 @@ def remove_leftovers(directory: Path) -> list[str]:
                 for aside in left.glob(f"{RESTORING}*"):
                     with contextlib.suppress(FileExistsError):
                         _take(aside, directory / aside.name.removeprefix(RESTORING))
+                gone = left.with_name(f"{name}-")
+                if is_locked:  # who was about to lock it finds it gone
+                    left.rename(gone)
             if is_locked:  # NFS removes no directory of which a file is open
-                _remove(left)
+                _remove(gone)
                 removed.append(name)
     return removed
 
@@ -162,24 +165,40 @@ def _is_missing(directory: Path) -> bool:
 @contextlib.contextmanager
 def making_in(directory: Path) -> Iterator[Path]:
     """Gives a directory below another that is locked while it is used, and removed at the end."""
-    made = directory / f"{RESTORING}{os.urandom(6).hex()}"
-    made.mkdir(0o700)
+    made, fd = _new_locked(directory)
     try:
-        with _locked(made, fcntl.LOCK_EX):
-            yield made
+        yield made
     finally:
+        os.close(fd)
         _remove(made)
+
+
+def _new_locked(directory: Path) -> tuple[Path, int]:
+    """Makes a directory and locks it. Another node may take it for what a killed restore left before it is locked."""
+    while True:
+        made = directory / f"{RESTORING}{os.urandom(6).hex()}"
+        made.mkdir(0o700)
+        with contextlib.suppress(FileNotFoundError):
+            fd = _lock_of(made)
+            lock_file(fd, fcntl.LOCK_EX)
+            if os.path.lexists(made / LOCK):
+                return made, fd
+            os.close(fd)
 
 
 @contextlib.contextmanager
 def _locked(made: Path, how: int) -> Iterator[bool]:
     """Locks a file in a directory; gives whether the file system has locks. A lock of a directory is one of this node
     alone on many shared file systems, or is refused: it takes a file that is open for writing."""
-    fd = os.open(made / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = _lock_of(made)
     try:
         yield lock_file(fd, how)
     finally:
         os.close(fd)
+
+
+def _lock_of(made: Path) -> int:
+    return os.open(made / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def times_of(manifest: GenerationManifest) -> dict[str, int]:
