@@ -99,11 +99,11 @@ class Staging(Phase):
         else:
             self.sharing = FileSharing(group, prepared, engine, self.peers, self._written_elsewhere)
             group.participant = self.sharing
-        own_scan = prepared.scanned is not None
+        own_scan = prepared.is_own
         self._wants = Wants(base, engine, self.peers, self.sharing, self._usefulness)
         inodes = Inodes(manifest, base.helpers, own_scan=own_scan)
         self._voiding = Voiding(base, engine, inodes, self._wants, self.sharing, self._pump_now)
-        self._findings = Findings(base, prepared, engine, self.limit, self._usefulness.unserved)
+        self._findings = Findings(base, engine, self.limit, self._usefulness.unserved)
         self._next_look = 0.0
         self._reads = False
         """Whether programs read large files at the source."""
@@ -228,9 +228,7 @@ class Staging(Phase):
         counts = self.peers.arrivals.counts
         if not counts.peer_files or part.group is not None:
             return part
-        totals = replace(
-            part.totals, peer_bytes=counts.peer_bytes, peer_files=counts.peer_files, sent_bytes=0, sent_files=0
-        )
+        totals = replace(part.totals, peer_bytes=counts.peer_bytes, peer_files=counts.peer_files)
         return replace(part, totals=totals)
 
     def snapshot(self, now: float, sums: list[int]) -> Snapshot:

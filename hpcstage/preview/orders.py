@@ -39,10 +39,6 @@ class FoundOrder:
     """Text about the order, for people."""
     readings: Readings | None = None
     """The readings behind the order, where a sampler was named."""
-    trace: trace.Trace | None = None
-    """The trace of an earlier run; its order may not be the one that is used."""
-    trace_why: str = ""
-    """Why there is no trace that can be used."""
 
 
 def find_order(inputs: Inputs, manifest: Manifest) -> FoundOrder:
@@ -70,7 +66,7 @@ def find_order(inputs: Inputs, manifest: Manifest) -> FoundOrder:
     elif listed.order.provenance == orders.MANIFEST:
         about = _why_by_path(setting, why)
     missing = orders.missing_text(listed, resolved.ordering)
-    return FoundOrder(listed.order, listed.unknown, missing, about, trace=known, trace_why=why)
+    return FoundOrder(listed.order, listed.unknown, missing, about)
 
 
 def _trace(inputs: Inputs, manifest: Manifest) -> tuple[trace.Trace | None, str]:

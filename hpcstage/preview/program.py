@@ -67,7 +67,7 @@ def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> Earlier
     from hpcstage.record import files, index, workload
 
     try:
-        run_dir = index.find(None, [os.fsdecode(d.root) for d in datasets], env)
+        run_dir = index.find([os.fsdecode(d.root) for d in datasets], env)
         if run_dir is None:
             return None
         record = files.load_run(run_dir)

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
-from typing import Any
 
-from hpcstage.record import jsonform
+from hpcstage import __version__
 from hpcstage.record.figures.contention import contention_of
 from hpcstage.record.figures.counts import added, summed
 from hpcstage.record.figures.digest import Digest, JobFigures, digest_of, settled, window_of
@@ -25,7 +23,7 @@ from hpcstage.record.notes.notes import notes_of
 from hpcstage.record.notes.problems import ended, problems_of
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.checkpoints import CheckpointsPart
-from hpcstage.record.parts.part import DatasetPart, NodePart, OrderLead
+from hpcstage.record.parts.part import DatasetPart, NodePart
 from hpcstage.record.parts.roster import Presence, expected, is_left_over, names_of, without_part
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import (
@@ -36,7 +34,6 @@ from hpcstage.record.schema import (
     RunSection,
     RunState,
     Series,
-    SettingRow,
 )
 
 NOT_ENDED = "the command has not ended, as far as is known: the times are those up to now"
@@ -64,15 +61,15 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
     silent, total = without_part(run, known), expected(run, known)
     record = Record(
         schema_version=VERSION,
-        generator=f"hpcstage {run.version}".strip(),
+        generator=f"hpcstage {__version__}",
         complete=ended(run) and not silent and all(node.state is Presence.OK for node in nodes),
         problems=tuple(problems_of(run, nodes, silent, total, running)),
         run=_run(run, told, running),
         environment=_environment(run),
-        config=tuple(jsonform.read(SettingRow, row) for row in run.config),
+        config=run.config,
         datasets=figures.datasets,
         nodes=tuple(rows_of(run, nodes, silent if total > 1 else [], figures)),
-        group=group_of(nodes, silent, total, figures),
+        group=group_of(nodes, total, figures),
         totals=figures.totals,
         time_split=figures.time_split,
         coverage=added([node.coverage for node in told]),
@@ -130,21 +127,14 @@ def _run(run: RunPart, nodes: Sequence[Digest], running: Life | None) -> RunSect
     return RunSection(
         id=run.run_id,
         command=tuple(run.command),
-        cwd=run.cwd,
-        run_dir=run.run_dir,
         host=run.host,
         mode=part.mode if part else None,
         mode_asked=run.mode_asked,
         mode_why=run.direct_why or None,
         state=_state(run, running),
-        started_utc=datetime.fromtimestamp(run.started_unix_s, timezone.utc).isoformat(timespec="seconds"),
         started_unix_s=run.started_unix_s,
-        child_started_s=run.child_started_s,
-        child_ended_s=run.child_ended_s,
-        ended_s=run.ended_s,
         exit_code=run.exit_code,
         signal=run.signal,
-        child_cpu_s=run.child_cpu_s,
     )
 
 
@@ -161,13 +151,10 @@ def _state(run: RunPart, running: Life | None) -> RunState:
 
 def _environment(run: RunPart) -> EnvironmentSection:
     return EnvironmentSection(
-        python=run.python,
-        kernel=run.kernel,
         scheduler=run.scheduler,
         job_id=run.job_id,
         nodes=tuple(run.nodes) or (run.host,),
         local_dir=run.local_dir,
-        local_dir_why=run.local_dir_why,
     )
 
 
@@ -192,37 +179,16 @@ def _larger(one: int | None, other: int | None) -> int | None:
 
 # ---- the order: what each node's daemon saw of its own loaders ----
 
-SAME = ("provenance", "planned", "ids", "followed", "trace_used", "trace_unused_why", "trace_written", "trace_why")
-ADDED = (
-    "announcements", "announced_files", "unknown_samples", "opened_files",
-)  # fmt: skip
-
 
 def _order(nodes: Sequence[Digest]) -> OrderSection:
-    """Returns the section. `lead` is null where nothing was announced, or no announced file was seen to be opened."""
+    """Returns the section. `lead` is null where nothing was announced, or no announced file was seen to be opened; else
+    it is that of the node whose copies were least ahead, as a job waits for its slowest node."""
     parts = [node.part.order for node in nodes]
-
-    def first(name: str) -> Any:  # noqa: ANN401  any field
-        """Returns a field that is the same on all nodes, except that only one node may know those of the trace."""
-        return next((value for part in parts if (value := getattr(part, name)) is not None), None)
-
-    def total(name: str) -> Any:  # noqa: ANN401  int | None, which mypy would expect of every field
-        known = [value for part in parts if (value := getattr(part, name)) is not None]
-        return sum(known) if known else None
-
+    leads = [part.lead for part in parts if part.lead is not None]
+    announced = [part.announcements for part in parts if part.announcements is not None]
     return OrderSection(
-        **{name: first(name) for name in SAME},
-        **{name: total(name) for name in ADDED},
-        lead=_lead(nodes),
+        provenance=next((part.provenance for part in parts if part.provenance is not None), None),
+        followed=next((part.followed for part in parts if part.followed is not None), None),
+        announcements=sum(announced) if announced else None,
+        lead=min(leads, key=lambda lead: (lead.median_files, lead.least_files), default=None),
     )
-
-
-def _lead(nodes: Sequence[Digest]) -> OrderLead | None:
-    """Returns the lead of the node whose copies were least ahead, as a job waits for its slowest node."""
-    known = [(node, node.part.order.lead) for node in nodes]
-    leads = [(node, lead) for node, lead in known if lead is not None]
-    if not leads:
-        return None
-    node, lead = min(leads, key=lambda pair: (pair[1].median_files, pair[1].least_files))
-    samples = tuple((round(at_s + node.shift_s, 3), files, seconds) for at_s, files, seconds in lead.samples)
-    return replace(lead, samples=samples, host=node.name)

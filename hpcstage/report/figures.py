@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from hpcstage.record.figures.counts import ratio
 from hpcstage.record.index import Earlier
+from hpcstage.record.parts.roster import Presence
 from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, Series, TimeSplit
 from hpcstage.units import format_duration, format_rate, format_share, format_size
 
@@ -66,15 +67,6 @@ def seconds(value: float | None) -> str:
         return "0 s"
     text = format_duration(abs(value)) if abs(value) >= 0.1 else f"{abs(value) * 1000:.3g} ms"
     return f"-{text}" if value < 0 else text
-
-
-def milliseconds(value: float | None) -> str:
-    """Formats a latency, or says that it is not known."""
-    if value is None:
-        return UNKNOWN
-    if value < 0.1:
-        return f"{value * 1000:.0f} us"
-    return f"{value:.3g} ms" if value < 1000 else f"{value / 1000:.3g} s"
 
 
 def _known(form: Callable[[float], str]) -> Callable[[float | None], str]:
@@ -168,13 +160,13 @@ def highest_rate(series: Series) -> float:
     return highest
 
 
-def source_times(group: GroupSection) -> str:
+def source_times(record: Record, group: GroupSection) -> str:
     """Says how often the source was read by the nodes that reported; others may have read it, too."""
     if group.source_times is None:
         return ""
     value = f"{group.source_times:.3g}"
     often = "once" if value == "1" else f"{value} times"
-    whole = group.reported >= group.nodes and not group.died_count
+    whole = group.reported >= group.nodes and not record.number(Presence.DIED)
     return f"source read {often}" if whole else f"source read at least {often}"
 
 

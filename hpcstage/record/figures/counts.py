@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from hpcstage.protocol.shim import Reason
-from hpcstage.record.parts.part import NodePart, NodeTotals
+from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.rows import UNCOUNTED_LAYER, ProcessPart
-from hpcstage.record.schema import Coverage, LayerCoverage, RunTotals
+from hpcstage.record.schema import Coverage, RunTotals
 
 DIRECT_LAYER = "direct"
 """A process of this layer attached but counts nothing: its self-tests failed."""
@@ -128,34 +128,26 @@ def merge(parts: Iterable[Mapping[int, int]]) -> Histogram:
 # ---- totals ----
 
 TOTALS = [part.name for part in fields(RunTotals)]
-PEERS = ("peer_bytes", "peer_files", "sent_bytes")
-COPIED = ("source_bytes", "source_files", "source_opens")
-SCANNED = ("source_listings", "source_stats")
-PASSED_ON = ("source_files", "source_listings", *PEERS, "want_ready")
 
 
 def totals_of(node: NodePart) -> RunTotals:
     """Returns the totals of a node. `copied_*` are the copiers' share, `direct_*` the program's own at the source."""
-    processes, told = node.processes, _told(node)
+    processes, copied_bytes = node.processes, node.totals.source_bytes
+    if copied_bytes is None and _copied_nothing(node):
+        copied_bytes = 0
     direct_opens: int | None = total(processes, "source_opens")
-    direct_stats: int | None = total(processes, "source_stats")
     direct_bytes = source_reads(processes, "source_read_bytes")
     if _was_unseen(node):
-        direct_opens = direct_stats = direct_bytes = None
-    source_opens = add(told.source_opens, direct_opens)
+        direct_opens = direct_bytes = None
     return RunTotals(
-        **{name: getattr(told, name) for name in PASSED_ON},
-        source_bytes=add(told.source_bytes, direct_bytes),
-        source_ops=add(source_opens, told.source_listings, told.source_stats, direct_stats),
-        source_opens=source_opens,
-        local_bytes=local_reads(processes, "local_read_bytes"),
-        moved_opens=total(processes, "moved_opens"),
-        moved_bytes=total(processes, "moved_read_bytes"),
-        wanted=total(processes, "wants"),
-        copied_bytes=told.source_bytes,
-        copied_opens=told.source_opens,
-        direct_opens=direct_opens,
+        source_bytes=add(copied_bytes, direct_bytes),
+        copied_bytes=copied_bytes,
         direct_bytes=direct_bytes,
+        direct_opens=direct_opens,
+        peer_bytes=node.totals.peer_bytes,
+        local_bytes=local_reads(processes, "local_read_bytes"),
+        wanted=total(processes, "wants"),
+        want_ready=node.totals.want_ready,
     )
 
 
@@ -164,35 +156,24 @@ def _was_unseen(node: NodePart) -> bool:
     return not node.processes and (node.node_count == 1 or bool(node.missed_count))
 
 
-def _told(node: NodePart) -> NodeTotals:
-    """Returns the daemon's counts; those that are missing are 0 where the copiers or the scan had nothing to do."""
-    nothing = [*(COPIED if _copied_nothing(node) else ()), *(SCANNED if _scanned_nothing(node) else ())]
-    return replace(node.totals, **{name: 0 for name in nothing if getattr(node.totals, name) is None})
-
-
 def _copied_nothing(node: NodePart) -> bool:
     idle = node.complete and not any(sample.copied_bytes or sample.busy for sample in node.samples)
     return node.mode == "direct" or idle
 
 
-def _scanned_nothing(node: NodePart) -> bool:
-    """Returns whether the daemon scanned nothing: in mode direct, or where another node scanned for the group."""
-    return node.scan_s is None and (node.mode == "direct" or bool(node.group and node.node_index))
-
-
 def summed(nodes: Sequence[tuple[NodePart, RunTotals]]) -> RunTotals:
-    """Returns the totals of the job. A node without a group exchanged nothing; if none had a group, `peer_*` and
-    `sent_*` are null."""
+    """Returns the totals of the job. A node without a group received nothing; if none had a group, `peer_bytes` is
+    null."""
     found: dict[str, Any] = dict.fromkeys(TOTALS)
     if nodes:
         found = {name: add(*(getattr(totals, name) for _, totals in nodes)) for name in TOTALS}
-        shared = [totals for node, totals in nodes if node.mode != "direct" and _has_group(node, totals)]
-        found |= {name: add(*(getattr(t, name) for t in shared)) if shared else None for name in PEERS}
+        shared = [totals.peer_bytes for node, totals in nodes if node.mode != "direct" and _shares(node)]
+        found["peer_bytes"] = add(*shared) if shared else None
     return RunTotals(**found)
 
 
-def _has_group(node: NodePart, totals: RunTotals) -> bool:
-    return bool(node.group) or any(getattr(totals, name) is not None for name in PEERS)
+def _shares(node: NodePart) -> bool:
+    return bool(node.group) or node.totals.peer_bytes is not None
 
 
 # ---- coverage ----
@@ -201,7 +182,7 @@ MOST_EXAMPLES = 5
 REASONS = [reason.name.lower() for reason in Reason if reason is not Reason.NONE]
 DIRECT_COUNTERS = [(name, f"direct_{name}") for name in REASONS]
 COUNTS = (
-    "opens", "swapped", "dropped", "processes_attached", "processes_missed", "processes_uncounted", "errors",
+    "opens", "swapped", "dropped", "processes_attached", "processes_missed", "errors",
 )  # fmt: skip
 
 
@@ -209,7 +190,6 @@ def coverage_of(node: NodePart) -> Coverage:
     """Returns the coverage of one node."""
     processes = node.processes
     opens, swapped = sum(map(opens_of, processes)), sum(map(swapped_of, processes))
-    layers = sorted({process.layer for process in processes})
     return Coverage(
         opens=opens,
         swapped=swapped,
@@ -217,9 +197,8 @@ def coverage_of(node: NodePart) -> Coverage:
         errors=total(processes, "errors"),
         processes_attached=number(processes),
         processes_missed=node.missed_count,
-        processes_uncounted=number(p for p in processes if p.layer in UNSEEN_LAYERS),
         share=ratio(swapped, opens),
-        by_layer={layer: _layer([p for p in processes if p.layer == layer]) for layer in layers},
+        layers=_by_layer((p.layer, p.processes) for p in processes),
         reasons=_reasons(node),
         missed_examples=tuple(node.missed_processes[:MOST_EXAMPLES]),
     )
@@ -230,28 +209,21 @@ def added(nodes: Sequence[Coverage]) -> Coverage:
     sums: dict[str, Any] = dict.fromkeys(COUNTS)
     if nodes:
         sums = {name: add(*(getattr(node, name) for node in nodes)) for name in COUNTS}
-    layers = sorted({layer for node in nodes for layer in node.by_layer})
     reasons = sum((Counter(node.reasons) for node in nodes), Counter[str]())
     return Coverage(
         **sums,
         share=ratio(sums["swapped"], sums["opens"]),
-        by_layer={layer: _added([n.by_layer[layer] for n in nodes if layer in n.by_layer]) for layer in layers},
+        layers=_by_layer(pair for node in nodes for pair in node.layers.items()),
         reasons=dict.fromkeys(REASONS, 0) | {name: value for name, value in reasons.items() if value},
         missed_examples=tuple(missed for node in nodes for missed in node.missed_examples)[:MOST_EXAMPLES],
     )
 
 
-def _layer(processes: Sequence[ProcessPart]) -> LayerCoverage:
-    if processes[0].layer in UNSEEN_LAYERS:
-        return LayerCoverage(processes=number(processes), opens=None, swapped=None, share=None)
-    opens, swapped = sum(map(opens_of, processes)), sum(map(swapped_of, processes))
-    return LayerCoverage(processes=number(processes), opens=opens, swapped=swapped, share=ratio(swapped, opens))
-
-
-def _added(layers: Sequence[LayerCoverage]) -> LayerCoverage:
-    opens, swapped = add(*(layer.opens for layer in layers)), add(*(layer.swapped for layer in layers))
-    processes = sum(layer.processes for layer in layers)
-    return LayerCoverage(processes=processes, opens=opens, swapped=swapped, share=ratio(swapped, opens))
+def _by_layer(found: Iterable[tuple[str, int]]) -> dict[str, int]:
+    layers = Counter[str]()
+    for layer, processes in found:
+        layers[layer] += processes
+    return dict(sorted(layers.items()))
 
 
 def _reasons(node: NodePart) -> dict[str, int]:

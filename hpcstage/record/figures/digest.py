@@ -16,17 +16,13 @@ from hpcstage.record.figures.counts import MOST_EXAMPLES, Histogram, coverage_of
 from hpcstage.record.figures.speeds import of_samples
 from hpcstage.record.figures.waits import ProcessTimes, Split, times_of
 from hpcstage.record.parts.part import DatasetPart, MissedProcess, NodePart
-from hpcstage.record.parts.roster import Presence, clock_error_s, expected, reason_of, says_something, state_of
-from hpcstage.record.parts.rows import ProcessPart
+from hpcstage.record.parts.roster import Presence, clock_error_s, reason_of, says_something, state_of
 from hpcstage.record.parts.run import RunPart
-from hpcstage.record.schema import Contention, Coverage, DiskSpeed, ProcessRow, RunTotals, TimeSplit
+from hpcstage.record.schema import Contention, Coverage, RunTotals, TimeSplit
 from hpcstage.units import NS_PER_S
 
-MOST_PROCESSES = 64
-"""At most this many processes are listed per node, those with most opens first."""
-MOST_ROWS = 1024
-"""About this many processes, and as many errors, are listed of all nodes together, but LEAST_ROWS of each node."""
-LEAST_ROWS = 2
+LEAST_WRITE_S = 2.0
+"""A disk is judged if all transfers together wrote to it for longer than this: a few files say nothing about it."""
 LEAST_BYTES = 16 * 2**20
 """The speed of a local disk is known if at least this many bytes were read from staged copies."""
 
@@ -47,6 +43,18 @@ class Window:
 
 
 @dataclass(frozen=True)
+class DiskSpeed:
+    """How fast a node's local disk was."""
+
+    write_s: float
+    """Time of transfers in writes to it."""
+    write_share: float | None
+    """The share of all their time that these writes took; None where they took less than LEAST_WRITE_S."""
+    read_bytes_per_s: float | None
+    """The rate of one reader of staged copies; None where too little was read."""
+
+
+@dataclass(frozen=True)
 class Digest:
     """The figures of one node."""
 
@@ -59,7 +67,6 @@ class Digest:
     """Whether the node reported any figure."""
     shift_s: float
     """Seconds to be added to a time on the node's axis to get that on the run's."""
-    clock_moved_s: float
     last_s: float
     totals: RunTotals
     coverage: Coverage
@@ -70,9 +77,10 @@ class Digest:
     """Latencies of opens and of reads at the source, the copiers' and the program's together."""
     reader_bytes_per_s: float | None
     """The rate of one reader of its program at the source, with the opens."""
-    disk: DiskSpeed | None
+    disk: DiskSpeed
     track: Track | None
-    processes: tuple[ProcessRow, ...]
+    loader: tuple[int, int] | None
+    """The most epochs, and the most workers, of its processes with PyTorch's loader."""
     pids: frozenset[int]
     """The processes that attached, of a virtual node."""
     name: str = ""
@@ -100,17 +108,14 @@ def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
     """Computes all figures of a node that the record needs."""
     state = state_of(node, running=running)
     last_s = max(node.ended_s or 0.0, *(sample.start_s + sample.length_s for sample in node.samples[-1:]), 0.0)
-    moved_s = -clock_error_s(run, node, last_s)
-    shift_s = node.started_unix_s - run.started_unix_s + moved_s
+    shift_s = node.started_unix_s - run.started_unix_s - clock_error_s(run, node, last_s)
     on, points = of_samples(node.samples)
-    rows = min(MOST_PROCESSES, max(LEAST_ROWS, MOST_ROWS // expected(run, [node])))
     return Digest(
-        part=_without_rows(node, rows),
+        part=replace(node, samples=(), processes=(), hist_read={}, errors=()),
         state=state,
         why=reason_of(run, node, state),
         speaks=says_something(node),
         shift_s=shift_s,
-        clock_moved_s=moved_s,
         last_s=last_s,
         totals=totals_of(node),
         coverage=coverage_of(node),
@@ -121,26 +126,17 @@ def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
         reader_bytes_per_s=_rate(node, "source_read_bytes", "source_open_ns", "source_read_ns"),
         disk=_disk(node),
         track=track_of(on, points, shift_s),
-        processes=_listed(node.processes, rows),
+        loader=_loader(node),
         pids=frozenset(process.pid for process in node.processes) if _is_virtual(node) else frozenset(),
     )
 
 
-def _without_rows(node: NodePart, rows: int) -> NodePart:
-    group = node.group.shortened() if node.group else None
-    errors = node.errors[:rows]
-    return replace(node, samples=(), processes=(), hist_read={}, errors=errors, group=group)
-
-
-def _disk(node: NodePart) -> DiskSpeed | None:
-    """Returns how fast the node's local disk was; None where nothing was measured."""
+def _disk(node: NodePart) -> DiskSpeed:
     write_ns = sum(sample.copy_write_ns for sample in node.samples)
     copy_ns = write_ns + sum(sample.copy_open_ns + sample.copy_read_ns for sample in node.samples)
-    read_bytes_per_s = _rate(node, "local_read_bytes", "local_read_ns")
-    if not copy_ns and read_bytes_per_s is None:
-        return None
-    write_share = write_ns / copy_ns if copy_ns else 0.0
-    return DiskSpeed(write_s=write_ns / NS_PER_S, write_share=write_share, read_bytes_per_s=read_bytes_per_s)
+    write_s = write_ns / NS_PER_S
+    share = write_ns / copy_ns if write_s > LEAST_WRITE_S else None
+    return DiskSpeed(write_s, share, _rate(node, "local_read_bytes", "local_read_ns"))
 
 
 def _rate(node: NodePart, size_name: str, *times: str) -> float | None:
@@ -150,27 +146,14 @@ def _rate(node: NodePart, size_name: str, *times: str) -> float | None:
     return NS_PER_S / (read_ns / size_bytes) if size_bytes >= LEAST_BYTES and read_ns else None
 
 
-def _listed(processes: Sequence[ProcessPart], rows: int) -> tuple[ProcessRow, ...]:
-    """Lists the processes with most opens; training processes first where only a few can be listed."""
-
-    def rank(process: ProcessPart) -> tuple[bool, int]:
-        return rows < MOST_PROCESSES and counts.count(process, "loader_steps") > 0, counts.opens_of(process)
-
-    return tuple(map(_process, sorted(processes, key=rank, reverse=True)[:rows]))
-
-
-def _process(process: ProcessPart) -> ProcessRow:
-    return ProcessRow(
-        pid=process.pid,
-        parent_pid=process.parent_pid,
-        layer=process.layer,
-        python=process.python,
-        opens=counts.opens_of(process),
-        swapped=counts.swapped_of(process),
-        loader_steps=counts.count(process, "loader_steps"),
-        loader_epochs=counts.count(process, "loader_epochs"),
-        loader_workers=counts.count(process, "loader_workers"),
+def _loader(node: NodePart) -> tuple[int, int] | None:
+    trainers = [process for process in node.processes if counts.count(process, "loader_steps")]
+    if not trainers:
+        return None
+    epochs, workers = (
+        max(counts.count(process, name) for process in trainers) for name in ("loader_epochs", "loader_workers")
     )
+    return epochs, workers
 
 
 # ---- when the command ran ----

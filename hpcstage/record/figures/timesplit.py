@@ -18,73 +18,55 @@ from hpcstage.record.figures.waits import ENOUGH_SHARE, ProcessTimes, Split, fit
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import Slowest, TimeSplit
 
-LOADER = (
-    "PyTorch's loader timed each step's wait in {n}; a wait counts as source or local as far as the time that the "
-    "processes reading for it spent inside opens, wants and reads of these files explains it (divided by their "
-    "number), the rest of it as preprocessing; compute = from the first to the last batch, less the waits"
-)
-OPENS = (
-    "no PyTorch loader: time in which {n} had a thread inside an open, want, read, stat or listing of the datasets, or "
-    "in a page fault on a mapped file of them, and no thread that ran; compute = the rest of its life"
-)
 NO_READS = "this layer does not measure reads: compute and waits cannot be told apart"
-NOTHING = "not measured: the whole wall time is `other_s`"
 
 
 def time_split(run: RunPart, window: Window, nodes: Sequence[Digest]) -> TimeSplit:
     """Returns the section."""
     wall_s = window.wall_s
     if wall_s is None:
-        return _section(None, Split(), NOTHING, ["when the command ended is not known"])
+        return _section(None, Split(), ["when the command ended is not known"])
     unmeasured = [] if window.end_seen or not nodes else ["the end of the command was not seen: up to the last sample"]
-    split, method = _measure(nodes, wall_s, unmeasured)
-    split = fit(split, wall_s)
+    split = fit(_measure(nodes, wall_s, unmeasured), wall_s)
     return replace(
-        _section(wall_s, split, method, unmeasured),
+        _section(wall_s, split, unmeasured),
         hidden_s=_hidden_s(nodes, wall_s, split),
         before_s=run.child_started_s,
         slowest=_slowest(nodes),
     )
 
 
-def _section(wall_s: float | None, split: Split, method: str, unmeasured: Sequence[str]) -> TimeSplit:
+def _section(wall_s: float | None, split: Split, unmeasured: Sequence[str]) -> TimeSplit:
     return TimeSplit(
         wall_s=wall_s,
         **vars(split),
         other_s=None if wall_s is None else max(0.0, wall_s - split.measured_s),
         hidden_s=None,
         before_s=None,
-        method=method,
         unmeasured=tuple(unmeasured),
     )
 
 
 def _slowest(nodes: Sequence[Digest]) -> Slowest | None:
     """Names the node whose program waited longest; None with one node, or where no waits were measured."""
-    known = [(waited_s, -node.index, node) for node in nodes if (waited_s := node.split.waited_s) is not None]
-    if len(nodes) < 2 or not known:
-        return None
-    node = max(known, key=lambda row: row[:2])[2]
-    return Slowest(host=node.name, wait_source_s=node.split.wait_source_s, wait_local_s=node.split.wait_local_s)
+    known = [Slowest(host=node.name, waited_s=s) for node in nodes if (s := node.split.waited_s) is not None]
+    return max(known, key=lambda node: node.waited_s, default=None) if len(nodes) > 1 else None
 
 
-def _measure(nodes: Sequence[Digest], wall_s: float, unmeasured: list[str]) -> tuple[Split, str]:
+def _measure(nodes: Sequence[Digest], wall_s: float, unmeasured: list[str]) -> Split:
     found = [node.times for node in nodes]
     with_loader = [measured for measured in found if measured.shares is not None]
     used = with_loader or [measured for measured in found if measured.readers]
     unmeasured += dict.fromkeys(sentence for measured in used for sentence in measured.said)
     if not used:
         unmeasured.append(_why_nothing(found))
-        return Split(), NOTHING
+        return Split()
     known = [measured for measured in used if measured.reads_known]
     if len(known) < max(1.0, ENOUGH_SHARE * len(used)):
         say(unmeasured, NO_READS)
-        return Split(), NOTHING
+        return Split()
     splits = [split for measured in known for split in splits_of(measured, wall_s)]
-    whole = _whole(splits, 0 if with_loader else len(used) - len(splits), unmeasured)
-    if with_loader:
-        return mean(whole), LOADER.format(n=_several(len(whole), "training process"))
-    return mean(whole), OPENS.format(n=_several(sum(len(measured.readers) for measured in known), "process"))
+    return mean(_whole(splits, 0 if with_loader else len(used) - len(splits), unmeasured))
 
 
 def _whole(splits: Sequence[Split], lost: int, unmeasured: list[str]) -> Sequence[Split]:
@@ -103,10 +85,6 @@ def _why_nothing(found: Sequence[ProcessTimes]) -> str:
     if not any(measured.attached for measured in found):
         return "no process of the command attached"
     return "no attached process opened a file of the datasets"
-
-
-def _several(number: int, what: str) -> str:
-    return f"one {what}" if number == 1 else f"{number} {what}es (mean)"
 
 
 def _hidden_s(nodes: Sequence[Digest], wall_s: float, split: Split) -> float | None:

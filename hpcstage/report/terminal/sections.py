@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
 from typing import TypeVar
 
 from rich.console import Group, RenderableType
@@ -59,7 +60,7 @@ def _where(record: Record) -> str:
     parts = [run.host if len(nodes) <= 1 else f"{len(nodes)} nodes"]
     if environment.job_id:
         parts.append(f"{environment.scheduler} job {environment.job_id}")
-    parts.append(f"started {run.started_utc.replace('T', ' ').replace('+00:00', ' UTC')}")
+    parts.append(f"started {datetime.fromtimestamp(run.started_unix_s, timezone.utc):%Y-%m-%d %H:%M:%S} UTC")
     if run.was_watched:
         parts.append(f"wall {seconds(record.time_split.wall_s)}")
     return ", ".join(parts)
@@ -101,8 +102,7 @@ def order(record: Record) -> list[str]:
 
 def meters(record: Record) -> RenderableType:
     """Shows the share served locally, the share of waits for data, and the use of the local disk."""
-    budgets = [node.budget for node in record.nodes if node.budget]
-    used = [(b.used_bytes, b.size_bytes) for b in budgets if b.used_bytes is not None and b.size_bytes]
+    used = [(node.used_bytes or 0, room) for node in record.nodes if (room := node.budget_bytes)]
     fullest = max(used, key=lambda pair: pair[0] / pair[1], default=None)
     disk = fullest and fullest[0] / fullest[1]
     rows = (
@@ -146,18 +146,13 @@ def time(record: Record) -> RenderableType:
 def origin(record: Record) -> RenderableType:
     """Shows opens and bytes by where they were served."""
     totals = record.totals
-    copied = "copied" + ("" if totals.source_ops is None else f"; {count(totals.source_ops)} source ops in all")
     rows = [
         ("  local disk", count(record.coverage.swapped), totals.local_bytes, "read by the program"),
         ("  source", count(totals.direct_opens), totals.direct_bytes, "read by the program"),
-        ("  source", count(totals.copied_opens), totals.copied_bytes, copied),
+        ("  source", "", totals.copied_bytes, "copied"),
     ]
-    if totals.moved_opens:
-        what = "of local disk, opened at the source"
-        rows.insert(1, ("    moved", count(totals.moved_opens), totals.moved_bytes, what))
     if totals.peer_bytes is not None:
-        files = f"{count(totals.peer_files)} files from node to node"
-        rows.append(("  other nodes", "", totals.peer_bytes, files))
+        rows.append(("  other nodes", "", totals.peer_bytes, "from node to node"))
     cells = [(name, opens, size(amount), what) for name, opens, amount, what in rows]
     return grid("lrrw", cells, ("Origin", "opens", "bytes", ""))
 
@@ -170,7 +165,7 @@ def coverage(record: Record) -> RenderableType:
     lines = [f"{opens} below the datasets, {count(part.swapped)} swapped{share}"]
     if part.opens and (part.swapped or 0) < part.opens:
         lines.append("not swapped: " + _reasons(part.reasons))
-    layers = ", ".join(f"{count(layer.processes)} {name}" for name, layer in part.by_layer.items())
+    layers = ", ".join(f"{count(number)} {name}" for name, number in part.layers.items())
     attached = f"{_processes(part.processes_attached)} attached" + (f" ({layers})" if layers else "")
     return section("Coverage", *lines, f"{attached}, {_processes(part.processes_missed, 'Python ')} missed")
 
