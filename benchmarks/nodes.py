@@ -122,7 +122,7 @@ def served(run_dir: Path) -> dict[str, Any]:
 
 
 def _sum(rows: Sequence[dict[str, Any]], key: str) -> float:
-    return float(sum(row.get(key, 0) for row in rows))
+    return float(sum(row.get(key) or 0 for row in rows))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -83,6 +83,9 @@ def _copied(totals: NodeTotals, engine: Engine) -> NodeTotals:
         totals,
         source_bytes=copied.bytes,
         source_files=copied.files,
+        source_opens=copied.opens,
+        void=engine.queue.states.count(FileState.VOID),
+        refused=engine.queue.states.count(FileState.REFUSED),
         copy_busy_s=round(engine.busy.busy_s, 6),
     )
 

@@ -185,10 +185,11 @@ def _order(nodes: Sequence[Digest]) -> OrderSection:
     it is that of the node whose copies were least ahead, as a job waits for its slowest node."""
     parts = [node.part.order for node in nodes]
     leads = [part.lead for part in parts if part.lead is not None]
-    announced = [part.announcements for part in parts if part.announcements is not None]
+    announced = [part for part in parts if part.announcements is not None]
     return OrderSection(
         provenance=next((part.provenance for part in parts if part.provenance is not None), None),
         followed=next((part.followed for part in parts if part.followed is not None), None),
-        announcements=sum(announced) if announced else None,
+        announcements=sum(part.announcements or 0 for part in announced) if announced else None,
+        unknown_samples=sum(part.unknown_samples or 0 for part in announced) if announced else None,
         lead=min(leads, key=lambda lead: (lead.median_files, lead.least_files), default=None),
     )

@@ -317,6 +317,8 @@ class OrderSection:
     """False: another order was asked for by name, so announcements of samplers were only counted."""
     announcements: Count | None = None
     """Epochs that samplers announced."""
+    unknown_samples: Count | None = None
+    """Announced samples whose files were not known then."""
     lead: OrderLead | None
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hpcstage.plan.dataset.datasets import Resolved
     from hpcstage.wrapper.run import Clock
 
-_MEMORY = ("tmpfs", "memory", "ramfs")
-
 
 def shared_id(run_key: str | None, config: Config, host: str = "") -> str | None:
     """Returns the id that all wrappers of one launch on a node compute alone; two commands of one task must not share
@@ -76,8 +74,4 @@ def check_datasets(resolved: Resolved, local: LocalDir, part: RunPart, *, strict
             part.direct_why = notice.text
         said.append(f"{notice.text} ({notice.remedy})")
         part.problems.append(Problem(notice.id.replace("_", "-"), notice.text, notice.remedy))
-    if part.mode_asked != "direct" and not part.direct_why and any(word in local.why.lower() for word in _MEMORY):
-        text = f"the local directory {local.path} is memory: staged files count as the job's own"
-        remedy = "ask for the memory, lower --budget, or name a disk with --local-dir"
-        part.problems.append(Problem("local-is-memory", text, remedy))
     return said

@@ -112,6 +112,7 @@ CASES = [
     Case("direct-later", ordered("later", "manifest"), ordered("later", "trace"), "give the reading order"),
     Case("direct-later", ordered("later", "trace"), ordered("later", "manifest"), "so the source limits"),
     Case("shim-errors", lambda: one(processes=[reader(errors=3)]), one),
+    Case("store-full", lambda: one(budget_bytes=10**8), one, "name a larger disk"),
     Case("disk-full", lambda: one(**problem("disk-full")), one),
     Case("slow-local-disk", lambda: one(samples=writing(0.9)), lambda: one(samples=writing(0.2)), "90 % of their time"),
     Case(

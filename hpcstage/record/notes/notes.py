@@ -12,7 +12,7 @@ from hpcstage.extras import Extra
 from hpcstage.record.notes.visible import KNOWN_ORDERS, VISIBLE_RULES
 from hpcstage.record.parts.roster import Presence, few
 from hpcstage.record.schema import Note, Record, Severity
-from hpcstage.units import format_number, format_rate, format_share
+from hpcstage.units import format_number, format_rate, format_share, format_size
 
 ERRORS = {
     "killed", "daemon-died", "node-missing", "node-dead", "no-part", "scan-failed", "local-failed", "not-staged",
@@ -45,6 +45,23 @@ WRITES_SHARE = 0.5
 WAITS_LOCAL_SHARE = 0.15
 LEAST_WAITED_S = 0.5
 """A program that is over in a moment gains nothing from a faster disk."""
+
+
+def store_full(record: Record) -> Iterator[Note]:
+    """Notes that the datasets do not fit into the store, and how many bytes are missing."""
+    sizes = [dataset.size_bytes for dataset in record.datasets if dataset.size_bytes is not None]
+    rooms = [node.budget_bytes for node in record.nodes if node.budget_bytes is not None]
+    if not rooms or len(sizes) < len(record.datasets) or not record.run.stages:
+        return
+    partition = record.group is not None and record.group.placement == "partition"
+    room, what = (sum(rooms), "the stores of all nodes") if partition else (min(rooms), "the store")
+    if (missing := sum(sizes) - room) > 0:
+        text = (
+            f"the datasets hold {format_size(sum(sizes))}, {what} at most {format_size(room)}: "
+            f"{format_size(missing)} are read from the source in every epoch"
+        )
+        remedy = "name a larger disk with --local-dir, or raise --budget where that was asked for"
+        yield Note("store-full", Severity.WARNING, text, remedy)
 
 
 def slow_disk(record: Record) -> Iterator[Note]:
@@ -215,6 +232,6 @@ def order(record: Record) -> Iterator[Note]:
 
 RULES = [
     *VISIBLE_RULES,
-    *(slow_disk, written, slow_nodes, idle_nodes, read_more_than_once),
+    *(store_full, slow_disk, written, slow_nodes, idle_nodes, read_more_than_once),
     *(waits_for_source, order, preprocessing),
 ]

@@ -44,9 +44,13 @@ class NodeTotals:
     peer_bytes: int | None = None
     """Bytes of staged files that the node received from nodes of its node group, or of a training that it joined."""
     peer_files: int | None = None
-    sent_bytes: int | None = None
     source_bytes: int | None = None
     source_files: int | None = None
+    source_opens: int | None = None
+    void: int | None = None
+    """Files that the program wrote to."""
+    refused: int | None = None
+    """Files for which there was no room."""
     copy_busy_s: float | None = None
     """Seconds with at least one transfer in flight."""
 
