@@ -42,7 +42,6 @@ VERSION = "1.0"
 TITLE = "The record of a run of hpcstage"
 Mode = Annotated[str, NumberLimits(enum=("runtime", "upfront", "direct"))]
 Placement = Annotated[str, NumberLimits(enum=("private", "replicate", "partition"))]
-MeasuredOn = Literal["copies", "reads"]
 RunState = Literal["ended", "running", "unclear", "lost", "aside", "not started"]
 Column = tuple[float, ...]
 
@@ -355,8 +354,6 @@ class SharedPeriod:
     end_s: float
     loss: Share
     """1 - mean bandwidth in the period / best bandwidth."""
-    hosts: tuple[str, ...] = ()
-    """The first of the nodes that fell."""
     nodes: Count = 1
     """The number of nodes that fell."""
     nodes_observed: Count = 1
@@ -384,8 +381,8 @@ class Percentiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latency(Percentiles):
-    """Latencies of operations at the source; the plain keys are those of open."""
+class Latency:
+    """Latencies of operations at the source."""
 
     open: Percentiles
     read: Percentiles
@@ -405,8 +402,6 @@ class Contention:
     verdict: Literal["periods", "none", "unknown"] | None = None
     """periods: slow periods were found. none: at no time was the mean over a second as low as in one. unknown: neither
     can be said. With several nodes it is about all together."""
-    measured_on: MeasuredOn | None
-    method: str
     latency_ms: Latency
 
 

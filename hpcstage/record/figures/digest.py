@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from hpcstage.record.figures import counts
-from hpcstage.record.figures.cells import Track, track_of
 from hpcstage.record.figures.counts import MOST_EXAMPLES, Histogram, coverage_of, merge, totals_of
-from hpcstage.record.figures.speeds import of_samples
+from hpcstage.record.figures.track import Track, track_of
 from hpcstage.record.figures.waits import ProcessTimes, Split, times_of
 from hpcstage.record.parts.part import DatasetPart, MissedProcess, NodePart
 from hpcstage.record.parts.roster import Presence, clock_error_s, expected, reason_of, says_something, state_of
@@ -102,7 +101,6 @@ def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
     last_s = max(node.ended_s or 0.0, *(sample.start_s + sample.length_s for sample in node.samples[-1:]), 0.0)
     moved_s = -clock_error_s(run, node, last_s)
     shift_s = node.started_unix_s - run.started_unix_s + moved_s
-    on, points = of_samples(node.samples)
     rows = min(MOST_PROCESSES, max(LEAST_ROWS, MOST_ROWS // expected(run, [node])))
     return Digest(
         part=_without_rows(node, rows),
@@ -120,7 +118,7 @@ def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
         hist_read=merge([node.hist_read, *(p.hist_read for p in node.processes)]),
         reader_bytes_per_s=_rate(node, "source_read_bytes", "source_open_ns", "source_read_ns"),
         disk=_disk(node),
-        track=track_of(on, points, shift_s),
+        track=track_of(node.samples, shift_s),
         processes=_listed(node.processes, rows),
         pids=frozenset(process.pid for process in node.processes) if _is_virtual(node) else frozenset(),
     )

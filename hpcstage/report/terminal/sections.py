@@ -188,13 +188,13 @@ def source(record: Record) -> RenderableType:
     """Shows latency and bandwidth of the source, its bandwidth over time, and contention."""
     part, values = record.contention, record.series.source_bytes_per_s
     lines: list[RenderableType] = [
-        f"best, typical {UNKNOWN}: {part.method}"
+        f"best, typical {UNKNOWN}: too few intervals say something about the source"
         if part.best_bytes_per_s is None
         else f"best {rate(part.best_bytes_per_s)}, typical {rate(part.typical_bytes_per_s)}",
         f"p50/p95/p99: {_latency('open', part.latency_ms.open)}, {_latency('read', part.latency_ms.read)}",
     ]
     if any(values):
-        lines.append(grid("lwl", [("over time", Sparkline(values), rate(figures.highest_rate(record.series)))]))
+        lines.append(grid("lwl", [("over time", Sparkline(values), rate(max(values)))]))
     return section("Source", *lines, *_periods(part))
 
 
