@@ -15,11 +15,11 @@ from typing import Any
 
 from hpcstage.record import jsonform
 from hpcstage.record.figures.contention import contention_of
-from hpcstage.record.figures.counts import added, summed
-from hpcstage.record.figures.digest import Digest, JobFigures, digest_of, settled, window_of
-from hpcstage.record.figures.timesplit import time_split
+from hpcstage.record.figures.counts import coverage_of, summed
+from hpcstage.record.figures.digest import Digest, JobFigures, digest_of, missed_of
+from hpcstage.record.figures.timesplit import time_split, wall_of
 from hpcstage.record.figures.track import series_of
-from hpcstage.record.figures.waits import split_of
+from hpcstage.record.figures.waits import fit
 from hpcstage.record.nodes import group_of, rows_of
 from hpcstage.record.notes.notes import notes_of
 from hpcstage.record.notes.problems import ended, problems_of
@@ -47,12 +47,12 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
     `running` says why the command is taken to be still running, where hpcstage saw no end of it.
     """
     nodes = _read(run, parts, running=running is not None)
-    window = window_of(run, [node for node in nodes if node.speaks] or nodes)
-    nodes = [replace(node, split=split_of(node.times, window.wall_s)) for node in nodes]
+    wall_s = wall_of(run, [node for node in nodes if node.speaks] or nodes)
+    nodes = [replace(node, split=fit(node.times.mean, wall_s or 0.0)) for node in nodes]
     contention, paces = contention_of(nodes)
     nodes = [replace(node, relative_pace=pace) for node, pace in zip(nodes, paces, strict=True)]
     told = [node for node in nodes if node.speaks] or nodes
-    split = time_split(run, window, told)
+    split = time_split(run, wall_s, told)
     figures = JobFigures(
         datasets=_datasets(told),
         totals=summed([(node.part, node.totals) for node in told]),
@@ -74,7 +74,7 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         group=group_of(nodes, silent, total, figures),
         totals=figures.totals,
         time_split=figures.time_split,
-        coverage=added([node.coverage for node in told]),
+        coverage=coverage_of([(node.part, node.layers) for node in told], missed_of(told)),
         contention=figures.contention,
         order=_order(told),
         series=series_of([node.track for node in told if node.track is not None]),
@@ -91,7 +91,7 @@ def _read(run: RunPart, parts: Iterable[NodePart], *, running: bool) -> list[Dig
     found = [digest_of(run, part, running=running) for part in parts if not is_left_over(run, part)]
     nodes = sorted(_without_doubles(found), key=lambda node: node.index)
     names = names_of([node.part for node in nodes])
-    return settled([replace(node, name=name) for node, name in zip(nodes, names, strict=True)])
+    return [replace(node, name=name) for node, name in zip(nodes, names, strict=True)]
 
 
 def _without_doubles(nodes: Sequence[Digest]) -> list[Digest]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from hpcstage.record.figures import counts
+from hpcstage.record.figures.counts import add, opens_of, ratio
 from hpcstage.record.figures.digest import Digest, JobFigures
 from hpcstage.record.parts.part import NAMED_NODES, GroupPart
 from hpcstage.record.parts.roster import Presence, unheard_why
@@ -73,7 +73,7 @@ def _row(node: Digest, slow: Sequence[str], behind_s: float | None) -> NodeRow:
     return replace(
         row,
         staged_files=sum(dataset.staged_files for dataset in part.datasets),
-        opens=node.coverage.opens,
+        opens=sum(opens_of(layer) for layer in node.layers.values()),
         **{name: getattr(node.totals, name) for name in MOVED},
     )
 
@@ -209,5 +209,5 @@ def _most_frequent(placements: Sequence[str]) -> str | None:
 
 def _source_times(figures: JobFigures) -> float | None:
     """Returns how often the datasets were read from the source: source bytes divided by their size."""
-    size = counts.add(*(dataset.size_bytes for dataset in figures.datasets))
-    return counts.ratio(figures.totals.source_bytes, size)
+    size = add(*(dataset.size_bytes for dataset in figures.datasets))
+    return ratio(figures.totals.source_bytes, size)

@@ -235,8 +235,6 @@ class RunTotals:
 
     source_bytes: Count | None
     """Bytes read at the source: by copiers and by the program. Null if a process that read there did not measure it."""
-    source_files: Count | None
-    """Files that the copiers read whole."""
     source_ops: Count | None
     """Opens, listings and stats issued at the source."""
     source_opens: Count | None
@@ -294,7 +292,6 @@ class TimeSplit(Waits):
     before_s: Seconds | None
     """From the start of hpcstage to that of the command: the staging, in mode upfront."""
     slowest: Slowest | None = None
-    method: str
     unmeasured: tuple[str, ...]
 
     @property
@@ -315,8 +312,6 @@ class LayerCoverage:
 
     processes: Count
     opens: Count | None
-    swapped: Count | None
-    share: Share | None
 
 
 REQUIRED_REASONS = (
@@ -336,7 +331,6 @@ class Coverage:
     dropped: Count | None
     processes_attached: Count | None
     processes_missed: Count | None
-    processes_uncounted: Count | None
     errors: Count | None
     share: Share | None
     by_layer: dict[str, LayerCoverage]

@@ -25,7 +25,7 @@ from hpcstage.record.schema import json_schema
 SCHEMA = json_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 KEPT = {
-    "totals": "source_bytes source_files source_ops peer_bytes local_bytes wanted direct_opens",
+    "totals": "source_bytes source_ops peer_bytes local_bytes wanted direct_opens",
     "coverage": "opens swapped share by_layer processes_attached processes_missed",
     "time_split": "wall_s compute_s wait_source_s wait_local_s hidden_s other_s",
     "contention": "best_bytes_per_s typical_bytes_per_s periods latency_ms",
@@ -112,7 +112,6 @@ def test_a_process_whose_shim_is_off_counts_as_not_counted() -> None:
     off = ProcessPart(7, 1, "direct", "3.11", {})
     record = valid(run_part(), [node_part(processes=[off])])
     assert record["coverage"]["by_layer"]["direct"]["opens"] is None
-    assert record["coverage"]["processes_uncounted"] == 1
     assert record["totals"]["source_bytes"] is None
     assert "shim-off" in {note["id"] for note in record["notes"]}
 
@@ -122,7 +121,6 @@ def test_processes_that_found_no_slot_are_told_from_those_whose_shim_is_off() ->
     record = valid(run_part(), [node_part(processes=[rest])])
     layer = record["coverage"]["by_layer"]["uncounted"]
     assert (layer["processes"], layer["opens"]) == (12, None)
-    assert record["coverage"]["processes_uncounted"] == 12
     assert record["totals"]["local_bytes"] is None
     (note,) = [note for note in record["notes"] if note["id"] in ("shim-off", "uncounted")]
     assert note["id"] == "uncounted"
@@ -214,7 +212,6 @@ arbitrary_samples = st.builds(
     shim_open_ns=big,
     shim_bytes=big,
     shim_read_ns=big,
-    loader_wait_ns=big,
 )
 
 
@@ -256,9 +253,6 @@ def reading(source_s: int, local_s: int) -> dict[str, int]:
     return {
         "hit_opens": 10,
         "source_opens": 10,
-        "source_reads": 10,
-        "source_open_ns": source_s * SECOND // 2,
-        "source_read_ns": source_s * SECOND // 2,
-        "local_reads": 10,
-        "local_read_ns": local_s * SECOND,
+        "blocked_ns": (source_s + local_s) * SECOND,
+        "blocked_source_ns": source_s * SECOND,
     }

@@ -35,14 +35,14 @@ def problems_of(
     told: list[_Told] = [(None, problem) for problem in run.problems]
     told += [(node.name, problem) for node in nodes for problem in node.part.problems]
     problems = _grouped(told, total) if total > 1 else _unique(told)
-    counts = {problem.id: problem.count or 1 for problem in problems}
-    return [*problems, *(p for p in _own(run, nodes, silent, running) if not _told_already(p, counts))]
+    numbers = {problem.id: problem.count or 1 for problem in problems}
+    return [*problems, *(p for p in _own(run, nodes, silent, running) if not _told_already(p, numbers))]
 
 
-def _told_already(problem: Problem, counts: dict[str, int]) -> bool:
+def _told_already(problem: Problem, numbers: dict[str, int]) -> bool:
     """Returns whether a reported problem covers this one, as `node-dead` of as many nodes covers `daemon-died`."""
-    is_covered = problem.id == "daemon-died" and counts.get("node-dead", 0) >= (problem.count or 1)
-    return is_covered or problem.id in counts
+    is_covered = problem.id == "daemon-died" and numbers.get("node-dead", 0) >= (problem.count or 1)
+    return is_covered or problem.id in numbers
 
 
 def ended(run: RunPart) -> bool:

@@ -94,7 +94,7 @@ def _how_to_attach(record: Record) -> str:
 def nothing_opened(record: Record) -> Iterator[Note]:
     """Notes that shims ran, but no process opened a file of the datasets."""
     coverage = record.coverage
-    attached = (coverage.processes_attached or 0) - (coverage.processes_uncounted or 0)
+    attached = (coverage.processes_attached or 0) - _of_layer(record, DIRECT_LAYER) - _of_layer(record, UNCOUNTED_LAYER)
     if attached > 0 and coverage.opens == 0 and _is_judged(record):
         roots = ", ".join(dataset.root for dataset in record.datasets[:2]) or "the datasets"
         text = f"no attached process opened a file below {roots}"
