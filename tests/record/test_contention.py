@@ -175,7 +175,7 @@ def direct(seconds: int, factor: Callable[[int], float], rate: float = 50 * MB) 
         samples.append(
             Sample(
                 float(second), 1.0, shim_opens=got // 10**5, shim_open_ns=60_000_000, shim_bytes=got,
-                shim_reads=got // 10**5, shim_read_ns=540_000_000,
+                shim_read_ns=540_000_000,
             )
         )  # fmt: skip
     return samples

@@ -180,7 +180,7 @@ def test_the_series_is_the_sum_of_the_nodes_with_points_of_a_second_at_least() -
 
 
 def test_bytes_out_of_memory_did_not_come_from_the_source() -> None:
-    read = {"shim_bytes": 100_000_000, "shim_opens": 100, "shim_reads": 100}
+    read = {"shim_bytes": 100_000_000, "shim_opens": 100}
     track = track_of([Sample(0.0, 0.25, **read, shim_read_ns=8**9), Sample(0.25, 0.25, **read, shim_read_ns=9**8)], 0.0)
     assert track is not None
     assert list(track.got) == [100_000_000, 0]

@@ -62,7 +62,7 @@ def test_what_a_whole_run_shows() -> None:
         "3 processes attached (3 native), 0 Python processes missed",
         "21,241 source ops",
         "p50/p95/p99: open ",
-        "contention 12.0 s to 25.0 s: 94 % below its best",
+        "contention 12.0 s to 26.0 s: 94 % below its best",
         "headroom 10.2 s (17 %): all that faster reading could still save",
     ):
         assert expected in said, expected

@@ -29,15 +29,7 @@ class Sample:
     """The program's opens for reading at the source (from the page)."""
     shim_open_ns: int = 0
     shim_bytes: int = 0
-    shim_reads: int = 0
     shim_read_ns: int = 0
-    loader_wait_ns: int = 0
-    """Waits of PyTorch's loaders for their next batch, summed over processes (LOADER_WAIT_NS)."""
-    blocked_ns: int = 0
-    """Time in which a process of the program had a thread inside a call on a dataset's file, up to the sample's end,
-    summed over processes (BLOCKED_NS)."""
-    blocked_source_ns: int = 0
-    """The part of `blocked_ns` that waited for the source."""
 
 
 UNCOUNTED_LAYER = "uncounted"
