@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
 
+from hpcstage.record.figures.contention import median_without
 from hpcstage.record.figures.counts import add, opens_of, ratio
 from hpcstage.record.figures.digest import Digest, JobFigures
 from hpcstage.record.parts.part import NAMED_NODES, GroupPart
@@ -29,8 +29,6 @@ LEAST_WRITE_S = 1.0
 """A disk is judged if all transfers together wrote to it for longer than this: a few files say nothing about it."""
 LOCAL_WAITS_SHARE = 0.02
 """A slow local disk does no harm if the program waited for it for less than this share of the wall time."""
-MOST_COMPARED = 64
-"""In a job with more nodes than this the median includes the node itself, as one value hardly changes it."""
 PASSED_ON = ("complete", "scan_s", "placement", "placement_why", "totals", "budget")
 """The fields of a node's row that are those of its part."""
 MOVED = ("source_bytes", "peer_bytes", "sent_bytes", "local_bytes")
@@ -147,24 +145,17 @@ def _write_s_per_byte(node: Digest) -> float | None:
 
 def _behind(values: Values) -> list[float | None]:
     """Returns by how much each value exceeds the median of the others; None where there is nothing to compare."""
-    pairs = zip(values, _others(values), strict=True)
-    return [None if value is None or other is None else value - other for value, other in pairs]
+    return [None if value is None or other is None else value - other for value, other in _with_others(values)]
 
 
 def _times_others(values: Values) -> list[float | None]:
-    pairs = zip(values, _others(values), strict=True)
-    return [value / other if value is not None and other else None for value, other in pairs]
+    return [value / other if value is not None and other else None for value, other in _with_others(values)]
 
 
-def _others(values: Values) -> list[float | None]:
-    """Returns for each value the median of the other known values."""
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return [None] * len(values)
-    if len(known) > MOST_COMPARED:
-        return [median(known)] * len(values)
-    rest = ([v for other, v in enumerate(values) if other != at and v is not None] for at in range(len(values)))
-    return [median(row) if row else None for row in rest]
+def _with_others(values: Values) -> list[tuple[float | None, float | None]]:
+    """Returns each value with the median of the other known values."""
+    known = sorted(value for value in values if value is not None)
+    return [(one, None if one is None or len(known) < 2 else median_without(known, one)) for one in values]
 
 
 # ---- the nodes together ----

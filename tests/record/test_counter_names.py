@@ -7,22 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hpcstage
-from hpcstage.daemon.process.looks import Looked
 from hpcstage.protocol.shim import Counter, Reason
 
 PACKAGE = Path(hpcstage.__file__).parent
 HOLDERS = {"counters", "counts", "seen"}
 """What holds counters where they are asked for."""
-SUMS = {"life_ns", "blind_source", "blind_local"}
-"""The daemon adds the first to the row of several processes, `record.figures.counts` the others to sums."""
+SUMS = {"life_ns", "looked_ns", "blind_source", "blind_local"}
+"""The daemon adds the first to the row of several processes, its looks the second, `record.figures.counts` the others
+to sums."""
 
 
 def written() -> set[str]:
-    """The names that shims, the daemon's looks and its sums give to counters."""
-    both = {"source": 1.0, "local": 1.0}
-    looks = Looked(looked_s=1.0, inside=both, waited=both, faulted=both).counters()
+    """The names that shims, the daemon's looks and sums give to counters."""
     reasons = {f"direct_{reason.name.lower()}" for reason in Reason}
-    return {counter.name.lower() for counter in Counter} | reasons | looks.keys() | SUMS
+    return {counter.name.lower() for counter in Counter} | reasons | SUMS
 
 
 def asked_for(path: Path) -> Iterator[str]:

@@ -71,20 +71,18 @@ class Attached:
         """Returns how many processes attached and count."""
         return self._retired + len(self.pids()) + self._sharers()
 
-    def several(self) -> Iterator[tuple[int, bool, bool, bool, bool]]:
+    def several(self) -> Iterator[tuple[int, str, str]]:
         """Yields the living processes whose waits do not follow from the counters alone: those in which several threads
-        read at once, and those that map files.
-
-        For each it yields the pid, whether a thread is inside a call on a dataset's file now, whether one waits for the
-        source there, whether files of the source are mapped, and whether copies are.
-        """
+        read at once, and those that map files. For each it yields the pid, where a thread is inside a call on a
+        dataset's file now, and where files are mapped: `source`, `local` or empty."""
         for at in self._slots.used():
             pid = _U32.unpack_from(self._map, at)[0]
             values = _COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET)
-            maps = values[Counter.SOURCE_MAPS] > 0, values[Counter.LOCAL_MAPS] > 0
-            if pid and not values[Counter.EXIT_NS] and (values[Counter.READERS] > 1 or any(maps)):
-                inside, waits = (values[c] >= _NEGATIVE for c in (Counter.BLOCKED_NS, Counter.BLOCKED_SOURCE_NS))
-                yield pid, inside, waits, *maps
+            mapped = "source" if values[Counter.SOURCE_MAPS] else "local" if values[Counter.LOCAL_MAPS] else ""
+            if pid and not values[Counter.EXIT_NS] and (values[Counter.READERS] > 1 or mapped):
+                waits = values[Counter.BLOCKED_SOURCE_NS] >= _NEGATIVE
+                inside = values[Counter.BLOCKED_NS] >= _NEGATIVE
+                yield pid, ("source" if waits else "local") if inside else "", mapped
 
     def are_using(self, active_s: float) -> bool:
         """Returns whether living processes use the datasets: they opened files and used one within `active_s` seconds,

@@ -189,12 +189,12 @@ def _ratios(rows: Sequence[Row]) -> list[Row]:
     for at, speeds in enumerate(zip(*rows, strict=True)):
         ordered = sorted(speed for speed in speeds if not isnan(speed))
         for row, speed in zip(found, speeds, strict=True):
-            others = 0.0 if isnan(speed) else _median_without(ordered, speed)
+            others = 0.0 if isnan(speed) else median_without(ordered, speed)
             row[at] = min(speed / others, 1e6) if others > 0 else nan
     return found
 
 
-def _median_without(ordered: Sequence[float], value: float) -> float:
+def median_without(ordered: Sequence[float], value: float) -> float:
     """Returns the median of sorted values without this one; 0 if there is no other."""
     rest, own = len(ordered) - 1, bisect_left(ordered, value)
     if rest < 1:
