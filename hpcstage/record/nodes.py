@@ -63,7 +63,6 @@ def _row(node: Digest, slow: Sequence[str], behind_s: float | None) -> NodeRow:
         relative_pace=node.relative_pace,
         disk=node.disk,
         errors=tuple(part.errors),
-        processes=node.processes,
         **{name: getattr(part, name) for name in PASSED_ON},
     )
     if not node.speaks:

@@ -116,21 +116,6 @@ class DiskSpeed:
     """The rate of one reader of staged copies."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessRow:
-    """One attached process, or several that have ended (pid 0)."""
-
-    pid: int
-    parent_pid: int
-    layer: str
-    python: str
-    opens: Count | None
-    swapped: Count | None
-    loader_steps: Count | None
-    loader_epochs: Count | None
-    loader_workers: Count | None
-
-
 class Waits:
     """The waits for files of a process, or of several."""
 
@@ -195,7 +180,6 @@ class NodeRow(Waits):
     totals: NodeTotals = field(default_factory=NodeTotals)
     budget: BudgetPart | None = field(default=None, metadata=EMPTY_IF_NONE)
     errors: tuple[ErrorPart, ...] = ()
-    processes: tuple[ProcessRow, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +276,9 @@ class TimeSplit(Waits):
     before_s: Seconds | None
     """From the start of hpcstage to that of the command: the staging, in mode upfront."""
     slowest: Slowest | None = None
+    loader_epochs: Count | None = None
+    """Epochs that PyTorch's loader went through, the most of any training process. Null: no process had one."""
+    loader_workers: Count | None = None
     unmeasured: tuple[str, ...]
 
     @property

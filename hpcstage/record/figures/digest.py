@@ -10,21 +10,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from hpcstage.record.figures.counts import Histogram, by_layer, joined, merge, opens_of, swapped_of, totals_of
+from hpcstage.record.figures.counts import Histogram, by_layer, joined, merge, totals_of
 from hpcstage.record.figures.track import Track, track_of
 from hpcstage.record.figures.waits import NodeTimes, Split, times_of
 from hpcstage.record.parts.part import DatasetPart, NodePart
 from hpcstage.record.parts.roster import Presence, clock_error_s, expected, reason_of, says_something, state_of
-from hpcstage.record.parts.rows import ProcessPart
 from hpcstage.record.parts.run import RunPart
-from hpcstage.record.schema import Contention, DiskSpeed, ProcessRow, RunTotals, TimeSplit
+from hpcstage.record.schema import Contention, DiskSpeed, RunTotals, TimeSplit
 from hpcstage.units import NS_PER_S
 
-MOST_PROCESSES = 64
-"""At most this many processes are listed per node, those with most opens first."""
-MOST_ROWS = 1024
-"""About this many processes, and as many errors, are listed of all nodes together, but LEAST_ROWS of each node."""
-LEAST_ROWS = 2
+MOST_ERRORS = 1024
+"""About this many errors are listed of all nodes together, but LEAST_ERRORS of each node."""
+LEAST_ERRORS = 2
 LEAST_BYTES = 16 * 2**20
 """The speed of a local disk is known if at least this many bytes were read from staged copies."""
 
@@ -56,7 +53,6 @@ class Digest:
     """The rate of one reader of its program at the source, with the opens."""
     disk: DiskSpeed | None
     track: Track | None
-    processes: tuple[ProcessRow, ...]
     name: str = ""
     split: Split = field(default_factory=Split)
     relative_pace: float | None = None
@@ -84,13 +80,12 @@ def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
     last_s = max(node.ended_s or 0.0, *(sample.start_s + sample.length_s for sample in node.samples[-1:]), 0.0)
     moved_s = -clock_error_s(run, node, last_s)
     shift_s = node.started_unix_s - run.started_unix_s + moved_s
-    rows = min(MOST_PROCESSES, max(LEAST_ROWS, MOST_ROWS // expected(run, [node])))
     start_s = (run.child_started_s or 0.0) - shift_s
     end_s = last_s if run.child_ended_s is None else run.child_ended_s - shift_s
     layers = by_layer(node.processes)
     seen = joined(layers.values())
     return Digest(
-        part=_without_rows(node, rows),
+        part=_without_rows(node, max(LEAST_ERRORS, MOST_ERRORS // expected(run, [node]))),
         state=state,
         why=reason_of(run, node, state),
         speaks=says_something(node),
@@ -106,14 +101,12 @@ def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
         reader_bytes_per_s=_rate(seen, "source_read_bytes", "source_open_ns", "source_read_ns"),
         disk=_disk(node, seen),
         track=track_of(node.samples, shift_s),
-        processes=_listed(node.processes, rows),
     )
 
 
-def _without_rows(node: NodePart, rows: int) -> NodePart:
+def _without_rows(node: NodePart, errors: int) -> NodePart:
     group = node.group.shortened() if node.group else None
-    errors = node.errors[:rows]
-    return replace(node, samples=(), processes=(), hist_read={}, errors=errors, group=group)
+    return replace(node, samples=(), processes=(), hist_open={}, hist_read={}, errors=node.errors[:errors], group=group)
 
 
 def _disk(node: NodePart, seen: Counter[str]) -> DiskSpeed | None:
@@ -131,29 +124,6 @@ def _rate(seen: Counter[str], size_name: str, *times: str) -> float | None:
     """Returns the rate of one reader of the node's program; None where it read too little."""
     read_ns = sum(seen[name] for name in times)
     return NS_PER_S / (read_ns / seen[size_name]) if seen[size_name] >= LEAST_BYTES and read_ns else None
-
-
-def _listed(processes: Sequence[ProcessPart], rows: int) -> tuple[ProcessRow, ...]:
-    """Lists the processes with most opens; training processes first where only a few can be listed."""
-
-    def rank(process: ProcessPart) -> tuple[bool, int]:
-        return rows < MOST_PROCESSES and process.counters.get("loader_steps", 0) > 0, opens_of(process.counters)
-
-    return tuple(map(_process, sorted(processes, key=rank, reverse=True)[:rows]))
-
-
-def _process(process: ProcessPart) -> ProcessRow:
-    return ProcessRow(
-        pid=process.pid,
-        parent_pid=process.parent_pid,
-        layer=process.layer,
-        python=process.python,
-        opens=opens_of(process.counters),
-        swapped=swapped_of(process.counters),
-        loader_steps=process.counters.get("loader_steps", 0),
-        loader_epochs=process.counters.get("loader_epochs", 0),
-        loader_workers=process.counters.get("loader_workers", 0),
-    )
 
 
 def _copying_s(node: NodePart, start_s: float, end_s: float) -> float | None:

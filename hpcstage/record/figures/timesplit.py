@@ -36,6 +36,8 @@ def time_split(run: RunPart, wall_s: float | None, nodes: Sequence[Digest]) -> T
         hidden_s=_hidden_s(nodes, split),
         before_s=run.child_started_s,
         slowest=_slowest(nodes),
+        loader_epochs=max((node.times.epochs for node in nodes if node.times.epochs is not None), default=None),
+        loader_workers=max((node.times.workers for node in nodes if node.times.workers is not None), default=None),
         unmeasured=tuple(dict.fromkeys(said)),
     )
 
@@ -43,7 +45,7 @@ def time_split(run: RunPart, wall_s: float | None, nodes: Sequence[Digest]) -> T
 def _of_all(nodes: Sequence[NodeTimes], said: list[str]) -> Split:
     """Returns the mean over all nodes' training processes, or where there are none, over the nodes that read; without
     those whose waits were not measured, if the others are enough to stand for all."""
-    used = [node for node in nodes if node.trains] or [node for node in nodes if node.splits]
+    used = [node for node in nodes if node.workers is not None] or [node for node in nodes if node.splits]
     said += [sentence for node in used for sentence in node.said]
     splits = [split for node in used for split in node.splits]
     known = [split for split in splits if split.wait_source_s is not None]

@@ -66,7 +66,9 @@ class NodeTimes:
     attached: bool
     splits: Sequence[Split] = ()
     """One for each training process, else one of all processes that read."""
-    trains: bool = False
+    epochs: int | None = None
+    """Of the loader, the most of any training process; None: there is none."""
+    workers: int | None = None
     said: Sequence[str] = ()
     """Sentences that say what was not measured."""
 
@@ -83,7 +85,10 @@ def times_of(run: RunPart, node: NodePart, wall_s: float) -> NodeTimes:
     trainers = [p for p in node.processes if p.counters.get("loader_steps")]
     if trainers:
         shares = _shares(node, trainers, said)
-        return NodeTimes(True, [_of_loader(p, wall_s, shares) for p in trainers], trains=True, said=said)
+        epochs, workers = (
+            max(p.counters.get(name, 0) for p in trainers) for name in ("loader_epochs", "loader_workers")
+        )
+        return NodeTimes(True, [_of_loader(p, wall_s, shares) for p in trainers], epochs, workers, said)
     readers = _readers(run, node, said)
     splits = [_of_readers(run, node, readers, wall_s, said)] if readers else []
     return NodeTimes(bool(node.processes), splits, said=said)

@@ -45,7 +45,7 @@ REASONS = {
     "local_error": ("could not be read from the local disk", "check the health and the quota of the local disk"),
     "unstated": (
         "went to the source without a stated reason",
-        "`hpcstage report --json` lists the processes under nodes",
+        "nodes/ of the run directory lists what each process counted",
     ),
 }
 OTHERS_THAN_STAGED = (
