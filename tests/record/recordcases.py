@@ -82,7 +82,7 @@ def trainer(pid: int = 100, **changes: int) -> ProcessPart:
         "loader_epochs": 2,
         "reads_measured": 1,
     }
-    return ProcessPart(pid, 1, "native", "3.11", counters | changes)
+    return ProcessPart(pid, 1, "native", counters | changes)
 
 
 def worker(pid: int, parent_pid: int = 100, **changes: int) -> ProcessPart:
@@ -108,7 +108,7 @@ def worker(pid: int, parent_pid: int = 100, **changes: int) -> ProcessPart:
         "reads_measured": 1,
     }
     hists = {"hist_open": histogram(2e6, 200), "hist_read": histogram(8e6, 400)}
-    return ProcessPart(pid, parent_pid, "native", "3.11", counters | changes, **hists)
+    return ProcessPart(pid, parent_pid, "native", counters | changes, **hists)
 
 
 @functools.cache

@@ -98,7 +98,7 @@ def test_a_missing_node_is_named() -> None:
 
 
 def test_a_layer_that_measures_no_reads_makes_bytes_unknown_not_zero() -> None:
-    python = ProcessPart(7, 1, "python", "3.11", {"source_opens": 10, "hit_opens": 20})
+    python = ProcessPart(7, 1, "python", {"source_opens": 10, "hit_opens": 20})
     record = valid(run_part(), [node_part(processes=[python])])
     assert record["totals"]["source_bytes"] is None
     assert record["totals"]["local_bytes"] is None
@@ -109,7 +109,7 @@ def test_a_layer_that_measures_no_reads_makes_bytes_unknown_not_zero() -> None:
 
 
 def test_a_process_whose_shim_is_off_counts_as_not_counted() -> None:
-    off = ProcessPart(7, 1, "direct", "3.11", {})
+    off = ProcessPart(7, 1, "direct", {})
     record = valid(run_part(), [node_part(processes=[off])])
     assert record["coverage"]["by_layer"]["direct"]["opens"] is None
     assert record["totals"]["source_bytes"] is None
@@ -117,7 +117,7 @@ def test_a_process_whose_shim_is_off_counts_as_not_counted() -> None:
 
 
 def test_processes_that_found_no_slot_are_told_from_those_whose_shim_is_off() -> None:
-    rest = ProcessPart(0, 0, "uncounted", "", {}, processes=12)
+    rest = ProcessPart(0, 0, "uncounted", {}, processes=12)
     record = valid(run_part(), [node_part(processes=[rest])])
     layer = record["coverage"]["by_layer"]["uncounted"]
     assert (layer["processes"], layer["opens"]) == (12, None)
@@ -193,7 +193,6 @@ processes = st.builds(
     pid=st.integers(1, 6),
     parent_pid=st.integers(1, 6),
     layer=st.sampled_from(["native", "python", "direct"]),
-    python=st.just("3.11"),
     counters=st.dictionaries(st.sampled_from(COUNTERS), values, max_size=12),
     hist_open=st.dictionaries(st.integers(0, 95), st.integers(0, 1000), max_size=3),
 )

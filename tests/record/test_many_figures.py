@@ -86,7 +86,7 @@ def test_programs_that_read_without_a_loader_are_averaged_too() -> None:
             "reads_measured": 1,
             "local_reads": 10,
         }
-        process = ProcessPart(7, 1, "native", "3.11", counters | blocked(wait_s))
+        process = ProcessPart(7, 1, "native", counters | blocked(wait_s))
         return node(index, 2, processes=[process])
 
     split = record_of(run(2), [reader(0, 10), reader(1, 20)])["time_split"]
@@ -96,8 +96,8 @@ def test_programs_that_read_without_a_loader_are_averaged_too() -> None:
 
 def test_pids_of_other_hosts_are_not_the_command() -> None:
     """A process that happens to have the pid of the launcher on the first node is nothing special."""
-    small = ProcessPart(100, 1, "native", "3.11", {"hit_opens": 6, "reads_measured": 1})
-    large = ProcessPart(9, 1, "native", "3.11", {"hit_opens": 5, "reads_measured": 1} | blocked(30))
+    small = ProcessPart(100, 1, "native", {"hit_opens": 6, "reads_measured": 1})
+    large = ProcessPart(9, 1, "native", {"hit_opens": 5, "reads_measured": 1} | blocked(30))
     here = record_of(run(2), [node(0, 2, processes=[small, large]), node(1, 2, processes=[])])
     there = record_of(run(2), [node(0, 2, processes=[]), node(1, 2, processes=[small, large])])
     assert here["time_split"]["wait_source_s"] == there["time_split"]["wait_source_s"] == 0.0

@@ -30,7 +30,7 @@ def going_on(**changes: Any) -> RecordJson:
 
 
 def reader(**counters: int) -> ProcessPart:
-    return ProcessPart(5, 1, "native", "3.11", {"hit_opens": 100, "reads_measured": 1} | counters)
+    return ProcessPart(5, 1, "native", {"hit_opens": 100, "reads_measured": 1} | counters)
 
 
 def many(count: int = 4, run: dict[str, Any] | None = None, **of_last: Any) -> RecordJson:
@@ -46,7 +46,7 @@ def writing(share: float, length: int = 20) -> list[Sample]:
 
 BUDGET = {"size_bytes": 64 * 10**9, "inodes": 10**6, "why": "as asked for", "used_bytes": 1, "used_inodes": 1}
 WAITING = [trainer(loader_wait_ns=30 * SECOND), worker(101, **blocked(90))]
-IDLE = ProcessPart(5, 1, "native", "3.11", {})
+IDLE = ProcessPart(5, 1, "native", {})
 DIRECT = {"mode": "direct", "processes": WAITING, "samples": []}
 
 
@@ -65,7 +65,7 @@ class Case:
 
 
 BLOCKED = {**blocked(40), "exit_ns": 60 * SECOND, "reads_measured": 1}
-LISTING = [ProcessPart(100, 1, "native", "3.11", {"listings": 600, **BLOCKED})]
+LISTING = [ProcessPart(100, 1, "native", {"listings": 600, **BLOCKED})]
 
 
 def ordered(name: str, provenance: str) -> Callable[[], RecordJson]:
@@ -107,14 +107,14 @@ CASES = [
         one,
     ),
     Case("processes-missed", lambda: one(missed_count=2, missed_processes=[{"pid": 9, "command": "x"}]), one),
-    Case("shim-off", lambda: one(processes=[ProcessPart(5, 1, "direct", "3.11", {})]), one),
+    Case("shim-off", lambda: one(processes=[ProcessPart(5, 1, "direct", {})]), one),
     Case(
         "uncounted",
-        lambda: one(processes=[ProcessPart(0, 0, "uncounted", "", {}, processes=12)]),
-        lambda: one(processes=[ProcessPart(5, 1, "direct", "3.11", {})]),
+        lambda: one(processes=[ProcessPart(0, 0, "uncounted", {}, processes=12)]),
+        lambda: one(processes=[ProcessPart(5, 1, "direct", {})]),
         "1024 Python processes",
     ),
-    Case("python-layer", lambda: one(processes=[ProcessPart(5, 1, "python", "3.11", {"hit_opens": 9})]), one),
+    Case("python-layer", lambda: one(processes=[ProcessPart(5, 1, "python", {"hit_opens": 9})]), one),
     *(Case(f"direct-{name.replace('_', '-')}", direct(name), lambda: one(processes=[reader()])) for name in REASONS),
     Case("direct-scanning", direct("scanning"), direct("scanning", scan_s=0.05)),
     Case("direct-later", ordered("later", "manifest"), ordered("later", "trace"), "give the reading order"),

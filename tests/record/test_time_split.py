@@ -16,7 +16,7 @@ def split_of(processes: list[ProcessPart], samples: list[Sample] | None = None, 
 
 def reader(pid: int = 100, **counters: int) -> ProcessPart:
     base = {"reads_measured": 1, "attach_ns": SECOND, "exit_ns": 51 * SECOND, "source_opens": 50, "source_reads": 50}
-    return ProcessPart(pid, 1, "native", "3.11", base | counters)
+    return ProcessPart(pid, 1, "native", base | counters)
 
 
 def test_reading_explains_waits_first_and_preprocessing_is_the_rest() -> None:
@@ -37,7 +37,7 @@ def test_processes_that_do_not_descend_from_the_trainer_explain_nothing() -> Non
 
 
 def test_grandchildren_count() -> None:
-    between = ProcessPart(200, 100, "native", "3.11", {"reads_measured": 1})
+    between = ProcessPart(200, 100, "native", {"reads_measured": 1})
     split = split_of([trainer(loader_workers=1), between, worker(201, parent_pid=200)])
     assert split["wait_source_s"] > 0
 

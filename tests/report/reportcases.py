@@ -44,7 +44,7 @@ def hostile() -> dict[str, Any]:
 
 
 def python_layer() -> dict[str, Any]:
-    process = ProcessPart(5, 1, "python", "3.11", {"hit_opens": 100, "source_opens": 90, "direct_full": 90})
+    process = ProcessPart(5, 1, "python", {"hit_opens": 100, "source_opens": 90, "direct_full": 90})
     return compose(run_part(), [node_part(processes=[process])])
 
 

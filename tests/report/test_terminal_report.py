@@ -287,7 +287,7 @@ def test_of_a_command_that_was_not_seen_nothing_is_said_about_its_reads() -> Non
 
 def test_what_came_after_a_daemon_died_is_not_judged() -> None:
     """Its figures end before the first open that it would have noted."""
-    idle = ProcessPart(5, 1, "native", "3.11", {})
+    idle = ProcessPart(5, 1, "native", {})
     first = "no file under --data was opened before a daemon died; what came later is not known"
     lines = short(compose(run_part(), [node_part(complete=False, processes=[idle])]))
     assert lines[0].endswith(first)

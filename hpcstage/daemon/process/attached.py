@@ -123,14 +123,14 @@ class Attached:
             del parts[0].counters[_NAMES[Counter.SHARERS]]
         found = [part for part in parts if part.pid or part.counters]
         if uncounted := self._slots.without():
-            found.append(ProcessPart(0, 0, UNCOUNTED_LAYER, "", {}, processes=uncounted))
+            found.append(ProcessPart(0, 0, UNCOUNTED_LAYER, {}, processes=uncounted))
         return found
 
     def _sharers(self) -> int:
         return int(_U64.unpack_from(self._map, slot_at(0) + COUNTERS_OFFSET + 8 * Counter.SHARERS)[0])
 
     def _process(self, at: int) -> ProcessPart:
-        pid, layer, version, parent, attach_ns = SLOT_HEAD.unpack_from(self._map, at)
+        pid, layer, _, parent, attach_ns = SLOT_HEAD.unpack_from(self._map, at)
         values = _finished(_COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET), time.monotonic_ns())
         values[Counter.ATTACH_NS] = attach_ns
         return ProcessPart(
@@ -138,7 +138,6 @@ class Attached:
             pid=pid,
             parent_pid=parent,
             layer=Layer(layer).name.lower() if layer in Layer._value2member_map_ else "unknown",
-            python=f"{version >> 8}.{version & 255}",
             counters={_NAMES.get(i, f"counter_{i}"): value for i, value in enumerate(values) if value},
             hist_open=_histogram(_HIST.unpack_from(self._map, at + HIST_OPEN_OFFSET)),
             hist_read=_histogram(_HIST.unpack_from(self._map, at + HIST_READ_OFFSET)),

@@ -43,7 +43,6 @@ class ProcessPart:
     pid: int
     parent_pid: int
     layer: str
-    python: str
     counters: dict[str, int]
     """The counters by their lower-case names in `protocol.shim.Counter`, without zeros; `direct_<reason>` counts the
     opens at the source with that reason. looked_ns is how long the daemon looked at the process's threads;
