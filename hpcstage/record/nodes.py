@@ -60,7 +60,6 @@ def _row(node: Digest, slow: Sequence[str], behind_s: float | None) -> NodeRow:
         wait_source_s=node.split.wait_source_s,
         wait_local_s=node.split.wait_local_s,
         reader_bytes_per_s=node.reader_bytes_per_s,
-        relative_pace=node.relative_pace,
         disk=node.disk,
         errors=tuple(part.errors),
         **{name: getattr(part, name) for name in PASSED_ON},

@@ -174,8 +174,6 @@ class NodeRow(Waits):
     wait_local_s: Seconds | None = None
     reader_bytes_per_s: NotNegative | None = None
     """The rate of one reader of its program at the source, with the opens."""
-    relative_pace: NotNegative | None = None
-    """Its speed of the source divided by the median of the other nodes' at the same moment; the median over the run."""
     disk: DiskSpeed | None = field(default=None, metadata=EMPTY_IF_NONE)
     totals: NodeTotals = field(default_factory=NodeTotals)
     budget: BudgetPart | None = field(default=None, metadata=EMPTY_IF_NONE)

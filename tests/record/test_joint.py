@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -71,8 +72,8 @@ def test_a_node_that_is_always_slower_is_slow_but_has_no_period() -> None:
     assert record["contention"]["own_periods"] == []
     (slow,) = [r for r in record["nodes"] if r["slow"]]
     assert slow["host"] == "node0003"
-    assert slow["relative_pace"] == pytest.approx(0.4, abs=0.05)
-    assert slow["slow"] == [f"reads the source at {100 * slow['relative_pace']:.0f} % of the others' rate"]
+    (said,) = slow["slow"]
+    assert re.fullmatch(r"reads the source at (3[6-9]|4[0-4]) % of the others' rate", said)
 
 
 def test_no_false_alarm_in_quiet_jobs() -> None:
