@@ -13,11 +13,11 @@ from dataclasses import replace
 
 from hpcstage import __version__
 from hpcstage.record.figures.contention import contention_of
-from hpcstage.record.figures.counts import added, summed
-from hpcstage.record.figures.digest import Digest, JobFigures, digest_of, settled, window_of
-from hpcstage.record.figures.series import Together, series_of
-from hpcstage.record.figures.timesplit import time_split
-from hpcstage.record.figures.waits import split_of
+from hpcstage.record.figures.counts import coverage_of, summed
+from hpcstage.record.figures.digest import Digest, JobFigures, digest_of, missed_of
+from hpcstage.record.figures.timesplit import time_split, wall_of
+from hpcstage.record.figures.track import series_of
+from hpcstage.record.figures.waits import fit
 from hpcstage.record.nodes import group_of, rows_of
 from hpcstage.record.notes.notes import notes_of
 from hpcstage.record.notes.problems import ended, problems_of
@@ -33,7 +33,6 @@ from hpcstage.record.schema import (
     Record,
     RunSection,
     RunState,
-    Series,
 )
 
 NOT_ENDED = "the command has not ended, as far as is known: the times are those up to now"
@@ -44,13 +43,13 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
 
     `running` says why the command is taken to be still running, where hpcstage saw no end of it.
     """
-    nodes, alone, together = _read(run, parts, running=running is not None)
-    window = window_of(run, [node for node in nodes if node.speaks] or nodes)
-    nodes = [replace(node, split=split_of(node.times, window.wall_s)) for node in nodes]
-    contention, paces = contention_of(nodes, alone)
+    nodes = _read(run, parts, running=running is not None)
+    wall_s = wall_of(run, [node for node in nodes if node.speaks] or nodes)
+    nodes = [replace(node, split=fit(node.times.mean, wall_s or 0.0)) for node in nodes]
+    contention, paces = contention_of(nodes)
     nodes = [replace(node, relative_pace=pace) for node, pace in zip(nodes, paces, strict=True)]
     told = [node for node in nodes if node.speaks] or nodes
-    split = time_split(run, window, told)
+    split = time_split(run, wall_s, told)
     figures = JobFigures(
         datasets=_datasets(told),
         totals=summed([(node.part, node.totals) for node in told]),
@@ -72,10 +71,10 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         group=group_of(nodes, total, figures),
         totals=figures.totals,
         time_split=figures.time_split,
-        coverage=added([node.coverage for node in told]),
+        coverage=coverage_of([(node.part, node.layers) for node in told], missed_of(told)),
         contention=figures.contention,
         order=_order(told),
-        series=_series(told, alone, together),
+        series=series_of([node.track for node in told if node.track is not None]),
         notes=(),
         outputs=run.outputs,
         checkpoints=_checkpoints(run.checkpoints, told),
@@ -84,33 +83,18 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
     return replace(record, notes=notes_of(record))
 
 
-def _read(run: RunPart, parts: Iterable[NodePart], *, running: bool) -> tuple[list[Digest], NodePart | None, Together]:
-    """Returns the nodes by index, the whole part of the reporting node where only one reported, and all samples."""
-    nodes: list[Digest] = []
-    alone, together, reported = None, Together(), 0
-    for part in parts:
-        if is_left_over(run, part):
-            continue
-        node = digest_of(run, part, running=running)
-        nodes.append(node)
-        if node.speaks:
-            reported += 1
-            alone = part if reported == 1 else None
-            together.add(part, node.shift_s)
-    nodes = sorted(_without_doubles(nodes), key=lambda node: node.index)
+def _read(run: RunPart, parts: Iterable[NodePart], *, running: bool) -> list[Digest]:
+    """Returns the nodes by index."""
+    found = [digest_of(run, part, running=running) for part in parts if not is_left_over(run, part)]
+    nodes = sorted(_without_doubles(found), key=lambda node: node.index)
     names = names_of([node.part for node in nodes])
-    return settled([replace(node, name=name) for node, name in zip(nodes, names, strict=True)]), alone, together
+    return [replace(node, name=name) for node, name in zip(nodes, names, strict=True)]
 
 
 def _without_doubles(nodes: Sequence[Digest]) -> list[Digest]:
     """Drops the part that says that a node never came up, where the node came up after all and has its own part."""
     here = {(node.part.host, node.index) for node in nodes if node.state is not Presence.MISSING}
     return [node for node in nodes if node.state is not Presence.MISSING or (node.part.host, node.index) not in here]
-
-
-def _series(nodes: Sequence[Digest], alone: NodePart | None, together: Together) -> Series:
-    several = alone is None and any(node.speaks for node in nodes)
-    return together.section() if several else series_of(alone, nodes[0].shift_s if nodes else 0.0)
 
 
 def _checkpoints(part: CheckpointsPart | None, nodes: Sequence[Digest]) -> CheckpointsPart | None:

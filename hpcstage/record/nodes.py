@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from statistics import median
 
-from hpcstage.record.figures import counts
+from hpcstage.record.figures.contention import median_without
+from hpcstage.record.figures.counts import add, opens_of, ratio
 from hpcstage.record.figures.digest import Digest, JobFigures
 from hpcstage.record.parts.part import GroupPart
 from hpcstage.record.parts.roster import Presence, unheard_why
@@ -26,8 +26,6 @@ WAITS_SHARE = 0.05
 LEAST_WAIT_S = 2.0
 LOCAL_WAITS_SHARE = 0.02
 """A slow local disk does no harm if the program waited for it for less than this share of the wall time."""
-MOST_COMPARED = 64
-"""In a job with more nodes than this the median includes the node itself, as one value hardly changes it."""
 Values = Sequence[float | None]
 
 
@@ -41,7 +39,6 @@ def rows_of(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], figure
 
 def _row(node: Digest, slow: Sequence[str], behind_s: float | None) -> NodeRow:
     part, disk, totals = node.part, node.disk, node.totals
-    epochs, workers = node.loader or (None, None)
     known = node.speaks
     return NodeRow(
         host=node.name,
@@ -55,15 +52,13 @@ def _row(node: Digest, slow: Sequence[str], behind_s: float | None) -> NodeRow:
         source_bytes=totals.source_bytes if known else None,
         peer_bytes=totals.peer_bytes if known else None,
         local_bytes=totals.local_bytes if known else None,
-        opens=node.coverage.opens if known else None,
+        opens=sum(opens_of(layer) for layer in node.layers.values()) if known else None,
         waited_s=node.split.waited_s,
         reader_bytes_per_s=node.reader_bytes_per_s,
         disk_write_share=disk.write_share,
         disk_read_bytes_per_s=disk.read_bytes_per_s,
         budget_bytes=part.budget_bytes,
         used_bytes=part.used_bytes,
-        loader_epochs=epochs,
-        loader_workers=workers,
     )
 
 
@@ -123,24 +118,17 @@ def _write_s_per_byte(node: Digest) -> float | None:
 
 def _behind(values: Values) -> list[float | None]:
     """Returns by how much each value exceeds the median of the others; None where there is nothing to compare."""
-    pairs = zip(values, _others(values), strict=True)
-    return [None if value is None or other is None else value - other for value, other in pairs]
+    return [None if value is None or other is None else value - other for value, other in _with_others(values)]
 
 
 def _times_others(values: Values) -> list[float | None]:
-    pairs = zip(values, _others(values), strict=True)
-    return [value / other if value is not None and other else None for value, other in pairs]
+    return [value / other if value is not None and other else None for value, other in _with_others(values)]
 
 
-def _others(values: Values) -> list[float | None]:
-    """Returns for each value the median of the other known values."""
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return [None] * len(values)
-    if len(known) > MOST_COMPARED:
-        return [median(known)] * len(values)
-    rest = ([v for other, v in enumerate(values) if other != at and v is not None] for at in range(len(values)))
-    return [median(row) if row else None for row in rest]
+def _with_others(values: Values) -> list[tuple[float | None, float | None]]:
+    """Returns each value with the median of the other known values."""
+    known = sorted(value for value in values if value is not None)
+    return [(one, None if one is None or len(known) < 2 else median_without(known, one)) for one in values]
 
 
 # ---- the nodes together ----
@@ -177,5 +165,5 @@ def _most_frequent(placements: Sequence[str]) -> str | None:
 
 def _source_times(figures: JobFigures) -> float | None:
     """Returns how often the datasets were read from the source: source bytes divided by their size."""
-    size = counts.add(*(dataset.size_bytes for dataset in figures.datasets))
-    return counts.ratio(figures.totals.source_bytes, size)
+    size = add(*(dataset.size_bytes for dataset in figures.datasets))
+    return ratio(figures.totals.source_bytes, size)

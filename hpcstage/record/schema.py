@@ -27,7 +27,6 @@ VERSION = "1.0"
 TITLE = "The record of a run of hpcstage"
 Mode = Annotated[str, NumberLimits(enum=("runtime", "upfront", "direct"))]
 Placement = Annotated[str, NumberLimits(enum=("private", "replicate", "partition"))]
-MeasuredOn = Literal["copies", "reads"]
 RunState = Literal["ended", "running", "unclear", "lost", "aside", "not started"]
 Column = tuple[float, ...]
 
@@ -124,10 +123,6 @@ class NodeRow:
     budget_bytes: Count | None = None
     """What its store may hold."""
     used_bytes: Count | None = None
-    loader_epochs: Count | None = None
-    """The most epochs that a process with PyTorch's loader read; null: none has one."""
-    loader_workers: Count | None = None
-    """The most workers of such a loader."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +198,9 @@ class TimeSplit(Waits):
     before_s: Seconds | None
     """From the start of hpcstage to that of the command: the staging, in mode upfront."""
     slowest: Slowest | None = None
+    loader_epochs: Count | None = None
+    """Epochs that PyTorch's loader went through, the most of any training process. Null: no process had one."""
+    loader_workers: Count | None = None
     unmeasured: tuple[str, ...]
 
     @property
@@ -252,8 +250,6 @@ class SharedPeriod:
     end_s: float
     loss: Share
     """1 - mean bandwidth in the period / best bandwidth."""
-    hosts: tuple[str, ...] = ()
-    """The first of the nodes that fell."""
     nodes: Count = 1
     """The number of nodes that fell."""
     nodes_observed: Count = 1
@@ -281,8 +277,8 @@ class Percentiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latency(Percentiles):
-    """Latencies of operations at the source; the plain keys are those of open."""
+class Latency:
+    """Latencies of operations at the source."""
 
     open: Percentiles
     read: Percentiles
@@ -302,8 +298,6 @@ class Contention:
     verdict: Literal["periods", "none", "unknown"] | None = None
     """periods: slow periods were found. none: at no time was the mean over a second as low as in one. unknown: neither
     can be said. With several nodes it is about all together."""
-    measured_on: MeasuredOn | None
-    method: str
     latency_ms: Latency
 
 

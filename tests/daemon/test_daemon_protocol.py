@@ -161,7 +161,7 @@ def test_what_the_page_says_is_in_the_part(start_daemon, make_tree):
             page.write(struct.pack("<Q", value))
     part = daemon.end()
     process = next(p for p in part.processes if p.pid == 4711)
-    assert (process.layer, process.python) == ("native", "3.12")
+    assert process.layer == "native"
     assert process.counters == {"source_opens": 5, "direct_later": 2, "attach_ns": 10**9}
     assert sum(s.shim_opens for s in part.samples) == 5
 

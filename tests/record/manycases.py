@@ -34,12 +34,8 @@ def samples(index: int, seconds: int, count: int, source: Load = steady, own: Lo
     found = []
     for second in range(seconds):
         rate = each * source(second) * own(second) * max(0.2, rng.gauss(1, 0.1))
-        found.append(
-            Sample(
-                float(second), 1.0, int(rate), int(rate / 1e5) + 1, 2 * SECOND, 12 * SECOND, SECOND, 16.0,
-                loader_wait_ns=SECOND // 10,
-            )
-        )  # fmt: skip
+        files = int(rate / 1e5) + 1
+        found.append(Sample(float(second), 1.0, int(rate), files, 2 * SECOND, 12 * SECOND, SECOND, 16.0))
     return found
 
 

@@ -57,6 +57,11 @@ def histogram(mean_ns: float, number: int, seed: int = 1) -> dict[int, int]:
     return result
 
 
+def blocked(source_s: float, local_s: float = 0.0) -> dict[str, int]:
+    """The time in which any thread was inside a call on a file."""
+    return {"blocked_ns": int((source_s + local_s) * SECOND), "blocked_source_ns": int(source_s * SECOND), "readers": 1}
+
+
 def trainer(pid: int = 100, **changes: int) -> ProcessPart:
     counters = {
         "attach_ns": 5 * SECOND,
@@ -69,7 +74,7 @@ def trainer(pid: int = 100, **changes: int) -> ProcessPart:
         "loader_epochs": 2,
         "reads_measured": 1,
     }
-    return ProcessPart(pid, 1, "native", "3.11", counters | changes)
+    return ProcessPart(pid, 1, "native", counters | changes)
 
 
 def worker(pid: int, parent_pid: int = 100, **changes: int) -> ProcessPart:
@@ -82,8 +87,7 @@ def worker(pid: int, parent_pid: int = 100, **changes: int) -> ProcessPart:
         "direct_scanning": 150,
         "direct_later": 50,
         "wants": 350,
-        "hit_open_ns": SECOND // 4,
-        "want_ns": 6 * SECOND,
+        **blocked(9, 1.25),
         "source_open_ns": 1 * SECOND,
         "source_read_ns": 2 * SECOND,
         "source_reads": 400,
@@ -96,7 +100,7 @@ def worker(pid: int, parent_pid: int = 100, **changes: int) -> ProcessPart:
         "reads_measured": 1,
     }
     hists = {"hist_open": histogram(2e6, 200), "hist_read": histogram(8e6, 400)}
-    return ProcessPart(pid, parent_pid, "native", "3.11", counters | changes, **hists)
+    return ProcessPart(pid, parent_pid, "native", counters | changes, **hists)
 
 
 @functools.cache

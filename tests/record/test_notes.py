@@ -8,7 +8,7 @@ from typing import Any
 
 import manycases
 import pytest
-from recordcases import SECOND, composed, node_part, run_part, trainer, worker
+from recordcases import SECOND, blocked, composed, node_part, run_part, trainer, worker
 
 from hpcstage.problem import Problem
 from hpcstage.record.notes.notes import RULES, slow_disk
@@ -29,7 +29,7 @@ def going_on(**changes: Any) -> RecordJson:
 
 
 def reader(**counters: int) -> ProcessPart:
-    return ProcessPart(5, 1, "native", "3.11", {"hit_opens": 100, "reads_measured": 1} | counters)
+    return ProcessPart(5, 1, "native", {"hit_opens": 100, "reads_measured": 1} | counters)
 
 
 def many(count: int = 4, run: dict[str, Any] | None = None, **of_last: Any) -> RecordJson:
@@ -43,8 +43,8 @@ def writing(share: float, length: int = 20) -> list[Sample]:
     return [Sample(float(n), 1.0, 10**7, 10, rest_ns // 2, rest_ns // 2, write_ns, 8.0) for n in range(length)]
 
 
-WAITING = [trainer(loader_wait_ns=30 * SECOND), worker(101, source_read_ns=90 * SECOND)]
-IDLE = ProcessPart(5, 1, "native", "3.11", {})
+WAITING = [trainer(loader_wait_ns=30 * SECOND), worker(101, **blocked(90))]
+IDLE = ProcessPart(5, 1, "native", {})
 DIRECT = {"mode": "direct", "processes": WAITING, "samples": []}
 
 
@@ -62,8 +62,8 @@ class Case:
         return f"{self.note} {self.says}".strip()
 
 
-BLOCKED = {"blocked_ns": 40 * SECOND, "blocked_source_ns": 40 * SECOND, "exit_ns": 60 * SECOND, "reads_measured": 1}
-LISTING = [ProcessPart(100, 1, "native", "3.11", {"listings": 600, "listing_ns": 40 * SECOND, **BLOCKED})]
+BLOCKED = {**blocked(40), "exit_ns": 60 * SECOND, "reads_measured": 1}
+LISTING = [ProcessPart(100, 1, "native", {"listings": 600, **BLOCKED})]
 
 
 def ordered(name: str, provenance: str) -> Callable[[], RecordJson]:
@@ -100,14 +100,14 @@ CASES = [
         one,
     ),
     Case("processes-missed", lambda: one(missed_count=2, missed_processes=[{"pid": 9, "command": "x"}]), one),
-    Case("shim-off", lambda: one(processes=[ProcessPart(5, 1, "direct", "3.11", {})]), one),
+    Case("shim-off", lambda: one(processes=[ProcessPart(5, 1, "direct", {})]), one),
     Case(
         "uncounted",
-        lambda: one(processes=[ProcessPart(0, 0, "uncounted", "", {}, processes=12)]),
-        lambda: one(processes=[ProcessPart(5, 1, "direct", "3.11", {})]),
+        lambda: one(processes=[ProcessPart(0, 0, "uncounted", {}, processes=12)]),
+        lambda: one(processes=[ProcessPart(5, 1, "direct", {})]),
         "1024 Python processes",
     ),
-    Case("python-layer", lambda: one(processes=[ProcessPart(5, 1, "python", "3.11", {"hit_opens": 9})]), one),
+    Case("python-layer", lambda: one(processes=[ProcessPart(5, 1, "python", {"hit_opens": 9})]), one),
     *(Case(f"direct-{name.replace('_', '-')}", direct(name), lambda: one(processes=[reader()])) for name in REASONS),
     Case("direct-later", ordered("later", "manifest"), ordered("later", "trace"), "give the reading order"),
     Case("direct-later", ordered("later", "trace"), ordered("later", "manifest"), "so the source limits"),
@@ -117,7 +117,7 @@ CASES = [
     Case("slow-local-disk", lambda: one(samples=writing(0.9)), lambda: one(samples=writing(0.2)), "90 % of their time"),
     Case(
         "waits-for-local-disk",
-        lambda: one(processes=[trainer(loader_wait_ns=30 * SECOND), worker(101, local_read_ns=40 * SECOND)]),
+        lambda: one(processes=[trainer(loader_wait_ns=30 * SECOND), worker(101, **blocked(9, 40))]),
         one,
         "--local-dir",
     ),
@@ -126,7 +126,7 @@ CASES = [
     Case("idle-nodes", lambda: many(processes=[]), lambda: one(processes=[])),
     Case(
         "slow-nodes",
-        lambda: many(processes=[trainer(loader_wait_ns=40 * SECOND), worker(101, want_ns=80 * SECOND)]),
+        lambda: many(processes=[trainer(loader_wait_ns=40 * SECOND), worker(101, **blocked(80))]),
         many,
     ),
     Case("read-by-each-node", lambda: composed(manycases.run(2), [private(0), private(1)]), many),
@@ -156,7 +156,7 @@ CASES = [
     ),
     Case(
         "preprocessing",
-        lambda: one(processes=[trainer(loader_wait_ns=50 * SECOND), worker(101, want_ns=0)]),
+        lambda: one(processes=[trainer(loader_wait_ns=50 * SECOND), worker(101, **blocked(3))]),
         lambda: one(processes=[trainer(loader_wait_ns=SECOND), worker(101)]),
     ),
 ]  # fmt: skip
@@ -172,7 +172,7 @@ def twice(index: int) -> Any:
 
 
 def waiting(counter: str, **totals: int) -> RecordJson:
-    reads = worker(101, direct_scanning=0, direct_later=0, source_opens=5_000, source_read_ns=90 * SECOND)
+    reads = worker(101, direct_scanning=0, direct_later=0, source_opens=5_000, **blocked(90))
     reads.counters[counter] = 5_000
     part = node_part(processes=[trainer(loader_wait_ns=30 * SECOND), reads])
     part = replace(part, totals=replace(part.totals, **{"want_ready": 0, **totals}))
@@ -213,7 +213,7 @@ def test_every_rule_is_tried() -> None:
 
 
 def test_a_quiet_good_run_has_no_warnings() -> None:
-    done = worker(101, source_opens=0, direct_scanning=0, direct_later=0, wants=0, want_ns=0)
+    done = worker(101, source_opens=0, direct_scanning=0, direct_later=0, wants=0, **blocked(3))
     record = one(processes=[trainer(), done])
     assert [n for n in record["notes"] if n["severity"] != "info"] == []
 
@@ -246,7 +246,7 @@ def test_the_line_to_change_is_named(attached: bool, path: str | None, said: str
 
 
 def test_a_moment_of_waiting_asks_for_no_faster_disk() -> None:
-    waiting = [trainer(loader_wait_ns=30 * SECOND), worker(101, local_read_ns=40 * SECOND)]
+    waiting = [trainer(loader_wait_ns=30 * SECOND), worker(101, **blocked(9, 40))]
     long = Record.from_json(one(processes=waiting))
     moment = replace(long, time_split=replace(long.time_split, wall_s=0.02, wait_local_s=0.004))
     assert [[note.id for note in slow_disk(record)] for record in (long, moment)] == [["waits-for-local-disk"], []]

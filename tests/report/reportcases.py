@@ -12,7 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "record"))
 
 import manycases
-from recordcases import SECOND, announced, node_part, run_part, trainer, worker
+from recordcases import SECOND, announced, blocked, node_part, run_part, trainer, worker
 from recordcases import composed as compose
 
 from hpcstage.problem import Problem
@@ -44,7 +44,7 @@ def hostile() -> dict[str, Any]:
 
 
 def python_layer() -> dict[str, Any]:
-    process = ProcessPart(5, 1, "python", "3.11", {"hit_opens": 100, "source_opens": 90, "direct_full": 90})
+    process = ProcessPart(5, 1, "python", {"hit_opens": 100, "source_opens": 90, "direct_full": 90})
     return compose(run_part(), [node_part(processes=[process])])
 
 
@@ -89,7 +89,7 @@ def hostile_nodes() -> dict[str, Any]:
     dead = manycases.node(4, 5, host=HOSTILE + "4", complete=False, placement_why=HOSTILE, group=group)
     nodes[0] = replace(nodes[0], placement_why=HOSTILE)
     nodes[1].processes[0].counters["loader_wait_ns"] = 40 * SECOND
-    nodes[1].processes[1].counters["want_ns"] = 90 * SECOND
+    nodes[1].processes[1].counters |= blocked(90)
     return compose(manycases.run(5, host=HOSTILE, nodes=[HOSTILE + str(n) for n in range(5)]), [*nodes, lost, dead])
 
 

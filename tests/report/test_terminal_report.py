@@ -61,7 +61,7 @@ def test_what_a_whole_run_shows() -> None:
         "not swapped: 300 scan not done",
         "3 processes attached (3 native), 0 Python processes missed",
         "p50/p95/p99: open ",
-        "contention 12.1 s to 25.1 s: 94 % below its best",
+        "contention 12.0 s to 26.0 s: 94 % below its best",
         "headroom 10.2 s (17 %): all that faster reading could still save",
     ):
         assert expected in said, expected
@@ -277,7 +277,7 @@ def test_of_a_command_that_was_not_seen_nothing_is_said_about_its_reads() -> Non
 
 def test_what_came_after_a_daemon_died_is_not_judged() -> None:
     """Its figures end before the first open that it would have noted."""
-    idle = ProcessPart(5, 1, "native", "3.11", {})
+    idle = ProcessPart(5, 1, "native", {})
     first = "no file under --data was opened before a daemon died; what came later is not known"
     lines = short(compose(run_part(), [node_part(complete=False, processes=[idle])]))
     assert lines[0].endswith(first)

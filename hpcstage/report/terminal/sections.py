@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import TypeVar
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -28,7 +27,7 @@ REASON_NAMES = {
 }  # fmt: skip
 MODE_LINES = 3
 """The lines for why another mode was followed; with several nodes one, as the table of nodes needs the others."""
-Period = TypeVar("Period", SharedPeriod, OwnPeriod)
+MOST_PERIODS = 3
 
 
 def header(record: Record) -> RenderableType:
@@ -183,13 +182,13 @@ def source(record: Record) -> RenderableType:
     """Shows latency and bandwidth of the source, its bandwidth over time, and contention."""
     part, values = record.contention, record.series.source_bytes_per_s
     lines: list[RenderableType] = [
-        f"best, typical {UNKNOWN}: {part.method}"
+        f"best, typical {UNKNOWN}: too few intervals say something about the source"
         if part.best_bytes_per_s is None
         else f"best {rate(part.best_bytes_per_s)}, typical {rate(part.typical_bytes_per_s)}",
         f"p50/p95/p99: {_latency('open', part.latency_ms.open)}, {_latency('read', part.latency_ms.read)}",
     ]
     if any(values):
-        lines.append(grid("lwl", [("over time", Sparkline(values), rate(figures.highest_rate(record.series)))]))
+        lines.append(grid("lwl", [("over time", Sparkline(values), rate(max(values)))]))
     return section("Source", *lines, *_periods(part))
 
 
@@ -202,31 +201,21 @@ def _latency(name: str, values: Percentiles) -> str:
 
 
 def _periods(part: Contention) -> list[str]:
-    """Names the periods of contention that cost most; with several nodes the third is one of a single node."""
+    """Names the periods that cost most, of the source and of single nodes, and says how many there are besides."""
     if part.best_bytes_per_s is None:
         return []
-    several = part.own_periods is not None
-
-    def shared(p: SharedPeriod) -> str:
-        at_once = f", on {p.nodes} of {p.nodes_observed} nodes at once" if several else ""
-        return f"contention {_when(p)} below its best{at_once}"
-
-    def own(p: OwnPeriod) -> str:
-        return f"{short_name(p.host)} alone {_when(p)} behind the others"
-
-    if lines := _worst(part.periods, 2 if several else 3, shared) + _worst(part.own_periods or (), 1, own):
-        return lines
+    told: list[tuple[SharedPeriod | OwnPeriod, str]] = []
+    for shared in part.periods:
+        at_once = "" if part.own_periods is None else f", on {shared.nodes} of {shared.nodes_observed} nodes at once"
+        told.append((shared, f"contention {_when(shared)} below its best{at_once}"))
+    told += [(own, f"{short_name(own.host)} alone {_when(own)} behind the others") for own in part.own_periods or ()]
+    told.sort(key=lambda pair: (pair[0].start_s - pair[0].end_s) * pair[0].loss)
+    lines = [text for _, text in told[:MOST_PERIODS]]
+    if rest := len(told) - len(lines):
+        lines[-1] += f" (and {rest} more)"
     if part.verdict == "unknown":
-        return ["contention: cannot tell (seen for too short a time, or it varies too much)"]
-    return ["no contention: never well below its own best"]
-
-
-def _worst(periods: Sequence[Period], most: int, told: Callable[[Period], str]) -> list[str]:
-    """Returns a line for each of the periods that cost most, and says how many there are besides."""
-    found = sorted(periods, key=lambda p: (p.start_s - p.end_s) * p.loss)
-    lines: list[str] = [told(period) for period in found[:most]]
-    rest = len(periods) - len(lines)
-    return [*lines[:-1], f"{lines[-1]} (and {rest} more)"] if rest else lines
+        return lines or ["contention: cannot tell (seen for too short a time, or it varies too much)"]
+    return lines or ["no contention: never well below its own best"]
 
 
 def _when(period: SharedPeriod | OwnPeriod) -> str:
