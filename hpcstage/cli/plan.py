@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcstage import inherited, stderr
-from hpcstage.cli import samplers
-from hpcstage.cli.options import dataset_options, figure_options, figures, sampler_options
+from hpcstage.cli.options import dataset_options, figure_options, figures
 from hpcstage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 @click.command("plan", short_help="Show what would be copied in which order, whether it fits and what it gains.")
 @dataset_options
 @figure_options
-@sampler_options
 @click.option("--limit", type=click.IntRange(min=0), help="Rows of the table (default 20; with --json: none).")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON; its files only with --limit.")
 @click.argument("run_dir", required=False, type=click.Path(path_type=Path))
@@ -31,7 +29,6 @@ def plan(run_dir: Path | None, limit: int | None, as_json: bool, **given: Any) -
     \b
     hpcstage plan --data /lustre/imagenet/train --epochs 90 --epoch-compute 20m --source-rate 2GB --local-rate 3GB
     hpcstage plan --data /lustre/imagenet/train --order trace        as the last run read
-    hpcstage plan --data /lustre/imagenet/train --order sampler --sampler distributed --seed 0 --epochs 3 --ranks 8
     hpcstage plan --data /lustre/imagenet/train --nodes 64 --placement partition
     hpcstage plan RUN_DIR            the plan of a past run
 
@@ -52,8 +49,6 @@ def _past(run_dir: Path, given: dict[str, Any]) -> Plan:
 
     if given.get("data"):
         raise UsageError("both a run directory and --data are given", "give one of them")
-    if samplers.asked(given, None) is not None:
-        raise UsageError("both a run directory and --sampler are given", "give --data with --sampler")
     return load(run_dir)
 
 
@@ -67,9 +62,8 @@ def _coming(given: dict[str, Any]) -> Plan:
     config = load(given, os.environ, inherited.directory())
     for warning in config.warnings:
         stderr.say(f"warning: {warning}")
-    sampler = samplers.asked(given, given["epochs"])
     several = ForecastInputs.of_config(config, os.environ, figures(given))
-    inputs = Inputs.of_config(config, os.environ, inherited.directory(), several.disk.device, sampler)
+    inputs = Inputs.of_config(config, os.environ, inherited.directory(), several.disk.device)
     with ProgressLine(quiet=bool(given.get("quiet"))) as line:
 
         def on_found(files: int, size_bytes: int) -> None:

@@ -51,7 +51,7 @@ class Plan:
 
     manifest: Manifest
     found: FoundOrder
-    """The order and what is known of it; `save` leaves readings and trace out."""
+    """The order and what is known of it; `save` leaves the trace out."""
     scan: ScanSummary | None = None
     local: str | None = None
     """The local directory and why it was chosen."""
