@@ -23,7 +23,7 @@ schema: 1
 """
 _TAIL = """
 # A site's file may also keep users from changing a value:
-#   locked: [max_rate, nice]
+#   locked: [max_rate, budget]
 """
 
 

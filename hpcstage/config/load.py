@@ -151,14 +151,7 @@ def _locked(setting: Setting, written: WrittenValue, site: files.FileContent) ->
 
 def _check(config: Config, verbosity: int, warnings: tuple[str, ...]) -> Config:
     """Checks what needs several values at once, and adds verbosity and warnings."""
-    origin, raw = config.origin, config.raw
-    if config.patience_s > config.want_cap_s and origin["patience"] == "default":
-        raw, origin = {**raw, "patience": raw["want_cap"]}, {**origin, "patience": "default, as want_cap is shorter"}
-        config = replace(config, patience_s=config.want_cap_s, raw=raw, origin=origin)
-    if config.patience_s > config.want_cap_s:
-        what = f"patience {raw['patience']} ({origin['patience']}) is longer than want_cap {raw['want_cap']}"
-        raise ConfigError(f"{what} ({origin['want_cap']})", f"use --patience {raw['want_cap']} or less")
     if config.order == "given" and config.data and not any(d.startswith("@") for d in config.data):
-        what = f"order given ({origin['order']}) needs a list among the datasets"
+        what = f"order given ({config.origin['order']}) needs a list among the datasets"
         raise UsageError(what, "use --data @LIST, or --order FILE")
     return replace(config, verbosity=verbosity, warnings=warnings)

@@ -39,7 +39,7 @@ from hpcstage.node import directory as node_directory
 from hpcstage.plan.placement.placements import Placing
 from hpcstage.problem import Problem
 from hpcstage.protocol import nodedir
-from hpcstage.protocol.daemonspec import DaemonSpec
+from hpcstage.protocol.daemonspec import NICE, DaemonSpec
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
 from hpcstage.stderr import log
 from hpcstage.store import directory
@@ -130,7 +130,7 @@ class Daemon(Service):
         is over: nothing is staged before the scan has ended, so the scan is worth hurrying."""
         if phase.state is not State.SCANNING:
             with contextlib.suppress(OSError):
-                os.nice(self.base.spec.nice)
+                os.nice(NICE)
         self._phase = phase
         self.base.page.set_state(phase.state)
         self._loop.serve(
@@ -267,7 +267,7 @@ def _fork_copiers(spec: DaemonSpec) -> CopierPool | None:
         node_dir / nodedir.MANIFEST,
         spec.transfers,
         spec.own_rate_bytes_per_s,
-        nice=spec.nice,
+        nice=NICE,
     )
     return CopierPool(settings, spec.copiers)
 

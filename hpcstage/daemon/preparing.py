@@ -23,7 +23,7 @@ from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
 from hpcstage.daemon.telemetry import Snapshot
-from hpcstage.plan.order import orders
+from hpcstage.plan.types import follows_samplers
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
 from hpcstage.stderr import log
@@ -64,7 +64,7 @@ class Phase(Service):
         """See Service."""
         order = replace(
             part.order,
-            followed=orders.follows_samplers(self.base.spec.order),
+            followed=follows_samplers(self.base.spec.order),
             trace_written=False,
             announcements=0,
             announced_files=0,
@@ -114,8 +114,7 @@ class Preparing(Phase):
 
     def start(self, *, waits: bool) -> None:
         """Begins with the scan, unless this node waits for another one's."""
-        if self.base.spec.learn:
-            self._log.start()
+        self._log.start()
         if not waits:
             self.scan()
 

@@ -71,8 +71,6 @@ class Staging(Phase):
             self.limit,
             prepared.directories,
             spec.own_rate_bytes_per_s,
-            spec.patience_s,
-            spec.want_cap_s,
             shared=group is not None,
             programs_wait=spec.mode == RUNTIME_MODE,
         )

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcstage.config.model import copier_count
 from hpcstage.errors import NotStarted
 from hpcstage.job import localdir, share
 from hpcstage.node import directory, page, start
@@ -143,7 +142,7 @@ def shims(lead: LeadSpec, spec: DaemonSpec, node: start.ClaimedNode) -> ShimSetu
     virtual = None
     if lead.virtual:
         virtual = os.fspath(node.path.parent / lead.node_name(0))[:-1], len(lead.hosts)
-    return ShimSetup(lead.intercept, spec.mode == "direct", spec.want_cap_s, virtual, spec.learn)
+    return ShimSetup.of(lead.intercept, spec, virtual)
 
 
 def _spec(lead: LeadSpec, index: int, node: start.ClaimedNode, local: LocalDir, job: Job) -> DaemonSpec:
@@ -153,6 +152,6 @@ def _spec(lead: LeadSpec, index: int, node: start.ClaimedNode, local: LocalDir, 
         node_dir=os.fspath(node.path),
         node_index=index,
         budget=local.measured(template.budget),
-        copiers=template.copiers if lead.virtual else copier_count(lead.copiers, share.usable_cpus(job)),
+        copiers=template.copiers if lead.virtual else share.copier_count(job),
         leftovers=[os.fspath(path) for path in node.leftovers],
     )

@@ -54,7 +54,7 @@ def prepare(node: ClaimedNode, datasets: Sequence[Dataset], setup: ShimSetup) ->
     """Fills the node directory: empty store, page, the shim and its configuration."""
     for name in _MADE:
         (node.path / name).mkdir(mode=0o700, exist_ok=True)
-    page.create(node.path / nodedir.PAGE, logging=setup.learn and not setup.direct)
+    page.create(node.path / nodedir.PAGE, logging=not setup.direct)
     store = node.path / nodedir.STORE
     maps = [(dataset.root, os.fsencode(store / dataset.name)) for dataset in datasets]  # the shim follows links
     shimdir.install(node.path, maps, setup, node.sock)

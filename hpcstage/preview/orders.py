@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.spelling import Spelling
 from hpcstage.plan.order import orders, trace
-from hpcstage.plan.types import Order
+from hpcstage.plan.types import Order, follows_samplers
 from hpcstage.preview.inputs import Inputs
 
 NO_TRACE = "no earlier run on these datasets left a trace"
@@ -62,7 +62,7 @@ def find_order(inputs: Inputs, manifest: Manifest) -> FoundOrder:
 def _trace(inputs: Inputs, manifest: Manifest) -> tuple[trace.Trace | None, str]:
     """Returns the trace of the command on these files, or the one that any command wrote last where the command is not
     known; or None and why there is none."""
-    if not (orders.follows_samplers(inputs.order or None) or inputs.order == orders.TRACE):
+    if not (follows_samplers(inputs.order or None) or inputs.order == orders.TRACE):
         return None, NOT_ASKED
     if inputs.state_dir is None:
         return None, NO_STATE

@@ -49,7 +49,6 @@ class LeadSpec:
     daemon: DaemonSpec
     """The specification of this node's daemon, and the model of the others'. Its membership has all nodes, with
     directory and socket of the node whose wrapper wrote this; hosts of virtual nodes end in `.v<index>`."""
-    copiers: int | None = None
     intercept: str = "auto"
     wait_s: float = 10.0
     """How long the lead waits for the nodes; those that are not up by then are left out."""

@@ -98,7 +98,6 @@ def lead_spec(session: Session, spec: DaemonSpec, local: LocalDir, group: Groupi
         exchanges=bool(spec.checkpoints) or (spec.mode != "direct" and config.placement != "private"),
         local_dir=os.fspath(local.path),
         daemon=replace(spec, run_dir=os.path.abspath(spec.run_dir), membership=membership),
-        copiers=config.copiers,
         intercept=config.intercept,
         wait_s=_wait_s(group),
         **({} if session.directories is None else session.directories.in_lead()),

@@ -237,8 +237,7 @@ class Session:
             spec = self._spec(resolved, local, job)
             resolved.save(self.node.path / RESOLVED)  # a list may be readable only once, such as a pipe
             lead = grouping.lead_spec(self, spec, local, group) if group is not None else None
-            config = self.config
-            setup = ShimSetup(config.intercept, spec.mode == "direct", config.want_cap_s, learn=config.learn)
+            setup = ShimSetup.of(self.config.intercept, spec)
             start.prepare(self.node, resolved.datasets, setup if lead is None else hosted.shims(lead, spec, self.node))
             locks = () if self.directories is None else self.directories.locks
             self.control = start.start_daemon(self.node, spec, os.environ, locks)
@@ -283,14 +282,9 @@ class Session:
             mode=self.mode,
             datasets=list(resolved.datasets),
             order=config.order_asked(),
-            learn=config.learn,
             budget=share.budget_facts(config.budget_asked(), job, local, shares),
-            copiers=config.copier_count(share.usable_cpus(job, shares)),
-            transfers=config.transfers,
+            copiers=share.copier_count(job, shares),
             max_rate_bytes_per_s=config.max_rate_bytes_per_s,
-            want_cap_s=config.want_cap_s,
-            patience_s=config.patience_s,
-            nice=config.nice,
             leftovers=[os.fspath(path) for path in self.node.leftovers],
             drain_s=config.drain_s,
             **({} if self.directories is None else self.directories.in_spec(config, self._ends_unix_s(job))),

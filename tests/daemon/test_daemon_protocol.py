@@ -90,11 +90,11 @@ def test_a_want_during_the_scan_is_answered_when_the_files_are_known(start_daemo
     daemon.end()
 
 
-def test_a_want_that_takes_too_long_is_answered_direct(start_daemon, make_tree):
+def test_samples_say_when_the_cap_limited(start_daemon, make_tree):
     root = make_tree(files=100, size_bytes=100_000)
-    daemon = start_daemon(root, max_rate_bytes_per_s=50_000.0, patience_s=0.001).attach()
+    daemon = start_daemon(root, max_rate_bytes_per_s=50_000.0).attach()
     daemon.wait_for_scan()
-    assert daemon.want(files_of(root)[-1]) == (Answer.DIRECT, Reason.LATER)
+    assert daemon.want(files_of(root)[-1]) == (Answer.READY, Reason.NONE)
     part = daemon.end()
     assert any(sample.limited for sample in part.samples)
 

@@ -25,6 +25,7 @@ from hpcstage.daemon.reading.watch import OpenLog, OpenWatch
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
 from hpcstage.plan.order import orders
+from hpcstage.plan.types import follows_samplers
 from hpcstage.protocol.shim import SAMPLER_ORDER, Answer, Kind
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Ordering(Service):
         self._provenance = prepared.order.provenance
         self._ids = len(prepared.order.ids)
         """The number of ids in the order that was planned or given."""
-        self._follows = orders.follows_samplers(spec.order)
+        self._follows = follows_samplers(spec.order)
         self._trace: str | None = None
         """Why no trace was left; empty if one was; None while it is not known."""
         self._log = log
@@ -119,9 +120,7 @@ class Ordering(Service):
         """Reads what was logged, and starts the helper that writes the trace: one per command, not per node."""
         self.watch.stop()
         spec, manifest = self._base.spec, self._prepared.manifest
-        if spec.node_index == 0 and not spec.learn:
-            self._trace = traces.NOT_ASKED
-        elif spec.node_index == 0:
+        if spec.node_index == 0:
             self._trace = traces.UNFINISHED
             self._base.helpers.start(
                 TRACE_HELPER, lambda: traces.leave(spec, manifest, self.watch.first), self._trace_left

@@ -18,7 +18,6 @@ from hpcstage.protocol.daemonspec import DaemonSpec
 FULLER_FACTOR = 2
 """A trace with more than this many times the files is not replaced: a run that was broken off knows less."""
 NOTHING_OPENED = "no file was opened"
-NOT_ASKED = "--no-learn is set"
 UNFINISHED = "it was not written in time"
 FAILED = "writing it failed: see the daemon's log"
 
