@@ -272,17 +272,6 @@ class Config:
             metavar="K+M|auto",
         )
     )
-    failure_domain: str = field(
-        metadata=_declare(
-            "failure_domain",
-            "auto",
-            parse.pattern,
-            "For --protect: nodes that fail together are kept apart. A regular expression: nodes in whose names it "
-            "matches the same text share a failure domain, such as a rack in 'r[0-9]+'. auto: the topology that Slurm "
-            "tells; none: each node fails by itself.",
-            metavar="REGEX|auto|none",
-        )
-    )
     protect_rate_bytes_per_s: float | None = field(
         metadata=_declare(
             "protect_rate",

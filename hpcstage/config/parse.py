@@ -82,16 +82,6 @@ def flag(value: object) -> bool:
     return found in _TRUE
 
 
-def pattern(value: object) -> str:
-    """Parses a regular expression."""
-    found = scalar(value)
-    try:
-        re.compile(found)
-    except re.error as error:
-        raise ValueError(f"{found!r} is no regular expression: {error}") from None
-    return found
-
-
 def protection(word: str) -> Parser:
     """Parses K+M, a number of nodes and a number of parities; `word` stands for None."""
 

@@ -22,7 +22,7 @@ from hpcstage.wrapper import messages, outputpart
 from hpcstage.wrapper.checkpoints import RunCheckpoints
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from hpcstage.config import Config
     from hpcstage.job.together import Grouping
@@ -63,8 +63,7 @@ class SharedCheckpoints(RunCheckpoints):
         self._hosts = list(group.hosts)
         self._needs_protection = config.strict and config.protect is not None
         asked = None if config.protect is None else CodeSize(*config.protect)
-        domains = domains_of(group.hosts, config.failure_domain)
-        plan = protect(group.hosts, asked, domains, strict=config.strict)
+        plan = protect(group.hosts, asked, strict=config.strict)
         if self.place is None:
             self._require_kept()
             return
@@ -79,9 +78,7 @@ class SharedCheckpoints(RunCheckpoints):
             "group_dir": group.directory,
             "protect": config.protect,
             "protect_rate_bytes_per_s": config.protect_rate_bytes_per_s,
-            "domains": domains,
             "is_elastic": config.elastic is not None,
-            "domain": config.failure_domain if config.failure_domain == "auto" else "none",
             "earlier": self._divided(len(self._hosts) if group.virtual else 1),
         }
         own = charter_of(self._told, self._hosts[0], self._told["earlier"][0], domain_of(os.environ))
@@ -238,14 +235,6 @@ class SharedCheckpoints(RunCheckpoints):
             nodes = f"{nodes}; state {number}"
         there = "what is in DIR" if drained is None else f"state {drained}, which is in DIR"
         return f"{nodes}. Against the loss of all: {there}"
-
-
-def domains_of(hosts: Sequence[str], asked: str) -> dict[str, str]:
-    """Returns the failure domains of nodes by the part of their names that a regular expression matches."""
-    if asked in ("auto", "none"):
-        return {}
-    found = {host: re.search(asked, host) for host in hosts}
-    return {host: match[match.re.groups and 1] for host, match in found.items() if match and match[0]}
 
 
 def _progress(report: Mapping[str, Any]) -> tuple[int, int]:
