@@ -33,7 +33,7 @@ def plan(run_dir: Path | None, limit: int | None, as_json: bool, **given: Any) -
     hpcstage plan RUN_DIR            the plan of a past run
 
     With --nodes N (or in a job of several nodes) it also shows what each node fetches from the source, keeps and gets
-    from others, and what 1, 2, 4, ... N nodes would take under each placement. In a job (in salloc's shell, too) the N
+    from others. In a job (in salloc's shell, too) the N
     nodes are like those of the job; without a scheduler they are virtual nodes, which divide this machine.
 
     Figures that you do not tell come from the record of the last run on the same datasets. Where one is missing there,

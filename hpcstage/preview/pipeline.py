@@ -44,9 +44,9 @@ def find(inputs: Inputs, on_found: Callable[[int, int], None] = lambda _files, _
 def foresee(inputs: Inputs, given: ForecastInputs, found: FoundFiles) -> Plan:
     """Returns the whole plan: what fits, each node's part, and the forecast, or the figures that it lacks."""
     from hpcstage.plan.forecast import modes
-    from hpcstage.plan.forecast.nodes import Given, nodes_plan
     from hpcstage.plan.forecast.terms import Conditions
     from hpcstage.plan.placement.fitting import fit
+    from hpcstage.plan.placement.nodes import Given, nodes_plan
     from hpcstage.plan.placement.placements import Placing
     from hpcstage.preview.program import OPTIONS, find_earlier, known
     from hpcstage.store import directory
@@ -65,8 +65,8 @@ def foresee(inputs: Inputs, given: ForecastInputs, found: FoundFiles) -> Plan:
     many = None
     if nodes > 1:
         directories = fitting.needed_inodes - len(manifest) if fitting else 0
-        several = Given(manifest.sizes, budget, directories, given.placement, conditions)
-        many = nodes_plan(several, workload, rates, nodes)
+        several = Given(manifest.sizes, budget, directories, given.placement)
+        many = nodes_plan(several, nodes)
         conditions = replace(conditions, nodes=nodes, sharing=several.sharing(nodes, Placing(many.kind)))
     missing = modes.missing(workload, rates, nodes)
     return replace(

@@ -22,8 +22,8 @@ from hpcstage.preview.orders import FoundOrder
 from hpcstage.writing import replace_text
 
 if TYPE_CHECKING:
-    from hpcstage.plan.forecast.nodes import NodesPlan
     from hpcstage.plan.placement.fitting import Fit
+    from hpcstage.plan.placement.nodes import NodesPlan
 
 PLAN, MANIFEST, ORDER = "plan.json", "manifest.bin", "order.bin"
 SCHEMA_VERSION = 1

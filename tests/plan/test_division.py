@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.plan.budget import for_kept
-from hpcstage.plan.forecast.nodes import parts_of
 from hpcstage.plan.placement.division import (
     LEAST_DIVIDED_BYTES,
     MOST_DIVIDED,
@@ -15,6 +14,7 @@ from hpcstage.plan.placement.division import (
     room_bytes,
     window_stripes,
 )
+from hpcstage.plan.placement.nodes import parts_of
 from hpcstage.plan.placement.placements import Placement, Placing, place, place_shares
 from hpcstage.plan.stripes import MOST, MOST_NODES, stripe_bytes, stripes_of
 from hpcstage.plan.types import Budget

@@ -32,7 +32,7 @@ def text(plan: Plan, limit: int | None = None, width: int = WIDE) -> str:
     rows_shown, canvas = DEFAULT_LIMIT if limit is None else limit, Canvas(width)
     parts = [canvas.lines(facts(_head(plan))), list(_table(plan, rows_shown))]
     if plan.nodes is not None:
-        parts.extend(nodes.text(plan.nodes, DEFAULT_NODES if limit is None else limit, canvas))
+        parts.append(nodes.text(plan.nodes, DEFAULT_NODES if limit is None else limit, canvas))
     if plan.forecast is not None:
         parts.append(Canvas(WIDE).lines(_forecast(plan.forecast)))
     parts.append(canvas.lines(facts(_tail(plan))))
