@@ -25,7 +25,7 @@ from hpcstage.daemon.process.page import Page
 from hpcstage.daemon.process.server import Reply, open_listener
 from hpcstage.daemon.programs import Programs
 from hpcstage.daemon.queue.answers import Answers
-from hpcstage.daemon.reading.scanning import Prepared, publish_plan
+from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.reporting import HELPER as PART_HELPER
 from hpcstage.daemon.reporting import Reporter
@@ -148,7 +148,7 @@ class Daemon(Service):
             self._give_up("the staging could not begin", inbox)
             return
         self._replay(inbox)
-        publish_plan(self.base, prepared, staging.limit, staging.sharing.announce)
+        staging.sharing.announce()
 
     def _give_up(self, why: str | None, inbox: Inbox) -> None:
         """Stages nothing: because of a mistake if there is a reason, else because the run ends."""

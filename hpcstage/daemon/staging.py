@@ -28,7 +28,7 @@ from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.daemon.reading.ordering import Ordering
-from hpcstage.daemon.reading.scanning import PLAN_HELPER, Prepared
+from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
@@ -133,7 +133,7 @@ class Staging(Phase):
         """See Service."""
         self.base.answers.end(Reason.SETTLED)
         self.engine.queue.states.close(Reason.LATER)
-        return (PLAN_HELPER,)
+        return ()
 
     def _complete(self) -> None:
         """Notes that every file that comes without a want is here, and answers those who wait for that."""

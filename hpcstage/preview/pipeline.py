@@ -9,7 +9,7 @@ from hpcstage.plan.dataset.scan import ScanResult, scan
 from hpcstage.plan.order import orders
 from hpcstage.preview.inputs import ForecastInputs, Inputs
 from hpcstage.preview.orders import FoundOrder, find_order
-from hpcstage.preview.planfile import Plan, ScanSummary
+from hpcstage.preview.plan import Plan, ScanSummary
 
 DAEMON_START_S = 0.25
 """Seconds from the start of the command to the start of the daemon's scan, on an idle node."""

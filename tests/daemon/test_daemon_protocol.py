@@ -13,7 +13,6 @@ import pytest
 from daemon_process import Client, same, start_daemon, wait_until  # noqa: F401
 
 from hpcstage.daemon.process import events
-from hpcstage.preview import planfile
 from hpcstage.protocol import shim
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
 
@@ -41,9 +40,6 @@ def test_a_whole_run(start_daemon, make_tree):
     assert sum(part.hist_open.values()) == 50
     assert sum(s.copied_bytes for s in part.samples) == 500_000
     assert part.problems == ()
-    plan = planfile.load(daemon.run_dir)
-    assert len(plan.manifest) == 50
-    assert plan.mode == "runtime"
     records, truncated = events.read(daemon.run_dir / "nodes" / "node.events")
     assert [r[2] for r in records].count(events.EventKind.COPIED) == 50
     assert not truncated

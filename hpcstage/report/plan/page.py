@@ -14,7 +14,7 @@ from rich.table import Table
 from hpcstage.plan.budget import NO_LIMIT
 from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.types import Forecast, Rates, Workload
-from hpcstage.preview.planfile import Plan, PlanRow, path_json, rows, summary
+from hpcstage.preview.plan import Plan, PlanRow, path_json, rows, summary
 from hpcstage.report.canvas import WIDE, Canvas, Fact, facts, grid
 from hpcstage.report.plan import nodes
 from hpcstage.units import format_duration, format_number, format_rate, format_size
@@ -143,8 +143,6 @@ def _forecast(forecast: Forecast) -> Table:
 
 
 def _tail(plan: Plan) -> Iterator[Fact]:
-    if plan.mode is not None:
-        yield "mode", plan.mode
     if plan.workload is not None:
         yield from _program(plan.workload)
     if plan.rates is not None:
