@@ -51,7 +51,7 @@ def _coming(given: dict[str, Any]) -> Plan:
     for warning in config.warnings:
         stderr.say(f"warning: {warning}")
     several = ForecastInputs.of_config(config, os.environ, figures(given))
-    inputs = Inputs.of_config(config, os.environ, inherited.directory(), several.disk.device)
+    inputs = Inputs.of_config(config, os.environ, inherited.directory())
     with ProgressLine(quiet=bool(given.get("quiet"))) as line:
 
         def on_found(files: int, size_bytes: int) -> None:

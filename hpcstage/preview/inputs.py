@@ -77,13 +77,12 @@ class Inputs:
     """Absolute directories that are not scanned."""
 
     @classmethod
-    def of_config(cls, config: Config, env: Mapping[str, str], cwd: Path, device: int | None = None) -> Inputs:
-        """Returns the inputs of a run with this configuration; `device` is that of the local directory. Raises
-        UsageError for datasets that cannot be used."""
+    def of_config(cls, config: Config, env: Mapping[str, str], cwd: Path) -> Inputs:
+        """Returns the inputs of a run with this configuration. Raises UsageError for datasets that cannot be used."""
         from hpcstage.record.index import state_dir
 
         order = config.order_asked()
-        return cls(resolve(config.data, cwd, device, order), order, state_dir(env))
+        return cls(resolve(config.data, cwd, order), order, state_dir(env))
 
     @classmethod
     def of_spec(cls, spec: DaemonSpec, resolved: Resolved) -> Inputs:

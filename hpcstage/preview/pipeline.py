@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from hpcstage.plan.dataset.datasets import already_local
 from hpcstage.plan.dataset.scan import ScanResult, scan
 from hpcstage.plan.order import orders
 from hpcstage.preview.inputs import ForecastInputs, Inputs
@@ -78,6 +79,9 @@ def foresee(inputs: Inputs, given: ForecastInputs, found: FoundFiles) -> Plan:
         rates=rates,
         missing=tuple(OPTIONS[name] for name in missing),
         forecast=None if missing else modes.forecast(workload.on(nodes), rates, conditions),
-        notes=(*(f"{notice.text}; {notice.remedy}" for notice in inputs.resolved.warnings), *plan.notes),
+        notes=(
+            *(f"{notice.text}; {notice.remedy}" for notice in already_local(inputs.resolved.datasets, disk.device)),
+            *plan.notes,
+        ),
         nodes=many,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import CommandNotExecutable, CommandNotFound, ConfigError
@@ -21,11 +22,7 @@ def passes_through(env: Mapping[str, str]) -> bool:
     """Returns whether the user switched hpcstage off, or an outer `hpcstage run` already serves this command."""
     if env.get("HPCSTAGE_DISABLE", "") not in ("", "0"):
         return True
-    if not env.get("HPCSTAGE_ACTIVE"):
-        return False
-    from hpcstage.wrapper import outer
-
-    return outer.serves(env)
+    return serves(env)
 
 
 def directories_without_us(given: Mapping[str, Any], env: Mapping[str, str]) -> Mapping[NamedDirectory, str]:
@@ -72,3 +69,34 @@ def exec_error(command: Sequence[str], error: OSError | ValueError) -> CommandNo
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return CommandNotFound(what, "check the command after `--`")
     return CommandNotExecutable(what, "check its permissions and its first line")
+
+
+def serves(env: Mapping[str, str]) -> bool:
+    """Returns whether the run that `env` comes from is of the same job, and has a daemon on this node."""
+    node_dir = env.get("HPCSTAGE_NODE_DIR")
+    if not env.get("HPCSTAGE_ACTIVE") or not node_dir:
+        return False
+    from hpcstage.node import control
+
+    return _is_same_job(env) and control.is_listening(Path(node_dir))
+
+
+def _is_same_job(env: Mapping[str, str]) -> bool:
+    """Returns whether no job began between that run and this process. Where `env` tells of several jobs, one scheduler
+    runs inside a job of another (Flux). A container may have lost the variables of its job."""
+    from hpcstage.job import jobs_in
+    from hpcstage.node import environment
+
+    now = jobs_in(env)
+    return not now or env.get(environment.JOB, "") in now
+
+
+def forget(env: MutableMapping[str, str]) -> None:
+    """Takes away what a run that does not serve this process left in `env`: a job that a command submits inherits the
+    variables of its run (`sbatch`, `qsub -V`), and stages for itself."""
+    from hpcstage.node import environment
+
+    kept = environment.without_run(env)
+    for name in set(env) - set(kept):
+        del env[name]
+    env.update(kept)
