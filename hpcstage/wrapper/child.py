@@ -12,6 +12,7 @@ beside the command did not get.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -21,8 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from hpcstage.wrapper.plain import IGNORED_BY_PYTHON, exec_error
+from hpcstage.errors import CommandNotExecutable, CommandNotFound
 
+IGNORED_BY_PYTHON = [signal.SIGPIPE, signal.SIGXFSZ]
+"""The interpreter ignores these, and commands do not: `yes | head` would report an error."""
 MOMENT_S = 0.2
 """A sender that signals one process after the other has reached the witness within so many seconds."""
 _POLL_S = 0.005
@@ -249,6 +252,18 @@ class Child:
         if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return
         _, self.status = os.waitpid(self.pid, 0)
+
+
+def exec_error(command: Sequence[str], error: OSError | ValueError) -> CommandNotFound | CommandNotExecutable:
+    """Returns the error for a command that could not be started, with the exit code that shells use."""
+    if isinstance(error, ValueError):  # an empty name, which Python does not pass on
+        error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    what = f"cannot run {command[0]!r}: {error.strerror}"
+    if isinstance(error, FileNotFoundError) and os.path.lexists(command[0]):
+        return CommandNotFound(what, "it is there: check the interpreter in its first line, or where its link leads")
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return CommandNotFound(what, "check the command after `--`")
+    return CommandNotExecutable(what, "check its permissions and its first line")
 
 
 def finish(status: int) -> int:

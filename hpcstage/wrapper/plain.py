@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcstage.errors import CommandNotExecutable, CommandNotFound, ConfigError
+from hpcstage.errors import ConfigError
+from hpcstage.wrapper.child import IGNORED_BY_PYTHON, exec_error
 
 if TYPE_CHECKING:
     from hpcstage.wrapper.outdir import NamedDirectory
-
-IGNORED_BY_PYTHON = [signal.SIGPIPE, signal.SIGXFSZ]
-"""The interpreter ignores these, and commands do not: `yes | head` would report an error."""
 
 
 def passes_through(env: Mapping[str, str]) -> bool:
@@ -57,18 +54,6 @@ def replace_with(command: Sequence[str], directories: Mapping[NamedDirectory, st
             signal.signal(number, signal.SIG_IGN)
         raise exec_error(command, error) from None
     raise AssertionError
-
-
-def exec_error(command: Sequence[str], error: OSError | ValueError) -> CommandNotFound | CommandNotExecutable:
-    """Returns the error for a command that could not be started, with the exit code that shells use."""
-    if isinstance(error, ValueError):  # an empty name, which Python does not pass on
-        error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    what = f"cannot run {command[0]!r}: {error.strerror}"
-    if isinstance(error, FileNotFoundError) and os.path.lexists(command[0]):
-        return CommandNotFound(what, "it is there: check the interpreter in its first line, or where its link leads")
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return CommandNotFound(what, "check the command after `--`")
-    return CommandNotExecutable(what, "check its permissions and its first line")
 
 
 def serves(env: Mapping[str, str]) -> bool:
