@@ -22,11 +22,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from hpcstage.lead import downnodes
-from hpcstage.lead.launched import LaunchedNodes
-from hpcstage.lead.nodes import Nodes
+from hpcstage.lead import world
+from hpcstage.lead.nodes import LaunchedNodes, Nodes, VirtualNodes
 from hpcstage.lead.states import ENDED_EARLY, NodeState, problem_of
-from hpcstage.lead.virtual import VirtualNodes
 from hpcstage.lead.world import World
 from hpcstage.node.start import REMOVAL_S
 from hpcstage.problem import Problem
@@ -176,10 +174,10 @@ class Lead:
     def _keep_connected(self, now: float) -> None:
         if self.world.look(now):
             log(self.world.why)
-            if downnodes.is_job_ending(os.environ):
+            if world.is_job_ending(os.environ):
                 self.world.over, self.world.why = True, self._why_said  # it is no failure of ours
                 return
-            for host in downnodes.lost(self.spec.hosts, os.environ):
+            for host in world.lost(self.spec.hosts, os.environ):
                 self._lose(host)
             self._say_not_yet()
         elif self.world.is_late(now):
