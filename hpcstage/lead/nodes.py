@@ -1,5 +1,5 @@
-"""Brings the other nodes of a run up, hears of them and ends them: `VirtualNodes` on this machine, where the lead itself
-starts the daemons, `LaunchedNodes` by a launcher, which starts an agent on each."""
+"""Brings the other nodes of a run up, hears of them and ends them: `VirtualNodes` on this machine, where the lead
+starts the daemons itself, `LaunchedNodes` by a launcher, which starts an agent on each."""
 
 from __future__ import annotations
 

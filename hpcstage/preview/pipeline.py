@@ -44,8 +44,7 @@ def find(inputs: Inputs, on_found: Callable[[int, int], None] = lambda _files, _
 
 def foresee(inputs: Inputs, given: ForecastInputs, found: FoundFiles) -> Plan:
     """Returns the whole plan: what fits, each node's part, and the forecast, or the figures that it lacks."""
-    from hpcstage.plan.forecast import modes
-    from hpcstage.plan.forecast.terms import Conditions
+    from hpcstage.plan.forecast import Conditions, forecast, missing_figures
     from hpcstage.plan.placement.fitting import fit
     from hpcstage.plan.placement.nodes import Given, nodes_plan
     from hpcstage.plan.placement.placements import Placing
@@ -69,7 +68,7 @@ def foresee(inputs: Inputs, given: ForecastInputs, found: FoundFiles) -> Plan:
         several = Given(manifest.sizes, budget, directories, given.placement)
         many = nodes_plan(several, nodes)
         conditions = replace(conditions, nodes=nodes, sharing=several.sharing(nodes, Placing(many.kind)))
-    missing = modes.missing(workload, rates, nodes)
+    missing = missing_figures(workload, rates, nodes)
     return replace(
         plan,
         local=disk.text,
@@ -78,7 +77,7 @@ def foresee(inputs: Inputs, given: ForecastInputs, found: FoundFiles) -> Plan:
         workload=workload,
         rates=rates,
         missing=tuple(OPTIONS[name] for name in missing),
-        forecast=None if missing else modes.forecast(workload.on(nodes), rates, conditions),
+        forecast=None if missing else forecast(workload.on(nodes), rates, conditions),
         notes=(
             *(f"{notice.text}; {notice.remedy}" for notice in already_local(inputs.resolved.datasets, disk.device)),
             *plan.notes,

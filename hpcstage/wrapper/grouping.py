@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import NotStarted
-from hpcstage.job import launchers, nodelist, together
+from hpcstage.job import launchers, together
+from hpcstage.job.schedulers import fold_nodes
 from hpcstage.node import directory as node_directory
 from hpcstage.node import environment, start
 from hpcstage.protocol import leadspec, nodedir
@@ -52,7 +53,7 @@ def require_node(job: Job) -> None:
     nodes."""
     if job.node_index is None:
         raise NotStarted(
-            f"this host {job.hostname} is not a node of job {job.job_id} (its nodes: {nodelist.fold(job.nodes)})",
+            f"this host {job.hostname} is not a node of job {job.job_id} (its nodes: {fold_nodes(job.nodes)})",
             "start hpcstage on the nodes: `srun hpcstage run ... -- COMMAND`, "
             "or in a shell of `srun --pty` or a batch script",
         )

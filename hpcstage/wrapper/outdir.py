@@ -148,7 +148,7 @@ def _is_inherited(name: str, value: str) -> bool:
 def _of_env(named: NamedDirectory, env: Mapping[str, str]) -> str | None:
     asked = env.get(named.variable)
     if asked:
-        from hpcstage.config.expand import expand
+        from hpcstage.config.parse import expand
 
         with suppress(ValueError):
             asked = expand(asked, env)

@@ -26,12 +26,12 @@ def directories_without_us(given: Mapping[str, Any], env: Mapping[str, str]) -> 
     """Returns the directories of `--out` and `--checkpoint` for a command that runs without hpcstage; none where no
     option, variable or file may name one, which is seen at no cost."""
     from hpcstage import inherited
-    from hpcstage.config import files
+    from hpcstage.config.load import places
 
     cwd = inherited.directory()
     if not any(given.get(key) or env.get(f"HPCSTAGE_{key.upper()}") for key in ("out", "checkpoint")):
         try:
-            if not any(place.path.exists() for place in files.places(given.get("config"), env, cwd)):
+            if not any(place.path.exists() for place in places(given.get("config"), env, cwd)):
                 return {}
         except ConfigError:
             return {}

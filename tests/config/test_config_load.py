@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 
 from hpcstage import reading
 from hpcstage.config import BY_KEY, SETTINGS, Config, load
-from hpcstage.config import files as config_files
 from hpcstage.errors import ConfigError, UsageError
 from hpcstage.plan.budget import BudgetAsked
 
@@ -44,7 +44,7 @@ class Desk:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setattr(config_files, "SITE_FALLBACK", tmp_path / "etc" / "hpcstage.yaml")
+    monkeypatch.setattr(sys.modules["hpcstage.config.load"], "SITE_FALLBACK", tmp_path / "etc" / "hpcstage.yaml")
     return Desk(tmp_path)
 
 

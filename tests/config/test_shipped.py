@@ -18,7 +18,7 @@ from conftest import REPO, Hpcstage
 from hpcstage.config import SETTINGS, load
 from hpcstage.config.commented import commented_default
 from hpcstage.job import launchers
-from hpcstage.plan.forecast import modes
+from hpcstage.plan import forecast as modes
 from hpcstage.plan.placement.placements import AUTO, Placing
 from hpcstage.record import schema
 

@@ -15,7 +15,7 @@ from conftest import python_command
 
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
-from hpcstage.plan.forecast.modes import OF_RATES, OF_WORKLOAD, forecast
+from hpcstage.plan.forecast import OF_RATES, OF_WORKLOAD, forecast
 from hpcstage.plan.order.orders import complete
 from hpcstage.plan.placement.fitting import fit
 from hpcstage.plan.types import Budget, Order, Rates, Workload

@@ -14,10 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import equations
-from hpcstage.plan.forecast.modes import forecast
-from hpcstage.plan.forecast.terms import Conditions
-from hpcstage.plan.placement.hits import Hits, Sharing, alike
-from hpcstage.plan.placement.nodes import Given, NodesPlan, nodes_plan
+from hpcstage.plan.forecast import Conditions, forecast
+from hpcstage.plan.placement.nodes import Given, Hits, NodesPlan, Sharing, alike, nodes_plan
 from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Budget, Rates, Workload
 from hpcstage.report.canvas import Canvas

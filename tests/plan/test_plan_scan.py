@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.datasets import resolve
-from hpcstage.plan.dataset.globs import Pattern
+from hpcstage.plan.dataset.listing import Pattern
 from hpcstage.plan.dataset.scan import ScanCancelled, ScanResult, scan
 from hpcstage.plan.order import orders
 

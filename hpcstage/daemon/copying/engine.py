@@ -18,8 +18,8 @@ from hpcstage.daemon.copying.withdrawals import Withdrawals
 from hpcstage.daemon.queue import width
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FileState
+from hpcstage.plan.blocks import stripes_of
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.stripes import stripes_of
 from hpcstage.protocol.arriving import stripe_bytes
 from hpcstage.protocol.shim import Reason, WorkProgress
 from hpcstage.store.arriving import Arriving

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.errors import UsageError
-from hpcstage.plan.dataset.arguments import Glob, Named, Parsed, parse
-from hpcstage.plan.dataset.checking import check, check_list
+from hpcstage.plan.dataset.arguments import Glob, Named, Parsed, check, check_list, parse
 from hpcstage.plan.dataset.pathlist import PathList, is_there, read_list
 from hpcstage.plan.dataset.roots import Roots, is_below, with_slash
 from hpcstage.plan.types import ORDER_WORDS, Dataset, DatasetKind

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 
 from hpcstage.plan.dataset.columns import Columns
 from hpcstage.plan.dataset.datasets import Resolved
-from hpcstage.plan.dataset.globs import WHOLE, Pattern
 from hpcstage.plan.dataset.listing import (
     BATCH,
     SKIPPED_LIMIT,
+    WHOLE,
     Directory,
     Names,
+    Pattern,
     ScanFindings,
     Task,
     WalkBounds,
