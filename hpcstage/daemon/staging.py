@@ -33,7 +33,7 @@ from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
 from hpcstage.daemon.telemetry import Snapshot
-from hpcstage.daemon.usefulness import LocalUsefulness, Usefulness
+from hpcstage.daemon.usefulness import Usefulness
 from hpcstage.daemon.voiding import Voiding
 from hpcstage.daemon.wants import Wants
 from hpcstage.node import page
@@ -89,12 +89,16 @@ class Staging(Phase):
         self.peers = Peers(engine, base.answers.waits_for, base.events.received)
         self._ordering = Ordering(base, log, prepared, queue, self._pump_now)
         self._in_use = LargeInUse(engine, base.helpers)
-        self.sharing, self._usefulness = Neighbours(), Usefulness()
-        if group is None:
-            self._usefulness = LocalUsefulness(
-                base, engine, self._ordering.watch, self._in_use, lambda: self.stop(Reason.LATER)
-            )
-        else:
+        self._usefulness = Usefulness(
+            base,
+            engine,
+            self._ordering.watch,
+            self._in_use,
+            lambda: self.stop(Reason.LATER),
+            is_alone=group is None,
+        )
+        self.sharing = Neighbours()
+        if group is not None:
             self.sharing = FileSharing(group, prepared, engine, self.peers, self._written_elsewhere)
             group.participant = self.sharing
         own_scan = prepared.scanned is not None
