@@ -31,7 +31,7 @@ from hpcstage.errors import HpcstageError
 from hpcstage.forked import die_with_parent
 from hpcstage.job import localdir
 from hpcstage.lead.directories import HostedDirectories
-from hpcstage.node import environment, kept, start
+from hpcstage.node import control, environment, kept
 from hpcstage.node.directory import outputs_base
 from hpcstage.node.environment import RUN_ID
 from hpcstage.node.hosted import Hosted, Taken, bring_up
@@ -93,7 +93,7 @@ def _clean(local_dir: Path, log: Path, env: Mapping[str, str]) -> subprocess.Pop
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
-            env=environment.for_daemon(env, start.package_parent()),
+            env=environment.for_daemon(env, control.package_parent()),
             cwd="/",
             preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509  the agent has one thread
         )
@@ -182,7 +182,7 @@ class Agent:
     def _wait(self, *, is_pressing: bool) -> None:
         """Waits until something comes by the input, if it is connected, but at most a second; less while somebody waits
         for this node."""
-        is_urgent = is_pressing or (not self._joined and time.monotonic() - self._started < self.lead.join_s)
+        is_urgent = is_pressing or (not self._joined and time.monotonic() - self._started < leadspec.JOIN_S)
         wait_s = _POLL_S if is_urgent else _LOOK_S
         if not self._stdin_open:
             time.sleep(wait_s)

@@ -234,7 +234,7 @@ class LaunchedNodes(Nodes):
     def _pace_s(self, now: float) -> float:
         """Returns the seconds until the state files are read again: few while the command is held back, else more, to
         spare the shared file system."""
-        soon = now - self._began < self.spec.wait_s + self.spec.join_s
+        soon = now - self._began < self.spec.wait_s + leadspec.JOIN_S
         if self.is_drain_asked or (soon and not self.joined()):
             return _FILES_EVERY_S
         return _STAGED_EVERY_S if self.spec.daemon.mode == "upfront" else leadspec.PULSE_S

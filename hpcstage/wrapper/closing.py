@@ -11,7 +11,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
-from hpcstage.node import start
+from hpcstage.node import control
 from hpcstage.problem import Problem
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.rundir import NODES, RECORD
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpcstage.wrapper.session import Session
 
 LATE_PARTS_S = 0.5
-_READY_AFTER_S = 1.0
+READY_AFTER_S = 1.0
 _LATE = ("hpcstage.record.files", "hpcstage.record.compose", "hpcstage.report.terminal.short")
 
 
@@ -54,13 +54,13 @@ def close(session: Session, status: int | None) -> None:
         session.directories.collect(session.part)
     if is_last:
         _report(session, complete=last is True)
-    gone = session.control.gone(start.REMOVAL_S if last is not None else 0.0)
+    gone = session.control.gone(control.REMOVAL_S if last is not None else 0.0)
     session.control.close()
     if session.control.process is not None and not gone:
         session.keep_log()
         shutil.rmtree(session.node.path, ignore_errors=True)
     if session.lead is not None:
-        session.lead.close(start.REMOVAL_S)
+        session.lead.close(control.REMOVAL_S)
     session.node.close()
     _sweep(session)
 
@@ -136,7 +136,7 @@ def _write_record(session: Session) -> None:
 def get_ready(session: Session) -> None:
     """Imports what the end needs a while after the command has started: nobody waits for the wrapper then."""
     begun_s = session.part.child_started_s
-    if begun_s is not None and session.clock.elapsed_s() > begun_s + _READY_AFTER_S:
+    if begun_s is not None and session.clock.elapsed_s() > begun_s + READY_AFTER_S:
         _import_late()
 
 

@@ -27,7 +27,7 @@ from hpcstage.elastic.membership.bounded import NoAnswer
 from hpcstage.elastic.membership.etcd import Etcd, endpoints_of
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.job import together
-from hpcstage.node import environment, start
+from hpcstage.node import control, environment
 from hpcstage.protocol.trainingspec import NODE_PROGRAM, PROGRAM, SCRIPT, SPEC, TrainingSpec
 from hpcstage.record.parts.elastic import ElasticPart, MembershipRow
 from hpcstage.wrapper import facts, grouping, joining, messages
@@ -277,7 +277,7 @@ def _between_s(begin_unix_s: float, end_unix_s: float | None) -> float | None:
 
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of the process that starts the agents."""
-    return environment.for_daemon(env, start.package_parent())
+    return environment.for_daemon(env, control.package_parent())
 
 
 def _refuse_ours(arguments: Sequence[str]) -> None:

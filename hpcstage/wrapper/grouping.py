@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from hpcstage.errors import NotStarted
 from hpcstage.job import launchers, together
 from hpcstage.job.schedulers import fold_nodes
+from hpcstage.node import control, environment
 from hpcstage.node import directory as node_directory
-from hpcstage.node import environment, start
 from hpcstage.protocol import leadspec, nodedir
 from hpcstage.protocol.leadspec import LeadSpec
 from hpcstage.protocol.membership import Membership
@@ -113,7 +113,7 @@ def _wait_s(group: Grouping) -> float:
     return GROUP_WAIT_S + len(group.hosts) / NODES_PER_S
 
 
-def begin(group: Grouping, lead: LeadSpec, node: start.ClaimedNode) -> LeadLink | None:
+def begin(group: Grouping, lead: LeadSpec, node: control.ClaimedNode) -> LeadLink | None:
     """Announces that this node is up, and on the first node starts the lead."""
     from hpcstage.wrapper.leadlink import LeadLink
 
@@ -143,7 +143,7 @@ def agent_script(directory: Path, env: Mapping[str, str]) -> str:
 
 def script(words: Sequence[str], env: Mapping[str, str] = os.environ) -> str:
     """Returns a script for the shell of another node; it takes no arguments and needs nothing of the launcher."""
-    given = environment.for_daemon(env, start.package_parent())
+    given = environment.for_daemon(env, control.package_parent())
     kept = {name: given[name] for name in (*_INHERITED, "PYTHONPATH") if name in given}
     lines = ["#!/bin/sh", "# Made by hpcstage run: brings up another node of the run."]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcstage.node import environment, start
+from hpcstage.node import control, environment
 from hpcstage.outputs.claims import Claim
 from hpcstage.problem import Problem
 from hpcstage.protocol import leadspec
@@ -53,7 +53,7 @@ class LeadLink:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                env=environment.for_daemon(env, start.package_parent()),
+                env=environment.for_daemon(env, control.package_parent()),
                 cwd="/",  # Python looks for modules in the working directory first, where the user's code may lie
                 start_new_session=True,
             )

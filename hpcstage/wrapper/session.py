@@ -23,7 +23,7 @@ from hpcstage import inherited
 from hpcstage import job as jobs
 from hpcstage.errors import LocalDiskProblem, NotStarted
 from hpcstage.job import localdir, share, together
-from hpcstage.node import control, directory, environment, hosted, page, start
+from hpcstage.node import control, directory, environment, hosted, page
 from hpcstage.node.shimdir import ShimSetup
 from hpcstage.problem import Problem
 from hpcstage.protocol import leadspec, nodedir, shim
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job.localdir import LocalDir
     from hpcstage.job.together import Grouping
-    from hpcstage.node import start
+    from hpcstage.node import control
     from hpcstage.plan.dataset.datasets import Resolved
     from hpcstage.protocol.leadspec import LeadSpec
     from hpcstage.record.parts.run import RunPart
@@ -55,7 +55,7 @@ _DOING = frozenset({shim.State.STAGING, shim.State.SETTLED})
 class RunProgress:
     """Owns the line of a run."""
 
-    def __init__(self, node: start.ClaimedNode, part: RunPart, *, is_quiet: bool) -> None:
+    def __init__(self, node: control.ClaimedNode, part: RunPart, *, is_quiet: bool) -> None:
         self.line = ProgressLine(quiet=is_quiet)
         self.group: Grouping | None = None
         """The nodes of the run, where there are several."""
@@ -96,7 +96,7 @@ _NO_ROOM = {errno.ENOSPC: _FREE, errno.EDQUOT: _FREE, errno.EFBIG: "raise the li
 class Session:
     """A prepared run: the daemon is up or coming up, and the command may start."""
 
-    def __init__(self, config: Config, node: start.ClaimedNode, run_dir: Path, part: RunPart, clock: Clock) -> None:
+    def __init__(self, config: Config, node: control.ClaimedNode, run_dir: Path, part: RunPart, clock: Clock) -> None:
         self.config = config
         self.node = node
         self.run_dir = run_dir
@@ -151,7 +151,7 @@ class Session:
                     messages.warn(warning)
                 messages.info(f"staging below {local.path} ({local.why})")
             session = cls(
-                config, start.ClaimedNode(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock
+                config, control.ClaimedNode(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock
             )
             session.directories = chosen
             if chosen is not None and claim.lock_fd is None:
@@ -265,10 +265,11 @@ class Session:
             spec = self._spec(resolved, local, job)
             resolved.save(self.node.path / RESOLVED)  # a list may be readable only once, such as a pipe
             lead = None if group is None else self._lead_spec(spec, local, group)
-            setup = ShimSetup.of(self.config.intercept, spec)
-            start.prepare(self.node, resolved.datasets, setup if lead is None else hosted.shims(lead, spec, self.node))
+            one = ShimSetup.of(self.config.intercept, spec)
+            setup = one if lead is None else hosted.shims(lead, spec, self.node)
+            control.prepare(self.node, resolved.datasets, setup)
             locks = () if self.directories is None else self.directories.locks
-            self.control = start.start_daemon(self.node, spec, os.environ, locks)
+            self.control = control.start_daemon(self.node, spec, os.environ, locks)
         except Exception as error:
             if self.node.lock_fd is not None:
                 shutil.rmtree(self.node.path, ignore_errors=True)

@@ -28,14 +28,14 @@ _MASK = (1 << 64) - 1
 class Deal:
     """Divides the ids below `files` among nodes, in equal or weighted parts."""
 
-    def __init__(self, files: int, slots: array[int], nodes: int, seed: int) -> None:
+    def __init__(self, files: int, slots: array[int], nodes: int) -> None:
         """Only `equal` and `weighted` call this; `slots` holds the node of each slot."""
         self.files = files
         self.nodes = nodes
         self._span = len(slots)
         self._slots = slots + slots
         count = -(-files // self._span)
-        self._turns = array("I", (_mixed(block, seed) % self._span for block in range(count)))
+        self._turns = array("I", (_mixed(block, 0) % self._span for block in range(count)))
 
     def owner(self, file_id: int) -> int:
         """Returns the node that an id is dealt to."""
@@ -100,20 +100,20 @@ class Deal:
         return total
 
 
-def equal(files: int, nodes: int, seed: int) -> Deal:
+def equal(files: int, nodes: int) -> Deal:
     """Makes a deal in which every node gets equally many ids of each whole block."""
     rounds = max(1, -(-files // (nodes * _MOST_BLOCKS)))
     slots = array("H")
     for number in range(rounds):
-        slots.extend(_shuffled(list(range(nodes)), _mixed(number, seed + 1)))
-    return Deal(files, slots, nodes, seed)
+        slots.extend(_shuffled(list(range(nodes)), _mixed(number, 1)))
+    return Deal(files, slots, nodes)
 
 
-def weighted(files: int, weights: Sequence[int], seed: int) -> Deal:
+def weighted(files: int, weights: Sequence[int]) -> Deal:
     """Makes a deal in which every node gets ids in proportion to its weight; a node of weight 0 gets none."""
     nodes, total = len(weights), sum(weights)
     if not total:
-        return equal(files, nodes, seed)
+        return equal(files, nodes)
     wanted = max(nodes, min(_SLOTS_PER_NODE * nodes, _MOST_SLOTS))
     parts = [wanted * weight // total for weight in weights]
     # The slots that rounding leaves go to the largest nodes, for which one more matters least.
@@ -121,7 +121,7 @@ def weighted(files: int, weights: Sequence[int], seed: int) -> Deal:
     for node in largest[: wanted - sum(parts)]:
         parts[node] += 1
     slots = [node for node, part in enumerate(parts) for _ in range(part)]
-    return Deal(files, array("H", _shuffled(slots, _mixed(0, seed + 1))), nodes, seed)
+    return Deal(files, array("H", _shuffled(slots, _mixed(0, 1))), nodes)
 
 
 def _shuffled(items: list[int], seed: int) -> list[int]:
@@ -240,10 +240,10 @@ def free_budgets(budgets: Sequence[Budget]) -> FreeBudgets:
     return FreeBudgets([max(0, b.size_bytes) // BLOCK_BYTES for b in budgets], [max(0, b.inodes) for b in budgets])
 
 
-def dealt_within(sizes: Sequence[int], free: FreeBudgets, seed: int) -> Dealt:
+def dealt_within(sizes: Sequence[int], free: FreeBudgets) -> Dealt:
     """Deals all ids so that no node gets more than fits; `free` then holds what is still free."""
     needed = sum(blocks_of(sizes))
-    deal = _deal(len(sizes), needed, free, seed)
+    deal = _deal(len(sizes), needed, free)
     if needed <= sum(free.blocks) and len(sizes) <= sum(free.inodes):
         return _all_dealt(deal, sizes, free)
     return _first_dealt(deal, sizes, free)
@@ -274,14 +274,14 @@ def _first_dealt(deal: Deal, sizes: Sequence[int], free: FreeBudgets) -> Dealt:
     return Dealt(deal, end, *free.fill(range(end, len(sizes)), sizes))
 
 
-def _deal(files: int, needed: int, free: FreeBudgets, seed: int) -> Deal:
+def _deal(files: int, needed: int, free: FreeBudgets) -> Deal:
     """Makes equal parts where they fit; else smaller nodes get what they can hold, and the others more."""
     typical = max(1, needed // max(1, files))
     caps = [min(blocks, inodes * typical) for blocks, inodes in zip(free.blocks, free.inodes, strict=True)]
     level = _level(caps, needed)
     if min(caps) >= level:
-        return equal(files, len(caps), seed)
-    return weighted(files, [min(cap, level) for cap in caps], seed)
+        return equal(files, len(caps))
+    return weighted(files, [min(cap, level) for cap in caps])
 
 
 def _level(caps: Sequence[int], needed: int) -> int:

@@ -161,16 +161,16 @@ class Placement:
         return Span(count, held, size)
 
 
-def place(kind: Placing, sizes: Sequence[int], nodes: Sequence[Budget], seed: int = 0) -> Placement:
+def place(kind: Placing, sizes: Sequence[int], nodes: Sequence[Budget]) -> Placement:
     """Deals ids to nodes within the budgets. `sizes` are bytes by id, such as `Manifest.sizes`."""
     if not nodes:
         raise ValueError("a placement needs a node")
     fits = kind is Placing.PRIVATE or copies_fit(sizes, nodes)
     files = PlacementInput(sizes, tuple(nodes), fits)
     if kind is Placing.PRIVATE or (kind is Placing.REPLICATE and fits):
-        return Placement(kind, files, Dealt(equal(len(sizes), len(nodes), seed), len(sizes), array("I"), array("H")))
+        return Placement(kind, files, Dealt(equal(len(sizes), len(nodes)), len(sizes), array("I"), array("H")))
     free = free_budgets(nodes)
-    owners = dealt_within(sizes, free, seed)
+    owners = dealt_within(sizes, free)
     most_bytes = max(node.size_bytes for node in nodes)
     divided = division.divide(sizes, most_bytes, free) if kind is Placing.PARTITION else ()
     return Placement(kind, files, owners, divided)
