@@ -31,7 +31,7 @@ def expand_nodes(text: str) -> tuple[str, ...]:
 
 
 def fold_nodes(names: Iterable[str]) -> str:
-    """Returns the short form of a list of names, from which `expand` gives the same names in the same order."""
+    """Returns the short form of a list of names, from which `expand_nodes` gives the same names in the same order."""
     parts: list[str] = []
     prefix, numbers = "", list[str]()
     for name in names:

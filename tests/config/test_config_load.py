@@ -246,7 +246,6 @@ def test_an_empty_variable_is_no_value(desk: Desk) -> None:
         ("mode: direct\nmode: upfront", "'mode' is given twice, first at ./hpcstage.yaml:1"),
         ("schema: 2", "schema 2 is not known (this version reads 1)"),
         ("schema: true", "schema True is not known"),
-        ("locked: [nodes]", "only the site's file may lock keys"),
         ("- mode", "not a list of `key: value` lines"),
         ("mode", "not a list of `key: value` lines"),
         ("mode: [a}", "not YAML"),
@@ -293,22 +292,6 @@ def test_an_unreadable_file_that_nobody_named_is_left_out_and_said(desk: Desk) -
     config = desk.load({})
     assert str(desk.user) in config.warnings[0]
     assert config.mode == "runtime"
-
-
-def test_a_locked_key_cannot_be_changed_from_above(desk: Desk) -> None:
-    desk.site.write_text("schema: 1\nmax_rate: 500MB\nlocked: [max_rate, nodes]\n")
-    assert desk.load({}).max_rate_bytes_per_s == 5e8
-    assert desk.load({"max_rate": "0.5GB"}).max_rate_bytes_per_s == 5e8
-    line = desk.refused({"max_rate": "1GB"})
-    assert line == f"max_rate (option --max-rate): locked to 500MB by {desk.site}:3 (remove it, or ask the site)"
-    assert "locked to auto" in desk.refused({}, HPCSTAGE_NODES="4")
-    desk.own.write_text("nodes: 3\n")
-    assert "nodes (./hpcstage.yaml:1): locked" in desk.refused()
-
-
-def test_a_site_that_locks_an_unknown_key_is_told(desk: Desk) -> None:
-    desk.site.write_text("locked: max_rat\n")
-    assert "unknown key 'max_rat' (did you mean 'max_rate'?)" in desk.refused()
 
 
 def test_a_misspelt_variable_is_said(desk: Desk) -> None:
