@@ -23,7 +23,7 @@ from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
 from hpcstage.daemon.telemetry import Snapshot
-from hpcstage.plan.order import orders
+from hpcstage.plan.types import follows_samplers
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
 from hpcstage.stderr import log
@@ -62,9 +62,7 @@ class Phase(Service):
 
     def record(self, part: NodePart) -> NodePart:
         """See Service."""
-        order = replace(
-            part.order, followed=orders.follows_samplers(self.base.spec.order), announcements=0, unknown_samples=0
-        )
+        order = replace(part.order, followed=follows_samplers(self.base.spec.order), announcements=0, unknown_samples=0)
         return replace(part, order=order)
 
     def status(self) -> str:
@@ -109,8 +107,7 @@ class Preparing(Phase):
 
     def start(self, *, waits: bool) -> None:
         """Begins with the scan, unless this node waits for another one's."""
-        if self.base.spec.learn:
-            self._log.start()
+        self._log.start()
         if not waits:
             self.scan()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import HpcstageError
-from hpcstage.plan.forecast.modes import OF_RATES, OF_WORKLOAD
+from hpcstage.plan.forecast import OF_RATES, OF_WORKLOAD
 from hpcstage.plan.types import Dataset, Rates, Workload
 
 if TYPE_CHECKING:

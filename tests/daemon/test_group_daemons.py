@@ -110,19 +110,6 @@ def test_a_node_that_never_came_up_is_dealt_to_the_others(nodes, make_tree):
     daemons[2].end()
 
 
-def test_the_other_nodes_need_no_plan(nodes, make_tree, tmp_path):
-    """Neither does anybody wait for the plan, which cannot be written here, nor does the second node look for it."""
-    elsewhere = tmp_path / "elsewhere"
-    (elsewhere / "nodes").mkdir(parents=True)
-    (tmp_path / "run" / "plan.json").mkdir(parents=True)
-    daemons = nodes.up(make_tree(files=20), 2, each={1: {"run_dir": os.fspath(elsewhere)}})
-    daemons[1].run_dir = elsewhere
-    nodes.staged()
-    first, second = nodes.end()
-    assert [problem.id for problem in first.problems] == ["plan-missing"]
-    assert second.problems == ()
-
-
 def test_the_rate_cap_is_the_jobs(nodes, make_tree):
     root = make_tree(files=100, size_bytes=50_000)
     daemons = nodes.up(root, 2, placement="replicate", max_rate_bytes_per_s=2_000_000.0)

@@ -137,7 +137,7 @@ CASES = [
         "waits-for-source",
         lambda: waiting("direct_later", want_ready=10**6),
         lambda: waiting("direct_full"),
-        "more --copiers",
+        "comes in later epochs",
     ),
     Case("waits-for-source", lambda: waiting("direct_scanning"), one, "before the scan of the datasets had ended"),
     Case("waits-for-source", lambda: waiting("direct_full"), one, "no room on the local disk"),

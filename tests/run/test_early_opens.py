@@ -13,7 +13,7 @@ from conftest import Hpcstage
 
 from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.plan.order import trace
-from hpcstage.plan.order.tracefile import decode
+from hpcstage.plan.order.trace import decode
 
 TRIES = 5
 """A wait is bounded, so on a machine that is busy enough one of the first files is read at the source all the same."""

@@ -105,13 +105,15 @@ def test_a_dataset_that_shows_no_table(hpcstage: Hpcstage, make_tree: Tree, work
     assert record["order"]["provenance"] == "trace"
 
 
-def test_without_learning_nothing_is_announced_or_watched(hpcstage: Hpcstage, make_tree: Tree) -> None:
+@pytest.mark.parametrize("asked", ["manifest", "trace"])
+def test_where_another_order_is_asked_for_no_sampler_is_run_ahead(
+    hpcstage: Hpcstage, make_tree: Tree, asked: str
+) -> None:
     root = make_tree(files=60, size_bytes=2000)
-    stdout, record = run(hpcstage, root, "--no-learn", workers=2)
+    stdout, record = run(hpcstage, root, "--order", asked, workers=2)
     assert stdout == alone(root, workers=2)
     order = record["order"]
     assert order["announcements"] == 0
-    assert not (hpcstage.cwd / "state" / "hpcstage" / "traces").exists()
     assert record["coverage"]["swapped"] > 0
     assert record["time_split"]["loader_workers"] is not None, "waits are measured all the same"
 

@@ -24,6 +24,7 @@ from hpcstage.daemon.reading.watch import OpenLog, OpenWatch
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
 from hpcstage.plan.order import orders
+from hpcstage.plan.types import follows_samplers
 from hpcstage.protocol.shim import SAMPLER_ORDER, Answer, Kind
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Ordering(Service):
         self._queue = queue
         self._on_change = on_change
         self._provenance = prepared.order.provenance
-        self._follows = orders.follows_samplers(spec.order)
+        self._follows = follows_samplers(spec.order)
         self._log = log
         self.watch = OpenWatch(log, manifest, queue, self._wrong)
         self._lists = Lists(base.node_dir, base.helpers, len(manifest), self._listed)
@@ -113,7 +114,7 @@ class Ordering(Service):
         """Reads what was logged, and starts the helper that writes the trace: one per command, not per node."""
         self.watch.stop()
         spec, manifest = self._base.spec, self._prepared.manifest
-        if spec.node_index == 0 and spec.learn:
+        if spec.node_index == 0:
             self._base.helpers.start(TRACE_HELPER, lambda: traces.leave(spec, manifest, self.watch.first), _ignored)
         return [name for name in self._base.helpers.names() if name.startswith((HELPER, TRACE_HELPER))]
 

@@ -158,8 +158,7 @@ def idle_nodes(record: Record) -> Iterator[Note]:
 MUCH_SHARE = 0.15
 OUT_OF_ORDER_SHARE = 0.2
 WAITS = {
-    "runtime": "copies came too late: try more --copiers if the source has bandwidth to spare; otherwise the gain "
-    "comes in later epochs",
+    "runtime": "copies came too late: the gain comes in later epochs",
     "upfront": "the files that it waited for were not staged: the report lists the reasons under Coverage",
     "direct": "run it with --mode runtime: from the second epoch on, reads are local",
     "local": "the dataset is on the local disk already: that disk, or the number of readers, is what limits",
@@ -174,7 +173,7 @@ WAITED_FOR = {
     "large": "most of these opens were of large files, of which the program reads at the source what has not "
     "been copied by then; --mode upfront copies them before it starts, which pays if it reads them again",
 }
-"""Advice by the reason of the opens, for reasons that neither more copiers nor another order would change."""
+"""Advice by the reason of the opens, for reasons that another order would not change."""
 OPENED_NOTHING = "it opened none of their files: it waited for listings and the like, which always go to the source"
 
 
@@ -223,7 +222,7 @@ def order(record: Record) -> Iterator[Note]:
     if not opens or not record.run.stages or wanted <= OUT_OF_ORDER_SHARE * opens:
         return
     provenance = record.order.provenance or "manifest"
-    known = "the order is known, so the source limits: try more --copiers or --transfers if it has bandwidth to spare"
+    known = "the order is known, so the source limits: the gain comes in later epochs"
     unknown = "pass on the order in which the program reads: --data @list.txt, --order FILE, or hpcstage.order(paths)"
     many = f"{format_number(wanted, 'open')} ({format_share(wanted / opens)})"
     text = f"{many} came before the file was staged; order: {provenance}"
