@@ -49,7 +49,7 @@ class LocalFirst(Simulation):
 def owners(work: Work) -> list[int]:
     """Who holds what, as the simulation's nodes compute it."""
     node = Budget(1 << 60, 1 << 40)
-    placed = place(Placing.PARTITION, [work.file_bytes] * work.files, [node] * work.nodes, work.seed)
+    placed = place(Placing.PARTITION, [work.file_bytes] * work.files, [node] * work.nodes)
     return [placed.fetcher(id_) for id_ in range(work.files)]
 
 

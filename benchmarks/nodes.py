@@ -22,7 +22,7 @@ from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_mo
 from benchmarks.programs import hpcstage_command, ranks_command, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
-from hpcstage.plan.placement.hits import alike
+from hpcstage.plan.placement.nodes import alike
 from hpcstage.plan.placement.placements import Placing
 
 MB = 1e6
@@ -122,7 +122,7 @@ def served(run_dir: Path) -> dict[str, Any]:
 
 
 def _sum(rows: Sequence[dict[str, Any]], key: str) -> float:
-    return float(sum(row.get(key, 0) for row in rows))
+    return float(sum(row.get(key) or 0 for row in rows))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -79,7 +79,7 @@ class Runs:
     def _passed(self, run_dir: Path) -> dict[str, Any]:
         """Returns what nodes got from each other, in files, and how many ended with the file."""
         parts = [json.loads(path.read_text()) for path in (run_dir / "nodes").glob("*.json")]
-        received = sum(part["totals"].get("peer_bytes", 0) for part in parts) / self.size_bytes
+        received = sum(part["totals"]["peer_bytes"] or 0 for part in parts) / self.size_bytes
         return {"received_files": received, "nodes_with_it": sum(part["datasets"][0]["staged_files"] for part in parts)}
 
 

@@ -266,7 +266,7 @@ def launch(
 ) -> subprocess.Popen[bytes]:
     """Starts one exchange per node by mpiexec."""
     spec = directory / f"group-{generation}.json"
-    GroupSpec(membership_of(nodes, generation), **times).save(spec)  # type: ignore[arg-type]
+    GroupSpec(membership_of(nodes, generation), **times).save(spec)
     with open(log or os.devnull, "ab") as output:
         return subprocess.Popen(
             [*before, MPIEXEC, "-n", str(len(nodes)), *arguments, sys.executable, "-m", "hpcstage.exchange", spec],

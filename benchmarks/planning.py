@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.harness import Bench, Figure, Options, at_most, divide
-from hpcstage.plan.forecast.nodes import Given, nodes_plan
+from hpcstage.plan.placement.nodes import Given, nodes_plan
 from hpcstage.plan.placement.placements import Placing, place
-from hpcstage.plan.types import Budget, Rates, Workload
+from hpcstage.plan.types import Budget
 
 NODE = 3
 DISTINCT_SIZES = 100_000
@@ -116,9 +116,7 @@ def main() -> None:
     _timed(took, "own_s", lambda: placement.own(mine))
     _timed(took, "others_s", lambda: placement.others(mine))
     given = Given(sizes, Budget(room.size_bytes, room.inodes), 0, asked.value)
-    work = Workload(files, sum(sizes), epochs=90, epoch_compute_s=60.0, startup_s=1.0, readers=4)
-    rates = Rates(source_bytes_per_s=1e9, reader_bytes_per_s=1e8, local_bytes_per_s=2e9, peer_bytes_per_s=1e9)
-    shown = _timed(took, "command_s", lambda: nodes_plan(given, work, rates, nodes))
+    shown = _timed(took, "command_s", lambda: nodes_plan(given, nodes))
     found = {"seconds": time.process_time() - started_s, **took, "memory_bytes": _memory() - before}
     print(json.dumps({**found, "unplaced_files": shown.unplaced_files}))
 

@@ -100,7 +100,7 @@ class Runs:
             "reported": found["contention"]["periods"],
             "loss": schedule.loss,
             "best_bytes_per_s": found["contention"]["best_bytes_per_s"],
-            "ended_s": found["run"]["child_ended_s"],
+            "ended_s": found["time_split"]["before_s"] + found["time_split"]["wall_s"],
             **_split(found),
         }
 

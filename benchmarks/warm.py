@@ -105,7 +105,7 @@ class Warm:
             run_words = ("--intercept", layer)
             found, _ = self._behind("upfront", run_words, words)
             stdout = self._stdout
-        layers = found["coverage"]["by_layer"]
+        layers = found["coverage"]["layers"]
         return {**json.loads(stdout), "layers": sorted(layers), "swapped": found["coverage"]["share"]}
 
     def _open_words(self, below: Path) -> list[str]:

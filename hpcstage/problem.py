@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem's name, what happened, and what to do next. Only the record fills `nodes` and `count`."""
+    """A problem's name, what happened, and what to do next."""
 
     id: str = "unknown"
     text: str = ""
     remedy: str = ""
-    nodes: tuple[str, ...] = ()
-    """The first of the nodes that told it."""
-    count: int | None = None
-    """The number of these nodes, or of the texts that became one problem."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain data, without what is not known."""
-        known = {"nodes": list(self.nodes), "count": self.count}
-        told = {"id": self.id, "text": self.text, "remedy": self.remedy}
-        return {**told, **{name: value for name, value in known.items() if value}}
+        """Returns plain data."""
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Problem:

@@ -57,7 +57,7 @@ class Moving:
         blocks = -(-work.file_bytes // 4096)
         room = Budget(int(work.room * blocks * work.files) * 4096, work.files)
         sizes = array("Q", [work.file_bytes]) * work.files
-        self._share = place(kind, sizes, [room] * work.nodes, work.seed)
+        self._share = place(kind, sizes, [room] * work.nodes)
         self._most_held = int(work.room * work.files)
         if kind is Placing.PRIVATE:
             return

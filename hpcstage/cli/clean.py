@@ -40,7 +40,7 @@ def clean(drain: bool, forgotten: tuple[str, ...], verbose: bool, quiet: bool, *
     """
     from hpcstage import inherited
     from hpcstage.config import load
-    from hpcstage.wrapper import cleaning
+    from hpcstage.wrapper import late
 
     config = load(given, os.environ, inherited.directory())
-    return cleaning.clean(config, verbose - quiet, drains=drain, forgotten=forgotten)
+    return late.clean(config, verbose - quiet, drains=drain, forgotten=forgotten)

@@ -16,21 +16,6 @@ from hpcstage.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_SAMPLER: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-    (("--sampler",), {"type": click.Choice(["sequential", "random", "distributed"]),
-                      "help": "With --order sampler: PyTorch's sampler of the program to come; its exact order is "
-                              "computed. random is a DataLoader with shuffle=True and a generator of its own."}),
-    (("--seed",), {"type": int, "help": "Of the DistributedSampler, or of the loader's generator (default 0)."}),
-    (("--ranks",), {"type": click.IntRange(min=1), "help": "Training processes of the job (num_replicas)."}),
-    (("--rank",), {"metavar": "N[-M][,...]", "help": "Those on the node, such as 0-3 (default: all)."}),
-    (("--batch",), {"type": click.IntRange(min=1), "help": "The loader's batch_size; matters with --drop-last."}),
-    (("--drop-last",), {"is_flag": True, "help": "The loader has drop_last=True."}),
-    (("--sampler-drop-last",), {"is_flag": True, "help": "The DistributedSampler has drop_last=True."}),
-    (("--no-shuffle",), {"is_flag": True, "help": "The DistributedSampler has shuffle=False."}),
-    (("--persistent-workers",), {"is_flag": True, "help": "The loader has persistent_workers=True."}),
-)  # fmt: skip
-
-
 _FIGURES: tuple[tuple[str, str, Parser, str, str], ...] = (
     ("--epochs", "epochs", parse.whole(1, 1_000_000), "N", "How often the program reads the dataset."),
     ("--epoch-compute", "epoch_compute_s", parse.duration(0), "DURATION",
@@ -53,13 +38,6 @@ def dataset_options(command: Command) -> Command:
     """Adds the options that `run` and `plan` take: datasets, order, local disk, copying, nodes; and
     `common_options`."""
     return _with((s for s in SETTINGS if s.group in _SHARED), common_options(command))
-
-
-def sampler_options(command: Command) -> Command:
-    """Adds the options by which `plan` is told the sampler of a program to come; `cli.samplers` reads them."""
-    for names, how in reversed(_SAMPLER):
-        command = click.option(*names, **how)(command)
-    return command
 
 
 def figure_options(command: Command) -> Command:

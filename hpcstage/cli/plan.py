@@ -1,60 +1,43 @@
-"""`hpcstage plan`: the options, then the plan of a run to come or of a past one."""
+"""`hpcstage plan`: the options, then the plan of a run to come."""
 
 from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpcstage import inherited, stderr
-from hpcstage.cli import samplers
-from hpcstage.cli.options import dataset_options, figure_options, figures, sampler_options
+from hpcstage.cli.options import dataset_options, figure_options, figures
 from hpcstage.errors import UsageError
 
 if TYPE_CHECKING:
-    from hpcstage.preview.planfile import Plan
+    from hpcstage.preview.plan import Plan
 
 
 @click.command("plan", short_help="Show what would be copied in which order, whether it fits and what it gains.")
 @dataset_options
 @figure_options
-@sampler_options
 @click.option("--limit", type=click.IntRange(min=0), help="Rows of the table (default 20; with --json: none).")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON; its files only with --limit.")
-@click.argument("run_dir", required=False, type=click.Path(path_type=Path))
-def plan(run_dir: Path | None, limit: int | None, as_json: bool, **given: Any) -> int:  # noqa: ANN401
+def plan(limit: int | None, as_json: bool, **given: Any) -> int:  # noqa: ANN401
     """Show what a run would copy, in which order, whether it fits, and what each mode would take.
 
     \b
     hpcstage plan --data /lustre/imagenet/train --epochs 90 --epoch-compute 20m --source-rate 2GB --local-rate 3GB
     hpcstage plan --data /lustre/imagenet/train --order trace        as the last run read
-    hpcstage plan --data /lustre/imagenet/train --order sampler --sampler distributed --seed 0 --epochs 3 --ranks 8
     hpcstage plan --data /lustre/imagenet/train --nodes 64 --placement partition
-    hpcstage plan RUN_DIR            the plan of a past run
 
     With --nodes N (or in a job of several nodes) it also shows what each node fetches from the source, keeps and gets
-    from others, and what 1, 2, 4, ... N nodes would take under each placement. In a job (in salloc's shell, too) the N
+    from others. In a job (in salloc's shell, too) the N
     nodes are like those of the job; without a scheduler they are virtual nodes, which divide this machine.
 
     Figures that you do not tell come from the record of the last run on the same datasets. Where one is missing there,
     too, it is named, and no forecast is made.
     """
-    found = _past(run_dir, given) if run_dir is not None else _coming(given)
-    _print(found, limit, as_json=as_json)
+    _print(_coming(given), limit, as_json=as_json)
     return 0
-
-
-def _past(run_dir: Path, given: dict[str, Any]) -> Plan:
-    from hpcstage.preview.planfile import load
-
-    if given.get("data"):
-        raise UsageError("both a run directory and --data are given", "give one of them")
-    if samplers.asked(given, None) is not None:
-        raise UsageError("both a run directory and --sampler are given", "give --data with --sampler")
-    return load(run_dir)
 
 
 def _coming(given: dict[str, Any]) -> Plan:
@@ -67,9 +50,8 @@ def _coming(given: dict[str, Any]) -> Plan:
     config = load(given, os.environ, inherited.directory())
     for warning in config.warnings:
         stderr.say(f"warning: {warning}")
-    sampler = samplers.asked(given, given["epochs"])
     several = ForecastInputs.of_config(config, os.environ, figures(given))
-    inputs = Inputs.of_config(config, os.environ, inherited.directory(), several.disk.device, sampler)
+    inputs = Inputs.of_config(config, os.environ, inherited.directory())
     with ProgressLine(quiet=bool(given.get("quiet"))) as line:
 
         def on_found(files: int, size_bytes: int) -> None:

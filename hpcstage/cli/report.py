@@ -33,7 +33,7 @@ def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
     cwd = inherited.directory()
     path = lookup.named_run(run, os.environ, cwd) if run else lookup.last_run(os.environ, cwd)
     if as_json:
-        click.echo(json.dumps(files.load_run_plain(path), indent=1))
+        click.echo(json.dumps(files.load_run(path).to_json(), indent=1))
         return 0
     record, canvas = files.load_run(path), Canvas.of_stdout(no_color=no_color)
     click.echo(render(record, canvas, index.earlier(record), every_node=nodes), color=True)

@@ -41,9 +41,9 @@ def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> i
             raise UsageError("there is no command, and hpcstage is switched off", "unset HPCSTAGE_DISABLE")
         return replace_with(command, directories_without_us(given, os.environ))
     if "HPCSTAGE_NODE_DIR" in os.environ:
-        from hpcstage.wrapper import outer
+        from hpcstage.wrapper import plain
 
-        outer.forget(os.environ)
+        plain.forget(os.environ)
     from hpcstage import inherited
     from hpcstage.config import load
     from hpcstage.wrapper.run import run as launch

@@ -1,7 +1,7 @@
 """Collects settings in one typed tree: CLI > environment > files > site > default; every value remembers where it came
 from.
 
-`model` declares the settings, `load` collects them, `files` reads YAML, `commented` writes the commented default.
+`model` declares the settings, `load` reads files and collects them, `commented` writes the commented default.
 """
 
 from __future__ import annotations

@@ -21,15 +21,11 @@ _HEAD = """\
 # Sizes: 500MB, 800GiB. Durations: 30s, 5m, 1.5h. $VAR and ~ are replaced in paths only; $$ is a dollar sign.
 schema: 1
 """
-_TAIL = """
-# A site's file may also keep users from changing a value:
-#   locked: [max_rate, nice]
-"""
 
 
 def commented_default() -> str:
     """Returns the text of configs/default.yaml."""
-    return _HEAD + "".join(_entry(s) for s in SETTINGS) + _TAIL
+    return _HEAD + "".join(_entry(s) for s in SETTINGS)
 
 
 def _entry(setting: Setting) -> str:

@@ -93,24 +93,14 @@ class Config:
             parse.text(),
             "Order in which files are copied. auto takes the best that is known: what the program's samplers announce, "
             "else the @LIST, else the trace of the last run, else by path. The others take one source: sampler, given "
-            "(the @LIST), trace, manifest (by path), or a file with one path per line.",
+            "(the @LIST), trace, manifest (by path), or a file with one path per line; but for sampler, no sampler is "
+            "run ahead.",
             metavar="auto|manifest|given|trace|sampler|FILE",
             group="dataset",
             is_path=True,
         )
     )
     """The order as it was written; see `order_asked`."""
-    learn: bool = field(
-        metadata=_declare(
-            "learn",
-            "true",
-            parse.flag,
-            "Take from the program what it will read: run PyTorch's samplers ahead, watch which files are opened, "
-            "leave a trace for the next run. With --no-learn the order is what is known before the program starts.",
-            is_switch=True,
-            metavar="",
-        )
-    )
     local_dir: str | None = field(
         metadata=_declare(
             "local_dir",
@@ -135,21 +125,6 @@ class Config:
             group="disk",
             more="A job that has some of the node's processors gets the same share of what is free, unless its "
             "directory has a quota or a file system of its own.",
-        )
-    )
-    copiers: int | None = field(
-        metadata=_declare(
-            "copiers",
-            "auto",
-            parse.whole(1, 256, "auto"),
-            "Copy processes on a node; auto is 1 below 8 processors of the job, 2 below 32, else 4.",
-            metavar="N|auto",
-            group="copy",
-        )
-    )
-    transfers: int = field(
-        metadata=_declare(
-            "transfers", "32", parse.whole(1, 1024), "Files in flight in each copy process.", metavar="N", group="copy"
         )
     )
     max_rate_bytes_per_s: float | None = field(
@@ -224,27 +199,6 @@ class Config:
             "extension), python (patched functions), auto (the first that works), off.",
         )
     )
-    want_cap_s: float = field(
-        metadata=_declare(
-            "want_cap",
-            "20s",
-            parse.duration(0.001),
-            "The program never waits longer than this for one file to be copied; it then reads the source.",
-            metavar="DURATION",
-        )
-    )
-    patience_s: float = field(
-        metadata=_declare(
-            "patience",
-            "5s",
-            parse.duration(0),
-            "A file that would take longer than this to be copied is read from the source at once.",
-            metavar="DURATION",
-        )
-    )
-    nice: int = field(
-        metadata=_declare("nice", "5", parse.whole(0, 19), "Niceness of the copy processes.", metavar="0..19")
-    )
     drain_s: float = field(
         metadata=_declare(
             "drain",
@@ -316,17 +270,6 @@ class Config:
             "most that fits. auto: one parity. On one node checkpoints are protected by their copies in the directory "
             "of --checkpoint alone.",
             metavar="K+M|auto",
-        )
-    )
-    failure_domain: str = field(
-        metadata=_declare(
-            "failure_domain",
-            "auto",
-            parse.pattern,
-            "For --protect: nodes that fail together are kept apart. A regular expression: nodes in whose names it "
-            "matches the same text share a failure domain, such as a rack in 'r[0-9]+'. auto: the topology that Slurm "
-            "tells; none: each node fails by itself.",
-            metavar="REGEX|auto|none",
         )
     )
     protect_rate_bytes_per_s: float | None = field(
@@ -431,17 +374,6 @@ class Config:
     def order_asked(self) -> str:
         """Returns `auto`, `manifest`, `given`, `trace`, `sampler` or the path of a list: see `plan.order.orders`."""
         return self.order.removeprefix("@")
-
-    def copier_count(self, cpus: int) -> int:
-        """Returns the number of copy processes on a node where the job has `cpus` processors."""
-        return copier_count(self.copiers, cpus)
-
-
-def copier_count(asked: int | None, cpus: int) -> int:
-    """Returns the number of copy processes on a node where the job has `cpus` processors."""
-    if asked is not None:
-        return asked
-    return 1 if cpus < 8 else 2 if cpus < 32 else 4
 
 
 _BY_FIELD: dict[str, Setting] = {f.name: f.metadata["setting"] for f in fields(Config) if "setting" in f.metadata}

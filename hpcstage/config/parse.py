@@ -7,7 +7,7 @@ can follow `key (origin): `.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from hpcstage.plan.budget import BudgetAsked
 from hpcstage.units import parse_duration, parse_size
@@ -80,16 +80,6 @@ def flag(value: object) -> bool:
     if found not in _TRUE | _FALSE:
         raise ValueError(f"{found!r} is neither true nor false")
     return found in _TRUE
-
-
-def pattern(value: object) -> str:
-    """Parses a regular expression."""
-    found = scalar(value)
-    try:
-        re.compile(found)
-    except re.error as error:
-        raise ValueError(f"{found!r} is no regular expression: {error}") from None
-    return found
 
 
 def protection(word: str) -> Parser:
@@ -239,3 +229,29 @@ def _spelt(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return "a list"
     return repr(value).lower() if isinstance(value, bool) else f"{value!s} ({type(value).__name__}, quote it)"
+
+
+_VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+
+
+def expand(text: str, env: Mapping[str, str]) -> str:
+    """Returns the path with its variables replaced; `$$` is a dollar sign.
+
+    Raises ValueError for a variable that is not set or empty: a path with a hole in it would name another place.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match[1]:
+            return "$"
+        name = match[2] or match[3]
+        found = env.get(name)
+        if not found:
+            raise ValueError(f"${name} is not set")
+        return found
+
+    if text == "~" or text.startswith("~/"):
+        home = env.get("HOME")
+        if not home:
+            raise ValueError("~ needs $HOME, which is not set")
+        return home + _VARIABLE.sub(value, text[1:])
+    return _VARIABLE.sub(value, text)

@@ -25,7 +25,7 @@ from hpcstage.daemon.process.page import Page
 from hpcstage.daemon.process.server import Reply, open_listener
 from hpcstage.daemon.programs import Programs
 from hpcstage.daemon.queue.answers import Answers
-from hpcstage.daemon.reading.scanning import Prepared, publish_plan
+from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.reporting import HELPER as PART_HELPER
 from hpcstage.daemon.reporting import Reporter
@@ -39,7 +39,7 @@ from hpcstage.node import directory as node_directory
 from hpcstage.plan.placement.placements import Placing
 from hpcstage.problem import Problem
 from hpcstage.protocol import nodedir
-from hpcstage.protocol.daemonspec import DaemonSpec
+from hpcstage.protocol.daemonspec import NICE, DaemonSpec
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
 from hpcstage.stderr import log
 from hpcstage.store import directory
@@ -130,7 +130,7 @@ class Daemon(Service):
         is over: nothing is staged before the scan has ended, so the scan is worth hurrying."""
         if phase.state is not State.SCANNING:
             with contextlib.suppress(OSError):
-                os.nice(self.base.spec.nice)
+                os.nice(NICE)
         self._phase = phase
         self.base.page.set_state(phase.state)
         self._loop.serve(
@@ -148,7 +148,7 @@ class Daemon(Service):
             self._give_up("the staging could not begin", inbox)
             return
         self._replay(inbox)
-        publish_plan(self.base, prepared, staging.limit, staging.sharing.announce)
+        staging.sharing.announce()
 
     def _give_up(self, why: str | None, inbox: Inbox) -> None:
         """Stages nothing: because of a mistake if there is a reason, else because the run ends."""
@@ -267,7 +267,7 @@ def _fork_copiers(spec: DaemonSpec) -> CopierPool | None:
         node_dir / nodedir.MANIFEST,
         spec.transfers,
         spec.own_rate_bytes_per_s,
-        nice=spec.nice,
+        nice=NICE,
     )
     return CopierPool(settings, spec.copiers)
 

@@ -11,7 +11,6 @@ from hpcstage.daemon.copying.copies import DatasetFacts
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.daemon.queue.useful import Unserved
-from hpcstage.daemon.reading.scanning import Prepared, Scanned
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
 from hpcstage.plan.budget import more_space
@@ -21,7 +20,7 @@ from hpcstage.protocol.shim import Reason
 from hpcstage.units import format_number, format_size
 
 if TYPE_CHECKING:
-    from hpcstage.record.parts.part import BudgetPart, DatasetPart, NodePart, NodeTotals
+    from hpcstage.record.parts.part import DatasetPart, NodePart, NodeTotals
 
 ERRORS_ARE_IN = "the first errors are in nodes/{host}.json in the run directory, under errors"
 DISK_FULL = "free space there, or name a larger disk with --local-dir; a larger --budget does not help"
@@ -31,9 +30,8 @@ class Findings(Service):
     """Owns what is known of the staging beside its parts' own counts. Its budget is `limit`; `unserved` knows of
     programs that it did not serve."""
 
-    def __init__(self, base: Resources, prepared: Prepared, engine: Engine, limit: Budget, unserved: Unserved) -> None:
+    def __init__(self, base: Resources, engine: Engine, limit: Budget, unserved: Unserved) -> None:
         self._base = base
-        self._prepared = prepared
         self._engine = engine
         self._limit = limit
         self._unserved = unserved
@@ -48,15 +46,15 @@ class Findings(Service):
 
     def record(self, part: NodePart) -> NodePart:
         """Says what was found and copied on this node, and what went wrong."""
-        engine, prepared = self._engine, self._prepared
+        engine = self._engine
         hist_open, hist_read = engine.pool.stats.histograms()
-        part = part if prepared.scanned is None else _scanned(part, prepared.scanned)
         return replace(
             part,
             datasets=[_staged(*both) for both in zip(part.datasets, engine.copies.by_dataset, strict=True)],
             staged_s=None if self._staged_at is None else round(self._staged_at - self._base.started, 6),
             totals=_copied(part.totals, engine),
-            budget=_used(engine, self._limit),
+            budget_bytes=self._limit.size_bytes,
+            used_bytes=engine.queue.budget.used_bytes,
             errors=tuple(engine.failures.kinds.values()),
             hist_open=hist_open,
             hist_read=hist_read,
@@ -67,27 +65,6 @@ class Findings(Service):
         found = problems(self._engine, self._limit, self._unserved, host)
         # Where the store was closed, its own problem tells why nothing more was staged.
         return [one for one in found if one.id != "local-failed"] if self._base.page.is_closed else found
-
-
-def _used(engine: Engine, limit: Budget) -> BudgetPart:
-    from hpcstage.record.parts.part import BudgetPart
-
-    return BudgetPart(
-        size_bytes=limit.size_bytes,
-        inodes=limit.inodes,
-        why=limit.why,
-        used_bytes=engine.queue.budget.used_bytes,
-        used_inodes=engine.queue.budget.used_inodes,
-    )
-
-
-def _scanned(part: NodePart, scanned: Scanned) -> NodePart:
-    return replace(
-        part,
-        scan_s=scanned.seconds,
-        totals=replace(part.totals, source_stats=scanned.stats, source_listings=scanned.listings),
-        order=replace(part.order, trace_used=scanned.trace or None, trace_unused_why=scanned.trace_why or None),
-    )
 
 
 def _staged(dataset: DatasetPart, facts: DatasetFacts) -> DatasetPart:
@@ -101,17 +78,14 @@ def _staged(dataset: DatasetPart, facts: DatasetFacts) -> DatasetPart:
 
 
 def _copied(totals: NodeTotals, engine: Engine) -> NodeTotals:
-    copied, states = engine.pool.stats.totals(), engine.queue.states
+    copied = engine.pool.stats.totals()
     return replace(
         totals,
         source_bytes=copied.bytes,
         source_files=copied.files,
         source_opens=copied.opens,
-        failed=states.count(FileState.FAILED),
-        void=states.count(FileState.VOID),
-        refused=states.count(FileState.REFUSED),
-        divided_files=len(engine.queue.divided.ids) or None,
-        divided_bytes=engine.divided_bytes if engine.queue.divided.ids else None,
+        void=engine.queue.states.count(FileState.VOID),
+        refused=engine.queue.states.count(FileState.REFUSED),
         copy_busy_s=round(engine.busy.busy_s, 6),
     )
 
@@ -143,9 +117,9 @@ def problems(engine: Engine, limit: Budget, unserved: Unserved, host: str) -> li
         problems.append(_held_back(engine, here, "left-to-program", "the program"))
     if left - here:
         problems.append(_held_back(engine, left - here, "left-to-others", "a program of another node"))
-    failed = engine.queue.states.count(FileState.FAILED)
-    if failed:
-        text = f"{format_number(failed, 'file')} could not be copied: the program reads the source"
+    if kinds := engine.failures.kinds:
+        count, first = sum(one.count for one in kinds.values()), next(iter(kinds.values()))
+        text = f"{format_number(count, 'file')} could not be copied: {first.error}: {first.path}"
         problems.append(Problem("copy-failed", text, ERRORS_ARE_IN.format(host=host)))
     return problems
 

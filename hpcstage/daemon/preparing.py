@@ -23,7 +23,7 @@ from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
 from hpcstage.daemon.telemetry import Snapshot
-from hpcstage.plan.order import orders
+from hpcstage.plan.types import follows_samplers
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
 from hpcstage.stderr import log
@@ -62,14 +62,7 @@ class Phase(Service):
 
     def record(self, part: NodePart) -> NodePart:
         """See Service."""
-        order = replace(
-            part.order,
-            followed=orders.follows_samplers(self.base.spec.order),
-            trace_written=False,
-            announcements=0,
-            announced_files=0,
-            unknown_samples=0,
-        )
+        order = replace(part.order, followed=follows_samplers(self.base.spec.order), announcements=0, unknown_samples=0)
         return replace(part, order=order)
 
     def status(self) -> str:
@@ -114,8 +107,7 @@ class Preparing(Phase):
 
     def start(self, *, waits: bool) -> None:
         """Begins with the scan, unless this node waits for another one's."""
-        if self.base.spec.learn:
-            self._log.start()
+        self._log.start()
         if not waits:
             self.scan()
 
@@ -139,9 +131,9 @@ class Preparing(Phase):
             self._again_at = time.monotonic() + AGAIN_S
             log(f"{scanned.problems[-1].text}; again in {AGAIN_S:g} s")
         elif (told := self._directories_told) is not None:
-            self._begin(told, None)
+            self._begin(told)
         else:
-            self._begin(scanned.listings, scanned if scanning.own_counts(self.base.node_dir) else None)
+            self._begin(scanned.listings, is_own=scanning.own_counts(self.base.node_dir))
 
     def receive(self, directories: int) -> None:
         """Takes over the manifest and the order of another node, which lie in the node directory. The scan of this node
@@ -149,10 +141,10 @@ class Preparing(Phase):
         if scanning.own_counts(self.base.node_dir):
             self._directories_told = directories
             return
-        self._begin(directories, None)
+        self._begin(directories)
         self.base.helpers.stop(SCAN_HELPER)
 
-    def _begin(self, directories: int, scanned: Scanned | None) -> None:
+    def _begin(self, directories: int, *, is_own: bool = False) -> None:
         """Hands over to the staging."""
         if self._is_over:
             return
@@ -163,7 +155,7 @@ class Preparing(Phase):
             self._end("the manifest cannot be read")
             return
         self._is_over = True
-        self._ready(Prepared(manifest, order, directories, scanned))
+        self._ready(Prepared(manifest, order, directories, is_own))
 
     def _end(self, why: str | None) -> None:
         if not self._is_over:

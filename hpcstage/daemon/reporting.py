@@ -91,11 +91,8 @@ class Reporter(Service):
             started_unix_s=self._started_unix_s,
             ended_s=round(now - base.started, 6) if complete else None,
             complete=complete,
-            datasets=[
-                DatasetPart(one.name, os.fsencode(one.root).decode(errors="replace"), tuple(one.arguments))
-                for one in spec.datasets
-            ],
-            totals=NodeTotals(want_ready=base.answers.want_ready, want_direct=base.answers.want_direct),
+            datasets=[DatasetPart(os.fsencode(one.root).decode(errors="replace")) for one in spec.datasets],
+            totals=NodeTotals(want_ready=base.answers.want_ready),
             samples=self._telemetry.samples,
             problems=list(base.problems),
             node_index=spec.node_index,

@@ -28,12 +28,12 @@ from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.daemon.reading.ordering import Ordering
-from hpcstage.daemon.reading.scanning import PLAN_HELPER, Prepared
+from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
 from hpcstage.daemon.telemetry import Snapshot
-from hpcstage.daemon.usefulness import LocalUsefulness, Usefulness
+from hpcstage.daemon.usefulness import Usefulness
 from hpcstage.daemon.voiding import Voiding
 from hpcstage.daemon.wants import Wants
 from hpcstage.node import page
@@ -71,8 +71,6 @@ class Staging(Phase):
             self.limit,
             prepared.directories,
             spec.own_rate_bytes_per_s,
-            spec.patience_s,
-            spec.want_cap_s,
             shared=group is not None,
             programs_wait=spec.mode == RUNTIME_MODE,
         )
@@ -91,19 +89,23 @@ class Staging(Phase):
         self.peers = Peers(engine, base.answers.waits_for, base.events.received)
         self._ordering = Ordering(base, log, prepared, queue, self._pump_now)
         self._in_use = LargeInUse(engine, base.helpers)
-        self.sharing, self._usefulness = Neighbours(), Usefulness()
-        if group is None:
-            self._usefulness = LocalUsefulness(
-                base, engine, self._ordering.watch, self._in_use, lambda: self.stop(Reason.LATER)
-            )
-        else:
+        self._usefulness = Usefulness(
+            base,
+            engine,
+            self._ordering.watch,
+            self._in_use,
+            lambda: self.stop(Reason.LATER),
+            is_alone=group is None,
+        )
+        self.sharing = Neighbours()
+        if group is not None:
             self.sharing = FileSharing(group, prepared, engine, self.peers, self._written_elsewhere)
             group.participant = self.sharing
-        own_scan = prepared.scanned is not None
+        own_scan = prepared.is_own
         self._wants = Wants(base, engine, self.peers, self.sharing, self._usefulness)
         inodes = Inodes(manifest, base.helpers, own_scan=own_scan)
         self._voiding = Voiding(base, engine, inodes, self._wants, self.sharing, self._pump_now)
-        self._findings = Findings(base, prepared, engine, self.limit, self._usefulness.unserved)
+        self._findings = Findings(base, engine, self.limit, self._usefulness.unserved)
         self._next_look = 0.0
         self._reads = False
         """Whether programs read large files at the source."""
@@ -135,7 +137,7 @@ class Staging(Phase):
         """See Service."""
         self.base.answers.end(Reason.SETTLED)
         self.engine.queue.states.close(Reason.LATER)
-        return (PLAN_HELPER,)
+        return ()
 
     def _complete(self) -> None:
         """Notes that every file that comes without a want is here, and answers those who wait for that."""
@@ -228,9 +230,7 @@ class Staging(Phase):
         counts = self.peers.arrivals.counts
         if not counts.peer_files or part.group is not None:
             return part
-        totals = replace(
-            part.totals, peer_bytes=counts.peer_bytes, peer_files=counts.peer_files, sent_bytes=0, sent_files=0
-        )
+        totals = replace(part.totals, peer_bytes=counts.peer_bytes, peer_files=counts.peer_files)
         return replace(part, totals=totals)
 
     def snapshot(self, now: float, sums: list[int]) -> Snapshot:

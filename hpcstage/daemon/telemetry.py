@@ -88,11 +88,7 @@ def _sample(last: Snapshot, now: Snapshot, start_s: float, length_s: float) -> S
         shim_opens=shim(Counter.SOURCE_OPENS),
         shim_open_ns=shim(Counter.SOURCE_OPEN_NS),
         shim_bytes=shim(Counter.SOURCE_READ_BYTES),
-        shim_reads=shim(Counter.SOURCE_READS),
         shim_read_ns=shim(Counter.SOURCE_READ_NS),
-        blocked_ns=shim(Counter.BLOCKED_NS),
-        blocked_source_ns=shim(Counter.BLOCKED_SOURCE_NS),
-        loader_wait_ns=shim(Counter.LOADER_WAIT_NS),
     )
     held_back_s = now.busy.limited_s - last.busy.limited_s
     local_bound = sample.copy_write_ns > sample.copy_read_ns + sample.copy_open_ns

@@ -24,36 +24,25 @@ _OPENS = (Counter.HIT_OPENS, Counter.READY_OPENS, Counter.SOURCE_OPENS)
 
 
 class Usefulness:
-    """Takes copying to be of use, whatever programs do: in a node group."""
-
-    def __init__(self) -> None:
-        self.unserved = Unserved()
-
-    def given(self, id_: int) -> None:
-        """Notes that a copier is going to open a file."""
-
-    def served(self, now: float) -> None:
-        """Ends a pause, since a process with the shim uses the datasets."""
-
-    def look(self, now: float, *, is_waited_for: bool) -> None:
-        """Looks at who reads the datasets. `is_waited_for` says that somebody waits for the end of the staging."""
-
-    def close(self) -> None:
-        """Ends the looking: there is nothing more to copy."""
-
-
-class LocalUsefulness(Usefulness):
-    """Follows the programs of a node without a group. It calls `stop` where copying is in vain."""
+    """Follows the programs of a node. It calls `stop` where copying is in vain; never in a group (not `is_alone`)."""
 
     def __init__(
-        self, base: Resources, engine: Engine, watch: OpenWatch, in_use: LargeInUse, stop: Callable[[], None]
+        self,
+        base: Resources,
+        engine: Engine,
+        watch: OpenWatch,
+        in_use: LargeInUse,
+        stop: Callable[[], None],
+        *,
+        is_alone: bool,
     ) -> None:
-        super().__init__()
+        self.unserved = Unserved()
         self._base = base
         self._engine = engine
         self._watch = watch
         self._in_use = in_use
         self._stop = stop
+        self._is_alone = is_alone
         self._little = Little()
         self._opens = 0
         """The number of opens of attached processes at the last look."""
@@ -64,22 +53,24 @@ class LocalUsefulness(Usefulness):
         return Sightings(self._base.helpers, self._engine.manifest, self._base.own_bytes)
 
     def given(self, id_: int) -> None:
-        """See Usefulness."""
-        self._sightings.given(id_)
+        """Notes that a copier is going to open a file."""
+        if self._is_alone:
+            self._sightings.given(id_)
 
     def served(self, now: float) -> None:
-        """See Usefulness."""
-        self.unserved.served(now)
-        self._engine.withdrawals.is_paused = False
+        """Ends a pause, since a process with the shim uses the datasets."""
+        if self._is_alone:
+            self.unserved.served(now)
+            self._engine.withdrawals.is_paused = False
 
     def look(self, now: float, *, is_waited_for: bool) -> None:
-        """See Usefulness."""
-        if not self._engine.queue.states.closed:
+        """Looks at who reads the datasets. `is_waited_for` says that somebody waits for the end of the staging."""
+        if self._is_alone and not self._engine.queue.states.closed:
             self._stop_if_little_is_read()
             self._pause_if_unserved(now, is_waited_for=is_waited_for)
 
     def close(self) -> None:
-        """See Usefulness."""
+        """Ends the looking: there is nothing more to copy."""
         if "_sightings" in vars(self):
             self._sightings.close()
 

@@ -46,7 +46,7 @@ class Storage:
     run_options: tuple[str, ...] = ()
 
 
-def demo(say: Say, files: int = 500) -> int:
+def demo(say: Say, files: int) -> int:
     """Runs the demonstration; 0 if all three runs ended well with identical weights."""
     _require_torch()
     with contextlib.ExitStack() as stack:

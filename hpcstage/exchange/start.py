@@ -34,6 +34,7 @@ from hpcstage.exchange.transport.mpi import MpiWorld, WorldError
 from hpcstage.node import mpifiles, page
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import nodedir
+from hpcstage.protocol.daemonspec import NICE
 from hpcstage.protocol.exchange import Hello, LinkError
 from hpcstage.protocol.exchangespec import OURS, GroupSpec
 from hpcstage.store.catalog import Root, Transfer
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # schedulers warn all processes of a job; that is the command's business
     signal.alarm(int(spec.connect_s + _START_S))
     with contextlib.suppress(OSError):
-        os.nice(spec.nice)
+        os.nice(NICE)
     try:
         world = MpiWorld(len(spec.started))
     except WorldError as error:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcstage import inherited
-from hpcstage.config.expand import expand
 from hpcstage.config.model import DISK_VARIABLES
+from hpcstage.config.parse import expand
 from hpcstage.errors import NoLocalDir
 from hpcstage.job.disks import Machine, Probe, Space, is_memory, is_network
 from hpcstage.job.types import Job

@@ -70,6 +70,12 @@ def usable_cpus(job: Job, nodes: int = 1) -> int:
     return max(1, (job.cpus or len(os.sched_getaffinity(0))) // nodes)
 
 
+def copier_count(job: Job, nodes: int = 1) -> int:
+    """Returns the number of copy processes of this node, or of each of `nodes` virtual nodes."""
+    cpus = usable_cpus(job, nodes)
+    return 1 if cpus < 8 else 2 if cpus < 32 else 4
+
+
 def of_disk(job: Job, local: LocalDir, found: Processors | None = None) -> JobShare | None:
     """Returns the job's share of what is free in its local directory; None if all of it is the job's, or nothing is
     known of other jobs.

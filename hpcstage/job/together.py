@@ -33,7 +33,7 @@ class Grouping:
     parts: tuple[tuple[str, ...], ...] = ()
     """The nodes by part of the job, where it has several parts; see `Job.parts`."""
     directory: str = ""
-    """The directory in which the nodes find each other; see `groupdir`."""
+    """The directory in which the nodes find each other; see `wrapper.grouping`."""
 
     @property
     def virtual(self) -> bool:

@@ -22,15 +22,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from hpcstage.lead import downnodes
-from hpcstage.lead.launched import LaunchedNodes
-from hpcstage.lead.nodes import Nodes
+from hpcstage.lead import world
+from hpcstage.lead.nodes import LaunchedNodes, Nodes, VirtualNodes
 from hpcstage.lead.states import ENDED_EARLY, NodeState, problem_of
-from hpcstage.lead.virtual import VirtualNodes
 from hpcstage.lead.world import World
-from hpcstage.node.start import REMOVAL_S
+from hpcstage.node.control import REMOVAL_S
 from hpcstage.problem import Problem
-from hpcstage.protocol.leadspec import SPEC, STANDING, LeadSpec, write_json
+from hpcstage.protocol.leadspec import JOIN_S, SPEC, STANDING, LeadSpec, write_json
 from hpcstage.stderr import log
 
 _LOOK_S = 0.2
@@ -154,7 +152,7 @@ class Lead:
     def _may_start(self, waited_s: float) -> bool:
         """Returns whether the command may start. Each node reads from the source what is opened before the nodes know
         the files, so it pays to wait a little: the nodes are connected sooner than most programs read."""
-        return not self.spec.exchanges or self.world.over or waited_s > self.spec.join_s or self.nodes.joined()
+        return not self.spec.exchanges or self.world.over or waited_s > JOIN_S or self.nodes.joined()
 
     def _write_missing(self, index: int, node: NodeState) -> None:
         """Writes the part of a missing node, since the record has a part for every node."""
@@ -176,10 +174,10 @@ class Lead:
     def _keep_connected(self, now: float) -> None:
         if self.world.look(now):
             log(self.world.why)
-            if downnodes.is_job_ending(os.environ):
+            if world.is_job_ending(os.environ):
                 self.world.over, self.world.why = True, self._why_said  # it is no failure of ours
                 return
-            for host in downnodes.lost(self.spec.hosts, os.environ):
+            for host in world.lost(self.spec.hosts, os.environ):
                 self._lose(host)
             self._say_not_yet()
         elif self.world.is_late(now):

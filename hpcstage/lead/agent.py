@@ -18,20 +18,28 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError
-from hpcstage.lead.kept import HostedDirectories
-from hpcstage.lead.leftovers import LeftoverDrain
+from hpcstage.forked import die_with_parent
+from hpcstage.job import localdir
+from hpcstage.lead.directories import HostedDirectories
+from hpcstage.node import control, environment, kept
+from hpcstage.node.directory import outputs_base
+from hpcstage.node.environment import RUN_ID
 from hpcstage.node.hosted import Hosted, Taken, bring_up
 from hpcstage.protocol import leadspec, nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import LeadSpec
+from hpcstage.protocol.rundir import log_path
+from hpcstage.writing import replacing
 
 LINE = "hpcstage-node "
 """A line for the lead begins with this."""
@@ -41,6 +49,54 @@ END_EVERY_S = 2.0
 OTHERS_SPEC_S = 5.0
 _LOOK_S = 1.0
 _POLL_S = 0.02
+
+
+AT_START_S = 4.0
+"""The start of this node waits for so long; what takes longer goes on beside the run."""
+
+
+class LeftoverDrain:
+    """The drain of what earlier runs left on one node; there is no process where nothing was left."""
+
+    def __init__(self, lead: LeadSpec, env: Mapping[str, str], job: jobs.Job) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(HpcstageError, OSError):
+            local = localdir.choose(lead.local_dir, env, job)
+            if local is not None and any(kept.places(outputs_base(local, job.hostname))):
+                log = log_path(Path(lead.daemon.run_dir), f"{job.hostname}.late")
+                self._process = _clean(local.path, log, _of_run(lead, env))
+
+    def wait(self) -> None:
+        """Waits for the end for a while."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(AT_START_S)
+
+    def end(self) -> None:
+        """Ends it; what is not drained stays for the next run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def _of_run(lead: LeadSpec, env: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of a drain that may write to a directory which this run has locked."""
+    return {**env, RUN_ID: lead.daemon.run_id}
+
+
+def _clean(local_dir: Path, log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    parent = os.getpid()
+    with replacing(log) as said:
+        return subprocess.Popen(
+            [sys.executable, "-s", "-m", "hpcstage", "clean", "--drain", "--local-dir", os.fspath(local_dir)],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            env=environment.for_daemon(env, control.package_parent()),
+            cwd="/",
+            preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509  the agent has one thread
+        )
 
 
 class Agent:
@@ -126,7 +182,7 @@ class Agent:
     def _wait(self, *, is_pressing: bool) -> None:
         """Waits until something comes by the input, if it is connected, but at most a second; less while somebody waits
         for this node."""
-        is_urgent = is_pressing or (not self._joined and time.monotonic() - self._started < self.lead.join_s)
+        is_urgent = is_pressing or (not self._joined and time.monotonic() - self._started < leadspec.JOIN_S)
         wait_s = _POLL_S if is_urgent else _LOOK_S
         if not self._stdin_open:
             time.sleep(wait_s)

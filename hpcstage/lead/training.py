@@ -27,7 +27,7 @@ from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.errors import HpcstageError
 from hpcstage.forked import die_with_parent
 from hpcstage.job import launchers
-from hpcstage.lead import downnodes
+from hpcstage.lead import world
 from hpcstage.lead.trainer import PASSED_ON
 from hpcstage.lead.world import find_mpiexec, mpi_of
 from hpcstage.protocol.trainingspec import NODE_PROGRAM, SCRIPT, TrainingSpec
@@ -100,7 +100,7 @@ class Training:
 
     def _say_of_lost_nodes(self) -> None:
         """Says which option of Slurm would have kept a job that has lost a node."""
-        if lost := downnodes.lost(self._spec.hosts, os.environ):
+        if lost := world.lost(self._spec.hosts, os.environ):
             names = ", ".join(lost)
             what = f"elastic: told to end, while Slurm takes {names} for lost"
             stderr.say(f"{what} (it ends such a job, unless that was submitted with sbatch --no-kill)")

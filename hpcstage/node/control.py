@@ -1,4 +1,4 @@
-"""Controls a daemon from the wrapper: starts it, attaches, ends it, and makes sure that it is gone.
+"""Fills the node directory of a node, starts its daemon, attaches, ends it, and makes sure that it is gone.
 
 Every wait is bounded: the wrapper kills a daemon that does not answer by its pid, and no daemon ever holds up the
 command.
@@ -13,12 +13,24 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import hpcstage
 from hpcstage import localsocket
+from hpcstage.node import directory, environment, page, shimdir
+from hpcstage.node.shimdir import ShimSetup
 from hpcstage.protocol import nodedir, shim
 from hpcstage.reading import readable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpcstage.node.directory import NodeDirectory, SockPath
+    from hpcstage.plan.types import Dataset
+    from hpcstage.protocol.daemonspec import DaemonSpec
 
 ATTACH_TIMEOUT_S = 5.0
 KILLED_S = 1.0
@@ -162,7 +174,7 @@ def is_listening(node_dir: Path) -> bool:
     return True
 
 
-def start_daemon(spec: Path, log: Path, env: Mapping[str, str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+def _spawn(spec: Path, log: Path, env: Mapping[str, str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
     """Starts `python -m hpcstage.daemon SPEC` in a session of its own; it inherits lock and socket."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -180,13 +192,71 @@ def start_daemon(spec: Path, log: Path, env: Mapping[str, str], fds: tuple[int, 
         os.close(output)
 
 
-def listen(sock: Path, backlog: int = 1024) -> socket.socket:
+def listen(sock: Path) -> socket.socket:
     """Returns a socket that listens before the daemon runs, so that the first wants queue instead of failing."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         server.bind(os.fspath(sock))
-        server.listen(backlog)
+        server.listen(1024)
     except OSError:
         server.close()
         raise
     return server
+
+
+REMOVAL_S = 60.0
+"""The longest wait for a daemon's end: it deletes the store before it ends, and a million files take a while."""
+_MADE = (nodedir.STORE, nodedir.INCOMING, nodedir.ORDERS, nodedir.OPENS, nodedir.LINKS)
+
+
+class ClaimedNode:
+    """Owns the node directory, its lock and the short name of its socket."""
+
+    def __init__(self, claim: NodeDirectory, sock: SockPath) -> None:
+        self.path = claim.path
+        self.lock_fd = claim.lock_fd
+        self.leftovers = claim.leftovers
+        self.short = sock
+        self.sock = sock.path
+
+    @property
+    def log(self) -> Path:
+        """The path of the daemon's log."""
+        return self.path / nodedir.LOG
+
+    def close(self) -> None:
+        """Closes the lock (the daemon holds it itself) and removes a short name of the socket."""
+        if self.lock_fd is not None:
+            os.close(self.lock_fd)
+        directory.drop_short(self.short.short_dir)
+
+
+def prepare(node: ClaimedNode, datasets: Sequence[Dataset], setup: ShimSetup) -> None:
+    """Fills the node directory: empty store, page, the shim and its configuration."""
+    for name in _MADE:
+        (node.path / name).mkdir(mode=0o700, exist_ok=True)
+    page.create(node.path / nodedir.PAGE, logging=not setup.direct)
+    store = node.path / nodedir.STORE
+    maps = [(dataset.root, os.fsencode(store / dataset.name)) for dataset in datasets]  # the shim follows links
+    shimdir.install(node.path, maps, setup, node.sock)
+
+
+def start_daemon(
+    node: ClaimedNode, spec: DaemonSpec, env: Mapping[str, str], locks: Sequence[int] = ()
+) -> DaemonControl:
+    """Starts the daemon of a node whose lock we hold, and connects to it. It keeps `locks`, too, while it lives."""
+    assert node.lock_fd is not None
+    listener = listen(node.sock)
+    try:
+        path = node.path / nodedir.SPEC
+        replace(spec, listen_fd=listener.fileno(), lock_fd=node.lock_fd).save(path)
+        cleaned = environment.for_daemon(env, package_parent())
+        process = _spawn(path, node.log, cleaned, (listener.fileno(), node.lock_fd, *locks))
+        return DaemonControl(node.sock, process)
+    finally:
+        listener.close()
+
+
+def package_parent() -> Path:
+    """Returns the directory that makes this package importable."""
+    return Path(hpcstage.__file__).parent.parent

@@ -14,10 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcstage.config.model import copier_count
 from hpcstage.errors import NotStarted
 from hpcstage.job import localdir, share
-from hpcstage.node import directory, page, start
+from hpcstage.node import control, directory, page
 from hpcstage.node.shimdir import ShimSetup
 from hpcstage.protocol import leadspec, nodedir, shim
 from hpcstage.protocol.daemonspec import DaemonSpec
@@ -42,7 +41,7 @@ class Taken(NotStarted):
 class Hosted:
     """Owns a node whose daemon runs."""
 
-    def __init__(self, lead: LeadSpec, index: int, node: start.ClaimedNode, control: DaemonControl) -> None:
+    def __init__(self, lead: LeadSpec, index: int, node: control.ClaimedNode, control: DaemonControl) -> None:
         self.index = index
         self.host = lead.hosts[index]
         self.node = node
@@ -93,7 +92,7 @@ class Hosted:
         """Returns, after `tell_end`, whether the part of the record is written or never will be."""
         return self._control.await_end(timeout_s) is not None or self.dead()
 
-    def close(self, timeout_s: float = start.REMOVAL_S) -> None:
+    def close(self, timeout_s: float = control.REMOVAL_S) -> None:
         """Waits until the daemon has cleaned up; cleans up after one that died."""
         gone = self._control.gone(0.0 if self.dead() else timeout_s)
         self._control.close()
@@ -116,21 +115,21 @@ def bring_up(
     if local is None:
         raise NotStarted("no node-local directory")
     claim = directory.claim(local, lead.node_name(index), host=job.hostname)
-    node = start.ClaimedNode(claim, directory.sock_path(claim.path, env))
+    node = control.ClaimedNode(claim, directory.sock_path(claim.path, env))
     if node.lock_fd is None:
         node.close()
         raise Taken(claim.path)
     try:
         shutil.copyfile(Path(lead.group_dir) / leadspec.RESOLVED, node.path / leadspec.RESOLVED)
-        start.prepare(node, lead.daemon.datasets, shims(lead, lead.daemon, node))
+        control.prepare(node, lead.daemon.datasets, shims(lead, lead.daemon, node))
         spec = replace(_spec(lead, index, node, local, job), **_kept_fields(make_kept()))
-        control = start.start_daemon(node, spec, env)
+        daemon = control.start_daemon(node, spec, env)
     except OSError:
         shutil.rmtree(node.path, ignore_errors=True)
         node.close()
         raise
-    control.attach(0)
-    return Hosted(lead, index, node, control)
+    daemon.attach(0)
+    return Hosted(lead, index, node, daemon)
 
 
 def _kept_fields(made: dict[str, str]) -> dict[str, Any]:
@@ -138,21 +137,21 @@ def _kept_fields(made: dict[str, str]) -> dict[str, Any]:
     return {"outputs": "", "checkpoints": "", **made}
 
 
-def shims(lead: LeadSpec, spec: DaemonSpec, node: start.ClaimedNode) -> ShimSetup:
+def shims(lead: LeadSpec, spec: DaemonSpec, node: control.ClaimedNode) -> ShimSetup:
     """Returns the settings of the shims of one node of the group."""
     virtual = None
     if lead.virtual:
         virtual = os.fspath(node.path.parent / lead.node_name(0))[:-1], len(lead.hosts)
-    return ShimSetup(lead.intercept, spec.mode == "direct", spec.want_cap_s, virtual, spec.learn)
+    return ShimSetup.of(lead.intercept, spec, virtual)
 
 
-def _spec(lead: LeadSpec, index: int, node: start.ClaimedNode, local: LocalDir, job: Job) -> DaemonSpec:
+def _spec(lead: LeadSpec, index: int, node: control.ClaimedNode, local: LocalDir, job: Job) -> DaemonSpec:
     template = lead.daemon
     return replace(
         template,
         node_dir=os.fspath(node.path),
         node_index=index,
         budget=local.measured(template.budget),
-        copiers=template.copiers if lead.virtual else copier_count(lead.copiers, share.usable_cpus(job)),
+        copiers=template.copiers if lead.virtual else share.copier_count(job),
         leftovers=[os.fspath(path) for path in node.leftovers],
     )

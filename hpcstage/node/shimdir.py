@@ -14,7 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcstage.plan.types import follows_samplers
 from hpcstage.protocol import nodedir
+from hpcstage.protocol.daemonspec import DIRECT_MODE, DaemonSpec
+from hpcstage.protocol.shim import WANT_CAP_S
 
 SHIM = Path(__file__).resolve().parent.parent / "shim"
 PYTHON = (SHIM / "python", SHIM / "torch")
@@ -37,11 +40,16 @@ class ShimSetup:
     """One of auto, native, python and off."""
     direct: bool
     """Whether opens are only counted (mode direct)."""
-    want_cap_s: float
+    want_cap_s: float = WANT_CAP_S
     virtual: tuple[str, int] | None = None
     """The prefix of the node directories of all virtual nodes, and their number; a process finds its own."""
-    learn: bool = True
-    """Whether processes announce what they will read."""
+    announces: bool = True
+    """Whether processes run samplers ahead and announce what they will read."""
+
+    @classmethod
+    def of(cls, intercept: str, spec: DaemonSpec, virtual: tuple[str, int] | None = None) -> ShimSetup:
+        """Returns the settings of the shims of a node with this daemon."""
+        return cls(intercept, spec.mode == DIRECT_MODE, virtual=virtual, announces=follows_samplers(spec.order))
 
 
 def install(node_dir: Path, maps: Sequence[tuple[bytes, bytes]], setup: ShimSetup, sock: Path | None = None) -> Path:
@@ -57,7 +65,7 @@ def install(node_dir: Path, maps: Sequence[tuple[bytes, bytes]], setup: ShimSetu
     (selftest / "probe").write_bytes(SELFTEST)
     settings = _settings(node_dir, sock or node_dir / nodedir.SOCK, setup.want_cap_s)
     settings |= {"intercept": setup.intercept, "mode": "direct" if setup.direct else "stage"}
-    settings |= {"learn": "yes" if setup.learn else "no"}
+    settings |= {"announce": "yes" if setup.announces else "no"}
     if setup.virtual is not None:
         settings |= {"virtual": setup.virtual[0], "nodes": str(setup.virtual[1])}
     (shim / "config").write_bytes(_config(settings, maps))

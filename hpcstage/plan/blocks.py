@@ -1,4 +1,4 @@
-"""Counts the blocks that files take on a local disk, for plans, placements and the queue. Pure."""
+"""Counts the blocks that files take on a local disk, and the stripes in which large files come. Pure."""
 
 from __future__ import annotations
 
@@ -22,3 +22,23 @@ def blocks_bytes(size_bytes: int) -> int:
 def blocks_of(sizes: Iterable[int]) -> Iterable[int]:
     """Gives `blocks` of each size, without a loop of Python's."""
     return map(floordiv, map(add, sizes, repeat(BLOCK_BYTES - 1)), repeat(BLOCK_BYTES))
+
+
+LEAST_STRIPE_BYTES = 1 << 20
+MOST_STRIPES = 16384
+"""The most stripes of a file."""
+MOST_NODES = 512
+"""The most nodes among which stripes are divided."""
+
+
+def stripe_bytes(size_bytes: int) -> int:
+    """Returns the bytes of a stripe of a file of this size: a power of two."""
+    length = LEAST_STRIPE_BYTES
+    while length * MOST_STRIPES < size_bytes:
+        length *= 2
+    return length
+
+
+def stripes_of(size_bytes: int) -> int:
+    """Returns the number of stripes of a file of this size."""
+    return max(1, -(-size_bytes // stripe_bytes(size_bytes)))

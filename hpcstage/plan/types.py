@@ -12,6 +12,11 @@ ORDER_WORDS = ("auto", "manifest", "given", "trace", "sampler")
 """The values of `--order` besides the name of a list."""
 
 
+def follows_samplers(order: str | None) -> bool:
+    """Returns whether samplers are run ahead and followed: not where the user asked for another order."""
+    return order in (None, "auto", "sampler")
+
+
 class DatasetKind(Enum):
     """Whether the user named a whole directory or files."""
 

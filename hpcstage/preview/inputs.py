@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job.localdir import LocalDir
     from hpcstage.job.types import Job
-    from hpcstage.plan.order.readings import SamplerAsked
     from hpcstage.protocol.daemonspec import DaemonSpec
 
 
@@ -74,26 +73,16 @@ class Inputs:
     """The user's directory in which traces are kept; None: none is read."""
     command: tuple[str, ...] | None = None
     """The command of the run; None: it is not known, and the last trace of any command is used."""
-    sampler: SamplerAsked | None = None
-    """The sampler of the program to be run, as the user named it."""
     exclude: tuple[bytes, ...] = ()
     """Absolute directories that are not scanned."""
 
     @classmethod
-    def of_config(
-        cls,
-        config: Config,
-        env: Mapping[str, str],
-        cwd: Path,
-        device: int | None = None,
-        sampler: SamplerAsked | None = None,
-    ) -> Inputs:
-        """Returns the inputs of a run with this configuration; `device` is that of the local directory. Raises
-        UsageError for datasets that cannot be used."""
+    def of_config(cls, config: Config, env: Mapping[str, str], cwd: Path) -> Inputs:
+        """Returns the inputs of a run with this configuration. Raises UsageError for datasets that cannot be used."""
         from hpcstage.record.index import state_dir
 
         order = config.order_asked()
-        return cls(resolve(config.data, cwd, device, order), order, state_dir(env), sampler=sampler)
+        return cls(resolve(config.data, cwd, order), order, state_dir(env))
 
     @classmethod
     def of_spec(cls, spec: DaemonSpec, resolved: Resolved) -> Inputs:

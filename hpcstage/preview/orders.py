@@ -1,4 +1,4 @@
-"""Finds the order with which a run starts (a list's, a trace's, a named sampler's, or the manifest's) and describes it.
+"""Finds the order with which a run starts (a list's, a trace's, or the manifest's) and describes it.
 
 This module owns the look-up of an earlier run's trace. The orders themselves are in `plan.order`.
 """
@@ -8,17 +8,12 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.spelling import Spelling
 from hpcstage.plan.order import orders, trace
-from hpcstage.plan.types import Order
+from hpcstage.plan.types import Order, follows_samplers
 from hpcstage.preview.inputs import Inputs
-
-if TYPE_CHECKING:
-    from hpcstage.plan.order.readings import Readings
 
 NO_TRACE = "no earlier run on these datasets left a trace"
 NOT_ASKED = "not looked for: --order names another order"
@@ -37,24 +32,11 @@ class FoundOrder:
     """Text about these paths."""
     about: str = ""
     """Text about the order, for people."""
-    readings: Readings | None = None
-    """The readings behind the order, where a sampler was named."""
-    trace: trace.Trace | None = None
-    """The trace of an earlier run; its order may not be the one that is used."""
-    trace_why: str = ""
-    """Why there is no trace that can be used."""
 
 
 def find_order(inputs: Inputs, manifest: Manifest) -> FoundOrder:
-    """Returns the order with which a run would start, or in which a named sampler would read. Raises UsageError."""
+    """Returns the order with which a run would start."""
     resolved, setting = inputs.resolved, inputs.order
-    if inputs.sampler is not None:
-        if setting not in (orders.AUTO, orders.SAMPLER):
-            raise UsageError(f"a sampler and the order {setting} are both given", "use --order sampler")
-        from hpcstage.plan.order.readings import readings
-
-        found = readings(inputs.sampler, manifest, resolved.lists)
-        return FoundOrder(found.order(), about=f"{inputs.sampler.text()}; {found.about}", readings=found)
     known, why = _trace(inputs, manifest)
     spelt = Spelling(manifest)
     listed = orders.build(
@@ -70,13 +52,13 @@ def find_order(inputs: Inputs, manifest: Manifest) -> FoundOrder:
     elif listed.order.provenance == orders.MANIFEST:
         about = _why_by_path(setting, why)
     missing = orders.missing_text(listed, resolved.ordering)
-    return FoundOrder(listed.order, listed.unknown, missing, about, trace=known, trace_why=why)
+    return FoundOrder(listed.order, listed.unknown, missing, about)
 
 
 def _trace(inputs: Inputs, manifest: Manifest) -> tuple[trace.Trace | None, str]:
     """Returns the trace of the command on these files, or the one that any command wrote last where the command is not
     known; or None and why there is none."""
-    if not (orders.follows_samplers(inputs.order or None) or inputs.order == orders.TRACE):
+    if not (follows_samplers(inputs.order or None) or inputs.order == orders.TRACE):
         return None, NOT_ASKED
     if inputs.state_dir is None:
         return None, NO_STATE
@@ -97,5 +79,5 @@ def _why_by_path(setting: str, why: str) -> str:
     if setting == orders.MANIFEST:
         return "as asked for"
     if setting == orders.SAMPLER:
-        return f"{_ANNOUNCED}; name a --sampler to see it beforehand"
+        return _ANNOUNCED
     return why if setting == orders.TRACE else f"no list, and {why}; {_ANNOUNCED}"

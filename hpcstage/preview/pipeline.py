@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from hpcstage.plan.dataset.datasets import already_local
 from hpcstage.plan.dataset.scan import ScanResult, scan
 from hpcstage.plan.order import orders
 from hpcstage.preview.inputs import ForecastInputs, Inputs
 from hpcstage.preview.orders import FoundOrder, find_order
-from hpcstage.preview.planfile import Plan, ScanSummary
+from hpcstage.preview.plan import Plan, ScanSummary
 
 DAEMON_START_S = 0.25
 """Seconds from the start of the command to the start of the daemon's scan, on an idle node."""
@@ -43,10 +44,9 @@ def find(inputs: Inputs, on_found: Callable[[int, int], None] = lambda _files, _
 
 def foresee(inputs: Inputs, given: ForecastInputs, found: FoundFiles) -> Plan:
     """Returns the whole plan: what fits, each node's part, and the forecast, or the figures that it lacks."""
-    from hpcstage.plan.forecast import modes
-    from hpcstage.plan.forecast.nodes import Given, nodes_plan
-    from hpcstage.plan.forecast.terms import Conditions
+    from hpcstage.plan.forecast import Conditions, forecast, missing_figures
     from hpcstage.plan.placement.fitting import fit
+    from hpcstage.plan.placement.nodes import Given, nodes_plan
     from hpcstage.plan.placement.placements import Placing
     from hpcstage.preview.program import OPTIONS, find_earlier, known
     from hpcstage.store import directory
@@ -65,10 +65,10 @@ def foresee(inputs: Inputs, given: ForecastInputs, found: FoundFiles) -> Plan:
     many = None
     if nodes > 1:
         directories = fitting.needed_inodes - len(manifest) if fitting else 0
-        several = Given(manifest.sizes, budget, directories, given.placement, conditions)
-        many = nodes_plan(several, workload, rates, nodes)
+        several = Given(manifest.sizes, budget, directories, given.placement)
+        many = nodes_plan(several, nodes)
         conditions = replace(conditions, nodes=nodes, sharing=several.sharing(nodes, Placing(many.kind)))
-    missing = modes.missing(workload, rates, nodes)
+    missing = missing_figures(workload, rates, nodes)
     return replace(
         plan,
         local=disk.text,
@@ -77,7 +77,10 @@ def foresee(inputs: Inputs, given: ForecastInputs, found: FoundFiles) -> Plan:
         workload=workload,
         rates=rates,
         missing=tuple(OPTIONS[name] for name in missing),
-        forecast=None if missing else modes.forecast(workload.on(nodes), rates, conditions),
-        notes=(*(f"{notice.text}; {notice.remedy}" for notice in inputs.resolved.warnings), *plan.notes),
+        forecast=None if missing else forecast(workload.on(nodes), rates, conditions),
+        notes=(
+            *(f"{notice.text}; {notice.remedy}" for notice in already_local(inputs.resolved.datasets, disk.device)),
+            *plan.notes,
+        ),
         nodes=many,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import HpcstageError
-from hpcstage.plan.forecast.modes import OF_RATES, OF_WORKLOAD
+from hpcstage.plan.forecast import OF_RATES, OF_WORKLOAD
 from hpcstage.plan.types import Dataset, Rates, Workload
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> Earlier
     from hpcstage.record import files, index, workload
 
     try:
-        run_dir = index.find(None, [os.fsdecode(d.root) for d in datasets], env)
+        run_dir = index.find([os.fsdecode(d.root) for d in datasets], env)
         if run_dir is None:
             return None
         record = files.load_run(run_dir)

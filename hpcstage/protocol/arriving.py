@@ -28,7 +28,7 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 
-from hpcstage.plan import stripes
+from hpcstage.plan import blocks
 
 ARRIVING_FILE = "arriving"
 ARRIVING_MAGIC = int.from_bytes(b"hpcarrv1", "little")
@@ -62,7 +62,7 @@ SHARE_OFFSET = 144
 SHARE = struct.Struct("<II64s")
 """u32 this node, u32 how many nodes bring the file together (0: this one alone), and a bit for each of these, by its
 number."""
-MOST_SHARING = stripes.MOST_NODES
+MOST_SHARING = blocks.MOST_NODES
 """Nodes with numbers from this on bring no file together with others, and divide none."""
 EVICTED_OFFSET = 216
 """In a row: u32, by the daemon 1 if the file is divided, else 0; the copier of a divided one counts on from there, how
@@ -72,10 +72,10 @@ READERS_OFFSET, ROW_READERS = 220, 8
 write over each other's."""
 ARRIVING_ROW_BYTES = 256
 STRIPES_OFFSET = 12288
-ROW_STRIPES = stripes.MOST
+ROW_STRIPES = blocks.MOST_STRIPES
 ARRIVING_BYTES = STRIPES_OFFSET + ARRIVING_ROWS * ROW_STRIPES
-LEAST_STRIPE_BYTES = stripes.LEAST_BYTES
-stripe_bytes = stripes.stripe_bytes
+LEAST_STRIPE_BYTES = blocks.LEAST_STRIPE_BYTES
+stripe_bytes = blocks.stripe_bytes
 
 
 class Yields(IntEnum):

@@ -14,6 +14,8 @@ from hpcstage.plan.types import Dataset
 from hpcstage.protocol.membership import Membership
 
 DIRECT_MODE, RUNTIME_MODE = "direct", "runtime"
+NICE = 5
+"""The niceness of what works beside the command: daemon, copiers, exchange."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +33,12 @@ class DaemonSpec:
     order: str
     """`auto`, `manifest`, `given` (the lists among the `--data` arguments, in their order), `trace`, `sampler`, or the
     path of a list of paths: see `plan.order.orders`."""
-    learn: bool = True
-    """Whether the daemon watches what the program opens; where it is off, shims announce nothing either."""
     budget: BudgetFacts = field(default_factory=BudgetFacts)
     """The daemon measures once more what is free."""
     copiers: int = 1
     transfers: int = 32
     """The most transfers in flight per copier."""
     max_rate_bytes_per_s: float | None = None
-    want_cap_s: float = 20.0
-    """The longest that a shim waits for an answer; the daemon answers earlier."""
-    patience_s: float = 5.0
-    """A want that would take longer than this is answered DIRECT at once."""
-    nice: int = 5
     lock_fd: int | None = None
     listen_fd: int | None = None
     """A bound, listening SOCK_SEQPACKET socket that the daemon inherits."""

@@ -31,7 +31,6 @@ class GroupSpec:
     as long as the MPI program runs."""
     goodbye_s: float = 30.0
     """How long an exchange whose run has ended waits for the others before it goes all the same."""
-    nice: int = 5
     silence_s: float = 60.0
     """An exchange that gets nothing from its neighbour for this long ends the group."""
 

@@ -29,6 +29,8 @@ STANDING = "standing.json"
 PULSE = "pulse"
 """The name of a file that the lead writes anew every PULSE_S, as long as it lives."""
 PULSE_S = 10.0
+JOIN_S = 2.0
+"""The longest that the command is held back until all nodes have the manifest."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,9 @@ class LeadSpec:
     daemon: DaemonSpec
     """The specification of this node's daemon, and the model of the others'. Its membership has all nodes, with
     directory and socket of the node whose wrapper wrote this; hosts of virtual nodes end in `.v<index>`."""
-    copiers: int | None = None
     intercept: str = "auto"
     wait_s: float = 10.0
     """How long the lead waits for the nodes; those that are not up by then are left out."""
-    join_s: float = 2.0
-    """The longest that the command is held back until all nodes have the manifest."""
     input_ends: bool = False
     """Whether the launcher passes the end of its standard input on to the agents."""
     passes_output: bool = True

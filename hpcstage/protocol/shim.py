@@ -23,6 +23,8 @@ REQUEST = struct.Struct("<BBHI")
 REPLY = struct.Struct("<BBHI")
 MAX_DATAGRAM = 8192
 """A request with the longest path (PATH_MAX is 4096) fits."""
+WANT_CAP_S = 20.0
+"""The longest that a program waits for one file; the daemon answers earlier."""
 
 
 class Kind(IntEnum):

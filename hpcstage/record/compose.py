@@ -10,22 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
-from typing import Any
 
-from hpcstage.record import jsonform
+from hpcstage import __version__
 from hpcstage.record.figures.contention import contention_of
-from hpcstage.record.figures.counts import added, summed
-from hpcstage.record.figures.digest import Digest, JobFigures, digest_of, settled, window_of
-from hpcstage.record.figures.series import Together, series_of
-from hpcstage.record.figures.timesplit import time_split
-from hpcstage.record.figures.waits import split_of
+from hpcstage.record.figures.counts import coverage_of, summed
+from hpcstage.record.figures.digest import Digest, JobFigures, digest_of, missed_of
+from hpcstage.record.figures.timesplit import time_split, wall_of
+from hpcstage.record.figures.track import series_of
+from hpcstage.record.figures.waits import fit
 from hpcstage.record.nodes import group_of, rows_of
 from hpcstage.record.notes.notes import notes_of
 from hpcstage.record.notes.problems import ended, problems_of
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.checkpoints import CheckpointsPart
-from hpcstage.record.parts.part import DatasetPart, NodePart, OrderLead
+from hpcstage.record.parts.part import DatasetPart, NodePart
 from hpcstage.record.parts.roster import Presence, expected, is_left_over, names_of, without_part
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import (
@@ -35,8 +33,6 @@ from hpcstage.record.schema import (
     Record,
     RunSection,
     RunState,
-    Series,
-    SettingRow,
 )
 
 NOT_ENDED = "the command has not ended, as far as is known: the times are those up to now"
@@ -47,13 +43,13 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
 
     `running` says why the command is taken to be still running, where hpcstage saw no end of it.
     """
-    nodes, alone, together = _read(run, parts, running=running is not None)
-    window = window_of(run, [node for node in nodes if node.speaks] or nodes)
-    nodes = [replace(node, split=split_of(node.times, window.wall_s)) for node in nodes]
-    contention, paces = contention_of(nodes, alone)
+    nodes = _read(run, parts, running=running is not None)
+    wall_s = wall_of(run, [node for node in nodes if node.speaks] or nodes)
+    nodes = [replace(node, split=fit(node.times.mean, wall_s or 0.0)) for node in nodes]
+    contention, paces = contention_of(nodes)
     nodes = [replace(node, relative_pace=pace) for node, pace in zip(nodes, paces, strict=True)]
     told = [node for node in nodes if node.speaks] or nodes
-    split = time_split(run, window, told)
+    split = time_split(run, wall_s, told)
     figures = JobFigures(
         datasets=_datasets(told),
         totals=summed([(node.part, node.totals) for node in told]),
@@ -64,21 +60,21 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
     silent, total = without_part(run, known), expected(run, known)
     record = Record(
         schema_version=VERSION,
-        generator=f"hpcstage {run.version}".strip(),
+        generator=f"hpcstage {__version__}",
         complete=ended(run) and not silent and all(node.state is Presence.OK for node in nodes),
         problems=tuple(problems_of(run, nodes, silent, total, running)),
         run=_run(run, told, running),
         environment=_environment(run),
-        config=tuple(jsonform.read(SettingRow, row) for row in run.config),
+        config=run.config,
         datasets=figures.datasets,
         nodes=tuple(rows_of(run, nodes, silent if total > 1 else [], figures)),
-        group=group_of(nodes, silent, total, figures),
+        group=group_of(nodes, total, figures),
         totals=figures.totals,
         time_split=figures.time_split,
-        coverage=added([node.coverage for node in told]),
+        coverage=coverage_of([(node.part, node.layers) for node in told], missed_of(told)),
         contention=figures.contention,
         order=_order(told),
-        series=_series(told, alone, together),
+        series=series_of([node.track for node in told if node.track is not None]),
         notes=(),
         outputs=run.outputs,
         checkpoints=_checkpoints(run.checkpoints, told),
@@ -87,33 +83,18 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
     return replace(record, notes=notes_of(record))
 
 
-def _read(run: RunPart, parts: Iterable[NodePart], *, running: bool) -> tuple[list[Digest], NodePart | None, Together]:
-    """Returns the nodes by index, the whole part of the reporting node where only one reported, and all samples."""
-    nodes: list[Digest] = []
-    alone, together, reported = None, Together(), 0
-    for part in parts:
-        if is_left_over(run, part):
-            continue
-        node = digest_of(run, part, running=running)
-        nodes.append(node)
-        if node.speaks:
-            reported += 1
-            alone = part if reported == 1 else None
-            together.add(part, node.shift_s)
-    nodes = sorted(_without_doubles(nodes), key=lambda node: node.index)
+def _read(run: RunPart, parts: Iterable[NodePart], *, running: bool) -> list[Digest]:
+    """Returns the nodes by index."""
+    found = [digest_of(run, part, running=running) for part in parts if not is_left_over(run, part)]
+    nodes = sorted(_without_doubles(found), key=lambda node: node.index)
     names = names_of([node.part for node in nodes])
-    return settled([replace(node, name=name) for node, name in zip(nodes, names, strict=True)]), alone, together
+    return [replace(node, name=name) for node, name in zip(nodes, names, strict=True)]
 
 
 def _without_doubles(nodes: Sequence[Digest]) -> list[Digest]:
     """Drops the part that says that a node never came up, where the node came up after all and has its own part."""
     here = {(node.part.host, node.index) for node in nodes if node.state is not Presence.MISSING}
     return [node for node in nodes if node.state is not Presence.MISSING or (node.part.host, node.index) not in here]
-
-
-def _series(nodes: Sequence[Digest], alone: NodePart | None, together: Together) -> Series:
-    several = alone is None and any(node.speaks for node in nodes)
-    return together.section() if several else series_of(alone, nodes[0].shift_s if nodes else 0.0)
 
 
 def _checkpoints(part: CheckpointsPart | None, nodes: Sequence[Digest]) -> CheckpointsPart | None:
@@ -130,21 +111,14 @@ def _run(run: RunPart, nodes: Sequence[Digest], running: Life | None) -> RunSect
     return RunSection(
         id=run.run_id,
         command=tuple(run.command),
-        cwd=run.cwd,
-        run_dir=run.run_dir,
         host=run.host,
         mode=part.mode if part else None,
         mode_asked=run.mode_asked,
         mode_why=run.direct_why or None,
         state=_state(run, running),
-        started_utc=datetime.fromtimestamp(run.started_unix_s, timezone.utc).isoformat(timespec="seconds"),
         started_unix_s=run.started_unix_s,
-        child_started_s=run.child_started_s,
-        child_ended_s=run.child_ended_s,
-        ended_s=run.ended_s,
         exit_code=run.exit_code,
         signal=run.signal,
-        child_cpu_s=run.child_cpu_s,
     )
 
 
@@ -161,13 +135,10 @@ def _state(run: RunPart, running: Life | None) -> RunState:
 
 def _environment(run: RunPart) -> EnvironmentSection:
     return EnvironmentSection(
-        python=run.python,
-        kernel=run.kernel,
         scheduler=run.scheduler,
         job_id=run.job_id,
         nodes=tuple(run.nodes) or (run.host,),
         local_dir=run.local_dir,
-        local_dir_why=run.local_dir_why,
     )
 
 
@@ -192,37 +163,17 @@ def _larger(one: int | None, other: int | None) -> int | None:
 
 # ---- the order: what each node's daemon saw of its own loaders ----
 
-SAME = ("provenance", "planned", "ids", "followed", "trace_used", "trace_unused_why", "trace_written", "trace_why")
-ADDED = (
-    "announcements", "announced_files", "unknown_samples", "opened_files",
-)  # fmt: skip
-
 
 def _order(nodes: Sequence[Digest]) -> OrderSection:
-    """Returns the section. `lead` is null where nothing was announced, or no announced file was seen to be opened."""
+    """Returns the section. `lead` is null where nothing was announced, or no announced file was seen to be opened; else
+    it is that of the node whose copies were least ahead, as a job waits for its slowest node."""
     parts = [node.part.order for node in nodes]
-
-    def first(name: str) -> Any:  # noqa: ANN401  any field
-        """Returns a field that is the same on all nodes, except that only one node may know those of the trace."""
-        return next((value for part in parts if (value := getattr(part, name)) is not None), None)
-
-    def total(name: str) -> Any:  # noqa: ANN401  int | None, which mypy would expect of every field
-        known = [value for part in parts if (value := getattr(part, name)) is not None]
-        return sum(known) if known else None
-
+    leads = [part.lead for part in parts if part.lead is not None]
+    announced = [part for part in parts if part.announcements is not None]
     return OrderSection(
-        **{name: first(name) for name in SAME},
-        **{name: total(name) for name in ADDED},
-        lead=_lead(nodes),
+        provenance=next((part.provenance for part in parts if part.provenance is not None), None),
+        followed=next((part.followed for part in parts if part.followed is not None), None),
+        announcements=sum(part.announcements or 0 for part in announced) if announced else None,
+        unknown_samples=sum(part.unknown_samples or 0 for part in announced) if announced else None,
+        lead=min(leads, key=lambda lead: (lead.median_files, lead.least_files), default=None),
     )
-
-
-def _lead(nodes: Sequence[Digest]) -> OrderLead | None:
-    """Returns the lead of the node whose copies were least ahead, as a job waits for its slowest node."""
-    known = [(node, node.part.order.lead) for node in nodes]
-    leads = [(node, lead) for node, lead in known if lead is not None]
-    if not leads:
-        return None
-    node, lead = min(leads, key=lambda pair: (pair[1].median_files, pair[1].least_files))
-    samples = tuple((round(at_s + node.shift_s, 3), files, seconds) for at_s, files, seconds in lead.samples)
-    return replace(lead, samples=samples, host=node.name)

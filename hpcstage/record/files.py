@@ -18,7 +18,6 @@ from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import VERSION, Record
 from hpcstage.writing import replacing
 
-MAJOR = VERSION.split(".", maxsplit=1)[0]
 GIVE = "give a run directory or its run.json"
 
 
@@ -32,36 +31,24 @@ def save(record: Record, path: Path) -> None:
 
 def load(path: Path) -> Record:
     """Reads a record; NoResult says what is wrong with it."""
-    data = load_plain(path)
+    data = _read(path)
+    version = data.get("schema_version")
+    if not isinstance(version, str) or "time_split" not in data:
+        raise NoResult(f"{path} is not a record of hpcstage", GIVE)
+    if version != VERSION:
+        raise NoResult(
+            f"{path} has schema version {version}, this hpcstage reads {VERSION}", "use the hpcstage that wrote it"
+        )
     try:
         return Record.from_json(data)
     except ValueError as error:
         raise NoResult(f"{path} is not a record of hpcstage: {error}", GIVE) from error
 
 
-def load_plain(path: Path) -> dict[str, Any]:
-    """Reads a record's data as they are, with keys that only another version knows."""
-    data = _read(path)
-    version = data.get("schema_version")
-    if not isinstance(version, str) or "time_split" not in data:
-        raise NoResult(f"{path} is not a record of hpcstage", GIVE)
-    if version.split(".", maxsplit=1)[0] != MAJOR:
-        raise NoResult(
-            f"{path} has schema version {version}, this hpcstage reads {MAJOR}.x", "use the hpcstage that wrote it"
-        )
-    return data
-
-
 def load_run(path: Path) -> Record:
     """Reads the record of a run directory or a record file; composes that of a killed run from its parts."""
     file = _record_file(path)
     return _composed(path) if file is None else load(file)
-
-
-def load_run_plain(path: Path) -> dict[str, Any]:
-    """Returns what `load_run` reads as data, with keys that only another version knows."""
-    file = _record_file(path)
-    return _composed(path).to_json() if file is None else load_plain(file)
 
 
 def _record_file(path: Path) -> Path | None:
@@ -104,7 +91,7 @@ def _run(path: Path) -> RunPart:
     if not heads:
         raise NoResult(f"{path} holds no record of hpcstage", "give a run directory (hpcstage-runs/RUN) or run.json")
     host, started_unix_s, mode = min(heads, key=lambda head: head[1])
-    return RunPart(path.name, [], "", host, started_unix_s, mode_asked=mode, nodes=[head[0] for head in heads])
+    return RunPart(path.name, [], host, started_unix_s, mode_asked=mode, nodes=[head[0] for head in heads])
 
 
 def _run_part(path: Path) -> RunPart:

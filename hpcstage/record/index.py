@@ -38,9 +38,8 @@ class IndexLine:
     run_id: str
     run_dir: str
     command: Sequence[str]
-    cwd: str
     roots: Sequence[str]
-    started_utc: str
+    started_unix_s: float
     exit_code: int | None = None
     mode: str | None = None
     nodes: int = 1
@@ -79,14 +78,13 @@ def path_of(env: Mapping[str, str]) -> Path:
 
 def begin(part: RunPart, run_dir: Path, env: Mapping[str, str] = os.environ) -> None:
     """Appends a run that has just started, so that its report can be found even if it is killed. Never fails."""
-    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(part.started_unix_s))
-    _append(IndexLine(part.run_id, os.path.abspath(run_dir), part.command, part.cwd, part.roots, started), env)
+    _append(IndexLine(part.run_id, os.path.abspath(run_dir), part.command, part.roots, part.started_unix_s), env)
 
 
 def add(record: Record, run_dir: Path, env: Mapping[str, str] = os.environ) -> None:
     """Appends a run that has ended. Never fails."""
     run, path = record.run, os.path.abspath(run_dir)
-    began = IndexLine(run.id, path, run.command, run.cwd, _roots(record), run.started_utc)
+    began = IndexLine(run.id, path, run.command, _roots(record), run.started_unix_s)
     nodes, total_s = len(record.environment.nodes), record.time_split.total_s
     _append(replace(began, exit_code=run.exit_code, mode=run.mode, nodes=nodes, total_s=total_s), env)
 
@@ -105,12 +103,10 @@ def known(env: Mapping[str, str] = os.environ) -> Iterator[Path]:
     return (path for line in _newest(env) if (path := Path(line["run_dir"])).is_dir())
 
 
-def find(command: Sequence[str] | None, roots: Sequence[str], env: Mapping[str, str] = os.environ) -> Path | None:
-    """Returns the run directory of the last successful run of this command (None: any) on these datasets."""
-    for line in _newest(env):
-        if _fits(line, command, roots) and (path := Path(line["run_dir"])).is_dir():
-            return path
-    return None
+def find(roots: Sequence[str], env: Mapping[str, str] = os.environ) -> Path | None:
+    """Returns the run directory of the last successful run on these datasets."""
+    found = (Path(line["run_dir"]) for line in _successful(roots, env))
+    return next((path for path in found if path.is_dir()), None)
 
 
 def earlier(record: Record, env: Mapping[str, str] = os.environ) -> list[Earlier]:
@@ -119,19 +115,18 @@ def earlier(record: Record, env: Mapping[str, str] = os.environ) -> list[Earlier
     from statistics import median
 
     run, nodes, took_s = record.run, len(record.environment.nodes), dict[str, list[float]]()
-    for line in _newest(env):
+    for line in _successful(_roots(record), env):
         mode, total_s = line.get("mode"), line.get("total_s")
-        is_like = _fits(line, run.command, _roots(record)) and line.get("nodes") == nodes
-        is_before = str(line.get("started_utc")) < run.started_utc
-        if is_like and is_before and isinstance(mode, str) and isinstance(total_s, (int, float)):
+        is_like = (line.get("command"), line.get("nodes")) == (list(run.command), nodes)
+        if is_like and mode and total_s is not None and line["started_unix_s"] < run.started_unix_s:
             took_s.setdefault(mode, []).append(total_s)
     return [Earlier(mode, len(values), median(values)) for mode, values in sorted(took_s.items())]
 
 
-def _fits(line: dict[str, Any], command: Sequence[str] | None, roots: Sequence[str]) -> bool:
-    """Returns whether a line is of a successful run of this command (None: any) on these datasets."""
-    is_of = command is None or line.get("command") == list(command)
-    return is_of and sorted(line.get("roots") or []) == sorted(roots) and line.get("exit_code") == 0
+def _successful(roots: Sequence[str], env: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yields the successful runs on these datasets, the last first."""
+    known = sorted(roots)
+    return (line for line in _newest(env) if line.get("exit_code") == 0 and sorted(line.get("roots") or []) == known)
 
 
 def _append(line: IndexLine, env: Mapping[str, str]) -> None:
@@ -140,7 +135,6 @@ def _append(line: IndexLine, env: Mapping[str, str]) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(path) as locked:
             with open(path, "ab", opener=_private) as file:
-                os.fchmod(file.fileno(), 0o600)  # earlier versions made it for everybody to read
                 file.write(json.dumps(asdict(line)).encode() + b"\n")
             if locked:
                 _compact(path)
@@ -181,7 +175,7 @@ def _compact(path: Path) -> None:
 
 
 def _newest(env: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yields the lines that can be read as data, the last first: earlier versions may have written other keys."""
+    """Yields the lines that can be read as data, the last first."""
     try:
         lines = path_of(env).read_bytes().splitlines()
     except OSError:

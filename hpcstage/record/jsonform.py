@@ -11,7 +11,7 @@ import ast
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
 from itertools import pairwise
@@ -19,10 +19,6 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 Form = TypeVar("Form")
-LEFT_OUT_IF_NONE = {"in JSON": "left out where None"}
-"""The metadata of a field whose key is left out where its value is None."""
-EMPTY_IF_NONE = {"in JSON": "empty where None"}
-"""The metadata of a field whose value None is the empty object in JSON."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +54,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401  any value of a field
 
 def written(value: Any) -> dict[str, Any]:  # noqa: ANN401  any dataclass
     """Returns the object with all its fields, for the dataclass's own `to_json`."""
-    found = {}
-    for part in fields(value):
-        member = getattr(value, part.name)
-        if member is not None:
-            found[part.name] = plain(member)
-        elif not _has(part, LEFT_OUT_IF_NONE):
-            found[part.name] = {} if _has(part, EMPTY_IF_NONE) else None
-    return found
+    return {part.name: plain(getattr(value, part.name)) for part in fields(value)}
 
 
 def read(form: type[Form], data: Any) -> Form:  # noqa: ANN401  any JSON value
@@ -90,20 +79,11 @@ def _readers(form: Any) -> Sequence[tuple[str, Callable[[Any], Any], Any]]:  # n
     hints, found = get_type_hints(form), []
     for part in fields(form):
         member = _reader(hints[part.name])
-        member = partial(_or_empty, member) if _has(part, EMPTY_IF_NONE) else member
         absent: Any = part.default if part.default_factory is MISSING else part.default_factory
         if absent is MISSING and NoneType in get_args(hints[part.name]):
             absent = None
         found.append((part.name, member, absent))
     return found
-
-
-def _has(part: Field[Any], metadata: Mapping[str, str]) -> bool:
-    return metadata.items() <= part.metadata.items()
-
-
-def _or_empty(member: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401
-    return None if value == {} else member(value)
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:  # noqa: ANN401  any annotation
@@ -161,8 +141,6 @@ def schema(form: type[Any]) -> dict[str, Any]:
     properties = {}
     for part in fields(form):
         described = dict(_described(hints[part.name]))
-        if _has(part, EMPTY_IF_NONE):
-            described |= {"type": "object", "required": []}
         if text := about.get(part.name):
             described["description"] = text
         properties[part.name] = described

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
-from statistics import median
 
-from hpcstage.record.figures import counts
+from hpcstage.record.figures.contention import median_without
+from hpcstage.record.figures.counts import add, opens_of, ratio
 from hpcstage.record.figures.digest import Digest, JobFigures
-from hpcstage.record.parts.part import NAMED_NODES, GroupPart
+from hpcstage.record.parts.part import GroupPart
 from hpcstage.record.parts.roster import Presence, unheard_why
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import GroupSection, NodeRow, OwnPeriod
@@ -25,16 +24,8 @@ SLOWER_DISK_FACTOR = 2.0
 WAITS_SHARE = 0.05
 """A node is slow if its program waited longer than the others' by this share of the wall time and LEAST_WAIT_S."""
 LEAST_WAIT_S = 2.0
-LEAST_WRITE_S = 1.0
-"""A disk is judged if all transfers together wrote to it for longer than this: a few files say nothing about it."""
 LOCAL_WAITS_SHARE = 0.02
 """A slow local disk does no harm if the program waited for it for less than this share of the wall time."""
-MOST_COMPARED = 64
-"""In a job with more nodes than this the median includes the node itself, as one value hardly changes it."""
-PASSED_ON = ("complete", "scan_s", "placement", "placement_why", "totals", "budget")
-"""The fields of a node's row that are those of its part."""
-MOVED = ("source_bytes", "peer_bytes", "sent_bytes", "local_bytes")
-"""Those that are totals of the node."""
 Values = Sequence[float | None]
 
 
@@ -47,51 +38,32 @@ def rows_of(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], figure
 
 
 def _row(node: Digest, slow: Sequence[str], behind_s: float | None) -> NodeRow:
-    part = node.part
-    row = NodeRow(
+    part, disk, totals = node.part, node.disk, node.totals
+    known = node.speaks
+    return NodeRow(
         host=node.name,
         index=node.index,
         state=node.state,
         why=node.why,
         slow=tuple(slow),
         behind_s=behind_s,
-        clock_moved_s=node.clock_moved_s,
-        ended_s=None if part.ended_s is None else part.ended_s + node.shift_s,
         staged_s=None if part.staged_s is None else part.staged_s + node.shift_s,
-        group=_with_count(part.group) if part.group else None,
-        wait_source_s=node.split.wait_source_s,
-        wait_local_s=node.split.wait_local_s,
+        staged_files=sum(dataset.staged_files for dataset in part.datasets) if known else None,
+        source_bytes=totals.source_bytes if known else None,
+        peer_bytes=totals.peer_bytes if known else None,
+        local_bytes=totals.local_bytes if known else None,
+        opens=sum(opens_of(layer) for layer in node.layers.values()) if known else None,
+        waited_s=node.split.waited_s,
         reader_bytes_per_s=node.reader_bytes_per_s,
-        relative_pace=node.relative_pace,
-        disk=node.disk,
-        errors=tuple(part.errors),
-        processes=node.processes,
-        **{name: getattr(part, name) for name in PASSED_ON},
+        disk_write_share=disk.write_share,
+        disk_read_bytes_per_s=disk.read_bytes_per_s,
+        budget_bytes=part.budget_bytes,
+        used_bytes=part.used_bytes,
     )
-    if not node.speaks:
-        return row
-    return replace(
-        row,
-        staged_files=sum(dataset.staged_files for dataset in part.datasets),
-        opens=node.coverage.opens,
-        **{name: getattr(node.totals, name) for name in MOVED},
-    )
-
-
-def _with_count(group: GroupPart) -> GroupPart:
-    return group if group.missing_count is not None else replace(group, missing_count=len(group.missing))
 
 
 def _unheard(run: RunPart, name: str) -> NodeRow:
-    return NodeRow(
-        host=name,
-        state=Presence.MISSING,
-        why=unheard_why(run, name),
-        complete=False,
-        ended_s=None,
-        scan_s=None,
-        staged_s=None,
-    )
+    return NodeRow(host=name, state=Presence.MISSING, why=unheard_why(run, name))
 
 
 # ---- slow nodes ----
@@ -104,7 +76,7 @@ def _slow(nodes: Sequence[Digest], behind: Values, figures: JobFigures) -> list[
     for period in figures.contention.own_periods or ():
         alone[period.host].append(period)
     writes = _times_others([_write_s_per_byte(node) for node in nodes])
-    rates = [node.disk.read_bytes_per_s if node.disk else None for node in nodes]
+    rates = [node.disk.read_bytes_per_s for node in nodes]
     reads = _times_others([None if rate is None else 1 / rate for rate in rates])
     return [
         [*_waits(behind_s, wall_s), *_paces(node, alone[node.name]), *_disks(node, written, read, wall_s)]
@@ -131,8 +103,7 @@ def _paces(node: Digest, periods: Sequence[OwnPeriod]) -> list[str]:
 
 def _disks(node: Digest, written: float | None, read: float | None, wall_s: float) -> list[str]:
     said = []
-    writes = node.disk is not None and node.disk.write_share > 0.5 and node.disk.write_s > LEAST_WRITE_S
-    if writes and written is not None and written > SLOWER_DISK_FACTOR:
+    if (node.disk.write_share or 0.0) > 0.5 and written is not None and written > SLOWER_DISK_FACTOR:
         said.append(f"its local disk takes {written:.1f} times as long to write as the others'")
     waits = (node.split.wait_local_s or 0.0) > LOCAL_WAITS_SHARE * wall_s
     if read is not None and read > SLOWER_DISK_FACTOR and waits:
@@ -142,56 +113,41 @@ def _disks(node: Digest, written: float | None, read: float | None, wall_s: floa
 
 def _write_s_per_byte(node: Digest) -> float | None:
     size = (node.totals.copied_bytes or 0) + (node.totals.peer_bytes or 0)
-    return node.disk.write_s / size if node.disk and node.disk.write_s and size else None
+    return node.disk.write_s / size if node.disk.write_s and size else None
 
 
 def _behind(values: Values) -> list[float | None]:
     """Returns by how much each value exceeds the median of the others; None where there is nothing to compare."""
-    pairs = zip(values, _others(values), strict=True)
-    return [None if value is None or other is None else value - other for value, other in pairs]
+    return [None if value is None or other is None else value - other for value, other in _with_others(values)]
 
 
 def _times_others(values: Values) -> list[float | None]:
-    pairs = zip(values, _others(values), strict=True)
-    return [value / other if value is not None and other else None for value, other in pairs]
+    return [value / other if value is not None and other else None for value, other in _with_others(values)]
 
 
-def _others(values: Values) -> list[float | None]:
-    """Returns for each value the median of the other known values."""
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return [None] * len(values)
-    if len(known) > MOST_COMPARED:
-        return [median(known)] * len(values)
-    rest = ([v for other, v in enumerate(values) if other != at and v is not None] for at in range(len(values)))
-    return [median(row) if row else None for row in rest]
+def _with_others(values: Values) -> list[tuple[float | None, float | None]]:
+    """Returns each value with the median of the other known values."""
+    known = sorted(value for value in values if value is not None)
+    return [(one, None if one is None or len(known) < 2 else median_without(known, one)) for one in values]
 
 
 # ---- the nodes together ----
 
 
-def group_of(nodes: Sequence[Digest], silent: Sequence[str], total: int, figures: JobFigures) -> GroupSection | None:
-    """Returns the section; None where the job has one node. `silent` names the nodes that reported nothing at all."""
+def group_of(nodes: Sequence[Digest], total: int, figures: JobFigures) -> GroupSection | None:
+    """Returns the section; None where the job has one node."""
     if total < 2:
         return None
     groups = [group for node in nodes if (group := node.part.group)]
-    died = [node.name for node in nodes if node.state is Presence.DIED]
-    missing = [*(node.name for node in nodes if node.state is Presence.MISSING), *silent]
     alone = [node for node in nodes if node.state is Presence.OK and not _generations(node.part.group)]
     told = [node.part for node in nodes if node.speaks]
     troubled = [node.part.group for node in alone] or [group for group in groups if group.generations > 1]
     return GroupSection(
         nodes=total,
         reported=len(told),
-        missing=tuple(missing[:NAMED_NODES]),
-        missing_count=len(missing),
-        died=tuple(died[:NAMED_NODES]),
-        died_count=len(died),
         placement=_most_frequent([part.placement for part in told]),
         placement_why=next((part.placement_why for part in told if part.placement_why), None),
         generations=max(map(_generations, groups), default=0),
-        size=max((group.size for group in groups), default=0),
-        alone=tuple(node.name for node in alone[:NAMED_NODES]),
         alone_count=len(alone),
         why=next((group.why for group in troubled if group and group.why), None),
         source_times=_source_times(figures),
@@ -209,5 +165,5 @@ def _most_frequent(placements: Sequence[str]) -> str | None:
 
 def _source_times(figures: JobFigures) -> float | None:
     """Returns how often the datasets were read from the source: source bytes divided by their size."""
-    size = counts.add(*(dataset.size_bytes for dataset in figures.datasets))
-    return counts.ratio(figures.totals.source_bytes, size)
+    size = add(*(dataset.size_bytes for dataset in figures.datasets))
+    return ratio(figures.totals.source_bytes, size)

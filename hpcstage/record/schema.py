@@ -10,39 +10,23 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal
 
 from hpcstage.problem import Problem
 from hpcstage.record import jsonform
-from hpcstage.record.jsonform import (
-    EMPTY_IF_NONE,
-    Count,
-    NotNegative,
-    NumberLimits,
-    Seconds,
-    Share,
-)
+from hpcstage.record.jsonform import Count, NotNegative, NumberLimits, Seconds, Share
 from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.parts.elastic import ElasticPart
 from hpcstage.record.parts.outputs import OutputsPart
-from hpcstage.record.parts.part import (
-    BudgetPart,
-    DatasetPart,
-    ErrorPart,
-    GroupPart,
-    MissedProcess,
-    NodeTotals,
-    OrderLead,
-)
+from hpcstage.record.parts.part import DatasetPart, MissedProcess, OrderLead
 from hpcstage.record.parts.roster import Presence
 
 VERSION = "1.0"
 TITLE = "The record of a run of hpcstage"
 Mode = Annotated[str, NumberLimits(enum=("runtime", "upfront", "direct"))]
 Placement = Annotated[str, NumberLimits(enum=("private", "replicate", "partition"))]
-MeasuredOn = Literal["copies", "reads"]
 RunState = Literal["ended", "running", "unclear", "lost", "aside", "not started"]
 Column = tuple[float, ...]
 
@@ -53,8 +37,6 @@ class RunSection:
 
     id: str
     command: tuple[str, ...]
-    cwd: str
-    run_dir: str | None
     host: str
     mode: Mode | None
     mode_asked: str
@@ -63,14 +45,9 @@ class RunSection:
     """ended: the end of the command was seen; running: it still runs; unclear: it runs on another host, or was killed a
     moment ago; lost: hpcstage stopped before it; aside: nothing could be staged, the command ran without hpcstage; not
     started: the command did not start."""
-    started_utc: str
-    started_unix_s: float | None
-    child_started_s: Seconds | None
-    child_ended_s: Seconds | None
-    ended_s: Seconds | None
+    started_unix_s: float
     exit_code: int | None
     signal: int | None
-    child_cpu_s: Seconds | None
 
     @property
     def stages(self) -> bool:
@@ -87,49 +64,10 @@ class RunSection:
 class EnvironmentSection:
     """Where the run took place."""
 
-    python: str = ""
-    kernel: str = ""
     scheduler: str
     job_id: str | None
     nodes: tuple[str, ...]
     local_dir: str | None
-    local_dir_why: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SettingRow:
-    """A setting, its value, and where the value was set."""
-
-    key: str
-    value: Any
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiskSpeed:
-    """How fast the local disk was. Empty where nothing was measured."""
-
-    write_s: float
-    """Time of transfers in writes to the local disk."""
-    write_share: float
-    """The share of all their time that these writes took."""
-    read_bytes_per_s: float | None
-    """The rate of one reader of staged copies."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessRow:
-    """One attached process, or several that have ended (pid 0)."""
-
-    pid: int
-    parent_pid: int
-    layer: str
-    python: str
-    opens: Count | None
-    swapped: Count | None
-    loader_steps: Count | None
-    loader_epochs: Count | None
-    loader_workers: Count | None
 
 
 class Waits:
@@ -147,7 +85,7 @@ class Waits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeRow(Waits):
+class NodeRow:
     """One node of the job."""
 
     host: str
@@ -162,41 +100,29 @@ class NodeRow(Waits):
     """The figures in which it is slower than the median of the other nodes; empty with one node."""
     behind_s: float | None = None
     """The time that its program waited for files, less that of the other nodes' programs at the median."""
-    complete: bool | None
-    clock_moved_s: float = 0.0
-    """The seconds that were added to this node's times, as they lay outside of the run: its clock is wrong. Errors of
-    less than 10 s are not seen."""
-    ended_s: float | None
-    scan_s: Seconds | None
-    staged_s: float | None
+    staged_s: float | None = None
+    """When its last file was staged; null: not all were."""
     staged_files: Count | None = None
     """Files in its store at the end, from wherever."""
-    placement: Placement | None = None
-    """The placement that it followed: private where it was not in the group."""
-    placement_why: str = ""
-    group: GroupPart | None = field(default=None, metadata=EMPTY_IF_NONE)
     source_bytes: Count | None = None
     """Bytes read at the source by its copiers and its program."""
     peer_bytes: Count | None = None
     """Bytes received from other nodes."""
-    sent_bytes: Count | None = None
-    """Bytes sent to other nodes."""
     local_bytes: Count | None = None
     """Bytes read by its program from staged copies."""
     opens: Count | None = None
     """Opens by its program, below the datasets."""
-    wait_source_s: Seconds | None = None
-    """The mean of its training processes: as in time_split, but of this node alone."""
-    wait_local_s: Seconds | None = None
+    waited_s: Seconds | None = None
+    """The waits for files, as in time_split, of this node alone: the mean of its training processes."""
     reader_bytes_per_s: NotNegative | None = None
     """The rate of one reader of its program at the source, with the opens."""
-    relative_pace: NotNegative | None = None
-    """Its speed of the source divided by the median of the other nodes' at the same moment; the median over the run."""
-    disk: DiskSpeed | None = field(default=None, metadata=EMPTY_IF_NONE)
-    totals: NodeTotals = field(default_factory=NodeTotals)
-    budget: BudgetPart | None = field(default=None, metadata=EMPTY_IF_NONE)
-    errors: tuple[ErrorPart, ...] = ()
-    processes: tuple[ProcessRow, ...] = ()
+    disk_write_share: Share | None = None
+    """The share of all their time that transfers spent in writes to the local disk; null where that was short."""
+    disk_read_bytes_per_s: NotNegative | None = None
+    """The rate of one reader of staged copies."""
+    budget_bytes: Count | None = None
+    """What its store may hold."""
+    used_bytes: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,22 +133,13 @@ class GroupSection:
     """The number of nodes that the job has."""
     reported: Count
     """The number of nodes that reported a figure: all sums are over these."""
-    missing: tuple[str, ...]
-    """The first of the nodes whose daemon never came up."""
-    missing_count: Count
-    died: tuple[str, ...]
-    """The first of the nodes whose daemon ended early."""
-    died_count: Count
     placement: Placement | None
     """The placement that most nodes followed."""
     placement_why: str | None = None
     generations: Count
     """How often the group was started."""
-    size: Count
-    """Nodes in the last group, as its largest member saw it."""
-    alone: tuple[str, ...] = ()
-    """The first of the nodes that staged without the group."""
     alone_count: Count = 0
+    """The number of nodes that staged without the group."""
     why: str | None = None
     """Why nodes staged alone, or why the last group ended."""
     source_times: NotNegative | None
@@ -236,43 +153,29 @@ class RunTotals:
 
     source_bytes: Count | None
     """Bytes read at the source: by copiers and by the program. Null if a process that read there did not measure it."""
-    source_files: Count | None
-    """Files that the copiers read whole."""
-    source_ops: Count | None
-    """Opens, listings and stats issued at the source."""
-    source_opens: Count | None
+    copied_bytes: Count | None
+    """The copiers' share of them."""
+    direct_bytes: Count | None
+    """The program's share of them."""
+    direct_opens: Count | None
+    """Opens of the program that went to the source, whatever the reason."""
     peer_bytes: Count | None
     """Bytes of staged files that nodes received from other nodes, also from those of a training that they joined. Null:
     nodes did not share."""
-    peer_files: Count | None = None
-    """Files that nodes received from other nodes."""
-    sent_bytes: Count | None = None
-    """Bytes sent to other nodes of the job: peer_bytes without what came from another job, and what nodes that died had
-    received."""
     local_bytes: Count | None
     """Bytes that the program read from staged copies."""
-    moved_opens: Count | None = None
-    """Open files of the source, counted in direct_opens, that went on with their copy once it was staged."""
-    moved_bytes: Count | None = None
-    """The bytes of local_bytes that the program read from these."""
     wanted: Count | None
     """Opens that asked the daemon for a file that was not staged yet."""
     want_ready: Count | None
-    copied_bytes: Count | None
-    copied_opens: Count | None
-    source_listings: Count | None
-    direct_opens: Count | None
-    """Opens of the program that went to the source, whatever the reason."""
-    direct_bytes: Count | None
+    """Those of them that got the copy."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slowest(Waits):
+class Slowest:
     """The node whose program waited longest, as a job goes on when its slowest process does. Null with one node."""
 
     host: str
-    wait_source_s: Seconds | None
-    wait_local_s: Seconds | None
+    waited_s: Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,7 +198,9 @@ class TimeSplit(Waits):
     before_s: Seconds | None
     """From the start of hpcstage to that of the command: the staging, in mode upfront."""
     slowest: Slowest | None = None
-    method: str
+    loader_epochs: Count | None = None
+    """Epochs that PyTorch's loader went through, the most of any training process. Null: no process had one."""
+    loader_workers: Count | None = None
     unmeasured: tuple[str, ...]
 
     @property
@@ -308,16 +213,6 @@ class TimeSplit(Waits):
         """Returns the seconds that faster reading could still save at most: the waits for data, with several nodes
         those of the node that waited longest. None: not measured."""
         return (self.slowest or self).waited_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerCoverage:
-    """The opens of the processes with one kind of shim."""
-
-    processes: Count
-    opens: Count | None
-    swapped: Count | None
-    share: Share | None
 
 
 REQUIRED_REASONS = (
@@ -337,10 +232,10 @@ class Coverage:
     dropped: Count | None
     processes_attached: Count | None
     processes_missed: Count | None
-    processes_uncounted: Count | None
     errors: Count | None
     share: Share | None
-    by_layer: dict[str, LayerCoverage]
+    layers: dict[str, Count]
+    """The attached processes by the kind of their shim."""
     reasons: Annotated[dict[str, Count], NumberLimits(required=REQUIRED_REASONS)]
     """Opens that were not swapped, by the reason."""
     missed_examples: tuple[MissedProcess, ...]
@@ -355,8 +250,6 @@ class SharedPeriod:
     end_s: float
     loss: Share
     """1 - mean bandwidth in the period / best bandwidth."""
-    hosts: tuple[str, ...] = ()
-    """The first of the nodes that fell."""
     nodes: Count = 1
     """The number of nodes that fell."""
     nodes_observed: Count = 1
@@ -384,8 +277,8 @@ class Percentiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latency(Percentiles):
-    """Latencies of operations at the source; the plain keys are those of open."""
+class Latency:
+    """Latencies of operations at the source."""
 
     open: Percentiles
     read: Percentiles
@@ -405,8 +298,6 @@ class Contention:
     verdict: Literal["periods", "none", "unknown"] | None = None
     """periods: slow periods were found. none: at no time was the mean over a second as low as in one. unknown: neither
     can be said. With several nodes it is about all together."""
-    measured_on: MeasuredOn | None
-    method: str
     latency_ms: Latency
 
 
@@ -416,27 +307,12 @@ class OrderSection:
 
     provenance: str | None
     """The origin of the order that copies followed last: sampler, given, trace, manifest."""
-    planned: str | None = None
-    """The origin of the order with which copying began."""
-    ids: Count | None = None
     followed: bool | None
     """False: another order was asked for by name, so announcements of samplers were only counted."""
-    trace_used: str | None = None
-    """The run whose trace this run knew."""
-    trace_unused_why: str | None = None
-    """Why there was none."""
-    trace_written: bool | None = None
-    """Whether the run left a trace for the next."""
-    trace_why: str | None = None
-    """Why not."""
     announcements: Count | None = None
     """Epochs that samplers announced."""
-    announced_files: Count | None = None
-    """Files in them."""
     unknown_samples: Count | None = None
     """Announced samples whose files were not known then."""
-    opened_files: Count | None = None
-    """Different files that were seen to be opened."""
     lead: OrderLead | None
 
 
@@ -481,7 +357,8 @@ class Record:
     problems: tuple[Problem, ...]
     run: RunSection
     environment: EnvironmentSection
-    config: tuple[SettingRow, ...]
+    config: dict[str, Any]
+    """The settings by name."""
     datasets: tuple[DatasetPart, ...]
     nodes: tuple[NodeRow, ...]
     """The nodes by index; those of which nothing was heard come last."""
@@ -504,6 +381,10 @@ class Record:
     def names_dataset(self) -> bool:
         """Returns whether the run has a dataset, as far as is known: some have output files or checkpoints only."""
         return bool(self.datasets) or self.run.mode != "direct"
+
+    def number(self, state: Presence) -> int:
+        """Returns the number of nodes in a state."""
+        return sum(node.state is state for node in self.nodes)
 
     @property
     def keeps_directories(self) -> bool:

@@ -29,19 +29,16 @@ class Measured:
 def workload_of(record: Record) -> Measured:
     """Returns the epochs, the compute time per epoch, the time before the first read, the readers of a run, and how
     fast it read."""
-    trainers = [p for node in record.nodes for p in node.processes if p.loader_steps]
     split = record.time_split
-    readers = max((p.loader_workers or 0 for p in trainers), default=None)
-    epochs = _epochs_by_opens(record) or max((p.loader_epochs or 0 for p in trainers), default=0) or None
-    startup_s = split.other_s if trainers and split.compute_s is not None else None
+    epochs = _epochs_by_opens(record) or split.loader_epochs or None
     return Measured(
         epochs=epochs,
         epoch_compute_s=_epoch_compute_s(split, epochs),
-        startup_s=startup_s,
-        readers=readers,
+        startup_s=split.other_s if split.loader_workers is not None and split.compute_s is not None else None,
+        readers=split.loader_workers,
         source_bytes_per_s=record.contention.typical_bytes_per_s or None,
         reader_bytes_per_s=_median(node.reader_bytes_per_s for node in record.nodes),
-        local_bytes_per_s=_median(node.disk.read_bytes_per_s for node in record.nodes if node.disk is not None),
+        local_bytes_per_s=_median(node.disk_read_bytes_per_s for node in record.nodes),
         source=f"record of {record.run.id}",
     )
 

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 from hpcstage.record.figures.counts import ratio
 from hpcstage.record.index import Earlier
-from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, Series, TimeSplit
+from hpcstage.record.parts.roster import Presence
+from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, TimeSplit
 from hpcstage.units import format_duration, format_rate, format_share, format_size
 
 UNKNOWN = "not measured"
 NAME_CHARS = 18
 """The characters of a node's name that are shown."""
-PEAK_S = 1.0
-"""Over less than this time, files that end together would count as a peak that the source did not give."""
 ENDINGS = {"running": "still running", "aside": "ran without hpcstage"}
 
 
@@ -66,15 +64,6 @@ def seconds(value: float | None) -> str:
         return "0 s"
     text = format_duration(abs(value)) if abs(value) >= 0.1 else f"{abs(value) * 1000:.3g} ms"
     return f"-{text}" if value < 0 else text
-
-
-def milliseconds(value: float | None) -> str:
-    """Formats a latency, or says that it is not known."""
-    if value is None:
-        return UNKNOWN
-    if value < 0.1:
-        return f"{value * 1000:.0f} us"
-    return f"{value:.3g} ms" if value < 1000 else f"{value / 1000:.3g} s"
 
 
 def _known(form: Callable[[float], str]) -> Callable[[float | None], str]:
@@ -151,30 +140,13 @@ def earlier(found: Sequence[Earlier]) -> str:
     return f"this command earlier: {', '.join(told)}"
 
 
-def highest_rate(series: Series) -> float:
-    """Returns the highest mean rate of the source over PEAK_S; over the whole run where that was shorter."""
-    starts_s = list(series.start_s)
-    starts_s += [starts_s[-1] + (series.interval_s or 0.0)] if starts_s else []
-    sums = [0.0]
-    for value, (begin_s, end_s) in zip(series.source_bytes_per_s, pairwise(starts_s), strict=False):
-        sums.append(sums[-1] + value * (end_s - begin_s))
-    highest, first = 0.0, 0
-    for last in range(1, len(sums)):
-        while starts_s[last] - starts_s[first + 1] >= PEAK_S and first + 1 < last:
-            first += 1
-        span_s = starts_s[last] - starts_s[first]
-        if span_s > 0 and (span_s >= PEAK_S or last == len(sums) - 1):
-            highest = max(highest, (sums[last] - sums[first]) / span_s)
-    return highest
-
-
-def source_times(group: GroupSection) -> str:
+def source_times(record: Record, group: GroupSection) -> str:
     """Says how often the source was read by the nodes that reported; others may have read it, too."""
     if group.source_times is None:
         return ""
     value = f"{group.source_times:.3g}"
     often = "once" if value == "1" else f"{value} times"
-    whole = group.reported >= group.nodes and not group.died_count
+    whole = group.reported >= group.nodes and not record.number(Presence.DIED)
     return f"source read {often}" if whole else f"source read at least {often}"
 
 

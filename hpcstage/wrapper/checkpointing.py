@@ -35,7 +35,7 @@ from hpcstage.checkpoint.keeping.plain import (
 from hpcstage.errors import HpcstageError, NoLocalDir, NoResult, UsageError
 from hpcstage.node import directory, kept
 from hpcstage.units import format_number, format_size
-from hpcstage.wrapper import cleaning, late, outdir
+from hpcstage.wrapper import dirlock, late
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -184,7 +184,7 @@ def drop(found: FoundCheckpoints, names: Sequence[str], *, drops_local: bool) ->
     UsageError if a name is not there, or if a run uses DIR."""
     if missing := [name for name in names if name not in found.names]:
         raise UsageError(f"{missing[0]} is not in {found.target}", "see checkpoint ls")
-    lock = outdir.lock(os.fspath(found.target), os.fspath(found.target), "hpcstage checkpoint drop")
+    lock = dirlock.lock(os.fspath(found.target), os.fspath(found.target), "hpcstage checkpoint drop")
     try:
         for name in names:
             remove_entry(found.target, name)
@@ -193,7 +193,7 @@ def drop(found: FoundCheckpoints, names: Sequence[str], *, drops_local: bool) ->
         if drops_local:
             yield from _drop_local(found)
     finally:
-        outdir.unlock(os.fspath(found.target), lock)
+        dirlock.unlock(os.fspath(found.target), lock)
 
 
 def _drop_local(found: FoundCheckpoints) -> Lines:
@@ -236,7 +236,7 @@ def _named_errors(to: Path) -> Iterator[None]:
 def _places(target: Path, config: Config) -> Iterator[kept.KeptPlace]:
     host = socket.gethostname()
     try:
-        local = cleaning.local_dir(config, host)
+        local = late.local_dir(config, host)
     except NoLocalDir:
         return
     for place in kept.places(directory.outputs_base(local, host)):

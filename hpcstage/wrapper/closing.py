@@ -6,22 +6,23 @@ import contextlib
 import functools
 import importlib
 import os
-import resource
 import shutil
 import time
 from typing import TYPE_CHECKING
 
-from hpcstage.node import start
+from hpcstage.node import control
 from hpcstage.problem import Problem
 from hpcstage.protocol import nodedir
-from hpcstage.protocol.rundir import NODES
-from hpcstage.wrapper import grouping, messages
+from hpcstage.protocol.rundir import NODES, RECORD
+from hpcstage.wrapper import facts, grouping, messages
 
 if TYPE_CHECKING:
     from hpcstage.errors import HpcstageError
     from hpcstage.wrapper.session import Session
 
 LATE_PARTS_S = 0.5
+READY_AFTER_S = 1.0
+_LATE = ("hpcstage.record.files", "hpcstage.record.compose", "hpcstage.report.terminal.short")
 
 
 def close(session: Session, status: int | None) -> None:
@@ -31,8 +32,6 @@ def close(session: Session, status: int | None) -> None:
     if session.part.child_started_s is not None and session.part.child_ended_s is None:
         session.part.child_ended_s = session.clock.elapsed_s()
     _take_status(session, status)
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    session.part.child_cpu_s = usage.ru_utime + usage.ru_stime
     with contextlib.suppress(Exception):  # a mistake there was reported while the command ran
         session.watch()
     if session.directories is not None:
@@ -40,7 +39,7 @@ def close(session: Session, status: int | None) -> None:
     if session.lead is not None and session.group is not None and session.group.starts_daemons:
         session.lead.end()
     session.control.tell_end()
-    import_result()  # the daemon is ending meanwhile
+    _import_late()  # the daemon is ending meanwhile
     last = session.control.await_end(session.config.drain_s)
     if session.directories is not None and last is None:
         session.control.kill()  # nobody else may work on the files
@@ -51,13 +50,13 @@ def close(session: Session, status: int | None) -> None:
         session.directories.collect(session.part)
     if is_last:
         _report(session, complete=last is True)
-    gone = session.control.gone(start.REMOVAL_S if last is not None else 0.0)
+    gone = session.control.gone(control.REMOVAL_S if last is not None else 0.0)
     session.control.close()
     if session.control.process is not None and not gone:
         session.keep_log()
         shutil.rmtree(session.node.path, ignore_errors=True)
     if session.lead is not None:
-        session.lead.close(start.REMOVAL_S)
+        session.lead.close(control.REMOVAL_S)
     session.node.close()
     _sweep(session)
 
@@ -105,15 +104,40 @@ def _report(session: Session, *, complete: bool) -> None:
         text = f"the staging daemon did not answer within {session.config.drain_s:.0f} s of the command's end"
         session.part.problems.append(Problem("daemon-silent", text, f"its log: {session.log_kept}"))
     try:
-        from hpcstage.wrapper.result import write_record
-
-        write_record(session.run_dir, session.part)
+        _write_record(session)
     except Exception as error:  # noqa: BLE001  nodes are to be cleaned up, and the command's exit code passed on
         messages.warn(f"cannot report on this run: {type(error).__name__}: {error}")
 
 
+def _write_record(session: Session) -> None:
+    """Writes the record and prints the short form. A failure is reported; the command's exit code stays what it is."""
+    from hpcstage.record import files, index
+    from hpcstage.record.compose import compose
+    from hpcstage.report.terminal.short import short
+
+    run_dir, part = session.run_dir, session.part
+    try:
+        facts.save_part(run_dir, part)
+        record = compose(part, files.node_parts(run_dir))
+        files.save(record, run_dir / RECORD)
+    except OSError as error:
+        messages.warn(f"cannot write the report of this run to {run_dir}: {error.strerror}")
+        return
+    index.add(record, run_dir, os.environ)
+    if part.child_started_s is not None:
+        messages.result([*short(record), f"report: hpcstage report {run_dir}"])
+
+
+def get_ready(session: Session) -> None:
+    """Imports what the end needs a while after the command has started: nobody waits for the wrapper then."""
+    begun_s = session.part.child_started_s
+    if begun_s is not None and session.clock.elapsed_s() > begun_s + READY_AFTER_S:
+        _import_late()
+
+
 @functools.cache
-def import_result() -> None:
-    """Imports what writes the record, once; a failure is reported when the module is needed."""
+def _import_late() -> None:
+    """Imports what writes the record, once; a failure is reported when it is needed."""
     with contextlib.suppress(Exception):
-        importlib.import_module("hpcstage.wrapper.result")
+        for module in _LATE:
+            importlib.import_module(module)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hpcstage.node.control import DaemonControl
     from hpcstage.plan.types import Dataset
     from hpcstage.record.parts.run import RunPart
-    from hpcstage.wrapper.sharedoutputs import OtherNodes
+    from hpcstage.wrapper.leadlink import OtherNodes
 
 
 class RunDirectories:
@@ -150,7 +150,7 @@ def _checkpoints(config: Config, node: RunNode) -> type[RunOutputs]:
 
         refuse_protection(config, node.why_not)
         return RunCheckpoints
-    from hpcstage.wrapper.sharedcheckpoints import SharedCheckpoints
+    from hpcstage.wrapper.checkpoints import SharedCheckpoints
 
     return SharedCheckpoints
 

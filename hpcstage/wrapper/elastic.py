@@ -27,10 +27,10 @@ from hpcstage.elastic.membership.bounded import NoAnswer
 from hpcstage.elastic.membership.etcd import Etcd, endpoints_of
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.job import together
-from hpcstage.node import environment, start
+from hpcstage.node import control, environment
 from hpcstage.protocol.trainingspec import NODE_PROGRAM, PROGRAM, SCRIPT, SPEC, TrainingSpec
 from hpcstage.record.parts.elastic import ElasticPart, MembershipRow
-from hpcstage.wrapper import grouping, joining, messages, rundir
+from hpcstage.wrapper import facts, grouping, joining, messages
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -226,8 +226,8 @@ def _ends_unix_s(config: Config, job: Job) -> float | None:
 
 def unstaged_words(command: Sequence[str], config: Config, job: Job, started_unix_s: float) -> list[str]:
     """Returns what `words` returns, for a training whose data cannot be staged. Raises HpcstageError or OSError."""
-    run_id = rundir.unique_id(started_unix_s, job.job_id)
-    run_dir = rundir.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
+    run_id = facts.unique_id(started_unix_s, job.job_id)
+    run_dir = facts.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
     place = TrainingPlace.of(config, run_id, run_dir, run_dir)
     if config.name is not None:
         let_join(command, config, job, place)
@@ -277,7 +277,7 @@ def _between_s(begin_unix_s: float, end_unix_s: float | None) -> float | None:
 
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of the process that starts the agents."""
-    return environment.for_daemon(env, start.package_parent())
+    return environment.for_daemon(env, control.package_parent())
 
 
 def _refuse_ours(arguments: Sequence[str]) -> None:

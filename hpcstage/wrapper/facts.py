@@ -1,27 +1,51 @@
-"""Gathers what is known of a run before it starts: its part of the record, its id, the notices about its datasets."""
+"""Gathers what is known of a run before it starts: its id, its run directory, its part of the record.
+
+The run directory is on the source, at `./hpcstage-runs/<run id>` or where the user wants it. If the default place
+cannot be written, the results go to the user's state directory: a read-only working directory is no reason to fail.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import os
-import platform
 import socket
+import time
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcstage import __version__, inherited
+from hpcstage import inherited
 from hpcstage import job as jobs
-from hpcstage.errors import NotStarted
+from hpcstage.errors import HpcstageError, NotStarted, UsageError
+from hpcstage.job import file_name
 from hpcstage.plan.dataset.datasets import already_local
 from hpcstage.problem import Problem
+from hpcstage.protocol.rundir import NODES, PART, RUNS
+from hpcstage.record import index
 from hpcstage.record.parts import alive
 from hpcstage.record.parts.run import RunPart
+from hpcstage.wrapper import grouping
+from hpcstage.writing import replace_text
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job.localdir import LocalDir
     from hpcstage.plan.dataset.datasets import Resolved
-    from hpcstage.wrapper.run import Clock
+
+
+class Clock:
+    """Holds the start of the run on both clocks."""
+
+    def __init__(self) -> None:
+        self.unix_s = time.time()
+        self.monotonic_s = time.monotonic()
+
+    def elapsed_s(self) -> float:
+        """Returns the seconds since the start."""
+        return time.monotonic() - self.monotonic_s
 
 
 def shared_id(run_key: str | None, config: Config, host: str = "") -> str | None:
@@ -43,7 +67,6 @@ def run_part(
     return RunPart(
         run_id=run_id,
         command=list(command),
-        cwd=os.fspath(inherited.directory()),
         host=socket.gethostname(),
         started_unix_s=clock.unix_s,
         mode_asked=config.mode,
@@ -51,11 +74,7 @@ def run_part(
         job_id=job.job_id,
         nodes=list(job.nodes),
         local_dir=None if local is None else os.fspath(local.path),
-        local_dir_why="" if local is None else local.why,
-        config=config.rows(),
-        version=__version__,
-        python=platform.python_version(),
-        kernel=platform.release(),
+        config={str(row["key"]): row["value"] for row in config.rows()},
         pid_space=alive.pid_space(),
     )
 
@@ -74,11 +93,77 @@ def check_datasets(resolved: Resolved, local: LocalDir, part: RunPart, *, strict
     said = []
     if not resolved.datasets:
         part.direct_why = "no dataset is named"
-    for notice in [*resolved.warnings, *already_local(resolved.datasets, local.device)]:
-        if notice.id == "already_local":
-            if strict:
-                raise NotStarted(notice.text, notice.remedy)
-            part.direct_why = notice.text
-        said.append(f"{notice.text} ({notice.remedy})")
-        part.problems.append(Problem(notice.id.replace("_", "-"), notice.text, notice.remedy))
+    for problem in already_local(resolved.datasets, local.device):
+        if strict:
+            raise NotStarted(problem.text, problem.remedy)
+        part.direct_why = problem.text
+        said.append(f"{problem.text} ({problem.remedy})")
+        part.problems.append(problem)
     return said
+
+
+def unique_id(now_s: float, job_id: str | None) -> str:
+    """Returns a run id that sorts by time: `20261121-031422-1f3a5b7c`, followed by the job's id if there is one. It
+    names directories, so what may be no part of a name is replaced: Flux's ids begin with the letter ƒ."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
+    name = f"{stamp}-{os.urandom(4).hex()}"
+    return f"{name}-{file_name(job_id)}" if job_id else name
+
+
+def make(wanted: str | None, cwd: Path, run_id: str, env: dict[str, str]) -> Path:
+    """Makes the run directory; falls back to the state directory if the user named none. Raises UsageError if the named
+    one cannot be made, OSError if nothing can be written."""
+    if wanted:
+        path = _below(cwd) / wanted if not os.path.isabs(wanted) else Path(wanted)
+        try:
+            _make(path)
+        except OSError as error:
+            what = f"--run-dir {wanted} cannot be made: {error.strerror}"
+            raise UsageError(what, "name a directory that you may write to, on the shared file system") from None
+        return path
+    try:
+        path = _below(cwd) / RUNS / run_id
+        _make(path)
+    except OSError:
+        path = index.state_dir(env) / "runs" / run_id
+        _make(path)
+    return path
+
+
+def _make(path: Path) -> None:
+    """Makes what is missing so that only this user may enter it. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for place in (path, path / NODES):
+        place.mkdir(mode=0o700, exist_ok=True)
+    if (path / NODES).is_symlink():
+        raise OSError(errno.ELOOP, f"{path / NODES} is a symbolic link")
+
+
+def _below(cwd: Path) -> Path:
+    if not cwd.is_dir():
+        raise FileNotFoundError(f"the working directory {cwd} is not there")
+    return cwd
+
+
+def save_part(run_dir: Path, part: RunPart) -> None:
+    """Writes what the wrapper knows so far, so that a killed job still has a report."""
+    replace_text(run_dir / PART, json.dumps(part.to_json()))
+
+
+def leave_word(command: Sequence[str], config: Config, error: HpcstageError, resolved: Resolved, clock: Clock) -> None:
+    """Writes into the run directory why nothing was staged, and makes none that its user could not use later. Behind a
+    launcher only the first rank writes; where the launch has no name and each node stages alone, the first rank on each
+    node writes."""
+    with contextlib.suppress(Exception):  # whatever goes wrong here, the command runs
+        job = jobs.detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
+        if inherited.hides_own_files() or not grouping.leaves_word(job):
+            return
+        run_id = unique_id(clock.unix_s, job.job_id)
+        part = run_part(command, config, clock, run_id, job, None)
+        part.roots = [os.fsdecode(dataset.root) for dataset in resolved.datasets]
+        part.aside = not config.strict
+        part.exit_code = error.exit_code if config.strict else None
+        part.problems.append(Problem("not-staged", error.what, error.remedy))
+        run_dir = make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
+        save_part(run_dir, part)
+        index.begin(part, run_dir)

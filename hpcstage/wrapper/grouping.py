@@ -7,24 +7,30 @@ launcher each node has its wrappers, which start its daemon; the lead of the fir
 from __future__ import annotations
 
 import contextlib
+import grp
 import json
 import os
+import pwd
 import shlex
 import shutil
+import stat
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import NotStarted
-from hpcstage.job import launchers, nodelist, together
+from hpcstage.job import launchers, together
+from hpcstage.job.schedulers import fold_nodes
+from hpcstage.node import control, environment
 from hpcstage.node import directory as node_directory
-from hpcstage.node import environment, start
 from hpcstage.protocol import leadspec, nodedir
 from hpcstage.protocol.leadspec import LeadSpec
 from hpcstage.protocol.membership import Membership
-from hpcstage.protocol.rundir import part_path
+from hpcstage.protocol.rundir import GROUP, part_path
+from hpcstage.record.index import state_dir
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -33,7 +39,6 @@ if TYPE_CHECKING:
     from hpcstage.job.together import Grouping
     from hpcstage.protocol.daemonspec import DaemonSpec
     from hpcstage.wrapper.leadlink import LeadLink
-    from hpcstage.wrapper.session import Session
 
 GROUP_WAIT_S = 10.0
 NODES_PER_S = 50
@@ -48,7 +53,7 @@ def require_node(job: Job) -> None:
     nodes."""
     if job.node_index is None:
         raise NotStarted(
-            f"this host {job.hostname} is not a node of job {job.job_id} (its nodes: {nodelist.fold(job.nodes)})",
+            f"this host {job.hostname} is not a node of job {job.job_id} (its nodes: {fold_nodes(job.nodes)})",
             "start hpcstage on the nodes: `srun hpcstage run ... -- COMMAND`, "
             "or in a shell of `srun --pty` or a batch script",
         )
@@ -64,11 +69,10 @@ def leaves_word(job: Job) -> bool:
 
 def placed(group: Grouping | None, run_dir: Path, run_id: str) -> Grouping | None:
     """Returns the group with its directory. Raises NotStarted if there is none that only this user can change."""
-    from hpcstage.wrapper import groupdir
 
     if group is None:
         return None
-    return replace(group, directory=os.fspath(groupdir.choose(run_dir, run_id, os.environ)))
+    return replace(group, directory=os.fspath(safe_directory(run_dir, run_id, os.environ)))
 
 
 def in_group(config: Config, group: Grouping | None, host: str) -> dict[str, Any]:
@@ -84,24 +88,22 @@ def in_group(config: Config, group: Grouping | None, host: str) -> dict[str, Any
     }
 
 
-def lead_spec(session: Session, spec: DaemonSpec, local: LocalDir, group: Grouping) -> LeadSpec:
-    """Returns what the lead and the agents are told."""
-    config = session.config
+def lead_spec(
+    config: Config, daemon: DaemonSpec, local: LocalDir, group: Grouping, directories: Mapping[str, Any]
+) -> LeadSpec:
+    """Returns what the lead and the agents are told; `directories`: of the directories that are drained."""
     plan = launchers.per_node(group.launcher, ["agent"], group.hosts[1:], parts=group.parts)
-    own = {"node_dir": os.fspath(session.node.path), "sock": os.fspath(session.node.sock)}
-    membership = spec.membership.knowing(group.index, **own)
     return LeadSpec(
         group_dir=group.directory,
         launcher=group.launcher,
         parts=[list(part) for part in group.parts],
         starts_daemons=group.starts_daemons,
-        exchanges=bool(spec.checkpoints) or (spec.mode != "direct" and config.placement != "private"),
+        exchanges=bool(daemon.checkpoints) or (daemon.mode != "direct" and config.placement != "private"),
         local_dir=os.fspath(local.path),
-        daemon=replace(spec, run_dir=os.path.abspath(spec.run_dir), membership=membership),
-        copiers=config.copiers,
+        daemon=daemon,
         intercept=config.intercept,
         wait_s=_wait_s(group),
-        **({} if session.directories is None else session.directories.in_lead()),
+        **directories,
         input_ends=plan.takes_stdin,
         passes_output=plan.passes_output,
     )
@@ -111,7 +113,7 @@ def _wait_s(group: Grouping) -> float:
     return GROUP_WAIT_S + len(group.hosts) / NODES_PER_S
 
 
-def begin(group: Grouping, lead: LeadSpec, node: start.ClaimedNode) -> LeadLink | None:
+def begin(group: Grouping, lead: LeadSpec, node: control.ClaimedNode) -> LeadLink | None:
     """Announces that this node is up, and on the first node starts the lead."""
     from hpcstage.wrapper.leadlink import LeadLink
 
@@ -141,7 +143,7 @@ def agent_script(directory: Path, env: Mapping[str, str]) -> str:
 
 def script(words: Sequence[str], env: Mapping[str, str] = os.environ) -> str:
     """Returns a script for the shell of another node; it takes no arguments and needs nothing of the launcher."""
-    given = environment.for_daemon(env, start.package_parent())
+    given = environment.for_daemon(env, control.package_parent())
     kept = {name: given[name] for name in (*_INHERITED, "PYTHONPATH") if name in given}
     lines = ["#!/bin/sh", "# Made by hpcstage run: brings up another node of the run."]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
@@ -188,3 +190,64 @@ def sweep_virtual(first: Path, count: int, timeout_s: float) -> None:
             for path in node_directory.leftovers(base):
                 node_directory.remove(path)
         time.sleep(_POLL_S)
+
+
+_FALLBACK = "groups"
+
+
+def safe_directory(run_dir: Path, run_id: str, env: Mapping[str, str]) -> Path:
+    """Returns a directory below the run directory, else below the user's state directory. Raises NotStarted if others
+    can write to both."""
+    first = Path(os.path.realpath(run_dir)) / GROUP
+    why = exposed(first)
+    if why is None:
+        return first
+    other = Path(os.path.realpath(state_dir(env))) / _FALLBACK / run_id
+    with suppress(OSError):
+        other.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if exposed(other) is None and os.access(other.parent, os.W_OK):
+            return other
+    raise NotStarted(
+        f"the other nodes are left alone: they would execute a script in {run_dir}, but {why}",
+        "use --run-dir to name a directory that only you can change, or let no one else write to that one (chmod go-w)",
+    )
+
+
+def exposed(path: Path) -> str | None:
+    """Returns which directory from / to `path` others could change, and why; None if there is none. Stops at the first
+    directory that does not exist."""
+    for place in (*reversed(path.parents), path):
+        try:
+            found = os.lstat(place)
+        except OSError:
+            return None
+        if found.st_uid not in _trusted():
+            return f"{place} belongs to user {found.st_uid}"
+        writers = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if writers & stat.S_IWGRP and _is_own_group(found.st_gid):
+            writers &= ~stat.S_IWGRP
+        if writers and not found.st_mode & stat.S_ISVTX:
+            return f"{'everybody' if writers & stat.S_IWOTH else f'group {found.st_gid}'} may write to {place}"
+        if not found.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
+            return None
+    return None
+
+
+def _trusted() -> tuple[int, ...]:
+    """Returns the trusted users: this user, root and, in a container that has no name for the host's root, the id that
+    stands for it."""
+    own = (0, os.geteuid())
+    with suppress(OSError, ValueError):
+        mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
+        if mapped < 2**32 - 1:
+            return (*own, int(Path("/proc/sys/kernel/overflowuid").read_text()))
+    return own
+
+
+def _is_own_group(gid: int) -> bool:
+    """Returns whether a group has this user alone: many systems make one for each user."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return user.pw_gid == gid and user.pw_name == group.gr_name and set(group.gr_mem) <= {user.pw_name}

@@ -11,22 +11,29 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hpcstage.errors import HpcstageError, NotStarted, UsageError
+from hpcstage import job as jobs
+from hpcstage.errors import HpcstageError, NoLocalDir, NotDrained, NotStarted, UsageError
 from hpcstage.forked import fork, reap
-from hpcstage.node import kept
+from hpcstage.job import localdir
+from hpcstage.node import directory, kept
 from hpcstage.node.environment import RUN_ID
 from hpcstage.reading import readable
 from hpcstage.record.jsonform import read, written
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.units import format_number
-from hpcstage.wrapper import messages, outdir, outputpart
+from hpcstage.wrapper import dirlock, messages, outputpart
 from hpcstage.wrapper.child import is_fatal_pending
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
+    from hpcstage.job.localdir import LocalDir
 
 AT_START_S = 60.0
 """The longest time that the start of a run drains what other runs left."""
@@ -111,7 +118,7 @@ def _locked(target: str, run_id: str, *, has_target: bool) -> Iterator[None]:
         yield
     finally:
         if fd is not None:
-            outdir.remove_lock(target, fd)
+            dirlock.remove_lock(target, fd)
 
 
 def _lock_of(target: str, run_id: str) -> int | None:
@@ -119,8 +126,8 @@ def _lock_of(target: str, run_id: str) -> int | None:
     has it, and where DIR cannot be written to, which is said of each file. Raises TargetInUse."""
     while True:
         try:
-            return outdir.lock(target, target, f"{_DRAIN_OF} {run_id} on {socket.gethostname()}")
-        except outdir.TargetInUse as error:
+            return dirlock.lock(target, target, f"{_DRAIN_OF} {run_id} on {socket.gethostname()}")
+        except dirlock.TargetInUse as error:
             if error.holder.startswith(f"run {os.environ.get(RUN_ID)} on "):
                 return None
             if not error.holder.startswith(_DRAIN_OF):
@@ -144,7 +151,7 @@ def _drained_checkpoints(place: kept.KeptPlace, *, is_orderly: bool, has_target:
         charter.check_target()
         with _locked(charter.target, charter.run_id, has_target=has_target):
             report = drain_late(local, charter, is_orderly=is_orderly)
-    except outdir.TargetInUse as error:
+    except dirlock.TargetInUse as error:
         return outputpart.unknown(part, error.what)
     except OSError as error:
         return outputpart.unknown(part, f"{error.filename or local.base}: {error.strerror or error}")
@@ -172,7 +179,7 @@ def _drained_outputs(place: kept.KeptPlace, timeout_s: float, *, has_target: boo
         Target(charter).check()
         with _locked(charter.target, charter.run_id, has_target=has_target):
             report = drain_late(output, timeout_s)
-    except outdir.TargetInUse as error:
+    except dirlock.TargetInUse as error:
         return outputpart.unknown(part, error.what)
     except OSError as error:
         return outputpart.unknown(part, f"{error.filename or output.root}: {error.strerror or error}")
@@ -319,3 +326,56 @@ def drain(place: kept.KeptPlace, lock: kept.KeptLock, timeout_s: float, *, has_t
             f"copied what run {run_id} left to {part.directory}: {format_number(part.files, 'copy', 'copies')}"
         )
     return part
+
+
+def clean(config: Config, verbosity: int, *, drains: bool, forgotten: Sequence[str] = ()) -> int:
+    """Removes what killed runs left, and the output files of those in `forgotten`; with `drains` those of others are
+    drained. Returns the exit code. Raises UsageError if a run to forget is not there, or is not over."""
+    messages.set_verbosity(verbosity)
+    host = socket.gethostname()
+    local = local_dir(config, host)
+    above = directory.outputs_base(local, host)
+    for run_id in forgotten:
+        if not forget(above, run_id):
+            there = ", ".join(place.run_id for place in waiting(above)) or "none"
+            raise UsageError(
+                f"no run {run_id} that is over has output files or checkpoints here", f"name one of: {there}"
+            )
+        messages.warn(f"deleted the output files and checkpoints of run {run_id} on {host}")
+    name = directory.base_name(os.geteuid(), host if local.is_network else "")
+    removed = directory.leftovers(local.path / name)
+    for path in removed:
+        directory.remove(path)
+    messages.warn(f"removed {format_number(len(removed), 'directory', 'directories')} of killed runs on {host}")
+    return _drained(above) if drains else _told(above)
+
+
+def local_dir(config: Config, host: str) -> LocalDir:
+    """Returns the local directory. One that is named may be full, or unfit for staging by now."""
+    job = jobs.detect(os.environ, hostname=host, parent_pid=os.getppid())
+    try:
+        local = localdir.choose(config.local_dir, os.environ, job)
+    except NoLocalDir:
+        path = Path(config.local_dir or "")
+        if not path.is_absolute() or not path.is_dir():
+            raise
+        return localdir.LocalDir(path, "it was named", (), False, 0, None, path.stat().st_dev)
+    if local is None:
+        raise NoLocalDir("local_dir is none", "give --local-dir")
+    return local
+
+
+def _drained(above: Path) -> int:
+    used: list[kept.KeptPlace] = []
+    parts = drain_all(above, used)
+    files = sum(part.files for part in parts)
+    messages.warn(f"drained {format_number(len(parts), 'run')}: {format_number(files, 'copy', 'copies')}")
+    return NotDrained.exit_code if used or any(part.undrained_count for part in parts) else 0
+
+
+def _told(above: Path) -> int:
+    used: list[kept.KeptPlace] = []
+    over = waiting(above, used)
+    for place in over:
+        messages.warn(f"run {place.run_id} left {what(place)} in {place.output}: `hpcstage clean --drain` copies them")
+    return NotDrained.exit_code if used or over else 0

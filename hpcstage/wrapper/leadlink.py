@@ -7,20 +7,26 @@ the same as `end`) and writes lines: `joined`, `watched REASON-WHY-NOT`, `kept R
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hpcstage.node import environment, start
+from hpcstage.node import control, environment
+from hpcstage.outputs.claims import Claim
 from hpcstage.problem import Problem
+from hpcstage.protocol import leadspec
+from hpcstage.protocol.rundir import checkpoints_path, claims_path, outputs_path, told_files
 from hpcstage.reading import readable
-from hpcstage.wrapper import messages
+from hpcstage.wrapper import messages, outputpart
 from hpcstage.writing import replace_copy
 
 KILLED_S = 5.0
@@ -49,7 +55,7 @@ class LeadLink:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env=environment.for_daemon(env, start.package_parent()),
+                env=environment.for_daemon(env, control.package_parent()),
                 cwd="/",  # Python looks for modules in the working directory first, where the user's code may lie
                 start_new_session=True,
             )
@@ -111,7 +117,7 @@ class LeadLink:
     def tell(self, line: str) -> None:
         """Writes a line to the lead."""
         stdin = self._process.stdin
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             if stdin is not None:
                 stdin.write(line.encode() + b"\n")
                 stdin.flush()
@@ -126,7 +132,7 @@ class LeadLink:
         self.problems()
         self._ending = True
         self.tell("end")
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
 
@@ -138,23 +144,22 @@ class LeadLink:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with suppress(subprocess.TimeoutExpired):
                 self._process.wait(KILLED_S)
         self._take(0.0)
         if "done" in self._said:
             shutil.rmtree(self._directory, ignore_errors=True)
         if self._process.stdout is not None:
             self._process.stdout.close()
-
         os.close(self._log)
 
     def keep_log(self, path: Path) -> None:
         """Copies the lead's log to where it is found later."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             replace_copy(Path(f"/proc/self/fd/{self._log}"), path)
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _hear(self, word: str, timeout_s: float) -> bool:
@@ -189,3 +194,63 @@ class LeadLink:
             messages.warn(rest)
         if word == "problem":
             self._problems.append(Problem.from_line(rest))
+
+
+@dataclass(frozen=True)
+class OtherNodes:
+    """The other nodes of a run, and what they say of their output files."""
+
+    places: Mapping[str, str]
+    """By host: the directory that holds the node's output files."""
+    machine: str | None
+    """The machine on which all nodes are, where they are virtual."""
+    lead: LeadLink
+    run_id: str
+    group_dir: Path
+
+    def left_at(self, host: str, suffix: str = "") -> outputpart.LeftAt:
+        """Returns where what a node could not drain still is."""
+        return outputpart.LeftAt(self.machine or host, f"{self.places[host]}{suffix}/out/tree")
+
+    def result_of(self, host: str) -> dict[str, Any]:
+        """Returns what a node said at the end of its drain; nothing if it did not."""
+        return self._said(outputs_path(self.group_dir, host))
+
+    def checkpoints_of(self, host: str) -> dict[str, Any]:
+        """Returns what a node said of its checkpoints; nothing if it did not."""
+        return self._said(checkpoints_path(self.group_dir, host))
+
+    def tell_conflicts(self, names: Sequence[str]) -> None:
+        """Tells the nodes which names several of them wrote; to be called before their end."""
+        with suppress(OSError):
+            (self.group_dir / leadspec.CONFLICTS).write_text(json.dumps(names))
+
+    def claims(self) -> dict[str, list[Claim]]:
+        """Returns what each node claims; to be called after its end."""
+        found = {}
+        for host in self.places:
+            found[host] = [Claim(**one) for one in self._said(claims_path(self.group_dir, host)).get("claims", ())]
+        return found
+
+    def forget_outputs(self, own_host: str) -> None:
+        """Removes what the nodes said of their output files from the group's directory; the record has it by then."""
+        for host in (own_host, *self.places):
+            self._forget(outputs_path(self.group_dir, host), claims_path(self.group_dir, host))
+        self._forget(*told_files(self.group_dir, self.run_id))
+
+    def forget_checkpoints(self) -> None:
+        """Removes what the nodes said of their checkpoints, as `forget_outputs` does."""
+        self._forget(*(checkpoints_path(self.group_dir, host) for host in self.places))
+
+    def _forget(self, *paths: Path) -> None:
+        for path in paths:
+            with suppress(OSError):
+                path.unlink()
+
+    def _said(self, path: Path) -> dict[str, Any]:
+        """Returns what a node wrote in this run; the user may have named the directory of an earlier one."""
+        try:
+            found = leadspec.read_json(path)
+        except (OSError, ValueError):
+            return {}
+        return found if found.get("run_id") == self.run_id else {}

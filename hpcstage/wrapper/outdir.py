@@ -7,8 +7,6 @@ but the lock.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -18,39 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import HpcstageError, UsageError
-from hpcstage.forked import fork, reap
 from hpcstage.node import kept
 from hpcstage.node.environment import in_containers
 from hpcstage.plan.types import DatasetKind
-from hpcstage.wrapper import holders
+from hpcstage.wrapper import dirlock
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job.localdir import LocalDir
     from hpcstage.plan.types import Dataset
-
-LOCK = ".hpcstage-lock"
-"""The lock in DIR; names that begin so are never shown to a command and never carried over."""
-UNLOCK_S = 2.0
-_MOST_LOCKS = 100
-_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
-_REMOVED = frozenset({errno.ENOENT, errno.ESTALE})
-_WRITABLE = "name a directory that you may write to, on the shared file system"
-_ROOM = "free space there, or name a directory on another file system"
-_MOUNT = "mount its file system again, or name a directory on another one"
-_REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _ROOM),
-    **dict.fromkeys((errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN), _MOUNT),
-}
-_OWN = "give each run a directory of its own"
-
-
-class TargetInUse(UsageError):
-    """Another run has the lock of DIR; `holder` says which."""
-
-    def __init__(self, said: str, holder: str) -> None:
-        super().__init__(f"{said} is in use by {holder}", _OWN)
-        self.holder = holder
 
 
 @dataclass(frozen=True)
@@ -111,7 +85,7 @@ class NamedDirectory:
         if not os.path.isdir(above):
             raise UsageError(f"{said} cannot be made: {above} is not a directory", "name a directory")
         if not os.access(above, os.W_OK | os.X_OK):
-            raise UsageError(f"{said} cannot be used: you may not write to {above}", _WRITABLE)
+            raise UsageError(f"{said} cannot be used: you may not write to {above}", dirlock.WRITABLE)
 
     def check_disk(self, asked: str, cwd: Path, local: LocalDir) -> None:
         """Raises UsageError if DIR is on the local disk, where it would gain nothing."""
@@ -126,12 +100,12 @@ class NamedDirectory:
         try:
             os.makedirs(path, exist_ok=True)
         except OSError as error:
-            raise _unusable(f"{self.option} {asked} cannot be made", error) from None
+            raise dirlock.unusable(f"{self.option} {asked} cannot be made", error) from None
         return path
 
     def lock(self, target: str, asked: str, holder: str) -> int:
         """Takes the lock of DIR; see `lock`."""
-        return lock(target, f"{self.option} {asked}", holder)
+        return dirlock.lock(target, f"{self.option} {asked}", holder)
 
     @property
     def _pattern(self) -> re.Pattern[str]:
@@ -174,88 +148,11 @@ def _is_inherited(name: str, value: str) -> bool:
 def _of_env(named: NamedDirectory, env: Mapping[str, str]) -> str | None:
     asked = env.get(named.variable)
     if asked:
-        from hpcstage.config.expand import expand
+        from hpcstage.config.parse import expand
 
         with suppress(ValueError):
             asked = expand(asked, env)
     return asked
-
-
-def lock(target: str, said: str, holder: str) -> int:
-    """Takes the lock of DIR and notes who has it; returns its descriptor. Raises TargetInUse if another run has it, by
-    the file system's locks or by what stands in the file, and UsageError if DIR cannot be written to."""
-    path = os.path.join(target, LOCK)
-    for _ in range(_MOST_LOCKS):
-        try:
-            fd, is_new = _open_lock(path)
-        except OSError as error:
-            raise _unusable(f"{said} cannot be written to", error) from None
-        try:
-            if _takes(path, fd, said, holder, is_new=is_new):
-                return fd
-        except OSError as error:
-            os.close(fd)
-            raise _unusable(f"{said} cannot be written to", error) from None
-        except UsageError:
-            os.close(fd)
-            raise
-        os.close(fd)  # its holder removed it at its end, or another run was faster
-    raise UsageError(f"{said} is used by many runs at once", _OWN)
-
-
-def _open_lock(path: str) -> tuple[int, bool]:
-    """Returns the descriptor of a lock file, and whether this process has made it: of all nodes only one does."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(FileExistsError):
-        return os.open(path, flags | os.O_EXCL, 0o600), True
-    return os.open(path, flags, 0o600), False
-
-
-def _takes(path: str, fd: int, said: str, holder: str, *, is_new: bool) -> bool:
-    """Takes a lock file that is nobody's; returns whether it still has the name. Raises as `lock` does, and OSError."""
-    if os.fstat(fd).st_nlink > 1:
-        raise UsageError(f"{path} is a hard link: another file would be overwritten", "remove it")
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        other = ""
-    except OSError as error:
-        other = "" if error.errno in _NO_LOCKS else holders.named_in(fd) or "another run"
-    if not (other or is_new):
-        other = holders.living(path)
-    if other:
-        raise TargetInUse(said, other)
-    try:
-        return os.stat(path).st_ino == os.fstat(fd).st_ino and holders.hold(path, fd, holder)
-    except OSError as error:
-        if error.errno in _REMOVED:
-            return False
-        with suppress(OSError):
-            os.unlink(path)
-        raise
-
-
-def _unusable(what: str, error: OSError) -> UsageError:
-    return UsageError(f"{what}: {error.strerror}", _REMEDIES.get(error.errno or 0, _WRITABLE))
-
-
-def remove_lock(target: str, fd: int) -> None:
-    """Removes the lock of DIR and lets go of it."""
-    holders.let_go(fd)
-    with suppress(OSError):
-        os.unlink(os.path.join(target, LOCK))
-    os.close(fd)
-
-
-def unlock(target: str, fd: int) -> None:
-    """Removes the lock of DIR and lets go of it, in a process of its own and in UNLOCK_S at most: a shared file system
-    that hangs must not hold up the end of a run."""
-    holders.let_go(fd)
-    pid = -1
-    with suppress(OSError):
-        pid = fork(lambda: remove_lock(target, fd), {fd}, says_why=False)
-    os.close(fd)  # the other process lets go of the lock
-    if pid > 0:
-        reap(pid, UNLOCK_S)
 
 
 def _nearest(path: str, said: str) -> str:
@@ -265,8 +162,8 @@ def _nearest(path: str, said: str) -> str:
         try:
             os.lstat(path)
         except OSError as error:
-            if _REMEDIES.get(error.errno or 0) == _MOUNT:
-                raise _unusable(f"{said} cannot be used", error) from None
+            if dirlock.REMEDIES.get(error.errno or 0) == dirlock.MOUNT:
+                raise dirlock.unusable(f"{said} cannot be used", error) from None
             path = os.path.dirname(path)
         else:
             return path

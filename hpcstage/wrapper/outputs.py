@@ -23,7 +23,7 @@ from hpcstage.node import kept
 from hpcstage.node.directory import outputs_base
 from hpcstage.problem import Problem
 from hpcstage.record.parts.outputs import OutputsPart
-from hpcstage.wrapper import messages, outdir, outputpart
+from hpcstage.wrapper import dirlock, messages, outdir, outputpart
 from hpcstage.wrapper.child import is_fatal_pending
 from hpcstage.wrapper.late import LONGEST_S, ForkedDrain
 from hpcstage.wrapper.outdir import NamedDirectory
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hpcstage.job.together import Grouping
     from hpcstage.node.control import DaemonControl
     from hpcstage.record.parts.run import RunPart
-    from hpcstage.wrapper.sharedoutputs import OtherNodes
+    from hpcstage.wrapper.leadlink import OtherNodes
 
 WATCHED_S = 30.0
 """The command waits for so long until its output directory is watched."""
@@ -307,7 +307,7 @@ class RunOutputs:
     def _unlock(self) -> None:
         """Lets go of DIR, if that has not been done."""
         if self._lock is not None:
-            outdir.unlock(self.part.directory, self._lock)
+            dirlock.unlock(self.part.directory, self._lock)
         self._lock = None
 
     def _tell(self) -> None:
@@ -372,7 +372,7 @@ def _lock_of(named: NamedDirectory, target: str, asked: str, run_id: str, of_job
     while True:
         try:
             return named.lock(target, asked, f"run {run_id} on {host}{of_job}")
-        except outdir.TargetInUse as error:
+        except dirlock.TargetInUse as error:
             is_here = error.holder.endswith(f" on {host}{of_job}")
             is_earlier = bool(of_job) and error.holder.endswith(of_job) and not is_here
             if not is_earlier or (deadline is not None and time.monotonic() > deadline):

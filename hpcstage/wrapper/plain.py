@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcstage.errors import CommandNotExecutable, CommandNotFound, ConfigError
+from hpcstage.errors import ConfigError
+from hpcstage.wrapper.child import IGNORED_BY_PYTHON, exec_error
 
 if TYPE_CHECKING:
     from hpcstage.wrapper.outdir import NamedDirectory
-
-IGNORED_BY_PYTHON = [signal.SIGPIPE, signal.SIGXFSZ]
-"""The interpreter ignores these, and commands do not: `yes | head` would report an error."""
 
 
 def passes_through(env: Mapping[str, str]) -> bool:
     """Returns whether the user switched hpcstage off, or an outer `hpcstage run` already serves this command."""
     if env.get("HPCSTAGE_DISABLE", "") not in ("", "0"):
         return True
-    if not env.get("HPCSTAGE_ACTIVE"):
-        return False
-    from hpcstage.wrapper import outer
-
-    return outer.serves(env)
+    return serves(env)
 
 
 def directories_without_us(given: Mapping[str, Any], env: Mapping[str, str]) -> Mapping[NamedDirectory, str]:
     """Returns the directories of `--out` and `--checkpoint` for a command that runs without hpcstage; none where no
     option, variable or file may name one, which is seen at no cost."""
     from hpcstage import inherited
-    from hpcstage.config import files
+    from hpcstage.config.load import places
 
     cwd = inherited.directory()
     if not any(given.get(key) or env.get(f"HPCSTAGE_{key.upper()}") for key in ("out", "checkpoint")):
         try:
-            if not any(place.path.exists() for place in files.places(given.get("config"), env, cwd)):
+            if not any(place.path.exists() for place in places(given.get("config"), env, cwd)):
                 return {}
         except ConfigError:
             return {}
@@ -62,13 +56,32 @@ def replace_with(command: Sequence[str], directories: Mapping[NamedDirectory, st
     raise AssertionError
 
 
-def exec_error(command: Sequence[str], error: OSError | ValueError) -> CommandNotFound | CommandNotExecutable:
-    """Returns the error for a command that could not be started, with the exit code that shells use."""
-    if isinstance(error, ValueError):  # an empty name, which Python does not pass on
-        error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    what = f"cannot run {command[0]!r}: {error.strerror}"
-    if isinstance(error, FileNotFoundError) and os.path.lexists(command[0]):
-        return CommandNotFound(what, "it is there: check the interpreter in its first line, or where its link leads")
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return CommandNotFound(what, "check the command after `--`")
-    return CommandNotExecutable(what, "check its permissions and its first line")
+def serves(env: Mapping[str, str]) -> bool:
+    """Returns whether the run that `env` comes from is of the same job, and has a daemon on this node."""
+    node_dir = env.get("HPCSTAGE_NODE_DIR")
+    if not env.get("HPCSTAGE_ACTIVE") or not node_dir:
+        return False
+    from hpcstage.node import control
+
+    return _is_same_job(env) and control.is_listening(Path(node_dir))
+
+
+def _is_same_job(env: Mapping[str, str]) -> bool:
+    """Returns whether no job began between that run and this process. Where `env` tells of several jobs, one scheduler
+    runs inside a job of another (Flux). A container may have lost the variables of its job."""
+    from hpcstage.job import jobs_in
+    from hpcstage.node import environment
+
+    now = jobs_in(env)
+    return not now or env.get(environment.JOB, "") in now
+
+
+def forget(env: MutableMapping[str, str]) -> None:
+    """Takes away what a run that does not serve this process left in `env`: a job that a command submits inherits the
+    variables of its run (`sbatch`, `qsub -V`), and stages for itself."""
+    from hpcstage.node import environment
+
+    kept = environment.without_run(env)
+    for name in set(env) - set(kept):
+        del env[name]
+    env.update(kept)

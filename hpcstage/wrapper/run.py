@@ -23,8 +23,9 @@ from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError, NoLocalDir, NotStarted, UsageError
 from hpcstage.plan.dataset import datasets as plan_datasets
 from hpcstage.problem import Problem
-from hpcstage.wrapper import messages
+from hpcstage.wrapper import closing, messages
 from hpcstage.wrapper.child import Child, Signals, finish
+from hpcstage.wrapper.facts import Clock, leave_word
 from hpcstage.wrapper.plain import replace_with
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
         with _preparing():
             resolved = _resolve(command, config)
     except NotStarted as error:
-        nothing = plan_datasets.Resolved([], [], {}, [])
+        nothing = plan_datasets.Resolved([], [], {})
         return _without_us(command, config, error, Signals(), nothing, started)
     signals = Signals()
     try:
@@ -80,18 +81,6 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
         signals.release()
 
 
-class Clock:
-    """Holds the start of the run on both clocks."""
-
-    def __init__(self) -> None:
-        self.unix_s = time.time()
-        self.monotonic_s = time.monotonic()
-
-    def elapsed_s(self) -> float:
-        """Returns the seconds since the start."""
-        return time.monotonic() - self.monotonic_s
-
-
 def _resolve(command: Sequence[str], config: Config) -> Resolved:
     cwd = inherited.directory()
     if config.elastic is None and config.name is not None:
@@ -101,7 +90,7 @@ def _resolve(command: Sequence[str], config: Config) -> Resolved:
     has_directory = config.out is not None or config.checkpoint is not None
     if not config.data and not has_directory and config.elastic is None:
         raise UsageError("no dataset given", "use --data DIRECTORY, or data: in hpcstage.yaml")
-    resolved = plan_datasets.Resolved([], [], {}, [])
+    resolved = plan_datasets.Resolved([], [], {})
     if config.data:
         resolved = plan_datasets.resolve(config.data, cwd, order=config.order_asked())
     if has_directory or config.protect is not None or any(_PLACEHOLDER.search(word) for word in command):
@@ -144,8 +133,6 @@ def _fault(error: Exception) -> str:
 def _without_us(
     command: Sequence[str], config: Config, error: HpcstageError, signals: Signals, resolved: Resolved, started: Clock
 ) -> int:
-    from hpcstage.wrapper.unstaged import leave_word
-
     signals.release()
     if isinstance(error, UsageError):
         raise error
@@ -179,12 +166,10 @@ def _is_later_on_node() -> bool:
 
 
 def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
-    from hpcstage.wrapper.closing import close, close_unrun
-
     with session.progress.line:
         stopped_by = _prepared(session, signals)
     if stopped_by is not None:
-        close(session, stopped_by)
+        closing.close(session, stopped_by)
         return stopped_by
     try:
         words = command if session.directories is None else session.directories.command(command)
@@ -193,7 +178,7 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
             words, env = _elastic(command, words, session, env)
         child = Child(words, env, signals)
     except HpcstageError as error:
-        close_unrun(session, error)
+        closing.close_unrun(session, error)
         raise
     with _warning("cannot note that the command runs"):
         session.started(child.pid)
@@ -206,7 +191,7 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
             _tell_of_elastic(session)
         if session.directories is not None:
             _drain(session.directories, session, signals, status)
-        close(session, status)
+        closing.close(session, status)
     return status
 
 
@@ -273,6 +258,7 @@ def _watch_of(session: Session) -> Callable[[], None]:
             goes_on = False
             with _warning("cannot look after the staging daemon"):
                 session.watch()
+                closing.get_ready(session)
                 goes_on = True
 
     return watch
@@ -305,9 +291,7 @@ def _prepared(session: Session, signals: Signals) -> int | None:
             return _prepare(session, signals)
     except NotStarted as error:
         if session.config.strict:
-            from hpcstage.wrapper.closing import close_unrun
-
-            close_unrun(session, error)
+            closing.close_unrun(session, error)
             raise
         messages.warn(f"{error.line()}; the command runs now")
         text = f"the command did not wait for staging: {error.what}"

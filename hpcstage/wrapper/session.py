@@ -14,6 +14,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,33 +23,70 @@ from hpcstage import inherited
 from hpcstage import job as jobs
 from hpcstage.errors import LocalDiskProblem, NotStarted
 from hpcstage.job import localdir, share, together
-from hpcstage.node import control, directory, environment, hosted, page, start
+from hpcstage.node import control, directory, environment, hosted, page
 from hpcstage.node.shimdir import ShimSetup
 from hpcstage.problem import Problem
-from hpcstage.protocol import nodedir, shim
+from hpcstage.protocol import leadspec, nodedir, shim
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import RESOLVED
 from hpcstage.protocol.rundir import log_path
 from hpcstage.record import index
 from hpcstage.record.index import state_dir
-from hpcstage.wrapper import facts, grouping, messages, rundir
-from hpcstage.wrapper.closing import import_result
-from hpcstage.wrapper.progress import RunProgress
+from hpcstage.report.progress import ProgressLine
+from hpcstage.wrapper import facts, grouping, messages
 from hpcstage.writing import replace_copy
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job.localdir import LocalDir
     from hpcstage.job.together import Grouping
+    from hpcstage.node import control
     from hpcstage.plan.dataset.datasets import Resolved
     from hpcstage.protocol.leadspec import LeadSpec
     from hpcstage.record.parts.run import RunPart
     from hpcstage.wrapper.directories import RunDirectories
+    from hpcstage.wrapper.facts import Clock
     from hpcstage.wrapper.leadlink import LeadLink
     from hpcstage.wrapper.outputs import RunNode
-    from hpcstage.wrapper.run import Clock
 
-READY_AFTER_S = 1.0
+_DOING = frozenset({shim.State.STAGING, shim.State.SETTLED})
+
+
+class RunProgress:
+    """Owns the line of a run."""
+
+    def __init__(self, node: control.ClaimedNode, part: RunPart, *, is_quiet: bool) -> None:
+        self.line = ProgressLine(quiet=is_quiet)
+        self.group: Grouping | None = None
+        """The nodes of the run, where there are several."""
+        self._node = node
+        self._part = part
+
+    def show(self) -> None:
+        """Says how far the copying is, on the first node: that of all nodes where they are on this machine, else that
+        of its own daemon."""
+        if self.line.is_silent or (self.group is not None and self.group.index):
+            return
+        pages = [directory / nodedir.PAGE for directory in self._directories_here()]
+        state, done = page.summed_progress(pages) or (shim.State.ENDED, shim.WorkProgress(0, 0))
+        if state is shim.State.SCANNING:
+            self.line.show("scanning", done)
+        elif state in _DOING and done.all_files:
+            self.line.show(f"copying{self._whose()}", done)
+
+    def _directories_here(self) -> list[Path]:
+        if self.group is None or not self.group.virtual:
+            return [self._node.path]
+        names = (leadspec.virtual_name(self._part.run_id, index) for index in range(len(self.group.hosts)))
+        return [self._node.path.with_name(name) for name in names]
+
+    def _whose(self) -> str:
+        if self.group is None:
+            return ""
+        nodes = len(self.group.hosts)
+        return f" on {nodes} nodes" if self.group.virtual else f" on {self._part.host}, the first of {nodes} nodes"
+
+
 JOIN_S = 3.0
 """Behind a launcher, the wrapper waits for so many seconds from its start until the nodes have found each other."""
 _FREE = "free space there, or name another directory with --local-dir; hpcstage takes some 10 MB besides the copies"
@@ -58,12 +96,11 @@ _NO_ROOM = {errno.ENOSPC: _FREE, errno.EDQUOT: _FREE, errno.EFBIG: "raise the li
 class Session:
     """A prepared run: the daemon is up or coming up, and the command may start."""
 
-    def __init__(self, config: Config, node: start.ClaimedNode, run_dir: Path, part: RunPart, clock: Clock) -> None:
+    def __init__(self, config: Config, node: control.ClaimedNode, run_dir: Path, part: RunPart, clock: Clock) -> None:
         self.config = config
         self.node = node
         self.run_dir = run_dir
         self.part = part
-        self.part.run_dir = os.fspath(run_dir)
         self.clock = clock
         self.group: Grouping | None = None
         self.lead: LeadLink | None = None
@@ -84,7 +121,7 @@ class Session:
             raise NotStarted("local_dir is none", "give --local-dir")
         group = together.find(config, job, local, host)
         alone = host if group is None else ""
-        run_id = facts.shared_id(job.run_key, config, alone) or rundir.unique_id(clock.unix_s, job.job_id)
+        run_id = facts.shared_id(job.run_key, config, alone) or facts.unique_id(clock.unix_s, job.job_id)
         with contextlib.ExitStack() as undo:
             chosen = _directories(config, local, job, partial(_node_of, config, local, job, run_id, group))
             if chosen is not None:
@@ -94,7 +131,7 @@ class Session:
                 facts.tell_of_one_node(part, job)
             part.roots = [os.fsdecode(dataset.root) for dataset in resolved.datasets]
             notices = facts.check_datasets(resolved, local, part, strict=config.strict)
-            run_dir = rundir.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
+            run_dir = facts.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
             try:
                 group = grouping.placed(group, run_dir, run_id)
             except NotStarted as error:
@@ -113,7 +150,7 @@ class Session:
                     messages.warn(warning)
                 messages.info(f"staging below {local.path} ({local.why})")
             session = cls(
-                config, start.ClaimedNode(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock
+                config, control.ClaimedNode(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock
             )
             session.directories = chosen
             if chosen is not None and claim.lock_fd is None:
@@ -186,14 +223,13 @@ class Session:
         if self.lead is not None:
             self.lead.tell(f"child {pid}")
         with contextlib.suppress(OSError):
-            rundir.save_part(self.run_dir, self.part)
+            facts.save_part(self.run_dir, self.part)
             if self.is_first and self.node.lock_fd is not None:
                 index.begin(self.part, self.run_dir)
 
     def watch(self) -> None:
         """Looks after the daemon and the lead, now and then while the command runs: reports a dead daemon once and
         makes the shims stop asking it."""
-        self._get_ready()
         self.progress.show()
         if self.lead is not None:
             self.part.problems += self.lead.problems()
@@ -207,15 +243,6 @@ class Session:
         messages.warn(f"{text} (its log: {self.log_kept})")
         self.part.problems.append(Problem("daemon-died", text, f"its log: {self.log_kept}"))
         self.keep_log()
-
-    def _get_ready(self) -> None:
-        """Imports what the end needs while the command runs, a while after it has started: nobody waits for the wrapper
-        then."""
-        begun_s = self.part.child_started_s
-        if begun_s is None or self.part.child_ended_s is not None:
-            return
-        if self.clock.elapsed_s() > begun_s + READY_AFTER_S:
-            import_result()
 
     def ended(self) -> None:
         """Notes that the command has ended."""
@@ -236,12 +263,12 @@ class Session:
                 return
             spec = self._spec(resolved, local, job)
             resolved.save(self.node.path / RESOLVED)  # a list may be readable only once, such as a pipe
-            lead = grouping.lead_spec(self, spec, local, group) if group is not None else None
-            config = self.config
-            setup = ShimSetup(config.intercept, spec.mode == "direct", config.want_cap_s, learn=config.learn)
-            start.prepare(self.node, resolved.datasets, setup if lead is None else hosted.shims(lead, spec, self.node))
+            lead = None if group is None else self._lead_spec(spec, local, group)
+            one = ShimSetup.of(self.config.intercept, spec)
+            setup = one if lead is None else hosted.shims(lead, spec, self.node)
+            control.prepare(self.node, resolved.datasets, setup)
             locks = () if self.directories is None else self.directories.locks
-            self.control = start.start_daemon(self.node, spec, os.environ, locks)
+            self.control = control.start_daemon(self.node, spec, os.environ, locks)
         except Exception as error:
             if self.node.lock_fd is not None:
                 shutil.rmtree(self.node.path, ignore_errors=True)
@@ -264,7 +291,7 @@ class Session:
             self.part.problems.append(Problem("group-lost", text, "each node reads for itself"))
 
     def _meet(self, directories: RunDirectories, link: LeadLink, lead: LeadSpec) -> None:
-        from hpcstage.wrapper.sharedoutputs import OtherNodes
+        from hpcstage.wrapper.leadlink import OtherNodes
 
         place = Path(lead.daemon.outputs or lead.daemon.checkpoints)
         places = {
@@ -283,14 +310,9 @@ class Session:
             mode=self.mode,
             datasets=list(resolved.datasets),
             order=config.order_asked(),
-            learn=config.learn,
             budget=share.budget_facts(config.budget_asked(), job, local, shares),
-            copiers=config.copier_count(share.usable_cpus(job, shares)),
-            transfers=config.transfers,
+            copiers=share.copier_count(job, shares),
             max_rate_bytes_per_s=config.max_rate_bytes_per_s,
-            want_cap_s=config.want_cap_s,
-            patience_s=config.patience_s,
-            nice=config.nice,
             leftovers=[os.fspath(path) for path in self.node.leftovers],
             drain_s=config.drain_s,
             **({} if self.directories is None else self.directories.in_spec(config, self._ends_unix_s(job))),
@@ -298,6 +320,15 @@ class Session:
             state_dir=os.path.abspath(state_dir(os.environ)),
             **grouping.in_group(config, group, self.part.host),
         )
+
+    def _lead_spec(self, spec: DaemonSpec, local: LocalDir, group: Grouping) -> LeadSpec:
+        """Returns what the lead and the agents are told."""
+        own = {"node_dir": os.fspath(self.node.path), "sock": os.fspath(self.node.sock)}
+        daemon = replace(
+            spec, run_dir=os.path.abspath(spec.run_dir), membership=spec.membership.knowing(group.index, **own)
+        )
+        told = {} if self.directories is None else self.directories.in_lead()
+        return grouping.lead_spec(self.config, daemon, local, group, told)
 
     def _ends_unix_s(self, job: jobs.Job) -> float | None:
         """Returns when the job's time ends; None if nobody knows."""

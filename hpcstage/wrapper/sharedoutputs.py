@@ -7,20 +7,15 @@ Where a node does not say that, files are missing as far as anybody knows.
 
 from __future__ import annotations
 
-import json
 import socket
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import NotDrained
 from hpcstage.outputs.claims import Claim, claims_of, settle
 from hpcstage.outputs.prepare import OutputPlace
-from hpcstage.protocol import leadspec
-from hpcstage.protocol.rundir import checkpoints_path, claims_path, outputs_path, told_files
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.wrapper import messages, outputpart
 from hpcstage.wrapper.outputs import RunNode, RunOutputs
@@ -30,70 +25,10 @@ if TYPE_CHECKING:
     from hpcstage.node import kept
     from hpcstage.node.control import DaemonControl
     from hpcstage.problem import Problem
-    from hpcstage.wrapper.leadlink import LeadLink
+    from hpcstage.wrapper.leadlink import OtherNodes
 
 _NOT_REACHED = "the other nodes of the job are not reached"
 _SILENT = "not all nodes said in time that they watch their local directory"
-
-
-@dataclass(frozen=True)
-class OtherNodes:
-    """The other nodes of a run, and what they say of their output files."""
-
-    places: Mapping[str, str]
-    """By host: the directory that holds the node's output files."""
-    machine: str | None
-    """The machine on which all nodes are, where they are virtual."""
-    lead: LeadLink
-    run_id: str
-    group_dir: Path
-
-    def left_at(self, host: str, suffix: str = "") -> outputpart.LeftAt:
-        """Returns where what a node could not drain still is."""
-        return outputpart.LeftAt(self.machine or host, f"{self.places[host]}{suffix}/out/tree")
-
-    def result_of(self, host: str) -> dict[str, Any]:
-        """Returns what a node said at the end of its drain; nothing if it did not."""
-        return self._said(outputs_path(self.group_dir, host))
-
-    def checkpoints_of(self, host: str) -> dict[str, Any]:
-        """Returns what a node said of its checkpoints; nothing if it did not."""
-        return self._said(checkpoints_path(self.group_dir, host))
-
-    def tell_conflicts(self, names: Sequence[str]) -> None:
-        """Tells the nodes which names several of them wrote; to be called before their end."""
-        with suppress(OSError):
-            (self.group_dir / leadspec.CONFLICTS).write_text(json.dumps(names))
-
-    def claims(self) -> dict[str, list[Claim]]:
-        """Returns what each node claims; to be called after its end."""
-        found = {}
-        for host in self.places:
-            found[host] = [Claim(**one) for one in self._said(claims_path(self.group_dir, host)).get("claims", ())]
-        return found
-
-    def forget_outputs(self, own_host: str) -> None:
-        """Removes what the nodes said of their output files from the group's directory; the record has it by then."""
-        for host in (own_host, *self.places):
-            self._forget(outputs_path(self.group_dir, host), claims_path(self.group_dir, host))
-        self._forget(*told_files(self.group_dir, self.run_id))
-
-    def forget_checkpoints(self) -> None:
-        """Removes what the nodes said of their checkpoints, as `forget_outputs` does."""
-        self._forget(*(checkpoints_path(self.group_dir, host) for host in self.places))
-
-    def _forget(self, *paths: Path) -> None:
-        for path in paths:
-            with suppress(OSError):
-                path.unlink()
-
-    def _said(self, path: Path) -> dict[str, Any]:
-        """Returns what a node wrote in this run; the user may have named the directory of an earlier one."""
-        try:
-            found = leadspec.read_json(path)
-        except (OSError, ValueError):
-            return {}
-        return found if found.get("run_id") == self.run_id else {}
 
 
 class SharedOutputs(RunOutputs):

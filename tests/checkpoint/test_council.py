@@ -34,9 +34,7 @@ class Node:
         self.job = job
         self.index = index
         self.name = job.hosts[index]
-        self.council = Council(
-            index, job.hosts, CouncilTerms(job.asked, {}, job.drain_every, job.attempt, job.is_elastic)
-        )
+        self.council = Council(index, job.hosts, CouncilTerms(job.asked, job.drain_every, job.attempt, job.is_elastic))
         self.entries: dict[str, EntryState] = {}
         self.removed: set[str] = set()
         self.restored: set[str] = set()

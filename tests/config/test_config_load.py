@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 
 from hpcstage import reading
 from hpcstage.config import BY_KEY, SETTINGS, Config, load
-from hpcstage.config import files as config_files
 from hpcstage.errors import ConfigError, UsageError
 from hpcstage.plan.budget import BudgetAsked
 
@@ -44,27 +44,27 @@ class Desk:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setattr(config_files, "SITE_FALLBACK", tmp_path / "etc" / "hpcstage.yaml")
+    monkeypatch.setattr(sys.modules["hpcstage.config.load"], "SITE_FALLBACK", tmp_path / "etc" / "hpcstage.yaml")
     return Desk(tmp_path)
 
 
 def test_every_level_gives_way_to_the_one_above(desk: Desk, tmp_path: Path) -> None:
-    desk.named.write_text("nice: 13")
-    desk.own.write_text("# mine\nnice: 14")
-    desk.user.write_text("nice: 15")
-    desk.site.write_text("schema: 1\n\nnice: 16")
+    desk.named.write_text("nodes: 13")
+    desk.own.write_text("# mine\nnodes: 14")
+    desk.user.write_text("nodes: 15")
+    desk.site.write_text("schema: 1\n\nnodes: 16")
     fallback = tmp_path / "etc" / "hpcstage.yaml"
     fallback.parent.mkdir()
-    fallback.write_text("nice: 17")
-    cli = {"nice": "11", "config": str(desk.named)}
+    fallback.write_text("nodes: 17")
+    cli = {"nodes": "11", "config": str(desk.named)}
 
-    def now(cli: Mapping[str, Any], **env: str) -> tuple[int, str]:
+    def now(cli: Mapping[str, Any], **env: str) -> tuple[int | None, str]:
         config = desk.load(cli, **env)
-        return config.nice, config.origin["nice"]
+        return config.nodes, config.origin["nodes"]
 
-    assert now(cli, HPCSTAGE_NICE="12") == (11, "option --nice")
-    del cli["nice"]
-    assert now(cli, HPCSTAGE_NICE="12") == (12, "environment HPCSTAGE_NICE")
+    assert now(cli, HPCSTAGE_NODES="12") == (11, "option --nodes")
+    del cli["nodes"]
+    assert now(cli, HPCSTAGE_NODES="12") == (12, "environment HPCSTAGE_NODES")
     assert now(cli) == (13, f"{desk.named}:1")
     assert now({}, HPCSTAGE_CONFIG=str(desk.named)) == (13, f"{desk.named}:1")
     assert now({}) == (14, "./hpcstage.yaml:2")
@@ -76,21 +76,21 @@ def test_every_level_gives_way_to_the_one_above(desk: Desk, tmp_path: Path) -> N
     desk.site.unlink()
     assert now({}) == (17, f"{fallback}:1")
     fallback.unlink()
-    assert now({}) == (5, "default")
+    assert now({}) == (None, "default")
 
 
 def test_the_users_file_follows_xdg(desk: Desk, tmp_path: Path) -> None:
     (tmp_path / "xdg" / "hpcstage").mkdir(parents=True)
-    (tmp_path / "xdg" / "hpcstage" / "config.yaml").write_text("nice: 3")
-    assert desk.load({}, XDG_CONFIG_HOME=str(tmp_path / "xdg")).nice == 3
+    (tmp_path / "xdg" / "hpcstage" / "config.yaml").write_text("nodes: 3")
+    assert desk.load({}, XDG_CONFIG_HOME=str(tmp_path / "xdg")).nodes == 3
 
 
 def test_levels_are_taken_key_by_key(desk: Desk) -> None:
     desk.own.write_text("mode: upfront\nbudget: 80%\n")
-    desk.user.write_text("mode: direct\ntransfers: 7\n")
+    desk.user.write_text("mode: direct\ndrain_every: 7\n")
     config = desk.load({"strict": True})
-    assert (config.mode, config.budget, config.transfers, config.strict) == ("upfront", "80%", 7, True)
-    assert config.origin["transfers"] == f"{desk.user}:2"
+    assert (config.mode, config.budget, config.drain_every, config.strict) == ("upfront", "80%", 7, True)
+    assert config.origin["drain_every"] == f"{desk.user}:2"
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.key)
@@ -102,7 +102,6 @@ def test_every_setting_can_come_from_option_variable_and_file(desk: Desk, settin
         "intercept": "python",
         "placement": "partition",
         "launcher": "qrsh",
-        "learn": "false",
         "survivors": "keep",
     }
     text = values.get(setting.key, "3")
@@ -122,35 +121,34 @@ def test_every_setting_can_come_from_option_variable_and_file(desk: Desk, settin
 
 def test_the_types_of_all_values(desk: Desk) -> None:
     desk.own.write_text(
-        "data: [/a, '@b c']\nlocal_dir: ram\nbudget: 500GB,2000000\ncopiers: 3\nmax_rate: 2GiB/s\nstrict: yes\n"
+        "data: [/a, '@b c']\nlocal_dir: ram\nbudget: 500GB,2000000\nmax_rate: 2GiB/s\nstrict: yes\n"
         "placement: partition\nnodes: 12\nlauncher: srun\n"
-        "intercept: off\nwant_cap: 1m\npatience: 1.5\n"
+        "intercept: off\ndrain_before: 1m\ndrain: 1.5\n"
     )
     config = desk.load({})
     assert config.data == ("/a", "@b c")
     assert config.budget == "500GB,2000000"
     assert config.budget_asked() == BudgetAsked(size_bytes=500 * 10**9, inodes=2000000)
-    assert (config.copiers, config.copier_count(64), config.max_rate_bytes_per_s) == (3, 3, 2 * 1024**3)
+    assert config.max_rate_bytes_per_s == 2 * 1024**3
     assert (config.strict, config.intercept) == (True, "off")
     assert (config.placement, config.nodes, config.launcher) == ("partition", 12, "srun")
-    assert (config.want_cap_s, config.patience_s) == (60, 1.5)
+    assert (config.drain_before_s, config.drain_s) == (60, 1.5)
 
 
 def test_the_defaults(desk: Desk) -> None:
     config = desk.load({})
-    assert (config.mode, config.order, config.order_asked(), config.transfers) == ("runtime", "auto", "auto", 32)
-    assert config.local_dir is config.budget is config.copiers is config.max_rate_bytes_per_s is config.run_dir is None
-    assert (config.want_cap_s, config.patience_s, config.nice, config.drain_s) == (20, 5, 5, 8)
+    assert (config.mode, config.order, config.order_asked()) == ("runtime", "auto", "auto")
+    assert config.local_dir is config.budget is config.max_rate_bytes_per_s is config.run_dir is None
+    assert config.drain_s == 8
     assert config.budget_asked() == BudgetAsked()
-    assert [config.copier_count(n) for n in (1, 7, 8, 31, 32, 256)] == [1, 1, 2, 2, 4, 4]
     assert config.warnings == ()
 
 
 def test_auto_takes_back_what_a_weaker_level_said(desk: Desk) -> None:
-    desk.site.write_text("budget: 10%\nmax_rate: 1GB\nlocal_dir: /x\ncopiers: 9\n")
-    cli = {"budget": "auto", "max_rate": "none", "local_dir": "auto", "copiers": "auto"}
+    desk.site.write_text("budget: 10%\nmax_rate: 1GB\nlocal_dir: /x\n")
+    cli = {"budget": "auto", "max_rate": "none", "local_dir": "auto"}
     config = desk.load(cli)
-    assert config.local_dir is config.budget is config.copiers is config.max_rate_bytes_per_s is None
+    assert config.local_dir is config.budget is config.max_rate_bytes_per_s is None
 
 
 def test_the_order(desk: Desk) -> None:
@@ -190,15 +188,11 @@ def test_rows_say_what_was_written(desk: Desk) -> None:
 BAD = {
     "mode": ["fast", "", "1"],
     "budget": ["-5GB", "0", "lots", "0%", "101%", "nan%", "5GB,", "5GB,-1", "5GB,0", "1GB,2,3", "", "9" * 400 + "TB"],
-    "copiers": ["0", "-1", "many", "1.5", "1e9", "99999", "٣"],
-    "transfers": ["0", "-3", "auto", "1_0"],
     "max_rate": ["0", "-1MB", "5 parsecs", "0/s"],
     "strict": ["maybe"],
     "intercept": ["tree", "on"],
-    "want_cap": ["0", "-1s", "soon"],
-    "patience": ["-1", "5 years", "1e3"],
-    "nice": ["-5", "20", "x"],
-    "drain": ["-8s", "0", "0.5s"],
+    "nodes": ["0", "-1", "many", "1.5", "1e9", "99999", "٣", "1_0"],
+    "drain": ["-8s", "0", "0.5s", "5 years", "soon"],
     "drain_rate": ["0", "-1MB", "5 parsecs"],
     "drain_before": ["-1", "5 parsecs"],
     "time_limit": ["0", "-1", "soon"],
@@ -232,7 +226,7 @@ def test_an_empty_variable_is_no_value(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("copier: 3", "unknown key 'copier' (did you mean 'copiers'?)"),
+        ("node: 3", "unknown key 'node' (did you mean 'nodes'?)"),
         ("local-dir: x", "unknown key 'local-dir' (did you mean 'local_dir'?)"),
         ("MODE: x", "did you mean 'mode'?"),
         ("xyzzy: 3", "`hpcstage config show` lists all keys"),
@@ -241,18 +235,17 @@ def test_an_empty_variable_is_no_value(desk: Desk) -> None:
         ("mode: {a: b}", "a mapping is not a single text"),
         ("budget: -5", "'-5' is not a size"),
         ("budget: 0", "'0' is not more than 0 bytes"),
-        ("nice: 1.5", "'1.5' is not a whole number from 0 to 19"),
-        ("nice: true", "true is not a single text or number"),
+        ("nodes: 1.5", "'1.5' is not a whole number from 1 to 4096 or auto"),
+        ("nodes: true", "true is not a single text or number"),
         ("run_dir: 2026-01-02", "quote it"),
         ("strict: 3", "'3' is neither true nor false"),
         ("data: [[a]]", "a list is not a single text"),
         ("data: [null]", "an empty value"),
         ("data: {a: b}", "a mapping"),
-        ("want_cap: .inf", "'inf' is not a duration"),
+        ("drain: .inf", "'inf' is not a duration"),
         ("mode: direct\nmode: upfront", "'mode' is given twice, first at ./hpcstage.yaml:1"),
         ("schema: 2", "schema 2 is not known (this version reads 1)"),
         ("schema: true", "schema True is not known"),
-        ("locked: [nice]", "only the site's file may lock keys"),
         ("- mode", "not a list of `key: value` lines"),
         ("mode", "not a list of `key: value` lines"),
         ("mode: [a}", "not YAML"),
@@ -272,8 +265,8 @@ def test_a_bad_file_is_named_with_its_line(desk: Desk, text: str, said: str) -> 
 
 
 def test_a_mistake_in_the_middle_has_its_line(desk: Desk) -> None:
-    desk.own.write_text("schema: 1\n# comment\n\nmode: direct\nnice: cold\n")
-    assert desk.refused().startswith("nice (./hpcstage.yaml:5): 'cold'")
+    desk.own.write_text("schema: 1\n# comment\n\nmode: direct\nnodes: cold\n")
+    assert desk.refused().startswith("nodes (./hpcstage.yaml:5): 'cold'")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00mode", b"mode: \x01", b"mode: '\xc3'"])
@@ -301,30 +294,6 @@ def test_an_unreadable_file_that_nobody_named_is_left_out_and_said(desk: Desk) -
     assert config.mode == "runtime"
 
 
-def test_a_locked_key_cannot_be_changed_from_above(desk: Desk) -> None:
-    desk.site.write_text("schema: 1\nmax_rate: 500MB\nlocked: [max_rate, nice]\n")
-    assert desk.load({}).max_rate_bytes_per_s == 5e8
-    assert desk.load({"max_rate": "0.5GB"}).max_rate_bytes_per_s == 5e8
-    line = desk.refused({"max_rate": "1GB"})
-    assert line == f"max_rate (option --max-rate): locked to 500MB by {desk.site}:3 (remove it, or ask the site)"
-    assert "locked to 5" in desk.refused({}, HPCSTAGE_NICE="4")
-    desk.own.write_text("nice: 3\n")
-    assert "nice (./hpcstage.yaml:1): locked" in desk.refused()
-
-
-def test_a_site_that_locks_an_unknown_key_is_told(desk: Desk) -> None:
-    desk.site.write_text("locked: max_rat\n")
-    assert "unknown key 'max_rat' (did you mean 'max_rate'?)" in desk.refused()
-
-
-def test_a_patience_longer_than_the_cap_names_both(desk: Desk) -> None:
-    line = desk.refused({"patience": "30s"}, HPCSTAGE_WANT_CAP="10s")
-    assert "option --patience" in line
-    assert "HPCSTAGE_WANT_CAP" in line
-    config = desk.load({"want_cap": "2s"})
-    assert (config.patience_s, config.origin["patience"]) == (2, "default, as want_cap is shorter")
-
-
 def test_a_misspelt_variable_is_said(desk: Desk) -> None:
     config = desk.load({}, HPCSTAGE_MODEE="direct", HPCSTAGE_ACTIVE="x", HPCSTAGE_TEST_SESSION="y")
     assert config.warnings == ("environment HPCSTAGE_MODEE is no setting; did you mean HPCSTAGE_MODE?",)
@@ -341,9 +310,9 @@ def test_a_config_file_without_a_name(desk: Desk) -> None:
 
 def test_a_pipe_is_a_configuration_file(desk: Desk, tmp_path: Path) -> None:
     readable, writable = os.pipe()
-    os.write(writable, b"nice: 11")
+    os.write(writable, b"nodes: 11")
     os.close(writable)
-    assert desk.load({"config": f"/dev/fd/{readable}"}).nice == 11
+    assert desk.load({"config": f"/dev/fd/{readable}"}).nodes == 11
     os.close(readable)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.config import SETTINGS, parse
-from hpcstage.config.expand import expand
+from hpcstage.config.parse import expand
 from hpcstage.plan.budget import NO_LIMIT, BudgetAsked, BudgetFacts, decide
 
 PIECES = st.text(alphabet="0123456789.-+%,kKMGTiBs/mhd auton e\0", max_size=15)

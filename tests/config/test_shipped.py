@@ -18,7 +18,7 @@ from conftest import REPO, Hpcstage
 from hpcstage.config import SETTINGS, load
 from hpcstage.config.commented import commented_default
 from hpcstage.job import launchers
-from hpcstage.plan.forecast import modes
+from hpcstage.plan import forecast as modes
 from hpcstage.plan.placement.placements import AUTO, Placing
 from hpcstage.record import schema
 
@@ -197,12 +197,12 @@ def test_an_environment_may_use_variables_that_are_unset(path: Path) -> None:
 
 def test_config_show_prints_every_value_and_its_source(hpcstage: Hpcstage) -> None:
     (hpcstage.cwd / "hpcstage.yaml").write_text("schema: 1\nmode: upfront\n")
-    done = hpcstage("config", "show", "--budget", "80%", env={"HPCSTAGE_NICE": "7"})
+    done = hpcstage("config", "show", "--budget", "80%", env={"HPCSTAGE_NODES": "7"})
     assert done.returncode == 0, done.stderr
     rows = {line.split()[0]: re.split(r"\s{2,}", line)[1:] for line in done.stdout.decode().splitlines()}
     assert rows["mode"] == ["upfront", "./hpcstage.yaml:2"]
     assert rows["budget"] == ["80%", "option --budget"]
-    assert rows["nice"] == ["7", "environment HPCSTAGE_NICE"]
+    assert rows["nodes"] == ["7", "environment HPCSTAGE_NODES"]
     assert rows["drain"] == ["8s", "default"]
     assert set(rows) == {"key", *(s.key for s in SETTINGS)}
 

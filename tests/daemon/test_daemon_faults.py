@@ -161,7 +161,7 @@ def test_default_budget_leaves_room_on_the_disk(start_daemon, make_tree, small_d
     assert os.statvfs(disk).f_bavail * 4096 > 2_000_000
     part = end_on_mount(daemon)
     assert part.errors == ()
-    assert part.budget.used_bytes <= part.budget.size_bytes
+    assert part.used_bytes <= part.budget_bytes
 
 
 @pytest.mark.root

@@ -129,7 +129,7 @@ def exchange(node: Node) -> Iterator[Exchange]:
 def test_a_node_keeps_its_own_stripes(node: Node) -> None:
     node.until(lambda: node.is_kept)
     assert node.check() == OWN
-    assert node.queue.divided.kept[0] == node.engine.divided_bytes == own_bytes(SIZE, PLACE, NODES)
+    assert node.queue.divided.kept[0] == own_bytes(SIZE, PLACE, NODES)
     assert node.taken_bytes <= own_bytes(SIZE, PLACE, NODES) + SLACK
     assert (node.pool.assigned, node.queue.settled) == (0, True)
     assert node.queue.states.of(0) is FileState.AWAY

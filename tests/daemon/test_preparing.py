@@ -27,7 +27,7 @@ from hpcstage.protocol import nodedir
 
 PATIENCE_S = 20.0
 LISTINGS, TOLD = 3, 5
-FOUND = Scanned(0.1, 1, LISTINGS, [], "", "")
+FOUND = Scanned(LISTINGS, [])
 
 
 class Node:
@@ -82,7 +82,7 @@ def test_the_groups_comes_while_the_own_order_is_copied(node: Node) -> None:
     node.scan_ends()
     assert not node.failed
     (prepared,) = node.ready
-    assert (prepared.directories, prepared.scanned) == (TOLD, None), "it joins the group at once"
+    assert (prepared.directories, prepared.is_own) == (TOLD, False), "it joins the group at once"
 
 
 def test_the_groups_comes_first_and_ends_the_scan(node: Node) -> None:
@@ -91,21 +91,21 @@ def test_the_groups_comes_first_and_ends_the_scan(node: Node) -> None:
     assert node.helpers.wait(SCAN_HELPER, PATIENCE_S), "nobody lets it go on"
     assert not node.failed
     (prepared,) = node.ready
-    assert (prepared.directories, prepared.scanned) == (TOLD, None)
+    assert (prepared.directories, prepared.is_own) == (TOLD, False)
 
 
 def test_the_groups_is_there_before_it_is_told(node: Node) -> None:
     node.save(node.path)
     node.scan_ends()
     (prepared,) = node.ready
-    assert (prepared.directories, prepared.scanned) == (LISTINGS, None)
+    assert (prepared.directories, prepared.is_own) == (LISTINGS, False)
 
 
 def test_the_own_counts(node: Node) -> None:
     os.link(node.path / nodedir.SCAN / nodedir.MANIFEST, node.path / nodedir.MANIFEST)
     node.scan_ends()
     (prepared,) = node.ready
-    assert (prepared.directories, prepared.scanned) == (LISTINGS, FOUND)
+    assert (prepared.directories, prepared.is_own) == (LISTINGS, True)
 
 
 def test_what_has_gone_meanwhile_is_a_failure_that_is_said(node: Node) -> None:

@@ -39,7 +39,7 @@ class Misspelt(Service):
 
 class Scanned(Service):
     def record(self, part):
-        return replace(part, scan_s=1.5)
+        return replace(part, staged_s=1.5)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_count_without_a_field_costs_its_service_and_is_logged_once(base, tmp_
         reporter.write(time.monotonic())
         assert base.helpers.wait(HELPER, 30.0)
     part = NodePart.from_json(json.loads((tmp_path / "nodes" / f"{base.spec.host}.json").read_text()))
-    assert part.scan_s == 1.5
+    assert part.staged_s == 1.5
     logged = capfd.readouterr().err
     assert logged.count("Misspelt is missing in the part of the record") == 1
     assert "source_byte" in logged

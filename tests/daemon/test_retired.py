@@ -11,7 +11,7 @@ from hpcstage.record.parts.rows import ProcessPart
 
 def process(pid: int, parent: int = 1, **counters: int) -> ProcessPart:
     """A row of the page."""
-    return ProcessPart(pid, parent, "native", "3.11", counters)
+    return ProcessPart(pid, parent, "native", counters)
 
 
 def test_sums_have_a_row_for_each_parent_until_there_are_many() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.job import nodelist
+from hpcstage.job import schedulers
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from hpcstage.job import nodelist
     ],
 )
 def test_the_full_syntax(text: str, names: list[str]) -> None:
-    assert list(nodelist.expand(text)) == names
+    assert list(schedulers.expand_nodes(text)) == names
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def test_the_full_syntax(text: str, names: list[str]) -> None:
 )
 def test_a_damaged_list_is_refused_and_named(text: str) -> None:
     with pytest.raises(ValueError, match="node list"):
-        nodelist.expand(text)
+        schedulers.expand_nodes(text)
 
 
 @pytest.mark.parametrize("text", ["n[0-999999]x[0-999999]", "n[" + "9" * 30 + "]", "n[0-1000000]"])
 def test_a_list_that_would_fill_the_memory_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="node list"):
-        nodelist.expand(text)
+        schedulers.expand_nodes(text)
 
 
 NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,6}[0-9]{0,20}", fullmatch=True)
@@ -61,22 +61,22 @@ NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,6}[0-9]{0,20}", fullmatch=True)
 
 @given(st.lists(NAMES, min_size=1, max_size=30))
 def test_fold_and_expand_are_inverse(names: list[str]) -> None:
-    assert list(nodelist.expand(nodelist.fold(names))) == names
+    assert list(schedulers.expand_nodes(schedulers.fold_nodes(names))) == names
 
 
 @given(st.integers(0, 10**6), st.integers(1, 300), st.integers(1, 8))
 def test_a_run_of_numbers_folds_to_one_range(start: int, count: int, width: int) -> None:
     names = [f"n{number:0{width}d}" for number in range(start, start + count)]
-    folded = nodelist.fold(names)
+    folded = schedulers.fold_nodes(names)
     assert folded.count("[") <= 1
     assert folded.count(",") <= 7
-    assert list(nodelist.expand(folded)) == names
+    assert list(schedulers.expand_nodes(folded)) == names
 
 
 @given(st.text(alphabet="ab01[],-", max_size=25))
 def test_any_text_gives_names_or_a_value_error(text: str) -> None:
     try:
-        names = nodelist.expand(text)
+        names = schedulers.expand_nodes(text)
     except ValueError:
         return
     assert names

@@ -118,3 +118,8 @@ def test_the_choice_says_whether_it_is_the_jobs_own(tmp_path):
     found = localdir.choose(None, {"SLURM_TMPDIR": os.fspath(tmp_path)}, job(8), fs=OnDisk())
     assert found is not None
     assert not found.is_own
+
+
+@pytest.mark.parametrize(("cpus", "copiers"), [(1, 1), (7, 1), (8, 2), (31, 2), (32, 4), (256, 4)])
+def test_more_processors_get_more_copiers(cpus: int, copiers: int) -> None:
+    assert share.copier_count(job(cpus)) == copiers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcstage.lead.agent import PULSE_LOST_S
-from hpcstage.lead.launched import LifeSigns
+from hpcstage.lead.nodes import LifeSigns
 from hpcstage.lead.states import NodeStates, problem_of
 from hpcstage.protocol.membership import Membership
 

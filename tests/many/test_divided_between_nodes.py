@@ -13,7 +13,6 @@ import pytest
 from conftest import Hpcstage
 
 from hpcstage.emulator import Settings, Slowfs, unavailable
-from hpcstage.plan.placement.division import own_bytes
 
 pytestmark = [
     manylab.needs_mpi,
@@ -144,11 +143,6 @@ def test_readers_in_order_are_served_from_all_nodes(hpcstage: Hpcstage, source: 
     read = 3 * NODES * SIZE
     assert record["totals"]["local_bytes"] >= 0.7 * read, "the part of each node alone is half"
     assert record["totals"]["peer_bytes"] >= 0.2 * read
-    parts = [part["totals"] for part in manylab.parts_of(hpcstage)]
-    assert [part["divided_files"] for part in parts] == [1, 1]
-    assert [part["divided_bytes"] for part in parts] == [own_bytes(SIZE, place, NODES) for place in range(NODES)]
-    text = "a large file that has room on no node was divided: 2 nodes kept 126 MB together"
-    assert notes(record)["divided"] == text
     assert not {"store-full", "left-to-program", "copy-failed"} & notes(record).keys()
     assert not any(part["datasets"][0]["staged_files"] for part in manylab.parts_of(hpcstage))
 
@@ -208,4 +202,3 @@ def test_a_file_for_whose_parts_there_is_no_room_stays_at_the_source(hpcstage: H
     assert record["totals"]["copied_bytes"] == 0
     text = "the budgets of all nodes have no room for 1 file: the program reads the source"
     assert text in notes(record)["store-full"]
-    assert "divided" not in notes(record)

@@ -88,7 +88,7 @@ def run(
 
 
 def of(hpcstage: Hpcstage, key: str) -> list[int]:
-    return [part["totals"].get(key, 0) for part in manylab.parts_of(hpcstage)]
+    return [part["totals"][key] or 0 for part in manylab.parts_of(hpcstage)]
 
 
 def of_others(hpcstage: Hpcstage) -> list[float]:
@@ -100,7 +100,6 @@ def test_each_node_reads_its_share_at_the_source(hpcstage: Hpcstage, source: Slo
     found = run(hpcstage, source, "in order, to the end")
     assert found == NODES * [checksum((tmp_path / "behind" / "large").read_bytes(), MB)]
     assert of_others(hpcstage) == NODES * [pytest.approx(2 / 3, abs=0.2)]  # less if one begins late
-    assert sum(of(hpcstage, "sent_bytes")) >= sum(of(hpcstage, "peer_bytes"))
     assert sum(part["datasets"][0]["staged_files"] for part in manylab.parts_of(hpcstage)) == NODES * 4
     assert manylab.record_of(hpcstage)["totals"]["local_bytes"] > 0.2 * NODES * SIZE
 

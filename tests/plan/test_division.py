@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcstage.plan.blocks import MOST_NODES, MOST_STRIPES, stripe_bytes, stripes_of
 from hpcstage.plan.budget import for_kept
-from hpcstage.plan.forecast.nodes import parts_of
 from hpcstage.plan.placement.division import (
     LEAST_DIVIDED_BYTES,
     MOST_DIVIDED,
@@ -15,8 +15,8 @@ from hpcstage.plan.placement.division import (
     room_bytes,
     window_stripes,
 )
+from hpcstage.plan.placement.nodes import parts_of
 from hpcstage.plan.placement.placements import Placement, Placing, place, place_shares
-from hpcstage.plan.stripes import MOST, MOST_NODES, stripe_bytes, stripes_of
 from hpcstage.plan.types import Budget
 
 MB = 1 << 20
@@ -28,7 +28,7 @@ def test_the_parts_of_all_nodes_are_the_file(size: int, nodes: int) -> None:
     parts = [own_bytes(size, place, nodes) for place in range(nodes)]
     assert sum(parts) == size
     assert max(parts) - min(parts) <= stripe_bytes(size)
-    assert stripes_of(size) <= MOST
+    assert stripes_of(size) <= MOST_STRIPES
     assert window_stripes(stripe_bytes(size)) * stripe_bytes(size) >= WINDOW_BYTES
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcstage.errors import UsageError
-from hpcstage.plan.dataset import checking, datasets
+from hpcstage.plan.dataset import arguments, datasets
 from hpcstage.plan.dataset.datasets import Resolved, resolve
 
 
@@ -57,7 +57,7 @@ def test_a_directory_of_directories_that_hold_nothing(tree: Path):
 
 
 def test_what_takes_long_to_look_at_is_left_to_the_scan(tree: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(checking, "LOOKED_ENTRIES", 3)
+    monkeypatch.setattr(arguments, "LOOKED_ENTRIES", 3)
     for number in range(5):
         (tree / "many" / str(number)).mkdir(parents=True)
     assert resolve(["many"], tree).datasets

@@ -7,65 +7,39 @@ import json
 import os
 from array import array
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import python_command
 
-from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
-from hpcstage.plan.forecast.modes import OF_RATES, OF_WORKLOAD, forecast
+from hpcstage.plan.forecast import OF_RATES, OF_WORKLOAD, forecast
 from hpcstage.plan.order.orders import complete
 from hpcstage.plan.placement.fitting import fit
 from hpcstage.plan.types import Budget, Order, Rates, Workload
-from hpcstage.preview import planfile
+from hpcstage.preview import plan as plans
 from hpcstage.preview.orders import FoundOrder
-from hpcstage.preview.planfile import rows
+from hpcstage.preview.plan import rows
 from hpcstage.preview.program import OPTIONS
 from hpcstage.report.plan import page
 
 RATES = Rates(1e6, 1e6, 1e9, sources=dict.fromkeys(OF_RATES, "option"))
 
 
-def make_plan(root: Path, budget: Budget | None = None, ids: list[int] | None = None) -> planfile.Plan:
+def make_plan(root: Path, budget: Budget | None = None, ids: list[int] | None = None) -> plans.Plan:
     found = scan(resolve([str(root)], root))
     order = Order("given" if ids else "manifest", array("I", ids or range(len(found.manifest))))
     work = Workload(
         len(found.manifest), found.manifest.total_bytes, 2, 1.5, 0.0, 0, dict.fromkeys(OF_WORKLOAD, "option")
     )
     room = budget and fit(found.manifest, complete(order, len(found.manifest)), budget)
-    return planfile.Plan(
-        manifest=found.manifest, found=FoundOrder(order), scan=planfile.ScanSummary.of(found), local="/l (why)",
+    return plans.Plan(
+        manifest=found.manifest, found=FoundOrder(order), scan=plans.ScanSummary.of(found), local="/l (why)",
         budget=budget, fit=room, workload=work, rates=RATES, forecast=forecast(work, RATES),
-        mode="runtime", notes=("a note",),
+        notes=("a note",),
     )  # fmt: skip
-
-
-def test_plan_files_come_back(make_tree: Callable[..., Path], tmp_path: Path):
-    root = make_tree(files=10)
-    (root / "dangling \n").symlink_to("nothing")
-    whole = make_plan(root, Budget(10**9, 1000, "said"), [3, 1])
-    plan = replace(whole, workload=None, rates=None, forecast=None)  # as a run leaves it
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    planfile.save(run_dir, plan)
-    assert sorted(os.listdir(run_dir)) == ["manifest.bin", "order.bin", "plan.json"]
-    loaded = planfile.load(run_dir)
-    assert page.text(loaded) == page.text(plan)
-    assert json.dumps(page.to_json(loaded, 5)) == json.dumps(page.to_json(plan, 5))
-    assert loaded.scan == plan.scan
-    assert (loaded.fit, loaded.mode) == (plan.fit, "runtime")
-
-
-@pytest.mark.parametrize("damage", ["", "{", "[]", "{}", '{"schema_version": 99}', '{"schema_version": 1}'])
-def test_damaged_plan_is_one_clear_error(make_tree: Callable[..., Path], tmp_path: Path, damage: str):
-    planfile.save(tmp_path, make_plan(make_tree(files=3)))
-    (tmp_path / "plan.json").write_text(damage)
-    with pytest.raises(UsageError):
-        planfile.load(tmp_path)
 
 
 def test_rows_are_cumulative_and_end_with_the_budget(make_tree: Callable[..., Path]):
@@ -103,11 +77,11 @@ def test_sentences_are_wrapped_at_a_width_and_paths_are_not(make_tree: Callable[
 
 
 def test_paths_that_are_no_text():
-    assert planfile.printable(b"a\xff\n\x1b[31m\xc3\xbc") == "a\\xff\\x0a\\x1b[31mü"
+    assert plans.printable(b"a\xff\n\x1b[31m\xc3\xbc") == "a\\xff\\x0a\\x1b[31mü"
     odd = b"\xff/x\n"
-    data = planfile.path_json(odd)
-    assert base64.b64decode(data["path_b64"]) == odd == planfile.path_from_json(data)
-    assert planfile.path_json("ü".encode()) == {"path": "ü"}
+    data = plans.path_json(odd)
+    assert base64.b64decode(data["path_b64"]) == odd
+    assert plans.path_json("ü".encode()) == {"path": "ü"}
 
 
 # ---- the command line
@@ -168,9 +142,7 @@ def test_without_a_local_disk_a_plan_is_still_made(hpcstage: Any, make_tree: Cal
         (["--data", "missing"], "does not exist"),
         (["--data", "d", "--data", "d/sub"], "overlap"),
         (["--data", "empty"], "--data empty holds no file"),
-        (["nothing"], "no plan in nothing"),
         ([], "no dataset"),
-        (["empty", "--data", "d"], "both a run directory and --data"),
         (["--data", "d", "--epochs", "0"], "--epochs: '0' is not a whole number"),
         (["--data", "d", "--readers", "x"], "--readers: 'x' is not a whole number"),
         (["--data", "d", "--startup", "-1"], "--startup: "),
@@ -186,32 +158,15 @@ def test_bad_input_is_one_line_and_exit_code_2(hpcstage: Any, arguments: list[st
     assert result.stdout == b""
 
 
-def test_past_plan_from_its_run_directory(hpcstage: Any, make_tree: Callable[..., Path]):
-    run_dir = hpcstage.cwd / "run"
-    run_dir.mkdir()
-    plan = replace(make_plan(make_tree(files=3)), workload=None, rates=None, forecast=None)
-    planfile.save(run_dir, plan)
-    result = hpcstage("plan", "run")
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.decode() == page.text(plan)
-
-
-def test_what_a_run_did_and_what_its_record_tells_the_next(hpcstage: Any, make_tree: Callable[..., Path]):
+def test_what_the_record_of_a_run_tells(hpcstage: Any, make_tree: Callable[..., Path]):
     root = make_tree(files=6)
     code = """
-import os, sys, time
+import sys
 for i in range(6):
     open(f"{sys.argv[1]}/class{i % 3}/file{i:05d}.bin", "rb").read()
-deadline = time.monotonic() + 20
-while not os.path.exists(os.environ["HPCSTAGE_RESULTS"] + "/plan.json") and time.monotonic() < deadline:
-    time.sleep(0.01)
 """
     assert hpcstage("run", "--data", root, "--", *python_command(code, root)).returncode == 0
     (record,) = hpcstage.records()
-    past = hpcstage("plan", record.parent)
-    assert past.returncode == 0, past.stderr
-    for words in ("6 files, 60 kB", "all fits", "class0/file00000.bin"):
-        assert words in past.stdout.decode()
     sources = run_json(hpcstage, "--data", root, "--readers", "1")["workload"]["sources"]
     assert sources["readers"] == "option --readers"
     assert sources.get("epochs", f"record of {record.parent.name}") == f"record of {record.parent.name}"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.errors import UsageError
-from hpcstage.plan.dataset.datasets import Resolved, common_directories, resolve
+from hpcstage.plan.dataset.datasets import Resolved, already_local, common_directories, resolve
 from hpcstage.plan.dataset.pathlist import parse_list
 from hpcstage.plan.dataset.roots import Roots, is_below, tidy
 from hpcstage.plan.types import DatasetKind
@@ -114,7 +114,6 @@ def test_a_spelling_that_is_no_name_of_the_root_is_none_of_its_aliases(tree: Pat
     resolved = resolve(["short", "labels.txt"], tree)
     assert roots(resolved) == [str(tree)]
     assert resolved.datasets[0].aliases == ()
-    assert resolved.warnings == []
 
 
 def test_list_entries_through_a_link_are_found_below_the_root(tree: Path):
@@ -180,9 +179,9 @@ def test_no_dataset(tree: Path):
 
 
 def test_dataset_on_the_local_disk_is_told(tree: Path):
-    here = resolve(["train"], tree, os.stat(tree).st_dev)
-    assert [w.id for w in here.warnings] == ["already_local"]
-    assert resolve(["train"], tree, os.stat(tree).st_dev + 1).warnings == []
+    found, device = resolve(["train"], tree).datasets, os.stat(tree).st_dev
+    assert [problem.id for problem in already_local(found, device)] == ["already-local"]
+    assert already_local(found, device + 1) == []
 
 
 def test_saved_and_loaded_again(tree: Path):

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
-from hpcstage.plan.forecast.modes import OF_RATES, OF_WORKLOAD, forecast, missing
-from hpcstage.plan.forecast.terms import Conditions, queued_s
+from hpcstage.plan.forecast import OF_RATES, OF_WORKLOAD, Conditions, forecast, missing_figures, queued_s
 from hpcstage.plan.types import Forecast, Rates, Workload
 from hpcstage.preview.program import Earlier, known
 from hpcstage.record.workload import Measured
@@ -153,10 +152,10 @@ def test_for_any_numbers(work: Workload, rates: Rates, share: float, known: bool
 
 def test_what_is_not_known_is_named():
     nothing = Workload(files=10, size_bytes=10)
-    assert missing(nothing, Rates(), 1) == (*OF_WORKLOAD, *OF_RATES[:-1])
-    assert missing(nothing, Rates(), 2) == (*OF_WORKLOAD, *OF_RATES)
-    assert missing(WORK, RATES, 1) == ()
-    assert missing(WORK, RATES, 2) == ("peer_bytes_per_s",)
+    assert missing_figures(nothing, Rates(), 1) == (*OF_WORKLOAD, *OF_RATES[:-1])
+    assert missing_figures(nothing, Rates(), 2) == (*OF_WORKLOAD, *OF_RATES)
+    assert missing_figures(WORK, RATES, 1) == ()
+    assert missing_figures(WORK, RATES, 2) == ("peer_bytes_per_s",)
 
 
 def test_options_come_before_an_earlier_run(make_tree: Callable[..., Path]):

@@ -14,10 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import equations
-from hpcstage.plan.forecast.modes import forecast
-from hpcstage.plan.forecast.nodes import Given, NodesPlan, counted, nodes_plan
-from hpcstage.plan.forecast.terms import Conditions
-from hpcstage.plan.placement.hits import Hits, Sharing, alike
+from hpcstage.plan.forecast import Conditions, forecast
+from hpcstage.plan.placement.nodes import Given, Hits, NodesPlan, Sharing, alike, nodes_plan
 from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Budget, Rates, Workload
 from hpcstage.report.canvas import Canvas
@@ -32,7 +30,7 @@ SIZES = [GB // 10] * 1000
 
 def planned(nodes: int, asked: str = "auto", room: float = 1.0) -> NodesPlan:
     budget = Budget(int(room * 1.01 * 100 * GB), 10**9)
-    return nodes_plan(Given(SIZES, budget, directories=0, asked=asked), WORK, RATES, nodes)
+    return nodes_plan(Given(SIZES, budget, directories=0, asked=asked), nodes)
 
 
 # ---- the equations
@@ -122,24 +120,6 @@ def test_forecast_with_partition_is_equation_7() -> None:
     assert slow.later_epoch_s == pytest.approx(5 * from_peers_s)
 
 
-def test_knee_and_what_lies_beyond() -> None:
-    found = nodes_plan(Given(SIZES, None, 0), WORK, RATES, 32)
-    assert found.knee == pytest.approx(equations.knee(1.0, 0.25)) == pytest.approx(4)
-    for size in found.sizes:
-        assert size.direct_epoch_s == pytest.approx(equations.true_cost_s(100, size.nodes, 1.0, 0.25))
-        # The first epoch waits for the source, later ones only for the training.
-        assert size.chosen().first_epoch_s == pytest.approx(size.direct_epoch_s)
-        assert size.chosen().later_epoch_s == pytest.approx(400 / size.nodes)
-        assert size.choice == ("private" if size.nodes == 1 else "replicate")
-
-
-def test_source_bytes_by_placement() -> None:
-    found = {item.placement: item for item in planned(4, room=0.5).sizes[-1].placements}
-    assert found["replicate"].source_bytes == found["partition"].source_bytes == 100 * GB
-    assert found["private"].source_bytes == pytest.approx(100 * GB * (1 + 0.75 + 0.5625 + 0.5 + 0.5), rel=0.02)
-    assert found["partition"].peer_bytes == pytest.approx(5 * 0.75 * 100 * GB)
-
-
 def test_upfront_with_peers_copies_once_from_the_source() -> None:
     def upfront_s(kind: Placing) -> float:
         sharing = alike(kind, 8, 1.0)
@@ -185,23 +165,13 @@ def test_parts_with_the_known_share_and_replicas_in_what_is_left() -> None:
     assert all(p.fetched_files == 1000 and p.others_files == 0 for p in private.parts)
 
 
-def test_counts_of_nodes() -> None:
-    assert [counted(n) for n in (1, 2, 5, 8)] == [[1], [1, 2], [1, 2, 4, 5], [1, 2, 4, 8]]
-
-
-def test_without_a_figure_there_are_parts_and_no_forecasts() -> None:
-    found = nodes_plan(Given(SIZES, None, 0), replace(WORK, epochs=None), RATES, 4)
-    assert (len(found.parts), found.sizes, found.knee) == (4, (), 4)
-    assert nodes_plan(Given(SIZES, None, 0), WORK, Rates(), 4).knee is None
-
-
 def test_a_file_that_has_room_on_no_node_is_divided() -> None:
     given = Given([120 << 20, 5], Budget(126 << 20, 100), directories=0, asked="partition")
-    plan = nodes_plan(given, WORK, RATES, 2)
+    plan = nodes_plan(given, 2)
     assert (plan.divided_files, plan.unplaced_files) == (1, 0)
     assert all(part.fetched_bytes == part.kept_bytes for part in plan.parts)
     assert sum(part.kept_bytes for part in plan.parts) == sum(given.sizes)
-    (said, _) = plan_nodes_text.text(plan, 3, Canvas())
+    said = plan_nodes_text.text(plan, 3, Canvas())
     assert "1 file (126 MB) without room on any node: each keeps a part" in " ".join(" ".join(said).split())
 
 
@@ -214,17 +184,15 @@ def test_command_with_nodes(hpcstage: Any, make_tree: Callable[..., Path]) -> No
     words += ["--readers", "2", "--source-rate", "1GB", "--reader-rate", "100MB/s", "--local-rate", "2GB"]
     lacking = hpcstage(*words).stdout.decode()
     assert "missing  --peer-rate: no earlier run's record tells them" in lacking
-    assert "takes" not in lacking
     words += ["--peer-rate", "1GB"]
     done = hpcstage(*words)
     assert done.returncode == 0, done.stderr
     text = done.stdout.decode()
     for part in ("nodes    12; placement replicate: every node has room for all files", "from others, once", "median",
-                 "knee", "takes", "peers    1 GB/s (option --peer-rate)"):  # fmt: skip
+                 "peers    1 GB/s (option --peer-rate)"):  # fmt: skip
         assert part in text
     data = json.loads(hpcstage(*words, "--json", "--placement", "partition").stdout)["nodes"]
     assert (data["nodes"], data["kind"], data["why"]) == (12, "partition", "as asked for")
-    assert [size["nodes"] for size in data["sizes"]] == [1, 2, 4, 8, 12]
     assert sum(part["fetched_files"] for part in data["parts"]) == 40
 
 

@@ -16,7 +16,7 @@ from hpcstage.plan.dataset.columns import Columns
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.pathlist import PathList
 from hpcstage.plan.order import orders
-from hpcstage.plan.types import Dataset, DatasetKind, Entry, Order
+from hpcstage.plan.types import Dataset, DatasetKind, Entry, Order, follows_samplers
 
 DATASET = Dataset("0-d", DatasetKind.DIRECTORY, b"/d", (b"/alias",), ("/d",))
 
@@ -52,7 +52,7 @@ def test_settings_with_a_trace():
 
 
 def test_which_settings_follow_samplers():
-    assert [s for s in (None, "auto", "sampler", "manifest", "given", "trace", "x") if orders.follows_samplers(s)] == [
+    assert [s for s in (None, "auto", "sampler", "manifest", "given", "trace", "x") if follows_samplers(s)] == [
         None, "auto", "sampler",
     ]  # fmt: skip
 

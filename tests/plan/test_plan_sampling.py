@@ -1,10 +1,9 @@
-"""Sampling orders against PyTorch's own samplers and loaders."""
+"""Sampling orders against PyTorch's own samplers."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -45,15 +44,6 @@ def test_permutations_and_the_generator_behind_them(torch: Any, seed: int, n: in
 def test_a_permutation_of_more_than_a_piece(torch: Any) -> None:
     expected = torch.randperm(1_281_167, generator=torch.Generator().manual_seed(7))
     assert sampling.randperm(1_281_167, sampling.Words(7)).tobytes() == expected.int().numpy().tobytes()
-
-
-@given(st.integers(0, 3), st.lists(st.integers(0, 700), max_size=4))
-def test_words_left_out_are_words_taken(seed: int, counts: list[int]) -> None:
-    taken, left_out = sampling.Words(seed), sampling.Words(seed)
-    for count in counts:
-        taken.take(count)
-        left_out.skip(count)
-    assert taken.take(3) == left_out.take(3)
 
 
 def test_the_first_words_are_those_of_the_reference_implementation() -> None:
@@ -119,31 +109,6 @@ def test_formulas_that_are_none(text: str) -> None:
 def test_any_text_is_a_formula_or_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         sampling.parse(text)
-
-
-def epochs_of(torch: Any, n: int, seed: int, epochs: int, **options: Any) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    loader = torch.utils.data.DataLoader(range(n), shuffle=True, generator=generator, **options)
-    return [[int(i) for batch in loader for i in batch] for _ in range(epochs)]
-
-
-@pytest.mark.torch
-@settings(deadline=None, max_examples=40)
-@given(n=st.integers(1, 300), seed=SEEDS, batch=st.integers(1, 40), drop_last=st.booleans())
-def test_a_shuffling_loader_over_several_epochs(torch: Any, n: int, seed: int, batch: int, drop_last: bool) -> None:
-    ours = islice(sampling.random_epochs(n, seed), 4)
-    read = [sampling.batched(order, batch, drop_last=drop_last).tolist() for order in ours]
-    assert read == epochs_of(torch, n, seed, 4, batch_size=batch, drop_last=drop_last)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize(("batch", "drop_last"), [(4, False), (7, True)])
-def test_a_shuffling_loader_with_workers(torch: Any, persistent: bool, batch: int, drop_last: bool) -> None:
-    ours = islice(sampling.random_epochs(100, 11, persistent_workers=persistent), 3)
-    read = [sampling.batched(order, batch, drop_last=drop_last).tolist() for order in ours]
-    options = {"batch_size": batch, "drop_last": drop_last, "num_workers": 2, "persistent_workers": persistent}
-    assert read == epochs_of(torch, 100, 11, 3, **options)
 
 
 def test_sequential() -> None:

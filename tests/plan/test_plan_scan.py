@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.datasets import resolve
-from hpcstage.plan.dataset.globs import Pattern
-from hpcstage.plan.dataset.scan import ScanCancelled, ScanResult, scan
+from hpcstage.plan.dataset.listing import Pattern
+from hpcstage.plan.dataset.scan import ScanResult, scan
 from hpcstage.plan.order import orders
 
 NO_FUSE = unavailable()
@@ -228,14 +228,6 @@ def test_a_list_takes_what_it_names_and_directories_whole(tmp_path: Path):
     assert result.skipped_counts == {"No such file or directory": 1}
     given_order, unknown, _ = orders.build(result.manifest, None, lists=resolved.lists)
     assert (list(given_order.ids), unknown) == ([0, 1, 2, 3], 1)
-
-
-def test_cancel_ends_the_walk(tmp_path: Path):
-    put(tmp_path, "d/1")
-    cancel = threading.Event()
-    cancel.set()
-    with pytest.raises(ScanCancelled):
-        scan(resolve([str(tmp_path / "d")], tmp_path), cancel=cancel)
 
 
 def test_works_in_a_forked_child(tmp_path: Path):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.order import trace, tracefile
+from hpcstage.plan.order import trace
 from hpcstage.plan.order.trace import Trace, TraceHeader, Unusable
 from hpcstage.plan.types import Dataset, DatasetKind, Entry
 
@@ -54,35 +54,35 @@ def traces(draw: st.DrawFn) -> Trace:
 
 @given(traces())
 def test_what_is_encoded_comes_back(given_trace: Trace) -> None:
-    data = tracefile.encode(given_trace)
-    assert tracefile.decode(data) == given_trace
-    assert tracefile.header_of(data[: tracefile.header_end(data[:24])]) == given_trace.header
+    data = trace.encode(given_trace)
+    assert trace.decode(data) == given_trace
+    assert trace.header_of(data[: trace.header_end(data[:24])]) == given_trace.header
 
 
 @settings(max_examples=300)
 @given(st.data())
 def test_any_damage_is_noticed(data: st.DataObject) -> None:
-    whole = tracefile.encode(SMALL)
+    whole = trace.encode(SMALL)
     at = data.draw(st.integers(0, len(whole) - 1))
     if data.draw(st.booleans()):
         damaged = whole[:at]
     else:
         damaged = whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
     with pytest.raises(Unusable):
-        tracefile.decode(damaged)
+        trace.decode(damaged)
 
 
 @given(st.binary(max_size=60), st.booleans())
 def test_any_bytes_are_no_trace(data: bytes, begins_well: bool) -> None:
     data = b"hpcstage trace 1" + data if begins_well else data
-    for read in (tracefile.decode, tracefile.header_of, tracefile.header_end):
+    for read in (trace.decode, trace.header_of, trace.header_end):
         with contextlib.suppress(Unusable):
             read(data)  # type: ignore[operator]
 
 
 def test_numbers_that_fit_nowhere() -> None:
     with pytest.raises(Unusable, match="damaged"):
-        tracefile.decode(tracefile.encode(replace(SMALL, order=array("I", [3]))))
+        trace.decode(trace.encode(replace(SMALL, order=array("I", [3]))))
 
 
 def test_the_name_follows_from_datasets_and_command() -> None:
@@ -145,7 +145,7 @@ def test_a_long_command_line(tmp_path: Path) -> None:
     assert trace.load(path, ABC) == made
 
 
-@pytest.mark.parametrize("content", [b"", b"hpcstage trace 1", b"x" * 100, tracefile.encode(SMALL)[:-1]])
+@pytest.mark.parametrize("content", [b"", b"hpcstage trace 1", b"x" * 100, trace.encode(SMALL)[:-1]])
 def test_a_damaged_file_is_a_reason_and_is_replaced(tmp_path: Path, content: bytes) -> None:
     header = SMALL.header
     trace.path_of(tmp_path, header.roots, header.command).write_bytes(content)
@@ -176,7 +176,7 @@ def test_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = {trace.read_header(path).command[0] for path in tmp_path.glob("*.trace")}
     assert left == {"3", "4", "5"}
     assert (tmp_path / "notes.txt").exists()
-    monkeypatch.setattr(trace, "MOST_TOTAL_BYTES", len(tracefile.encode(SMALL)) + 10)
+    monkeypatch.setattr(trace, "MOST_TOTAL_BYTES", len(trace.encode(SMALL)) + 10)
     trace.save(tmp_path, SMALL)
     assert [trace.read_header(path).command for path in tmp_path.glob("*.trace")] == [SMALL.header.command]
 

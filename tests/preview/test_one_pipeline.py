@@ -26,10 +26,9 @@ def test_virtual_nodes_divide_the_machine_in_a_plan_as_in_a_run(
     run = hpcstage("run", *options, "--", *python_command("pass"))
     assert run.returncode == 0, run.stderr
     (record,) = hpcstage.records()
-    planned, ran = json.loads(said.stdout)["budget"], json.loads(record.read_text())["nodes"][0]["budget"]
-    assert planned["why"] == ran["why"]
+    planned, ran = json.loads(said.stdout)["budget"], json.loads(record.read_text())["nodes"][0]["budget_bytes"]
     assert "divided among 3 virtual nodes" in planned["why"]
-    assert planned["size_bytes"] == pytest.approx(ran["size_bytes"], rel=0.1)
+    assert planned["size_bytes"] == pytest.approx(ran, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +44,7 @@ def test_a_damaged_record_is_no_earlier_run(hpcstage: Hpcstage, make_tree: Calla
     path = index.path_of(hpcstage.env)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**line, "roots": [1, "a"]}) + "\n" + json.dumps(line) + "\n")
-    assert index.find(None, [os.path.realpath(root)], hpcstage.env) == run_dir
+    assert index.find([os.path.realpath(root)], hpcstage.env) == run_dir
     (run_dir / rundir.PART).write_text(data)
     assert find_earlier(inputs.resolved.datasets, hpcstage.env) is None
     (run_dir / rundir.RECORD).write_text(data)

@@ -34,12 +34,8 @@ def samples(index: int, seconds: int, count: int, source: Load = steady, own: Lo
     found = []
     for second in range(seconds):
         rate = each * source(second) * own(second) * max(0.2, rng.gauss(1, 0.1))
-        found.append(
-            Sample(
-                float(second), 1.0, int(rate), int(rate / 1e5) + 1, 2 * SECOND, 12 * SECOND, SECOND, 16.0,
-                loader_wait_ns=SECOND // 10,
-            )
-        )  # fmt: skip
+        files = int(rate / 1e5) + 1
+        found.append(Sample(float(second), 1.0, int(rate), files, 2 * SECOND, 12 * SECOND, SECOND, 16.0))
     return found
 
 
@@ -48,19 +44,15 @@ def node(index: int, count: int, seconds: int = 60, **changes: Any) -> NodePart:
     load = {name: changes.pop(name) for name in ("source", "own") if name in changes}
     share = FILES // count + (index < FILES % count)
     counted = {
-        "source_bytes": share * (SIZE // FILES), "source_files": share, "source_opens": share,
-        "want_ready": 10, "want_direct": 0, "failed": 0, "void": 0, "refused": 0, "copy_busy_s": 39.0,
+        "source_bytes": share * (SIZE // FILES), "source_files": share, "want_ready": 10, "copy_busy_s": 39.0,
         "peer_bytes": SIZE - share * (SIZE // FILES), "peer_files": FILES - share,
-        "sent_bytes": SIZE - share * (SIZE // FILES), "sent_files": FILES - share,
     }  # fmt: skip
-    scanned = {"source_stats": FILES, "source_listings": 1_001}
     reading = {"source_opens": 0, "direct_scanning": 0, "direct_later": 0, "source_read_bytes": 0, "source_reads": 0}
     values: dict[str, Any] = {
         "host": f"node{index:04d}",
         "started_unix_s": START + 0.1 + 0.01 * index,
-        "datasets": [DatasetPart("0-train", "/lustre/train", ("/lustre/train",), FILES, SIZE, FILES, SIZE)],
-        "scan_s": None if index else 0.8,
-        "totals": counted | (scanned if index == 0 else {}),
+        "datasets": [DatasetPart("/lustre/train", FILES, SIZE, FILES, SIZE)],
+        "totals": counted,
         "hist_open": OPENS,
         "hist_read": READS,
         "samples": samples(index, seconds, count, **load),
@@ -69,7 +61,7 @@ def node(index: int, count: int, seconds: int = 60, **changes: Any) -> NodePart:
         "node_count": count,
         "placement": "replicate",
         "placement_why": "all files fit on every node",
-        "group": {"generations": 1, "size": count, "missing": [], "why": "no exchange has connected"},
+        "group": {"generations": 1, "why": "no exchange has connected"},
     }
     return node_part(**(values | changes))
 

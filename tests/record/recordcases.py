@@ -14,7 +14,6 @@ from hpcstage.record import jsonform
 from hpcstage.record.compose import compose
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.part import (
-    BudgetPart,
     DatasetPart,
     ErrorPart,
     GroupPart,
@@ -34,23 +33,16 @@ def run_part(**changes: Any) -> RunPart:
     values: dict[str, Any] = {
         "run_id": "20261121-031422-1f3a",
         "command": ["python", "train.py", "--data", "/lustre/imagenet/train", "--epochs", "2"],
-        "cwd": "/home/a/project",
         "host": "node17",
         "started_unix_s": START,
         "child_started_s": 0.2,
         "child_ended_s": 60.2,
         "ended_s": 60.5,
         "exit_code": 0,
-        "version": "0.1.0",
-        "python": "3.11.7",
-        "kernel": "6.1",
         "scheduler": "slurm",
         "job_id": "4711",
         "local_dir": "/local/4711",
-        "local_dir_why": "$SLURM_TMPDIR",
-        "child_cpu_s": 55.0,
         "child_pid": 100,
-        "run_dir": "/home/a/project/hpcstage-runs/20261121-031422-1f3a",
     }
     return RunPart(**(values | changes))
 
@@ -65,6 +57,11 @@ def histogram(mean_ns: float, number: int, seed: int = 1) -> dict[int, int]:
     return result
 
 
+def blocked(source_s: float, local_s: float = 0.0) -> dict[str, int]:
+    """The time in which any thread was inside a call on a file."""
+    return {"blocked_ns": int((source_s + local_s) * SECOND), "blocked_source_ns": int(source_s * SECOND), "readers": 1}
+
+
 def trainer(pid: int = 100, **changes: int) -> ProcessPart:
     counters = {
         "attach_ns": 5 * SECOND,
@@ -77,7 +74,7 @@ def trainer(pid: int = 100, **changes: int) -> ProcessPart:
         "loader_epochs": 2,
         "reads_measured": 1,
     }
-    return ProcessPart(pid, 1, "native", "3.11", counters | changes)
+    return ProcessPart(pid, 1, "native", counters | changes)
 
 
 def worker(pid: int, parent_pid: int = 100, **changes: int) -> ProcessPart:
@@ -90,8 +87,7 @@ def worker(pid: int, parent_pid: int = 100, **changes: int) -> ProcessPart:
         "direct_scanning": 150,
         "direct_later": 50,
         "wants": 350,
-        "hit_open_ns": SECOND // 4,
-        "want_ns": 6 * SECOND,
+        **blocked(9, 1.25),
         "source_open_ns": 1 * SECOND,
         "source_read_ns": 2 * SECOND,
         "source_reads": 400,
@@ -104,7 +100,7 @@ def worker(pid: int, parent_pid: int = 100, **changes: int) -> ProcessPart:
         "reads_measured": 1,
     }
     hists = {"hist_open": histogram(2e6, 200), "hist_read": histogram(8e6, 400)}
-    return ProcessPart(pid, parent_pid, "native", "3.11", counters | changes, **hists)
+    return ProcessPart(pid, parent_pid, "native", counters | changes, **hists)
 
 
 @functools.cache
@@ -118,21 +114,12 @@ def samples(loaded: bool = True) -> list[Sample]:
 
 def announced(**changes: Any) -> dict[str, Any]:
     """The order section of a node whose program's samplers announced what they read."""
-    lead = {"median_files": 412, "least_files": 0, "median_s": 3.1, "least_s": 0.2, "samples": [[1.0, 412, 3.1]]}
     values: dict[str, Any] = {
         "provenance": "sampler",
-        "planned": "manifest",
-        "ids": 10_000,
         "announcements": 2,
-        "announced_files": 20_000,
         "unknown_samples": 0,
         "followed": True,
-        "opened_files": 10_000,
-        "lead": lead,
-        "trace_used": None,
-        "trace_unused_why": "none",
-        "trace_written": True,
-        "trace_why": None,
+        "lead": {"median_files": 412, "least_files": 0, "median_s": 3.1},
     }
     return values | changes
 
@@ -144,34 +131,19 @@ def node_part(**changes: Any) -> NodePart:
         "started_unix_s": START + 0.1,
         "ended_s": 60.3,
         "complete": True,
-        "datasets": [
-            DatasetPart("0-train", "/lustre/imagenet/train", ("/lustre/imagenet/train",), 10_000, 10**9, 10_000, 10**9)
-        ],
-        "scan_s": 0.8,
+        "datasets": [DatasetPart("/lustre/imagenet/train", 10_000, 10**9, 10_000, 10**9)],
         "staged_s": 40.0,
         "totals": {
             "source_bytes": 980_000_000,
             "source_files": 9_800,
-            "source_opens": 9_800,
-            "source_stats": 10_000,
-            "source_listings": 1_001,
             "want_ready": 300,
-            "want_direct": 50,
-            "failed": 0,
-            "void": 0,
-            "refused": 0,
             "copy_busy_s": 39.0,
         },
         "hist_open": histogram(2e6, 9_800, 2),
         "hist_read": histogram(9e6, 9_800, 3),
-        "budget": {
-            "size_bytes": 64 * 10**9,
-            "inodes": 10**6,
-            "why": "80 %",
-            "used_bytes": 10**9,
-            "used_inodes": 11_001,
-        },
-        "order": {"provenance": "given", "ids": 10_000},
+        "budget_bytes": 64 * 10**9,
+        "used_bytes": 10**9,
+        "order": {"provenance": "given"},
         "samples": samples(),
         "processes": [trainer(), worker(101), worker(102)],
     }
@@ -179,7 +151,7 @@ def node_part(**changes: Any) -> NodePart:
 
 
 FORMS: dict[str, type[Any]] = {
-    "totals": NodeTotals, "budget": BudgetPart, "order": OrderPart, "group": GroupPart,
+    "totals": NodeTotals, "order": OrderPart, "group": GroupPart,
     "errors": ErrorPart, "missed_processes": MissedProcess,
 }  # fmt: skip
 
@@ -192,9 +164,7 @@ def typed(values: dict[str, Any]) -> dict[str, Any]:
             return [one(name, member) for member in value]
         return jsonform.read(FORMS[name], value) if isinstance(value, dict) else value
 
-    nothing = {"budget": None, "group": None}
-    given = {name: nothing.get(name) if name in nothing and value == {} else value for name, value in values.items()}
-    return {name: one(name, value) if name in FORMS else value for name, value in given.items()}
+    return {name: one(name, value) if name in FORMS else value for name, value in values.items()}
 
 
 def composed(run: RunPart, nodes: Iterable[NodePart], running: Life | None = None) -> dict[str, Any]:

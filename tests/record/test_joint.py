@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from manycases import job, node, run, steady
+from manycases import job, node, run
 from recordcases import composed
 
-from hpcstage.record.figures.cells import MOST_CELLS, Cells, coarser, parts_of, track_of
-from hpcstage.record.figures.speeds import Point
+from hpcstage.record.figures.track import MOST_CELLS, aligned, series_of, track_of
 from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.rows import Sample
 
@@ -36,7 +36,6 @@ def test_all_at_once_is_the_source(count: int) -> None:
     assert (period["start_s"], period["end_s"]) == (pytest.approx(20, abs=1.5), pytest.approx(33, abs=1.5))
     assert period["loss"] == pytest.approx(0.7, abs=0.07)
     assert (period["nodes"], period["nodes_observed"]) == (count, count)
-    assert len(period["hosts"]) == min(count, 16)
     assert found["own_periods"] == []
     assert found["best_bytes_per_s"] == pytest.approx(400e6, rel=0.06)
 
@@ -73,8 +72,8 @@ def test_a_node_that_is_always_slower_is_slow_but_has_no_period() -> None:
     assert record["contention"]["own_periods"] == []
     (slow,) = [r for r in record["nodes"] if r["slow"]]
     assert slow["host"] == "node0003"
-    assert slow["relative_pace"] == pytest.approx(0.4, abs=0.05)
-    assert slow["slow"] == [f"reads the source at {100 * slow['relative_pace']:.0f} % of the others' rate"]
+    (said,) = slow["slow"]
+    assert re.fullmatch(r"reads the source at (3[6-9]|4[0-4]) % of the others' rate", said)
 
 
 def test_no_false_alarm_in_quiet_jobs() -> None:
@@ -152,7 +151,6 @@ def test_direct_mode_of_several_nodes_is_judged_by_their_reads() -> None:
         return found
 
     found = section([node(i, 3, 0, mode="direct", samples=seen(i)) for i in range(3)], 3)
-    assert found["measured_on"] == "reads"
     (period,) = found["periods"]
     assert (period["start_s"], period["end_s"]) == (pytest.approx(20, abs=1.5), pytest.approx(35, abs=1.5))
 
@@ -160,31 +158,30 @@ def test_direct_mode_of_several_nodes_is_judged_by_their_reads() -> None:
 # ---- cells ----
 
 
-@given(st.floats(-1e4, 1e4), st.floats(0.001, 100), st.integers(0, 6))
-def test_parts_of_an_interval_add_up(start_s: float, length_s: float, level: int) -> None:
-    found = parts_of(start_s, length_s, float(2**level))
-    assert sum(inside_s for _, inside_s in found) == pytest.approx(length_s, rel=1e-6, abs=1e-9)
-    assert all(-1e-9 <= inside_s <= 2**level + 1e-9 for _, inside_s in found)
-
-
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(-1e5, 1e5), st.floats(0.01, 5)), min_size=1, max_size=50))
 def test_cells_keep_sums_and_bounds(intervals: list[tuple[float, float]]) -> None:
-    cells = Cells(16)
-    for start_s, length_s in intervals:
-        cells.reach(start_s, start_s + length_s)
-        cells.add(start_s, length_s, 1.0)
-    assert max(cells.sums) - min(cells.sums) < 16
-    assert sum(cells.sums.values()) == pytest.approx(len(intervals))
+    samples = [Sample(start_s, length_s, copied_bytes=100) for start_s, length_s in sorted(intervals)]
+    tracks = [track for track in (track_of(samples, -3.5), track_of(samples, 1e5)) if track is not None]
+    assert len(tracks) == 2
+    joined = aligned(tracks, 64)
+    for track, most in [*zip(tracks, [MOST_CELLS] * 2, strict=True), *zip(joined, [64] * 2, strict=True)]:
+        assert len(track.got) <= most
+        assert sum(track.got) == 100 * len(samples)
 
 
-def test_a_track_of_a_long_run_is_bounded_and_coarser_ones_are_its_sums() -> None:
-    points = [Point(float(s), 1.0, 100.0, 50.0, 2.0, False) for s in range(20_000)]
-    track = track_of("copies", points, -3.5)
+def test_the_series_is_the_sum_of_the_nodes_with_points_of_a_second_at_least() -> None:
+    tracks = [
+        track_of([Sample(at / 4, 0.25, copied_bytes=50, shim_bytes=10, shim_read_ns=1000) for at in range(40)], shift)
+        for shift in (0.0, 1.0)
+    ]
+    series = series_of([track for track in tracks if track is not None])
+    assert series.interval_s == 1.0
+    assert series.source_bytes_per_s == (240.0, *[480.0] * 9, 240.0)
+
+
+def test_bytes_out_of_memory_did_not_come_from_the_source() -> None:
+    read = {"shim_bytes": 100_000_000, "shim_opens": 100}
+    track = track_of([Sample(0.0, 0.25, **read, shim_read_ns=8**9), Sample(0.25, 0.25, **read, shim_read_ns=9**8)], 0.0)
     assert track is not None
-    assert len(track.seen_s) <= MOST_CELLS
-    above = coarser(track, track.level + 3)
-    for column in ("seen_s", "size", "work", "files"):
-        assert sum(getattr(above, column)) == pytest.approx(sum(getattr(track, column)), rel=1e-6)
-    assert above.mean(range(above.first, above.first + 100)) == pytest.approx(50.0)
-    assert steady(0) == 1.0
+    assert list(track.got) == [100_000_000, 0]

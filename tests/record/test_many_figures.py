@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from manycases import ids, job, missing, node, record_of, row, run
-from recordcases import SECOND, START, composed, trainer, worker
+from manycases import job, missing, node, record_of, row, run
+from recordcases import SECOND, START, blocked, composed, trainer, worker
 
 from hpcstage.record import files
 from hpcstage.record.compose import compose
 from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.roster import Presence
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import Record
@@ -22,14 +23,10 @@ from hpcstage.record.schema import Record
 # ---- time ----
 
 
-def reading(source_s: float) -> dict[str, int]:
-    return {"want_ns": int(source_s * SECOND), "source_open_ns": 0, "source_read_ns": 0, "local_read_ns": SECOND}
-
-
 def waits(index: int, count: int, wait_s: float) -> NodePart:
     """A node whose loader waited so long, for the source."""
     samples = [Sample(float(s), 1.0, busy=16.0, copied_bytes=10**6, copied_files=10) for s in range(40)]
-    processes = [trainer(loader_wait_ns=int(wait_s * SECOND), loader_workers=1), worker(101, **reading(wait_s))]
+    processes = [trainer(loader_wait_ns=int(wait_s * SECOND), loader_workers=1), worker(101, **blocked(wait_s, 1))]
     return node(index, count, samples=samples, processes=processes)
 
 
@@ -42,7 +39,7 @@ def test_the_split_is_a_mean_that_adds_up_and_names_the_slowest() -> None:
     assert split["compute_s"] == pytest.approx(56 - sum(waited) / 4)
     assert split["slowest"]["host"] == "node0002"
     slow = row(record, "node0002")
-    assert slow["wait_source_s"] + slow["wait_local_s"] == pytest.approx(30, abs=0.5)
+    assert slow["waited_s"] == pytest.approx(30, abs=0.5)
     assert slow["behind_s"] == pytest.approx(28, abs=0.6)
     assert slow["slow"] == ["waited 28 s longer for files than the others"]
     assert row(record, "node0001")["slow"] == []
@@ -53,9 +50,6 @@ def test_the_split_is_a_mean_that_adds_up_and_names_the_slowest() -> None:
 def test_a_node_is_compared_with_the_median_of_the_others_not_with_the_fastest() -> None:
     loads = [lambda _now_s: 0.25, lambda _now_s: 1.0]
     record = record_of(run(6), [node(index, 6, own=loads[index == 2]) for index in range(6)])
-    paces = [row["relative_pace"] for row in record["nodes"]]
-    assert paces.pop(2) == pytest.approx(4.0, rel=0.15)
-    assert paces == pytest.approx([1.0] * 5, rel=0.15)
     assert not any(row["slow"] for row in record["nodes"])
 
 
@@ -76,14 +70,9 @@ def test_training_processes_whose_waits_are_not_known_are_left_out_of_the_mean()
     record = record_of(run(4), [*(node(i, 4) for i in range(3)), blind])
     assert record["time_split"]["wait_source_s"] is not None
     assert "waits of 1 of 4 processes were not measured: left out of the mean" in record["time_split"]["unmeasured"]
-    assert row(record, "node0003")["wait_source_s"] is None
+    assert row(record, "node0003")["waited_s"] is None
     mostly = [replace(blind, host=f"node{i:04d}", node_index=i) for i in range(3)]
     assert record_of(run(4), [*mostly, node(3, 4)])["time_split"]["wait_source_s"] is None
-
-
-def blocked(seconds: int) -> dict[str, int]:
-    """Of a process that waited for the source."""
-    return {"blocked_ns": seconds * SECOND, "blocked_source_ns": seconds * SECOND, "readers": 1}
 
 
 def test_programs_that_read_without_a_loader_are_averaged_too() -> None:
@@ -95,19 +84,18 @@ def test_programs_that_read_without_a_loader_are_averaged_too() -> None:
             "reads_measured": 1,
             "local_reads": 10,
         }
-        process = ProcessPart(7, 1, "native", "3.11", counters | blocked(wait_s))
+        process = ProcessPart(7, 1, "native", counters | blocked(wait_s))
         return node(index, 2, processes=[process])
 
     split = record_of(run(2), [reader(0, 10), reader(1, 20)])["time_split"]
     assert split["wait_source_s"] == pytest.approx(15)
     assert split["compute_s"] == pytest.approx(25)
-    assert "2 processes (mean)" in split["method"]
 
 
 def test_pids_of_other_hosts_are_not_the_command() -> None:
     """A process that happens to have the pid of the launcher on the first node is nothing special."""
-    small = ProcessPart(100, 1, "native", "3.11", {"hit_opens": 6, "reads_measured": 1})
-    large = ProcessPart(9, 1, "native", "3.11", {"hit_opens": 5, "reads_measured": 1} | blocked(30))
+    small = ProcessPart(100, 1, "native", {"hit_opens": 6, "reads_measured": 1})
+    large = ProcessPart(9, 1, "native", {"hit_opens": 5, "reads_measured": 1} | blocked(30))
     here = record_of(run(2), [node(0, 2, processes=[small, large]), node(1, 2, processes=[])])
     there = record_of(run(2), [node(0, 2, processes=[]), node(1, 2, processes=[small, large])])
     assert here["time_split"]["wait_source_s"] == there["time_split"]["wait_source_s"] == 0.0
@@ -121,18 +109,9 @@ def test_clocks_that_the_run_proves_wrong_are_put_right(skew_s: float) -> None:
     nodes = list(job(4, source=lambda t: 0.3 if 20 <= t < 32 else 1.0))
     nodes[2] = replace(nodes[2], started_unix_s=nodes[2].started_unix_s + skew_s)
     record = record_of(run(4), nodes)
-    moved = row(record, "node0002")["clock_moved_s"]
-    assert (moved != 0) == (skew_s != 0)
-    assert moved == pytest.approx(-skew_s, abs=1.0)
     (period,) = record["contention"]["periods"]
     assert (period["start_s"], period["end_s"]) == (pytest.approx(20, abs=2), pytest.approx(32, abs=2))
-    assert ("clocks" in ids(record)) == (skew_s != 0)
     assert record["series"]["start_s"][-1] < 70
-
-
-def test_nodes_of_the_wrappers_host_have_its_clock() -> None:
-    late = node(1, 2, host="node0000", started_unix_s=START + 50)
-    assert all(r["clock_moved_s"] == 0 for r in record_of(run(2), [node(0, 2), late])["nodes"])
 
 
 # ---- bounds ----
@@ -140,12 +119,10 @@ def test_nodes_of_the_wrappers_host_have_its_clock() -> None:
 
 def test_a_thousand_nodes_make_a_small_record() -> None:
     many = [worker(200 + n) for n in range(16)]
-    errors = [{"path": f"/lustre/train/{n}", "error": "EIO", "count": 1, "at_s": 1.0} for n in range(20)]
-    record = record_of(run(1024), job(1024, 3, processes=[trainer(), *many], errors=errors, hist_open={}, hist_read={}))
+    record = record_of(run(1024), job(1024, 3, processes=[trainer(), *many], hist_open={}, hist_read={}))
     assert len(record["nodes"]) == 1024
-    assert all(len(r["processes"]) == 2 and len(r["errors"]) == 2 for r in record["nodes"])
-    assert all(any(p["loader_steps"] for p in r["processes"]) for r in record["nodes"]), "trainers are kept"
-    assert len(json.dumps(record)) < 4_000_000
+    assert record["time_split"]["loader_workers"] == 2
+    assert len(json.dumps(record)) < 1_500_000
     assert record["coverage"]["processes_attached"] == 17 * 1024
 
 
@@ -168,7 +145,6 @@ some_samples = st.lists(
         copied_bytes=st.integers(0, 10**13),
         copied_files=st.integers(0, 10**6),
         busy=st.floats(0, 64),
-        loader_wait_ns=st.integers(0, 10**12),
         limited=st.booleans(),
     ),
     max_size=12,
@@ -196,7 +172,7 @@ def test_any_parts_give_a_valid_record(
         elif kind == "mute":
             part = replace(part, complete=False, ended_s=None, totals={}, samples=[], processes=[])
         elif kind == "private":
-            part = replace(part, placement="private", group={})
+            part = replace(part, placement="private", group=None)
         nodes.append(NodePart.from_json(json.loads(json.dumps(part.to_json()))))
     record = record_of(run(count, child_ended_s=ended, exit_code=None if ended is None else 0), nodes)
     assert len(record["nodes"]) == (count if count > 1 else len(nodes))
@@ -225,8 +201,7 @@ def test_a_late_part_is_in_the_report_after_all(tmp_path: Path) -> None:
     write(tmp_path, nodes[:2], run(3))
     early = compose(run(3), files.node_parts(tmp_path))
     files.save(early, tmp_path / "run.json")
-    assert early.group
-    assert early.group.missing == ("node0002",)
+    assert [row.host for row in early.nodes if row.state is Presence.MISSING] == ["node0002"]
     assert files.load_run(tmp_path) == early
     late = tmp_path / "nodes" / "node0002.json"
     late.write_text(json.dumps(nodes[2].to_json()))
@@ -237,9 +212,8 @@ def test_a_late_part_is_in_the_report_after_all(tmp_path: Path) -> None:
 def test_a_broken_part_among_others_is_a_missing_node(tmp_path: Path, broken: bytes) -> None:
     write(tmp_path, list(job(3)), run(3))
     (tmp_path / "nodes" / "node0001.json").write_bytes(broken)
-    group = files.load_run(tmp_path).group
-    assert group
-    assert group.missing == ("node0001",)
+    rows = files.load_run(tmp_path).nodes
+    assert [row.host for row in rows if row.state is Presence.MISSING] == ["node0001"]
 
 
 def test_columns_of_unequal_length_are_no_part() -> None:
@@ -247,18 +221,3 @@ def test_columns_of_unequal_length_are_no_part() -> None:
     data["samples"]["busy"] = data["samples"]["busy"][:-1]
     with pytest.raises(ValueError, match="zip"):
         NodePart.from_json(data)
-
-
-def test_parts_of_large_jobs_hold_fewer_samples_and_the_same_sums() -> None:
-    part = node(3, 65, 4001, source=lambda t: 0.3 if 2000 <= t < 2400 else 1.0)
-    read = NodePart.from_json(json.loads(json.dumps(part.to_json())))
-    assert 450 <= len(read.samples) <= 900
-    for name in ("copied_bytes", "copied_files", "loader_wait_ns", "length_s"):
-        assert sum(getattr(s, name) for s in read.samples) == pytest.approx(sum(getattr(s, name) for s in part.samples))
-    assert all(s.busy == 16.0 for s in read.samples)
-    assert read.samples[-1].start_s + read.samples[-1].length_s == 4001
-    whole = node(3, 64, 4001)
-    assert len(NodePart.from_json(whole.to_json()).samples) == 4001
-    many = [replace(read, host=f"node{i:04d}", node_index=i) for i in range(65)]
-    (period,) = record_of(run(65, child_ended_s=4001.0, ended_s=4002.0), many)["contention"]["periods"]
-    assert (period["start_s"], period["end_s"]) == (pytest.approx(2000, abs=16), pytest.approx(2400, abs=16))

@@ -8,12 +8,11 @@ from typing import Any
 
 import manycases
 import pytest
-from recordcases import SECOND, composed, node_part, run_part, samples, trainer, worker
+from recordcases import SECOND, blocked, composed, node_part, run_part, trainer, worker
 
 from hpcstage.problem import Problem
 from hpcstage.record.notes.notes import RULES, slow_disk
 from hpcstage.record.parts.alive import Life
-from hpcstage.record.parts.part import DatasetPart
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.schema import Record
 
@@ -30,7 +29,7 @@ def going_on(**changes: Any) -> RecordJson:
 
 
 def reader(**counters: int) -> ProcessPart:
-    return ProcessPart(5, 1, "native", "3.11", {"hit_opens": 100, "reads_measured": 1} | counters)
+    return ProcessPart(5, 1, "native", {"hit_opens": 100, "reads_measured": 1} | counters)
 
 
 def many(count: int = 4, run: dict[str, Any] | None = None, **of_last: Any) -> RecordJson:
@@ -44,9 +43,8 @@ def writing(share: float, length: int = 20) -> list[Sample]:
     return [Sample(float(n), 1.0, 10**7, 10, rest_ns // 2, rest_ns // 2, write_ns, 8.0) for n in range(length)]
 
 
-BUDGET = {"size_bytes": 64 * 10**9, "inodes": 10**6, "why": "as asked for", "used_bytes": 1, "used_inodes": 1}
-WAITING = [trainer(loader_wait_ns=30 * SECOND), worker(101, source_read_ns=90 * SECOND)]
-IDLE = ProcessPart(5, 1, "native", "3.11", {})
+WAITING = [trainer(loader_wait_ns=30 * SECOND), worker(101, **blocked(90))]
+IDLE = ProcessPart(5, 1, "native", {})
 DIRECT = {"mode": "direct", "processes": WAITING, "samples": []}
 
 
@@ -64,29 +62,24 @@ class Case:
         return f"{self.note} {self.says}".strip()
 
 
-BLOCKED = {"blocked_ns": 40 * SECOND, "blocked_source_ns": 40 * SECOND, "exit_ns": 60 * SECOND, "reads_measured": 1}
-LISTING = [ProcessPart(100, 1, "native", "3.11", {"listings": 600, "listing_ns": 40 * SECOND, **BLOCKED})]
+BLOCKED = {**blocked(40), "exit_ns": 60 * SECOND, "reads_measured": 1}
+LISTING = [ProcessPart(100, 1, "native", {"listings": 600, **BLOCKED})]
 
 
 def ordered(name: str, provenance: str) -> Callable[[], RecordJson]:
     readers = [reader(source_opens=50, **{f"direct_{name}": 50})]
-    return lambda: one(processes=readers, order={"planned": provenance, "provenance": provenance})
+    return lambda: one(processes=readers, order={"provenance": provenance})
 
 
-def partly_staged() -> RecordJson:
-    full = DatasetPart("0", "/d", ("/d",), 1_000, 10**8, 900, 9 * 10**7)
-    return one(processes=[reader(source_opens=50, direct_settled=50)], datasets=[full])
-
-
-def direct(name: str, scan_s: float = 5.0) -> Callable[[], RecordJson]:
-    return lambda: one(processes=[reader(source_opens=50, **{f"direct_{name}": 50})], scan_s=scan_s)
+def direct(name: str) -> Callable[[], RecordJson]:
+    return lambda: one(processes=[reader(source_opens=50, **{f"direct_{name}": 50})])
 
 
 def problem(name: str) -> dict[str, Any]:
     return {"problems": [Problem(name, "t", "r")]}
 
 
-REASONS = ("unknown", "later", "full", "failed", "void", "scanning", "timeout", "no_daemon", "settled", "local_error")
+REASONS = ("unknown", "later", "timeout", "local_error")
 CASES = [
     Case("killed", lambda: one({"exit_code": None, "child_ended_s": None}), one),
     Case("running", lambda: composed(run_part(exit_code=None), [node_part(complete=False)], Life(True, "so")), one),
@@ -107,64 +100,49 @@ CASES = [
         one,
     ),
     Case("processes-missed", lambda: one(missed_count=2, missed_processes=[{"pid": 9, "command": "x"}]), one),
-    Case("shim-off", lambda: one(processes=[ProcessPart(5, 1, "direct", "3.11", {})]), one),
+    Case("shim-off", lambda: one(processes=[ProcessPart(5, 1, "direct", {})]), one),
     Case(
         "uncounted",
-        lambda: one(processes=[ProcessPart(0, 0, "uncounted", "", {}, processes=12)]),
-        lambda: one(processes=[ProcessPart(5, 1, "direct", "3.11", {})]),
+        lambda: one(processes=[ProcessPart(0, 0, "uncounted", {}, processes=12)]),
+        lambda: one(processes=[ProcessPart(5, 1, "direct", {})]),
         "1024 Python processes",
     ),
-    Case("python-layer", lambda: one(processes=[ProcessPart(5, 1, "python", "3.11", {"hit_opens": 9})]), one),
+    Case("python-layer", lambda: one(processes=[ProcessPart(5, 1, "python", {"hit_opens": 9})]), one),
     *(Case(f"direct-{name.replace('_', '-')}", direct(name), lambda: one(processes=[reader()])) for name in REASONS),
-    Case("direct-scanning", direct("scanning"), direct("scanning", scan_s=0.05)),
     Case("direct-later", ordered("later", "manifest"), ordered("later", "trace"), "give the reading order"),
     Case("direct-later", ordered("later", "trace"), ordered("later", "manifest"), "so the source limits"),
-    Case("direct-settled", direct("settled"), lambda: one(processes=[reader()]), "all others were staged"),
-    Case("direct-settled", partly_staged, lambda: one(processes=[reader()]), "when staging stopped"),
     Case("shim-errors", lambda: one(processes=[reader(errors=3)]), one),
-    Case("store-full", lambda: one(budget={**BUDGET, "size_bytes": 10**8}), one, "raise --budget"),
-    Case(
-        "store-full",
-        lambda: one(budget={**BUDGET, "size_bytes": 10**8, "why": "bytes: 80% of what is free"}),
-        one,
-        "name a larger disk",
-    ),
-    Case("divided", lambda: many(totals={"divided_files": 2, "divided_bytes": 10**9}), many, "2 large files"),
+    Case("store-full", lambda: one(budget_bytes=10**8), one, "name a larger disk"),
     Case("disk-full", lambda: one(**problem("disk-full")), one),
     Case("slow-local-disk", lambda: one(samples=writing(0.9)), lambda: one(samples=writing(0.2)), "90 % of their time"),
     Case(
         "waits-for-local-disk",
-        lambda: one(processes=[trainer(loader_wait_ns=30 * SECOND), worker(101, local_read_ns=40 * SECOND)]),
+        lambda: one(processes=[trainer(loader_wait_ns=30 * SECOND), worker(101, **blocked(9, 40))]),
         one,
         "--local-dir",
     ),
-    Case("local-is-memory", lambda: one({"local_dir_why": "/dev/shm is tmpfs"}), one),
-    Case("copy-failed", lambda: one(errors=[{"path": "/d/x", "error": "ESTALE", "count": 4}]), one),
     Case("dropped", lambda: one(processes=[reader(dropped=3)]), one),
     Case("idle-nodes", lambda: many(processes=[]), many, "node0003"),
     Case("idle-nodes", lambda: many(processes=[]), lambda: one(processes=[])),
     Case(
         "slow-nodes",
-        lambda: many(processes=[trainer(loader_wait_ns=40 * SECOND), worker(101, want_ns=80 * SECOND)]),
+        lambda: many(processes=[trainer(loader_wait_ns=40 * SECOND), worker(101, **blocked(80))]),
         many,
     ),
     Case("read-by-each-node", lambda: composed(manycases.run(2), [private(0), private(1)]), many),
     Case("read-again", lambda: composed(manycases.run(2), [twice(0), twice(1)]), many),
-    Case("group-restarted", lambda: many(group={"generations": 3, "size": 4, "missing": [], "why": "killed"}), many),
-    Case("clocks", lambda: many(started_unix_s=manycases.START + 4000), many),
     Case("waits-for-source", lambda: one({"mode_asked": "direct"}, **DIRECT), one, "run it with --mode runtime"),
     Case("waits-for-source", lambda: one({"direct_why": "local"}, **DIRECT), one, "on the local disk already"),
     Case(
         "waits-for-source",
         lambda: waiting("direct_later", want_ready=10**6),
         lambda: waiting("direct_full"),
-        "more --copiers",
+        "comes in later epochs",
     ),
     Case("waits-for-source", lambda: waiting("direct_scanning"), one, "before the scan of the datasets had ended"),
     Case("waits-for-source", lambda: waiting("direct_full"), one, "no room on the local disk"),
     Case("waits-for-source", lambda: waiting("direct_large"), one, "what has not been copied by then"),
     Case("waits-for-source", lambda: one(processes=LISTING), one, "opened none of their files"),
-    Case("contention", one, lambda: one(samples=samples(loaded=False))),
     Case("order", lambda: one(processes=[reader(wants=60)]), lambda: one(processes=[reader(wants=5)])),
     Case(
         "order",
@@ -178,7 +156,7 @@ CASES = [
     ),
     Case(
         "preprocessing",
-        lambda: one(processes=[trainer(loader_wait_ns=50 * SECOND), worker(101, want_ns=0)]),
+        lambda: one(processes=[trainer(loader_wait_ns=50 * SECOND), worker(101, **blocked(3))]),
         lambda: one(processes=[trainer(loader_wait_ns=SECOND), worker(101)]),
     ),
 ]  # fmt: skip
@@ -194,7 +172,7 @@ def twice(index: int) -> Any:
 
 
 def waiting(counter: str, **totals: int) -> RecordJson:
-    reads = worker(101, direct_scanning=0, direct_later=0, source_opens=5_000, source_read_ns=90 * SECOND)
+    reads = worker(101, direct_scanning=0, direct_later=0, source_opens=5_000, **blocked(90))
     reads.counters[counter] = 5_000
     part = node_part(processes=[trainer(loader_wait_ns=30 * SECOND), reads])
     part = replace(part, totals=replace(part.totals, **{"want_ready": 0, **totals}))
@@ -226,11 +204,6 @@ def test_a_full_disk_does_not_lead_to_a_larger_budget() -> None:
     assert not any("raise --budget" in note["remedy"] for note in full["notes"])
 
 
-def test_few_opens_before_the_scan_ended_are_not_blamed_on_the_directory() -> None:
-    record = one(processes=[reader(source_opens=1, direct_scanning=1, hit_opens=9)], scan_s=0.1)
-    assert not any("--data" in note["remedy"] for note in record["notes"])
-
-
 def test_every_rule_is_tried() -> None:
     tried = {case.note for case in CASES}
     records = [Record.from_json(case.present()) for case in CASES]
@@ -240,7 +213,7 @@ def test_every_rule_is_tried() -> None:
 
 
 def test_a_quiet_good_run_has_no_warnings() -> None:
-    done = worker(101, source_opens=0, direct_scanning=0, direct_later=0, wants=0, want_ns=0)
+    done = worker(101, source_opens=0, direct_scanning=0, direct_later=0, wants=0, **blocked(3))
     record = one(processes=[trainer(), done])
     assert [n for n in record["notes"] if n["severity"] != "info"] == []
 
@@ -273,7 +246,7 @@ def test_the_line_to_change_is_named(attached: bool, path: str | None, said: str
 
 
 def test_a_moment_of_waiting_asks_for_no_faster_disk() -> None:
-    waiting = [trainer(loader_wait_ns=30 * SECOND), worker(101, local_read_ns=40 * SECOND)]
+    waiting = [trainer(loader_wait_ns=30 * SECOND), worker(101, **blocked(9, 40))]
     long = Record.from_json(one(processes=waiting))
     moment = replace(long, time_split=replace(long.time_split, wall_s=0.02, wait_local_s=0.004))
     assert [[note.id for note in slow_disk(record)] for record in (long, moment)] == [["waits-for-local-disk"], []]

@@ -11,7 +11,7 @@ from recordcases import run_part
 
 from hpcstage.problem import Problem
 from hpcstage.record.parts.run import RunPart
-from hpcstage.wrapper import rundir
+from hpcstage.wrapper import facts
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\t\n"))
 PROBLEMS = st.builds(Problem, TEXTS, TEXTS, TEXTS)
@@ -29,15 +29,9 @@ def test_a_line_is_one_line_and_may_be_cut_off() -> None:
     assert Problem.from_json({}) == Problem("unknown", "", "")
 
 
-def test_the_record_names_nodes_only_where_there_are_some() -> None:
-    told = {"id": "a", "text": "b", "remedy": "c"}
-    assert Problem("a", "b", "c").to_json() == told
-    assert Problem("a", "b", "c", ("n1",), 3).to_json() == {**told, "nodes": ["n1"], "count": 3}
-
-
-def test_the_part_of_a_run_names_nodes_only_where_there_are_some(tmp_path: Path) -> None:
+def test_a_problem_is_in_the_part_of_a_run(tmp_path: Path) -> None:
     run = run_part(problems=[Problem("a", "b", "c")])
-    rundir.save_part(tmp_path, run)
-    data = json.loads((tmp_path / rundir.PART).read_text())
+    facts.save_part(tmp_path, run)
+    data = json.loads((tmp_path / facts.PART).read_text())
     assert data["problems"] == [{"id": "a", "text": "b", "remedy": "c"}]
     assert RunPart.from_json(data) == run

@@ -12,9 +12,8 @@ from manycases import job, run
 from recordcases import announced, composed, node_part, run_part
 
 import hpcstage.record
-from hpcstage.record.jsonform import read
-from hpcstage.record.parts.part import DatasetPart, NodeTotals
-from hpcstage.record.schema import VERSION, NodeRow, Record, json_schema
+from hpcstage.record.parts.part import DatasetPart
+from hpcstage.record.schema import VERSION, Record, json_schema
 
 FILE = Path(hpcstage.record.__file__).parent / "schema.json"
 
@@ -68,10 +67,3 @@ def test_what_a_later_version_adds_is_dropped() -> None:
 def test_another_form_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Record.from_json(RECORDS["one node"]() | change)
-
-
-def test_what_is_unknown_is_left_out_or_empty_where_it_always_was() -> None:
-    row = composed(run(2), [])["nodes"][0]
-    assert (row["totals"], row["budget"], row["disk"], row["group"]) == ({}, {}, {}, {})
-    assert read(NodeRow, row).budget is None
-    assert read(NodeTotals, {"failed": 0}) == NodeTotals(failed=0)

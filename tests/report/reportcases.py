@@ -12,7 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "record"))
 
 import manycases
-from recordcases import SECOND, announced, node_part, run_part, trainer, worker
+from recordcases import SECOND, announced, blocked, node_part, run_part, trainer, worker
 from recordcases import composed as compose
 
 from hpcstage.problem import Problem
@@ -30,7 +30,7 @@ HOSTILE = "/data/\x1b[31mred\x07\n\r\t\udcff\u202eevil 漢字漢字 " + "x" * 30
 def hostile() -> dict[str, Any]:
     node = node_part(
         host=HOSTILE,
-        datasets=[DatasetPart("0", HOSTILE, (HOSTILE,))],
+        datasets=[DatasetPart(HOSTILE)],
         errors=[{"path": HOSTILE, "error": HOSTILE, "count": 3}],
         problems=[Problem(HOSTILE, HOSTILE, HOSTILE)] * 3,
         missed_processes=[{"pid": 1, "command": HOSTILE}],
@@ -44,7 +44,7 @@ def hostile() -> dict[str, Any]:
 
 
 def python_layer() -> dict[str, Any]:
-    process = ProcessPart(5, 1, "python", "3.11", {"hit_opens": 100, "source_opens": 90, "direct_full": 90})
+    process = ProcessPart(5, 1, "python", {"hit_opens": 100, "source_opens": 90, "direct_full": 90})
     return compose(run_part(), [node_part(processes=[process])])
 
 
@@ -73,8 +73,7 @@ def group(count: int, failed: int = 0, slow: int = 0) -> dict[str, Any]:
 def everything_at_once() -> dict[str, Any]:
     """As many lines as a report of several nodes can have."""
     record = deepcopy(group(64, failed=9, slow=5))
-    record["order"] |= announced()
-    record["order"]["lead"]["host"] = HOSTILE
+    record["order"] |= {name: value for name, value in announced().items() if name in record["order"]}
     record["run"] |= {"mode_asked": "upfront", "mode_why": "x" * 300}
     record["time_split"]["unmeasured"] = ["y" * 300]
     record["coverage"]["swapped"] = 1
@@ -86,11 +85,11 @@ def everything_at_once() -> dict[str, Any]:
 def hostile_nodes() -> dict[str, Any]:
     nodes = [manycases.node(index, 5, host=HOSTILE + str(index)) for index in range(3)]
     lost = replace(manycases.missing(3, 5, why=HOSTILE), host=HOSTILE + "3")
-    group = {"generations": 4, "size": 2, "missing": [0], "why": HOSTILE}
+    group = {"generations": 4, "why": HOSTILE}
     dead = manycases.node(4, 5, host=HOSTILE + "4", complete=False, placement_why=HOSTILE, group=group)
     nodes[0] = replace(nodes[0], placement_why=HOSTILE)
     nodes[1].processes[0].counters["loader_wait_ns"] = 40 * SECOND
-    nodes[1].processes[1].counters["want_ns"] = 90 * SECOND
+    nodes[1].processes[1].counters |= blocked(90)
     return compose(manycases.run(5, host=HOSTILE, nodes=[HOSTILE + str(n) for n in range(5)]), [*nodes, lost, dead])
 
 

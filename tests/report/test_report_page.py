@@ -18,7 +18,7 @@ REPO = Path(__file__).resolve().parents[2]
 PAGE = (REPO / "docs" / "report.md").read_text(encoding="utf-8")
 WORDS = " ".join(PAGE.replace("*", "").replace("`", "").lower().split())
 LABEL = re.compile(r"^(?:  )?([A-Za-z][A-Za-z ]*?)(?:  +| \(|:|\[|$)", re.M)
-BEFORE = r"""(?:Note\(\s*|Problem\(\s*|_of_nodes\(|Notice\(\s*)"""
+BEFORE = r"""(?:Note\(\s*|Problem\(\s*|_of_nodes\()"""
 SINGLE = "killed|running|clocks|order|dropped|contention|preprocessing"
 IDS = re.compile(BEFORE + r'"([a-z]+(?:[-_][a-z]+)+|' + SINGLE + ')"')
 

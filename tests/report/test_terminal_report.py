@@ -60,9 +60,8 @@ def test_what_a_whole_run_shows() -> None:
         "20,000 opens below the datasets, 19,600 swapped (98 %)",
         "not swapped: 300 scan not done",
         "3 processes attached (3 native), 0 Python processes missed",
-        "21,241 source ops",
         "p50/p95/p99: open ",
-        "contention 12.1 s to 25.1 s: 94 % below its best",
+        "contention 12.0 s to 26.0 s: 94 % below its best",
         "headroom 10.2 s (17 %): all that faster reading could still save",
     ):
         assert expected in said, expected
@@ -77,12 +76,6 @@ def test_the_shown_split_adds_up() -> None:
     shares = re.findall(r" (\d+) %", shown(record).split("Time\n")[1].split("Origin")[0])
     assert sum(split[p] for p in parts) == pytest.approx(split["wall_s"])
     assert sum(map(int, shares)) == pytest.approx(100, abs=3)
-
-
-def test_files_that_moved_to_their_copies_are_a_part_of_the_local_disk() -> None:
-    moved = compose(run_part(), [node_part(processes=[trainer(moved_opens=2, moved_read_bytes=300_000_000)])])
-    assert re.search("\n  local disk .*\n    moved +2 +300 MB  of local disk, opened at the source\n", shown(moved))
-    assert "moved" not in shown(CASES["whole"]()).split("Origin")[1].split("Coverage")[0]
 
 
 def test_unknown_is_said() -> None:
@@ -109,7 +102,7 @@ def test_endings() -> None:
 
 
 def test_a_command_that_could_not_be_executed_has_no_time_and_no_copies() -> None:
-    unknown = [DatasetPart("0", "/d", ("/d",))]
+    unknown = [DatasetPart("/d")]
     said = shown(
         compose(run_part(child_started_s=None, child_ended_s=None, exit_code=127), [node_part(datasets=unknown)])
     )
@@ -119,7 +112,7 @@ def test_a_command_that_could_not_be_executed_has_no_time_and_no_copies() -> Non
 
 
 def test_a_command_that_ended_before_the_files_were_known_has_no_copies() -> None:
-    said = shown(compose(run_part(), [node_part(datasets=[DatasetPart("0", "/d", ("/d",))])]))
+    said = shown(compose(run_part(), [node_part(datasets=[DatasetPart("/d")])]))
     assert "staged   nothing: the files of the datasets were not known" in said
 
 
@@ -253,8 +246,6 @@ def test_numbers() -> None:
     assert figures.seconds(-3.0) == "-3 s"
     assert figures.seconds(-1e-9) == "0 s"
     assert figures.seconds(0.0072) == "7.2 ms"
-    assert figures.milliseconds(0.05) == "50 us"
-    assert figures.milliseconds(2500) == "2.5 s"
     assert figures.count(None) == figures.size(None) == figures.rate(None) == figures.seconds(None) == "not measured"
 
 
@@ -281,13 +272,12 @@ def test_of_a_command_that_was_not_seen_nothing_is_said_about_its_reads() -> Non
     assert [line.split() for line in said.split("\n") if "read by the program" in line][1][:5] == [
         "source", "not", "measured", "not", "measured"
     ]  # fmt: skip
-    assert "source ops in all" not in said
     assert "copied, what the program read there is unknown" in "\n".join(short(record))
 
 
 def test_what_came_after_a_daemon_died_is_not_judged() -> None:
     """Its figures end before the first open that it would have noted."""
-    idle = ProcessPart(5, 1, "native", "3.11", {})
+    idle = ProcessPart(5, 1, "native", {})
     first = "no file under --data was opened before a daemon died; what came later is not known"
     lines = short(compose(run_part(), [node_part(complete=False, processes=[idle])]))
     assert lines[0].endswith(first)

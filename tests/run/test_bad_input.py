@@ -73,10 +73,10 @@ def test_a_bad_budget(hpcstage: Hpcstage, make_tree: Tree, text: str) -> None:
 
 
 def test_an_unknown_key_with_its_line_and_the_nearest_name(hpcstage: Hpcstage, make_tree: Tree) -> None:
-    (hpcstage.cwd / "hpcstage.yaml").write_text("schema: 1\nmode: runtime\ncopier: 3\n")
+    (hpcstage.cwd / "hpcstage.yaml").write_text("schema: 1\nmode: runtime\nnode: 3\n")
     line = refused(hpcstage, "--data", make_tree())
     assert "hpcstage.yaml:3" in line
-    assert "copiers" in line
+    assert "nodes" in line
 
 
 @pytest.mark.parametrize("bad", ["/proc/x", "/etc/passwd", "list.txt/below"])

@@ -40,7 +40,7 @@ COMMANDS = [
     ("run", "--checkpoint", "c", "--out", "o", "--", "true"),
     ("run", "--nodes", "2", "--data", "d", "--", "true"),
     ("plan", "--data", "d"),
-    ("plan", "--data", "d", "--nodes", "2", "--order", "sampler", "--sampler", "random"),
+    ("plan", "--data", "d", "--nodes", "2"),
     ("report",),
     ("report", "--json"),
     ("clean", "--drain"),

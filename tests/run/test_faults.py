@@ -72,7 +72,7 @@ class OnceTheCommandHasEnded:
         return 0.0 if ended else float("inf")
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "hpcstage.wrapper.result":
+        if name == "hpcstage.report.terminal.short":
             open("order", "a").write("imported ")
 def told(*args):
     open("order", "a").write("told ")
@@ -95,13 +95,13 @@ def test_the_daemon_is_told_of_the_end_before_the_report_is_loaded(hpcstage: Hpc
 
 
 MISTAKES = {
-    "in preparing the node": ("from hpcstage.node import start; start.prepare = mistake", ["sh", "-c", "exit 7"]),
+    "in preparing the node": ("from hpcstage.node import control; control.prepare = mistake", ["sh", "-c", "exit 7"]),
     "in reaching other nodes": (
         "from hpcstage.wrapper import grouping; grouping.begin = mistake",
         ["sh", "-c", "exit 7"],
     ),
     "in an import while the command runs": (
-        "from hpcstage.wrapper import session; session.READY_AFTER_S = 0; sys.meta_path.insert(0, Finder())",
+        "from hpcstage.wrapper import closing; closing.READY_AFTER_S = 0; sys.meta_path.insert(0, Finder())",
         ["sh", "-c", "until [ -s tried ]; do :; done; exit 7"],
     ),
 }
@@ -116,7 +116,7 @@ import sys
 def mistake(*args): raise RuntimeError("a mistake")
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "hpcstage.wrapper.result":
+        if name == "hpcstage.report.terminal.short":
             open("tried", "a").write("x")
             mistake()
 {place}

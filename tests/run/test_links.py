@@ -117,7 +117,7 @@ def test_a_list_of_names_through_a_link(hpcstage: Hpcstage, links: Path) -> None
     _, record = record_of(
         hpcstage, "--order", "order.txt", "--mode", "upfront", "--data", "data", "--", sys.executable, "-c", code
     )
-    assert record["order"]["planned"] == "given"
+    assert record["order"]["provenance"] == "given"
     assert record["coverage"]["share"] == 1.0
 
 

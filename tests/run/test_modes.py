@@ -142,6 +142,7 @@ def test_a_job_with_some_of_the_processors_takes_its_part_of_the_disk(hpcstage: 
     options = ("--mode", "upfront", "--local-dir", disk, "--data", data)
     done = hpcstage("run", *options, "--", sys.executable, "-c", "pass", env=job)
     assert done.returncode == 0, done.stderr
-    why = json.loads(hpcstage.records()[-1].read_text())["nodes"][0]["budget"]["why"]
+    said = hpcstage("plan", "--json", "--local-dir", disk, "--data", data, env=job)
+    why = json.loads(said.stdout)["budget"]["why"]
     mine = share.of_node(1, share.processors())
     assert (why == f"80% of what is free for {mine.why}") if mine else ("processors" not in why)

@@ -96,7 +96,6 @@ def test_links_in_a_run_directory_are_not_followed(hpcstage: Hpcstage, make_tree
     for name in (
         "run.json",
         "run.part.json",
-        "plan.json",
         *(f"nodes/{host}.{end}" for end in ("log", "json", "late.log")),
     ):
         as_other_plants = run_dir / name

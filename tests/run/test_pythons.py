@@ -51,5 +51,5 @@ def test_another_python_is_served(hpcstage: Hpcstage, make_tree: Tree, minor: in
     done = hpcstage("run", *how, "--", python, "-W", "error", "-bb", "-c", PROGRAM, how[-1])
     assert (done.returncode, done.stdout.decode().split()) == (0, [str(minor)]), done.stderr.decode()
     coverage = json.loads(hpcstage.records()[-1].read_text())["coverage"]
-    assert list(coverage["by_layer"]) == [layer]
+    assert list(coverage["layers"]) == [layer]
     assert coverage["swapped"] >= 2 * 5

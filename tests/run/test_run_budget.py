@@ -13,12 +13,12 @@ from conftest import Hpcstage
 Tree = Callable[..., Path]
 
 
-def budgets(hpcstage: Hpcstage, *arguments: str | Path) -> list[dict[str, Any]]:
-    """Each node's budget, by the record of a run."""
+def budgets(hpcstage: Hpcstage, *arguments: str | Path) -> list[int]:
+    """Each node's budget in bytes, by the record of a run."""
     done = hpcstage("run", "--mode", "upfront", *arguments, "--", "true")
     assert done.returncode == 0, done.stderr
     record = json.loads(hpcstage.records()[-1].read_text())
-    return [node["budget"] for node in record["nodes"]]
+    return [node["budget_bytes"] for node in record["nodes"]]
 
 
 def planned(hpcstage: Hpcstage, *arguments: str | Path) -> dict[str, Any]:
@@ -32,11 +32,7 @@ def test_nodes_of_one_machine_divide_what_is_free(hpcstage: Hpcstage, make_tree:
     (whole,) = budgets(hpcstage, "--data", data)
     parts = budgets(hpcstage, "--nodes", "2", "--data", data)
     assert len(parts) == 2
-    for part in parts:
-        assert "divided among 2 virtual nodes" in part["why"]
-        assert part["why"].replace(", divided among 2 virtual nodes", "") == whole["why"]
-        assert part["size_bytes"] == pytest.approx(whole["size_bytes"] / 2, rel=0.1)
-        assert part["inodes"] == pytest.approx(whole["inodes"] / 2, rel=0.1)
+    assert parts == [pytest.approx(whole / 2, rel=0.1)] * 2
 
 
 @pytest.mark.parametrize(
@@ -50,11 +46,9 @@ def test_plan_and_record_say_the_same(hpcstage: Hpcstage, make_tree: Tree, optio
     data = make_tree(files=5)
     before = planned(hpcstage, *options, "--data", data)
     (used,) = budgets(hpcstage, *options, "--data", data)
-    assert used["why"] == before["why"]
-    assert used["size_bytes"] == pytest.approx(before["size_bytes"], rel=0.1)
-    assert used["inodes"] == pytest.approx(before["inodes"], rel=0.1)
-    assert "memory" in used["why"] or "ram" not in options or "--budget" in options
-    assert ("as asked for" in used["why"]) == ("--budget" in options)
+    assert used == pytest.approx(before["size_bytes"], rel=0.1)
+    assert "memory" in before["why"] or "ram" not in options or "--budget" in options
+    assert ("as asked for" in before["why"]) == ("--budget" in options)
 
 
 def test_a_budget_in_bytes_that_was_asked_for_can_be_raised(hpcstage: Hpcstage, make_tree: Tree) -> None:
@@ -63,4 +57,4 @@ def test_a_budget_in_bytes_that_was_asked_for_can_be_raised(hpcstage: Hpcstage, 
     assert done.returncode == 0, done.stderr
     notes = json.loads(hpcstage.records()[-1].read_text())["notes"]
     (note,) = [note for note in notes if note["id"] == "store-full"]
-    assert note["remedy"].startswith("raise --budget")
+    assert "raise --budget" in note["remedy"]

@@ -85,4 +85,3 @@ def test_torchrun(hpcstage: Hpcstage, make_tree: Callable[..., Path], tmp_path: 
     assert order["provenance"] == "sampler"
     assert RANKS <= order["announcements"] <= RANKS * EPOCHS, "none is needed once all is staged"
     assert order["unknown_samples"] == 0
-    assert order["opened_files"] == FILES

@@ -61,4 +61,3 @@ def test_the_order_is_announced(hpcstage: Hpcstage, make_tree: Callable[..., Pat
     assert order["provenance"] == "sampler"
     assert order["announcements"] >= 1
     assert order["unknown_samples"] == 0
-    assert order["opened_files"] == 120

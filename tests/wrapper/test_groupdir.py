@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcstage.errors import NotStarted
-from hpcstage.wrapper import groupdir
+from hpcstage.wrapper import grouping
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give directories to others")
 OTHER = 61002
@@ -53,7 +53,7 @@ def made(place: Path, *modes: int, owner: int = 0, group: int = OTHER) -> Path:
     ],
 )
 def test_who_could_replace_the_script(place: Path, make: Callable[[Path], Path], said: str | None) -> None:
-    why = groupdir.exposed(make(place) / "group")
+    why = grouping.exposed(make(place) / "group")
     assert (why is None) if said is None else (why is not None and said in why)
 
 
@@ -62,10 +62,10 @@ def test_the_state_directory_is_the_second_choice(place: Path) -> None:
     state = place / "state"
     state.mkdir()
     env = {"XDG_STATE_HOME": os.fspath(state)}
-    assert groupdir.choose(run_dir, "run", env) == state / "hpcstage" / "groups" / "run"
+    assert grouping.safe_directory(run_dir, "run", env) == state / "hpcstage" / "groups" / "run"
     state.chmod(0o777)
     with pytest.raises(NotStarted, match="would execute a script") as refused:
-        groupdir.choose(run_dir, "run", env)
+        grouping.safe_directory(run_dir, "run", env)
     assert "--run-dir" in refused.value.line()
 
 
@@ -73,4 +73,4 @@ def test_a_link_is_followed_to_where_it_leads(place: Path) -> None:
     run_dir = made(place, 0o755)
     link = made(place / "d", 0o755) / "link"
     link.symlink_to(run_dir)
-    assert groupdir.choose(link, "run", {}) == run_dir / "group"
+    assert grouping.safe_directory(link, "run", {}) == run_dir / "group"

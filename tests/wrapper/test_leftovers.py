@@ -19,7 +19,7 @@ from hpcstage.emulator import Slowfs, unavailable
 from hpcstage.node import kept
 from hpcstage.node.kept import KeptLock, KeptPlace
 from hpcstage.outputs.prepare import OutputPlace, prepare
-from hpcstage.wrapper import late, outdir
+from hpcstage.wrapper import dirlock, late, outdir
 
 NO_FUSE = unavailable()
 
@@ -137,10 +137,10 @@ def test_a_place_with_names_that_are_too_long_to_be_called_is_deleted(left):
 def test_a_late_drain_waits_for_who_uses_the_directory(left):
     left.write()
     left.end()
-    lock = outdir.lock(os.fspath(left.target), "--out results", "run 10 on this node")
+    lock = dirlock.lock(os.fspath(left.target), "--out results", "run 10 on this node")
     assert drained(left) == [("", f"{left.target} is in use by run 10 on this node")]
-    assert sorted(os.listdir(left.target)) == [outdir.LOCK, "earlier"]
-    outdir.unlock(os.fspath(left.target), lock)
+    assert sorted(os.listdir(left.target)) == [dirlock.LOCK, "earlier"]
+    dirlock.unlock(os.fspath(left.target), lock)
     assert drained(left) == []
     assert sorted(os.listdir(left.target)) == ["earlier", "file"], "its own lock is gone, too"
 
@@ -148,15 +148,15 @@ def test_a_late_drain_waits_for_who_uses_the_directory(left):
 def test_who_has_the_lock_of_the_directory_drains_itself(left):
     left.write()
     left.end()
-    lock = outdir.lock(os.fspath(left.target), "--out results", "run 9 on this node")
+    lock = dirlock.lock(os.fspath(left.target), "--out results", "run 9 on this node")
     own = left.place.take()
     assert own is not None
     try:
         assert late.drain(left.place, own, 10.0, has_target=True).undrained == ()
-        assert (left.target / outdir.LOCK).read_text().startswith("run 9 on this node\n")
+        assert (left.target / dirlock.LOCK).read_text().startswith("run 9 on this node\n")
     finally:
         own.let_go()
-        outdir.unlock(os.fspath(left.target), lock)
+        dirlock.unlock(os.fspath(left.target), lock)
     assert sorted(os.listdir(left.target)) == ["earlier", "file"]
 
 
@@ -164,22 +164,22 @@ def test_a_drain_may_write_to_what_the_run_around_it_has_locked(left, monkeypatc
     """As agents drain what an earlier run left on their node, before the first command of the next."""
     left.write()
     left.end()
-    lock = outdir.lock(os.fspath(left.target), "--out results", "run 10 on another node")
+    lock = dirlock.lock(os.fspath(left.target), "--out results", "run 10 on another node")
     monkeypatch.setenv("HPCSTAGE_RUN_ID", "10")
     try:
         assert drained(left) == []
         assert (left.target / "file").read_text() == "content"
-        assert (left.target / outdir.LOCK).read_text().startswith("run 10 on another node\n")
+        assert (left.target / dirlock.LOCK).read_text().startswith("run 10 on another node\n")
     finally:
-        outdir.unlock(os.fspath(left.target), lock)
+        dirlock.unlock(os.fspath(left.target), lock)
 
 
 def test_a_drain_comes_after_that_of_another_node(left):
     left.write()
     left.end()
     target = os.fspath(left.target)
-    lock = outdir.lock(target, target, "the drain of run 9 on another node")
-    ended = threading.Timer(0.3, outdir.remove_lock, (target, lock))
+    lock = dirlock.lock(target, target, "the drain of run 9 on another node")
+    ended = threading.Timer(0.3, dirlock.remove_lock, (target, lock))
     ended.start()
     assert drained(left) == []
     assert not ended.is_alive()
@@ -270,16 +270,16 @@ def test_a_directory_of_a_run_that_does_not_live_here_is_not_used(left, tmp_path
 
 @pytest.mark.skipif(NO_FUSE is not None, reason=str(NO_FUSE))
 def test_a_lock_on_a_file_system_that_hangs_is_let_go(tmp_path, monkeypatch):
-    monkeypatch.setattr(outdir, "UNLOCK_S", 0.2)
+    monkeypatch.setattr(dirlock, "UNLOCK_S", 0.2)
     source = tmp_path / "source"
     source.mkdir()
     with Slowfs(source) as slow:
         (slow.path / "first").write_text("closing this one tells the kernel that closing asks nobody")
-        fd = outdir.lock(os.fspath(slow.path), "results", "run 9")
+        fd = dirlock.lock(os.fspath(slow.path), "results", "run 9")
         os.kill(slow.server_pid, signal.SIGSTOP)
         try:
             began_s = time.monotonic()
-            outdir.unlock(os.fspath(slow.path), fd)
+            dirlock.unlock(os.fspath(slow.path), fd)
             assert time.monotonic() - began_s < 1.5
         finally:
             os.kill(slow.server_pid, signal.SIGCONT)

@@ -169,7 +169,7 @@ ONE_SENDER = """
 import os, signal, sys, time
 import psutil
 from hpcstage.wrapper.child import Child, Signals
-from hpcstage.wrapper.witness import Witness
+from hpcstage.wrapper.child import Witness
 
 def next_of(number):
     while (info := signals.take(5)) is not None and info.si_signo != number:

@@ -7,7 +7,7 @@ are there, gives one order, and gives the next when all of them have carried it 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hpcstage.checkpoint.jobwide import conclusions
@@ -47,7 +47,6 @@ class CouncilTerms:
     """The terms of a job's decisions."""
 
     asked: CodeSize | None = None
-    domains: Mapping[str, str] = field(default_factory=dict)
     drain_every: int | None = None
     new_attempt: Callable[[], str] = str
     """Returns a random name for an attempt at a generation."""
@@ -301,7 +300,7 @@ class Coordinator:
 
     def _plan(self) -> ProtectionPlan:
         told = {host: word.domain for host, word in self._words.items() if word.domain}
-        return protect(list(self._words), self._terms.asked, {**told, **self._terms.domains})
+        return protect(list(self._words), self._terms.asked, told)
 
     def _encode(self, *, is_ending: bool = False) -> bool:
         last, plan = self.ledger.last, self._plan()

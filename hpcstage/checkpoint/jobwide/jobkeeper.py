@@ -69,9 +69,7 @@ class JobKeeper:
         self._me = charter.nodes.index(charter.node)
         self._talk = Talk(node_dir, Path(charter.group_dir), self._me)
         asked = None if charter.protect is None else CodeSize(*charter.protect)
-        council_terms = CouncilTerms(
-            asked, charter.domains, charter.drain_every, lambda: os.urandom(16).hex(), charter.is_elastic
-        )
+        council_terms = CouncilTerms(asked, charter.drain_every, lambda: os.urandom(16).hex(), charter.is_elastic)
         self._council = Council(self._me, charter.nodes, council_terms, charter.domain)
         self._has_ended = self._is_orderly = False
         capped = ProcessorShare(SHARE, lambda: self._has_ended or bool(readable([commands], 0)) or terms.hurries())

@@ -181,8 +181,6 @@ class CheckpointCharter:
     """How many data blocks and parities were asked for; None: what fits."""
     protect_rate_bytes_per_s: float | None = None
     """The most bytes that each node sends in a second for parities; None: no limit."""
-    domains: Mapping[str, str] = field(default_factory=dict)
-    """The failure domains of nodes that share one, as the user named them."""
     domain: str = ""
     """The failure domain of this node as the scheduler tells it; empty: it does not."""
     is_elastic: bool = False

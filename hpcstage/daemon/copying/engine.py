@@ -19,7 +19,6 @@ from hpcstage.daemon.queue import width
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.stripes import stripes_of
 from hpcstage.protocol.arriving import stripe_bytes
 from hpcstage.protocol.shim import Reason, WorkProgress
 from hpcstage.store.arriving import Arriving
@@ -46,11 +45,10 @@ MOST_ERRORS = 20
 class Failures:
     """Counts failures by their text, with the first path of each, and the tries of a file."""
 
-    started: float
     kinds: dict[str, ErrorPart] = field(default_factory=dict)
     _tries: dict[int, int] = field(default_factory=dict)
 
-    def add(self, path: bytes, text: str, now: float) -> None:
+    def add(self, path: bytes, text: str) -> None:
         """Counts a failure."""
         from hpcstage.record.parts.part import ErrorPart
 
@@ -59,7 +57,7 @@ class Failures:
             self.kinds[text] = replace(known, count=known.count + 1)
         elif len(self.kinds) < MOST_ERRORS:
             name = os.fsencode(path).decode(errors="replace")
-            self.kinds[text] = ErrorPart(path=name, error=text, at_s=round(now - self.started, 3))
+            self.kinds[text] = ErrorPart(path=name, error=text)
 
     def try_again(self, id_: int) -> bool:
         """Counts a try of a file that failed. Returns whether there may be another one."""
@@ -134,7 +132,7 @@ class Engine:
         self.arriving = Arriving(store.node_dir)
         self.tombstones = Tombstones(manifest, store, hooks.hold)
         self.withdrawals = Withdrawals(queue, pool, hooks.is_wanted)
-        self.failures = Failures(started)
+        self.failures = Failures()
         self.busy = Busy(now, limited_s=now - started)
         self._mean_bytes = manifest.total_bytes / max(len(manifest), 1)
         self.width = width.begin(pool.transfers, self._mean_bytes, programs_wait=queue.source.limits.programs_wait)
@@ -148,16 +146,6 @@ class Engine:
         kept = files - sum(map(states.count, (FileState.FAILED, FileState.VOID, FileState.AWAY, *refused)))
         kept_bytes = size_bytes * kept // max(files, 1)
         return WorkProgress(min(self.copies.files, kept), min(self.copies.size_bytes, kept_bytes), kept, kept_bytes)
-
-    @property
-    def divided_bytes(self) -> int:
-        """How much this node has of its part of files that are divided among the nodes."""
-        found, divided = 0, self.queue.divided
-        for id_ in divided.ids:
-            size_bytes, length = self.manifest.size(id_), stripe_bytes(self.manifest.size(id_))
-            own = range(divided.place, stripes_of(size_bytes), divided.nodes)
-            found += sum(min(length, size_bytes - at * length) for at in self.arriving.arrived(id_, own))
-        return found
 
     # ---- handing out
 
@@ -260,7 +248,7 @@ class Engine:
         self.queue.large.hidden(result.id)
         self.arriving.ended(result.id, is_stored=result.status is Status.OK)
         if self.queue.divided.end(result.id):
-            self._divided_ended(result, now)
+            self._divided_ended(result)
         else:
             self._conclude(result, now)
         self.withdrawals.settle(result.id)
@@ -279,18 +267,18 @@ class Engine:
             self.queue.source.requeue(result.id)
             return
         else:
-            self._failed(result, now)
+            self._failed(result)
         self.hooks.result(result)
         self.hooks.final(result.id)
 
-    def _divided_ended(self, result: Result, now: float) -> None:
+    def _divided_ended(self, result: Result) -> None:
         """Takes the end of a part of a divided file, which was cancelled or failed."""
         is_void = self.queue.states.of(result.id) is FileState.VOID
         if is_void or (result.status in {Status.CHANGED, Status.LOST} and self._again(result.id)):
             return
         self.queue.divided.leave_out(result.id)
         if result.status is not Status.CANCELLED:
-            self._failed(result, now)
+            self._failed(result)
             self.queue.states.move(result.id, FileState.REFUSED if self.queue.is_disk_full else FileState.FAILED)
             self.hooks.result(result)
 
@@ -307,12 +295,12 @@ class Engine:
     def _again(self, id_: int) -> bool:
         return self.failures.try_again(id_) and self.pool.slots > 0 and not self.queue.states.closed
 
-    def _failed(self, result: Result, now: float) -> None:
+    def _failed(self, result: Result) -> None:
         local = result.status is Status.LOCAL_ERROR
         self.queue.failed(result.id, no_space=local and result.errno in NO_SPACE_ERRNOS)
         if local and result.errno in BROKEN_DISK_ERRNOS:
             self.queue.states.close(Reason.FAILED)
-        self.failures.add(self.manifest.source_path(result.id), describe(result), now)
+        self.failures.add(self.manifest.source_path(result.id), describe(result))
 
     def sweep(self) -> None:
         """Deletes the temporary copies that had to make way for others."""

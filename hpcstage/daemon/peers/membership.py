@@ -74,13 +74,11 @@ class GroupState:
         hosts = Membership.of(self._latest.hosts)
         return hosts.knowing(self.index, budget=limit)
 
-    def record(self, last: Membership | None) -> GroupPart:
-        """Returns the group as the record shows it; `last` are the nodes that shared files with this one last."""
+    def record(self) -> GroupPart:
+        """Returns the group as the record shows it."""
         from hpcstage.record.parts.part import GroupPart
 
-        there = {self.index} if last is None or not self.groups else set(last.present)
-        missing = tuple(index for index in range(self.nodes) if index not in there)
-        return GroupPart(generations=self.groups, size=len(there), missing=missing, why=self.why)
+        return GroupPart(generations=self.groups, why=self.why)
 
 
 class Staged:

@@ -193,10 +193,8 @@ class NodeGroup(Service):
             part.totals,
             peer_bytes=counts.peer_bytes,
             peer_files=counts.peer_files,
-            sent_bytes=counts.sent_bytes,
-            sent_files=counts.sent_files,
         )
-        group = self.nodes.record(None if routes is None else routes.members)
+        group = self.nodes.record()
         return replace(part, totals=totals, placement=placement.value, placement_why=why, group=group)
 
 

@@ -94,7 +94,7 @@ class FileSharing(Neighbours):
         """Whether this node staged alone and has another manifest than the group."""
         if prepared.order.provenance == orders.MANIFEST:
             engine.queue.sequences.start_at(len(prepared.manifest) * nodes.index // nodes.nodes)
-        if nodes.members is not None and not nodes.leads and prepared.scanned is None:
+        if nodes.members is not None and not nodes.leads and not prepared.is_own:
             self._join()
         elif group.is_alone:  # the manifest may have come too late; the next group compares it with its own
             self._is_stranger = True

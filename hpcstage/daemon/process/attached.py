@@ -71,20 +71,18 @@ class Attached:
         """Returns how many processes attached and count."""
         return self._retired + len(self.pids()) + self._sharers()
 
-    def several(self) -> Iterator[tuple[int, bool, bool, bool, bool]]:
+    def several(self) -> Iterator[tuple[int, str, str]]:
         """Yields the living processes whose waits do not follow from the counters alone: those in which several threads
-        read at once, and those that map files.
-
-        For each it yields the pid, whether a thread is inside a call on a dataset's file now, whether one waits for the
-        source there, whether files of the source are mapped, and whether copies are.
-        """
+        read at once, and those that map files. For each it yields the pid, where a thread is inside a call on a
+        dataset's file now, and where files are mapped: `source`, `local` or empty."""
         for at in self._slots.used():
             pid = _U32.unpack_from(self._map, at)[0]
             values = _COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET)
-            maps = values[Counter.SOURCE_MAPS] > 0, values[Counter.LOCAL_MAPS] > 0
-            if pid and not values[Counter.EXIT_NS] and (values[Counter.READERS] > 1 or any(maps)):
-                inside, waits = (values[c] >= _NEGATIVE for c in (Counter.BLOCKED_NS, Counter.BLOCKED_SOURCE_NS))
-                yield pid, inside, waits, *maps
+            mapped = "source" if values[Counter.SOURCE_MAPS] else "local" if values[Counter.LOCAL_MAPS] else ""
+            if pid and not values[Counter.EXIT_NS] and (values[Counter.READERS] > 1 or mapped):
+                waits = values[Counter.BLOCKED_SOURCE_NS] >= _NEGATIVE
+                inside = values[Counter.BLOCKED_NS] >= _NEGATIVE
+                yield pid, ("source" if waits else "local") if inside else "", mapped
 
     def are_using(self, active_s: float) -> bool:
         """Returns whether living processes use the datasets: they opened files and used one within `active_s` seconds,
@@ -125,14 +123,14 @@ class Attached:
             del parts[0].counters[_NAMES[Counter.SHARERS]]
         found = [part for part in parts if part.pid or part.counters]
         if uncounted := self._slots.without():
-            found.append(ProcessPart(0, 0, UNCOUNTED_LAYER, "", {}, processes=uncounted))
+            found.append(ProcessPart(0, 0, UNCOUNTED_LAYER, {}, processes=uncounted))
         return found
 
     def _sharers(self) -> int:
         return int(_U64.unpack_from(self._map, slot_at(0) + COUNTERS_OFFSET + 8 * Counter.SHARERS)[0])
 
     def _process(self, at: int) -> ProcessPart:
-        pid, layer, version, parent, attach_ns = SLOT_HEAD.unpack_from(self._map, at)
+        pid, layer, _, parent, attach_ns = SLOT_HEAD.unpack_from(self._map, at)
         values = _finished(_COUNTERS.unpack_from(self._map, at + COUNTERS_OFFSET), time.monotonic_ns())
         values[Counter.ATTACH_NS] = attach_ns
         return ProcessPart(
@@ -140,7 +138,6 @@ class Attached:
             pid=pid,
             parent_pid=parent,
             layer=Layer(layer).name.lower() if layer in Layer._value2member_map_ else "unknown",
-            python=f"{version >> 8}.{version & 255}",
             counters={_NAMES.get(i, f"counter_{i}"): value for i, value in enumerate(values) if value},
             hist_open=_histogram(_HIST.unpack_from(self._map, at + HIST_OPEN_OFFSET)),
             hist_read=_histogram(_HIST.unpack_from(self._map, at + HIST_READ_OFFSET)),

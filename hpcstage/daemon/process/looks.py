@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 EVERY_S = 0.05
 LONGEST_S = 0.25
@@ -24,27 +24,7 @@ MOST_TIME_SHARE = 0.02
 MOST_PROCESSES = 32
 MOST_THREADS = 256
 """The most threads in one look, of all processes together."""
-Several = Callable[[], Iterator[tuple[int, bool, bool, bool, bool]]]
-
-
-@dataclass
-class Looked:
-    """Sums over the looks at one process, in seconds."""
-
-    looked_s: float = 0.0
-    inside: dict[str, float] = field(default_factory=dict)
-    """By `source` or `local`: the time in which a thread was inside a call, whatever the others did."""
-    waited: dict[str, float] = field(default_factory=dict)
-    """By `source` or `local`: the time in which the process waited inside a call."""
-    faulted: dict[str, float] = field(default_factory=dict)
-    """By `source` or `local`: the time in which the process waited in a page fault."""
-    at: float | None = None
-
-    def counters(self) -> dict[str, int]:
-        """Returns the sums as counters, which stand beside the process's own."""
-        sums = {"look_inside": self.inside, "look_wait": self.waited, "look_fault": self.faulted}
-        found = {f"{name}_{where}_ns": value for name, sum_s in sums.items() for where, value in sum_s.items()}
-        return {name: int(value * 1e9) for name, value in {"looked_ns": self.looked_s, **found}.items() if value}
+Several = Callable[[], Iterator[tuple[int, str, str]]]
 
 
 class Looks:
@@ -52,7 +32,9 @@ class Looks:
 
     def __init__(self, several: Several, now: float) -> None:
         self._several = several
-        self._found: dict[int, Looked] = {}
+        self._found: dict[int, Counter[str]] = {}
+        self._at: dict[int, float] = {}
+        """When each process was looked at last."""
         self._next = now + FIND_EVERY_S
 
     def wake_after(self, now: float) -> float:
@@ -65,40 +47,38 @@ class Looks:
             return
         begin = time.monotonic()
         threads_left, seen = MOST_THREADS, 0
-        for pid, inside, waits, source_maps, local_maps in self._several():
+        for pid, call, mapped in self._several():
             seen += 1
             if seen > MOST_PROCESSES or threads_left <= 0:
                 break
             states = threads_of(pid, threads_left)
             threads_left -= len(states)
             if states:
-                call = ("source" if waits else "local") if inside else ""
-                self._add(pid, now, states, call, "source" if source_maps else "local" if local_maps else "")
+                self._add(pid, now, states, call, mapped)
         least_s = EVERY_S if seen else FIND_EVERY_S
         self._next = now + max(least_s, (time.monotonic() - begin) / MOST_TIME_SHARE)
 
     def _add(self, pid: int, now: float, states: str, call: str, mapped: str) -> None:
-        """Adds a look. `call` says where a thread is inside a call, `mapped` where files are mapped: `source`, `local`
-        or empty."""
-        looked = self._found.setdefault(pid, Looked())
-        passed_s = 0.0 if looked.at is None else min(now - looked.at, LONGEST_S)
-        looked.at = now
-        looked.looked_s += passed_s
+        passed_ns = int(min(now - self._at.get(pid, now), LONGEST_S) * 1e9)
+        counters = self._found.setdefault(pid, Counter())
+        self._at[pid] = now
+        counters["looked_ns"] += passed_ns
         rests = "R" not in states
         if call:
-            looked.inside[call] = looked.inside.get(call, 0.0) + passed_s
-            looked.waited[call] = looked.waited.get(call, 0.0) + passed_s * rests
+            counters[f"look_inside_{call}_ns"] += passed_ns
+            counters[f"look_wait_{call}_ns"] += passed_ns * rests
         elif mapped and rests and "D" in states:
-            looked.faulted[mapped] = looked.faulted.get(mapped, 0.0) + passed_s
+            counters[f"look_fault_{mapped}_ns"] += passed_ns
 
     def of(self, pid: int) -> dict[str, int]:
-        """Returns the counters of a process; empty if it was never looked at."""
-        looked = self._found.get(pid)
-        return looked.counters() if looked else {}
+        """Returns sums over the looks at a process, which stand beside its own counters: how long it was looked at, was
+        inside a call, and waited in a call or a page fault. Empty if it was never looked at."""
+        return {name: value for name, value in self._found.get(pid, {}).items() if value}
 
     def forget(self, pid: int) -> None:
         """Forgets a process that has ended, as its pid may be given to another one."""
         self._found.pop(pid, None)
+        self._at.pop(pid, None)
 
 
 def threads_of(pid: int, most: int) -> str:

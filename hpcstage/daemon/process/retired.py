@@ -22,7 +22,7 @@ class Retired:
 
     def __init__(self) -> None:
         self._trainers: list[ProcessPart] = []
-        self._sums: dict[tuple[str, str, int], ProcessPart] = {}
+        self._sums: dict[tuple[str, int], ProcessPart] = {}
 
     def tells_apart(self, part: ProcessPart) -> bool:
         """Returns whether a process gets a row of its own."""
@@ -33,14 +33,14 @@ class Retired:
         if self.tells_apart(part):
             self._trainers.append(part)
             return
-        key = part.layer, part.python, part.parent_pid
+        key = part.layer, part.parent_pid
         if key not in self._sums and len(self._sums) >= MOST_PARENTS:
-            key = part.layer, part.python, 0
+            key = part.layer, 0
         _lives(part)
         if key in self._sums:
             _join(self._sums[key], part)
         else:
-            part.pid, part.parent_pid = 0, key[2]
+            part.pid, part.parent_pid = 0, key[1]
             self._sums[key] = part
 
     def rows(self) -> list[ProcessPart]:

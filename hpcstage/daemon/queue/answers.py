@@ -20,8 +20,8 @@ class Answers:
     waits, for one id at a time; `answer` sends a reply to it."""
 
     def __init__(self, answer: Callable[[int, Reply], None]) -> None:
-        self.want_ready = self.want_direct = 0
-        """The number of wants that were answered READY, and of those that were answered DIRECT."""
+        self.want_ready = 0
+        """The number of wants that were answered READY."""
         self._answer = answer
         self._by_id: dict[int, list[int]] = {}
         self._of_token: dict[int, int] = {}
@@ -34,7 +34,6 @@ class Answers:
         if reason is Reason.NONE:
             self.want_ready += 1
             return Reply(Answer.READY)
-        self.want_direct += 1
         return Reply(Answer.DIRECT, reason)
 
     def told(self, decision: Decision) -> Reply:

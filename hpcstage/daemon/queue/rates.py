@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hpcstage.plan.types import Budget
-from hpcstage.protocol.shim import Reason
+from hpcstage.protocol.shim import WANT_CAP_S, Reason
 
 WAIT_FACTOR = 4.0
 """A program waits for at most this many times the time in which its file is expected."""
@@ -52,7 +52,7 @@ class Limits:
     max_rate_bytes_per_s: float | None = None
     patience_s: float = 5.0
     """A program that would have to wait longer reads the source."""
-    want_cap_s: float = 20.0
+    want_cap_s: float = WANT_CAP_S
     """The longest time that a program waits for the daemon; the daemon answers in half of it."""
     shared: bool = False
     """Whether other nodes stage the same datasets."""

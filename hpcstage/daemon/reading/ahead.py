@@ -13,7 +13,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ STRANGERS = 256
 MOST_STEPS = 20_000
 """The most positions by which one look follows the staged part, so that a look is short."""
 LOOKS_OF_PACE = 16
-MOST_SAMPLES = 256
+MOST_LOOKS = 256
 
 
 @dataclass(frozen=True)
@@ -148,44 +148,38 @@ class Following:
         return files, files / pace if pace else None
 
 
-@dataclass
 class CopyLead:
-    """How far ahead the copies were, as samples spread evenly over the run, however long it is."""
+    """How far ahead the copies were, as looks spread evenly over the run, however long it is."""
 
-    samples: list[tuple[float, int, float | None]] = field(default_factory=list)
-    """Seconds since the start, files ahead, seconds ahead."""
-    least_files: int | None = None
-    least_s: float | None = None
-    _every: int = 1
-    _looks: int = 0
+    def __init__(self) -> None:
+        self._looks: list[tuple[int, float | None]] = []
+        """Files ahead, seconds ahead."""
+        self._least_files: int | None = None
+        self._every = 1
+        self._number = 0
 
-    def add(self, at_s: float, files: int, seconds: float | None) -> None:
+    def add(self, files: int, seconds: float | None) -> None:
         """Adds what one look found."""
-        self._looks += 1
-        self.least_files = files if self.least_files is None else min(files, self.least_files)
-        if seconds is not None:
-            self.least_s = round(seconds if self.least_s is None else min(seconds, self.least_s), 3)
-        if self._looks % self._every:
+        self._number += 1
+        self._least_files = files if self._least_files is None else min(files, self._least_files)
+        if self._number % self._every:
             return
-        self.samples.append((round(at_s, 3), files, None if seconds is None else round(seconds, 3)))
-        if len(self.samples) > MOST_SAMPLES:
-            self.samples = self.samples[1::2]
+        self._looks.append((files, seconds))
+        if len(self._looks) > MOST_LOOKS:
+            self._looks = self._looks[1::2]
             self._every *= 2
 
     def record(self) -> OrderLead | None:
         """Returns the lead for the record; None if no look found a file that was still missing."""
         from hpcstage.record.parts.part import OrderLead
 
-        if not self.samples or self.least_files is None:
+        if not self._looks or self._least_files is None:
             return None
-        files = [sample[1] for sample in self.samples]
-        seconds = [sample[2] for sample in self.samples if sample[2] is not None]
+        seconds = [seconds for _, seconds in self._looks if seconds is not None]
         return OrderLead(
-            median_files=int(median(files)),
-            least_files=self.least_files,
+            median_files=int(median(files for files, _ in self._looks)),
+            least_files=self._least_files,
             median_s=round(median(seconds), 3) if seconds else None,
-            least_s=self.least_s,
-            samples=tuple(self.samples),
         )
 
 
@@ -244,8 +238,8 @@ class Followings:
         family = self._family_of(process)
         return [following for who, following in self._following.items() if who.pid in family]
 
-    def look(self, at_s: float, now: float, staged: Callable[[int], bool]) -> None:
+    def look(self, now: float, staged: Callable[[int], bool]) -> None:
         """Notes the lead: the smallest lead over any loader, in files."""
         found = [lead for following in self._following.values() if (lead := following.ahead(now, staged)) is not None]
         if found:
-            self.lead.add(at_s, *min(found, key=lambda lead: lead[0]))
+            self.lead.add(*min(found, key=lambda lead: lead[0]))

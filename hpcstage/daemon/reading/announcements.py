@@ -37,10 +37,9 @@ class OnOrder(Protocol):
 
 @dataclass
 class AnnouncedCounts:
-    """The number of epochs that were announced, of files in them, and of samples whose files are not known."""
+    """The number of epochs that were announced, and of samples whose files are not known."""
 
     epochs: int = 0
-    files: int = 0
     unknown_samples: int = 0
 
 
@@ -166,7 +165,6 @@ class Announcements:
 
     def _begin(self, one: Announced, mapped: Mapped) -> bool:
         """Takes in a mapped announcement. Returns whether anything is known of what the loader reads."""
-        self.counts.files += len(mapped.ids)
         self.counts.unknown_samples += mapped.unknown
         if self._latest.get(one.who) is not one or one.table in self._wrong:
             return False

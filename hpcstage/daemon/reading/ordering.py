@@ -9,7 +9,6 @@ another order by name; it is counted in any case.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from hpcstage.daemon.reading.watch import OpenLog, OpenWatch
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Request, Service
 from hpcstage.plan.order import orders
+from hpcstage.plan.types import follows_samplers
 from hpcstage.protocol.shim import SAMPLER_ORDER, Answer, Kind
 
 if TYPE_CHECKING:
@@ -57,13 +57,9 @@ class Ordering(Service):
         self._queue = queue
         self._on_change = on_change
         self._provenance = prepared.order.provenance
-        self._ids = len(prepared.order.ids)
-        """The number of ids in the order that was planned or given."""
-        self._follows = orders.follows_samplers(spec.order)
-        self._trace: str | None = None
-        """Why no trace was left; empty if one was; None while it is not known."""
+        self._follows = follows_samplers(spec.order)
         self._log = log
-        self.watch = OpenWatch(log, manifest, queue, base.started, self._wrong)
+        self.watch = OpenWatch(log, manifest, queue, self._wrong)
         self._lists = Lists(base.node_dir, base.helpers, len(manifest), self._listed)
         self._announcements = Announcements(base, self.watch, manifest, queue, self._announced)
 
@@ -91,7 +87,6 @@ class Ordering(Service):
     def _listed(self, listed: ReadList) -> None:
         if not listed.name.startswith(SHIM_PREFIX):
             self._reorder(listed.ids, orders.GIVEN, "")
-            self._ids = len(listed.ids)
         elif self._follows:
             self._reorder(listed.ids, orders.SAMPLER, HEAD)
 
@@ -119,17 +114,9 @@ class Ordering(Service):
         """Reads what was logged, and starts the helper that writes the trace: one per command, not per node."""
         self.watch.stop()
         spec, manifest = self._base.spec, self._prepared.manifest
-        if spec.node_index == 0 and not spec.learn:
-            self._trace = traces.NOT_ASKED
-        elif spec.node_index == 0:
-            self._trace = traces.UNFINISHED
-            self._base.helpers.start(
-                TRACE_HELPER, lambda: traces.leave(spec, manifest, self.watch.first), self._trace_left
-            )
+        if spec.node_index == 0:
+            self._base.helpers.start(TRACE_HELPER, lambda: traces.leave(spec, manifest, self.watch.first), _ignored)
         return [name for name in self._base.helpers.names() if name.startswith((HELPER, TRACE_HELPER))]
-
-    def _trace_left(self, data: bytes | None) -> None:
-        self._trace = traces.FAILED if data is None else json.loads(data)
 
     # ---- the record
 
@@ -139,13 +126,13 @@ class Ordering(Service):
         order = replace(
             part.order,
             provenance=self._provenance or None,
-            ids=self._ids or None,
-            planned=self._prepared.order.provenance or None,
             announcements=counts.epochs,
-            announced_files=counts.files,
             unknown_samples=counts.unknown_samples,
             followed=self._follows,
-            trace_written=self._trace == "",
-            trace_why=self._trace or None,
+            lead=self.watch.lead(),
         )
-        return replace(part, order=self.watch.record(order))
+        return replace(part, order=order)
+
+
+def _ignored(answer: bytes | None) -> None:
+    """Takes the end of the helper that writes the trace, which says in the log what went wrong."""

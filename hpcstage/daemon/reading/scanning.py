@@ -11,19 +11,16 @@ import math
 import os
 import shutil
 from array import array
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcstage.daemon.resources import Resources
 from hpcstage.node import page
 from hpcstage.plan.dataset.datasets import Resolved
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.spelling import Spelling
 from hpcstage.plan.order import orders
-from hpcstage.plan.types import Budget, Order
+from hpcstage.plan.types import Order
 from hpcstage.problem import Problem
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
@@ -33,7 +30,6 @@ from hpcstage.protocol.shim import WorkProgress
 if TYPE_CHECKING:
     from hpcstage.preview.pipeline import FoundFiles
 
-PLAN_HELPER = "plan"
 UNANSWERED = "scan-unanswered"
 _AGAIN_S, _AGAIN_EMPTY_S = 30.0, 600.0
 """A file system that did not answer is scanned anew until so long after the start, and so long where no file was
@@ -44,15 +40,9 @@ found."""
 class Scanned:
     """The findings of the scan, without the files themselves."""
 
-    seconds: float
-    stats: int
     listings: int
     problems: list[Problem]
     """The problems of the datasets, for the record."""
-    trace: str
-    """The id of the run that left a trace of this command on these files; empty if there is none."""
-    trace_why: str
-    """Why there is none that can be used."""
     is_void: bool = False
     """The file system did not answer: nothing was written, and the scan is to be repeated."""
 
@@ -72,36 +62,30 @@ class Prepared:
     order: Order
     directories: int
     """The number of directories of the datasets."""
-    scanned: Scanned | None
-    """The findings of this node's scan; None if the manifest came from another node."""
+    is_own: bool
+    """Whether this node scanned; else the manifest came from another node."""
 
 
 def scan_into(spec: DaemonSpec, waited_s: float = math.inf) -> bytes:
-    """Scans the datasets and writes the plan's files into the node directory. Returns a `Scanned` in JSON. `waited_s`
+    """Scans the datasets and writes manifest and order into the node directory. Returns a `Scanned` in JSON. `waited_s`
     after the start a file system that does not answer is not waited for any more."""
-    from hpcstage.preview import planfile
     from hpcstage.preview.inputs import Inputs
     from hpcstage.preview.pipeline import find
 
     node_dir = Path(spec.node_dir)
     inputs = Inputs.of_spec(spec, Resolved.load(node_dir / RESOLVED))
     found = find(inputs, lambda *seen: page.note_progress(node_dir / nodedir.PAGE, WorkProgress(*seen)))
-    plan = found.plan
+    manifest, scan = found.scan.manifest, node_dir / nodedir.SCAN
     scanned = Scanned(
-        seconds=found.scan.seconds,
-        stats=found.scan.stats,
         listings=found.scan.listings,
-        problems=_problems(len(plan.manifest), found),
-        trace="",
-        trace_why=found.order.trace_why,
+        problems=_problems(len(manifest), found),
     )
-    if found.scan.unanswered and waited_s < (_AGAIN_S if len(plan.manifest) else _AGAIN_EMPTY_S):
+    if found.scan.unanswered and waited_s < (_AGAIN_S if len(manifest) else _AGAIN_EMPTY_S):
         return json.dumps(asdict(replace(scanned, is_void=True))).encode()
-    (node_dir / nodedir.SCAN).mkdir(mode=0o700, exist_ok=True)
-    planfile.save(node_dir / nodedir.SCAN, plan)
+    scan.mkdir(mode=0o700, exist_ok=True)
+    manifest.save(scan / nodedir.MANIFEST)
+    orders.save(found.order.order, scan / nodedir.ORDER)
     _publish(node_dir)
-    left = found.order.trace
-    scanned = replace(scanned, trace=left.header.run_id if left else "")
     told = json.dumps(asdict(scanned)).encode()
     (node_dir / nodedir.SCANNED).write_bytes(told)  # for a wrapper with --strict, which reads it once the page says so
     return told
@@ -136,32 +120,6 @@ def _problems(files: int, found: FoundFiles) -> list[Problem]:
     elif not files:
         problems.append(Problem("no-file", "the datasets hold no file", "check --data"))
     return problems
-
-
-def save_plan(spec: DaemonSpec, limit: Budget) -> bytes:
-    """Writes the plan that `scan_into` left to the run directory, where `hpcstage plan` finds it."""
-    from hpcstage.preview import planfile
-
-    plan = planfile.load(Path(spec.node_dir) / nodedir.SCAN)
-    planfile.save(Path(spec.run_dir), replace(plan, local=spec.node_dir, budget=limit, mode=spec.mode))
-    return b""
-
-
-def publish_plan(base: Resources, prepared: Prepared, limit: Budget, announce: Callable[[], None]) -> None:
-    """Announces the manifest to the other nodes, and writes the plan in a helper, for which nobody waits."""
-    announce()
-    spec = base.spec
-
-    def written(answer: bytes | None) -> None:
-        if answer is None:
-            text = f"the plan could not be written to the run directory {spec.run_dir}"
-            remedy = "only hpcstage plan RUN_DIR needs it: can the directory be written?"
-            base.problems.append(Problem("plan-missing", text, remedy))
-
-    if spec.node_index == 0 and prepared.scanned is not None:
-        work = partial(save_plan, spec, limit)
-        if base.helpers.start(PLAN_HELPER, work, written) is None:
-            written(None)
 
 
 def load_scan(node_dir: Path) -> tuple[Manifest, Order]:

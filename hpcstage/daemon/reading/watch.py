@@ -10,7 +10,6 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ from hpcstage.protocol import nodedir
 from hpcstage.protocol.shim import SLOTS
 
 if TYPE_CHECKING:
-    from hpcstage.record.parts.part import OrderPart
+    from hpcstage.record.parts.part import OrderLead
 
 LOOK_EVERY_S = 0.25
 BUSY_EVERY_S = 0.05
@@ -121,7 +120,6 @@ class OpenWatch:
         log: OpenLog,
         manifest: Manifest,
         queue: Queue,
-        started: float,
         on_wrong: Callable[[str], object],
     ) -> None:
         self.first = array("I")
@@ -132,7 +130,6 @@ class OpenWatch:
         self._log = log
         self._queue = queue
         self._sizes = manifest.sizes
-        self._started = started
         self._followings = Followings(log.family, on_wrong)
         self._seen = bytearray(len(manifest))
         self._find = finder(manifest)
@@ -158,7 +155,7 @@ class OpenWatch:
         came = self._poll() if len(self._backlog) < STEP_EVENTS else 0
         self._take(STEP_EVENTS)
         if not self._queue.settled:
-            self._followings.look(now - self._started, now, lambda id_: self._queue.states.of(id_) in FINAL)
+            self._followings.look(now, lambda id_: self._queue.states.of(id_) in FINAL)
         more = self._log.more or len(self._backlog) >= STEP_EVENTS
         self._log.next_look = now if more else now + (BUSY_EVERY_S if came > BUSY_EVENTS else LOOK_EVERY_S)
         if not self._backlog and self._knows_enough():
@@ -201,10 +198,9 @@ class OpenWatch:
 
     # ---- the record
 
-    def record(self, order: OrderPart) -> OrderPart:
-        """Returns the order's part of the record with what is known of the opens."""
-        opened_files = len(self.first) if self._log.was_on else None
-        return replace(order, lead=self._followings.lead.record(), opened_files=opened_files)
+    def lead(self) -> OrderLead | None:
+        """Returns how far ahead the copies were, for the record."""
+        return self._followings.lead.record()
 
 
 def in_time(events: list[Event]) -> list[Event]:

@@ -17,27 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.errors import UsageError
-from hpcstage.plan.dataset.arguments import Glob, Named, Parsed, parse
-from hpcstage.plan.dataset.checking import check, check_list
+from hpcstage.plan.dataset.arguments import Glob, Named, Parsed, check, check_list, parse
 from hpcstage.plan.dataset.pathlist import PathList, is_there, read_list
 from hpcstage.plan.dataset.roots import Roots, is_below, with_slash
 from hpcstage.plan.types import ORDER_WORDS, Dataset, DatasetKind
+from hpcstage.problem import Problem
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MAGIC = b"hpcstage-resolved 1\n"
 ENDS = 64
 """At most this many entries from either end of a list are looked up to find one that exists."""
-
-
-@dataclass(frozen=True)
-class Notice:
-    """Something that the user should know; the caller decides what follows from it."""
-
-    id: str
-    """`already_local`: the dataset is on the local disk."""
-    text: str
-    remedy: str
-    dataset: int
 
 
 @dataclass
@@ -60,7 +49,6 @@ class Resolved:
     """Lists in the order of the arguments; entries that are in no dataset of kind DIRECTORY are staged, too."""
     selections: dict[int, Selection]
     """Selections by index of the dataset; only for kind FILES."""
-    warnings: list[Notice]
     order: PathList | None = None
     """The list that `--order` names."""
 
@@ -70,7 +58,7 @@ class Resolved:
         return self.lists if self.order is None else [self.order]
 
     def save(self, path: Path) -> None:
-        """Writes a file for another process (mode 0600), without the warnings."""
+        """Writes a file for another process (mode 0600)."""
         head = {
             "datasets": [d.to_json() for d in self.datasets],
             "lists": [[x.argument, len(x.paths)] for x in self._all_lists()],
@@ -98,13 +86,13 @@ class Resolved:
             paths = paths[count:]
         order = lists.pop() if head["order"] else None
         selections = {int(i): _selection_in(s) for i, s in head["selections"].items()}
-        return cls([Dataset.from_json(d) for d in head["datasets"]], lists, selections, [], order)
+        return cls([Dataset.from_json(d) for d in head["datasets"]], lists, selections, order)
 
     def _all_lists(self) -> list[PathList]:
         return [*self.lists, *([self.order] if self.order else [])]
 
 
-def resolve(arguments: Sequence[str], cwd: Path, local_device: int | None = None, order: str | None = None) -> Resolved:
+def resolve(arguments: Sequence[str], cwd: Path, order: str | None = None) -> Resolved:
     """Makes datasets of `--data` arguments, and reads the list if `order` is a file's name. Raises UsageError that
     names the argument and the fix."""
     if not arguments:
@@ -113,9 +101,7 @@ def resolve(arguments: Sequence[str], cwd: Path, local_device: int | None = None
     parsed = [parse(argument, base) for argument in dict.fromkeys(arguments)]
     built = _Builder(parsed).build()
     check(parsed)
-    resolved = replace(built, order=_read_order(order, base))
-    resolved.warnings.extend(already_local(resolved.datasets, local_device))
-    return resolved
+    return replace(built, order=_read_order(order, base))
 
 
 def _read_order(order: str | None, cwd: bytes) -> PathList | None:
@@ -229,7 +215,7 @@ class _Builder:
         roots = Roots(datasets)
         for item in self._parsed:
             _select(item, roots, selections)
-        return Resolved(datasets, self._lists, selections, [])
+        return Resolved(datasets, self._lists, selections)
 
 
 def _any_below(paths: Iterable[bytes], draft: _Draft) -> bool:
@@ -320,18 +306,17 @@ def _select(item: Parsed, roots: Roots, selections: dict[int, Selection]) -> Non
         selection.files.append(os.path.join(below, name))
 
 
-def already_local(datasets: Sequence[Dataset], local_device: int | None) -> list[Notice]:
-    """Returns a notice for each dataset on the node-local disk: copying it gains nothing."""
+def already_local(datasets: Sequence[Dataset], local_device: int | None) -> list[Problem]:
+    """Returns a problem for each dataset on the node-local disk: copying it gains nothing."""
     if local_device is None:
         return []
     return [
-        Notice(
-            "already_local",
+        Problem(
+            "already-local",
             f"the dataset {os.fsdecode(d.root)} is already on the node-local disk",
             "it is read where it is; if that is not the node's own disk, name the disk with --local-dir",
-            i,
         )
-        for i, d in enumerate(datasets)
+        for d in datasets
         if _device(d.root) == local_device
     ]
 

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 
 from hpcstage.plan.dataset.columns import Columns
 from hpcstage.plan.dataset.datasets import Resolved
-from hpcstage.plan.dataset.globs import WHOLE, Pattern
 from hpcstage.plan.dataset.listing import (
     BATCH,
     SKIPPED_LIMIT,
+    WHOLE,
     Directory,
     Names,
+    Pattern,
     ScanFindings,
     Task,
     WalkBounds,
@@ -58,24 +59,17 @@ class ScanResult:
     """The first name of which the file system did not tell, and why; empty: it told all."""
 
 
-class ScanCancelled(Exception):
-    """The caller set `cancel`, so there is no result."""
-
-
 def scan(
     resolved: Resolved,
     *,
     exclude: Sequence[bytes] = (),
-    cancel: threading.Event | None = None,
     on_found: Callable[[int, int], None] = lambda _files, _bytes: None,
 ) -> ScanResult:
     """Walks all datasets, except for the absolute directories of `exclude` (the run directory, the store). Calls
     `on_found` with the files and bytes that are found so far, a few times a second."""
     started = time.monotonic()
-    walk = _Walk(resolved, frozenset(exclude), cancel or threading.Event())
+    walk = _Walk(resolved, frozenset(exclude))
     findings = walk.run(_first_tasks(resolved), on_found)
-    if walk.cancelled:
-        raise ScanCancelled
     manifest = Manifest.build(resolved.datasets, findings.columns)
     seconds = time.monotonic() - started
     return ScanResult(
@@ -128,10 +122,9 @@ def _tasks_of_lists(resolved: Resolved) -> Iterator[Task]:
 class _Walk:
     """A stack of tasks and the threads that work on it."""
 
-    def __init__(self, resolved: Resolved, exclude: frozenset[bytes], cancel: threading.Event) -> None:
+    def __init__(self, resolved: Resolved, exclude: frozenset[bytes]) -> None:
         self._roots = [dataset.root for dataset in resolved.datasets]
         self._bounds = WalkBounds(exclude)
-        self._cancel = cancel
         self._tasks: deque[Task] = deque()
         self._feed: Iterator[Task] = iter(())
         self._busy = 0
@@ -144,10 +137,6 @@ class _Walk:
         self._failure: BaseException | None = None
 
     @property
-    def cancelled(self) -> bool:
-        return self._cancel.is_set()
-
-    @property
     def workers_started(self) -> int:
         return len(self._threads)
 
@@ -157,7 +146,7 @@ class _Walk:
         with self._changed:
             self._start_worker()
         for thread in self._threads:  # grows while it is iterated
-            while thread.is_alive() and not self.cancelled:
+            while thread.is_alive():
                 thread.join(timeout=0.2)
                 on_found(sum(len(one.columns) for one in self._findings), sum(one.size_bytes for one in self._findings))
         if self._failure is not None:
@@ -201,7 +190,7 @@ class _Walk:
 
     def _take(self) -> Task | None:
         with self._changed:
-            while not self.cancelled and self._failure is None:
+            while self._failure is None:
                 task = self._tasks.pop() if self._tasks else next(self._feed, None)
                 if task is not None:
                     self._busy += 1

@@ -23,15 +23,9 @@ from hpcstage.writing import replacing
 
 AUTO, MANIFEST, GIVEN, TRACE, SAMPLER = ORDER_WORDS
 EXAMPLES = 3
-_FOLLOWING = (None, AUTO, SAMPLER)
 _MAGIC = b"hpcstage order 1"
 _HEAD = struct.Struct("<16s32sIIQ")
 """The fields are magic, provenance, CRC of the ids, an unused one, and the number of ids."""
-
-
-def follows_samplers(setting: str | None) -> bool:
-    """Returns whether the run follows orders that samplers announce: not where the user asked for another order."""
-    return setting in _FOLLOWING
 
 
 class ListedOrder(NamedTuple):

@@ -45,12 +45,6 @@ class Words:
             words.byteswap()
         return words
 
-    def skip(self, count: int) -> None:
-        """Skips words that a draw takes whose result does not matter."""
-        while count > 0:
-            self._twister.getrandbits(32 * min(count, _CHUNK))
-            count -= _CHUNK
-
 
 def randperm(n: int, words: Words) -> array[int]:
     """Returns `torch.randperm(n, generator=...)`. Raises ValueError for a number of samples that it cannot compute."""
@@ -72,26 +66,6 @@ def sequential(n: int) -> array[int]:
     """Returns the order of a `SequentialSampler`."""
     _check_samples(n)
     return array("I", range(n))
-
-
-def random_epochs(n: int, seed: int, *, persistent_workers: bool = False) -> Iterator[array[int]]:
-    """Yields epochs of `DataLoader(shuffle=True, generator=torch.Generator().manual_seed(seed))` without end.
-
-    The orders are right if every epoch is read to its end and nothing else draws from the generator. `num_workers`,
-    `batch_size` and `drop_last` do not matter; persistent workers do, as their loader draws its base seed only once.
-    """
-    _check_samples(n)
-    words = Words(seed)
-    words.skip(_BASE_SEED_WORDS)
-    while True:
-        yield randperm(n, words)
-        # At the end of an epoch the sampler draws a second permutation, which it does not use.
-        words.skip(n - 1)
-        if not persistent_workers:
-            words.skip(_BASE_SEED_WORDS)
-
-
-_BASE_SEED_WORDS = 2
 
 
 @dataclass(frozen=True)
@@ -183,14 +157,6 @@ def orders_of(samplers: Sequence[Distributed]) -> list[array[int]]:
             known[shared] = sampler.permutation()
         found.append(sampler.part(known[shared]))
     return found
-
-
-# ---- around samplers
-
-
-def batched(order: array[int], batch: int, *, drop_last: bool) -> array[int]:
-    """Returns what a loader reads of an order: all of it, or all but the last batch if that is not full."""
-    return order[: len(order) - len(order) % batch] if drop_last else order
 
 
 def interleave(orders: Sequence[array[int]]) -> array[int]:

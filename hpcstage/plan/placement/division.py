@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpcstage.plan.blocks import BLOCK_BYTES, blocks_bytes
+from hpcstage.plan.blocks import BLOCK_BYTES, MOST_NODES, blocks_bytes, stripe_bytes, stripes_of
 from hpcstage.plan.placement.owners import FreeBudgets
-from hpcstage.plan.stripes import MOST_NODES, stripe_bytes, stripes_of
 
 LEAST_DIVIDED_BYTES = 64 << 20
 """Smaller files are left at the source."""

@@ -24,8 +24,8 @@ from itertools import chain, compress
 from hpcstage.plan.blocks import blocks as blocks_in
 from hpcstage.plan.blocks import blocks_of
 from hpcstage.plan.budget import ASKED, for_kept
-from hpcstage.plan.placement import dealing, division
-from hpcstage.plan.placement.owners import NOBODY, Dealt, dealt_within, free_budgets, needed_bytes
+from hpcstage.plan.placement import division
+from hpcstage.plan.placement.owners import NOBODY, Dealt, dealt_within, equal, free_budgets, needed_bytes
 from hpcstage.plan.types import Budget
 from hpcstage.units import format_size
 
@@ -161,18 +161,16 @@ class Placement:
         return Span(count, held, size)
 
 
-def place(kind: Placing, sizes: Sequence[int], nodes: Sequence[Budget], seed: int = 0) -> Placement:
+def place(kind: Placing, sizes: Sequence[int], nodes: Sequence[Budget]) -> Placement:
     """Deals ids to nodes within the budgets. `sizes` are bytes by id, such as `Manifest.sizes`."""
     if not nodes:
         raise ValueError("a placement needs a node")
     fits = kind is Placing.PRIVATE or copies_fit(sizes, nodes)
     files = PlacementInput(sizes, tuple(nodes), fits)
     if kind is Placing.PRIVATE or (kind is Placing.REPLICATE and fits):
-        return Placement(
-            kind, files, Dealt(dealing.equal(len(sizes), len(nodes), seed), len(sizes), array("I"), array("H"))
-        )
+        return Placement(kind, files, Dealt(equal(len(sizes), len(nodes)), len(sizes), array("I"), array("H")))
     free = free_budgets(nodes)
-    owners = dealt_within(sizes, free, seed)
+    owners = dealt_within(sizes, free)
     most_bytes = max(node.size_bytes for node in nodes)
     divided = division.divide(sizes, most_bytes, free) if kind is Placing.PARTITION else ()
     return Placement(kind, files, owners, divided)

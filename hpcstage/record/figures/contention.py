@@ -1,248 +1,200 @@
 """Composes the section `contention`: how far, and for how long, the source fell below its own best in this job. Pure.
 
-The module looks at the bandwidth of each interval in which the copiers kept transfers in flight and nothing of hpcstage
-held them back; in mode direct, at the bandwidth that the program saw while it was inside its own reads. It reports a
-period whose mean is less than `detect.FALLEN_SHARE` x the best level, for `detect.LEAST_S`, and far outside the noise
-that the series shows from one interval to the next. With one node it knows nothing about the cause: other jobs, a
-recovering server, or the node's own link look the same from there.
+It looks at the bandwidth of each interval in which the copiers kept transfers in flight and nothing of hpcstage held
+them back; in mode direct, at the bandwidth that the program saw while it was inside its own reads. Nothing is known
+about the cause: other jobs, a recovering server, or a node's own link look the same from one node.
 
 With several nodes, periods in which all nodes read slowly (the shared file system) are told from those of one (its
-link, its load). The source is judged by what all nodes got from it together, as one node's share depends on how many
-others are reading: when some have finished, the rest get more. The sum of fewer active nodes than usual is scaled to
-the usual number; a fall counts if more than half of the observed nodes took part in it. A single node is judged by its
-speed divided by the median of the others' at the same moment, which does not contain what slows all of them.
+link, its load). The source is judged by what the nodes that were reading got on average, times their usual number, as
+one node's share depends on how many others are reading; a fall counts if more than half of them took part in it. A
+single node is judged by its speed divided by the median of the others' at the same moment, which does not contain what
+slows all of them.
 
 The nodes' samples are brought to one time axis by the clock that each node had when its daemon started. Errors that the
-run's own span proves are corrected (`roster.clock_error_s`); smaller errors of clocks are not seen, and blur the ends
-of periods by as much.
+run's own span proves are corrected (`roster.clock_error_s`); smaller ones blur the ends of periods by as much.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isnan, nan
-from statistics import median
-from typing import Literal
+from statistics import mean, median
+from typing import TypeAlias
 
 from hpcstage.protocol.shim import bucket_upper_ns
 from hpcstage.record.figures import detect
-from hpcstage.record.figures.cells import MOST_CELLS, Track, coarser
-from hpcstage.record.figures.counts import merge, ratio
+from hpcstage.record.figures.counts import merge
+from hpcstage.record.figures.detect import Period, Point
 from hpcstage.record.figures.digest import Digest
-from hpcstage.record.figures.speeds import LEAST_POINTS, Point, even_sizes, of_samples
-from hpcstage.record.parts.part import NAMED_NODES, NodePart
-from hpcstage.record.schema import Contention, Latency, MeasuredOn, OwnPeriod, Percentiles, SharedPeriod
+from hpcstage.record.figures.track import CELL_S, LEAST_INTERVALS, Track, aligned
+from hpcstage.record.schema import Contention, Latency, OwnPeriod, Percentiles, SharedPeriod
 
 MOST_LISTED = 64
 """At most this many periods of single nodes are listed, by the product of length and loss."""
-NOTHING = "too few intervals say something about the source"
-METHOD = {
-    "copies": "bandwidth of the copiers in intervals with transfers in flight and nothing of ours holding them back",
-    "reads": "bytes per second inside the program's own reads, times the readers that were reading at once",
-}
-ALIGNED = "; all nodes together, by the clock of each; a single node against the others at the same moment"
-
-
-def contention_of(nodes: Sequence[Digest], alone: NodePart | None) -> tuple[Contention, list[float | None]]:
-    """Returns the section, whose times are on the run's axis, and each node's pace: its median speed as a share of the
-    others' at the same moment. `alone` is the whole part of the only node that reported."""
-    latency = latency_of([node for node in nodes if node.speaks] or nodes)
-    unknown: list[float | None] = [None] * len(nodes)
-    if alone is not None:
-        node = next(node for node in nodes if node.speaks)
-        return _of_node(alone, node, latency), unknown
-    on = _most(nodes)
-    if on is None:
-        return _nothing(latency), unknown
-    tracked = [(at, node.track) for at, node in enumerate(nodes) if node.track is not None and node.track.on == on]
-    names = [nodes[at].name for at, _ in tracked]
-    section, paces = _of_nodes(names, [track for _, track in tracked], on, latency)
-    found = dict(zip((at for at, _ in tracked), paces, strict=True))
-    return section, [found.get(at) for at in range(len(nodes))]
-
-
-def latency_of(nodes: Sequence[Digest]) -> Latency:
-    """Returns percentiles of opens and reads at the source, the copiers' and the program's together."""
-    opens = percentiles_ms(merge(node.hist_open for node in nodes))
-    reads = percentiles_ms(merge(node.hist_read for node in nodes))
-    return Latency(p50=opens.p50, p95=opens.p95, p99=opens.p99, open=opens, read=reads)
-
-
-def percentile_ns(histogram: Mapping[int, int], percent: float) -> float | None:
-    """Returns a percentile, interpolated inside its bucket; None for an empty histogram. The edges of the buckets are
-    in `protocol.shim`."""
-    total = sum(histogram.values())
-    if total <= 0:
-        return None
-    wanted, seen = total * percent / 100, 0
-    for bucket in sorted(histogram):
-        count = histogram[bucket]
-        if count and seen + count >= wanted:
-            lower = bucket_upper_ns(bucket - 1) if bucket else 0
-            return lower + (bucket_upper_ns(bucket) - lower) * max(0.0, wanted - seen) / count
-        seen += count
-    return float(bucket_upper_ns(max(histogram)))
-
-
-def percentiles_ms(histogram: Mapping[int, int]) -> Percentiles:
-    """Returns percentiles in milliseconds."""
-    found_ns = (percentile_ns(histogram, percent) for percent in (50, 95, 99))
-    p50, p95, p99 = (None if value_ns is None else value_ns / 1e6 for value_ns in found_ns)
-    return Percentiles(p50=p50, p95=p95, p99=p99)
-
-
-def _nothing(latency: Latency) -> Contention:
-    return Contention(
-        best_bytes_per_s=None,
-        typical_bytes_per_s=None,
-        periods=(),
-        verdict="unknown",
-        measured_on=None,
-        method=NOTHING,
-        latency_ms=latency,
-    )
-
-
-def _of_node(part: NodePart, node: Digest, latency: Latency) -> Contention:
-    """Returns the section from one node, where `own_periods` stays unknown: the node cannot tell whether others were
-    slow at the same time."""
-    on, points = of_samples(part.samples)
-    points = even_sizes(points)
-    found = detect.find(points) if len(points) >= LEAST_POINTS else None
-    if found is None:
-        return _nothing(latency)
-    shift_s = node.shift_s
-    return replace(
-        _nothing(latency),
-        best_bytes_per_s=found.best,
-        typical_bytes_per_s=found.typical,
-        periods=tuple(
-            SharedPeriod(start_s=p.start_s + shift_s, end_s=p.end_s + shift_s, loss=p.loss, hosts=(node.name,))
-            for p in found.periods
-        ),
-        verdict=_verdict(bool(found.periods), unclear=found.unclear),
-        measured_on=on,
-        method=METHOD[on],
-    )
-
-
-def _verdict(found: bool, *, unclear: bool) -> Literal["periods", "none", "unknown"]:
-    """Says that periods were found; that there were none, as the mean over a second was never as low as in one; or that
-    neither can be said."""
-    return "periods" if found else "unknown" if unclear else "none"
-
-
-def _most(nodes: Sequence[Digest]) -> MeasuredOn | None:
-    """Returns what most nodes were measured on."""
-    kinds = [node.track.on for node in nodes if node.track is not None]
-    return max(sorted(set(kinds)), key=kinds.count, default=None)
-
-
-# ---- several nodes ----
-
+MOST_EXAMINED = 32
+"""The own periods of at most this many nodes are looked for: of those that lag behind the others most."""
 FEW_SHARE = 0.25
 """With fewer than this share of the usual number of active nodes, an interval says nothing about the source."""
 FEWER_SHARE = 0.8
 """With fewer than this share of the usual number, an interval says nothing about how fast the source can be."""
 USUAL_QUANTILE = 0.9
 """The usual number of active nodes is this quantile of their number over time."""
-MOST_EXAMINED = 32
-"""The own periods of at most this many nodes are looked for: of those that lag behind the others most."""
-LAGS_SHARE = 0.75
+LEAST_FILES = 20
+"""A mean size needs at least this many files."""
+SIZES_DIFFER_FACTOR = 1.5
+"""Speeds are evened out for file sizes if the large ones exceed the small ones by this factor."""
+Row: TypeAlias = "array[float]"
+"""A value for each cell; nan where nothing is known."""
 
 
-def _of_nodes(
-    names: Sequence[str], tracks: Sequence[Track], on: MeasuredOn, latency: Latency
-) -> tuple[Contention, list[float | None]]:
-    """Judges the source and each node by all tracks, which have the same `on`."""
-    tracks, cells = _aligned(tracks)
-    points = _together(tracks, cells)
-    found = detect.find(even_sizes(points)) if len(points) >= LEAST_POINTS else None
-    shared = _shared(names, tracks, cells, found.periods) if found else []
-    ratios = _ratios(tracks, cells)
-    own = sorted(_own(names, tracks, cells, ratios), key=lambda p: (p.start_s - p.end_s) * p.loss)
-    unclear = found is None or found.unclear or len(shared) < len(found.periods)
-    section = replace(
-        _nothing(latency),
-        best_bytes_per_s=found.best if found else None,
-        typical_bytes_per_s=found.typical if found else None,
-        periods=tuple(shared),
-        own_periods=tuple(own[:MOST_LISTED]) if len(names) > 1 else None,
-        verdict=_verdict(bool(shared), unclear=unclear),
-        measured_on=on,
-        method=METHOD[on] + ALIGNED,
+def contention_of(nodes: Sequence[Digest]) -> tuple[Contention, list[float | None]]:
+    """Returns the section, whose times are on the run's axis, and each node's pace: its median speed as a share of the
+    others' at the same moment."""
+    section = Contention(
+        best_bytes_per_s=None,
+        typical_bytes_per_s=None,
+        periods=(),
+        verdict="unknown",
+        latency_ms=_latency([node for node in nodes if node.speaks] or nodes),
     )
+    seen = {at: node.track for at, node in enumerate(nodes) if node.track is not None and any(node.track.seen_s)}
+    if not seen:
+        return section, [None] * len(nodes)
+    kinds = [track.on for track in seen.values()]
+    most = max(sorted(set(kinds)), key=kinds.count)
+    tracks = {at: track for at, track in seen.items() if track.on == most}
+    section, paces = _judged(section, [nodes[at].name for at in tracks], aligned(list(tracks.values())))
+    found = dict(zip(tracks, paces, strict=True))
+    return section, [found.get(at) for at in range(len(nodes))]
+
+
+def _judged(
+    section: Contention, names: Sequence[str], tracks: Sequence[Track]
+) -> tuple[Contention, list[float | None]]:
+    """Judges the source by all tracks together, and each node against the others."""
+    seen_s, evened = _summed(track.seen_s for track in tracks), _evened(tracks)
+    rows = [_rates(work, track.seen_s) for track, work in zip(tracks, evened, strict=True)]
+    active = [sum(not isnan(rate) for rate in rates) for rates in zip(*rows, strict=True)]
+    known = sorted(number for number in active if number)
+    usual = known[int(USUAL_QUANTILE * (len(known) - 1))]
+    full = [number >= FEWER_SHARE * usual for number in active]
+    rates = _rates(_summed(evened), seen_s)
+    points = [
+        _point(tracks[0], at, rates[at] * usual, is_full=full[at])
+        for at, number in enumerate(active)
+        if number and number >= FEW_SHARE * usual
+    ]
+    found = detect.find(points) if len(points) >= LEAST_INTERVALS else None
+    ratios = _ratios(rows)
+    if len(names) > 1:
+        own = sorted(_own(names, tracks[0], ratios), key=lambda p: (p.start_s - p.end_s) * p.loss)
+        section = replace(section, own_periods=tuple(own[:MOST_LISTED]))
+    if found is not None:
+        shared = tuple(_shared(rows, tracks[0], found.periods))
+        unclear = found.unclear or len(shared) < len(found.periods)
+        measured = _rates(_summed(track.size for track in tracks), seen_s)
+        section = replace(
+            section,
+            best_bytes_per_s=found.best,
+            typical_bytes_per_s=usual * median(rate for rate, is_full in zip(measured, full, strict=True) if is_full),
+            periods=shared,
+            verdict="periods" if shared else "unknown" if unclear else "none",
+        )
     return section, [_middle(row) for row in ratios]
 
 
-def _aligned(tracks: Sequence[Track]) -> tuple[list[Track], range]:
-    """Returns all tracks in cells of one length, and the range of these cells."""
-    level = max(track.level for track in tracks)
-    while True:
-        first = min(track.first >> (level - track.level) for track in tracks)
-        last = max((track.first + len(track.seen_s) - 1) >> (level - track.level) for track in tracks)
-        if last - first < MOST_CELLS:
-            return [coarser(track, level) for track in tracks], range(first, last + 1)
-        level += 1
+def _summed(columns: Iterable[Sequence[float]]) -> list[float]:
+    return [sum(values) for values in zip(*columns, strict=True)]
 
 
-def _together(tracks: Sequence[Track], cells: range) -> list[Point]:
-    """Returns the sum over all nodes for each cell with enough of them, scaled to the usual number of active nodes."""
-    sums = [[0.0] * len(cells) for _ in range(4)]
-    for track in tracks:
-        for total, column in zip(sums, (track.seen_s, track.size, track.work, track.files), strict=True):
-            for at, value in enumerate(column, track.first - cells.start):
-                total[at] += value
-    length_s = float(2 ** tracks[0].level)
-    active = sorted(seen_s for seen_s in sums[0] if seen_s > 0)
-    usual = active[int(USUAL_QUANTILE * (len(active) - 1))] if active else 0.0
-    points = []
-    for cell, seen_s, size, work, files in zip(cells, *sums, strict=True):
-        if seen_s > 0 and seen_s >= FEW_SHARE * usual:
-            raised = max(1.0, usual / seen_s) / length_s
-            points.append(
-                Point(
-                    cell * length_s, length_s, size / length_s, work * raised, files, weak=seen_s < FEWER_SHARE * usual
-                )
-            )
-    return points
+def _rates(sums: Sequence[float], seen_s: Sequence[float]) -> Row:
+    return array("f", [value / time_s if time_s > 0 else nan for value, time_s in zip(sums, seen_s, strict=True)])
 
 
-def _shared(
-    names: Sequence[str], tracks: Sequence[Track], cells: range, periods: Sequence[detect.Period]
-) -> list[SharedPeriod]:
-    """Returns the periods in which more than half of the observed nodes were slower."""
-    length_s = 2 ** tracks[0].level
-    inside = [[c for c in cells if p.start_s <= (c + 0.5) * length_s <= p.end_s] for p in periods]
-    outside = sorted(set(cells) - {cell for part in inside for cell in part})
-    normal = [track.mean(outside) for track in tracks]
+def _point(track: Track, at: int, speed: float, *, is_full: bool = True) -> Point:
+    length_s = CELL_S * 2**track.level
+    return Point((track.first + at) * length_s, length_s, speed, is_full)
+
+
+def _evened(tracks: Sequence[Track]) -> list[list[float]]:
+    """Returns each track's bytes as if all files had one size: a file costs its latency, which counts as more bytes.
+
+    A transfer of s bytes takes a + s / C, as if it had s + a C bytes. The product a C is chosen so that the best speeds
+    with small files equal those with large ones.
+    """
+    size, files = _summed(track.size for track in tracks), _summed(track.files for track in tracks)
+    extra = _extra_bytes(size, files, _summed(track.seen_s for track in tracks))
+    scale = 1 + extra * sum(files) / sum(size) if extra else 1.0
+    return [[(s + extra * f) / scale for s, f in zip(track.size, track.files, strict=True)] for track in tracks]
+
+
+def _extra_bytes(size: Sequence[float], files: Sequence[float], seen_s: Sequence[float]) -> float:
+    """Returns what a file costs besides its own bytes; 0 where size makes no difference, or files are few."""
+    cells = [at for at, time_s in enumerate(seen_s) if time_s > 0]
     found = []
-    for period, part in zip(periods, inside, strict=True):
-        levels = [ratio(track.mean(part), level) for track, level in zip(tracks, normal, strict=True)]
-        known = [at for at, level in enumerate(levels) if level is not None]
-        fallen = [at for at in known if (levels[at] or 0.0) < detect.BORDER_SHARE]
-        if 2 * len(fallen) > len(known):
-            hosts = tuple(names[at] for at in fallen[:NAMED_NODES])
-            found.append(SharedPeriod(**vars(period), hosts=hosts, nodes=len(fallen), nodes_observed=len(known)))
+    for at, cell in enumerate(cells):
+        near = cells[max(0, at - 2) : at + 3]
+        number = sum(files[other] for other in near)
+        if number < LEAST_FILES:
+            return 0.0
+        found.append((max(1.0, sum(size[other] for other in near) / number), size[cell] / seen_s[cell]))
+    sizes = sorted(near for near, _ in found)
+    border = math.sqrt(sizes[len(sizes) // 10] * sizes[-1 - len(sizes) // 10])
+    small, slow = _upper([pair for pair in found if pair[0] < border])
+    large, fast = _upper([pair for pair in found if pair[0] >= border])
+    if large < SIZES_DIFFER_FACTOR * small or slow <= 0 or fast <= slow or slow / small <= fast / large:
+        return 0.0
+    return (fast - slow) / (slow / small - fast / large)
+
+
+def _upper(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Returns the median size and speed of the fastest third."""
+    best = sorted(found, key=lambda pair: pair[1], reverse=True)[: max(2, len(found) // 3)]
+    return (median(size for size, _ in best), median(speed for _, speed in best)) if best else (1.0, 0.0)
+
+
+# ---- the source, and single nodes
+
+
+def _shared(rows: Sequence[Row], track: Track, periods: Sequence[Period]) -> Iterator[SharedPeriod]:
+    """Yields the periods in which more than half of the observed nodes were slower."""
+
+    def inside(period: Period, at: int) -> bool:
+        point = _point(track, at, 0.0)
+        return period.start_s <= point.start_s + point.length_s / 2 <= period.end_s
+
+    within = [[at for at in range(len(rows[0])) if inside(period, at)] for period in periods]
+    outside = sorted(set(range(len(rows[0]))).difference(*within))
+    normal = [_mean(row, outside) for row in rows]
+    for period, cells in zip(periods, within, strict=True):
+        pairs = [(_mean(row, cells), level) for row, level in zip(rows, normal, strict=True)]
+        shares = [speed / level for speed, level in pairs if speed is not None and level]
+        fallen = sum(share < detect.BORDER_SHARE for share in shares)
+        if 2 * fallen > len(shares):
+            yield SharedPeriod(**vars(period), nodes=fallen, nodes_observed=len(shares))
+
+
+def _mean(row: Row, cells: Sequence[int]) -> float | None:
+    known = [row[at] for at in cells if not isnan(row[at])]
+    return mean(known) if known else None
+
+
+def _ratios(rows: Sequence[Row]) -> list[Row]:
+    """Divides each node's speed by the median of the others', cell by cell; nan where there is nothing to compare."""
+    found = [array("f", [nan]) * len(row) for row in rows]
+    for at, speeds in enumerate(zip(*rows, strict=True)):
+        ordered = sorted(speed for speed in speeds if not isnan(speed))
+        for row, speed in zip(found, speeds, strict=True):
+            others = 0.0 if isnan(speed) else median_without(ordered, speed)
+            row[at] = min(speed / others, 1e6) if others > 0 else nan
     return found
 
 
-def _ratios(tracks: Sequence[Track], cells: range) -> list[array[float]]:
-    """Divides each node's speed by the median of the others', cell by cell; nan where there is nothing to compare."""
-    rows = [track.speeds(cells) for track in tracks]
-    for at, speeds in enumerate(zip(*rows, strict=True)):
-        ordered = sorted(speed for speed in speeds if not isnan(speed))
-        for row, speed in zip(rows, speeds, strict=True):
-            if not isnan(speed):
-                others = _median_without(ordered, speed)
-                row[at] = min(speed / others, 1e6) if others > 0 else nan
-    return rows
-
-
-def _median_without(ordered: Sequence[float], value: float) -> float:
+def median_without(ordered: Sequence[float], value: float) -> float:
     """Returns the median of sorted values without this one; 0 if there is no other."""
     rest, own = len(ordered) - 1, bisect_left(ordered, value)
     if rest < 1:
@@ -251,40 +203,46 @@ def _median_without(ordered: Sequence[float], value: float) -> float:
     return (ordered[low + (low >= own)] + ordered[high + (high >= own)]) / 2
 
 
-def _middle(row: array[float]) -> float | None:
+def _middle(row: Row) -> float | None:
     known = [share for share in row if not isnan(share)]
-    return median(known) if len(known) >= LEAST_POINTS else None
+    return median(known) if len(known) >= LEAST_INTERVALS else None
 
 
-def _own(
-    names: Sequence[str], tracks: Sequence[Track], cells: range, ratios: Sequence[array[float]]
-) -> Iterator[OwnPeriod]:
-    length_s = 2 ** tracks[0].level
-    lags = sorted(((_lag(row), at) for at, row in enumerate(ratios)), reverse=True)
-    for lag, at in lags[:MOST_EXAMINED]:
-        if lag * length_s < detect.LEAST_S * (1 - LAGS_SHARE) / 2:
-            break
-        found = detect.find(_compared(tracks[at], cells, ratios[at]))
-        for p in found.periods if found else ():
-            yield OwnPeriod(**vars(p), host=names[at])
+def _own(names: Sequence[str], track: Track, ratios: Sequence[Row]) -> Iterator[OwnPeriod]:
+    """Yields the periods of the nodes that lag behind the others most; being faster than them is no level to fall
+    from."""
+    lags = [sum(max(0.0, detect.FALLEN_SHARE - share) for share in row if not isnan(share)) for row in ratios]
+    for at in sorted((at for at, lag in enumerate(lags) if lag), key=lambda at: -lags[at])[:MOST_EXAMINED]:
+        points = [_point(track, cell, share) for cell, share in enumerate(ratios[at]) if not isnan(share)]
+        found = detect.find(points, 1.0) if len(points) >= LEAST_INTERVALS else None
+        for period in found.periods if found else ():
+            yield OwnPeriod(**vars(period), host=names[at])
 
 
-def _lag(row: array[float]) -> float:
-    """Returns by how much the node's shares lie below `LAGS_SHARE` of its own upper level, or the others', in sum."""
-    known = sorted(share for share in row if not isnan(share))
-    if len(known) < LEAST_POINTS:
-        return 0.0
-    level = LAGS_SHARE * min(1.0, known[int(0.8 * (len(known) - 1))])
-    return sum(level - share for share in known if share < level)
+# ---- latencies
 
 
-def _compared(track: Track, cells: range, row: array[float]) -> list[Point]:
-    """Returns points whose speed is the ratio, at most 1: being faster than the others is no level to fall from."""
-    length_s = float(2**track.level)
-    points = []
-    for cell, share in zip(cells, row, strict=True):
-        if not isnan(share):
-            at = cell - track.first
-            rate = track.size[at] / track.seen_s[at]
-            points.append(Point(cell * length_s, length_s, rate, share, track.files[at], weak=False))
-    return [point._replace(speed=min(1.0, point.speed)) for point in even_sizes(points)]
+def _latency(nodes: Sequence[Digest]) -> Latency:
+    """Returns percentiles of opens and reads at the source, the copiers' and the program's together."""
+    opens, reads = merge(node.hist_open for node in nodes), merge(node.hist_read for node in nodes)
+    return Latency(open=percentiles_ms(opens), read=percentiles_ms(reads))
+
+
+def percentile_ns(histogram: Mapping[int, int], percent: float) -> float | None:
+    """Returns a percentile, interpolated inside its bucket; None for an empty histogram. The edges of the buckets are
+    in `protocol.shim`."""
+    wanted, seen = sum(histogram.values()) * percent / 100, 0
+    for bucket in sorted(histogram):
+        count = histogram[bucket]
+        if count and seen + count >= wanted:
+            lower = bucket_upper_ns(bucket - 1) if bucket else 0
+            return lower + (bucket_upper_ns(bucket) - lower) * max(0.0, wanted - seen) / count
+        seen += count
+    return None
+
+
+def percentiles_ms(histogram: Mapping[int, int]) -> Percentiles:
+    """Returns percentiles in milliseconds."""
+    found_ns = (percentile_ns(histogram, percent) for percent in (50, 95, 99))
+    p50, p95, p99 = (None if value_ns is None else value_ns / 1e6 for value_ns in found_ns)
+    return Percentiles(p50=p50, p95=p95, p99=p99)

@@ -8,91 +8,40 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import fields
+from typing import TypeAlias
 
 from hpcstage.protocol.shim import Reason
-from hpcstage.record.parts.part import NodePart, NodeTotals
+from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.rows import UNCOUNTED_LAYER, ProcessPart
-from hpcstage.record.schema import Coverage, LayerCoverage, RunTotals
+from hpcstage.record.schema import Coverage, RunTotals
 
 DIRECT_LAYER = "direct"
 """A process of this layer attached but counts nothing: its self-tests failed."""
 UNSEEN_LAYERS = (DIRECT_LAYER, UNCOUNTED_LAYER)
+Counts: TypeAlias = Mapping[str, int]
+"""Counters of a process, or summed over several; zeros are left out."""
 Histogram = dict[int, int]
 
-# ---- one process ----
 
-
-def count(process: ProcessPart, name: str) -> int:
-    """Returns a counter; the part leaves out those that are zero."""
-    return process.counters.get(name, 0)
-
-
-def opens_of(process: ProcessPart) -> int:
+def opens_of(counts: Counts) -> int:
     """Counts the successful opens for reading below a dataset."""
-    return swapped_of(process) + count(process, "source_opens")
+    return swapped_of(counts) + counts.get("source_opens", 0)
 
 
-def swapped_of(process: ProcessPart) -> int:
+def swapped_of(counts: Counts) -> int:
     """Counts the opens that got the staged copy."""
-    return count(process, "hit_opens") + count(process, "ready_opens")
+    return counts.get("hit_opens", 0) + counts.get("ready_opens", 0)
+
+
+def maps(counts: Counts) -> bool:
+    """Returns whether files of the datasets were mapped into memory, which are then read without calls."""
+    return bool(counts.get("source_maps") or counts.get("local_maps"))
 
 
 def reads_known(process: ProcessPart) -> bool:
     """Returns whether this process's reads were measured."""
-    return bool(count(process, "reads_measured")) and process.layer not in UNSEEN_LAYERS
-
-
-def life_ns(process: ProcessPart) -> int:
-    """Returns the nanoseconds from a process's attaching to its end; 0: unknown.
-
-    Where the end was not seen, its last call on a dataset's file counts as the end.
-    """
-    if process.processes > 1:
-        return count(process, "life_ns")
-    begin_ns = count(process, "attach_ns")
-    end_ns = count(process, "exit_ns") or count(process, "last_ns")
-    return end_ns - begin_ns if end_ns > begin_ns > 0 else 0
-
-
-def maps(process: ProcessPart) -> bool:
-    """Returns whether the process mapped files of the datasets into memory, which it then reads without calls."""
-    return bool(count(process, "source_maps") or count(process, "local_maps"))
-
-
-# ---- several processes ----
-
-
-def total(processes: Iterable[ProcessPart], name: str) -> int:
-    """Returns a counter summed over processes."""
-    return sum(count(process, name) for process in processes)
-
-
-def number(processes: Iterable[ProcessPart]) -> int:
-    """Counts the processes that these rows stand for."""
-    return sum(process.processes for process in processes)
-
-
-def source_reads(processes: Iterable[ProcessPart], name: str) -> int | None:
-    """Sums a counter of reads at the source; None if a process that opened files there did not measure its reads."""
-    return _reads(processes, name, "source_maps", "source_opens")
-
-
-def local_reads(processes: Iterable[ProcessPart], name: str) -> int | None:
-    """Sums a counter of reads of staged copies; None if a process that opened some did not measure its reads."""
-    return _reads(processes, name, "local_maps", "hit_opens", "ready_opens")
-
-
-def _reads(processes: Iterable[ProcessPart], name: str, mapped: str, *opens: str) -> int | None:
-    value = 0
-    for process in processes:
-        if process.layer in UNSEEN_LAYERS or count(process, mapped):
-            return None
-        if any(count(process, o) for o in opens) and not reads_known(process):
-            return None
-        value += count(process, name)
-    return value
+    return bool(process.counters.get("reads_measured")) and process.layer not in UNSEEN_LAYERS
 
 
 def add(*values: int | None) -> int | None:
@@ -106,17 +55,6 @@ def ratio(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 
-def at_once(spans: Iterable[tuple[float, float, float]]) -> float:
-    """Returns the mean number of processes at a time, over the time in which there was any. A span is when processes
-    began and ended, and how long they lasted in sum."""
-    end = covered = lasted = 0.0
-    for first, last, length in sorted(spans):
-        covered += max(0.0, last - max(first, end))
-        end = max(end, last)
-        lasted += length
-    return max(1.0, lasted / covered) if covered else 1.0
-
-
 def merge(parts: Iterable[Mapping[int, int]]) -> Histogram:
     """Returns the sum of several histograms."""
     found = Counter[int]()
@@ -125,143 +63,105 @@ def merge(parts: Iterable[Mapping[int, int]]) -> Histogram:
     return found
 
 
+def by_layer(processes: Iterable[ProcessPart]) -> dict[str, Counter[str]]:
+    """Returns the counters summed over the processes of each layer. `processes` is their number; `blind_source` and
+    `blind_local` count those that may have read files there, and whose reads were not measured."""
+    found: dict[str, Counter[str]] = {}
+    for process in processes:
+        counts, layer = process.counters, found.setdefault(process.layer, Counter())
+        layer.update(counts)
+        layer["processes"] += process.processes
+        blind, unseen = not reads_known(process), process.layer in UNSEEN_LAYERS
+        at_source, copies = counts.get("source_opens", 0), swapped_of(counts)
+        layer["blind_source"] += bool(unseen or counts.get("source_maps") or (blind and at_source))
+        layer["blind_local"] += bool(unseen or counts.get("local_maps") or (blind and copies))
+    return found
+
+
+def joined(layers: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Returns the counters summed over layers or nodes."""
+    found = Counter[str]()
+    for layer in layers:
+        found.update(layer)
+    return found
+
+
 # ---- totals ----
 
 TOTALS = [part.name for part in fields(RunTotals)]
-PEERS = ("peer_bytes", "peer_files", "sent_bytes")
-COPIED = ("source_bytes", "source_files", "source_opens")
-SCANNED = ("source_listings", "source_stats")
-PASSED_ON = ("source_files", "source_listings", *PEERS, "want_ready")
 
 
-def totals_of(node: NodePart) -> RunTotals:
-    """Returns the totals of a node. `copied_*` are the copiers' share, `direct_*` the program's own at the source."""
-    processes, told = node.processes, _told(node)
-    direct_opens: int | None = total(processes, "source_opens")
-    direct_stats: int | None = total(processes, "source_stats")
-    direct_bytes = source_reads(processes, "source_read_bytes")
-    if _was_unseen(node):
-        direct_opens = direct_stats = direct_bytes = None
-    source_opens = add(told.source_opens, direct_opens)
+def totals_of(node: NodePart, seen: Counts) -> RunTotals:
+    """Returns the totals of a node, whose processes counted `seen`."""
+    copied_bytes = node.totals.source_bytes
+    if copied_bytes is None and _copied_nothing(node):
+        copied_bytes = 0
+    direct_opens: int | None = seen.get("source_opens", 0)
+    direct_bytes = None if seen.get("blind_source") else seen.get("source_read_bytes", 0)
+    if not node.processes and (node.node_count == 1 or node.missed_count):  # the command may have read files unseen
+        direct_opens = direct_bytes = None
     return RunTotals(
-        **{name: getattr(told, name) for name in PASSED_ON},
-        source_bytes=add(told.source_bytes, direct_bytes),
-        source_ops=add(source_opens, told.source_listings, told.source_stats, direct_stats),
-        source_opens=source_opens,
-        local_bytes=local_reads(processes, "local_read_bytes"),
-        moved_opens=total(processes, "moved_opens"),
-        moved_bytes=total(processes, "moved_read_bytes"),
-        wanted=total(processes, "wants"),
-        copied_bytes=told.source_bytes,
-        copied_opens=told.source_opens,
-        direct_opens=direct_opens,
+        source_bytes=add(copied_bytes, direct_bytes),
+        copied_bytes=copied_bytes,
         direct_bytes=direct_bytes,
+        direct_opens=direct_opens,
+        peer_bytes=node.totals.peer_bytes,
+        local_bytes=None if seen.get("blind_local") else seen.get("local_read_bytes", 0),
+        wanted=seen.get("wants", 0),
+        want_ready=node.totals.want_ready,
     )
 
 
-def _was_unseen(node: NodePart) -> bool:
-    """Returns whether the command may have read files of the datasets, and no process of it attached."""
-    return not node.processes and (node.node_count == 1 or bool(node.missed_count))
-
-
-def _told(node: NodePart) -> NodeTotals:
-    """Returns the daemon's counts; those that are missing are 0 where the copiers or the scan had nothing to do."""
-    nothing = [*(COPIED if _copied_nothing(node) else ()), *(SCANNED if _scanned_nothing(node) else ())]
-    return replace(node.totals, **{name: 0 for name in nothing if getattr(node.totals, name) is None})
-
-
 def _copied_nothing(node: NodePart) -> bool:
+    """Returns whether the copiers had nothing to do: in mode direct, or at an early end."""
     idle = node.complete and not any(sample.copied_bytes or sample.busy for sample in node.samples)
     return node.mode == "direct" or idle
 
 
-def _scanned_nothing(node: NodePart) -> bool:
-    """Returns whether the daemon scanned nothing: in mode direct, or where another node scanned for the group."""
-    return node.scan_s is None and (node.mode == "direct" or bool(node.group and node.node_index))
-
-
 def summed(nodes: Sequence[tuple[NodePart, RunTotals]]) -> RunTotals:
-    """Returns the totals of the job. A node without a group exchanged nothing; if none had a group, `peer_*` and
-    `sent_*` are null."""
-    found: dict[str, Any] = dict.fromkeys(TOTALS)
-    if nodes:
-        found = {name: add(*(getattr(totals, name) for _, totals in nodes)) for name in TOTALS}
-        shared = [totals for node, totals in nodes if node.mode != "direct" and _has_group(node, totals)]
-        found |= {name: add(*(getattr(t, name) for t in shared)) if shared else None for name in PEERS}
-    return RunTotals(**found)
+    """Returns the totals of the job. A node without a group received nothing; if none had a group, `peer_bytes` is
+    null."""
+    shared = [
+        totals for node, totals in nodes if node.mode != "direct" and (node.group or totals.peer_bytes is not None)
+    ]
 
+    def total(name: str) -> int | None:
+        among = shared if name == "peer_bytes" else [totals for _, totals in nodes]
+        return add(*(getattr(totals, name) for totals in among)) if among else None
 
-def _has_group(node: NodePart, totals: RunTotals) -> bool:
-    return bool(node.group) or any(getattr(totals, name) is not None for name in PEERS)
+    return RunTotals(**{name: total(name) for name in TOTALS})
 
 
 # ---- coverage ----
 
 MOST_EXAMPLES = 5
 REASONS = [reason.name.lower() for reason in Reason if reason is not Reason.NONE]
-DIRECT_COUNTERS = [(name, f"direct_{name}") for name in REASONS]
-COUNTS = (
-    "opens", "swapped", "dropped", "processes_attached", "processes_missed", "processes_uncounted", "errors",
-)  # fmt: skip
 
 
-def coverage_of(node: NodePart) -> Coverage:
-    """Returns the coverage of one node."""
-    processes = node.processes
-    opens, swapped = sum(map(opens_of, processes)), sum(map(swapped_of, processes))
-    layers = sorted({process.layer for process in processes})
-    return Coverage(
-        opens=opens,
-        swapped=swapped,
-        dropped=total(processes, "dropped"),
-        errors=total(processes, "errors"),
-        processes_attached=number(processes),
-        processes_missed=node.missed_count,
-        processes_uncounted=number(p for p in processes if p.layer in UNSEEN_LAYERS),
-        share=ratio(swapped, opens),
-        by_layer={layer: _layer([p for p in processes if p.layer == layer]) for layer in layers},
-        reasons=_reasons(node),
-        missed_examples=tuple(node.missed_processes[:MOST_EXAMPLES]),
-    )
-
-
-def added(nodes: Sequence[Coverage]) -> Coverage:
-    """Returns the section: the sum over all nodes that reported; unknown where none did, or where one does not know."""
-    sums: dict[str, Any] = dict.fromkeys(COUNTS)
-    if nodes:
-        sums = {name: add(*(getattr(node, name) for node in nodes)) for name in COUNTS}
-    layers = sorted({layer for node in nodes for layer in node.by_layer})
-    reasons = sum((Counter(node.reasons) for node in nodes), Counter[str]())
-    return Coverage(
-        **sums,
-        share=ratio(sums["swapped"], sums["opens"]),
-        by_layer={layer: _added([n.by_layer[layer] for n in nodes if layer in n.by_layer]) for layer in layers},
-        reasons=dict.fromkeys(REASONS, 0) | {name: value for name, value in reasons.items() if value},
-        missed_examples=tuple(missed for node in nodes for missed in node.missed_examples)[:MOST_EXAMPLES],
-    )
-
-
-def _layer(processes: Sequence[ProcessPart]) -> LayerCoverage:
-    if processes[0].layer in UNSEEN_LAYERS:
-        return LayerCoverage(processes=number(processes), opens=None, swapped=None, share=None)
-    opens, swapped = sum(map(opens_of, processes)), sum(map(swapped_of, processes))
-    return LayerCoverage(processes=number(processes), opens=opens, swapped=swapped, share=ratio(swapped, opens))
-
-
-def _added(layers: Sequence[LayerCoverage]) -> LayerCoverage:
-    opens, swapped = add(*(layer.opens for layer in layers)), add(*(layer.swapped for layer in layers))
-    processes = sum(layer.processes for layer in layers)
-    return LayerCoverage(processes=processes, opens=opens, swapped=swapped, share=ratio(swapped, opens))
-
-
-def _reasons(node: NodePart) -> dict[str, int]:
+def reasons_of(counts: Counts, *, direct: bool) -> dict[str, int]:
     """Counts opens at the source by reason; one without a reason counts as `mode_direct`, or as `unstated`."""
-    found = dict.fromkeys([*REASONS, "mode_direct", "unstated"], 0)
-    for process in node.processes:
-        rest = count(process, "source_opens")
-        for name, counter in DIRECT_COUNTERS:
-            if value := process.counters.get(counter):
-                found[name] += value
-                rest -= value
-        found["mode_direct" if node.mode == "direct" else "unstated"] += max(0, rest)
-    return found
+    found = {name: counts.get(f"direct_{name}", 0) for name in REASONS}
+    rest = max(0, counts.get("source_opens", 0) - sum(found.values()))
+    return {**found, "mode_direct" if direct else "unstated": rest}
+
+
+def coverage_of(nodes: Sequence[tuple[NodePart, Mapping[str, Counter[str]]]], missed: int | None) -> Coverage:
+    """Returns the section from the layers of all nodes; unknown where no node reported. `missed` is the number of
+    Python processes that never attached."""
+    names = sorted({name for _, layers in nodes for name in layers})
+    layers = {name: joined(layers[name] for _, layers in nodes if name in layers) for name in names}
+    every = joined(layers.values())
+    reasons = joined(reasons_of(joined(found.values()), direct=node.mode == "direct") for node, found in nodes)
+    known = bool(nodes)
+    return Coverage(
+        opens=opens_of(every) if known else None,
+        swapped=swapped_of(every) if known else None,
+        dropped=every["dropped"] if known else None,
+        errors=every["errors"] if known else None,
+        processes_attached=every["processes"] if known else None,
+        processes_missed=missed,
+        share=ratio(swapped_of(every), opens_of(every)),
+        layers={name: counts["processes"] for name, counts in layers.items()},
+        reasons=dict.fromkeys(REASONS, 0) | {name: value for name, value in reasons.items() if value},
+        missed_examples=tuple(one for node, _ in nodes for one in node.missed_processes)[:MOST_EXAMPLES],
+    )

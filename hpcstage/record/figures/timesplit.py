@@ -1,120 +1,78 @@
 """Composes the section `time_split`, which divides the command's wall time. Pure.
 
 For any counters, compute + wait for the source + wait for local + preprocessing + other = wall, and no part is
-negative. A part that was not measured is None, and `other_s` contains its time. `hidden_s` overlaps the other parts.
-
-With several nodes the parts are means over all training processes, so that they still add up to the wall time, which is
-that of the whole command. A job goes on when its slowest process does, so `slowest` names the node whose program waited
-longest. Nothing is summed over nodes: a second in which all wait is one second of the job.
+negative. A part that was not measured is None, and `other_s` contains its time. With several nodes the parts are means
+over all training processes, so that they still add up to the wall time; `slowest` names the node whose program waited
+longest, as a job goes on when its slowest process does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from hpcstage.record.figures.digest import Digest, Window
-from hpcstage.record.figures.waits import ENOUGH_SHARE, ProcessTimes, Split, fit, mean, say, splits_of
+from hpcstage.record.figures.digest import Digest
+from hpcstage.record.figures.waits import ENOUGH_SHARE, NodeTimes, Split, fit, mean
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import Slowest, TimeSplit
 
-LOADER = (
-    "PyTorch's loader timed each step's wait in {n}; a wait counts as source or local as far as the time that the "
-    "processes reading for it spent inside opens, wants and reads of these files explains it (divided by their "
-    "number), the rest of it as preprocessing; compute = from the first to the last batch, less the waits"
-)
-OPENS = (
-    "no PyTorch loader: time in which {n} had a thread inside an open, want, read, stat or listing of the datasets, or "
-    "in a page fault on a mapped file of them, and no thread that ran; compute = the rest of its life"
-)
-NO_READS = "this layer does not measure reads: compute and waits cannot be told apart"
-NOTHING = "not measured: the whole wall time is `other_s`"
+
+def wall_of(run: RunPart, nodes: Sequence[Digest]) -> float | None:
+    """Returns how long the command ran; where its end was not seen, up to the last time that any node noted."""
+    end_s = run.child_ended_s
+    if end_s is None:
+        end_s = max((node.shift_s + node.last_s for node in nodes), default=None)
+    return None if end_s is None else max(0.0, end_s - (run.child_started_s or 0.0))
 
 
-def time_split(run: RunPart, window: Window, nodes: Sequence[Digest]) -> TimeSplit:
+def time_split(run: RunPart, wall_s: float | None, nodes: Sequence[Digest]) -> TimeSplit:
     """Returns the section."""
-    wall_s = window.wall_s
-    if wall_s is None:
-        return _section(None, Split(), NOTHING, ["when the command ended is not known"])
-    unmeasured = [] if window.end_seen or not nodes else ["the end of the command was not seen: up to the last sample"]
-    split, method = _measure(nodes, wall_s, unmeasured)
-    split = fit(split, wall_s)
-    return replace(
-        _section(wall_s, split, method, unmeasured),
-        hidden_s=_hidden_s(nodes, wall_s, split),
-        before_s=run.child_started_s,
-        slowest=_slowest(nodes),
-    )
-
-
-def _section(wall_s: float | None, split: Split, method: str, unmeasured: Sequence[str]) -> TimeSplit:
+    is_seen = run.child_ended_s is not None
+    said = [] if is_seen else ["the end of the command was not seen: up to the last sample"]
+    split = fit(_of_all([node.times for node in nodes], said), wall_s or 0.0)
     return TimeSplit(
         wall_s=wall_s,
         **vars(split),
         other_s=None if wall_s is None else max(0.0, wall_s - split.measured_s),
-        hidden_s=None,
-        before_s=None,
-        method=method,
-        unmeasured=tuple(unmeasured),
+        hidden_s=_hidden_s(nodes, split),
+        before_s=run.child_started_s,
+        slowest=_slowest(nodes),
+        loader_epochs=max((node.times.epochs for node in nodes if node.times.epochs is not None), default=None),
+        loader_workers=max((node.times.workers for node in nodes if node.times.workers is not None), default=None),
+        unmeasured=tuple(dict.fromkeys(said)),
     )
+
+
+def _of_all(nodes: Sequence[NodeTimes], said: list[str]) -> Split:
+    """Returns the mean over all nodes' training processes, or where there are none, over the nodes that read; without
+    those whose waits were not measured, if the others are enough to stand for all."""
+    used = [node for node in nodes if node.workers is not None] or [node for node in nodes if node.splits]
+    said += [sentence for node in used for sentence in node.said]
+    splits = [split for node in used for split in node.splits]
+    known = [split for split in splits if split.wait_source_s is not None]
+    if not splits:
+        attached = any(node.attached for node in nodes)
+        said.append(
+            "no node reported" if not nodes
+            else "no attached process opened a file of the datasets" if attached
+            else "no process of the command attached"
+        )  # fmt: skip
+    elif len(splits) > len(known) >= ENOUGH_SHARE * len(splits):
+        left_out = len(splits) - len(known)
+        said.append(f"waits of {left_out} of {len(splits)} processes were not measured: left out of the mean")
+        splits = known
+    return mean(splits)
 
 
 def _slowest(nodes: Sequence[Digest]) -> Slowest | None:
     """Names the node whose program waited longest; None with one node, or where no waits were measured."""
-    known = [(waited_s, -node.index, node) for node in nodes if (waited_s := node.split.waited_s) is not None]
-    if len(nodes) < 2 or not known:
-        return None
-    node = max(known, key=lambda row: row[:2])[2]
-    return Slowest(host=node.name, wait_source_s=node.split.wait_source_s, wait_local_s=node.split.wait_local_s)
+    known = [Slowest(host=node.name, waited_s=s) for node in nodes if (s := node.split.waited_s) is not None]
+    return max(known, key=lambda node: node.waited_s, default=None) if len(nodes) > 1 else None
 
 
-def _measure(nodes: Sequence[Digest], wall_s: float, unmeasured: list[str]) -> tuple[Split, str]:
-    found = [node.times for node in nodes]
-    with_loader = [measured for measured in found if measured.shares is not None]
-    used = with_loader or [measured for measured in found if measured.readers]
-    unmeasured += dict.fromkeys(sentence for measured in used for sentence in measured.said)
-    if not used:
-        unmeasured.append(_why_nothing(found))
-        return Split(), NOTHING
-    known = [measured for measured in used if measured.reads_known]
-    if len(known) < max(1.0, ENOUGH_SHARE * len(used)):
-        say(unmeasured, NO_READS)
-        return Split(), NOTHING
-    splits = [split for measured in known for split in splits_of(measured, wall_s)]
-    whole = _whole(splits, 0 if with_loader else len(used) - len(splits), unmeasured)
-    if with_loader:
-        return mean(whole), LOADER.format(n=_several(len(whole), "training process"))
-    return mean(whole), OPENS.format(n=_several(sum(len(measured.readers) for measured in known), "process"))
-
-
-def _whole(splits: Sequence[Split], lost: int, unmeasured: list[str]) -> Sequence[Split]:
-    """Returns the splits with measured waits, if they are enough to stand for all; else all splits."""
-    whole = [split for split in splits if split.wait_source_s is not None]
-    left_out = len(splits) - len(whole) + max(0, lost)
-    if not left_out or len(whole) < ENOUGH_SHARE * (len(whole) + left_out):
-        return splits
-    say(unmeasured, f"waits of {left_out} of {len(whole) + left_out} processes were not measured: left out of the mean")
-    return whole
-
-
-def _why_nothing(found: Sequence[ProcessTimes]) -> str:
-    if not found:
-        return "no node reported"
-    if not any(measured.attached for measured in found):
-        return "no process of the command attached"
-    return "no attached process opened a file of the datasets"
-
-
-def _several(number: int, what: str) -> str:
-    return f"one {what}" if number == 1 else f"{number} {what}es (mean)"
-
-
-def _hidden_s(nodes: Sequence[Digest], wall_s: float, split: Split) -> float | None:
+def _hidden_s(nodes: Sequence[Digest], split: Split) -> float | None:
     """Returns the seconds with copies in flight while the command ran and did not wait for the source; the mean over
     the nodes. None: something was copied, and the waits were not measured."""
     copying = [node.copying_s for node in nodes if node.copying_s is not None]
     if not any(copying):
         return 0.0 if copying else None
-    if split.wait_source_s is None:
-        return None
-    return max(0.0, min(sum(copying) / len(copying), wall_s) - split.wait_source_s)
+    return None if split.wait_source_s is None else max(0.0, sum(copying) / len(copying) - split.wait_source_s)

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcstage.extras import Extra
-from hpcstage.plan.budget import more_space
 from hpcstage.record.notes.visible import KNOWN_ORDERS, VISIBLE_RULES
 from hpcstage.record.parts.roster import Presence, few
 from hpcstage.record.schema import Note, Record, Severity
-from hpcstage.units import format_duration, format_number, format_rate, format_share, format_size
+from hpcstage.units import format_number, format_rate, format_share, format_size
 
 ERRORS = {
     "killed", "daemon-died", "node-missing", "node-dead", "no-part", "scan-failed", "local-failed", "not-staged",
@@ -43,48 +42,26 @@ def _severity(problem: str) -> Severity:
 
 WRITES_SHARE = 0.5
 """Transfers that spend more than this share of their time in writes wait for the local disk, not for the source."""
-LEAST_WRITE_S = 2.0
 WAITS_LOCAL_SHARE = 0.15
 LEAST_WAITED_S = 0.5
 """A program that is over in a moment gains nothing from a faster disk."""
-MEMORY_WORDS = ("tmpfs", "memory", "ramfs")
 
 
 def store_full(record: Record) -> Iterator[Note]:
     """Notes that the datasets do not fit into the store, and how many bytes are missing."""
-    rows = [node for node in record.nodes if node.state is not Presence.MISSING]
     sizes = [dataset.size_bytes for dataset in record.datasets if dataset.size_bytes is not None]
-    budgets = [b.size_bytes for node in rows if (b := node.budget) and b.size_bytes is not None]
-    known = len(sizes) == len(record.datasets) and len(budgets) == len(rows)
-    if not sizes or not budgets or not known or not record.run.stages:
+    rooms = [node.budget_bytes for node in record.nodes if node.budget_bytes is not None]
+    if not rooms or len(sizes) < len(record.datasets) or not record.run.stages:
         return
     partition = record.group is not None and record.group.placement == "partition"
-    room, what = (sum(budgets), "the stores of all nodes") if partition else (min(budgets), "the store")
-    missing = sum(sizes) - room
-    if missing > 0:
+    room, what = (sum(rooms), "the stores of all nodes") if partition else (min(rooms), "the store")
+    if (missing := sum(sizes) - room) > 0:
         text = (
             f"the datasets hold {format_size(sum(sizes))}, {what} at most {format_size(room)}: "
             f"{format_size(missing)} are read from the source in every epoch"
         )
-        why = next((node.budget.why for node in record.nodes if node.budget and node.budget.why), "")
-        yield Note("store-full", Severity.WARNING, text, more_space(why))
-
-
-def divided(record: Record) -> Iterator[Note]:
-    """Notes that files were divided which have room on no node, and how much the nodes had of them."""
-    parts = [node for node in record.nodes if node.totals.divided_files and node.state is Presence.OK]
-    files = max((node.totals.divided_files or 0 for node in parts), default=0)
-    if not files:
-        return
-    kept = format_size(sum(node.totals.divided_bytes or 0 for node in parts))
-    one, many = "a large file that has room on no node was", f"{files} large files that have room on no node were"
-    what = one if files == 1 else many
-    text = f"{what} divided: {format_number(len(parts), 'node')} kept {kept} together"
-    remedy = (
-        "reads in order are served from all nodes, others from the part of their own node; what a program maps is read "
-        "at the source"
-    )
-    yield Note("divided", Severity.INFO, text, remedy)
+        remedy = "name a larger disk with --local-dir, or raise --budget where that was asked for"
+        yield Note("store-full", Severity.WARNING, text, remedy)
 
 
 def slow_disk(record: Record) -> Iterator[Note]:
@@ -93,41 +70,21 @@ def slow_disk(record: Record) -> Iterator[Note]:
         return
     split = record.time_split
     wall_s, waited_s = split.wall_s or 0.0, split.wait_local_s or 0.0
-    found = [(node.host, node.disk) for node in record.nodes if node.disk]
-    writing = [pair for pair in found if pair[1].write_share > WRITES_SHARE and pair[1].write_s > LEAST_WRITE_S]
+    writing = [node for node in record.nodes if (node.disk_write_share or 0.0) > WRITES_SHARE]
     if writing:
-        host, worst = max(writing, key=lambda pair: pair[1].write_share)
+        worst = max(writing, key=lambda node: node.disk_write_share or 0.0)
         waited_for_copies = wall_s and (split.wait_source_s or 0.0) > WAITS_LOCAL_SHARE * wall_s
         severity = Severity.WARNING if waited_for_copies else Severity.INFO
-        spent = f"transfers spent {format_share(worst.write_share)} of their time writing to it"
-        text = f"the local disk {record.environment.local_dir} on {host} is slower than the source: {spent}"
+        spent = f"transfers spent {format_share(worst.disk_write_share or 0.0)} of their time writing to it"
+        text = f"the local disk {record.environment.local_dir} on {worst.host} is slower than the source: {spent}"
         remedy = "name a faster disk with --local-dir; with none, --mode direct may be as fast"
         yield Note("slow-local-disk", severity, text, remedy)
     if wall_s and waited_s > max(WAITS_LOCAL_SHARE * wall_s, LEAST_WAITED_S):
-        speeds = [disk.read_bytes_per_s for _, disk in found if disk.read_bytes_per_s]
+        speeds = [node.disk_read_bytes_per_s for node in record.nodes if node.disk_read_bytes_per_s]
         speed = f" (read at {format_rate(min(speeds))} by each reader)" if speeds else ""
         text = f"the program waited for the local disk {format_share(waited_s / wall_s)} of its time{speed}"
         remedy = "name a faster disk with --local-dir, or read with more loader workers (num_workers)"
         yield Note("waits-for-local-disk", Severity.WARNING, text, remedy)
-
-
-def in_memory(record: Record) -> Iterator[Note]:
-    """Notes that the local directory is memory, so that staged files count as the job's memory."""
-    why, path = record.environment.local_dir_why.lower(), record.environment.local_dir
-    if record.run.stages and any(word in why for word in MEMORY_WORDS):
-        text = f"the local directory {path} is memory: staged files count as the job's own"
-        remedy = "ask for the memory, lower --budget, or name a disk with --local-dir"
-        yield Note("local-is-memory", Severity.WARNING, text, remedy)
-
-
-def copy_errors(record: Record) -> Iterator[Note]:
-    """Notes files that could not be copied."""
-    errors = [error for node in record.nodes for error in node.errors]
-    count = sum(error.count for error in errors)
-    if count:
-        text = f"{format_number(count, 'file')} could not be copied: {errors[0].error}: {errors[0].path}"
-        remedy = "they were read from the source; the first errors are in `hpcstage report --json` under nodes"
-        yield Note("copy-failed", Severity.WARNING, text, remedy)
 
 
 def written(record: Record) -> Iterator[Note]:
@@ -177,7 +134,7 @@ def read_more_than_once(record: Record) -> Iterator[Note]:
         remedy = f"--placement auto reads each file once and passes it on; it needs mpi4py ({Extra.MPI.remedy})"
         yield Note("read-by-each-node", Severity.INFO, f"{text}: each for itself{why}", remedy)
         return
-    if group.alone_count + group.died_count + group.missing_count:
+    if group.alone_count + record.number(Presence.DIED) + record.number(Presence.MISSING):
         remedy = "nodes outside of the group read for themselves: see why above"
     else:
         remedy = "files that were read before they were staged, or found no room: see the opens that were not swapped"
@@ -196,32 +153,12 @@ def idle_nodes(record: Record) -> Iterator[Note]:
     yield Note("idle-nodes", Severity.WARNING, text, remedy)
 
 
-def restarted(record: Record) -> Iterator[Note]:
-    """Notes that the group was started anew."""
-    group = record.group
-    if group and group.generations > 1:
-        why = f": {group.why}" if group.why else ""
-        text = f"the group of nodes was started {group.generations} times{why}"
-        yield Note("group-restarted", Severity.INFO, text, "training went on; nodes read from the source meanwhile")
-
-
-def clocks(record: Record) -> Iterator[Note]:
-    """Notes nodes whose clocks cannot be right."""
-    moved = {node.host: node.clock_moved_s for node in record.nodes if node.clock_moved_s}
-    if moved:
-        worst_s = max(abs(value) for value in moved.values())
-        text = f"the clocks of {few(moved)} are off by {format_duration(worst_s)} or more: their times were moved"
-        remedy = "set the nodes' clocks (NTP); until then periods of slow reads are known less exactly"
-        yield Note("clocks", Severity.INFO, text, remedy)
-
-
-# ---- time: waits, contention, order ----
+# ---- time: waits, order ----
 
 MUCH_SHARE = 0.15
 OUT_OF_ORDER_SHARE = 0.2
 WAITS = {
-    "runtime": "copies came too late: try more --copiers if the source has bandwidth to spare; otherwise the gain "
-    "comes in later epochs",
+    "runtime": "copies came too late: the gain comes in later epochs",
     "upfront": "the files that it waited for were not staged: the report lists the reasons under Coverage",
     "direct": "run it with --mode runtime: from the second epoch on, reads are local",
     "local": "the dataset is on the local disk already: that disk, or the number of readers, is what limits",
@@ -236,22 +173,8 @@ WAITED_FOR = {
     "large": "most of these opens were of large files, of which the program reads at the source what has not "
     "been copied by then; --mode upfront copies them before it starts, which pays if it reads them again",
 }
-"""Advice by the reason of the opens, for reasons that neither more copiers nor another order would change."""
+"""Advice by the reason of the opens, for reasons that another order would not change."""
 OPENED_NOTHING = "it opened none of their files: it waited for listings and the like, which always go to the source"
-
-
-def contention(record: Record) -> Iterator[Note]:
-    """Notes periods in which the source was slower than its own best."""
-    periods = record.contention.periods
-    if not periods:
-        return
-    length_s = sum(p.end_s - p.start_s for p in periods)
-    loss = sum((p.end_s - p.start_s) * p.loss for p in periods) / max(length_s, 1e-9)
-    best = format_rate(record.contention.best_bytes_per_s or 0.0)
-    together = ", on most nodes at once: the shared file system" if record.group else ""
-    fell = f"the source fell below its own best ({best}) for {format_duration(length_s)}"
-    remedy = "other jobs or the servers caused it, as far as can be seen from here; the times are above"
-    yield Note("contention", Severity.INFO, f"{fell}, by {format_share(loss)} on average{together}", remedy)
 
 
 def waits_for_source(record: Record) -> Iterator[Note]:
@@ -299,7 +222,7 @@ def order(record: Record) -> Iterator[Note]:
     if not opens or not record.run.stages or wanted <= OUT_OF_ORDER_SHARE * opens:
         return
     provenance = record.order.provenance or "manifest"
-    known = "the order is known, so the source limits: try more --copiers or --transfers if it has bandwidth to spare"
+    known = "the order is known, so the source limits: the gain comes in later epochs"
     unknown = "pass on the order in which the program reads: --data @list.txt, --order FILE, or hpcstage.order(paths)"
     many = f"{format_number(wanted, 'open')} ({format_share(wanted / opens)})"
     text = f"{many} came before the file was staged; order: {provenance}"
@@ -308,7 +231,6 @@ def order(record: Record) -> Iterator[Note]:
 
 RULES = [
     *VISIBLE_RULES,
-    *(store_full, divided, slow_disk, in_memory, copy_errors, written),
-    *(slow_nodes, idle_nodes, read_more_than_once, restarted, clocks),
-    *(waits_for_source, contention, order, preprocessing),
+    *(store_full, slow_disk, written, slow_nodes, idle_nodes, read_more_than_once),
+    *(waits_for_source, order, preprocessing),
 ]

@@ -6,13 +6,11 @@ they told it in different words, the entry says whose words it has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 
 from hpcstage.problem import Problem
 from hpcstage.record.figures.digest import Digest
 from hpcstage.record.parts.alive import Life
-from hpcstage.record.parts.part import NAMED_NODES
 from hpcstage.record.parts.roster import Presence, few
 from hpcstage.record.parts.run import RunPart
 
@@ -35,14 +33,8 @@ def problems_of(
     told: list[_Told] = [(None, problem) for problem in run.problems]
     told += [(node.name, problem) for node in nodes for problem in node.part.problems]
     problems = _grouped(told, total) if total > 1 else _unique(told)
-    counts = {problem.id: problem.count or 1 for problem in problems}
-    return [*problems, *(p for p in _own(run, nodes, silent, running) if not _told_already(p, counts))]
-
-
-def _told_already(problem: Problem, counts: dict[str, int]) -> bool:
-    """Returns whether a reported problem covers this one, as `node-dead` of as many nodes covers `daemon-died`."""
-    is_covered = problem.id == "daemon-died" and counts.get("node-dead", 0) >= (problem.count or 1)
-    return is_covered or problem.id in counts
+    ids = {problem.id for problem in problems}
+    return [*problems, *(p for p in _own(run, nodes, silent, running, ids) if p.id not in ids)]
 
 
 def ended(run: RunPart) -> bool:
@@ -50,7 +42,9 @@ def ended(run: RunPart) -> bool:
     return run.exit_code is not None or run.signal is not None
 
 
-def _own(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], running: Life | None) -> list[Problem]:
+def _own(
+    run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], running: Life | None, ids: Collection[str]
+) -> list[Problem]:
     if run.aside or (ended(run) and run.child_started_s is None):
         return []
     if running and not ended(run):
@@ -63,15 +57,11 @@ def _own(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], running: 
         found.append(Problem("killed", "hpcstage stopped before the command did", KILLED))
     if silent:
         remedy = NO_PART.format(host=silent[0])
-        found.append(_of_nodes("no-part", f"no report from {few(silent)}", remedy, silent))
+        found.append(Problem("no-part", f"no report from {few(silent)}", remedy))
     cut = [node.name for node in nodes if node.state is Presence.DIED]
-    if cut:
-        found.append(_of_nodes("daemon-died", f"the daemon on {few(cut)} did not shut down cleanly", DIED, cut))
+    if cut and "node-dead" not in ids:
+        found.append(Problem("daemon-died", f"the daemon on {few(cut)} did not shut down cleanly", DIED))
     return found
-
-
-def _of_nodes(name: str, text: str, remedy: str, nodes: Sequence[str]) -> Problem:
-    return Problem(name, text, remedy, tuple(nodes[:NAMED_NODES]), len(nodes) or None)
 
 
 def _grouped(told: Sequence[_Told], total: int) -> list[Problem]:
@@ -94,8 +84,7 @@ def _joined(found: Sequence[_Told], total: int) -> Problem:
         text = f"{names[0]}: {texts[0]}"
     else:
         text = texts[0] if len(texts) == 1 else f"{texts[0]} (and {len(texts) - 1} more like it)"
-    joined = _of_nodes(first.id, text, first.remedy, names)
-    return joined if names or len(texts) == 1 else replace(joined, count=len(texts))
+    return Problem(first.id, text, first.remedy)
 
 
 def _unique(told: Sequence[_Told]) -> list[Problem]:

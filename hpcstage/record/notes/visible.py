@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcstage.protocol.shim import PYTHON_SLOTS_FROM, SLOTS
-from hpcstage.record.figures.counts import DIRECT_LAYER
+from hpcstage.record.figures.counts import DIRECT_LAYER, UNSEEN_LAYERS
 from hpcstage.record.parts.roster import Presence
 from hpcstage.record.parts.rows import UNCOUNTED_LAYER
 from hpcstage.record.schema import Note, Record, Severity
 from hpcstage.units import format_number, format_share
 
-LONG_SCAN_S = 2.0
-"""A smaller directory gains nothing where the scan takes less than this."""
 WORTH_SHARE = 0.02
 """Opens that were not swapped are worth a note if they are at least this share of all opens."""
 
 REASONS = {
-    # "large" has no entry: the daemon itself reports which files were left at the source, whoever opened them.
+    # Of other reasons a problem tells more: there was no room, an error, no daemon.
     "unknown": (
         "were not there when the dataset was scanned, or not regular files",
         "files that the program makes itself need no staging; otherwise name their directory with --data",
@@ -26,33 +24,12 @@ REASONS = {
         "went to the source because waiting for the copy would have taken longer",
         "give the reading order (--data @list.txt or --order FILE), or --mode upfront",
     ),
-    "full": ("found no room in the store", "see the note on the room for staged files"),
-    "failed": ("could not be copied", "see the errors listed in `hpcstage report --json` under nodes"),
-    "void": ("had been written to during the run", "write outputs outside the dataset"),
-    "scanning": (
-        "came before the scan of the datasets had ended",
-        "a smaller directory or a list (--data @list.txt) is scanned sooner; later runs know the files from this one",
-    ),
     "timeout": (
         "got no answer from the daemon in time",
         "leave the daemon some processor time: use one loader worker fewer",
     ),
-    "no_daemon": ("found no staging daemon", "if the daemon ended early, its log is in nodes/ of the run directory"),
-    "settled": (
-        "were of files that had not been staged when staging stopped",
-        "the notes say why it stopped; files that appeared later are not staged",
-    ),
     "local_error": ("could not be read from the local disk", "check the health and the quota of the local disk"),
-    "unstated": (
-        "went to the source without a stated reason",
-        "`hpcstage report --json` lists the processes under nodes",
-    ),
 }
-OTHERS_THAN_STAGED = (
-    "were of files that were not in the scan of the datasets, or had been written to; all others were staged",
-    "files that the program makes itself need no staging; write outputs outside the dataset",
-)
-"""Takes the place of "settled" where everything was staged."""
 KNOWN_ORDERS = ("given", "sampler", "trace")
 
 
@@ -94,7 +71,7 @@ def _how_to_attach(record: Record) -> str:
 def nothing_opened(record: Record) -> Iterator[Note]:
     """Notes that shims ran, but no process opened a file of the datasets."""
     coverage = record.coverage
-    attached = (coverage.processes_attached or 0) - (coverage.processes_uncounted or 0)
+    attached = sum(number for layer, number in coverage.layers.items() if layer not in UNSEEN_LAYERS)
     if attached > 0 and coverage.opens == 0 and _is_judged(record):
         roots = ", ".join(dataset.root for dataset in record.datasets[:2]) or "the datasets"
         text = f"no attached process opened a file below {roots}"
@@ -117,7 +94,7 @@ def missed(record: Record) -> Iterator[Note]:
 
 def shim_off(record: Record) -> Iterator[Note]:
     """Notes shims that switched themselves off."""
-    count = _of_layer(record, DIRECT_LAYER)
+    count = record.coverage.layers.get(DIRECT_LAYER)
     if count:
         who = format_number(count, "process", "processes")
         text = f"in {who} redirection failed its self-test: they read the source"
@@ -126,7 +103,7 @@ def shim_off(record: Record) -> Iterator[Note]:
 
 def uncounted(record: Record) -> Iterator[Note]:
     """Notes that more processes lived at a time than the page can count."""
-    count = _of_layer(record, UNCOUNTED_LAYER)
+    count = record.coverage.layers.get(UNCOUNTED_LAYER)
     if count:
         who = format_number(count, "process", "processes")
         text = f"{who} found no slot to count in: what they opened is not reported"
@@ -135,15 +112,10 @@ def uncounted(record: Record) -> Iterator[Note]:
         yield Note("uncounted", Severity.WARNING, text, remedy)
 
 
-def _of_layer(record: Record, name: str) -> int:
-    layer = record.coverage.by_layer.get(name)
-    return layer.processes if layer else 0
-
-
 def python_layer(record: Record) -> Iterator[Note]:
     """Notes that only the Python layer ran (no compiler at installation): it redirects and measures less."""
-    python, native = (record.coverage.by_layer.get(name) for name in ("python", "native"))
-    if python and python.opens and not (native and native.opens):
+    layers = record.coverage.layers
+    if layers.get("python") and not layers.get("native") and record.coverage.opens:
         text = "Python layer only: files opened by C code were read from the source, and reads are not timed"
         remedy = "reinstall hpcstage where a C compiler exists (x86-64 or aarch64, glibc), or drop --intercept python"
         yield Note("python-layer", Severity.INFO, text, remedy)
@@ -155,7 +127,7 @@ def not_swapped(record: Record) -> Iterator[Note]:
     if not opens or not record.run.stages:
         return
     for name, count in sorted(record.coverage.reasons.items(), key=lambda item: -item[1])[:2]:
-        if name in REASONS and count >= WORTH_SHARE * opens and not _harmless(name, record):
+        if name in REASONS and count >= WORTH_SHARE * opens:
             what, remedy = _reason(name, record)
             severity = Severity.WARNING if count >= 0.2 * opens else Severity.INFO
             text = f"{format_number(count, 'open')} ({format_share(count / opens)}) {what}"
@@ -163,27 +135,10 @@ def not_swapped(record: Record) -> Iterator[Note]:
 
 
 def _reason(name: str, record: Record) -> tuple[str, str]:
-    if name == "settled" and _staged_all(record):
-        return OTHERS_THAN_STAGED
     what, remedy = REASONS[name]
     if name == "later" and record.order.provenance in KNOWN_ORDERS:
         remedy = "the order is known, so the source limits: later epochs are local, or try --mode upfront"
     return what, remedy
-
-
-def _staged_all(record: Record) -> bool:
-    datasets = record.datasets
-    return bool(datasets) and all(part.files is not None and part.staged_files == part.files for part in datasets)
-
-
-def _harmless(name: str, record: Record) -> bool:
-    """Returns whether opens at the source with this reason need no note: those during a short scan, which the user
-    cannot change, and those after copying was stopped because little is read, which another note says."""
-    if name == "settled":
-        return any(problem.id == "little-read" for problem in record.problems)
-    scans = [node.scan_s for node in record.nodes if node.scan_s is not None]
-    took_s = max(scans, default=record.time_split.wall_s or LONG_SCAN_S)
-    return name == "scanning" and took_s < LONG_SCAN_S
 
 
 def shim_errors(record: Record) -> Iterator[Note]:

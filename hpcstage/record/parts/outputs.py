@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
-from hpcstage.record.jsonform import LEFT_OUT_IF_NONE, Count, Seconds
+from hpcstage.record.jsonform import Count, Seconds
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class OutputName:
 
     name: str
     why: str
-    host: str | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    host: str | None = None
     """The node that wrote it, in a run on several nodes."""
 
 
@@ -58,5 +58,5 @@ class OutputsPart:
     """Names that the command removed or renamed and that `directory` still has."""
     is_gone: bool = False
     """Whether `local_dir` was removed, moved or unmounted while the command ran; `directory` lost nothing."""
-    nodes: tuple[NodeOutputs, ...] | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    nodes: tuple[NodeOutputs, ...] | None = None
     """The files of each node, where there are several; all other figures are of all of them."""

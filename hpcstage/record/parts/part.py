@@ -17,14 +17,7 @@ from typing import Any
 
 from hpcstage.problem import Problem
 from hpcstage.protocol import rundir
-from hpcstage.record.jsonform import (
-    EMPTY_IF_NONE,
-    LEFT_OUT_IF_NONE,
-    Count,
-    Seconds,
-    read,
-    written,
-)
+from hpcstage.record.jsonform import Count, Seconds, read, written
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.writing import replace_copy, replace_text
 
@@ -34,11 +27,9 @@ NAMED_NODES = 16
 
 @dataclass(frozen=True)
 class DatasetPart:
-    """One dataset: its name and root, what the scan found, and what was staged of it."""
+    """One dataset: its root, what the scan found, and what was staged of it."""
 
-    name: str = ""
     root: str = ""
-    arguments: tuple[str, ...] = ()
     files: Count | None = None
     size_bytes: Count | None = None
     staged_files: Count = 0
@@ -47,56 +38,32 @@ class DatasetPart:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTotals:
-    """The daemon's and its copiers' counts; a count that is not known is left out."""
+    """The daemon's and its copiers' counts; None: not known."""
 
-    want_ready: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    want_direct: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    source_stats: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    source_listings: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    peer_bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    want_ready: int | None = None
+    peer_bytes: int | None = None
     """Bytes of staged files that the node received from nodes of its node group, or of a training that it joined."""
-    peer_files: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    sent_bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    sent_files: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    source_bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    source_files: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    source_opens: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    failed: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    void: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    refused: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    divided_files: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """Files that have room on no node, and of which the node has a part."""
-    divided_bytes: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """The bytes of these parts that the node had at the end, as they are at the source."""
-    copy_busy_s: float | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    peer_files: int | None = None
+    source_bytes: int | None = None
+    source_files: int | None = None
+    source_opens: int | None = None
+    void: int | None = None
+    """Files that the program wrote to."""
+    refused: int | None = None
+    """Files for which there was no room."""
+    copy_busy_s: float | None = None
     """Seconds with at least one transfer in flight."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BudgetPart:
-    """The budget of the store, its reason, and how much of it is used."""
-
-    size_bytes: int | None = None
-    inodes: int | None = None
-    why: str = ""
-    used_bytes: int | None = None
-    used_inodes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderLead:
     """How many announced files after the front of the program's reading were staged without a gap, while any was
-    missing; in seconds: until the program gets there at its pace. Null: nothing was announced, or all of it was staged
-    at once."""
+    missing. Null: nothing was announced, or all of it was staged at once."""
 
     median_files: Count
     least_files: Count
     median_s: Seconds | None
-    least_s: Seconds | None
-    samples: tuple[tuple[float, int, float | None], ...]
-    """Time, files, seconds."""
-    host: str | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """The node that was least ahead."""
+    """In how many seconds the program gets to the end of these files at its pace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,20 +72,12 @@ class OrderPart:
 
     provenance: str | None = None
     """The origin of the order that copies followed last."""
-    ids: int | None = None
-    planned: str | None = None
-    """The origin of the order with which copies began."""
     announcements: int | None = None
     """Epochs that samplers announced."""
-    announced_files: int | None = None
     unknown_samples: int | None = None
+    """Announced samples whose files were not known."""
     followed: bool | None = None
-    trace_written: bool | None = None
-    trace_why: str | None = None
     lead: OrderLead | None = None
-    opened_files: int | None = None
-    trace_used: str | None = None
-    trace_unused_why: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,20 +86,8 @@ class GroupPart:
 
     generations: int = 0
     """The number of groups that the node was in."""
-    size: int = 0
-    """Nodes in the last one."""
-    missing: tuple[int, ...] = ()
-    """The first of the indices of nodes that were not in it."""
     why: str | None = None
     """The reason of the last end or absence."""
-    missing_count: int | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
-    """The number of these nodes, where not all are listed."""
-
-    def shortened(self) -> GroupPart:
-        """Returns the part with a short list of missing nodes."""
-        if len(self.missing) <= NAMED_NODES:
-            return self
-        return replace(self, missing=self.missing[:NAMED_NODES], missing_count=len(self.missing))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +107,6 @@ class ErrorPart:
     """The first of them."""
     error: str
     count: int = 1
-    at_s: float | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +115,7 @@ class MissedProcess:
 
     pid: int
     command: str = "?"
-    pythonpath: str | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    pythonpath: str | None = None
     """The process's PYTHONPATH, where it lacks hpcstage's."""
 
 
@@ -185,7 +131,6 @@ class NodePart:
     complete: bool = False
     """Whether the daemon ended in an orderly way; False: it was killed, and the figures end where it did."""
     datasets: Sequence[DatasetPart] = ()
-    scan_s: float | None = None
     staged_s: float | None = None
     """The time at which the last file was staged, in seconds from the start; None if not all were."""
     totals: NodeTotals = field(default_factory=NodeTotals)
@@ -194,7 +139,9 @@ class NodePart:
     hist_open: dict[int, int] = field(default_factory=dict)
     """Copiers' opens at the source."""
     hist_read: dict[int, int] = field(default_factory=dict)
-    budget: BudgetPart | None = field(default=None, metadata=EMPTY_IF_NONE)
+    budget_bytes: int | None = None
+    used_bytes: int | None = None
+    """What the store may hold, and what it holds."""
     order: OrderPart = field(default_factory=OrderPart)
     samples: Sequence[Sample] = ()
     processes: Sequence[ProcessPart] = ()
@@ -211,15 +158,13 @@ class NodePart:
     placement: str = "private"
     """The placement that was followed: private, replicate or partition."""
     placement_why: str = ""
-    group: GroupPart | None = field(default=None, metadata=EMPTY_IF_NONE)
-    standstill: StandstillPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    group: GroupPart | None = None
+    standstill: StandstillPart | None = None
     """None: no program told; those that save by themselves do not."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain data for json.dump, which turns dictionary keys into text; a large job's has fewer samples."""
-        samples = joined(self.samples) if self.node_count > MANY_NODES else self.samples
-        group = self.group.shortened() if self.group else None
-        return {**written(replace(self, samples=(), group=group)), "samples": _columns(samples)}
+        """Returns plain data for json.dump, which turns dictionary keys into text."""
+        return {**written(replace(self, samples=())), "samples": _columns(self.samples)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> NodePart:
@@ -244,33 +189,6 @@ def _samples(data: dict[str, list[Any]]) -> list[Sample]:
         column = data[name] if name in ALWAYS_WRITTEN or name in data else repeat(form.default, rows)
         columns.append(column)
     return [Sample(*row) for row in zip(*columns, strict=True)]
-
-
-# ---- fewer samples in jobs with many nodes, where a second of one node matters little ----
-
-MANY_NODES = 64
-"""In the parts of jobs with more nodes than this, neighbouring samples are joined."""
-MOST_JOINED = 900
-"""Such a part has at most this many samples: four seconds each in a run of an hour."""
-
-
-def joined(samples: Sequence[Sample], most: int = MOST_JOINED) -> list[Sample]:
-    """Joins neighbours two by two until at most `most` samples are left. Their sums do not change."""
-    found = list(samples)
-    while len(found) > most:
-        pairs = [_both(one, other) for one, other in zip(found[::2], found[1::2], strict=False)]
-        found = [*pairs, *found[2 * len(pairs) :]]
-    return found
-
-
-def _both(one: Sample, other: Sample) -> Sample:
-    end_s = other.start_s + other.length_s
-    values = {name: getattr(one, name) + getattr(other, name) for name in Sample.__dataclass_fields__}
-    values["start_s"], values["length_s"] = one.start_s, round(end_s - one.start_s, 4)
-    seen_s = one.length_s + other.length_s
-    values["busy"] = round((one.busy * one.length_s + other.busy * other.length_s) / seen_s, 3) if seen_s else 0.0
-    values["limited"] = one.limited or other.limited
-    return Sample(**values)
 
 
 def write_part(part: NodePart, run_dir: Path, host: str, extra: Sequence[tuple[Path, str]] = ()) -> bytes:

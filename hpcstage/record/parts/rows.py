@@ -29,15 +29,7 @@ class Sample:
     """The program's opens for reading at the source (from the page)."""
     shim_open_ns: int = 0
     shim_bytes: int = 0
-    shim_reads: int = 0
     shim_read_ns: int = 0
-    loader_wait_ns: int = 0
-    """Waits of PyTorch's loaders for their next batch, summed over processes (LOADER_WAIT_NS)."""
-    blocked_ns: int = 0
-    """Time in which a process of the program had a thread inside a call on a dataset's file, up to the sample's end,
-    summed over processes (BLOCKED_NS)."""
-    blocked_source_ns: int = 0
-    """The part of `blocked_ns` that waited for the source."""
 
 
 UNCOUNTED_LAYER = "uncounted"
@@ -51,7 +43,6 @@ class ProcessPart:
     pid: int
     parent_pid: int
     layer: str
-    python: str
     counters: dict[str, int]
     """The counters by their lower-case names in `protocol.shim.Counter`, without zeros; `direct_<reason>` counts the
     opens at the source with that reason. looked_ns is how long the daemon looked at the process's threads;

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcstage.problem import Problem
-from hpcstage.record.jsonform import LEFT_OUT_IF_NONE, read, written
+from hpcstage.record.jsonform import read, written
 from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.parts.elastic import ElasticPart
 from hpcstage.record.parts.outputs import OutputsPart
@@ -20,7 +20,6 @@ class RunPart:
 
     run_id: str
     command: list[str]
-    cwd: str
     host: str
     started_unix_s: float
     """When the wrapper started."""
@@ -30,20 +29,13 @@ class RunPart:
     exit_code: int | None = None
     signal: int | None = None
     mode_asked: str = "runtime"
-    version: str = ""
-    python: str = ""
-    kernel: str = ""
     scheduler: str = "none"
     job_id: str | None = None
     nodes: list[str] = field(default_factory=list)
     local_dir: str | None = None
-    local_dir_why: str = ""
-    config: list[dict[str, Any]] = field(default_factory=list)
-    """The settings: entries {key, value, source}."""
-    child_cpu_s: float | None = None
-    """User and system time of the command and its reaped children."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """The settings by name."""
     child_pid: int | None = None
-    run_dir: str | None = None
     roots: list[str] = field(default_factory=list)
     """Roots of the datasets, known before any node has reported."""
     problems: list[Problem] = field(default_factory=list)
@@ -53,11 +45,11 @@ class RunPart:
     """Whether hpcstage could not stage and left the machine to the command, whose end it did not see."""
     pid_space: str = ""
     """The wrapper's PID namespace; `child_pid` is valid only within it."""
-    outputs: OutputsPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    outputs: OutputsPart | None = None
     """The command's output files; None without --out."""
-    checkpoints: CheckpointsPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    checkpoints: CheckpointsPart | None = None
     """The command's checkpoints; None without --checkpoint."""
-    elastic: ElasticPart | None = field(default=None, metadata=LEFT_OUT_IF_NONE)
+    elastic: ElasticPart | None = None
     """Who trained; None without --elastic."""
 
     def to_json(self) -> dict[str, Any]:

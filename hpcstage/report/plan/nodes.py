@@ -1,4 +1,4 @@
-"""Prints the part of `hpcstage plan` about several nodes: what each fetches, keeps and gets from others, and "what if".
+"""Prints the part of `hpcstage plan` about several nodes: what each fetches, keeps and gets from others.
 
 This module owns the wording and layout. It computes nothing: all numbers are the plan's.
 """
@@ -11,22 +11,15 @@ from statistics import median
 from rich.table import Table
 
 from hpcstage.plan.budget import NO_LIMIT
-from hpcstage.plan.forecast.nodes import NodesPlan, Part, Scaled, Size
-from hpcstage.plan.placement.placements import Placing
+from hpcstage.plan.placement.nodes import NodesPlan, Part
 from hpcstage.report.canvas import WIDE, Canvas, Fact, facts, grid
-from hpcstage.units import format_duration, format_number, format_size
-
-_PLACEMENTS = tuple(kind.value for kind in Placing)
+from hpcstage.units import format_number, format_size
 
 
-def text(plan: NodesPlan, rows: int, canvas: Canvas) -> list[list[str]]:
-    """Returns two paragraphs: the nodes, of which at most `rows` are listed, and the forecasts over their number, where
-    they could be made."""
-    said, wide = canvas.lines(facts(_nodes(plan))), Canvas(WIDE)
-    if plan.kind != "private":
-        said += wide.lines(_parts(plan, rows))
-    sizes = wide.lines(_sizes(plan)) if plan.sizes else []
-    return [said, [*sizes, *canvas.lines(facts([("knee", _knee(plan))]))]]
+def text(plan: NodesPlan, rows: int, canvas: Canvas) -> list[str]:
+    """Returns the lines about the nodes, of which at most `rows` are listed."""
+    said = canvas.lines(facts(_nodes(plan)))
+    return said if plan.kind == "private" else [*said, *Canvas(WIDE).lines(_parts(plan, rows))]
 
 
 def _nodes(plan: NodesPlan) -> Iterator[Fact]:
@@ -70,31 +63,3 @@ def _parts(plan: NodesPlan, rows: int) -> Table:
 
 def _amount(files: float, size_bytes: float) -> str:
     return f"{files:,.0f}, {format_size(size_bytes)}"
-
-
-def _sizes(plan: NodesPlan) -> Table:
-    heads = ("nodes", "direct", *_PLACEMENTS, "takes", "1st epoch", "later", "source", "peers", "later reads")
-    return grid("rrrrrlrrrrl", map(_size, plan.sizes), heads)
-
-
-def _size(size: Size) -> tuple[str, ...]:
-    totals = {item.placement: format_duration(item.total_s) for item in size.placements}
-    chosen = size.chosen()
-    times = format_duration(chosen.first_epoch_s), format_duration(chosen.later_epoch_s)
-    moved = format_size(chosen.source_bytes), format_size(chosen.peer_bytes)
-    under = (totals.get(name, "-") for name in _PLACEMENTS)
-    return (f"{size.nodes:,}", format_duration(size.direct_s), *under, size.choice, *times, *moved, _hits(chosen))
-
-
-def _hits(chosen: Scaled) -> str:
-    shares = (("local", chosen.later.local), ("peers", chosen.later.peers), ("source", chosen.later.source))
-    return ", ".join(f"{share:.3g} {name}" for name, share in shares if share > 0.0005)
-
-
-def _knee(plan: NodesPlan) -> str:
-    if plan.knee is None:
-        return "unknown: it follows from --epoch-compute and --source-rate"
-    found = f"{plan.knee:,.0f} nodes (R / V)" if plan.knee >= 10 else f"{plan.knee:.2g} nodes (R / V)"
-    if plan.knee < 1:
-        return f"{found}: one node already reads faster than the source gives; more only help with staging"
-    return f"{found}: with more, an epoch that reads the source directly does not get shorter"

@@ -6,7 +6,6 @@ This module owns the wording and layout. It computes nothing: all numbers are th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -14,15 +13,13 @@ from rich.table import Table
 
 from hpcstage.plan.budget import NO_LIMIT
 from hpcstage.plan.dataset.roots import printable
-from hpcstage.plan.order.readings import EpochReading, Readings
 from hpcstage.plan.types import Forecast, Rates, Workload
-from hpcstage.preview.planfile import Plan, PlanRow, path_json, rows, summary
+from hpcstage.preview.plan import Plan, PlanRow, path_json, rows, summary
 from hpcstage.report.canvas import WIDE, Canvas, Fact, facts, grid
 from hpcstage.report.plan import nodes
 from hpcstage.units import format_duration, format_number, format_rate, format_size
 
 DEFAULT_LIMIT = 20
-DEFAULT_EPOCHS = 3
 DEFAULT_NODES = 8
 UNKNOWN = "?"
 
@@ -30,15 +27,12 @@ UNKNOWN = "?"
 def text(plan: Plan, limit: int | None = None, width: int = WIDE) -> str:
     """Returns the whole page, with at most `limit` rows of each table.
 
-    None: a few rows, and a few epochs of a named sampler. Sentences are wrapped at `width`; tables are not, as paths
-    must stay whole.
+    None: a few rows. Sentences are wrapped at `width`; tables are not, as paths must stay whole.
     """
     rows_shown, canvas = DEFAULT_LIMIT if limit is None else limit, Canvas(width)
     parts = [canvas.lines(facts(_head(plan))), list(_table(plan, rows_shown))]
-    if plan.found.readings is not None and rows_shown > 0:
-        parts.extend(_epochs(plan, plan.found.readings, rows_shown, DEFAULT_EPOCHS if limit is None else None))
     if plan.nodes is not None:
-        parts.extend(nodes.text(plan.nodes, DEFAULT_NODES if limit is None else limit, canvas))
+        parts.append(nodes.text(plan.nodes, DEFAULT_NODES if limit is None else limit, canvas))
     if plan.forecast is not None:
         parts.append(Canvas(WIDE).lines(_forecast(plan.forecast)))
     parts.append(canvas.lines(facts(_tail(plan))))
@@ -50,29 +44,7 @@ def to_json(plan: Plan, limit: int | None = None) -> dict[str, Any]:
     data = summary(plan)
     if limit is not None:
         data["entries"] = [_row_json(plan, row) for row in islice(rows(plan), limit)]
-    if plan.found.readings is not None:
-        data["readings"] = _readings_json(plan, plan.found.readings, limit)
     return data
-
-
-def _readings_json(plan: Plan, readings: Readings, limit: int | None) -> dict[str, Any]:
-    """Returns the sampler and, with a limit, the first `limit` reads of each epoch as `entries`."""
-    data: dict[str, Any] = {
-        "sampler": asdict(readings.asked),
-        "about": readings.about,
-        "samples_per_epoch": readings.samples,
-    }
-    if limit:
-        data["epochs"] = [
-            {"epoch": reading.epoch, "entries": [_entry(plan, *row) for row in _reads(readings, reading, limit)]}
-            for reading in readings
-        ]
-    return data
-
-
-def _entry(plan: Plan, position: int, rank: int, index: int, file_id: int) -> dict[str, Any]:
-    where = path_json(plan.manifest.source_path(file_id))
-    return {"position": position, "rank": rank, "index": index, **where, "size_bytes": plan.manifest.size(file_id)}
 
 
 def _row_json(plan: Plan, row: PlanRow) -> dict[str, Any]:
@@ -150,40 +122,8 @@ def _table(plan: Plan, limit: int) -> Iterator[str]:
             when = "-" if not row.staged else UNKNOWN if row.expected_s is None else format_duration(row.expected_s)
             sizes = f"{format_size(row.size_bytes):>9} {format_size(row.cumulative_bytes):>11}"
             yield f"{row.position:>9,} {sizes} {when:>9}  {_path(plan, row.file_id)}"
-        yield from _more(len(plan.manifest) - limit)
-
-
-def _epochs(plan: Plan, readings: Readings, limit: int, epochs: int | None) -> Iterator[list[str]]:
-    """Yields the lines of the first epochs of a named sampler, and one about those that are left out. Epochs are
-    computed one after the other and only as far as they are shown."""
-    shown = readings.asked.epochs if epochs is None else epochs
-    for reading in islice(readings, shown):
-        yield list(_epoch(plan, readings, reading, limit))
-    rest = readings.asked.epochs - shown
-    if rest > 0:
-        yield [f"... and {format_number(rest, 'more epoch')} (--limit N shows N rows of each)"]
-
-
-def _epoch(plan: Plan, readings: Readings, reading: EpochReading, limit: int) -> Iterator[str]:
-    count = len(reading.indices)
-    on = f" on {len(readings.asked.ranks):,} ranks" if len(readings.asked.ranks) > 1 else ""
-    yield f"epoch {reading.epoch} reads {format_number(count, 'sample')}{on}"
-    yield f"{'position':>9} {'rank':>5} {'index':>9} {'size':>9}  path"
-    for position, rank, index, file_id in _reads(readings, reading, limit):
-        size = format_size(plan.manifest.size(file_id))
-        yield f"{position:>9,} {rank:>5,} {index:>9,} {size:>9}  {_path(plan, file_id)}"
-    yield from _more(count - limit)
-
-
-def _reads(readings: Readings, reading: EpochReading, limit: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yields position from 1, rank, index of the program's dataset, and id of the file."""
-    for position, index in enumerate(reading.indices[:limit]):
-        yield position + 1, readings.rank_at(position), index, readings.dataset[index]
-
-
-def _more(rest: int) -> Iterator[str]:
-    if rest > 0:
-        yield f"{'':9} ... and {rest:,} more (--limit N shows more)"
+        if (rest := len(plan.manifest) - limit) > 0:
+            yield f"{'':9} ... and {rest:,} more (--limit N shows more)"
 
 
 def _path(plan: Plan, file_id: int) -> str:
@@ -203,8 +143,6 @@ def _forecast(forecast: Forecast) -> Table:
 
 
 def _tail(plan: Plan) -> Iterator[Fact]:
-    if plan.mode is not None:
-        yield "mode", plan.mode
     if plan.workload is not None:
         yield from _program(plan.workload)
     if plan.rates is not None:

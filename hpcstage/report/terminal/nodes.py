@@ -53,11 +53,11 @@ def every(record: Record, canvas: Canvas) -> list[str]:
     failed, slow, well = _sorted(record)
     table = []
     for row in (*failed, *slow, *well):
-        moved = size(row.source_bytes), size(row.peer_bytes), size(row.sent_bytes), size(row.local_bytes)
+        moved = (size(figure(row)) for figure in _MOVED)
         below = f"  !! {FAILED[row.state]}{_why(row)}" if row.state in FAILED else f"    {'; '.join(row.slow)}"
         cells = (f"  {short_name(row.host)}", seconds(row.waited_s), *moved, count(row.staged_files))
         table.append(_Line(cells, (below,) if below.strip() else ()))
-    drawn = _drawn(canvas, ("Nodes", "waited", "source", "received", "sent", "local", "files"), table)
+    drawn = _drawn(canvas, ("Nodes", "waited", "source", "from peers", "local", "files"), table)
     return [*drawn, *canvas.lines(f"  {_together(record, record.group, slow)}")]
 
 
@@ -129,7 +129,7 @@ def _together(record: Record, group: GroupSection, slow: Sequence[NodeRow]) -> s
     why = f" ({group.placement_why})" if group.placement_why else ""
     alone = "each node reads the source" if record.names_dataset else "no dataset is named"
     said = [alone if is_direct else f"{group.placement or 'no placement'}{why}"]
-    said += [f"{len(slow)} slow" if slow else "", source_times(group)]
+    said += [f"{len(slow)} slow" if slow else "", source_times(record, group)]
     if group.generations > 1:
         said.append(f"group started {group.generations} times")
     if group.alone_count and group.placement != "private" and not is_direct:

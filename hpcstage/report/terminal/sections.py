@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping
+from datetime import datetime, timezone
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -27,7 +27,7 @@ REASON_NAMES = {
 }  # fmt: skip
 MODE_LINES = 3
 """The lines for why another mode was followed; with several nodes one, as the table of nodes needs the others."""
-Period = TypeVar("Period", SharedPeriod, OwnPeriod)
+MOST_PERIODS = 3
 
 
 def header(record: Record) -> RenderableType:
@@ -59,7 +59,7 @@ def _where(record: Record) -> str:
     parts = [run.host if len(nodes) <= 1 else f"{len(nodes)} nodes"]
     if environment.job_id:
         parts.append(f"{environment.scheduler} job {environment.job_id}")
-    parts.append(f"started {run.started_utc.replace('T', ' ').replace('+00:00', ' UTC')}")
+    parts.append(f"started {datetime.fromtimestamp(run.started_unix_s, timezone.utc):%Y-%m-%d %H:%M:%S} UTC")
     if run.was_watched:
         parts.append(f"wall {seconds(record.time_split.wall_s)}")
     return ", ".join(parts)
@@ -101,8 +101,7 @@ def order(record: Record) -> list[str]:
 
 def meters(record: Record) -> RenderableType:
     """Shows the share served locally, the share of waits for data, and the use of the local disk."""
-    budgets = [node.budget for node in record.nodes if node.budget]
-    used = [(b.used_bytes, b.size_bytes) for b in budgets if b.used_bytes is not None and b.size_bytes]
+    used = [(node.used_bytes or 0, room) for node in record.nodes if (room := node.budget_bytes)]
     fullest = max(used, key=lambda pair: pair[0] / pair[1], default=None)
     disk = fullest and fullest[0] / fullest[1]
     rows = (
@@ -146,18 +145,13 @@ def time(record: Record) -> RenderableType:
 def origin(record: Record) -> RenderableType:
     """Shows opens and bytes by where they were served."""
     totals = record.totals
-    copied = "copied" + ("" if totals.source_ops is None else f"; {count(totals.source_ops)} source ops in all")
     rows = [
         ("  local disk", count(record.coverage.swapped), totals.local_bytes, "read by the program"),
         ("  source", count(totals.direct_opens), totals.direct_bytes, "read by the program"),
-        ("  source", count(totals.copied_opens), totals.copied_bytes, copied),
+        ("  source", "", totals.copied_bytes, "copied"),
     ]
-    if totals.moved_opens:
-        what = "of local disk, opened at the source"
-        rows.insert(1, ("    moved", count(totals.moved_opens), totals.moved_bytes, what))
     if totals.peer_bytes is not None:
-        files = f"{count(totals.peer_files)} files from node to node"
-        rows.append(("  other nodes", "", totals.peer_bytes, files))
+        rows.append(("  other nodes", "", totals.peer_bytes, "from node to node"))
     cells = [(name, opens, size(amount), what) for name, opens, amount, what in rows]
     return grid("lrrw", cells, ("Origin", "opens", "bytes", ""))
 
@@ -170,7 +164,7 @@ def coverage(record: Record) -> RenderableType:
     lines = [f"{opens} below the datasets, {count(part.swapped)} swapped{share}"]
     if part.opens and (part.swapped or 0) < part.opens:
         lines.append("not swapped: " + _reasons(part.reasons))
-    layers = ", ".join(f"{count(layer.processes)} {name}" for name, layer in part.by_layer.items())
+    layers = ", ".join(f"{count(number)} {name}" for name, number in part.layers.items())
     attached = f"{_processes(part.processes_attached)} attached" + (f" ({layers})" if layers else "")
     return section("Coverage", *lines, f"{attached}, {_processes(part.processes_missed, 'Python ')} missed")
 
@@ -188,13 +182,13 @@ def source(record: Record) -> RenderableType:
     """Shows latency and bandwidth of the source, its bandwidth over time, and contention."""
     part, values = record.contention, record.series.source_bytes_per_s
     lines: list[RenderableType] = [
-        f"best, typical {UNKNOWN}: {part.method}"
+        f"best, typical {UNKNOWN}: too few intervals say something about the source"
         if part.best_bytes_per_s is None
         else f"best {rate(part.best_bytes_per_s)}, typical {rate(part.typical_bytes_per_s)}",
         f"p50/p95/p99: {_latency('open', part.latency_ms.open)}, {_latency('read', part.latency_ms.read)}",
     ]
     if any(values):
-        lines.append(grid("lwl", [("over time", Sparkline(values), rate(figures.highest_rate(record.series)))]))
+        lines.append(grid("lwl", [("over time", Sparkline(values), rate(max(values)))]))
     return section("Source", *lines, *_periods(part))
 
 
@@ -207,31 +201,21 @@ def _latency(name: str, values: Percentiles) -> str:
 
 
 def _periods(part: Contention) -> list[str]:
-    """Names the periods of contention that cost most; with several nodes the third is one of a single node."""
+    """Names the periods that cost most, of the source and of single nodes, and says how many there are besides."""
     if part.best_bytes_per_s is None:
         return []
-    several = part.own_periods is not None
-
-    def shared(p: SharedPeriod) -> str:
-        at_once = f", on {p.nodes} of {p.nodes_observed} nodes at once" if several else ""
-        return f"contention {_when(p)} below its best{at_once}"
-
-    def own(p: OwnPeriod) -> str:
-        return f"{short_name(p.host)} alone {_when(p)} behind the others"
-
-    if lines := _worst(part.periods, 2 if several else 3, shared) + _worst(part.own_periods or (), 1, own):
-        return lines
+    told: list[tuple[SharedPeriod | OwnPeriod, str]] = []
+    for shared in part.periods:
+        at_once = "" if part.own_periods is None else f", on {shared.nodes} of {shared.nodes_observed} nodes at once"
+        told.append((shared, f"contention {_when(shared)} below its best{at_once}"))
+    told += [(own, f"{short_name(own.host)} alone {_when(own)} behind the others") for own in part.own_periods or ()]
+    told.sort(key=lambda pair: (pair[0].start_s - pair[0].end_s) * pair[0].loss)
+    lines = [text for _, text in told[:MOST_PERIODS]]
+    if rest := len(told) - len(lines):
+        lines[-1] += f" (and {rest} more)"
     if part.verdict == "unknown":
-        return ["contention: cannot tell (seen for too short a time, or it varies too much)"]
-    return ["no contention: never well below its own best"]
-
-
-def _worst(periods: Sequence[Period], most: int, told: Callable[[Period], str]) -> list[str]:
-    """Returns a line for each of the periods that cost most, and says how many there are besides."""
-    found = sorted(periods, key=lambda p: (p.start_s - p.end_s) * p.loss)
-    lines: list[str] = [told(period) for period in found[:most]]
-    rest = len(periods) - len(lines)
-    return [*lines[:-1], f"{lines[-1]} (and {rest} more)"] if rest else lines
+        return lines or ["contention: cannot tell (seen for too short a time, or it varies too much)"]
+    return lines or ["no contention: never well below its own best"]
 
 
 def _when(period: SharedPeriod | OwnPeriod) -> str:

@@ -69,10 +69,14 @@ def brief(record: Record) -> str:
         return ""
     placement = "" if record.run.mode == "direct" else f", {group.placement or 'no placement'}"
     peers = record.totals.peer_bytes
-    said = [f"{group.nodes} nodes{placement}", figures.source_times(group)]
+    said = [f"{group.nodes} nodes{placement}", figures.source_times(record, group)]
     said.append("" if peers is None else f"{figures.size(peers)} between nodes")
     slow = sum(bool(row.slow) for row in record.nodes)
-    for count, what in ((group.missing_count, "never came up"), (group.died_count, "died"), (slow, "slow")):
+    for count, what in (
+        (record.number(Presence.MISSING), "never came up"),
+        (record.number(Presence.DIED), "died"),
+        (slow, "slow"),
+    ):
         said.append(f"{count} {what}" if count else "")
     return ", ".join(filter(None, said))
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from hpcstage.record.schema import Record
 from hpcstage.report import figures
 from hpcstage.report.canvas import Canvas, cleaned, line
-from hpcstage.report.figures import count, percent, rate, seconds, size
+from hpcstage.report.figures import percent, rate, seconds, size
 
 
 def side_by_side(records: Sequence[Record], canvas: Canvas) -> str:
@@ -25,13 +25,6 @@ def side_by_side(records: Sequence[Record], canvas: Canvas) -> str:
         if some_copied or name != PEERS:
             table.add_row(name, *(line(cell(record)) for record in shown))
     return "\n".join(canvas.lines(table))
-
-
-def _contention(record: Record) -> str:
-    part = record.contention
-    if part.best_bytes_per_s is None:
-        return figures.UNKNOWN
-    return seconds(sum(p.end_s - p.start_s for p in part.periods)) if part.periods else "none"
 
 
 PEERS = "copied between nodes"
@@ -50,9 +43,6 @@ ROWS: list[tuple[str, Callable[[Record], str]]] = [
     ("read from the source", lambda r: size(r.totals.source_bytes)),
     (PEERS, lambda r: size(r.totals.peer_bytes)),
     ("read from local disk", lambda r: size(r.totals.local_bytes)),
-    ("operations at source", lambda r: count(r.totals.source_ops)),
     ("best bandwidth", lambda r: rate(r.contention.best_bytes_per_s)),
-    ("open latency (p50)", lambda r: figures.milliseconds(r.contention.latency_ms.open.p50)),
-    ("contention", _contention),
     ("end", lambda r: figures.ending(r.run)),
 ]

@@ -70,7 +70,7 @@ class ShimConfig:
         self.direct = values[b"mode"] == b"direct"
         self.virtual = values.get(b"virtual", b"")
         self.nodes = int(values.get(b"nodes", b"1"))
-        self.learns = values.get(b"learn") != b"no"
+        self.announces = values.get(b"announce") != b"no"
         self.node_dir = values[b"node_dir"]
         self.sock = values[b"sock"]
         self.page = values[b"page"]

@@ -24,7 +24,7 @@ def patch(module: Any) -> None:
     counters = _hpcstage_attach.active
     epochs: Any = None
     try:
-        epochs = _follow_epochs(module, counters) if _hpcstage_attach.settings.learns else None
+        epochs = _follow_epochs(module, counters) if _hpcstage_attach.settings.announces else None
     except Exception:
         counters.count(wire.COUNTER_ERRORS, 1)
     _measure_waits(module._BaseDataLoaderIter, counters, epochs)

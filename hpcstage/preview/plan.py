@@ -1,31 +1,22 @@
-"""Holds the plan as a whole, makes its table, and writes and reads its files: plan.json, manifest.bin, order.bin.
-
-This module owns their names and the form of plan.json. A preview and a past run give the same `Plan`, so both are
-printed alike.
-"""
+"""Holds the plan as a whole, and makes its table and its plain data."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.dataset.scan import ScanResult
 from hpcstage.plan.order import orders
 from hpcstage.plan.types import Budget, Forecast, Order, Rates, Workload
 from hpcstage.preview.orders import FoundOrder
-from hpcstage.writing import replace_text
 
 if TYPE_CHECKING:
-    from hpcstage.plan.forecast.nodes import NodesPlan
     from hpcstage.plan.placement.fitting import Fit
+    from hpcstage.plan.placement.nodes import NodesPlan
 
-PLAN, MANIFEST, ORDER = "plan.json", "manifest.bin", "order.bin"
 SCHEMA_VERSION = 1
 
 
@@ -51,7 +42,7 @@ class Plan:
 
     manifest: Manifest
     found: FoundOrder
-    """The order and what is known of it; `save` leaves readings and trace out."""
+    """The order and what is known of it."""
     scan: ScanSummary | None = None
     local: str | None = None
     """The local directory and why it was chosen."""
@@ -60,11 +51,9 @@ class Plan:
     workload: Workload | None = None
     rates: Rates | None = None
     forecast: Forecast | None = None
-    """Made by `hpcstage plan` only; None where a figure is missing."""
+    """None where a figure is missing."""
     missing: tuple[str, ...] = ()
     """The options that would tell the figures that the forecast lacks."""
-    mode: str | None = None
-    """The mode that the run followed."""
     notes: tuple[str, ...] = ()
     nodes: NodesPlan | None = None
     """The plan for the nodes of a job on several nodes."""
@@ -112,45 +101,7 @@ def expected_s(plan: Plan, size_bytes: int) -> float | None:
     return begin_s + size_bytes / plan.rates.source_bytes_per_s
 
 
-# ---- the files
-
-
-def save(run_dir: Path, plan: Plan) -> None:
-    """Writes the three files, plan.json last and atomically. Raises OSError."""
-    plan.manifest.save(run_dir / MANIFEST)
-    orders.save(plan.order, run_dir / ORDER)
-    replace_text(run_dir / PLAN, json.dumps(summary(plan), indent=1))
-
-
-def load(run_dir: Path) -> Plan:
-    """Reads what `save` wrote of a run. Raises UsageError where a file is missing or damaged."""
-    from hpcstage.plan.placement.fitting import fit
-
-    data = _read(run_dir / PLAN)
-    manifest = Manifest.open(run_dir / MANIFEST)
-    order = orders.load(run_dir / ORDER, len(manifest))
-    try:
-        plan = _plan(data, manifest, order)
-        if plan.budget is not None:
-            plan = replace(plan, fit=fit(manifest, orders.complete(order, len(manifest)), plan.budget))
-        return plan
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{run_dir / PLAN} is damaged or of another version", "start a new run") from error
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"no plan in {path.parent}: {error.strerror}", "name the run directory of a run") from None
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON", "start a new run") from error
-    if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
-        raise UsageError(f"{path} is of another version of hpcstage", "start a new run")
-    return data
-
-
-# ---- plan.json
+# ---- as plain data
 
 
 def summary(plan: Plan) -> dict[str, Any]:
@@ -169,7 +120,6 @@ def summary(plan: Plan) -> dict[str, Any]:
         "rates": plan.rates and asdict(plan.rates),
         "forecast": plan.forecast and asdict(plan.forecast),
         "missing": list(plan.missing),
-        "mode": plan.mode,
         "notes": list(plan.notes),
         "nodes": plan.nodes and asdict(plan.nodes),
     }
@@ -189,23 +139,6 @@ def _scan_out(scan: ScanSummary | None) -> dict[str, Any] | None:
     return {**numbers, "skipped": skipped, "counts": scan.counts}
 
 
-def _plan(data: dict[str, Any], manifest: Manifest, order: Order) -> Plan:
-    scan, about = data["scan"], data["order"]
-    return Plan(
-        manifest=manifest,
-        found=FoundOrder(order, about["unknown"], about=about.get("about", "")),
-        scan=scan and ScanSummary(scan["seconds"], scan["stats"], scan["listings"], _skipped_in(scan), scan["counts"]),
-        local=data["local"],
-        budget=data["budget"] and Budget(**data["budget"]),
-        mode=data["mode"],
-        notes=tuple(data["notes"]),
-    )
-
-
-def _skipped_in(scan: dict[str, Any]) -> list[tuple[bytes, str]]:
-    return [(path_from_json(item), item["why"]) for item in scan["skipped"]]
-
-
 # ---- paths
 
 
@@ -217,11 +150,3 @@ def path_json(path: bytes) -> dict[str, str]:
         return {"path": path.decode("utf-8")}
     except UnicodeDecodeError:
         return {"path": printable(path), "path_b64": base64.b64encode(path).decode("ascii")}
-
-
-def path_from_json(data: dict[str, Any]) -> bytes:
-    """Returns the bytes of a path from what `path_json` returned."""
-    import base64
-
-    exact = data.get("path_b64")
-    return base64.b64decode(exact) if exact else str(data["path"]).encode("utf-8")

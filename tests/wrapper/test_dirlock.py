@@ -13,14 +13,14 @@ import pytest
 from conftest import REPO, wait_for
 
 from hpcstage.errors import UsageError
-from hpcstage.wrapper import holders, outdir
+from hpcstage.wrapper import dirlock
 
 ELSEWHERE = "11111111-2222-3333-4444-555555555555 77 12345"
 """A process on another node."""
 HOLD = """
 import sys, time
-from hpcstage.wrapper import outdir
-outdir.lock(sys.argv[1], sys.argv[1], "run 7 on another node")
+from hpcstage.wrapper import dirlock
+dirlock.lock(sys.argv[1], sys.argv[1], "run 7 on another node")
 print("held", flush=True)
 time.sleep(60)
 """
@@ -29,12 +29,12 @@ time.sleep(60)
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for long."""
-    monkeypatch.setattr(holders, "WATCHED_S", 1.0)
+    monkeypatch.setattr(dirlock, "WATCHED_S", 1.0)
 
 
 def left(target: Path, process: str, age_s: float = 0.0) -> Path:
     """A lock that a run left."""
-    lock = target / outdir.LOCK
+    lock = target / dirlock.LOCK
     lock.write_text(f"run 7 on another node\n{process}\n")
     os.utime(lock, (time.time() - age_s, time.time() - age_s))
     return lock
@@ -43,12 +43,12 @@ def left(target: Path, process: str, age_s: float = 0.0) -> Path:
 def takes(target: Path) -> str:
     """Takes the lock and lets go of it; returns who has it, or nothing."""
     try:
-        fd = outdir.lock(os.fspath(target), "--out results", "run 8 on this node")
-    except outdir.TargetInUse as error:
+        fd = dirlock.lock(os.fspath(target), "--out results", "run 8 on this node")
+    except dirlock.TargetInUse as error:
         return error.holder
-    assert (target / outdir.LOCK).read_text().startswith("run 8 on this node\n")
-    outdir.unlock(os.fspath(target), fd)
-    assert not (target / outdir.LOCK).exists()
+    assert (target / dirlock.LOCK).read_text().startswith("run 8 on this node\n")
+    dirlock.unlock(os.fspath(target), fd)
+    assert not (target / dirlock.LOCK).exists()
     return ""
 
 
@@ -70,9 +70,9 @@ def test_a_holder_on_another_node_that_ends_meanwhile_has_it_no_more(tmp_path: P
 
 def test_a_lock_that_another_node_has_just_made_is_its(tmp_path: Path) -> None:
     """Two starts within milliseconds: the other has made the file and not written to it yet."""
-    (tmp_path / outdir.LOCK).touch()
+    (tmp_path / dirlock.LOCK).touch()
     wrote = threading.Timer(0.4, left, (tmp_path, ELSEWHERE))
-    renewed = threading.Timer(0.9, os.utime, (tmp_path / outdir.LOCK,))
+    renewed = threading.Timer(0.9, os.utime, (tmp_path / dirlock.LOCK,))
     wrote.start()
     renewed.start()
     assert takes(tmp_path) == "run 7 on another node"
@@ -101,9 +101,9 @@ def test_a_hard_link_in_the_place_of_the_lock_is_refused(tmp_path: Path) -> None
     """Others may write to DIR, and have linked a file of this user there."""
     own = tmp_path / "own"
     own.write_text("precious")
-    os.link(own, tmp_path / outdir.LOCK)
+    os.link(own, tmp_path / dirlock.LOCK)
     with pytest.raises(UsageError, match="hard link"):
-        outdir.lock(os.fspath(tmp_path), "--out results", "run 8 on this node")
+        dirlock.lock(os.fspath(tmp_path), "--out results", "run 8 on this node")
     assert own.read_text() == "precious"
 
 
@@ -115,13 +115,13 @@ def test_a_dead_holder_on_another_node_does_not_block(tmp_path: Path, age_s: flo
 
 @pytest.mark.parametrize("process", [ELSEWHERE, "", "of an older version"])
 def test_an_old_lock_is_taken_at_once(tmp_path: Path, process: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holders, "WATCHED_S", 1e6)
-    left(tmp_path, process, 2 * holders._OLD_S)
+    monkeypatch.setattr(dirlock, "WATCHED_S", 1e6)
+    left(tmp_path, process, 2 * dirlock._OLD_S)
     assert takes(tmp_path) == ""
 
 
 def test_a_process_of_this_node_has_it_as_long_as_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outdir.fcntl, "flock", lambda *_: None)  # as on a file system without
+    monkeypatch.setattr(dirlock.fcntl, "flock", lambda *_: None)  # as on a file system without
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, tmp_path],
         stdout=subprocess.PIPE,
@@ -137,10 +137,10 @@ def test_a_process_of_this_node_has_it_as_long_as_it_lives(tmp_path: Path, monke
 
 
 def test_who_has_the_lock_renews_it_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holders, "RENEWED_S", 0.05)
-    fd = outdir.lock(os.fspath(tmp_path), "--out results", "run 8 on this node")
-    lock = tmp_path / outdir.LOCK
+    monkeypatch.setattr(dirlock, "RENEWED_S", 0.05)
+    fd = dirlock.lock(os.fspath(tmp_path), "--out results", "run 8 on this node")
+    lock = tmp_path / dirlock.LOCK
     os.utime(lock, (0, 0))
     wait_for(lambda: lock.stat().st_mtime > time.time() - 60, what="a renewed lock")
-    outdir.unlock(os.fspath(tmp_path), fd)
-    assert holders._renewing == {}
+    dirlock.unlock(os.fspath(tmp_path), fd)
+    assert dirlock._renewing == {}

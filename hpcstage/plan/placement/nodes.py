@@ -1,22 +1,85 @@
-"""Plans a job on several nodes: each node's part, and forecasts over the number of nodes. Pure.
+"""Plans a job on several nodes: each node's part. Pure.
 
-This module owns the table that answers "what if": 1, 2, 4, ... nodes under each placement. It assumes that all nodes
-have the budget that was found where the plan is made. The model is in `modes` and `placement.hits`.
+It assumes that all nodes have the budget that was found where the plan is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
+from math import log
 
 from hpcstage.plan.budget import for_files, for_kept
-from hpcstage.plan.forecast.modes import DIRECT, RUNTIME, forecast, missing
-from hpcstage.plan.forecast.terms import Conditions, phases
-from hpcstage.plan.placement.hits import Hits, Sharing, alike
 from hpcstage.plan.placement.owners import needed_bytes
 from hpcstage.plan.placement.placements import AUTO, Placement, Placing, decide, place_shares
-from hpcstage.plan.types import Budget, ModeForecast, Rates, Workload
+from hpcstage.plan.types import Budget
+
+
+@dataclass(frozen=True)
+class Hits:
+    """The shares of reads by where they are served; they add up to 1."""
+
+    local: float
+    peers: float
+    source: float
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """A way in which nodes that are alike keep one dataset.
+
+    In each epoch every node reads another random p-th part of it, as a DistributedSampler deals it. A node that holds
+    copies of its own has (private) what it has read, after e epochs 1 - (1 - 1/p)^e of the dataset, as far as its
+    budget goes; (replicate) what its budget allows, and others the rest of the placed files; (partition) its p-th part
+    of these. Files that are placed nowhere come from the source, every time.
+    """
+
+    kind: Placing
+    nodes: int
+    placed: float
+    """The share of the dataset that some node keeps."""
+    kept: float
+    """The share of the dataset that one node keeps, on average."""
+
+    def hits(self, epoch: int) -> Hits:
+        """Returns where the reads of an epoch are served.
+
+        In the first epoch (1), placed files that a node does not fetch itself come from others.
+        """
+        if self.kind is Placing.PRIVATE:
+            seen = 1 - (1 - 1 / self.nodes) ** (epoch - 1)
+            local = min(self.kept, seen)
+            return Hits(local, 0.0, 1 - local)
+        passed_on = epoch == 1 or self.kind is Placing.PARTITION
+        local = self.placed / self.nodes if passed_on else self.kept
+        return Hits(local, self.placed - local, 1 - self.placed)
+
+    def later(self, epochs: int) -> Hits:
+        """Returns the mean hits of the epochs after the first."""
+        if self.kind is not Placing.PRIVATE:
+            return self.hits(2)
+        if self.nodes == 1:
+            return Hits(self.kept, 0.0, 1 - self.kept)
+        count, missed = max(1, epochs - 1), 1 - 1 / self.nodes
+        growing = count if self.kept == 1 else min(count, int(log(1 - self.kept) / log(missed)))
+        unseen = missed * (1 - missed**growing) / (1 - missed)
+        local = (growing - unseen + (count - growing) * self.kept) / count
+        return Hits(local, 0.0, 1 - local)
+
+    def source_share(self, epochs: int) -> float:
+        """Returns how often the dataset leaves the source in all epochs together."""
+        if self.kind is Placing.PRIVATE:
+            return 1 + (epochs - 1) * self.later(epochs).source
+        return self.placed + epochs * (1 - self.placed)
+
+
+def alike(kind: Placing, nodes: int, budget_share: float) -> Sharing:
+    """Returns the sharing of nodes whose budgets each hold the share `budget_share` of the dataset (1: all of it)."""
+    budget_share = max(0.0, min(1.0, budget_share))
+    placed = budget_share if kind is Placing.PRIVATE else min(1.0, budget_share * nodes)
+    return Sharing(kind, nodes, placed, placed / nodes if kind is Placing.PARTITION else budget_share)
+
 
 MOST_LOOKED_AT = 4_000_000
 """At most about this many ids are looked at where each node needs a pass of its own."""
@@ -38,41 +101,8 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Scaled:
-    """The forecast for one number of nodes under one placement."""
-
-    nodes: int
-    placement: str
-    total_s: float
-    first_epoch_s: float
-    later_epoch_s: float
-    source_bytes: float
-    """Bytes that all nodes read from the source in all epochs."""
-    peer_bytes: float
-    """Bytes that all nodes send each other in all epochs."""
-    later: Hits
-
-
-@dataclass(frozen=True)
-class Size:
-    """The forecasts for one number of nodes."""
-
-    nodes: int
-    choice: str
-    """The placement that was chosen, or the one that was asked for."""
-    direct_s: float
-    direct_epoch_s: float
-    compute_epoch_s: float
-    placements: tuple[Scaled, ...]
-
-    def chosen(self) -> Scaled:
-        """Returns the forecast under the placement of `choice`."""
-        return next(item for item in self.placements if item.placement == self.choice)
-
-
-@dataclass(frozen=True)
 class NodesPlan:
-    """The plan of the job for `nodes` nodes, and the forecasts for fewer nodes."""
+    """The plan of the job for `nodes` nodes."""
 
     nodes: int
     kind: str
@@ -84,11 +114,6 @@ class NodesPlan:
     unplaced_bytes: int
     """Those of which nodes keep nothing."""
     parts: tuple[Part, ...]
-    knee: float | None
-    """The number of nodes at which an epoch reads the source for as long as it computes, R / V; None: one of them is
-    unknown."""
-    sizes: tuple[Size, ...]
-    """Empty where a figure is missing that the forecasts need."""
     divided_files: int = 0
     divided_bytes: int = 0
     """Those that have room on no node, and of which each keeps a part."""
@@ -104,8 +129,6 @@ class Given:
     directories: int
     """Number of directories, each of which takes a block and an inode on every node."""
     asked: str = AUTO
-    conditions: Conditions = field(default_factory=Conditions)
-    """The conditions on one node; fit, nodes and sharing are set for each number of nodes."""
 
     @cached_property
     def needed_bytes(self) -> int:
@@ -137,12 +160,11 @@ class Given:
         return min(1.0, by_bytes, by_inodes)
 
 
-def nodes_plan(given: Given, workload: Workload, rates: Rates, nodes: int) -> NodesPlan:
+def nodes_plan(given: Given, nodes: int) -> NodesPlan:
     """Plans the job for `nodes` nodes that are alike."""
     kind, why = given.kind(nodes)
     placement = place_shares(kind, given.sizes, [given.files_budget] * nodes)
     parts, left_files, left_bytes = parts_of(placement)
-    counts = [] if missing(workload, rates, nodes) else counted(nodes)
     return NodesPlan(
         nodes=nodes,
         kind=kind.value,
@@ -152,17 +174,9 @@ def nodes_plan(given: Given, workload: Workload, rates: Rates, nodes: int) -> No
         unplaced_files=left_files,
         unplaced_bytes=left_bytes,
         parts=parts,
-        knee=_knee(workload, rates, given),
-        sizes=tuple(_size(given, workload, rates, count) for count in counts),
         divided_files=len(placement.divided),
         divided_bytes=sum(given.sizes[file_id] for file_id in placement.divided),
     )
-
-
-def counted(nodes: int) -> list[int]:
-    """Returns 1, 2, 4, ... and `nodes`."""
-    powers = [1 << exponent for exponent in range(nodes.bit_length()) if 1 << exponent < nodes]
-    return [*powers, nodes]
 
 
 def parts_of(placement: Placement) -> tuple[tuple[Part, ...], int, int]:
@@ -197,43 +211,3 @@ def _copies(placement: Placement, owned: Sequence[tuple[int, int]], files: int, 
     looked_at = max(1, min(placement.nodes, MOST_LOOKED_AT // max(1, files)))
     spans = [placement.span(node) for node in range(looked_at)]
     return [(span.files, span.size_bytes) for span in spans]
-
-
-def _size(given: Given, workload: Workload, rates: Rates, nodes: int) -> Size:
-    work = workload.on(nodes)
-    chosen = Placing.PRIVATE if nodes == 1 else given.kind(nodes)[0]
-    results = []
-    for kind in [Placing.PRIVATE] if nodes == 1 else Placing:
-        sharing = given.sharing(nodes, kind)
-        conditions = replace(given.conditions, fit=sharing.kept, nodes=nodes, sharing=sharing)
-        results.append((sharing, forecast(work, rates, conditions)))
-    direct = results[0][1].modes[DIRECT]
-    placements = tuple(_scaled(work, sharing, result.modes[RUNTIME]) for sharing, result in results)
-    return Size(nodes, chosen.value, direct.total_s, direct.later_epoch_s, work.epoch_compute_s or 0.0, placements)
-
-
-def _scaled(work: Workload, sharing: Sharing, mode: ModeForecast) -> Scaled:
-    epochs = work.epochs or 1
-    later = sharing.later(epochs)
-    is_replicated = sharing.kind is Placing.REPLICATE
-    first = sharing.kept * sharing.nodes - sharing.placed if is_replicated else sharing.hits(1).peers
-    return Scaled(
-        nodes=sharing.nodes,
-        placement=sharing.kind.value,
-        total_s=mode.total_s,
-        first_epoch_s=mode.first_epoch_s,
-        later_epoch_s=mode.later_epoch_s,
-        source_bytes=sharing.source_share(epochs) * work.size_bytes,
-        peer_bytes=(first + max(0, epochs - 1) * later.peers) * work.size_bytes,
-        later=later,
-    )
-
-
-def _knee(workload: Workload, rates: Rates, given: Given) -> float | None:
-    """Returns the knee (5): the time in which one node computes an epoch over that of one pass at the source."""
-    if not workload.epoch_compute_s or rates.source_bytes_per_s is None:
-        return None
-    alone = workload.on(1)
-    conditions = Conditions(max_rate_bytes_per_s=given.conditions.max_rate_bytes_per_s)
-    source_s = phases(alone, rates, conditions).first.copy_s
-    return (alone.epoch_compute_s or 0.0) / source_s if source_s else None

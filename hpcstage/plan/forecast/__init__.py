@@ -1,1 +1,0 @@
-"""Forecasts how long the modes would take. Pure."""
