@@ -1,8 +1,8 @@
 """Many nodes on paper: a simulation of 8 to 4096 nodes that share one source, and what planning for them costs.
 
 The simulation (`benchmarks.simulated`) uses the placement that real nodes compute, and is checked against the closed
-forms of the cost model: epochs, hit rates and bytes from the source. --measured FILE also simulates the samples of a
-result of `benchmarks.nodes` and compares. Planning is measured in processes of its own, over files and over nodes.
+forms of the cost model: epochs, hit rates and bytes from the source. Planning is measured in processes of its own, over
+files and over nodes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-from benchmarks import equations, measured, planning
+from benchmarks import equations, planning
 from benchmarks.harness import Arm, Bench, Figure, Row, at_most, divide, holds, options_of, parser, worst
 from benchmarks.simulated import DIRECT, Machine, Simulation, Work
 from hpcstage.plan.placement.hits import Sharing, alike
@@ -211,14 +210,10 @@ def start_table(nodes: Sequence[int]) -> list[Row]:
 
 def main() -> int:
     """Runs it."""
-    made = parser(__doc__)
-    made.add_argument("--measured", type=Path, metavar="FILE", help="compare with a result of benchmarks.nodes")
-    given = made.parse_args()
-    options = options_of(given)
+    options = options_of(parser(__doc__).parse_args())
     bench = Bench("scale", options)
     chosen = {name: cell for name, cell in works(options.quick).items() if options.wants(name)}
-    cells = measured.read(given.measured) if given.measured else []
-    for name, (work, machine) in [*chosen.items(), *((cell.name, (cell.work, cell.machine)) for cell in cells)]:
+    for name, (work, machine) in chosen.items():
         bench.measure(name, {"simulated": _simulating(work, machine)}, 1)
     planning.measure(bench)
     simulation_tables(bench, chosen)
@@ -228,8 +223,6 @@ def main() -> int:
     if not options.only or any("plan" in text for text in options.only):
         planning.table(bench)
         figures += planning.figures(bench)
-    if given.measured:
-        figures += measured.figures(bench, cells)
     return bench.finish(figures)
 
 

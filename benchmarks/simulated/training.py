@@ -21,9 +21,6 @@ class Simulation(Moving):
         for node in range(self.work.nodes):
             self._pump(node)
             self._ask_ahead(node)
-        while self._heap and self._heap[0][0] <= self.work.startup_s:
-            self._next()
-        self.now_s = self.work.startup_s
         for epoch in range(self.work.epochs):
             self._epoch(epoch)
         out = self.out

@@ -41,8 +41,6 @@ class Work:
     """What a node has room for, in datasets."""
     known: bool = True
     """Nodes know in which order the first epoch reads, and fetch in it; else each from its own place of the list."""
-    startup_s: float = 0.0
-    """From the start of the copying to the first read."""
     lockstep: bool = False
     seed: int = 1
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import REPO
 
-from benchmarks import measured, planning, scale
+from benchmarks import planning, scale
 from benchmarks.harness import Bench, Options
 from benchmarks.simulated import DIRECT, Machine, Outcome, Simulation, Work
 
@@ -136,78 +136,6 @@ def test_serial_readers_add_up_latencies() -> None:
     machine = replace(MACHINE, source_bytes_per_s=1e9, source_file_s=0.01)
     work = replace(WORK, kind=DIRECT, readers=1, ahead=4, compute_s=0.0, lockstep=True)
     assert Simulation(work, machine).run().epoch_s == pytest.approx([256 * 0.01] * 3, rel=0.05)
-
-
-def test_what_is_copied_before_the_first_read_is_not_waited_for() -> None:
-    found = run(startup_s=100.0)
-    assert found.epoch_s == pytest.approx([0.1] * 3, abs=0.02)
-    assert found.source_bytes == 1024 * 4096
-
-
-# ---- measured nodes
-
-
-def nodes_result(tmp_path: Path, **changed: dict[str, Any]) -> Path:
-    """As `benchmarks.nodes` writes it: 64 files of 100 kB at 20 MB/s, two nodes, three epochs."""
-    epoch_s = 64 * 0.1 / 20 + 0.1
-    size = 64 * 100_000
-    samples: dict[str, dict[str, Any]] = {
-        "direct": {"read_bytes": 3 * size, "read_ratio": 3.0, "epochs_s": [epoch_s * 1.05] * 3},
-        "private": {"read_bytes": 2 * size, "read_ratio": 2.0, "epochs_s": [0.4, 0.1, 0.1], "peer_files": 0},
-        "replicate": {"read_bytes": size, "read_ratio": 1.0, "epochs_s": [0.4, 0.1, 0.1], "peer_files": 64},
-        "partition": {"read_bytes": size, "read_ratio": 1.0, "epochs_s": [0.4, 0.1, 0.1], "peer_files": 96},
-    }
-    rows = [
-        {"cell": "N2 E3", "arm": arm, "round": 0, **sample, **changed.get(arm, {})} for arm, sample in samples.items()
-    ]
-    path = tmp_path / "nodes.json"
-    parameters = {"bandwidth": 20e6, "latency_s": 0.001, "file_bytes": 100_000}
-    path.write_text(json.dumps({"parameters": parameters, "samples": rows}))
-    return path
-
-
-def measured_short(path: Path) -> list[str]:
-    cells = measured.read(path)
-    bench = bench_of({cell.name: (cell.work, cell.machine) for cell in cells})
-    return [figure.name for figure in measured.figures(bench, cells) if not figure.ok]
-
-
-def test_measured_nodes_agree(tmp_path: Path) -> None:
-    cells = measured.read(nodes_result(tmp_path))
-    assert [(cell.work.kind, cell.work.nodes, cell.work.files) for cell in cells] == [
-        (kind, 2, 64) for kind in (DIRECT, "private", "replicate", "partition")
-    ]
-    assert cells[0].work.compute_s == pytest.approx(0.2)
-    assert measured_short(nodes_result(tmp_path)) == []
-
-
-@pytest.mark.parametrize(
-    ("arm", "changed", "name"),
-    [
-        ("direct", {"epochs_s": [9.0] * 3}, "measured N2 E3 direct 1: epochs off by"),
-        ("partition", {"read_bytes": 2 * 64 * 100_000, "read_ratio": 2.0},
-         "measured N2 E3 partition 1: source bytes off by"),
-        ("partition", {"peer_files": 128}, "measured N2 E3 partition 1: files from other nodes / simulated"),
-        ("replicate", {"peer_files": 30}, "measured N2 E3 replicate 1: files from other nodes off by"),
-    ],
-)  # fmt: skip
-def test_measured_nodes_that_differ_fall_short(tmp_path: Path, arm: str, changed: dict[str, Any], name: str) -> None:
-    assert name in measured_short(nodes_result(tmp_path, **{arm: changed}))
-
-
-def test_what_is_far_below_the_model_is_not_called_exact(tmp_path: Path) -> None:
-    cells = measured.read(nodes_result(tmp_path, partition={"peer_files": 32}))
-    bench = bench_of({cell.name: (cell.work, cell.machine) for cell in cells})
-    name = "measured N2 E3 partition 1: files from other nodes / simulated"
-    (figure,) = [figure for figure in measured.figures(bench, cells) if figure.name == name]
-    assert figure.ok
-    assert figure.measured == pytest.approx(32 / 96, rel=0.1)
-
-
-def test_a_measured_result_without_samples_falls_short(tmp_path: Path) -> None:
-    path = tmp_path / "nodes.json"
-    path.write_text(json.dumps({"parameters": {"bandwidth": 1, "latency_s": 0, "file_bytes": 1}, "samples": []}))
-    assert measured_short(path) == ["the measured result has samples that can be compared"]
 
 
 # ---- planning
