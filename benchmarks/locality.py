@@ -1,6 +1,6 @@
 """Locality-aware loading (paper 004): what is moved, how long an epoch takes by nodes, and that training is the same.
 
-Figure 6 and Algorithm 1 come from the sampler's own code. Figures 8 to 11: virtual nodes of this machine load from one
+Figure 6 comes from the sampler's own code. Figures 8 to 11: virtual nodes of this machine load from one
 emulated source, `regular` with PyTorch's DistributedSampler from the source as in the paper, `cached` with the same
 behind hpcstage (every node keeps its part and asks for the rest), `locality` with LocalityAwareSampler behind it.
 Preprocessing is a pause per sample, so that the source and not this machine's processors is the limit; between nodes is
@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import equations, evening, learners
+from benchmarks import equations, learners
 from benchmarks.files import Place, empty, make_files, place, total_bytes
 from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, divide, options_of, parser, worst
 from benchmarks.link import network, unavailable
@@ -25,12 +26,13 @@ from benchmarks.nodes import served
 from benchmarks.programs import hpcstage_command, ranks_command, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
+from hpcstage.torch.samplers import sharing
 
 PROGRAM = Path(__file__).resolve().parent / "workload" / "locality.py"
 PAPER_MEDIANS = {32: 6.9, 64: 4.8, 128: 3.4}
 MEDIANS_WITHIN = 0.3
 NODES_OF_FIGURE_6, QUICK_NODES_OF_FIGURE_6 = (16, 32, 64, 128, 256), (16,)
-SMALL, QUICK_SMALL = (4, 6, 8, 10, 12), (4, 6)
+IMAGENET_SAMPLES = 1_281_167
 FILES, QUICK_FILES = 640, 128
 FILE_BYTES = 100_000
 BANDWIDTH = 16e6
@@ -54,9 +56,24 @@ def cell_6(batch: int, nodes: int) -> str:
     return f"moved, local batch {batch}, by {nodes} nodes"
 
 
-def cell_1(learners_in_it: int) -> str:
-    """Algorithm 1, likewise."""
-    return f"Algorithm 1, {learners_in_it} learners in it"
+def imbalance(batch: int, nodes: int, steps: int, seed: int) -> dict[str, Any]:
+    """In percent of a global batch: the quartiles of what is moved over some steps, `batch` samples on each node, which
+    have the dataset dealt evenly."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    owner = (torch.randperm(IMAGENET_SAMPLES, generator=generator) % nodes).tolist()
+    held, whole = sharing.Held(owner), batch * nodes
+    moved: list[float] = []
+    while len(moved) < steps:
+        order = torch.randperm(IMAGENET_SAMPLES, generator=generator).tolist()
+        for begin in range(0, min(len(order) // whole, steps - len(moved)) * whole, whole):
+            parts = sharing.divide(order[begin : begin + whole], held, [1] * nodes)
+            away = sum(owner[sample] != node for node, rows in enumerate(parts) for row in rows for sample in row)
+            moved.append(100 * away / whole)
+    low, median, high = statistics.quantiles(moved, n=4)
+    formula = 100 * equations.imbalance(batch, nodes)
+    return {"low": low, "median": median, "high": high, "formula": formula, "steps": len(moved)}
 
 
 class Loading:
@@ -112,7 +129,7 @@ def loaded(path: Path) -> dict[str, Any]:
 
 
 def training(where: Place, options: Options) -> dict[str, Any]:
-    """Three trainings of the same samples on two nodes of two ranks: gradients against the regular ones, accuracies."""
+    """Two trainings of the same samples on two nodes of two ranks: gradients against the regular ones, accuracies."""
     from benchmarks.workload.locality import write_samples
 
     count, epochs = QUICK_TRAINED if options.quick else TRAINED
@@ -121,7 +138,7 @@ def training(where: Place, options: Options) -> dict[str, Any]:
         write_samples(data, count, seed=0)
     found: dict[str, Any] = {}
     gradients = {}
-    for sampler in ("regular", "locality", "unbalanced"):
+    for sampler in ("regular", "locality"):
         run_dir, out = empty(where.disk / "run"), where.disk / f"{sampler}.pt"
         empty(where.disk / "state")
         nodes = ("--nodes", "2", "--placement", "partition")
@@ -130,18 +147,16 @@ def training(where: Place, options: Options) -> dict[str, Any]:
         trained = loaded(out)
         gradients[sampler], found[f"{sampler}_accuracy"] = trained["gradients"], trained["accuracy"]
         found[f"{sampler}_peer_files"] = served(run_dir)["peer_files"]
-    for sampler in ("locality", "unbalanced"):
-        ours, theirs = gradients[sampler], gradients["regular"]
-        off = (ours - theirs).abs().amax(1) / theirs.abs().amax(1)
-        found[f"{sampler}_off"], found["steps"] = off.max().item(), len(off)
-    return found
+    ours, theirs = gradients["locality"], gradients["regular"]
+    off = (ours - theirs).abs().amax(1) / theirs.abs().amax(1)
+    return {**found, "locality_off": off.max().item(), "steps": len(off)}
 
 
 # ---- what was asked for
 
 
-def evening_figures(bench: Bench, nodes: Sequence[int], small: Sequence[int]) -> list[Figure]:
-    """Figure 6 and Algorithm 1."""
+def moved_figures(bench: Bench, nodes: Sequence[int]) -> list[Figure]:
+    """Figure 6."""
     found, rows = [], []
     for batch, asked in PAPER_MEDIANS.items():
         medians = [bench.median(cell_6(batch, count), "sampler", "median") for count in nodes]
@@ -151,18 +166,10 @@ def evening_figures(bench: Bench, nodes: Sequence[int], small: Sequence[int]) ->
             off = None if median is None else abs(median - asked)
             name = f"local batch {batch}, {count} nodes: moved, median, off the paper's {asked:g} %"
             found.append(at_most(name, off, MEDIANS_WITHIN, "points"))
-    if not nodes and not small:
+    if not nodes:
         return []
     columns = ["local batch", "nodes", "median %", "lower quartile", "upper quartile", "formula", "paper"]
     bench.sheet("what is moved to even out a global batch (figure 6)", columns, rows)
-    rows = []
-    for count in small:
-        cell = cell_1(count)
-        values = [bench.median(cell, "greedy", key) for key in ("worst", "mean", "optimal", "cases")]
-        rows.append([count, *values])
-        found.append(at_most(f"{cell}: moves, at worst, over the fewest", values[0], 2.0))
-    columns = ["learners", "worst ratio", "mean ratio", "share optimal", "cases"]
-    bench.sheet("moves of Algorithm 1 over the optimum by brute force", columns, rows)
     return found
 
 
@@ -234,7 +241,7 @@ def training_figures(bench: Bench) -> list[Figure]:
     found = []
     regular = bench.median(THEOREM_1, "training", "regular_accuracy")
     rows: list[Row] = [["regular", None, regular, bench.median(THEOREM_1, "training", "regular_peer_files")]]
-    for sampler in ("locality", "unbalanced"):
+    for sampler in ("locality",):
         keys = (f"{sampler}_off", f"{sampler}_accuracy", f"{sampler}_peer_files")
         off, accuracy, files = (bench.median(THEOREM_1, "training", key) for key in keys)
         rows.append([sampler, off, accuracy, files])
@@ -249,19 +256,16 @@ def training_figures(bench: Bench) -> list[Figure]:
 
 
 def even_out(bench: Bench) -> list[Figure]:
-    """What needs no time: figure 6 and Algorithm 1."""
+    """What needs no time: figure 6."""
     options = bench.options
     counts = QUICK_NODES_OF_FIGURE_6 if options.quick else NODES_OF_FIGURE_6
     on = [count for count in counts if options.wants(cell_6(0, count))]
-    small = [count for count in (QUICK_SMALL if options.quick else SMALL) if options.wants(cell_1(count))]
     often = 60 if options.quick else 300
     for batch in PAPER_MEDIANS:
         for count in on:
-            work: Arm = functools.partial(evening.imbalance, batch, count, often, seed=count)
+            work: Arm = functools.partial(imbalance, batch, count, often, seed=count)
             bench.measure(cell_6(batch, count), {"sampler": work}, 1)
-    for count in small:
-        bench.measure(cell_1(count), {"greedy": functools.partial(evening.against_optimum, count, often, count)}, 1)
-    return evening_figures(bench, on, small)
+    return moved_figures(bench, on)
 
 
 def simulate(bench: Bench) -> list[Figure]:

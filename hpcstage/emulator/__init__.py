@@ -16,8 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-import psutil
-
 from hpcstage.emulator.build import EmulatorUnavailable, build, unavailable
 from hpcstage.emulator.mounts import clean_stale, is_mounted, unmount
 from hpcstage.emulator.state import NODES, Counters, Settings, StateFile

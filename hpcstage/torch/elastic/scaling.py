@@ -1,7 +1,8 @@
-"""The learning rate of a training whose number of ranks changes: the program's, times a factor by the linear rule.
+"""Keeps the optimization the same when the number of ranks changes: a factor of the learning rate, by the linear rule,
+and the weight of each rank's gradients.
 
-The module owns the factor's course from one value to the other and the hooks of the optimizer, which apply it during a
-step only: schedulers and checkpoints see the program's own rate.
+The factor goes from one value to the other and is applied during the optimizer's step only: schedulers and checkpoints
+see the program's own rate.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 
 @dataclass(frozen=True)
@@ -70,3 +72,25 @@ class ScaledRate:
     def _put_back(self) -> None:
         for group, rate in zip(self._optimizer.param_groups, self._own, strict=True):
             group["lr"] = rate
+
+
+class WeightedMean:
+    """Averages the gradients of ranks that have different numbers of samples, as if the samples had been one batch: a
+    communication hook for DistributedDataParallel.
+
+    DistributedDataParallel divides the sum of the ranks' gradients by the number of ranks. With a loss that is a mean
+    over the rank's own samples, that is the gradient of the global batch only if all ranks have as many samples.
+    """
+
+    def __init__(self) -> None:
+        self.share = 0.0
+
+    def set(self, local: int, whole: int) -> None:
+        """Takes the number of samples of this rank in this step, and of all ranks; to be called before `backward`."""
+        self.share = local / whole
+
+    @staticmethod
+    def hook(mean, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205  PyTorch refuses names as annotations
+        """Is given to `register_comm_hook`: takes (WeightedMean, GradBucket) and returns a future of the tensor."""
+        work = dist.all_reduce(bucket.buffer().mul_(mean.share), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])

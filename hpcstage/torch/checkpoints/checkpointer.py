@@ -24,10 +24,9 @@ import torch
 from hpcstage import stderr
 from hpcstage.checkpoint.generations.files import LOCK, Files, lock_file
 from hpcstage.errors import HpcstageError, UsageError
-from hpcstage.torch import standstill
-from hpcstage.torch.entry import DamagedEntry, named_or_left, remove_entry, settle
-from hpcstage.torch.naming import hidden_name
-from hpcstage.torch.saving import LoadedState, Saver
+from hpcstage.torch.checkpoints.entry import DamagedEntry, named_or_left, remove_entry, settle
+from hpcstage.torch.checkpoints.naming import hidden_name
+from hpcstage.torch.checkpoints.saving import OF_PROCESS, LoadedState, Saver
 from hpcstage.units import parse_duration
 
 VARIABLE = "HPCSTAGE_CHECKPOINT"
@@ -119,7 +118,7 @@ class Checkpointer:
         if not now and not self.due(step):
             self._saver.raise_failed()
             return False
-        with standstill.OF_PROCESS.measured():
+        with OF_PROCESS.measured():
             self._open(step)
             if callable(state) and not isinstance(state, torch.nn.Module):
                 state = state()

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 
-from hpcstage.torch import standstill
-from hpcstage.torch.entry import named_or_left, remove_entry
-from hpcstage.torch.saving import Saver
+from hpcstage.torch.checkpoints.entry import named_or_left, remove_entry
+from hpcstage.torch.checkpoints.saving import OF_PROCESS, Saver
 
 try:
     from lightning.fabric.plugins import TorchCheckpointIO
@@ -50,7 +49,7 @@ class LightningCheckpointIO(TorchCheckpointIO):
         with contextlib.suppress(ValueError):
             self._dropped.remove(target)
         Path(target).parent.mkdir(parents=True, exist_ok=True)
-        with standstill.OF_PROCESS.measured():
+        with OF_PROCESS.measured():
             self._saver.finish()
             failed = self._saver.take_failed()
             self._saver.save(checkpoint, int(checkpoint.get("global_step", 0)), Path(target), self._drop)

@@ -1,22 +1,19 @@
 """Extends PyTorch's loader by threads in each worker, and by this package's samplers as options.
 
-The module owns the options. `fetching` and `threads` own what the threads do.
+The module owns the options. `threads` owns what the threads do.
 """
 
 # ruff: noqa: ANN401 - samplers, contexts and generators are of any type, as in PyTorch
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 import torch.utils.data
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
-from hpcstage.torch import draws, fetching, workers
-from hpcstage.torch.threads import turn
+from hpcstage.torch.loader.threads import ThreadedDataset, WorkerStart
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -43,7 +40,7 @@ class DataLoader(torch.utils.data.DataLoader, Generic[T_co]):  # type: ignore[ty
 
     * `threads_per_worker`: how many samples each worker (or the main process, without workers) loads at once. The
       dataset's `__getitem__` must allow that: no file handle with a position that samples share, for example. With one
-      thread this is PyTorch's loader. Iterable datasets have nothing to divide: they are loaded as by PyTorch.
+      thread this is PyTorch's loader. Datasets that are iterable or fetch whole batches are loaded as by PyTorch.
     * `bundle_ratio`: with `shuffle=True`, the order is `BundleRandomSampler`'s; `seed` is its seed.
     * `locality`: batches are `LocalityAwareSampler`'s; `seed` is its seed.
     * `reproducible`: False lets samples draw without waiting. That is faster where the work comes after the first draw,
@@ -110,32 +107,27 @@ class DataLoader(torch.utils.data.DataLoader, Generic[T_co]):  # type: ignore[ty
                 tell(epoch)
 
     def _get_iterator(self) -> Any:
-        """Returns PyTorch's iterator, or one with threads."""
-        if self.threads_per_worker == 1 or isinstance(self.dataset, IterableDataset) or not self._can():
+        """Returns PyTorch's iterator, of a dataset that loads batches with threads."""
+        given: tuple[Any, Any] = self.dataset, self.worker_init_fn
+        if self.threads_per_worker == 1 or not _has_samples(self.dataset):
             return super()._get_iterator()
-        settings = fetching.ThreadSettings(self.threads_per_worker, self.reproducible)
-        if self.num_workers == 0:
-            return fetching.AheadIter(self, settings)
-        with workers.with_threads(self, settings):
+        own = vars(self)  # PyTorch keeps others from changing these attributes
+        own["dataset"] = ThreadedDataset(self.dataset, self.threads_per_worker, self.reproducible)
+        own["worker_init_fn"] = WorkerStart(self.worker_init_fn)
+        try:
             return super()._get_iterator()
-
-    def _can(self) -> bool:
-        """Returns whether threads can keep what this class promises."""
-        can = fetching.available() and workers.available()
-        if can and self.reproducible:
-            can = draws.install(turn) if self.num_workers == 0 else draws.available()
-        if not can:
-            _say_so()
-        return can
+        finally:
+            own["dataset"], own["worker_init_fn"] = given
 
 
-@functools.cache
-def _say_so() -> None:
-    warnings.warn(
-        "threads_per_worker has no effect: this PyTorch or NumPy is of a version that is not known here",
-        RuntimeWarning,
-        stacklevel=4,
-    )
+def _has_samples(dataset: Any) -> bool:
+    """Returns whether the samples of a batch are asked for one by one: not those of a stream, nor of a dataset that
+    fetches batches by itself."""
+    if isinstance(dataset, IterableDataset):
+        return False
+    if type(dataset) is Subset:  # its own way to fetch a batch is that of what it holds
+        return _has_samples(dataset.dataset)
+    return not getattr(dataset, "__getitems__", None)
 
 
 def _check_bundles(dataset: Any, shuffle: bool | None, *, locality: bool) -> None:
@@ -161,13 +153,13 @@ def _check_map_style(dataset: Any) -> None:
 
 
 def _bundled(dataset: Any, ratio: float, seed: int) -> Any:
-    from hpcstage.torch.bundle import BundleRandomSampler
+    from hpcstage.torch.samplers.bundles import BundleRandomSampler
 
     return BundleRandomSampler(dataset, bundle_ratio=ratio, seed=seed)
 
 
 def _local(dataset: Any, batch_size: int, seed: int, *, drop_last: bool) -> Any:
-    from hpcstage.torch.locality import LocalityAwareSampler
+    from hpcstage.torch.samplers.locality import LocalityAwareSampler
 
     return LocalityAwareSampler(dataset, batch_size, seed=seed, drop_last_batch=drop_last)
 

@@ -37,16 +37,12 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     """
     with open(path, "rb", buffering=0) as file:
         data = file.read()
-        used(file.fileno())
+        _mark_cold(file.fileno())
     return data
 
 
-def used(descriptor: int) -> None:
-    """Tells the kernel that this open file was read to its end a moment ago; for programs that read in their own way.
-
-    The function does nothing where the kernel or the file system does not know the hint: what was read is right in any
-    case.
-    """
+def _mark_cold(descriptor: int) -> None:
+    """Tells the kernel that this open file was read to its end a moment ago, where it and the file system know how."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if not 0 < os.fstat(descriptor).st_size <= _LARGEST_BYTES:
             return

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,18 @@ import torch
 from hpcstage import stderr
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.errors import HpcstageError
-from hpcstage.torch import statetree
-from hpcstage.torch.entry import DamagedEntry, Description, check_entry, find_entry, read_image, settle, write_entry
-from hpcstage.torch.hostmemory import HostMemory
+from hpcstage.protocol import saves
+from hpcstage.torch.checkpoints import statetree
+from hpcstage.torch.checkpoints.entry import (
+    DamagedEntry,
+    Description,
+    check_entry,
+    find_entry,
+    read_image,
+    settle,
+    write_entry,
+)
+from hpcstage.torch.checkpoints.hostmemory import HostMemory
 
 _NICENESS = 10
 """Next to two busy processors the thread still gets a tenth of one, and its work is less than a second per GB."""
@@ -204,3 +214,45 @@ def _give_way() -> None:
     with contextlib.suppress(OSError):
         niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+
+
+_NODE_DIR = "HPCSTAGE_NODE_DIR"
+
+
+class Standstill:
+    """The time in which the saves of this process held up its training."""
+
+    def __init__(self) -> None:
+        self._pid, self._name = 0, ""
+        self._saves = 0
+        self._ns = 0
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """Adds the time of one save, however it ends, to what is told."""
+        began_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            if self._pid != os.getpid():  # what a forked process did not wait for is not its own
+                self._pid, self._saves, self._ns = os.getpid(), 0, 0
+                self._name = f"{self._pid}-{os.urandom(4).hex()}"  # in containers two processes may have one number
+            self._saves += 1
+            self._ns += time.monotonic_ns() - began_ns
+            with contextlib.suppress(OSError):
+                self._tell()
+
+    def _tell(self) -> None:
+        if node_dir := os.environ.get(_NODE_DIR):
+            directory = f"{node_dir}/{saves.DIRECTORY}"
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory, 0o700)
+            fd = os.open(f"{directory}/{self._name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(fd, saves.SAVES.pack(self._saves, self._ns), 0)
+            finally:
+                os.close(fd)
+
+
+OF_PROCESS = Standstill()
+"""The saves of all checkpointers of this process."""

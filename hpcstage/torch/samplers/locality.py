@@ -1,37 +1,19 @@
 """A batch sampler that gives each rank, of every global mini-batch, what the disk of its node already holds.
 
-The module owns the global order and the steps of an epoch; `roster` says who holds what, and `shares` how a step is
-divided. All ranks together read in each step what PyTorch's DistributedSampler would have them read, so the gradient of
-a step is the same (paper: Yang and Cong, theorem 1). Which rank reads a sample differs, and therefore the sampler is
-opt-in.
+The module owns the global order and the steps of an epoch; `agreement` says who holds what. All ranks together read in
+each step what PyTorch's DistributedSampler would have them read, so the gradient of a step is the same (paper: Yang and
+Cong, theorem 1). Which rank reads a sample differs, and therefore the sampler is opt-in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from hpcstage.torch.holdings import NodeHoldings, paths_of
-from hpcstage.torch.roster import Gather, Seats, agree, gather_in, meet
-from hpcstage.torch.shares import Held, divide, evenly
-
-
-@dataclass
-class _Agreed:
-    """Holds what the ranks agreed on. It is changed in place: code that puts a sampler's attributes back leaves it
-    alone."""
-
-    met: bool = False
-    seats: Seats | None = None
-    epoch: int | None = None
-    held: Held | None = None
-    gather: Gather | None = field(default=None, repr=False)
-    holdings: NodeHoldings | None = None
+from hpcstage.torch.samplers.agreement import NodeAgreement
 
 
 class LocalityAwareSampler(Sampler[list[int]]):
@@ -40,8 +22,8 @@ class LocalityAwareSampler(Sampler[list[int]]):
     In step k all ranks together read the samples that they read in step k of `DataLoader(dataset, 32,
     sampler=DistributedSampler(dataset, seed=seed))`. Of these a rank gets what its node holds, and the ranks of a node
     share that evenly. A sample that no node holds goes to the node that will read it from the source, or to the ranks
-    with the fewest samples. Call `set_epoch` before each epoch: then all ranks agree on who holds what, by one
-    collective. All of them must therefore begin an epoch alike, as they must for training.
+    with the fewest samples. Each rank gets the same number of samples. Call `set_epoch` before each epoch: then all
+    ranks agree on who holds what. All of them must therefore begin an epoch alike, as they must for training.
 
     Outside of `hpcstage run`, without torch.distributed, and as long as one rank's node does not know the files, all
     ranks get what a DistributedSampler would give them.
@@ -51,10 +33,7 @@ class LocalityAwareSampler(Sampler[list[int]]):
     drop_last: as in DistributedSampler, leaves out the samples that do not divide evenly among the ranks. Otherwise
         some are repeated, as there.
     drop_last_batch: as the DataLoader's `drop_last`, leaves out the last batch if it is not full.
-    balance: gives each rank the same number of samples in each step. Without it no sample that a node holds is moved,
-        and gradients have to be weighted: see `hpcstage.torch.weights`.
-    num_replicas, rank: as in DistributedSampler; if they are not those of `group`, ranks cannot agree.
-    group: the ranks of torch.distributed that share the dataset; all ranks by default.
+    num_replicas, rank: as in DistributedSampler; if they are not those of torch.distributed, ranks cannot agree.
 
     >>> sampler = LocalityAwareSampler(range(10), 4, shuffle=False)
     >>> list(sampler)
@@ -70,14 +49,12 @@ class LocalityAwareSampler(Sampler[list[int]]):
         shuffle: bool = True,
         drop_last: bool = False,
         drop_last_batch: bool = False,
-        balance: bool = True,
         num_replicas: int | None = None,
         rank: int | None = None,
         paths: Sequence[str] | None = None,
-        group: Any = None,  # noqa: ANN401  a ProcessGroup, which not every build of PyTorch has
     ) -> None:
         joined = dist.is_available() and dist.is_initialized()
-        world, own = (dist.get_world_size(group), dist.get_rank(group)) if joined else (1, 0)
+        world, own = (dist.get_world_size(), dist.get_rank()) if joined else (1, 0)
         self.num_replicas = world if num_replicas is None else num_replicas
         self.rank = own if rank is None else rank
         if not 0 <= self.rank < self.num_replicas:
@@ -91,13 +68,10 @@ class LocalityAwareSampler(Sampler[list[int]]):
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.drop_last_batch = drop_last_batch
-        self.balance = balance
         self.epoch = 0
         self._samples = len(dataset)
-        self._group = group
-        self._dataset_paths = (dataset, paths)
-        self._agrees = joined and self.num_replicas == world > 1
-        self._agreed = _Agreed()
+        same = repr((self._samples, batch_size, seed, shuffle, drop_last, drop_last_batch))
+        self._nodes = NodeAgreement(dataset, paths, same)
         self._begin = 0
         self._given = 0
 
@@ -123,17 +97,13 @@ class LocalityAwareSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Yields the batches of this rank."""
         begin, self._begin = self._begin, 0
-        order, held = self._order(), self._holders()
+        order = self._order()
+        if self._nodes.epoch != self.epoch:  # once in an epoch, however often it is asked for
+            self._nodes.agree(self.rank, self.num_replicas, self.epoch)
         for step in range(begin, len(self)):
             self._given = step + 1
-            yield self._own(order[step * self._stride : (step + 1) * self._stride], held)
-
-    def global_size(self, step: int) -> int:
-        """Returns how many samples all ranks together have in a step; with `balance=False` the gradient's weight needs
-        it."""
-        if not 0 <= step < len(self):
-            raise IndexError(f"step {step} of {len(self)}")
-        return min(self._stride, self._per_rank * self.num_replicas - step * self._stride)
+            batch = order[step * self._stride : (step + 1) * self._stride]
+            yield self._nodes.part(batch, self.rank, self.num_replicas)
 
     @property
     def _per_rank(self) -> int:
@@ -153,43 +123,6 @@ class LocalityAwareSampler(Sampler[list[int]]):
             order = list(range(self._samples))
         whole = self._per_rank * self.num_replicas
         return (order * (1 + whole // max(1, len(order))))[:whole] if whole > len(order) else order[:whole]
-
-    def _own(self, batch: list[int], held: Held | None) -> list[int]:
-        seats = self._agreed.seats
-        if held is None or seats is None:
-            return evenly(batch, self.rank, self.num_replicas)
-        return divide(batch, held, seats.ranks, balanced=self.balance)[seats.node][seats.seat]
-
-    # ---- what the ranks agree on
-
-    def _holders(self) -> Held | None:
-        """Returns who holds what; the ranks agree once in an epoch, however often it is asked for."""
-        agreed = self._agreed
-        if not self._agrees:
-            return None
-        if not agreed.met:
-            self._meet(agreed)
-        if agreed.seats is not None and agreed.epoch != self.epoch:
-            assert agreed.gather is not None
-            assert agreed.holdings is not None
-            agreed.held = agree(agreed.gather, agreed.seats, agreed.holdings, self._samples, self.epoch)
-            agreed.epoch = self.epoch
-        return agreed.held
-
-    def _meet(self, agreed: _Agreed) -> None:
-        agreed.gather = gather_in(self._group)
-        agreed.holdings = found = NodeHoldings(self._paths())
-        agreed.seats = meet(agreed.gather, found.node, self._same(), self.rank, possible=found.possible)
-        agreed.met = True
-
-    def _paths(self) -> Sequence[str] | None:
-        dataset, paths = self._dataset_paths
-        return paths if paths is not None else paths_of(dataset)
-
-    def _same(self) -> str:
-        """Returns a text of what must be the same on all ranks."""
-        flags = (self.shuffle, self.drop_last, self.drop_last_batch, self.balance)
-        return repr((self._samples, self.num_replicas, self.batch_size, self.seed, *flags))
 
     # ---- stopping and going on
 

@@ -1,7 +1,7 @@
 """A batch sampler for trainings whose number of ranks changes: what is left of an epoch is divided anew, and every
 sample counts once.
 
-The module owns the order of an epoch and its steps. `elastic` says who trains and how far the epoch is; `nodedivision`
+The module owns the order of an epoch and its steps. `elastic` says who trains and how far the epoch is; `agreement`
 divides a step by what nodes hold.
 """
 
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch.utils.data import Sampler
 
-from hpcstage.torch.holdings import paths_of
-from hpcstage.torch.nodedivision import NodeDivision
-from hpcstage.torch.shares import evenly
+from hpcstage.torch.samplers.agreement import NodeAgreement
+from hpcstage.torch.samplers.sharing import evenly
 
 
 @dataclass(frozen=True)
@@ -76,18 +74,16 @@ class ElasticSampler(Sampler[list[int]]):
         self.world = 1
         self._order: torch.Tensor | None = None
         self._order_epoch = -1
-        self._division: NodeDivision | None = None
+        self._nodes: NodeAgreement | None = None
         if locality:
-            same = repr((self.samples, batch_size, seed, shuffle, drop_last))
-            found = paths_of if paths is None else lambda _: paths
-            self._division = NodeDivision(partial(found, dataset), self.samples, same)
+            self._nodes = NodeAgreement(dataset, paths, repr((self.samples, batch_size, seed, shuffle, drop_last)))
 
     def begin(self, *, epoch: int, position: int, rank: int, world: int) -> None:
         """Has the next iteration begin at a place of an epoch, for one of so many ranks. With `locality` all of them
         call it, at the same place."""
         self.epoch, self.position, self.rank, self.world = epoch, position, rank, world
-        if self._division is not None:
-            self._division.agree(rank, world, epoch)
+        if self._nodes is not None:
+            self._nodes.agree(rank, world, epoch)
 
     def is_over(self, position: int) -> bool:
         """Returns whether no step of the epoch is left at a place."""
@@ -117,8 +113,8 @@ class ElasticSampler(Sampler[list[int]]):
         return whole + (rest > 0 and not self.drop_last)
 
     def _part(self, batch: Sequence[int]) -> Sequence[int]:
-        if self._division is not None:
-            return self._division.part(batch, self.rank, self.world)
+        if self._nodes is not None:
+            return self._nodes.part(batch, self.rank, self.world)
         return evenly(batch, self.rank, self.world)
 
     def _epoch_order(self) -> torch.Tensor:

@@ -1,9 +1,8 @@
 """Training that goes on in the same processes when nodes are lost or join.
 
 `Elastic` owns the sequence: a place in the next membership, a process group, the state that counts, the training loop,
-and all of that again after a change. `seat` says who trains, `elasticgroup` forms their group, `newest` brings them to
-the same state, which `committed` describes, `elasticsampler` divides the epoch, and `lostranks` knows the errors of a
-change. The program's own loop is a function that is called again.
+and all of that again after a change. `seat` says who trains, `group` forms their group, `state` brings them to the same
+state, and `sampler` divides the epoch. The program's own loop is a function that is called again.
 """
 
 # ruff: noqa: ANN401 - models and optimizers are whatever the program has
@@ -12,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,17 +26,12 @@ from hpcstage.elastic.changed import MembershipChanged
 from hpcstage.elastic.ledger import Head, SampleLedger
 from hpcstage.elastic.seats import AGREED
 from hpcstage.errors import UsageError
-from hpcstage.torch.checkpointer import Checkpointer
-from hpcstage.torch.committed import CommittedState
-from hpcstage.torch.elasticgroup import ElasticGroup
-from hpcstage.torch.elasticsampler import ElasticSampler
-from hpcstage.torch.lostranks import LostRanks
-from hpcstage.torch.newest import NewestState
-from hpcstage.torch.savedstates import SavedStates
-from hpcstage.torch.scaledrate import ScaledRate
-from hpcstage.torch.seat import Assignment, Held, Seat
-from hpcstage.torch.trainingprogress import TrainingProgress
-from hpcstage.torch.weights import WeightedMean
+from hpcstage.torch.checkpoints.checkpointer import Checkpointer
+from hpcstage.torch.elastic.group import ElasticGroup
+from hpcstage.torch.elastic.sampler import ElasticSampler
+from hpcstage.torch.elastic.scaling import ScaledRate, WeightedMean
+from hpcstage.torch.elastic.seat import Assignment, Held, Seat
+from hpcstage.torch.elastic.state import CommittedState, NewestState, Reached, SavedStates
 
 T = TypeVar("T")
 
@@ -266,3 +261,66 @@ def _let_go(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
+
+
+MOST_FAILURES = 5
+"""An error that looks like that of a collective, so often at one step, is the program's own."""
+_OF_A_GROUP = ("gloo", "connection", "broken pipe", "timed out", "timeout", "socket", "process group", "store")
+"""Words of errors that a collective ends with."""
+
+
+class LostRanks:
+    """Counts the failures of one training."""
+
+    def __init__(self) -> None:
+        self._failed_at = self._failures = 0
+
+    def explain(self, error: RuntimeError, step: int) -> bool:
+        """Returns whether a lost rank is the reason of an error that came after so many committed steps."""
+        if not _is_of_a_group(error):
+            return False
+        self._failures = self._failures + 1 if self._failed_at == step else 1
+        self._failed_at = step
+        return self._failures <= MOST_FAILURES
+
+
+def _is_of_a_group(error: BaseException) -> bool:
+    if isinstance(error, dist.DistError):
+        return True
+    return any(word in str(error).lower() for word in _OF_A_GROUP)
+
+
+_OF_NEWEST = 0.1
+"""The weight of the newest step in the time of a step."""
+
+
+class TrainingProgress:
+    """Follows one process."""
+
+    def __init__(self) -> None:
+        self.epochs = 0
+        """How many the training has, once that is known."""
+        self._step_s = self._stepped_s = 0.0
+
+    def pause(self) -> None:
+        """Says that the next step is the first of a membership: what it takes says nothing."""
+        self._stepped_s = 0.0
+
+    def stepped(self) -> None:
+        """Takes the end of a step."""
+        now_s = time.monotonic()
+        if self._stepped_s:
+            took_s = now_s - self._stepped_s
+            self._step_s = took_s if not self._step_s else (1 - _OF_NEWEST) * self._step_s + _OF_NEWEST * took_s
+        self._stepped_s = now_s
+
+    def told(self, place: Reached, sampler: ElasticSampler) -> dict[str, float]:
+        """Returns what a policy may know."""
+        told: dict[str, float] = {"step": place.step, "batch_per_process": sampler.batch_size}
+        if self.epochs and sampler.samples:
+            done = place.epoch * sampler.samples + place.position
+            whole = self.epochs * sampler.samples
+            told["share"] = min(1.0, done / whole)
+            if self._step_s:
+                told["process_s_left"] = max(0, whole - done) / sampler.batch_size * self._step_s
+        return told

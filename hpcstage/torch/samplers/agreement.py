@@ -1,7 +1,7 @@
-"""Gathers who holds what, for all ranks: which ranks share a node and, at the start of each epoch, what each node has.
+"""Has all ranks agree on who holds what: which ranks share a node and what each node has, at the start of an epoch.
 
-The module owns the collectives: one when the first epoch begins, and one in each epoch if all ranks can take part. All
-ranks get the same bytes, so all of them decide alike, also that they do without where one of them cannot take part.
+The module owns the two collectives of an agreement. All ranks get the same bytes, so all of them decide alike, also
+that they do without where one of them cannot take part. `sharing` divides a step by it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from hpcstage.protocol.shim import Holding
-from hpcstage.torch.holdings import NodeHoldings
-from hpcstage.torch.shares import NOBODY, Held
+from hpcstage.torch.samplers.holdings import NodeHoldings, paths_of
+from hpcstage.torch.samplers.sharing import NOBODY, Held, divide, evenly
 
 _HEAD_BYTES = 9
 """The head holds the epoch in eight bytes, and in one byte whether the rank knows what its node holds."""
@@ -24,20 +24,51 @@ _BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
 Gather = Callable[[torch.Tensor], list[torch.Tensor]]
 
 
-def gather_in(group: Any) -> Gather:  # noqa: ANN401  a ProcessGroup or None
-    """Returns a function that gathers all ranks' tensors of a group of torch.distributed, in the order of ranks; it
-    sends them through a GPU if it has to."""
-    backend = str(dist.get_backend(group))
+class NodeAgreement:
+    """Divides steps among the ranks of the default process group by what the disks of their nodes hold. It is changed
+    in place: code that puts a sampler's attributes back leaves it alone."""
+
+    def __init__(self, dataset: Any, paths: Sequence[str] | None, same: str) -> None:  # noqa: ANN401  any dataset
+        """`paths` has the file of each sample; without it the dataset's own list is taken, if there is one. `same` is a
+        text of what must be the same on all ranks."""
+        self._dataset, self._paths, self._same = dataset, paths, same
+        self._holdings: NodeHoldings | None = None
+        self._seats: Seats | None = None
+        self._held: Held | None = None
+        self.epoch: int | None = None
+        """The epoch of the last agreement."""
+
+    def agree(self, rank: int, world: int, epoch: int) -> None:
+        """Agrees with the other ranks on who holds what; all of them call it at the same place of the training. Where
+        one cannot take part, all divide evenly."""
+        self._seats = self._held = None
+        self.epoch = epoch
+        if world < 2 or not dist.is_available() or not dist.is_initialized() or world != dist.get_world_size():
+            return
+        if self._holdings is None:
+            self._holdings = NodeHoldings(paths_of(self._dataset) if self._paths is None else self._paths)
+        found = self._holdings
+        self._seats = meet(gather, found.node, f"{self._same} {world}", rank, possible=found.possible)
+        if self._seats is not None:
+            self._held = agree(gather, self._seats, found, len(self._dataset), epoch)
+
+    def part(self, batch: Sequence[int], rank: int, world: int) -> list[int]:
+        """Returns what a rank reads of a step. A step that does not divide evenly, as the last of an epoch may not, is
+        divided without regard to nodes."""
+        seats, held = self._seats, self._held
+        if seats is None or held is None or len(batch) % world:
+            return evenly(batch, rank, world)
+        return divide(batch, held, seats.ranks)[seats.node][seats.seat]
+
+
+def gather(mine: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the tensors of all ranks, in their order; they pass through a GPU if they have to."""
+    backend = str(dist.get_backend())
     on_gpu = "nccl" in backend and "gloo" not in backend
-    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-
-    def gather(mine: torch.Tensor) -> list[torch.Tensor]:
-        sent = mine.to(device)
-        found = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(found, sent, group=group)
-        return [one.cpu() for one in found]
-
-    return gather
+    sent = mine.to(torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"))
+    found = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, sent)
+    return [one.cpu() for one in found]
 
 
 @dataclass(frozen=True)
