@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks import equations, learners
 from benchmarks.files import Place, empty, make_files, place, total_bytes
-from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, divide, options_of, parser, worst
+from benchmarks.harness import Arm, Bench, Figure, Options, at_least, at_most, divide, options_of, parser, worst
 from benchmarks.link import network, unavailable
 from benchmarks.nodes import served
 from benchmarks.programs import hpcstage_command, ranks_command, run
@@ -157,34 +157,21 @@ def training(where: Place, options: Options) -> dict[str, Any]:
 
 def moved_figures(bench: Bench, nodes: Sequence[int]) -> list[Figure]:
     """Figure 6."""
-    found, rows = [], []
+    found = []
     for batch, asked in PAPER_MEDIANS.items():
-        medians = [bench.median(cell_6(batch, count), "sampler", "median") for count in nodes]
-        for count, median in zip(nodes, medians, strict=True):
-            quartiles = [bench.median(cell_6(batch, count), "sampler", key) for key in ("low", "high", "formula")]
-            rows.append([batch, count, median, *quartiles, asked])
+        for count in nodes:
+            median = bench.median(cell_6(batch, count), "sampler", "median")
             off = None if median is None else abs(median - asked)
             name = f"local batch {batch}, {count} nodes: moved, median, off the paper's {asked:g} %"
             found.append(at_most(name, off, MEDIANS_WITHIN, "points"))
-    if not nodes:
-        return []
-    columns = ["local batch", "nodes", "median %", "lower quartile", "upper quartile", "formula", "paper"]
-    bench.sheet("what is moved to even out a global batch (figure 6)", columns, rows)
     return found
 
 
-def loading_figures(bench: Bench, nodes: Sequence[int], size_bytes: int) -> list[Figure]:
+def loading_figures(bench: Bench, nodes: Sequence[int]) -> list[Figure]:
     """The shape of figures 8 to 11."""
-    rows: list[Row] = []
-    files = QUICK_FILES if bench.options.quick else FILES
     found = []
     for count in nodes:
         cell = f"{count} nodes, loading"
-        preprocess_s = files * PREPROCESS_S / count
-        model = size_bytes / BANDWIDTH + preprocess_s, preprocess_s
-        for arm in SAMPLERS:
-            values = [bench.median(cell, arm, key) for key in ("first_s", "later_s", "source", "from_peers")]
-            rows.append([cell, arm, *values, model[0] if arm == "regular" else model[1]])
         faster = bench.ratio(cell, "regular", "locality", "later_s")
         found.append(at_least(f"{cell}: regular over locality, epochs after the first", faster, 2.0))
         gained = bench.ratio(cell, "cached", "locality", "later_s")
@@ -192,13 +179,6 @@ def loading_figures(bench: Bench, nodes: Sequence[int], size_bytes: int) -> list
         most = equations.imbalance(BATCH, count) + 0.05
         moved = bench.median(cell, "locality", "from_peers")
         found.append(at_most(f"{cell}: locality, files from other nodes, of all read", moved, most))
-    columns = ["cell", "arm", "first epoch s", "later s", "source", "from peers", "model s"]
-    between = "this machine's memory" if unavailable() else f"{LINK / 1e6:g} MB/s per node"
-    note = (
-        "source: bytes read from it, in datasets, over all epochs; from peers: of all files read; model: (4) and (3); "
-        f"the source gives {BANDWIDTH / 1e6:g} MB/s to all nodes, between them is {between}"
-    )
-    bench.sheet("an epoch of loading on virtual nodes (figures 8 to 11)", columns, rows, note)
     if len(nodes) > 1:
         first, last = f"{nodes[0]} nodes, loading", f"{nodes[-1]} nodes, loading"
         flat = divide(bench.median(last, "regular", "later_s"), bench.median(first, "regular", "later_s"))
@@ -210,22 +190,12 @@ def loading_figures(bench: Bench, nodes: Sequence[int], size_bytes: int) -> list
 
 def simulated_figures(bench: Bench, settings: Sequence[learners.Setting]) -> list[Figure]:
     """Up to 1,024 learners."""
-    rows: list[Row] = []
     errors: list[float | None] = []
-    keys = ("regular_s", "cached_s", "local_s", "speedup", "model_speedup")
     for setting in settings:
-        values = [bench.median(setting.name, "simulated", key) for key in keys]
-        rows.append([setting.name, *values])
-        ratio = divide(values[3], values[4])
+        values = [bench.median(setting.name, "simulated", key) for key in ("speedup", "model_speedup")]
+        ratio = divide(*values)
         if setting.nodes > 2 * setting.knee:  # before, reading and preprocessing are about as long and delay each other
             errors.append(None if ratio is None else abs(ratio - 1))
-    columns = ["cell", "regular s", "cached s", "locality s", "times faster", "by the model"]
-    note = (
-        f"150 GB; {learners.LEARNER_SAMPLES_PER_S:g} samples/s per learner (section VI-A); the source keeps pace with "
-        "8 and not with 16 nodes of four V100 (figure 1; 360 samples/s each are our assumption); links carry 10 GB/s "
-        "per node, slow ones 0.1; the paper: 34x"
-    )
-    bench.sheet("loading by learners, simulated", columns, rows, note)
     found = []
     if errors:
         found.append(at_most("simulated speed-ups past the knee, at worst off the model's", worst(errors, max), 0.15))
@@ -238,20 +208,15 @@ def simulated_figures(bench: Bench, settings: Sequence[learners.Setting]) -> lis
 
 def training_figures(bench: Bench) -> list[Figure]:
     """Theorem 1."""
-    found = []
-    regular = bench.median(THEOREM_1, "training", "regular_accuracy")
-    rows: list[Row] = [["regular", None, regular, bench.median(THEOREM_1, "training", "regular_peer_files")]]
-    for sampler in ("locality",):
-        keys = (f"{sampler}_off", f"{sampler}_accuracy", f"{sampler}_peer_files")
-        off, accuracy, files = (bench.median(THEOREM_1, "training", key) for key in keys)
-        rows.append([sampler, off, accuracy, files])
-        found.append(at_most(f"{sampler}: gradients off the regular sampler's, relative", off, TOLERANCE))
-        apart = None if accuracy is None or regular is None else abs(accuracy - regular)
-        found.append(at_most(f"{sampler}: accuracy off the regular sampler's", apart, 1.0, "points"))
+    keys = ("regular_accuracy", "locality_accuracy", "locality_off")
+    regular, ours, off = (bench.median(THEOREM_1, "training", key) for key in keys)
+    apart = None if ours is None or regular is None else abs(ours - regular)
+    found = [
+        at_most("locality: gradients off the regular sampler's, relative", off, TOLERANCE),
+        at_most("locality: accuracy off the regular sampler's", apart, 1.0, "points"),
+    ]
     if not bench.options.quick:
         found.append(at_least("what is trained learns: accuracy (guessing: 10)", regular, 50.0, "%"))
-    columns = ["sampler", "gradients off", "accuracy %", "files from other nodes"]
-    bench.sheet("trainings of the same seed, float64, 4 ranks on 2 nodes", columns, rows)
     return found
 
 
@@ -293,7 +258,7 @@ def on_nodes(bench: Bench) -> list[Figure]:
             loading = Loading(where, options)
             for count in counts:
                 bench.measure(f"{count} nodes, loading", loading.arms(count), options.rounds(3))
-            found += loading_figures(bench, counts, loading.size_bytes)
+            found += loading_figures(bench, counts)
     return found
 
 

@@ -20,7 +20,7 @@ import psutil
 
 from benchmarks.faults import kill, role, started
 from benchmarks.files import Place, empty, place
-from benchmarks.harness import Bench, Figure, Options, Row, at_least, options_of, parser
+from benchmarks.harness import Bench, Figure, Options, at_least, options_of, parser
 from benchmarks.outputtrees import Said, differences, entries, left_by_command, unkept
 from benchmarks.programs import Done, run
 from benchmarks.workload import writer
@@ -181,21 +181,11 @@ def figures(bench: Bench, kills: int, sequences: int) -> list[Figure]:
     ]
 
 
-def table(bench: Bench) -> None:
-    """By victim, and by program and trouble."""
-    rows: list[Row] = []
-    for victim in VICTIMS:
-        of = [s for s in bench.select("kills", "try") if s["victim"] == victim]
-        rows.append([victim, len(of), sum(s["passed"] for s in of), sum(s["entries"] for s in of)])
-    bench.sheet("killed at random moments", ["victim", "tries", "passed", "entries in DIR"], rows)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     options = options_of(parser(__doc__).parse_args(argv))
     bench = Bench("outputs", options, {"processes": PROCESSES, "operations": OPERATIONS})
     measure(bench, options)
-    table(bench)
     return bench.finish(figures(bench, *_counts(options)))
 
 

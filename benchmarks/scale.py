@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from benchmarks import equations, planning
-from benchmarks.harness import Arm, Bench, Figure, Row, at_most, divide, holds, options_of, parser, worst
+from benchmarks.harness import Arm, Bench, Figure, at_most, divide, holds, options_of, parser, worst
 from benchmarks.simulated import DIRECT, Machine, Simulation, Work
 from hpcstage.plan.placement.hits import Sharing, alike
 from hpcstage.plan.placement.placements import Placing
@@ -173,39 +173,12 @@ def message_figures(bench: Bench, chosen: Mapping[str, tuple[Work, Machine]]) ->
     ]
 
 
-def simulation_tables(bench: Bench, chosen: Mapping[str, tuple[Work, Machine]]) -> None:
-    """Source load, peer load, time per epoch."""
-    rows: list[Row] = []
-    for name, (work, machine) in chosen.items():
-        sample = _sample(bench, name)
-        if sample is None:
-            continue
-        first, later = expected_epochs(work, machine)
-        total_s = sum(sample["epoch_s"])
-        source_busy = sample["source_bytes"] / machine.source_bytes_per_s / total_s
-        peers_busy = sample["most_sent_bytes"] / machine.link_bytes_per_s / total_s
-        rows.append([
-            name, sample["epoch_s"][0], first, later_s(sample), later, sample["source_bytes"] / work.dataset_bytes,
-            sample["peer_bytes"] / work.dataset_bytes, source_busy, peers_busy, sample["local"][-1],
-            sample["messages"], sample["most_messages"],
-        ])  # fmt: skip
-    columns = ["", "epoch 1 [s]", "model", "later [s]", "model", "source bytes / dataset", "peer bytes / dataset",
-               "source busy", "busiest link", "local, last epoch", "messages", "busiest node"]  # fmt: skip
-    note = "150 GB; one node computes an epoch in 480 s; the source gives 5 GB/s; links 10 GB/s (slow: 0.2 GB/s)."
-    bench.sheet("Simulated jobs", columns, rows, note)
-
-
 def _sample(bench: Bench, cell: str) -> dict[str, Any] | None:
     found = bench.select(cell, "simulated")
     return found[0] if found else None
 
 
 # ---- the start
-
-
-def start_table(nodes: Sequence[int]) -> list[Row]:
-    """What a start sends: an all-gather of what nodes have room for, the manifest down a tree of two below each."""
-    return [[n, math.ceil(math.log2(n)), n - 1, 3, (n + 1).bit_length() - 1] for n in nodes]
 
 
 def main() -> int:
@@ -216,9 +189,6 @@ def main() -> int:
     for name, (work, machine) in chosen.items():
         bench.measure(name, {"simulated": _simulating(work, machine)}, 1)
     planning.measure(bench)
-    simulation_tables(bench, chosen)
-    columns = ["nodes", "all-gather: rounds per node", "manifest: messages in all", "most of one node", "depth"]
-    bench.sheet("Messages at the start", columns, start_table(QUICK_NODES if options.quick else NODES))
     figures = [*model_figures(bench, chosen), *message_figures(bench, chosen)]
     if not options.only or any("plan" in text for text in options.only):
         planning.table(bench)

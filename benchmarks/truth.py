@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.files import Place, empty, make_files, place, write_list
-from benchmarks.harness import Bench, Figure, Options, Row, at_most, holds, options_of, parser
+from benchmarks.harness import Bench, Figure, Options, at_most, holds, options_of, parser
 from benchmarks.programs import hpcstage_command, record, run
 from benchmarks.storage import Load, Storage
 from benchmarks.truthful import cells
@@ -193,17 +193,6 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known and len(known) == len(values) else None
 
 
-def tables(bench: Bench, chosen: Sequence[Schedule]) -> None:
-    """What was done beside what was said."""
-    rows: list[Row] = []
-    for schedule in chosen:
-        for s in bench.select(schedule.name, "runtime"):
-            done = ", ".join(f"{on:.1f} to {off:.1f}" for on, off in s["expected"])
-            said = ", ".join(f"{p['start_s']:.1f} to {p['end_s']:.1f} (-{p['loss']:.0%})" for p in s["reported"])
-            rows.append([schedule.name, f"{done or 'none'} (-{s['loss']:.0%})", said or "none"])
-    bench.sheet("Contention", ["", "load [s]", "reported [s]"], rows)
-
-
 def main() -> int:
     """Measures, prints, checks."""
     options = options_of(parser(__doc__).parse_args())
@@ -216,7 +205,6 @@ def main() -> int:
             bench.measure(cell.name, {"runtime": lambda c=cell: cells.staged(where, c)}, options.rounds(1))  # type: ignore[misc]
         for schedule in chosen:
             bench.measure(schedule.name, {"runtime": lambda s=schedule: runs.schedule(s)}, options.rounds(3))  # type: ignore[misc]
-    tables(bench, chosen)
     return bench.finish([*figures(bench, chosen), *computing(bench, split)])
 
 

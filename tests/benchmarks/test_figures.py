@@ -186,7 +186,6 @@ def truth_bench(**changed: Any) -> Bench:
 def test_truth(changed: dict[str, Any], count: int) -> None:
     chosen = [s for s in truth.FULL if s.name in ("one period", "no load")]
     bench = truth_bench(**changed)
-    truth.tables(bench, chosen)
     assert len(short(truth.figures(bench, chosen))) == count
 
 
@@ -236,7 +235,6 @@ def warm_bench(**changed: float) -> Bench:
 )
 def test_warm(changed: dict[str, float], count: int) -> None:
     bench = warm_bench(**changed)
-    warm.tables(bench)
     assert len(short(warm.figures(bench, Options()))) == count
 
 
@@ -263,7 +261,6 @@ def test_ways(seconds: dict[str, float], output: str, names: list[str]) -> None:
     }
     samples[cell.name, "runtime"]["output"] = output
     bench = bench_of(samples)
-    ways.table(bench, [cell], [])
     found = [name for name in short(ways.figures(bench, [cell])) if "bytes at the source" not in name]
     assert found == [*(f"{cell.name}: {name}" for name in names), "the median over all cells: runtime / plain"]
 
@@ -303,7 +300,6 @@ def test_identity() -> None:
     samples: dict[tuple[str, str], dict[str, Any]] = {
         (loader.name, arm): dict(same) for arm in (identity.ALONE, *identity.MODES)
     }
-    identity.table(bench_of(samples), [loader])
     assert short(identity.figures(bench_of(samples), [loader])) == []
     samples[loader.name, "runtime"]["weights_sha256"] = "b"
     samples[loader.name, "upfront"]["swapped"] = 0

@@ -97,7 +97,6 @@ def small() -> dict[str, tuple[Work, Machine]]:
 
 def short(bench: Bench, works: dict[str, tuple[Work, Machine]]) -> list[str]:
     figures = [*scale.model_figures(bench, works), *scale.message_figures(bench, works)]
-    scale.simulation_tables(bench, works)
     return [figure.name for figure in figures if not figure.ok]
 
 
