@@ -14,10 +14,8 @@ pytest.importorskip("torch")
 
 from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.deciding import Patience
 from hpcstage.elastic.membership.keeping import Keeper
-from hpcstage.elastic.membership.setting import AgentSetting, Bounds
-from hpcstage.elastic.membership.values import Generation, Node
+from hpcstage.elastic.membership.values import AgentSetting, Bounds, Generation, Node, Patience
 from hpcstage.elastic.seats import HANG_FACTOR, NodeSeats, Steps
 from hpcstage.torch.elastic.seat import MainThread
 

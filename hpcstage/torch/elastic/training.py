@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcstage import stderr
-from hpcstage.elastic.changed import MembershipChanged
 from hpcstage.elastic.ledger import Head, SampleLedger
+from hpcstage.elastic.policy import MembershipChanged
 from hpcstage.elastic.seats import AGREED
 from hpcstage.errors import UsageError
 from hpcstage.torch.checkpoints.checkpointer import Checkpointer
