@@ -37,7 +37,6 @@ MOST_ERROR_LINKS = 0.15
 """Where links decide: the bound for the busiest one is not its mean."""
 LEAST_FOR_LINKS = 128
 """Files per node and epoch; with fewer the bound for the busiest link does not hold."""
-MOST_OF_SUM = 1.05
 MOST_SOURCE = 1.001
 
 
@@ -58,9 +57,6 @@ def works(quick: bool) -> dict[str, tuple[Work, Machine]]:
             found[f"{kind}, {nodes} nodes"] = (work, FAST)
             if kind == Placing.PARTITION.value:
                 found[f"{kind}, {nodes} nodes, slow links"] = (work, SLOW_LINKS)
-                found[f"{kind}, {nodes} nodes, steps in lockstep"] = (replace(work, lockstep=True), FAST)
-                found[f"{kind}, {nodes} nodes, order unknown"] = (replace(work, known=False), FAST)
-                found[f"{kind}, {nodes} nodes, room for half"] = (replace(work, room=0.5 / nodes), FAST)
     return found
 
 
@@ -71,7 +67,7 @@ def simulate(work: Work, machine: Machine) -> dict[str, Any]:
 
 def sharing(work: Work) -> Sharing:
     """What the model says that nodes hold."""
-    return alike(Placing(work.kind), work.nodes, work.room)
+    return alike(Placing(work.kind), work.nodes, 1.0)
 
 
 def expected_epochs(work: Work, machine: Machine) -> tuple[float, float]:
@@ -118,27 +114,18 @@ def model_figures(bench: Bench, chosen: Mapping[str, tuple[Work, Machine]]) -> l
         if sample is None:
             made.append(holds(f"{name}: simulated", None))
             continue
-        later = expected_epochs(work, machine)[1]
-        made.append(_first(name, work, machine, sample))
+        first, later = expected_epochs(work, machine)
+        made.append(at_most(f"{name}: first epoch off by", off_by(sample["epoch_s"][0], first), _most(machine)))
         if machine != SLOW_LINKS or work.files >= LEAST_FOR_LINKS * work.nodes:
             made.append(at_most(f"{name}: later epochs off by", off_by(later_s(sample), later), _most(machine)))
         source = sample["source_bytes"] / work.dataset_bytes
-        if work.kind in (Placing.REPLICATE.value, Placing.PARTITION.value) and work.room == 1:
+        if work.kind in (Placing.REPLICATE.value, Placing.PARTITION.value):
             made.append(at_most(f"{name}: source bytes / dataset", source, MOST_SOURCE))
         else:
             made.append(at_most(f"{name}: source bytes off by", off_by(source, expected_source(work)), MOST_ERROR))
         if work.kind != DIRECT:
             made.append(at_most(f"{name}: hit rates of the last epoch off by", _missed_hits(work, sample), 0.02))
     return made
-
-
-def _first(name: str, work: Work, machine: Machine, sample: Mapping[str, Any]) -> Figure:
-    """Where files are asked for that the source has not in its order, they queue there: the sum is the bound then."""
-    found, said = sample["epoch_s"][0], expected_epochs(work, machine)[0]
-    if work.known and work.room * work.nodes >= 1:
-        return at_most(f"{name}: first epoch off by", off_by(found, said), _most(machine))
-    total_s = work.compute_s / work.nodes + work.dataset_bytes / machine.source_bytes_per_s
-    return at_most(f"{name}: first epoch / (computing + source)", found / total_s, MOST_OF_SUM)
 
 
 def _most(machine: Machine) -> float:

@@ -34,11 +34,9 @@ def test_direct_is_bound_by_the_source_or_by_computing() -> None:
     assert run(kind=DIRECT, compute_s=80.0).epoch_s == pytest.approx([20] * 3, rel=0.03)
 
 
-@pytest.mark.parametrize("lockstep", [False, True])
-@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("kind", ["partition", "replicate"])
-def test_each_byte_leaves_the_source_once(kind: str, known: bool, lockstep: bool) -> None:
-    found = run(kind=kind, known=known, lockstep=lockstep)
+def test_each_byte_leaves_the_source_once(kind: str) -> None:
+    found = run(kind=kind)
     assert found.source_bytes == 1024 * 4096
     assert found.epoch_s[0] >= 1024 * 4096 / 1e6
     assert max(found.epoch_s[1:]) < 0.2
@@ -58,21 +56,13 @@ def test_partition_asks_others_and_replicate_fills_up() -> None:
 def test_private_keeps_what_it_read() -> None:
     found = run(kind="private")
     assert found.local == pytest.approx([0, 0.25, 1 - 0.75**2], abs=0.04)
-    assert run(kind="private", room=0.1).local[-1] == pytest.approx(0.1, abs=0.03)
-
-
-def test_what_is_placed_nowhere_comes_from_the_source_each_time() -> None:
-    found = run(room=0.125)
-    assert found.source == pytest.approx([0.5] * 3, abs=0.02)
-    assert found.source_bytes == pytest.approx(1024 * 4096 * (0.5 + 3 * 0.5), rel=0.02)
 
 
 def test_uneven_numbers_end() -> None:
     for nodes in (1, 3, 7):
-        for lockstep in (False, True):
-            found = run(nodes=nodes, files=100, lockstep=lockstep)
-            assert len(found.epoch_s) == 3
-            assert found.source_bytes == 100 * 4096
+        found = run(nodes=nodes, files=100)
+        assert len(found.epoch_s) == 3
+        assert found.source_bytes == 100 * 4096
 
 
 # ---- figures
@@ -131,19 +121,13 @@ def test_all_numbers_of_nodes_are_simulated() -> None:
     assert all(f"partition, {nodes} nodes" in names for nodes in (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096))
 
 
-def test_serial_readers_add_up_latencies() -> None:
-    machine = replace(MACHINE, source_bytes_per_s=1e9, source_file_s=0.01)
-    work = replace(WORK, kind=DIRECT, readers=1, ahead=4, compute_s=0.0, lockstep=True)
-    assert Simulation(work, machine).run().epoch_s == pytest.approx([256 * 0.01] * 3, rel=0.05)
-
-
 # ---- planning
 
 
 def planned(seconds: float, memory: float = 1e8) -> Bench:
     bench = Bench("scale", Options())
-    for name, files, nodes, _ in planning.plans(Options()):
-        bench.add(name, "planned", {"seconds": seconds * files / 10**7 * max(1, nodes / 1024), "memory_bytes": memory})
+    for name in planning.plans(Options()):
+        bench.add(name, "planned", {"seconds": seconds, "memory_bytes": memory})
     return bench
 
 
@@ -155,10 +139,7 @@ def test_planning_figures() -> None:
     assert names(planned(10.0)) == []
     assert len(names(planned(30.0))) == 3
     assert len(names(planned(10.0, memory=1e9))) == 3
-    slow = planned(1.0)
-    slow.select("plan, half, 10 M files, 1024 nodes", "planned")[0]["seconds"] = 15.0
-    assert names(slow) == ["planning, half: growth over files / linear"]
-    assert len(names(Bench("scale", Options()))) == 12
+    assert len(names(Bench("scale", Options()))) == 6
 
 
 @pytest.mark.parametrize("kind", planning.KINDS)
