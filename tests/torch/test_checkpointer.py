@@ -30,7 +30,8 @@ from savednames import names
 import hpcstage.torch.checkpoints.checkpointer as room
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.checkpoint.generations.layout import BLOCK_BYTES
-from hpcstage.torch import Checkpointer, entry
+from hpcstage.torch import Checkpointer
+from hpcstage.torch.checkpoints import entry
 from hpcstage.torch.checkpoints.checkpointer import DirectoryInUse, NothingToLoad
 from hpcstage.torch.checkpoints.saving import CheckpointNotSaved
 

@@ -29,7 +29,8 @@ from savednames import names
 import hpcstage.torch.checkpoints.checkpointer as room
 import hpcstage.torch.checkpoints.naming as naming
 from hpcstage.checkpoint.generations.files import LOCK, Files
-from hpcstage.torch import Checkpointer, entry
+from hpcstage.torch import Checkpointer
+from hpcstage.torch.checkpoints import entry
 from hpcstage.torch.checkpoints.checkpointer import DirectoryInUse
 from hpcstage.torch.checkpoints.entry import DamagedEntry, check_entry
 from hpcstage.torch.checkpoints.hostmemory import HostMemory
