@@ -344,9 +344,6 @@ class NodeSeats:
             "address": address,
             "port": port,
             "hosts": [node.host for node in generation.nodes],
-            "kind": generation.kind,
-            "lost": generation.lost,
-            "joined": generation.joined,
             "cut_s": self._setting.patience.lease_s,
         }
         self._phase = "training"

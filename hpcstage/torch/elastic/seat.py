@@ -15,12 +15,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from hpcstage.elastic.seats import VARIABLE
 from hpcstage.errors import HpcstageError
+from hpcstage.torch.elastic.connections import GroupConnections, answers
 
 CONNECT_S = 30.0
 STEP_EVERY_S = 0.2
@@ -48,16 +49,13 @@ class Assignment:
     address: str
     port: int
     hosts: tuple[str, ...]
-    kind: str
-    lost: tuple[str, ...]
-    joined: tuple[str, ...]
     cut_s: float
     """A host that acknowledges nothing for so long is not reached."""
 
     @classmethod
     def from_json(cls, said: dict[str, Any]) -> Assignment:
         """Reads what the agent says."""
-        return cls(**{**said, **{name: tuple(said[name]) for name in ("hosts", "lost", "joined")}})
+        return cls(**{**said, "hosts": tuple(said["hosts"])})
 
 
 @dataclass(frozen=True)
@@ -68,30 +66,6 @@ class Held:
     """Whether it has a state in its memory."""
     saves: list[str]
     """The names that saved states have, for `glob`."""
-
-
-class Links(Protocol):
-    """The connections of a group."""
-
-    def stuck(self) -> Mapping[int, str]:
-        """Returns those on which nothing gets through now, and the addresses of the other hosts."""
-
-    def answers(self, address: str) -> bool:
-        """Returns whether a host answers now, on a connection of its own."""
-
-    def shut_down(self) -> int:
-        """Ends all of them."""
-
-
-class _NoLinks:
-    def stuck(self) -> Mapping[int, str]:
-        return {}
-
-    def answers(self, address: str) -> bool:  # noqa: ARG002 - as `Links` has it
-        return True
-
-    def shut_down(self) -> int:
-        return 0
 
 
 class MainThread:
@@ -127,7 +101,7 @@ class Seat:
         self._generation = 0
         self._stepped_s = 0.0
         self._sending = threading.Lock()
-        self._links: Links = _NoLinks()
+        self._links: GroupConnections | None = None
         self._cut_s = 0.0
         self._stuck_since_s: dict[int, float] = {}
         self._main = MainThread()
@@ -141,7 +115,7 @@ class Seat:
         path = os.environ.get(VARIABLE)
         return cls(path, int(os.environ.get("LOCAL_RANK", "0"))) if path else None
 
-    def assigned(self, held: Held, lead: Callable[[], int], links: Links) -> Assignment:
+    def assigned(self, held: Held, lead: Callable[[], int], links: GroupConnections) -> Assignment:
         """Says that this process is ready, and returns its place in the next membership. Waits as long as the others
         train without it, or a policy says `wait`: the agent bounds that, and ends this process.
 
@@ -163,17 +137,17 @@ class Seat:
                     self.is_over.clear()
                 return found
 
-    def stepped(self, progress: Callable[[], dict[str, float]]) -> None:
+    def stepped(self, progress: dict[str, float]) -> None:
         """Says that a step is done and how far the training is, a few times a second at most."""
         now_s = time.monotonic()
         if now_s - self._stepped_s >= STEP_EVERY_S:
             self._stepped_s = now_s
-            self._say(step=progress())
+            self._say(step=progress)
 
     def leave(self) -> None:
         """Says nothing, but takes no word of the membership any more in which this process was."""
         with self._lock:
-            self._generation, self._links = 0, _NoLinks()
+            self._generation, self._links = 0, None
 
     def finished(self) -> None:
         """Says that the training is over for this process."""
@@ -210,18 +184,18 @@ class Seat:
     def _look(self, now_s: float) -> None:
         """Says which hosts do not acknowledge what the group sends them."""
         with self._lock:
-            generation, links = self._generation, self._links
-            stuck = links.stuck()
+            generation = self._generation
+            stuck = self._links.stuck() if self._links is not None else {}
             self._stuck_since_s = {link: self._stuck_since_s.get(link, now_s) for link in stuck}
             more_s = self._cut_s - SENT_AGAIN_S
             late = {stuck[link] for link, since_s in self._stuck_since_s.items() if now_s - since_s >= more_s}
-        if unreached := sorted(address for address in late if not links.answers(address)):
+        if unreached := sorted(address for address in late if not answers(address)):
             self._say(unreached=unreached, generation=generation)
         if self._main.waits_s(now_s) >= STUCK_S and self.is_over.is_set():
             self._say(stuck=True)
 
     def _over(self, generation: int | None) -> None:
         with self._lock:
-            if self._generation and generation in (None, self._generation):
+            if self._links is not None and generation in (None, self._generation):
                 self.is_over.set()
                 self._links.shut_down()

@@ -152,7 +152,7 @@ class Elastic:
         """Says that the program goes on, in something that is no step and takes long, such as a validation. Raises
         MembershipChanged if the membership is over."""
         if self._seat is not None:
-            self._seat.stepped(lambda: self._progress.told(self._state.place, self._sampler))
+            self._seat.stepped(self._progress.told(self._state.place, self._sampler))
             if self._seat.is_over.is_set():
                 raise MembershipChanged("the membership has changed")
 
