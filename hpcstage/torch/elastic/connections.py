@@ -1,4 +1,4 @@
-"""The TCP connections of a process group. They are shut down to end its running collectives: gloo gives up at once then.
+"""The TCP connections of a process group, which are shut down to end its running collectives.
 
 PyTorch's own ways leave a gloo collective hanging whose peer has stopped. Connections are found in the process's own
 table of descriptors; none that was there before the group is touched.
