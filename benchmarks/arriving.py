@@ -24,7 +24,7 @@ import psutil
 
 from benchmarks.faults import below, kill, started
 from benchmarks.files import Place, empty, place
-from benchmarks.harness import Bench, Figure, Options, Row, at_least, holds, options_of, parser
+from benchmarks.harness import Bench, Figure, Options, at_least, holds, options_of, parser
 from benchmarks.programs import hpcstage_command
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
@@ -189,29 +189,11 @@ def figures(bench: Bench, tries: int) -> list[Figure]:
     ]
 
 
-def table(bench: Bench) -> None:
-    """By victim, and by what else happened."""
-    samples = bench.select("tries", "try")
-    kinds: list[tuple[str, Callable[[Mapping[str, Any]], bool]]] = [
-        *((victim, lambda s, victim=victim: s["victim"] == victim) for victim in VICTIMS),
-        ("and the file was written", lambda s: s["write_s"] is not None),
-        ("and the disk was full", lambda s: s["fill_s"] is not None),
-    ]
-    rows: list[Row] = []
-    for name, is_of in kinds:
-        of = [s for s in samples if is_of(s)]
-        gb = [sum(s.get(key, 0) for s in of) / 1e9 for key in ("bytes", "served_bytes")]
-        rows.append([name, len(of), sum(map(_hit, of)), sum(s["passed"] for s in of), *gb])
-    columns = ["killed at random moments", "tries", "killed", "passed", "GB compared", "GB of what had arrived"]
-    bench.sheet("a file is read while it arrives", columns, rows)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     options = options_of(parser(__doc__).parse_args(argv))
     bench = Bench("arriving", options, {"bandwidth": BANDWIDTH})
     measure(bench, options)
-    table(bench)
     return bench.finish(figures(bench, options.reps or (QUICK_TRIES if options.quick else TRIES)))
 
 

@@ -3,8 +3,7 @@
 `figure 4`: a simulated cache in order of last use, with file sizes like those of Food-101 and ImageNet-100, and its
 closed form. `page cache`: the machine's own, limited by cgroup, over emulated storage; `plain` are files read as
 programs do, `read_file` those read with hpcstage.torch. `figure 5`: a small network trained with each bundle_ratio, on
-a dataset in order of class; `dealt` are bundles of samples chosen at random, which is the default, `runs` are bundles
-of neighbours (consecutive=True).
+a dataset in order of class.
 """
 
 from __future__ import annotations
@@ -35,9 +34,8 @@ WITHIN_NOISE = 0.05
 """The smallest ratio of which the paper says that it costs no accuracy."""
 MOST_NOISE = 1.0
 """In points: with more, nothing would be seen."""
-RANDOM, BUNDLES, ONE_WAY = "random", "bundles", "bundles, one way"
+RANDOM, BUNDLES = "random", "bundles"
 PLAIN, READ_FILE = "plain", "read_file"
-KINDS = {"dealt": False, "runs": True}
 
 
 def orders(arm: str, samples: int, epochs: int, seed: int = 0) -> list[list[int]]:
@@ -45,7 +43,7 @@ def orders(arm: str, samples: int, epochs: int, seed: int = 0) -> list[list[int]
     if arm == RANDOM:
         sampler: Iterable[int] = RandomSampler(range(samples), generator=torch.Generator().manual_seed(seed))
     else:
-        sampler = BundleRandomSampler(range(samples), RATIO, alternate=arm == BUNDLES, seed=seed)
+        sampler = BundleRandomSampler(range(samples), RATIO, seed=seed)
     return [list(sampler) for _ in range(epochs)]
 
 
@@ -96,28 +94,18 @@ def figure_4(bench: Bench, images: lru.Images) -> list[Figure]:
     rows: list[Row] = []
     saved, errors = [], []
     for share in shares(bench.options.quick):
-        random, bundles, one_way = (simulated(bench, images, arm, share) for arm in (RANDOM, BUNDLES, ONE_WAY))
+        random, bundles = (simulated(bench, images, arm, share) for arm in (RANDOM, BUNDLES))
         forms = lru.random_misses(share), lru.bundle_misses(share, RATIO)
         saved.append(less_by(bundles, random))
         errors += [100 * abs(v - f) for v, f in zip((random, bundles), forms, strict=True) if v is not None]
-        rows.append([f"{share:.0%}", random, forms[0], bundles, forms[1], saved[-1], one_way])
-    columns = ["cache", RANDOM, "closed form", BUNDLES, "closed form", "fewer %", ONE_WAY]
+        rows.append([f"{share:.0%}", random, forms[0], bundles, forms[1], saved[-1]])
+    columns = ["cache", RANDOM, "closed form", BUNDLES, "closed form", "fewer %"]
     bench.sheet(f"Figure 4, {images.name}: miss rate of a cache in order of last use", columns, rows)
     complete = len(errors) == 2 * len(saved)
     off = at_most(
         f"{images.name}: off the closed form by", max(errors) if complete else None, MOST_CLOSED_FORM, "points"
     )
     return [*saved_figures(images.name, saved), off]
-
-
-def ratios_table(bench: Bench) -> None:
-    """Smaller bundles gain little more."""
-    rows: list[Row] = [
-        [f"{ratio:g}", *(lru.bundle_misses(share, ratio) / lru.random_misses(share) for share in SHARES)]
-        for ratio in (1.0, *RATIOS)
-    ]
-    columns = ["bundle_ratio", *(f"{share:.0%}" for share in SHARES)]
-    bench.sheet("Misses of bundles / of a random order, closed form, by size of the cache", columns, rows)
 
 
 # ---- the real page cache
@@ -188,12 +176,12 @@ def measure_accuracy(bench: Bench) -> None:
     def arm(sampler: Callable[[int], Iterable[int]], seed: int) -> dict[str, Any]:
         return {"accuracy": accuracy.train(data, test, sampler(seed), epochs, seed)}
 
-    def bundled(ratio: float, kind: str, seed: int) -> Iterable[int]:
-        return BundleRandomSampler(range(count), ratio, seed=seed, consecutive=KINDS[kind])
+    def bundled(ratio: float, seed: int) -> Iterable[int]:
+        return BundleRandomSampler(range(count), ratio, seed=seed)
 
     samplers: dict[str, Callable[[int], Iterable[int]]] = {
         RANDOM: lambda seed: RandomSampler(range(count), generator=torch.Generator().manual_seed(seed)),
-        **{f"{kind}, {ratio:g}": partial(bundled, ratio, kind) for kind in KINDS for ratio in RATIOS},
+        **{f"{ratio:g}": partial(bundled, ratio) for ratio in RATIOS},
     }
     for seed in range(bench.options.rounds(5, quick=2)):
         cell = f"figure 5, seed {seed}"
@@ -212,31 +200,19 @@ def figure_5(bench: Bench) -> list[Figure]:
     base = accuracies(bench, RANDOM)
     rows: list[Row] = [[RANDOM, 100 * statistics.fmean(base) if base else None, None, None]]
     made = []
-    for kind in KINDS:
-        for ratio in RATIOS:
-            ours = accuracies(bench, f"{kind}, {ratio:g}")
-            loss, noise = accuracy.loss_and_noise(base, ours) or (None, None)
-            rows.append([f"{kind}, {ratio:g}", 100 * statistics.fmean(ours) if ours else None, loss, noise])
-            made += accuracy_figures(kind, ratio, loss, noise)
-    note = (
-        "Per seed against the random order; noise: half the 95 % interval of the mean loss. A loss below it is none. "
-        "runs of a dataset in order of class are batches of one class, which is why bundles are dealt."
-    )
-    columns = ["bundles, bundle_ratio", "accuracy %", "lost, points", "noise, points"]
+    for ratio in RATIOS:
+        ours = accuracies(bench, f"{ratio:g}")
+        loss, noise = accuracy.loss_and_noise(base, ours) or (None, None)
+        rows.append([f"{ratio:g}", 100 * statistics.fmean(ours) if ours else None, loss, noise])
+        if ratio >= WITHIN_NOISE:
+            name = f"figure 5, {ratio:g}: accuracy lost"
+            is_within = loss is not None and noise is not None and loss <= noise
+            made.append(Figure(name, "within noise", loss, is_within, "points"))
+            made.append(at_most(f"figure 5, {ratio:g}: noise", noise, MOST_NOISE, "points"))
+    note = "Per seed against the random order; noise: half the 95 % interval of the mean loss. A loss below it is none."
+    columns = ["bundle_ratio", "accuracy %", "lost, points", "noise, points"]
     bench.sheet("Figure 5: accuracy by bundle_ratio", columns, rows, note)
     return made
-
-
-def accuracy_figures(kind: str, ratio: float, loss: float | None, noise: float | None) -> list[Figure]:
-    """Dealt bundles cost nothing; at the smallest ratio the loss is shown, as it is, where there is one."""
-    name = f"figure 5, {kind} {ratio:g}: accuracy lost"
-    if kind == "dealt" and ratio >= WITHIN_NOISE:
-        within = Figure(name, "within noise", loss, loss is not None and noise is not None and loss <= noise, "points")
-        return [within, at_most(f"figure 5, {kind} {ratio:g}: noise", noise, MOST_NOISE, "points")]
-    if kind == "runs" and ratio == min(RATIOS):
-        shown = loss is not None and noise is not None and loss > noise
-        return [Figure(name, "more than noise", loss, shown, "points")]
-    return []
 
 
 def main() -> int:
@@ -248,12 +224,11 @@ def main() -> int:
         cell = f"figure 4, {images.name}"
         if options.wants(cell):
             sizes = shares(options.quick)
-            bench.measure(cell, {arm: partial(simulate, images, arm, sizes) for arm in (RANDOM, BUNDLES, ONE_WAY)}, 1)
+            bench.measure(cell, {arm: partial(simulate, images, arm, sizes) for arm in (RANDOM, BUNDLES)}, 1)
     with place(options) as where:
         reason = measure_pages(bench, where)
     measure_accuracy(bench)
     figures = [figure for images in chosen for figure in figure_4(bench, images)]
-    ratios_table(bench)
     return bench.finish([*figures, *page_figures(bench, reason), *figure_5(bench)])
 
 

@@ -4,15 +4,14 @@ Tables 3 and 4, figures 7 and 8: bytes and seconds of a generation, split into d
 states change little or much; every program is a real PyTorch training, all arms save the same states, and the last must
 come back bit for bit. Figure 6: the work of a node with 8, 16 and 32 data nodes and 2 coding nodes, counted in bytes
 and messages and measured in processor time; and the time of an encoding by
-a simulation whose terms are measured here, since two processors do not work like 34 nodes. Beside them: blocks of 4 to
-256 KB, what makes torch.save shift its tensors, and the speed of each part on one file.
+a simulation whose terms are measured here, since two processors do not work like 34 nodes.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,16 +19,15 @@ import torch
 
 from benchmarks.checkpointed.exchanged import SIZES as EXCHANGED
 from benchmarks.checkpointed.exchanged import exchanged
-from benchmarks.checkpointed.saving import FULL, SHIFTS, States, Trained
+from benchmarks.checkpointed.saving import FULL, States, Trained
 from benchmarks.checkpointed.simulation import DATA_NODES, PLACED, Encoded, Layout, Speeds, Terms, counted, simulated
 from benchmarks.files import Place, place
-from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, holds, less_by, options_of, parser
+from benchmarks.harness import Arm, Bench, Figure, Options, at_least, at_most, holds, less_by, options_of, parser
 from benchmarks.link import unavailable
 from benchmarks.peer import LINKED
 from benchmarks.peernodes import MPIEXEC
 from benchmarks.workload.trained import FORMS, PROGRAMS
 from hpcstage.checkpoint.generations.choice import GenerationPolicy
-from hpcstage.checkpoint.generations.manifest import GenerationKind
 from hpcstage.checkpoint.protection.groups import CodeSize
 
 KB, MB, GB = 1 << 10, 1e6, 1e9
@@ -50,13 +48,6 @@ STORED_BYTES, QUICK_STORED_BYTES = 8 << 20, 2 << 20
 EXCHANGED_BYTES = 64 << 20
 """Of each node in the encodings by real exchanges."""
 ARMS = {"full": FULL, "incremental": GenerationPolicy()}
-BLOCKS = (4 * KB, 16 * KB, 64 * KB, 256 * KB)
-BLOCK_ARMS = {
-    f"{name}, {size // KB} KB": GenerationPolicy(block_bytes=size, always=always)
-    for size in BLOCKS
-    for name, always in (("delta", GenerationKind.DELTA), ("chosen", None))
-}
-SPLIT = ("diff_s", "write_s", "encode_s")
 
 
 def saves_percent(bench: Bench, cell: str, key: str) -> float | None:
@@ -67,8 +58,6 @@ def saves_percent(bench: Bench, cell: str, key: str) -> float | None:
 def figures(bench: Bench, cells: Sequence[Trained]) -> list[Figure]:
     """What paper 001 reached, of programs whose share of changed blocks allows it, and its figure 6."""
     made = [figure for cell in cells for figure in saving_figures(bench, cell)]
-    if bench.options.wants("speeds"):
-        made.append(at_least("reading and hashing the state", bench.median("speeds", "one file", "diff"), 2.0, "GB/s"))
     if bench.options.wants(WORK):
         for placed in PLACED:
             made.append(flat(bench, WORK, counted_arm, placed, "multiplied", "counted bytes of products"))
@@ -128,109 +117,6 @@ def lanes() -> tuple[str, ...]:
     return ("shared memory", "tcp", *(() if unavailable() else (LINKED,)))
 
 
-def tables(bench: Bench, cells: Sequence[Trained]) -> None:
-    """Medians."""
-    rows = [
-        _row(bench, cell.name, arm, samples[-1])
-        for cell in cells
-        for arm in ARMS
-        if (samples := bench.select(cell.name, arm))
-    ]
-    columns = ["program, form", "arm", "MB of the state", "blocks changed %", "MB written", "less %", "MB parities"]
-    columns += ["s", *(key.replace("_s", " s") for key in SPLIT), "less % s", "restore s", "kinds"]
-    note = "Of one node. encode: the work of all nodes in one process, by the number of nodes; no network."
-    bench.sheet("A generation of each program's state, after the first", columns, rows, note)
-
-
-def _row(bench: Bench, cell: str, arm: str, sample: dict[str, Any]) -> Row:
-    def median(key: str) -> float:
-        return bench.median(cell, arm, key) or 0.0
-
-    less = [saves_percent(bench, cell, key) if arm != "full" else None for key in ("written_bytes", "seconds")]
-    return [
-        cell,
-        arm,
-        sample["state_bytes"] / MB,
-        100 * median("changed_share"),
-        median("written_bytes") / MB,
-        less[0],
-        median("parity_bytes") / MB,
-        *(median(key) for key in ("seconds", *SPLIT)),
-        less[1],
-        median("restore_s"),
-        sample["kinds"],
-    ]
-
-
-def more_tables(bench: Bench) -> None:
-    """Sizes of blocks, what shifts, and speeds."""
-    rows: list[Row] = []
-    for name in BLOCK_ARMS:
-        if bench.select("blocks", name):
-            values = [
-                bench.median("blocks", name, key) for key in ("changed_share", "written_bytes", "seconds", "diff_s")
-            ]
-            rows.append([name, 100 * (values[0] or 0), (values[1] or 0) / MB, *values[2:]])
-    if rows:
-        bench.sheet("embedding, SGD by size of blocks", ["arm", "blocks changed %", "MB written", "s", "diff s"], rows)
-    moved: list[Row] = [
-        [shift, sample["tensors"], sample["moved"], 100 * sample["changed_share"]]
-        for shift in SHIFTS
-        for sample in bench.select("shifts", shift)[-1:]
-    ]
-    if moved:
-        title = "One state saved twice by torch.save, nothing trained: what moves"
-        bench.sheet(title, ["what differs", "tensors", "moved", "blocks changed %"], moved)
-    if bench.select("speeds", "one file"):
-        keys = ("diff", "write", "restore")
-        bench.sheet("One file, GB/s", list(keys), [[bench.median("speeds", "one file", key) for key in keys]])
-
-
-def node_tables(bench: Bench) -> None:
-    """Figure 6: work and time by the number of data nodes."""
-    keys = ("sent", "received", "multiplied", "messages")
-    rows: list[Row] = []
-    for placed, nodes in _layouts():
-        arm = counted_arm(placed, nodes)
-        if bench.select(WORK, arm):
-            rows.append([placed, nodes, *(bench.median(WORK, arm, key) for key in keys)])
-    if rows:
-        title = "The most that one node does, in bytes for each byte of a data node, messages for each of its blocks"
-        bench.sheet(title, ["placed", "data nodes", *keys], rows)
-    measured: list[Row] = [
-        [nodes, bench.median(WORK, measured_arm(nodes), "s_per_gb")]
-        for nodes in DATA_NODES
-        if bench.select(WORK, measured_arm(nodes))
-    ]
-    if measured:
-        title = "Processor time of one node for each GB that it holds, all nodes in one process"
-        bench.sheet(title, ["data nodes", "s/GB"], measured)
-    times: list[Row] = [
-        [
-            lane,
-            placed,
-            *(bench.median(cell, simulated_arm(placed, n), "s_per_gb") for n in DATA_NODES),
-        ]
-        for lane in lanes()
-        if bench.select(cell := f"simulated, {lane}", simulated_arm(next(iter(PLACED)), DATA_NODES[0]))
-        for placed in PLACED
-    ]
-    if times:
-        title = "Simulated seconds of an encoding for each GB of a data node"
-        columns = ["lane", "placed", *(f"{nodes} data nodes" for nodes in DATA_NODES)]
-        bench.sheet(title, columns, times, _terms_line(bench))
-
-
-def _terms_line(bench: Bench) -> str:
-    node = ", ".join(f"{key} {(bench.median(TERMS, 'node', key) or 0) / GB:.3g}" for key in _NODE_TERMS)
-    found = [terms_of(bench, lane) for lane in lanes()]
-    lane = "; ".join(
-        f"{name} {terms.lane_bytes_per_s / GB:.3g}, {1e6 * terms.lane_latency_s:.3g} us"
-        for name, terms in zip(lanes(), found, strict=True)
-    )
-    return f"Simulated, not measured. Its terms are, in GB/s: {node}; lanes: {lane}."
-
-
 _NODE_TERMS = ("coder", "hash", "read", "write")
 
 
@@ -241,34 +127,14 @@ def terms_of(bench: Bench, lane: str) -> Terms:
     return Terms(coder, hashing, read, write, rate, latency)
 
 
-def measure_states(
-    bench: Bench,
-    states: States,
-    trained: Trained,
-    cell: str,
-    policies: Mapping[str, GenerationPolicy],
-    rounds: int,
-    group: CodeSize | None = None,
-) -> None:
-    """Saves the states of one program by each policy; where the file has all samples, nothing is trained."""
-    if all(len(bench.select(cell, arm)) >= rounds for arm in policies):
-        return
-    saved = states.trained(trained)
-    arms: dict[str, Arm] = {name: partial(states.saved, saved, policy, group) for name, policy in policies.items()}
-    bench.measure(cell, arms, rounds)
-
-
 def measure_saving(bench: Bench, where: Place, options: Options, cells: Sequence[Trained]) -> None:
-    """Full against incremental."""
-    states = States(where, options)
+    """Full against incremental; where the file has all samples, nothing is trained."""
+    states, rounds = States(where, options), options.rounds(3)
     for cell in cells:
-        measure_states(bench, states, cell, cell.name, ARMS, options.rounds(3), states.group)
-    if options.wants("blocks"):
-        measure_states(bench, states, Trained("embedding, SGD", "tensors"), "blocks", BLOCK_ARMS, options.rounds(3))
-    if options.wants("shifts"):
-        bench.measure("shifts", {shift: partial(states.shifted, shift) for shift in SHIFTS}, 1)
-    if options.wants("speeds"):
-        bench.measure("speeds", {"one file": states.speeds}, options.rounds(5))
+        if any(len(bench.select(cell.name, arm)) < rounds for arm in ARMS):
+            saved = states.trained(cell)
+            arms: dict[str, Arm] = {name: partial(states.saved, saved, policy) for name, policy in ARMS.items()}
+            bench.measure(cell.name, arms, rounds)
 
 
 def measure_nodes(bench: Bench, where: Place, options: Options) -> None:
@@ -321,20 +187,6 @@ def exchanged_cell(size: CodeSize) -> str:
     return f"exchanged, {size.nodes} nodes, {size}"
 
 
-def exchanged_table(bench: Bench) -> None:
-    """Seconds, and bytes from node to node."""
-    rows: list[Row] = []
-    for size in EXCHANGED:
-        cell = exchanged_cell(size)
-        if bench.select(cell, EXCHANGED_ARM):
-            sent = bench.median(cell, EXCHANGED_ARM, "sent_bytes") or 0.0
-            rows.append([f"{size.nodes} nodes, {size}", bench.median(cell, EXCHANGED_ARM), sent / MB])
-    if rows:
-        title = f"Seconds of an encoding by exchanges over MPI, virtual nodes with {EXCHANGED_BYTES >> 20} MiB each"
-        note = "All nodes share two processors; messages pass in memory."
-        bench.sheet(title, ["group", "seconds", "MB sent"], rows, note)
-
-
 def _layouts() -> list[tuple[str, int]]:
     return [(placed, nodes) for placed in PLACED for nodes in DATA_NODES]
 
@@ -349,10 +201,6 @@ def main() -> int:
         measure_saving(bench, where, options, cells)
         measure_nodes(bench, where, options)
         measure_exchanged(bench, where, options)
-    tables(bench, cells)
-    more_tables(bench)
-    node_tables(bench)
-    exchanged_table(bench)
     return bench.finish(figures(bench, cells))
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from benchmarks.files import Place, drop_caches, empty, place
-from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_most, divide, holds, options_of, parser
+from benchmarks.harness import Arm, Bench, Figure, Options, at_most, holds, options_of, parser
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
 from hpcstage.torch import Checkpointer
@@ -264,32 +264,6 @@ def figures(bench: Bench) -> list[Figure]:
     return made
 
 
-def tables(bench: Bench) -> None:
-    """Medians."""
-    rows: list[Row] = []
-    for count in COUNTS:
-        if bench.select(standing(count), OURS):
-            took = [bench.median(standing(count), arm) for arm in (OURS, COPIED)]
-            rows.append([f"{count} tensors", *took, divide(*took)])
-    if rows:
-        columns = ["state", "save() s", "copy_ s", "times"]
-        bench.sheet("Until a training may go on, from the second save on", columns, rows)
-    if bench.select("training", OURS):
-        keys = ("seconds", "still_s", "safe_s")
-        minutes: list[Row] = [[arm, *(bench.median("training", arm, key) for key in keys)] for arm in (PLAIN, OURS)]
-        minutes[1] = [*minutes[1], divide(bench.median("training", OURS), bench.median("training", PLAIN))]
-        minutes[0] = [*minutes[0], None]
-        bench.sheet("A minute of training on all processors", ["", "s a step", "still s", "safe s", "times"], minutes)
-    ways: list[Row] = [
-        [way, *(bench.median("ways", way, key) for key in ("still_s", "safe_s", "checked_s", "load_s"))]
-        for way in WAYS
-        if bench.select("ways", way)
-    ]
-    if ways:
-        note = "shared: emulated storage, 500 MB/s, 2 ms per operation, 1 ms per request. Loading begins with no cache."
-        bench.sheet("One state in different ways", ["way", "still s", "safe s", "read back s", "load s"], ways, note)
-
-
 def standing(count: int) -> str:
     """The name of a cell."""
     return f"save, {count} tensors"
@@ -320,7 +294,6 @@ def main() -> int:
     bench = Bench("checkpointer", options, {"cpus": os.cpu_count(), "torch": torch.__version__}, tries=3)
     with place(options) as where:
         measure(bench, where, options)
-    tables(bench)
     return bench.finish(figures(bench))
 
 

@@ -3,7 +3,6 @@
  *
  * Usage: coder METHOD LIBRARY BLOCK_BYTES SECONDS PARITIES M COEFFICIENT...
  *   METHOD    encode  ISA-L's ec_encode_data
- *             chain   ISA-L's ec_encode_data_update, block by block, as the nodes of a pipeline do
  *             table   a table of 256 products for each coefficient, byte by byte: how redset encodes
  *   LIBRARY   the file of ISA-L, opened by dlopen: no header is needed
  *   PARITIES  a file for the parities of the last pass
@@ -30,7 +29,6 @@ static int k, m;
 static size_t block;
 static void (*init_tables)(int, int, byte *, byte *);
 static void (*encode_data)(int, int, int, byte *, byte **, byte **);
-static void (*encode_data_update)(int, int, int, int, byte *, byte *, byte **);
 
 static double now_s(void)
 {
@@ -43,14 +41,6 @@ static double now_s(void)
 static void encode(void)
 {
     encode_data((int)block, k, m, tables, data, parities);
-}
-
-static void chain(void)
-{
-    for (int i = 0; i < m; i++)
-        memset(parities[i], 0, block);
-    for (int j = 0; j < k; j++)
-        encode_data_update((int)block, k, m, j, tables, data[j], parities);
 }
 
 static void table(void)
@@ -95,8 +85,7 @@ static int load(const char *library)
         return -1;
     *(void **)&init_tables = dlsym(opened, "ec_init_tables");
     *(void **)&encode_data = dlsym(opened, "ec_encode_data");
-    *(void **)&encode_data_update = dlsym(opened, "ec_encode_data_update");
-    if (!init_tables || !encode_data || !encode_data_update)
+    if (!init_tables || !encode_data)
         return -1;
     tables = malloc((size_t)(32 * k * m));
     init_tables(k, m, coefficients, tables);
@@ -174,7 +163,7 @@ int main(int argc, char **argv)
         return 2;
     for (int c = 0; c < k * m; c++)
         coefficients[c] = (byte)atoi(argv[7 + c]);
-    work = !strcmp(argv[1], "encode") ? encode : !strcmp(argv[1], "chain") ? chain : table;
+    work = !strcmp(argv[1], "encode") ? encode : table;
     if (work == table)
         make_tables();
     else if (load(argv[2])) {

@@ -2,9 +2,8 @@
 
 One stripe of 8 data blocks and 2 parities is encoded over and over in memory that stays in place, as a pipeline uses
 its buffers. `ISA-L, C` is a C program that does nothing else; `hpcstage` calls an operation that was made once for
-these blocks, `hpcstage, new blocks` makes it again for each pass. In `chain` each block is added by itself, as the
-nodes of a pipeline do. `redset, C` passes once through a table of products for each coefficient. All arms of a cell use
-the same library and must leave the same bytes.
+these blocks. `redset, C` passes once through a table of products for each coefficient. All arms of a cell use the same
+library and must leave the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, holds, options_of, parser
+from benchmarks.harness import Arm, Bench, Figure, Options, at_least, holds, options_of, parser
 from benchmarks.programs import run
 from hpcstage.checkpoint.coding.blocks import Bytes, Kernel, Operation
 from hpcstage.checkpoint.coding.coder import Coder
@@ -45,20 +44,19 @@ PLACES = 5
 LEAST_OF_C = 0.8
 LEAST_NUMPY = 3.0
 HUGE_PAGE_BYTES = 2 << 20
-C, OURS, NEW, NUMPY, REDSET = "ISA-L, C", "hpcstage", "hpcstage, new blocks", "numpy", "redset, C"
+C, OURS, NUMPY, REDSET = "ISA-L, C", "hpcstage", "numpy", "redset, C"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One size of blocks, encoded at once or as a chain."""
+    """One size of blocks."""
 
     size: str
-    chain: bool
 
     @property
     def name(self) -> str:
         """In results and for --only."""
-        return f"{self.size}, {'chain' if self.chain else 'encode'}"
+        return f"{self.size}, encode"
 
     @property
     def block_bytes(self) -> int:
@@ -106,38 +104,17 @@ class Stripe:
 
     def arms(self, isal: IsalKernel | None) -> dict[str, Arm]:
         """What is compared; without ISA-L only the others."""
-        method = "chain" if self.cell.chain else "encode"
         made: dict[str, Arm] = {}
         if isal:
-            made[C] = functools.partial(self._in_c, method, isal.path)
+            made[C] = functools.partial(self._in_c, "encode", isal.path)
             made[OURS] = functools.partial(self._ours, functools.partial(self._operation, isal), cycle(self.places))
-            made[NEW] = functools.partial(self._ours, functools.partial(self._made_anew, isal), cycle(self.places))
         numpys = functools.partial(self._operation, NumpyKernel())
         made[NUMPY] = functools.partial(self._ours, numpys, cycle(self.places))
-        if not self.cell.chain:
-            made[REDSET] = functools.partial(self._in_c, "table", "")
+        made[REDSET] = functools.partial(self._in_c, "table", "")
         return made
 
-    def _made_anew(self, kernel: Kernel, blocks: Blocks) -> Operation:
-        def work() -> None:
-            self._operation(kernel, blocks)()
-
-        return work
-
     def _operation(self, kernel: Kernel, blocks: Blocks) -> Operation:
-        coder = Coder(self.code, kernel)
-        if not self.cell.chain:
-            return coder.encoding(dict(enumerate(blocks.data)), blocks.parities)
-        stages = [
-            coder.contributing(self.code.column(number), block, blocks.parities, len(block) if number else 0)
-            for number, block in enumerate(blocks.data)
-        ]
-
-        def work() -> None:
-            for stage in stages:
-                stage()
-
-        return work
+        return Coder(self.code, kernel).encoding(dict(enumerate(blocks.data)), blocks.parities)
 
     def _ours(self, operation: Callable[[Blocks], Operation], places: Iterator[Blocks]) -> dict[str, Any]:
         blocks = next(places)
@@ -186,17 +163,17 @@ def loaded_isal() -> IsalKernel | None:
     return next((kernel for kernel in kernels() if isinstance(kernel, IsalKernel)), None)
 
 
-def share_of_c(bench: Bench, cell: Cell, arm: str = OURS) -> float | None:
-    """The rate of an arm over that of the C program: the median of the rounds, in which one follows the other."""
-    pairs = zip(bench.select(cell.name, C), bench.select(cell.name, arm), strict=False)
+def share_of_c(bench: Bench, cell: Cell) -> float | None:
+    """Our rate over that of the C program: the median of the rounds, in which one follows the other."""
+    pairs = zip(bench.select(cell.name, C), bench.select(cell.name, OURS), strict=False)
     ratios = [theirs["seconds"] / ours["seconds"] for theirs, ours in pairs]
     return statistics.median(ratios) if ratios else None
 
 
 def figures(bench: Bench, cells: list[Cell]) -> list[Figure]:
-    """See the module; chains are shown and not judged."""
+    """See the module."""
     made = []
-    for cell in [cell for cell in cells if not cell.chain]:
+    for cell in cells:
         made += [
             at_least(f"{cell.size}: hpcstage on ISA-L, of ISA-L called from C", share_of_c(bench, cell), LEAST_OF_C),
             at_least(f"{cell.size}: the numpy form", bench.median(cell.name, NUMPY, "gb_per_s"), LEAST_NUMPY, "GB/s"),
@@ -205,29 +182,16 @@ def figures(bench: Bench, cells: list[Cell]) -> list[Figure]:
     return [*made, holds("the same bytes in all arms", all(len(d) == 1 for d in digests) if digests else None)]
 
 
-def tables(bench: Bench, cells: list[Cell]) -> None:
-    """Rates of data bytes, from medians."""
-    names = [C, OURS, NEW, NUMPY, REDSET]
-    rows: list[Row] = [
-        [cell.name, *(bench.median(cell.name, name, "gb_per_s") for name in names), share_of_c(bench, cell)]
-        for cell in cells
-    ]
-    title = f"GB of data per second on one core, k = {K}, m = {M}"
-    bench.sheet(title, ["", *names, "hpcstage / C"], rows)
-
-
 def main() -> int:
     """Measures, prints, checks."""
     options = options_of(parser(__doc__).parse_args())
     isal = loaded_isal()
     bench = Bench("coder", options, {"library": isal.name if isal else None})
-    cells = [Cell(size, chain) for chain in (False, True) for size in SIZES]
-    cells = [cell for cell in cells if options.wants(cell.name)]
+    cells = [cell for cell in map(Cell, SIZES) if options.wants(cell.name)]
     with tempfile.TemporaryDirectory(dir=options.work_dir, prefix="hpcstage-coder-") as scratch:
         for cell in cells:
             stripe = Stripe(cell, options, Path(scratch))
             bench.measure(cell.name, stripe.arms(isal), options.rounds(ROUNDS, ROUNDS))
-    tables(bench, cells)
     return bench.finish(figures(bench, cells))
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.files import Place, drop_caches, drop_files, make_files, place, touch_memory
-from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, divide, holds, options_of, parser
+from benchmarks.harness import Arm, Bench, Figure, Options, at_least, at_most, divide, holds, options_of, parser
 from benchmarks.programs import read_flat_out, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
@@ -204,17 +204,6 @@ def _of_flat_out(bench: Bench, cell: Cell) -> Figure:
     return at_least(f"{cell.name}: share of what a C program reads flat out, names given", share, LEAST_OF_FLAT_OUT)
 
 
-def tables(bench: Bench, chosen: list[Cell]) -> None:
-    """Rates from medians."""
-    rows: list[Row] = []
-    for cell in chosen:
-        for arm in ("hpcstage", *OTHERS, "flat out"):
-            seconds = bench.median(cell.name, arm)
-            rate = divide(cell.files, seconds)
-            rows.append([cell.name, arm, seconds, rate, None if rate is None else rate * cell.file_bytes / MB])
-    bench.sheet("Copying to the local disk", ["", "program", "s", "files/s", "MB/s"], rows, "flat out: reading only")
-
-
 def main() -> int:
     """Measures, prints, checks."""
     made = parser(__doc__)
@@ -229,7 +218,6 @@ def main() -> int:
     with place(options) as where:
         measure(bench, options, Copies(where, quick=options.quick))
     chosen = [c for c in cells(options.quick) if options.wants(c.name)]
-    tables(bench, chosen)
     return bench.finish(figures(bench, chosen))
 
 

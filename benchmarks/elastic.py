@@ -169,24 +169,9 @@ def main() -> int:
         placements: dict[str, Arm] = {arm: partial(staged.sample, arm, options) for arm in staged.ARMS}
         bench.measure(staged.CELL, placements, options.rounds(staged.ROUNDS))
     found = [name for name in FAULTS if any(bench.select(name, arm) for arm in (OURS, KEPT))]
-    sheet(bench, found)
     return bench.finish(
         [*figures(bench, found), *growing.show(bench), *calm.show(bench), *chaos.show(bench), *staged.show(bench)]
     )
-
-
-def sheet(bench: Bench, found: list[str]) -> None:
-    """Adds the table of the faults."""
-    ours = [f"{arm}: {what}" for arm in ("restarted", "Elastic") for what in ("noticed", "agreed", "steps again")]
-    columns = ["", *ours, *(f"{peer}: steps again" for peer in PEERS)]
-    keys = ("noticed_s", "agreed_s", "seconds")
-    rows = [
-        [name, *(always(bench, name, arm, key) for arm in (OURS, KEPT) for key in keys),
-         *(always(bench, name, arm) for arm in PEERS)]
-        for name in found
-    ]  # fmt: skip
-    note = f"-: not measured, or at least once not within {LIMIT_S:g} s"
-    bench.sheet("Seconds after a fault (median)", columns, rows, note)
 
 
 def always(bench: Bench, fault: str, arm: str, key: str = "seconds") -> float | None:

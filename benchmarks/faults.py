@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from benchmarks.files import Place, empty, make_files, place
-from benchmarks.harness import Bench, Figure, Options, Row, at_least, holds, options_of, parser
+from benchmarks.harness import Bench, Figure, Options, at_least, holds, options_of, parser
 from benchmarks.nodes import RANKS
 from benchmarks.programs import environment, hpcstage_command, ranks_command, run
 from benchmarks.storage import Storage
@@ -213,21 +213,11 @@ def figures(bench: Bench, tries: int) -> list[Figure]:
     ]
 
 
-def table(bench: Bench) -> None:
-    """By victim."""
-    rows: list[Row] = []
-    for victim in VICTIMS:
-        of = [s for s in bench.select("tries", "try") if s["victim"] == victim]
-        rows.append([victim, len(of), sum(map(_hit, of)), sum(s["passed"] for s in of)])
-    bench.sheet("killed at random moments", ["victim", "tries", "killed", "passed"], rows)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     options = options_of(parser(__doc__).parse_args(argv))
     bench = Bench("faults", options, {"nodes": NODES, "epochs": EPOCHS})
     measure(bench, options)
-    table(bench)
     return bench.finish(figures(bench, options.reps or (QUICK_TRIES if options.quick else TRIES)))
 
 

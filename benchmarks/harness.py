@@ -32,6 +32,8 @@ SCHEMA_VERSION = 1
 DISTURBED = 0.10
 """Of the processor time that a sample wanted, taken away by the host. Near none in calm minutes, 30 % in bad ones."""
 AGAIN = ", disturbed"
+OWN = frozenset({"round", "load_before", "stolen_share", "took_s"})
+"""What the harness adds to a sample."""
 Value = float | int | str | None
 Row = Sequence[Value]
 Arm = Callable[[], Mapping[str, Any]]
@@ -190,6 +192,7 @@ class Bench:
     def finish(self, figures: Sequence[Figure]) -> int:
         """Saves, prints tables and figures, and gives the exit code: 1 if --check found a figure short."""
         self.figures = list(figures)
+        self.sheets += medians(self.samples)
         self.save()
         console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
         for sheet in self.sheets:
@@ -287,6 +290,20 @@ def worst(values: Sequence[float | None], pick: Callable[[list[float]], float]) 
     """The least favourable of several figures; unknown if one of them is."""
     known = [v for v in values if v is not None]
     return pick(known) if known and len(known) == len(values) else None
+
+
+def medians(samples: Sequence[Mapping[str, Any]]) -> list[Sheet]:
+    """A table for all samples that have the same numbers: their medians, by cell and arm."""
+    arms: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for sample in samples:
+        arms.setdefault((sample["cell"], sample["arm"]), []).append(sample)
+    sheets: dict[tuple[str, ...], Sheet] = {}
+    for (cell, arm), of in arms.items():
+        keys = tuple(key for key, value in of[-1].items() if key not in OWN and isinstance(value, int | float))
+        sheet = sheets.setdefault(keys, Sheet("Medians", ["cell", "arm", "samples", *keys]))
+        known = ([s[key] for s in of if isinstance(s.get(key), int | float)] for key in keys)
+        sheet.rows.append([cell, arm, len(of), *(float(statistics.median(values)) for values in known)])
+    return list(sheets.values())
 
 
 def render(sheet: Sheet) -> Table:

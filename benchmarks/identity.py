@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.files import Place, empty, make_files, place, write_list
-from benchmarks.harness import Arm, Bench, Figure, Options, Row, holds, options_of, parser
+from benchmarks.harness import Arm, Bench, Figure, Options, holds, options_of, parser
 from benchmarks.programs import Training, hpcstage_command, record, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
@@ -104,17 +104,6 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(one[key] == other[key] for key in ("stdout", "weights_sha256"))
 
 
-def table(bench: Bench, chosen: list[Loader]) -> None:
-    """The digests' beginnings."""
-    rows: list[Row] = []
-    for loader in chosen:
-        for arm in (ALONE, *MODES):
-            for s in bench.select(loader.name, arm)[:1]:
-                loss = s["stdout"].splitlines()[EPOCHS - 1].rpartition(" ")[2]
-                rows.append([f"{loader.name}, {arm}", loss, s["weights_sha256"][:16], s["opens"], s["swapped"]])
-    bench.sheet("Identity", ["", "last loss", "weights", "opens", "swapped"], rows)
-
-
 def measure(bench: Bench, options: Options, chosen: list[Loader]) -> None:
     """Each arm twice in a full run: chance would show."""
     with place(options) as where:
@@ -130,7 +119,6 @@ def main() -> int:
     loaders = LOADERS[:2] if options.quick else LOADERS
     chosen = [loader for loader in loaders if options.wants(loader.name)]
     measure(bench, options, chosen)
-    table(bench, chosen)
     return bench.finish(figures(bench, chosen))
 
 

@@ -77,23 +77,18 @@ class Lab:
         bench: Bench,
         options: Options,
         where: Place,
-        load_kind: str = "real",
-        order: str = "list",
         compute: str = "accelerator",
         source_to_compute: float = SOURCE_TO_COMPUTE,
     ) -> None:
-        """`order`: `list`, the program's order is given; `sampler`, it shuffles, and the order is not given.
-
-        `compute`: `accelerator`, a step takes its time whatever the processors do; `processor`, they are all there is.
+        """`compute`: `accelerator`, a step takes its time whatever the processors do; `processor`, they are all there
+        is.
         `source_to_compute`: the time of reading the source once under high load, in computing times of one epoch.
         """
-        self.order = order
         self.compute_kind = compute
         self.source_to_compute = source_to_compute
         self.bench = bench
         self.options = options
         self.where = where
-        self.load_kind = load_kind
         self._data: dict[float, Data] = {}
         self._bandwidths: dict[str, float] = {}
         self._is_warm = False
@@ -127,7 +122,7 @@ class Lab:
         settings = Settings(
             bandwidth_bytes_per_s=self.bandwidth(cell.net), metadata_latency_s=LATENCY_S, data_latency_s=LATENCY_S
         )
-        load = Load(HIGH_WEIGHT, self.load_kind) if cell.load == "high" else None
+        load = Load(HIGH_WEIGHT) if cell.load == "high" else None
         return Storage(self.data(cell.size).path, settings, self.where.memory, load)
 
     def training(self, cell: Cell, data: Path, **more: Any) -> Training:  # noqa: ANN401  passed on to Training
@@ -140,7 +135,6 @@ class Lab:
             step_s=STEP_S[cell.net] if self.compute_kind == "accelerator" else 0.0,
             prefetch=cell.prefetch,
             timings=self.where.disk / "timings.json",
-            shuffle=self.order == "sampler",
             **more,
         )
 
@@ -153,14 +147,13 @@ class Lab:
             done = run(self.training(cell, storage.path).command(), self.where.disk)
         return self._sample(done)
 
-    def hpcstage(self, cell: Cell, mode: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
+    def hpcstage(self, cell: Cell, mode: str) -> dict[str, Any]:
         """The same program behind `hpcstage run --mode ...`."""
         local, run_dir = self.where.local.renew(), self._empty("run")
         self._empty("state")  # no trace of the sample before
         with self.storage(cell) as storage:
             storage.load_on()
-            given = f"@{self.data(cell.size).order}" if self.order == "list" else str(storage.path)
-            head = hpcstage_command(mode, run_dir, local, given, options)
+            head = hpcstage_command(mode, run_dir, local, f"@{self.data(cell.size).order}")
             done = run([*head, *self.training(cell, storage.path).command()], self.where.disk)
             asked = storage.counters()
         return {**self._sample(done), "source_read_bytes": asked.read_bytes, **_from_record(run_dir)}

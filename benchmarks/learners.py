@@ -1,7 +1,7 @@
 """Up to 1,024 learners as a simulation: loading with and without the sampler, at rates that paper 004 gives.
 
-Owns the model of the paper's machine. Which learner reads which sample is `hpcstage.torch.shares`' word, where files
-are `hpcstage.plan.placement.placements`'s, and what waits for what `benchmarks.simulated`'s.
+Owns the model of the paper's machine. Which learner reads which sample is the word of the sampler's own code, where
+files are that of `hpcstage.plan.placement`, and what waits for what that of `benchmarks.simulated`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from benchmarks import equations
 from benchmarks.simulated import DIRECT, Machine, Outcome, Simulation, Work
 from hpcstage.plan.placement.placements import Placing, place
 from hpcstage.plan.types import Budget
-from hpcstage.torch.shares import Held, divide
+from hpcstage.torch.samplers.sharing import Held, divide
 
 LEARNERS_PER_NODE = 4
 DATASET_BYTES = 150e9
@@ -40,7 +40,7 @@ class LocalFirst(Simulation):
         held, ranks = Held(owners(self.work)), [LEARNERS_PER_NODE] * nodes
         found: list[int] = []
         for begin in range(0, len(order), whole):
-            parts = divide(order[begin : begin + whole], held, ranks, balanced=True)
+            parts = divide(order[begin : begin + whole], held, ranks)
             rows = [[sample for rank in node for sample in rank] for node in parts]
             found.extend(sample for column in zip(*rows, strict=True) for sample in column)
         return found

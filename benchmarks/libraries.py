@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.files import Place, empty, place
-from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, options_of, parser
+from benchmarks.harness import Arm, Bench, Figure, Options, at_least, at_most, options_of, parser
 from benchmarks.programs import CommandFailed, hpcstage_command, record, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
@@ -218,24 +218,6 @@ def figures(bench: Bench, suites: Sequence[Suite]) -> list[Figure]:
     return made
 
 
-def table(bench: Bench, suites: Sequence[Suite]) -> None:
-    """How many tests, how they ended, and what was served."""
-    rows: list[Row] = []
-    for suite in suites:
-        for sample in bench.select(suite.name, COMPARED):
-            same: Counter[str] = Counter()
-            for ends in sample["same"].values():
-                same.update(ends)
-            runs, counts = sample["runs"], [same[end] for end in ("passed", "failed", "skipped")]
-            counts += [len(sample["differing"]), len(sample["unsteady"])]
-            served = [runs[STAGED][key] for key in ("opens", "swapped", "staged_s")]
-            times = [runs[arm]["seconds"] for arm in (ALONE, STAGED, AGAIN)]
-            rows.append([suite.name, sample["version"], *counts, *served, *times])
-    columns = ["", "version", "passed", "failed", "skipped", "end differently", "do so alone"]
-    columns += ["opens", "of copies", "all copied [s]", "alone [s]", "runtime [s]", "alone again [s]"]
-    bench.sheet("Tests of libraries with and without hpcstage", columns, rows)
-
-
 def named(text: str) -> tuple[str, Path]:
     """Reads a suite of the command line."""
     name, _, root = text.partition("=")
@@ -265,7 +247,6 @@ def main() -> int:
     with place(options) as where:
         for suite in suites:
             bench.measure(suite.name, Runs(where, suite).arms(), 1)
-    table(bench, suites)
     return bench.finish(figures(bench, suites))
 
 

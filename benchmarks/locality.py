@@ -1,6 +1,6 @@
 """Locality-aware loading (paper 004): what is moved, how long an epoch takes by nodes, and that training is the same.
 
-Figure 6 and Algorithm 1 come from the sampler's own code. Figures 8 to 11: virtual nodes of this machine load from one
+Figure 6 comes from the sampler's own code. Figures 8 to 11: virtual nodes of this machine load from one
 emulated source, `regular` with PyTorch's DistributedSampler from the source as in the paper, `cached` with the same
 behind hpcstage (every node keeps its part and asks for the rest), `locality` with LocalityAwareSampler behind it.
 Preprocessing is a pause per sample, so that the source and not this machine's processors is the limit; between nodes is
@@ -12,25 +12,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import equations, evening, learners
+from benchmarks import equations, learners
 from benchmarks.files import Place, empty, make_files, place, total_bytes
-from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, divide, options_of, parser, worst
+from benchmarks.harness import Arm, Bench, Figure, Options, at_least, at_most, divide, options_of, parser, worst
 from benchmarks.link import network, unavailable
 from benchmarks.nodes import served
 from benchmarks.programs import hpcstage_command, ranks_command, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
+from hpcstage.torch.samplers import sharing
 
 PROGRAM = Path(__file__).resolve().parent / "workload" / "locality.py"
 PAPER_MEDIANS = {32: 6.9, 64: 4.8, 128: 3.4}
 MEDIANS_WITHIN = 0.3
 NODES_OF_FIGURE_6, QUICK_NODES_OF_FIGURE_6 = (16, 32, 64, 128, 256), (16,)
-SMALL, QUICK_SMALL = (4, 6, 8, 10, 12), (4, 6)
+IMAGENET_SAMPLES = 1_281_167
 FILES, QUICK_FILES = 640, 128
 FILE_BYTES = 100_000
 BANDWIDTH = 16e6
@@ -54,9 +56,24 @@ def cell_6(batch: int, nodes: int) -> str:
     return f"moved, local batch {batch}, by {nodes} nodes"
 
 
-def cell_1(learners_in_it: int) -> str:
-    """Algorithm 1, likewise."""
-    return f"Algorithm 1, {learners_in_it} learners in it"
+def imbalance(batch: int, nodes: int, steps: int, seed: int) -> dict[str, Any]:
+    """In percent of a global batch: the quartiles of what is moved over some steps, `batch` samples on each node, which
+    have the dataset dealt evenly."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    owner = (torch.randperm(IMAGENET_SAMPLES, generator=generator) % nodes).tolist()
+    held, whole = sharing.Held(owner), batch * nodes
+    moved: list[float] = []
+    while len(moved) < steps:
+        order = torch.randperm(IMAGENET_SAMPLES, generator=generator).tolist()
+        for begin in range(0, min(len(order) // whole, steps - len(moved)) * whole, whole):
+            parts = sharing.divide(order[begin : begin + whole], held, [1] * nodes)
+            away = sum(owner[sample] != node for node, rows in enumerate(parts) for row in rows for sample in row)
+            moved.append(100 * away / whole)
+    low, median, high = statistics.quantiles(moved, n=4)
+    formula = 100 * equations.imbalance(batch, nodes)
+    return {"low": low, "median": median, "high": high, "formula": formula, "steps": len(moved)}
 
 
 class Loading:
@@ -112,7 +129,7 @@ def loaded(path: Path) -> dict[str, Any]:
 
 
 def training(where: Place, options: Options) -> dict[str, Any]:
-    """Three trainings of the same samples on two nodes of two ranks: gradients against the regular ones, accuracies."""
+    """Two trainings of the same samples on two nodes of two ranks: gradients against the regular ones, accuracies."""
     from benchmarks.workload.locality import write_samples
 
     count, epochs = QUICK_TRAINED if options.quick else TRAINED
@@ -121,7 +138,7 @@ def training(where: Place, options: Options) -> dict[str, Any]:
         write_samples(data, count, seed=0)
     found: dict[str, Any] = {}
     gradients = {}
-    for sampler in ("regular", "locality", "unbalanced"):
+    for sampler in ("regular", "locality"):
         run_dir, out = empty(where.disk / "run"), where.disk / f"{sampler}.pt"
         empty(where.disk / "state")
         nodes = ("--nodes", "2", "--placement", "partition")
@@ -130,54 +147,31 @@ def training(where: Place, options: Options) -> dict[str, Any]:
         trained = loaded(out)
         gradients[sampler], found[f"{sampler}_accuracy"] = trained["gradients"], trained["accuracy"]
         found[f"{sampler}_peer_files"] = served(run_dir)["peer_files"]
-    for sampler in ("locality", "unbalanced"):
-        ours, theirs = gradients[sampler], gradients["regular"]
-        off = (ours - theirs).abs().amax(1) / theirs.abs().amax(1)
-        found[f"{sampler}_off"], found["steps"] = off.max().item(), len(off)
-    return found
+    ours, theirs = gradients["locality"], gradients["regular"]
+    off = (ours - theirs).abs().amax(1) / theirs.abs().amax(1)
+    return {**found, "locality_off": off.max().item(), "steps": len(off)}
 
 
 # ---- what was asked for
 
 
-def evening_figures(bench: Bench, nodes: Sequence[int], small: Sequence[int]) -> list[Figure]:
-    """Figure 6 and Algorithm 1."""
-    found, rows = [], []
+def moved_figures(bench: Bench, nodes: Sequence[int]) -> list[Figure]:
+    """Figure 6."""
+    found = []
     for batch, asked in PAPER_MEDIANS.items():
-        medians = [bench.median(cell_6(batch, count), "sampler", "median") for count in nodes]
-        for count, median in zip(nodes, medians, strict=True):
-            quartiles = [bench.median(cell_6(batch, count), "sampler", key) for key in ("low", "high", "formula")]
-            rows.append([batch, count, median, *quartiles, asked])
+        for count in nodes:
+            median = bench.median(cell_6(batch, count), "sampler", "median")
             off = None if median is None else abs(median - asked)
             name = f"local batch {batch}, {count} nodes: moved, median, off the paper's {asked:g} %"
             found.append(at_most(name, off, MEDIANS_WITHIN, "points"))
-    if not nodes and not small:
-        return []
-    columns = ["local batch", "nodes", "median %", "lower quartile", "upper quartile", "formula", "paper"]
-    bench.sheet("what is moved to even out a global batch (figure 6)", columns, rows)
-    rows = []
-    for count in small:
-        cell = cell_1(count)
-        values = [bench.median(cell, "greedy", key) for key in ("worst", "mean", "optimal", "cases")]
-        rows.append([count, *values])
-        found.append(at_most(f"{cell}: moves, at worst, over the fewest", values[0], 2.0))
-    columns = ["learners", "worst ratio", "mean ratio", "share optimal", "cases"]
-    bench.sheet("moves of Algorithm 1 over the optimum by brute force", columns, rows)
     return found
 
 
-def loading_figures(bench: Bench, nodes: Sequence[int], size_bytes: int) -> list[Figure]:
+def loading_figures(bench: Bench, nodes: Sequence[int]) -> list[Figure]:
     """The shape of figures 8 to 11."""
-    rows: list[Row] = []
-    files = QUICK_FILES if bench.options.quick else FILES
     found = []
     for count in nodes:
         cell = f"{count} nodes, loading"
-        preprocess_s = files * PREPROCESS_S / count
-        model = size_bytes / BANDWIDTH + preprocess_s, preprocess_s
-        for arm in SAMPLERS:
-            values = [bench.median(cell, arm, key) for key in ("first_s", "later_s", "source", "from_peers")]
-            rows.append([cell, arm, *values, model[0] if arm == "regular" else model[1]])
         faster = bench.ratio(cell, "regular", "locality", "later_s")
         found.append(at_least(f"{cell}: regular over locality, epochs after the first", faster, 2.0))
         gained = bench.ratio(cell, "cached", "locality", "later_s")
@@ -185,13 +179,6 @@ def loading_figures(bench: Bench, nodes: Sequence[int], size_bytes: int) -> list
         most = equations.imbalance(BATCH, count) + 0.05
         moved = bench.median(cell, "locality", "from_peers")
         found.append(at_most(f"{cell}: locality, files from other nodes, of all read", moved, most))
-    columns = ["cell", "arm", "first epoch s", "later s", "source", "from peers", "model s"]
-    between = "this machine's memory" if unavailable() else f"{LINK / 1e6:g} MB/s per node"
-    note = (
-        "source: bytes read from it, in datasets, over all epochs; from peers: of all files read; model: (4) and (3); "
-        f"the source gives {BANDWIDTH / 1e6:g} MB/s to all nodes, between them is {between}"
-    )
-    bench.sheet("an epoch of loading on virtual nodes (figures 8 to 11)", columns, rows, note)
     if len(nodes) > 1:
         first, last = f"{nodes[0]} nodes, loading", f"{nodes[-1]} nodes, loading"
         flat = divide(bench.median(last, "regular", "later_s"), bench.median(first, "regular", "later_s"))
@@ -203,22 +190,12 @@ def loading_figures(bench: Bench, nodes: Sequence[int], size_bytes: int) -> list
 
 def simulated_figures(bench: Bench, settings: Sequence[learners.Setting]) -> list[Figure]:
     """Up to 1,024 learners."""
-    rows: list[Row] = []
     errors: list[float | None] = []
-    keys = ("regular_s", "cached_s", "local_s", "speedup", "model_speedup")
     for setting in settings:
-        values = [bench.median(setting.name, "simulated", key) for key in keys]
-        rows.append([setting.name, *values])
-        ratio = divide(values[3], values[4])
+        values = [bench.median(setting.name, "simulated", key) for key in ("speedup", "model_speedup")]
+        ratio = divide(*values)
         if setting.nodes > 2 * setting.knee:  # before, reading and preprocessing are about as long and delay each other
             errors.append(None if ratio is None else abs(ratio - 1))
-    columns = ["cell", "regular s", "cached s", "locality s", "times faster", "by the model"]
-    note = (
-        f"150 GB; {learners.LEARNER_SAMPLES_PER_S:g} samples/s per learner (section VI-A); the source keeps pace with "
-        "8 and not with 16 nodes of four V100 (figure 1; 360 samples/s each are our assumption); links carry 10 GB/s "
-        "per node, slow ones 0.1; the paper: 34x"
-    )
-    bench.sheet("loading by learners, simulated", columns, rows, note)
     found = []
     if errors:
         found.append(at_most("simulated speed-ups past the knee, at worst off the model's", worst(errors, max), 0.15))
@@ -231,37 +208,29 @@ def simulated_figures(bench: Bench, settings: Sequence[learners.Setting]) -> lis
 
 def training_figures(bench: Bench) -> list[Figure]:
     """Theorem 1."""
-    found = []
-    regular = bench.median(THEOREM_1, "training", "regular_accuracy")
-    rows: list[Row] = [["regular", None, regular, bench.median(THEOREM_1, "training", "regular_peer_files")]]
-    for sampler in ("locality", "unbalanced"):
-        keys = (f"{sampler}_off", f"{sampler}_accuracy", f"{sampler}_peer_files")
-        off, accuracy, files = (bench.median(THEOREM_1, "training", key) for key in keys)
-        rows.append([sampler, off, accuracy, files])
-        found.append(at_most(f"{sampler}: gradients off the regular sampler's, relative", off, TOLERANCE))
-        apart = None if accuracy is None or regular is None else abs(accuracy - regular)
-        found.append(at_most(f"{sampler}: accuracy off the regular sampler's", apart, 1.0, "points"))
+    keys = ("regular_accuracy", "locality_accuracy", "locality_off")
+    regular, ours, off = (bench.median(THEOREM_1, "training", key) for key in keys)
+    apart = None if ours is None or regular is None else abs(ours - regular)
+    found = [
+        at_most("locality: gradients off the regular sampler's, relative", off, TOLERANCE),
+        at_most("locality: accuracy off the regular sampler's", apart, 1.0, "points"),
+    ]
     if not bench.options.quick:
         found.append(at_least("what is trained learns: accuracy (guessing: 10)", regular, 50.0, "%"))
-    columns = ["sampler", "gradients off", "accuracy %", "files from other nodes"]
-    bench.sheet("trainings of the same seed, float64, 4 ranks on 2 nodes", columns, rows)
     return found
 
 
 def even_out(bench: Bench) -> list[Figure]:
-    """What needs no time: figure 6 and Algorithm 1."""
+    """What needs no time: figure 6."""
     options = bench.options
     counts = QUICK_NODES_OF_FIGURE_6 if options.quick else NODES_OF_FIGURE_6
     on = [count for count in counts if options.wants(cell_6(0, count))]
-    small = [count for count in (QUICK_SMALL if options.quick else SMALL) if options.wants(cell_1(count))]
     often = 60 if options.quick else 300
     for batch in PAPER_MEDIANS:
         for count in on:
-            work: Arm = functools.partial(evening.imbalance, batch, count, often, seed=count)
+            work: Arm = functools.partial(imbalance, batch, count, often, seed=count)
             bench.measure(cell_6(batch, count), {"sampler": work}, 1)
-    for count in small:
-        bench.measure(cell_1(count), {"greedy": functools.partial(evening.against_optimum, count, often, count)}, 1)
-    return evening_figures(bench, on, small)
+    return moved_figures(bench, on)
 
 
 def simulate(bench: Bench) -> list[Figure]:
@@ -289,7 +258,7 @@ def on_nodes(bench: Bench) -> list[Figure]:
             loading = Loading(where, options)
             for count in counts:
                 bench.measure(f"{count} nodes, loading", loading.arms(count), options.rounds(3))
-            found += loading_figures(bench, counts, loading.size_bytes)
+            found += loading_figures(bench, counts)
     return found
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.files import Place, empty, place
-from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_most, divide, holds, options_of, parser
+from benchmarks.harness import Arm, Bench, Figure, Options, at_most, divide, holds, options_of, parser
 from benchmarks.programs import hpcstage_command, ranks_command, run
 from benchmarks.storage import Storage
 from benchmarks.workload import onefile
@@ -101,20 +101,6 @@ def figures(bench: Bench, ways: Sequence[str]) -> list[Figure]:
     return made
 
 
-def table(bench: Bench, ways: Sequence[str]) -> None:
-    """Seconds, and bytes in files."""
-    rows: list[Row] = []
-    for way in ways:
-        times = [bench.median(way, arm) for arm in (PLAIN, RUNTIME)]
-        read = [bench.median(way, arm, "source_files") for arm in (PLAIN, RUNTIME)]
-        passed = [bench.median(way, RUNTIME, key) for key in ("received_files", "nodes_with_it")]
-        rows.append([way, *times, bench.ratio(way, RUNTIME, PLAIN), *read, *passed])
-    columns = ["", "plain [s]", "runtime [s]", "runtime / plain", "source: plain", "source: runtime"]
-    columns += ["from other nodes", "nodes that have it in the end"]
-    note = "source and from other nodes in times of the file; virtual nodes of one machine, whose page cache they share"
-    bench.sheet("One large file that all nodes read", columns, rows, note)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     options = options_of(parser(__doc__).parse_args(argv))
@@ -126,7 +112,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs = Runs(where, options)
         for way in ways:
             bench.measure(way, runs.arms(way), options.rounds(3))
-    table(bench, ways)
     return bench.finish(figures(bench, ways))
 
 

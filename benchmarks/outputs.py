@@ -1,11 +1,9 @@
-"""Output files: the same tree as in a plain directory, and nothing lost when hpcstage is killed or the disk fails.
+"""Output files: the same tree as in a plain directory, and nothing lost when hpcstage is killed.
 
 Each try runs a program behind `hpcstage run --out DIR` that writes at random, with several processes at once, below
 `{out}` and below a plain directory. In `sequences` both trees must be the same in the end. In `kills` the daemon, the
 wrapper, both, or all with the program end by SIGKILL at a random moment; after `hpcstage clean --drain` all that the
-command left must be in DIR, and all in which DIR differs must be named. `ways` and `troubles` are programs of several
-languages, and disks that
-fail.
+command left must be in DIR, and all in which DIR differs must be named.
 """
 
 from __future__ import annotations
@@ -22,10 +20,8 @@ import psutil
 
 from benchmarks.faults import kill, role, started
 from benchmarks.files import Place, empty, place
-from benchmarks.harness import Bench, Figure, Options, Row, at_least, holds, options_of, parser
+from benchmarks.harness import Bench, Figure, Options, at_least, options_of, parser
 from benchmarks.outputtrees import Said, differences, entries, left_by_command, unkept
-from benchmarks.outputtroubles import TROUBLES, Troubles
-from benchmarks.outputways import WAYS, Ways
 from benchmarks.programs import Done, run
 from benchmarks.workload import writer
 
@@ -34,8 +30,6 @@ VICTIMS = ("daemon", "wrapper", "both", "all")
 KILLS, QUICK_KILLS = 100, len(VICTIMS)
 SEQUENCES, QUICK_SEQUENCES = 100, 2
 PROCESSES, OPERATIONS = 3, 60
-QUICK_WAYS = ("shell", "C", "python")
-QUICK_TROUBLES = ("full", "overflow", "bad input")
 LIMIT_S = 120.0
 SPAN_S = 2.0
 """The program is at work for about so long after its first word."""
@@ -162,14 +156,6 @@ def measure(bench: Bench, options: Options) -> None:
         if options.wants("kills"):
             for number in range(len(bench.select("kills", "try")), kills):
                 _add(bench, "kills", "try", tries.killed(number), number)
-        ways, troubles = Ways(where), Troubles(where)
-        for name in WAYS:
-            if options.wants("ways") and (not options.quick or name in QUICK_WAYS) and not bench.select("ways", name):
-                _add(bench, "ways", name, ways.one(name))
-        for name in TROUBLES:
-            wanted = not options.quick or name in QUICK_TROUBLES
-            if options.wants("troubles") and wanted and not bench.select("troubles", name):
-                _add(bench, "troubles", name, troubles.one(name))
 
 
 def _counts(options: Options) -> tuple[int, int]:
@@ -181,35 +167,18 @@ def _counts(options: Options) -> tuple[int, int]:
 def _add(bench: Bench, cell: str, arm: str, values: dict[str, Any], number: int = 0) -> None:
     bench.add(cell, arm, values, number)
     said = "passed" if values["passed"] else f"FAILED {values}"
-    print(f"{cell} · {arm} · {number}: {said if values['passed'] is not None else 'not here'}", file=sys.stderr)
+    print(f"{cell} · {arm} · {number}: {said}", file=sys.stderr)
 
 
 def figures(bench: Bench, kills: int, sequences: int) -> list[Figure]:
     """All must pass."""
     of_kills, of_sequences = bench.select("kills", "try"), bench.select("sequences", "try")
-    found = [
+    return [
         at_least("kills after which no closed file was lost", sum(s["passed"] for s in of_kills), kills),
         at_least(
             "sequences that left the tree of a plain directory", sum(s["passed"] for s in of_sequences), sequences
         ),
     ]
-    for cell, name in (("ways", "programs"), ("troubles", "troubles")):
-        samples = [s for s in bench.samples if s["cell"] == cell and s["passed"] is not None]
-        found.append(holds(f"all {name} passed", all(s["passed"] for s in samples) if samples else None))
-    return found
-
-
-def table(bench: Bench) -> None:
-    """By victim, and by program and trouble."""
-    rows: list[Row] = []
-    for victim in VICTIMS:
-        of = [s for s in bench.select("kills", "try") if s["victim"] == victim]
-        rows.append([victim, len(of), sum(s["passed"] for s in of), sum(s["entries"] for s in of)])
-    bench.sheet("killed at random moments", ["victim", "tries", "passed", "entries in DIR"], rows)
-    for cell in ("ways", "troubles"):
-        of = [s for s in bench.samples if s["cell"] == cell]
-        said = {True: "passed", False: "failed", None: "not here"}
-        bench.sheet(cell, ["what", "", "seconds"], [[s["arm"], said[s["passed"]], s["seconds"]] for s in of])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -217,7 +186,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(parser(__doc__).parse_args(argv))
     bench = Bench("outputs", options, {"processes": PROCESSES, "operations": OPERATIONS})
     measure(bench, options)
-    table(bench)
     return bench.finish(figures(bench, *_counts(options)))
 
 

@@ -1,4 +1,4 @@
-"""What planning for many files on many nodes costs: time, memory, and how they grow. A part of `benchmarks.scale`.
+"""What planning for many files on many nodes costs: time and memory. A part of `benchmarks.scale`.
 
 `python -m benchmarks.planning FILES NODES KIND` plans once and prints what that took: each plan is measured in a
 process of its own, so that its peak of memory is the plan's. KIND is replicate, partition (all nodes
@@ -14,11 +14,12 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.harness import Bench, Figure, Options, at_most, divide
+from benchmarks.harness import Bench, Figure, Options, at_most
 from hpcstage.plan.placement.nodes import Given, nodes_plan
 from hpcstage.plan.placement.placements import Placing, place
 from hpcstage.plan.types import Budget
@@ -26,22 +27,17 @@ from hpcstage.plan.types import Budget
 NODE = 3
 DISTINCT_SIZES = 100_000
 MILLION = 10**6
-MOST_GROWTH = 1.3
 MOST_PLAN_S = 20.0
 MOST_PLAN_BYTES = 300e6
-PLANS = ((1, 1024), (2, 1024), (4, 1024), (10, 1024), (2, 16), (2, 128), (2, 4096))
-QUICK_PLANS = ((1, 1024), (2, 1024), (1, 64))
+MILLIONS, QUICK_MILLIONS, NODES = 10, 1, 1024
 KINDS = ("replicate", "partition", "half")
 T = TypeVar("T")
 
 
-def plans(options: Options) -> list[tuple[str, int, int, str]]:
-    """Cells of planning: name, files, nodes, kind."""
-    pairs = QUICK_PLANS if options.quick else PLANS
-    return [
-        (f"plan, {kind}, {million} M files, {nodes} nodes", million * MILLION, nodes, kind)
-        for kind in KINDS for million, nodes in pairs
-    ]  # fmt: skip
+def plans(options: Options) -> dict[str, str]:
+    """The kinds of plans, by the names of the cells."""
+    millions = QUICK_MILLIONS if options.quick else MILLIONS
+    return {f"plan, {kind}, {millions} M files, {NODES} nodes": kind for kind in KINDS}
 
 
 def plan_apart(files: int, nodes: int, kind: str) -> dict[str, Any]:
@@ -53,47 +49,28 @@ def plan_apart(files: int, nodes: int, kind: str) -> dict[str, Any]:
 
 
 def figures(bench: Bench) -> list[Figure]:
-    """Seconds, memory, and growth over files and over nodes."""
+    """Seconds and memory."""
     made: list[Figure] = []
-    for name, files, _, _ in plans(bench.options):
-        if files == 10 * MILLION:
-            made.append(at_most(f"{name}: seconds", bench.median(name, "planned"), MOST_PLAN_S, "s"))
-            memory = bench.median(name, "planned", "memory_bytes")
-            made.append(at_most(f"{name}: memory besides the manifest", memory, MOST_PLAN_BYTES, "bytes"))
-    for kind in KINDS:
-        cells = [cell for cell in plans(bench.options) if cell[3] == kind]
-        by_files = sorted((cell for cell in cells if cell[2] == 1024), key=lambda cell: cell[1])
-        fixed = by_files[0][1] if bench.options.quick else 2 * MILLION
-        by_nodes = sorted((cell for cell in cells if cell[1] == fixed), key=lambda cell: cell[2])
-        made.append(_growth(bench, f"planning, {kind}: growth over files / linear", by_files, 1))
-        made.append(_growth(bench, f"planning, {kind}: growth over nodes / linear", by_nodes, 2))
+    for name in plans(bench.options):
+        made.append(at_most(f"{name}: seconds", bench.median(name, "planned"), MOST_PLAN_S, "s"))
+        memory = bench.median(name, "planned", "memory_bytes")
+        made.append(at_most(f"{name}: memory besides the manifest", memory, MOST_PLAN_BYTES, "bytes"))
     return made
-
-
-def _growth(bench: Bench, name: str, cells: Sequence[tuple[str, int, int, str]], over: int) -> Figure:
-    """The last cell's time over the first's, divided by how much larger it is."""
-    first, last = cells[0], cells[-1]
-    ratio = divide(bench.median(last[0], "planned"), bench.median(first[0], "planned"))
-    times = int(last[over]) / int(first[over])
-    return at_most(name, None if ratio is None else ratio / times, MOST_GROWTH)
 
 
 def table(bench: Bench) -> None:
     """Where the time goes."""
     keys = ("seconds", "place_s", "own_s", "others_s", "command_s", "memory_bytes")
-    rows = [[name, *(bench.median(name, "planned", key) for key in keys)] for name, *_ in plans(bench.options)]
+    rows = [[name, *(bench.median(name, "planned", key) for key in keys)] for name in plans(bench.options)]
     bench.sheet("Planning on one node (processor time, memory besides the sizes)", ["", *keys], rows)
 
 
 def measure(bench: Bench) -> None:
     """All cells that are asked for."""
-    for name, files, nodes, kind in plans(bench.options):
+    files = MILLION * (QUICK_MILLIONS if bench.options.quick else MILLIONS)
+    for name, kind in plans(bench.options).items():
         if bench.options.wants(name):
-            bench.measure(name, {"planned": _arm(files, nodes, kind)}, bench.options.rounds(1))
-
-
-def _arm(files: int, nodes: int, kind: str) -> Callable[[], dict[str, Any]]:
-    return lambda: plan_apart(files, nodes, kind)
+            bench.measure(name, {"planned": partial(plan_apart, files, NODES, kind)}, bench.options.rounds(1))
 
 
 # ---- one plan

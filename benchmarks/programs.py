@@ -50,8 +50,6 @@ class Training:
     prefetch: bool = True
     compute_only: bool = False
     step_s: float = 0.0
-    shuffle: bool = False
-    own_sampler: bool = False
     timings: Path | None = None
     weights: Path | None = None
     turns: tuple[Path, Path] | None = None
@@ -62,7 +60,6 @@ class Training:
         words += ["--epochs", str(self.epochs), "--net", self.net, "--workers", str(self.workers)]
         words += ["--start-method", self.start_method, "--step", str(self.step_s)]
         words += ["--no-prefetch"] * (not self.prefetch) + ["--compute-only"] * self.compute_only
-        words += ["--shuffle"] * self.shuffle + ["--own-sampler"] * self.own_sampler
         words += ["--turns", *map(str, self.turns)] if self.turns else []
         for option, path in (("--timings", self.timings), ("--weights", self.weights)):
             words += [option, str(path)] if path else []

@@ -1,21 +1,20 @@
 """Many nodes on paper: a simulation of 8 to 4096 nodes that share one source, and what planning for them costs.
 
 The simulation (`benchmarks.simulated`) uses the placement that real nodes compute, and is checked against the closed
-forms of the cost model: epochs, hit rates and bytes from the source. --measured FILE also simulates the samples of a
-result of `benchmarks.nodes` and compares. Planning is measured in processes of its own, over files and over nodes.
+forms of the cost model: epochs, hit rates and bytes from the source. Planning is measured in processes of its own, over
+files and over nodes.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-from benchmarks import equations, measured, planning
-from benchmarks.harness import Arm, Bench, Figure, Row, at_most, divide, holds, options_of, parser, worst
+from benchmarks import equations, planning
+from benchmarks.harness import Arm, Bench, Figure, at_most, divide, holds, options_of, parser, worst
 from benchmarks.simulated import DIRECT, Machine, Simulation, Work
 from hpcstage.plan.placement.nodes import Sharing, alike
 from hpcstage.plan.placement.placements import Placing
@@ -38,7 +37,6 @@ MOST_ERROR_LINKS = 0.15
 """Where links decide: the bound for the busiest one is not its mean."""
 LEAST_FOR_LINKS = 128
 """Files per node and epoch; with fewer the bound for the busiest link does not hold."""
-MOST_OF_SUM = 1.05
 MOST_SOURCE = 1.001
 
 
@@ -59,9 +57,6 @@ def works(quick: bool) -> dict[str, tuple[Work, Machine]]:
             found[f"{kind}, {nodes} nodes"] = (work, FAST)
             if kind == Placing.PARTITION.value:
                 found[f"{kind}, {nodes} nodes, slow links"] = (work, SLOW_LINKS)
-                found[f"{kind}, {nodes} nodes, steps in lockstep"] = (replace(work, lockstep=True), FAST)
-                found[f"{kind}, {nodes} nodes, order unknown"] = (replace(work, known=False), FAST)
-                found[f"{kind}, {nodes} nodes, room for half"] = (replace(work, room=0.5 / nodes), FAST)
     return found
 
 
@@ -72,7 +67,7 @@ def simulate(work: Work, machine: Machine) -> dict[str, Any]:
 
 def sharing(work: Work) -> Sharing:
     """What the model says that nodes hold."""
-    return alike(Placing(work.kind), work.nodes, work.room)
+    return alike(Placing(work.kind), work.nodes, 1.0)
 
 
 def expected_epochs(work: Work, machine: Machine) -> tuple[float, float]:
@@ -119,27 +114,18 @@ def model_figures(bench: Bench, chosen: Mapping[str, tuple[Work, Machine]]) -> l
         if sample is None:
             made.append(holds(f"{name}: simulated", None))
             continue
-        later = expected_epochs(work, machine)[1]
-        made.append(_first(name, work, machine, sample))
+        first, later = expected_epochs(work, machine)
+        made.append(at_most(f"{name}: first epoch off by", off_by(sample["epoch_s"][0], first), _most(machine)))
         if machine != SLOW_LINKS or work.files >= LEAST_FOR_LINKS * work.nodes:
             made.append(at_most(f"{name}: later epochs off by", off_by(later_s(sample), later), _most(machine)))
         source = sample["source_bytes"] / work.dataset_bytes
-        if work.kind in (Placing.REPLICATE.value, Placing.PARTITION.value) and work.room == 1:
+        if work.kind in (Placing.REPLICATE.value, Placing.PARTITION.value):
             made.append(at_most(f"{name}: source bytes / dataset", source, MOST_SOURCE))
         else:
             made.append(at_most(f"{name}: source bytes off by", off_by(source, expected_source(work)), MOST_ERROR))
         if work.kind != DIRECT:
             made.append(at_most(f"{name}: hit rates of the last epoch off by", _missed_hits(work, sample), 0.02))
     return made
-
-
-def _first(name: str, work: Work, machine: Machine, sample: Mapping[str, Any]) -> Figure:
-    """Where files are asked for that the source has not in its order, they queue there: the sum is the bound then."""
-    found, said = sample["epoch_s"][0], expected_epochs(work, machine)[0]
-    if work.known and work.room * work.nodes >= 1:
-        return at_most(f"{name}: first epoch off by", off_by(found, said), _most(machine))
-    total_s = work.compute_s / work.nodes + work.dataset_bytes / machine.source_bytes_per_s
-    return at_most(f"{name}: first epoch / (computing + source)", found / total_s, MOST_OF_SUM)
 
 
 def _most(machine: Machine) -> float:
@@ -174,28 +160,6 @@ def message_figures(bench: Bench, chosen: Mapping[str, tuple[Work, Machine]]) ->
     ]
 
 
-def simulation_tables(bench: Bench, chosen: Mapping[str, tuple[Work, Machine]]) -> None:
-    """Source load, peer load, time per epoch."""
-    rows: list[Row] = []
-    for name, (work, machine) in chosen.items():
-        sample = _sample(bench, name)
-        if sample is None:
-            continue
-        first, later = expected_epochs(work, machine)
-        total_s = sum(sample["epoch_s"])
-        source_busy = sample["source_bytes"] / machine.source_bytes_per_s / total_s
-        peers_busy = sample["most_sent_bytes"] / machine.link_bytes_per_s / total_s
-        rows.append([
-            name, sample["epoch_s"][0], first, later_s(sample), later, sample["source_bytes"] / work.dataset_bytes,
-            sample["peer_bytes"] / work.dataset_bytes, source_busy, peers_busy, sample["local"][-1],
-            sample["messages"], sample["most_messages"],
-        ])  # fmt: skip
-    columns = ["", "epoch 1 [s]", "model", "later [s]", "model", "source bytes / dataset", "peer bytes / dataset",
-               "source busy", "busiest link", "local, last epoch", "messages", "busiest node"]  # fmt: skip
-    note = "150 GB; one node computes an epoch in 480 s; the source gives 5 GB/s; links 10 GB/s (slow: 0.2 GB/s)."
-    bench.sheet("Simulated jobs", columns, rows, note)
-
-
 def _sample(bench: Bench, cell: str) -> dict[str, Any] | None:
     found = bench.select(cell, "simulated")
     return found[0] if found else None
@@ -204,32 +168,18 @@ def _sample(bench: Bench, cell: str) -> dict[str, Any] | None:
 # ---- the start
 
 
-def start_table(nodes: Sequence[int]) -> list[Row]:
-    """What a start sends: an all-gather of what nodes have room for, the manifest down a tree of two below each."""
-    return [[n, math.ceil(math.log2(n)), n - 1, 3, (n + 1).bit_length() - 1] for n in nodes]
-
-
 def main() -> int:
     """Runs it."""
-    made = parser(__doc__)
-    made.add_argument("--measured", type=Path, metavar="FILE", help="compare with a result of benchmarks.nodes")
-    given = made.parse_args()
-    options = options_of(given)
+    options = options_of(parser(__doc__).parse_args())
     bench = Bench("scale", options)
     chosen = {name: cell for name, cell in works(options.quick).items() if options.wants(name)}
-    cells = measured.read(given.measured) if given.measured else []
-    for name, (work, machine) in [*chosen.items(), *((cell.name, (cell.work, cell.machine)) for cell in cells)]:
+    for name, (work, machine) in chosen.items():
         bench.measure(name, {"simulated": _simulating(work, machine)}, 1)
     planning.measure(bench)
-    simulation_tables(bench, chosen)
-    columns = ["nodes", "all-gather: rounds per node", "manifest: messages in all", "most of one node", "depth"]
-    bench.sheet("Messages at the start", columns, start_table(QUICK_NODES if options.quick else NODES))
     figures = [*model_figures(bench, chosen), *message_figures(bench, chosen)]
     if not options.only or any("plan" in text for text in options.only):
         planning.table(bench)
         figures += planning.figures(bench)
-    if given.measured:
-        figures += measured.figures(bench, cells)
     return bench.finish(figures)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.arriving import go, read_of_arriving, until
 from benchmarks.faults import started
 from benchmarks.files import Place, empty, place
-from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, divide, holds, options_of, parser
+from benchmarks.harness import Arm, Bench, Figure, Options, at_least, at_most, divide, holds, options_of, parser
 from benchmarks.programs import hpcstage_command, record, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
@@ -136,19 +136,6 @@ def figures(bench: Bench, options: Options) -> list[Figure]:
     return made
 
 
-def tables(bench: Bench) -> None:
-    """Medians."""
-    rows: list[Row] = [
-        [arm, *(bench.median("in order", arm, key) for key in ("seconds", "source_ratio"))] for arm in (PLAIN, RUNTIME)
-    ]
-    bench.sheet("One file, read in order, 2 ms per request", ["", "seconds", "bytes at the source / of the file"], rows)
-    costs: list[Row] = []
-    for call in CALLS:
-        local = bench.median("cost", SERVED, f"{call}_local_ns")
-        costs.append([call, None if local is None else local / 1e3, extra_us(bench, call)])
-    bench.sheet("A read of 4 KiB [us]", ["", "local file", "+ of what has arrived"], costs)
-
-
 def main() -> int:
     """Measures, prints, checks."""
     options = options_of(parser(__doc__).parse_args())
@@ -159,7 +146,6 @@ def main() -> int:
             bench.measure("cost", {SERVED: runs.cost}, options.rounds(5))
         if options.wants("in order"):
             bench.measure("in order", runs.orders(), options.rounds(3))
-    tables(bench)
     return bench.finish(figures(bench, options))
 
 

@@ -1,8 +1,7 @@
 """Paper 000's tables 1, 4, 5 and 6 on emulated storage: direct, upfront and runtime at low and high load.
 
 The competing load reads the same emulated storage from another node. `direct` is the program alone; `upfront` is
-hpcstage's own copier, then the program; `cp -r` then the program stands beside it. The access order is given as a list;
-with --order sampler the program shuffles, its order is not given, and staging in directory order stands beside.
+hpcstage's own copier, then the program; `cp -r` then the program stands beside it. The access order is given as a list.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Sequence
 
 from benchmarks.files import place
 from benchmarks.harness import (
-    AGAIN,
     Arm,
     Bench,
     Figure,
@@ -37,16 +35,13 @@ LESS_THAN_UPFRONT = 30.8
 LESS_THAN_DIRECT = 15.6
 MOST_OF_BOUND = 1.05
 NEVER_WORSE = 1.02
-BY_NAME = "runtime, by name"
 QUICK = (Cell(), Cell(load="low"), Cell(prefetch=False))
 
 
-def cells(quick: bool, order: str = "list") -> list[Cell]:
+def cells(quick: bool) -> list[Cell]:
     """In the order of their weight for the result: a run that is cut off has the most important ones."""
     if quick:
         return list(QUICK)
-    if order == "sampler":
-        return [Cell(), Cell(prefetch=False), Cell(load="low"), Cell(epochs=10)]
     return [
         *(Cell(net=net) for net in NETS),
         Cell(prefetch=False),
@@ -76,10 +71,6 @@ def arms(lab: Lab, cell: Cell) -> dict[str, Arm]:
         "upfront": lambda: lab.hpcstage(cell, "upfront"),
         "runtime": lambda: lab.hpcstage(cell, "runtime"),
     }
-    if lab.order == "sampler" and cell.load == "high" and cell.epochs == 1:
-        if cell.prefetch:
-            made[BY_NAME] = lambda: lab.hpcstage(cell, "runtime", ("--order", "manifest"))
-        return {**made, **lab.terms(cell)}
     if not cell.prefetch:
         del made["upfront"]
         return made
@@ -94,7 +85,7 @@ def arms(lab: Lab, cell: Cell) -> dict[str, Arm]:
 
 def measure(lab: Lab, options: Options) -> None:
     """All cells that --only lets through."""
-    for cell in cells(options.quick, lab.order):
+    for cell in cells(options.quick):
         if not options.wants(cell.name):
             continue
         if cell.load == "low":
@@ -105,7 +96,7 @@ def measure(lab: Lab, options: Options) -> None:
         if cell.load == "high" and cell.epochs == 1 and "compute" in made:
             close = {name: arm for name, arm in made.items() if name in CLOSE_ARMS}
             lab.bench.measure(cell.name, close, options.rounds(CLOSE_ROUNDS))
-        if cell.net == "cnn" and cell.epochs == 1 and cell.size == 1 and cell.prefetch and lab.order == "list":
+        if cell.net == "cnn" and cell.epochs == 1 and cell.size == 1 and cell.prefetch:
             lab.bench.measure(cell.name, {"cp -r": lambda cell=cell: lab.cp(cell)}, options.rounds(3))  # type: ignore[misc]
 
 
@@ -113,23 +104,18 @@ def figures(lab: Lab, chosen: Sequence[Cell]) -> list[Figure]:
     """What the issue asks, the least favourable cell of each."""
     bench = lab.bench
     made: list[Figure] = []
-    for cell in [c for c in chosen if c.load == "high" and c.epochs == 1 and (c.prefetch or lab.order == "sampler")]:
+    for cell in [c for c in chosen if c.load == "high" and c.epochs == 1 and c.prefetch]:
         less = less_by(bench.median(cell.name, "runtime"), bench.median(cell.name, "upfront"))
         made.append(at_least(f"{cell.name}: runtime less than upfront by", less, LESS_THAN_UPFRONT, "%"))
         made.append(at_most(f"{cell.name}: runtime / direct", bench.ratio(cell.name, "runtime", "direct"), 1.0))
     for cell in [c for c in chosen if not c.prefetch]:
         less = less_by(bench.median(cell.name, "runtime"), bench.median(cell.name, "direct"))
         made.append(at_least(f"{cell.name}: runtime less than direct by", less, LESS_THAN_DIRECT, "%"))
-    for cell in [c for c in chosen if c.load == "high" and (c.prefetch or lab.order == "sampler")]:
+    for cell in [c for c in chosen if c.load == "high" and c.prefetch]:
         over = divide(bench.median(cell.name, "runtime"), lab.bound(cell))
         made.append(at_most(f"{cell.name}: runtime / bound", over, MOST_OF_BOUND))
     shown = [c for c in chosen if c.load == "low" and (c.size == LONG or lab.options.quick)]
     made += [_never_worse(bench, c) for c in shown]
-    if lab.order == "sampler":
-        orders = [s["order"] for s in bench.samples if s["arm"] in ("runtime", "runtime" + AGAIN)]
-        made.append(
-            holds("copied in the order of the sampler", all(o == "sampler" for o in orders) if orders else None)
-        )
     return [*made, holds("same losses and weights in all arms of a cell", _same(bench, chosen))]
 
 
@@ -175,18 +161,7 @@ def tables(lab: Lab, chosen: Sequence[Cell]) -> None:
     serial = [c for c in chosen if not c.prefetch]
     rows = [[c.name, median(c.name, "direct"), median(c.name, "runtime"), _vs_direct(bench, c)] for c in serial]
     bench.sheet("A program that does not prefetch", ["", "direct [s]", "runtime [s]", "less by [%]"], rows)
-    _bounds(lab, [c for c in chosen if c.load == "high" and (c.prefetch or lab.order == "sampler")])
-    if lab.order == "sampler":
-        _knowing(bench, [c for c in chosen if c.load == "high" and c.epochs == 1 and c.prefetch])
-
-
-def _knowing(bench: Bench, chosen: Sequence[Cell]) -> None:
-    rows: list[Row] = []
-    for cell in chosen:
-        known, by_name = bench.median(cell.name, "runtime"), bench.median(cell.name, BY_NAME)
-        rows.append([cell.name, by_name, known, less_by(known, by_name)])
-    columns = ["", "directory order [s]", "order known [s]", "less by [%]"]
-    bench.sheet("What knowing the order gains, a program that shuffles", columns, rows)
+    _bounds(lab, [c for c in chosen if c.load == "high" and c.prefetch])
 
 
 _ARMS = ("direct", "upfront", "runtime", "cp -r")
@@ -227,8 +202,6 @@ def _bounds(lab: Lab, chosen: Sequence[Cell]) -> None:
 def main() -> int:
     """Measures, prints, checks."""
     made = parser(__doc__)
-    made.add_argument("--load", choices=("real", "virtual"), default="real", help="who makes the competing load")
-    made.add_argument("--order", choices=("list", "sampler"), default="list", help="given as a list, or not at all")
     made.add_argument(
         "--compute",
         choices=("accelerator", "processor"),
@@ -245,15 +218,15 @@ def main() -> int:
     given = made.parse_args()
     options = options_of(given)
     parameters = {
-        "load": given.load, "order": given.order, "compute": given.compute, "weight": HIGH_WEIGHT,
+        "load": "real", "order": "list", "compute": given.compute, "weight": HIGH_WEIGHT,
         "latency_s": LATENCY_S, "file_bytes": FILE_BYTES, "x1_files": X1_FILES, "step_s": STEP_S,
         "source_to_compute": given.ratio,
     }  # fmt: skip
     bench = Bench("staging", options, parameters, tries=3)
     with place(options) as where:
-        lab = Lab(bench, options, where, given.load, given.order, given.compute, given.ratio)
+        lab = Lab(bench, options, where, given.compute, given.ratio)
         measure(lab, options)
-    chosen = [c for c in cells(options.quick, given.order) if options.wants(c.name)]
+    chosen = [c for c in cells(options.quick) if options.wants(c.name)]
     tables(lab, chosen)
     return bench.finish(figures(lab, chosen))
 

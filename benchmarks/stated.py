@@ -108,17 +108,10 @@ class Row:
     in_readme: bool = False
     command: str = ""
     """Where it is not the benchmark's name alone."""
-    optional: bool = False
-    """Left out as long as no result holds it."""
 
-    def text(self, folder: Path) -> str | None:
-        """Its figures; None: there are none yet. Raises LookupError where there must be some."""
-        try:
-            return self.said(Result(self.result, folder))
-        except (FileNotFoundError, LookupError):
-            if not self.optional:
-                raise
-            return None
+    def text(self, folder: Path) -> str:
+        """Its figures. Raises LookupError where the result file lacks one."""
+        return self.said(Result(self.result, folder))
 
 
 def _less(result: Result, cell: str, base: str, arm: str = "runtime") -> str:
@@ -304,7 +297,6 @@ ROWS: tuple[Row, ...] = (
             f"off by {max(r.figures('.*: periods off by')):.1f} s; "
             f"{_range(r.figures('.*: loss of bandwidth off by'), '.1f', 100)} %"
         ),
-        optional=True,
     ),
     Row(
         "truth",
@@ -312,33 +304,28 @@ ROWS: tuple[Row, ...] = (
         lambda r: (
             f"off by at most {100 * r.figure('time split: compute off by, of the wall time'):.1f} % of the wall time"
         ),
-        optional=True,
     ),
     Row(
         "ways",
         "Ways of reading that could be harmed: `runtime` / the program alone, the worst cell (aim: at most 1.05)",
         lambda r: f"{max(r.figures('(?!the median).*: runtime / plain')):.3f}",
         command="ways --lanes 14",
-        optional=True,
     ),
     Row(
         "ways",
         "The same, the median over all cells (aim: at most 0.85)",
         lambda r: _over(r, "the median over all cells: .* / plain"),
         command="ways --lanes 14",
-        optional=True,
     ),
     Row(
         "served",
         "A file of 4 GB read in order from storage with 2 ms per request: `runtime`, times as fast as without hpcstage (aim: 3)",
         lambda r: _over(r, "in order, 2 ms per request: .*, times as fast as plain", ".2f"),
-        optional=True,
     ),
     Row(
         "served",
         "A read of 4 KiB of what has arrived of a file, beyond that of a local file: `pread`, `preadv`, `read`, `readv` (aim: at most 1 us)",
         lambda r: f"{_over(r, '.* of 4 KiB that have arrived costs more')} us",
-        optional=True,
     ),
     Row(
         "warm",
@@ -367,7 +354,6 @@ ROWS: tuple[Row, ...] = (
         "outputs",
         "Output files, three processes that write at random: sequences that left the tree of a plain directory; daemon, wrapper, both or all killed at random moments, then `clean --drain`: tries in which nothing that the command left was lost and every difference was named",
         lambda r: f"{r.figure(PLAIN):.0f} of 100; {r.figure('kills after which no closed file was lost'):.0f} of 100",
-        optional=True,
     ),
     Row(
         "coder",
@@ -380,19 +366,16 @@ ROWS: tuple[Row, ...] = (
             + " GB/s"
             for size in ("64 KB", "1 MB")
         ),
-        optional=True,
     ),
     Row(
         "checkpoint",
         "A checkpoint of a PyTorch program that changes little (frozen body; adapters), incremental against full, 4 nodes and 2 parities, no network: bytes; time of writing, comparing and encoding (aim: 83.8 % less, as in paper 001)",
         lambda r: _saves(r, "(frozen body|adapters).*"),
-        optional=True,
     ),
     Row(
         "checkpoint",
         "The same, half of the state changes (top layer trained by Adam; aim: 28.4 % less, as in paper 001)",
         lambda r: _saves(r, "top layer.*"),
-        optional=True,
     ),
     Row(
         "checkpoint",
@@ -401,7 +384,6 @@ ROWS: tuple[Row, ...] = (
             f"{max(-v for v in r.figures(f'(dense|embedding).*: {what} less than a full generation')):.1f} % of {said}"
             for what, said in (("bytes", "the bytes at most"), ("time", "the time at most"))
         ),
-        optional=True,
     ),
     Row(
         "checkpoint",
@@ -410,7 +392,6 @@ ROWS: tuple[Row, ...] = (
             _range(r.figures(f"pipeline, .*: most / least, {what}.*"), ".2f")
             for what in ("counted", "measured", "simulated")
         ),
-        optional=True,
     ),
     Row(
         "checkpoint",
@@ -422,7 +403,6 @@ ROWS: tuple[Row, ...] = (
             )
             + " s"
         ),
-        optional=True,
     ),
     Row(
         "checkpointer",
@@ -430,7 +410,6 @@ ROWS: tuple[Row, ...] = (
         lambda r: "; ".join(
             f"{r.figure(f'save, {count} tensors: save() against copy_ of each'):.2f}" for count in (70, 4000)
         ),
-        optional=True,
     ),
     Row(
         "checkpointer",
@@ -439,19 +418,16 @@ ROWS: tuple[Row, ...] = (
             f"{r.figure('training that saves each minute against none'):.2f}; "
             f"{r.median('training', 'Checkpointer', 'safe_s'):.1f} s"
         ),
-        optional=True,
     ),
     Row(
         "checkpointer",
         "1 GB on the local disk by Checkpointer; torch.save; torch.distributed.checkpoint: training stands still, until it is safe, loading",
         lambda r: "; ".join(_way(r, f"{tool}, local disk") for tool in ("Checkpointer", "torch.save", "DCP")),
-        optional=True,
     ),
     Row(
         "checkpointer",
         "The same to emulated shared storage of 500 MB/s; torch.distributed.checkpoint plain and async",
         lambda r: "; ".join(_way(r, f"{tool}, shared") for tool in ("Checkpointer", "torch.save", "DCP", "DCP async")),
-        optional=True,
     ),
     Row(
         "scale",
@@ -475,7 +451,7 @@ def _ratio(ratio: float) -> Row:
         return f"{over:.2f}; {r.figure(X1 + ': runtime / direct'):.2f}; {r.figure(X1 + ': runtime / bound'):.2f}"
 
     what = f"One epoch, a source that takes {ratio:g} of the compute (one round): `runtime` / copying first; reading directly; the ideal time"
-    return Row(f"staging-{ratio:g}", what, said, command=f"staging --ratio {ratio:g}", optional=True)
+    return Row(f"staging-{ratio:g}", what, said, command=f"staging --ratio {ratio:g}")
 
 
 ROWS += (
@@ -488,7 +464,6 @@ ROWS += (
             f"{_less(r, X1, 'upfront')}; {_less(r, X1, 'direct')} less time; {r.figure(X1 + ': runtime / bound'):.2f}"
         ),
         command="staging --compute processor",
-        optional=True,
     ),
     Row(
         "copy",
@@ -498,7 +473,6 @@ ROWS += (
             f"{r.figure(f'{MANY}, 2 ms: time / that of the best other'):.2f} of its time; "
             f"{r.figure(f'{MANY}, 2 ms: share of what a C program reads flat out, names given'):.2f}"
         ),
-        optional=True,
     ),
     Row(
         "copy",
@@ -508,7 +482,6 @@ ROWS += (
             f"{r.figure('8 x 256 MB, local disk: time / that of the best other'):.2f}; "
             f"{r.figure('8 x 256 MB, 2 ms: time / that of the best other'):.2f} of its time"
         ),
-        optional=True,
     ),
     Row(
         "locality",
@@ -518,7 +491,6 @@ ROWS += (
             for n in (2, 4, 8)
         ),
         command='locality --only "nodes, loading"',
-        optional=True,
     ),
 )
 
@@ -532,7 +504,6 @@ ROWS += (
             f"{_after_faults(r, '(hpcstage|kept)', 'noticed')}; {_after_faults(r, 'kept')}; {_after_faults(r, 'hpcstage')}"
         ),
         command=FAULTS,
-        optional=True,
     ),
     Row(
         "elastic",
@@ -541,7 +512,6 @@ ROWS += (
             _peers(r, ("host killed", "endpoint's host killed"), "c10d")
             + f"; {_peers(r, ('host killed', 'host frozen'), 'torchft')}"
         ),
-        optional=True,
     ),
     Row(
         "elastic",
@@ -551,7 +521,6 @@ ROWS += (
             + ", ".join(f"{off:.1f}" for off in r.figures("(2 to 4|4 to 2): accuracy off that of fixed hosts"))
             + f" / {r.asked('2 to 4: accuracy off that of fixed hosts')} ({r.count('epochs over time', '4 to 2')} seeds)"
         ),
-        optional=True,
     ),
     Row(
         "elastic-chaos",
@@ -563,7 +532,6 @@ ROWS += (
             f"{r.figure('random faults: processes and directories left behind'):.0f}"
         ),
         command='elastic --only "random faults"',
-        optional=True,
     ),
     Row(
         "elastic-faults",
@@ -573,14 +541,12 @@ ROWS += (
             for fault in ("the link between two other hosts is cut", "process holds Python's lock")
         ),
         command=FAULTS,
-        optional=True,
     ),
     Row(
         "elastic-busy",
         "Hosts on a machine whose processors are busy, stopped again and again for less than the lease (aim: 30 minutes): minutes; false alarms",
         lambda r: f"{r.figure('busy machine: minutes'):.0f}; {r.figure('busy machine: false alarms'):.0f}",
         command='elastic --only "busy machine"',
-        optional=True,
     ),
     Row(
         "elastic-staged",
@@ -590,7 +556,6 @@ ROWS += (
             for way in ("replicate", "partition")
         ),
         command='elastic --only "staged data"',
-        optional=True,
     ),
 )
 
@@ -608,7 +573,6 @@ ROWS += (
                 for way in ONE_FILE
             )
         ),
-        optional=True,
     ),
 )
 
@@ -625,7 +589,6 @@ ROWS += (
             for name, said in LIBRARIES.items()
         ),
         command="libraries --suite pillow=DIR --suite lmdb=DIR",
-        optional=True,
     ),
 )
 
@@ -640,14 +603,11 @@ def measured_table(folder: Path = RESULTS) -> str:
     """The rows of docs/measured.md: all, with the command and the result file."""
     lines = ["| what | figure | command | result file | commit |", "|---|---|---|---|---|"]
     for row in ROWS:
-        said = row.text(folder)
-        if said is None:
-            continue
         result = Result(row.result, folder)
         name = f"{row.result}.json"
         file = f"[{name}](../benchmarks/results/{name})"
         command = f"`python -m benchmarks.{row.command or row.result}`"
-        lines.append(f"| {row.what} | {said} | {command} | {file} | {result.commit} |")
+        lines.append(f"| {row.what} | {row.text(folder)} | {command} | {file} | {result.commit} |")
     return "\n".join([*lines, ""])
 
 

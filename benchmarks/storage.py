@@ -1,8 +1,8 @@
 """Emulated shared storage for one sample: a fresh mount (nothing of it is cached) and a competing load.
 
-Owns: how the load is made. `real`: readers of another node, as the paper's IOR, read a file of the same storage
-through a mount of their own, past the page cache; `virtual`: the emulator books their requests without making them. In
-both the storage is shared by node, by weight (see slowfs.c): the load takes bandwidth away, not the processor.
+Owns: how the load is made: readers of another node, as the paper's IOR, read a file of the same storage through a mount
+of their own, past the page cache. The storage is shared by node, by weight (see slowfs.c): the load takes bandwidth
+away, not the processor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from benchmarks.programs import flatout
-from hpcstage.emulator import Counters, Settings, Slowfs, StateFile, process_cpu_s
+from hpcstage.emulator import Counters, Settings, Slowfs, StateFile
 
 _LOAD_NODE = 1
 _LOAD_FILE_BYTES = 64 << 20
@@ -29,7 +29,6 @@ class Load:
 
     weight: float
     """Against 1 for the node that is measured: 4 leaves it a fifth."""
-    kind: str = "real"
     readers: int = 4
 
 
@@ -59,7 +58,7 @@ class Storage:
             self.path.mkdir(exist_ok=True)
             mount = Slowfs(self._data, mountpoint=self.path, state=self._state, keep_cache=self._keep_cache)
             self.mount = stack.enter_context(mount)
-            if self._load and self._load.kind == "real":
+            if self._load:
                 self._load_mount = stack.enter_context(self._other_node(self._load))
             stack.callback(self.load_off)
             self._stack = stack.pop_all()
@@ -71,9 +70,6 @@ class Storage:
     def load_on(self) -> None:
         """The competing node begins."""
         if not self._load:
-            return
-        if self._load.kind == "virtual":
-            self.mount.change(load_weight=self._load.weight)
             return
         names = self._scratch / "load.list"
         names.write_bytes(os.fsencode(self._load_mount.path / "load.bin") + b"\0")
@@ -91,8 +87,6 @@ class Storage:
 
     def load_off(self) -> None:
         """It ends; requests that wait are still served."""
-        if self._load and self._load.kind == "virtual":
-            self.mount.change(load_weight=0)
         if self._readers:
             self._readers.kill()
             self._readers.wait(_END_TIMEOUT_S)
@@ -101,15 +95,6 @@ class Storage:
     def counters(self) -> Counters:
         """What the measured node asked of the storage."""
         return self.mount.counters()
-
-    def load_counters(self) -> Counters:
-        """What the competing node asked of it."""
-        return self._state.counters(_LOAD_NODE)
-
-    def load_cpu_s(self) -> float:
-        """Processor time of the competing readers and of their server: what the load costs the machine."""
-        readers = process_cpu_s(self._readers.pid) if self._readers else 0.0
-        return readers + (self._load_mount.cpu_s() if self._load and self._load.kind == "real" else 0.0)
 
     def _other_node(self, load: Load) -> Slowfs:
         data, mountpoint = self._scratch / "load-data", self._scratch / "other-node"

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.files import Place, empty, place
-from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, divide, holds, options_of, parser, worst
+from benchmarks.harness import Arm, Bench, Figure, Options, at_least, divide, holds, options_of, parser, worst
 from benchmarks.storage import Storage
 from benchmarks.workload.threads_load import SIDES, Epoch, make, measure
 from hpcstage.emulator import Settings
@@ -25,10 +25,6 @@ WORKERS = (0, 1, 2)
 THREADS = (1, 2, 4, 8)
 LEAST_GAIN_PERCENT = 24.0
 SETTINGS = Settings(bandwidth_bytes_per_s=400 * MB, metadata_latency_s=0.002, data_latency_s=0.004)
-TITLES = {
-    "io": "Samples that wait for the storage (2 ms per metadata operation, 4 ms per read): samples/s",
-    "decode": "Samples that are unpacked: samples/s",
-}
 
 
 @dataclass(frozen=True)
@@ -88,19 +84,6 @@ def figures(bench: Bench, chosen: list[Cell]) -> list[Figure]:
     return [*made, holds("the same batches in all arms", all(len(d) == 1 for d in digests) if digests else None)]
 
 
-def tables(bench: Bench, chosen: list[Cell]) -> None:
-    """Samples per second, from medians."""
-    for kind, title in TITLES.items():
-        rows: list[Row] = []
-        for cell in [cell for cell in chosen if cell.kind == kind]:
-            arms = [PLAIN, *(f"{threads} threads" for threads in THREADS)]
-            rates = [bench.median(cell.name, arm, "samples_per_s") for arm in arms]
-            rows.append([f"{cell.workers} workers", *rates, best_gain(bench, cell)])
-        if rows:
-            columns = ["", PLAIN, *(f"{threads} threads" for threads in THREADS), "best: + %"]
-            bench.sheet(title, columns, rows)
-
-
 def main() -> int:
     """Measures, prints, checks."""
     options = options_of(parser(__doc__).parse_args())
@@ -111,7 +94,6 @@ def main() -> int:
         loaders = Loaders(where, options)
         for cell in chosen:
             bench.measure(cell.name, loaders.arms(cell), options.rounds(5))
-    tables(bench, chosen)
     return bench.finish(figures(bench, chosen))
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.files import Place, empty, make_files, place, write_list
-from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_most, holds, options_of, parser
+from benchmarks.harness import Arm, Bench, Figure, Options, at_most, holds, options_of, parser
 from benchmarks.programs import Training, hpcstage_command, record, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
@@ -180,25 +180,6 @@ def epoch_cells() -> dict[str, int]:
     return {"epochs, workers 2": 2, "epochs, workers 0": 0}
 
 
-def tables(bench: Bench) -> None:
-    """Medians."""
-    epochs: list[Row] = [
-        [cell, epoch_s(bench, cell, "local_s"), epoch_s(bench, cell, "staged_s"), of_local(bench, cell)]
-        for cell in epoch_cells()
-    ]
-    columns = ["", "local files, without hpcstage", "staged by hpcstage", "median of the ratios of pairs"]
-    bench.sheet("An epoch from the second on [s]", columns, epochs)
-    rows: list[Row] = []
-    for path in ("outside", "below"):
-        for call in CALLS:
-            base = bench.median("opens", ALONE, f"{path}_{call}_ns")
-            alone = None if base is None else base / 1e3
-            rows.append([f"{path}, {call}", alone, *(extra_us(bench, layer, path, call) for layer in LAYERS)])
-    bench.sheet("Cost of an open and close [us]", ["", ALONE, *(f"+ {layer}" for layer in LAYERS)], rows)
-    starts: list[Row] = [[arm, start_ms(bench, arm)] for arm in (ALONE, *LAYERS)]
-    bench.sheet("python -c pass [ms]", ["", "median"], starts)
-
-
 def main() -> int:
     """Measures, prints, checks."""
     options = options_of(parser(__doc__).parse_args())
@@ -210,7 +191,6 @@ def main() -> int:
         for cell, workers in epoch_cells().items():
             if options.wants(cell):
                 bench.measure(cell, warm.epochs_arms(workers), options.rounds(7))
-    tables(bench)
     return bench.finish(figures(bench, options))
 
 

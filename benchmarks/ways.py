@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.files import Place, empty, make_files, place
-from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, divide, holds, options_of, parser
+from benchmarks.harness import Arm, Bench, Figure, Options, at_least, at_most, divide, holds, options_of, parser
 from benchmarks.programs import hpcstage_command, record, run
 from benchmarks.storage import Storage
 from benchmarks.workload import ways
@@ -279,22 +279,6 @@ def _source_and_later(bench: Bench, cell: Cell) -> list[Figure]:
     return made
 
 
-def table(bench: Bench, measured: Sequence[Cell], left_out: Sequence[Cell]) -> None:
-    """All cells, and what left the source in times of what is read."""
-    rows: list[Row] = []
-    for cell in measured:
-        ratio = bench.ratio(cell.name, RUNTIME, PLAIN)
-        read = [bench.median(cell.name, arm, "source_ratio") for arm in (PLAIN, RUNTIME)]
-        later = [bench.median(cell.name, arm, "later_s") if cell.passes > 1 else None for arm in (LOCAL, RUNTIME)]
-        rows.append([cell.name, bench.median(cell.name, PLAIN), ratio, *read, *later])
-    columns = ["", "plain [s]", "runtime / plain", "source: plain", "source: runtime"]
-    columns += ["later: local [s]", "later: runtime [s]"]
-    why = sorted({f"{cell.way} ({cell.missing} is not installed)" for cell in left_out})
-    note = "source: bytes that left it, in times of the bytes that the program reads in a pass"
-    note += "; later: the mean length of a pass after the first"
-    bench.sheet("Time with hpcstage in times of the time without", columns, rows, "; ".join([note, *why]))
-
-
 class Interrupted(Exception):
     """The benchmark was interrupted: no further sample begins."""
 
@@ -354,7 +338,6 @@ def main() -> int:
     wanted = chosen(options)
     measured = [cell for cell in wanted if not cell.missing]
     measure(bench, measured, options, arguments.lanes)
-    table(bench, measured, [cell for cell in wanted if cell.missing])
     return bench.finish(figures(bench, measured))
 
 

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from hpcstage.torch.pages import read_file
+from hpcstage.torch.samplers.pages import read_file
 
 
 def plain(path: str) -> bytes:

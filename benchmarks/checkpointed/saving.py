@@ -12,7 +12,6 @@ import os
 import shutil
 import statistics
 import time
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,15 +34,6 @@ GB = 1e9
 GROUP, QUICK_GROUP = CodeSize(4, 2), CodeSize(2, 1)
 FULL = GenerationPolicy(always=GenerationKind.FULL)
 WARM_UP = 20
-SHIFTS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
-    "the same name and numbers": ("last", "last", {}, {}),
-    "the same name, step 200 to 255": ("last", "last", {"step": 200}, {"step": 255}),
-    "the same name, step 255 to 256": ("last", "last", {"step": 255}, {"step": 256}),
-    "the same name, a list that grows by a number": ("last", "last", {"losses": [0.5] * 9}, {"losses": [0.5] * 10}),
-    "the same name, a list that grows by 20 numbers": ("last", "last", {"losses": [0.5] * 9}, {"losses": [0.5] * 29}),
-    "step_90.pt to step_99.pt": ("step_90", "step_99", {}, {}),
-    "step_99.pt to step_100.pt": ("step_99", "step_100", {}, {}),
-}
 
 
 @dataclass(frozen=True)
@@ -92,8 +82,7 @@ class States:
         self._width = 512 if options.quick else 2048
         self._steps = 10 if options.quick else 100
         self._count = 2 if options.quick else 4
-        self._file_bytes = (64 if options.quick else 1024) << 20
-        self.group = QUICK_GROUP if options.quick else GROUP
+        self._group = QUICK_GROUP if options.quick else GROUP
         torch.manual_seed(0)
 
     def trained(self, cell: Trained) -> list[Path]:
@@ -109,18 +98,17 @@ class States:
             program.train(self._steps)
         return made
 
-    def saved(self, states: Sequence[Path], policy: GenerationPolicy, group: CodeSize | None = None) -> dict[str, Any]:
+    def saved(self, states: Sequence[Path], policy: GenerationPolicy) -> dict[str, Any]:
         """Saves states one after the other and returns the medians of all but the first, which is full in every arm.
 
-        A group's nodes each save them, and each generation is encoded; without a group there is one node.
+        The nodes of a group each save them, and each generation is encoded.
         """
         os.sync()
-        nodes = group.nodes if group else 1
         directory, restored = empty(self._where.disk / "stores"), self._where.disk / "restored"
-        stores = tuple(GroupStore(f"node{number}", directory / str(number)) for number in range(nodes))
+        stores = tuple(GroupStore(f"node{number}", directory / str(number)) for number in range(self._group.nodes))
         with contextlib.ExitStack() as opened:
             writers = [opened.enter_context(GenerationStore(store.directory, policy)) for store in stores]
-            made = [_generation(writers, stores, group, state, number) for number, state in enumerate(states, 1)]
+            made = [_generation(writers, stores, self._group, state, number) for number, state in enumerate(states, 1)]
             began_s = time.monotonic()
             writers[0].restore_newest(restored)
             restore_s = time.monotonic() - began_s
@@ -130,47 +118,13 @@ class States:
         first_bytes = made[0].first.written_bytes
         return {**_medians(made[1:]), "restore_s": restore_s, "same": same, "first_bytes": first_bytes}
 
-    def shifted(self, shift: str) -> dict[str, Any]:
-        """Saves one state twice by torch.save and returns how much of the second is at another place."""
-        before, after, more_before, more_after = SHIFTS[shift]
-        state = PROGRAMS["frozen body, Adam head"](self._width).state()
-        top = empty(self._where.disk / "states")
-        for number, (name, more) in enumerate(((before, more_before), (after, more_after))):
-            (top / str(number)).mkdir()
-            FORMS["torch.save"](state | more, top / str(number), name)
-        places = [_places(top / "0" / f"{before}.pt"), _places(top / "1" / f"{after}.pt")]
-        moved = sum(1 for name, place in places[0].items() if places[1].get(name) != place)
-        saved = self.saved([top / "0", top / "1"], GenerationPolicy(always=GenerationKind.DELTA))
-        return {**saved, "tensors": len(places[0]), "moved": moved}
-
-    def speeds(self) -> dict[str, Any]:
-        """Saves one large file twice, and returns bytes per second of each part."""
-        top = empty(self._where.disk / "states")
-        values = torch.randn(self._file_bytes // 4)
-        states = [top / str(number) for number in range(2)]
-        for state in states:
-            state.mkdir()
-            values.numpy().tofile(state / "weights")
-            values *= 1 + 2**-16 * torch.randn(len(values))
-        full = self.saved([states[0], states[1]], FULL)
-        size = self._file_bytes
-        return {
-            "seconds": full["seconds"],
-            "diff": size / full["diff_s"] / GB,
-            "write": size / full["write_s"] / GB,
-            "restore": size / full["restore_s"] / GB,
-            "same": full["same"],
-        }
-
 
 def _generation(
-    writers: Sequence[GenerationStore], stores: tuple[GroupStore, ...], group: CodeSize | None, state: Path, number: int
+    writers: Sequence[GenerationStore], stores: tuple[GroupStore, ...], group: CodeSize, state: Path, number: int
 ) -> GroupGeneration:
     """Has each node save a state, and encodes it."""
     identity = GenerationId.new(number)
     nodes = tuple(writer.commit(FileTree(state), identity) for writer in writers)
-    if group is None:
-        return GroupGeneration(nodes, 0.0, 0.0)
     began_s = time.monotonic()
     StoreGroup(stores, group).encode(number)
     encode_s = time.monotonic() - began_s
@@ -205,16 +159,3 @@ def _same(one: Path, other: Path) -> bool:
     names = [sorted(os.fspath(path.relative_to(top)) for path in top.rglob("*")) for top in (one, other)]
     files = [name for name in names[0] if (one / name).is_file()]
     return names[0] == names[1] and all((one / name).read_bytes() == (other / name).read_bytes() for name in files)
-
-
-def _places(path: Path) -> dict[str, int]:
-    """Where the tensors of a file of torch.save begin, by the names of their records."""
-    with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
-        found = {}
-        for info in archive.infolist():
-            if "/data/" in info.filename:
-                file.seek(info.header_offset + 26)
-                lengths = file.read(4)
-                sizes = int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
-                found[info.filename.partition("/data/")[2]] = info.header_offset + 30 + sizes
-        return found

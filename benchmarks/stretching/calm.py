@@ -75,10 +75,6 @@ def show(bench: Bench) -> list[Figure]:
     minutes = sum(one["minutes"] for one in found)
     asked = QUICK_MINUTES if bench.options.quick else ASKED_MINUTES
     alarms = sum(one["false_alarms"] for one in found) + sum(not one["went_on"] for one in found)
-    rows = [[one["minutes"], one["stops"], one["longest_stop_s"], one["false_alarms"]] for one in found]
-    bench.sheet(
-        "A busy machine, hosts stopped for less than the lease", ["minutes", "stops", "longest s", "false alarms"], rows
-    )
     return [
         at_least("busy machine: minutes", minutes, asked),
         at_most("busy machine: false alarms", float(alarms), 0),

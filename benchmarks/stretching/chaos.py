@@ -472,29 +472,13 @@ def sample(options: Options, bench: Bench) -> dict[str, Any]:
 
 
 def show(bench: Bench) -> list[Figure]:
-    """Adds the table, and returns the figures."""
+    """Returns the figures."""
     found = bench.select(CELL, ARM)
     if not found:
         return []
     kinds: Counter[str] = Counter()
     for one in found:
         kinds.update(one["kinds"])
-    bench.sheet("Random faults", ["kind", "count"], [[kind, count] for kind, count in sorted(kinds.items())])
-    columns = (
-        "faults",
-        "meanwhile",
-        "memberships",
-        "steps",
-        "epochs",
-        "rolled_back",
-        "median_wait_s",
-        "longest_wait_s",
-    )
-    bench.sheet(
-        "Trainings with random faults",
-        ["seed", *columns],
-        [[one["seed"], *(one[name] for name in columns)] for one in found],
-    )
     asked, cuts = (QUICK_FAULTS, QUICK_CUTS) if bench.options.quick else (FAULTS, LEAST_CUTS)
     wrong, differ, left = (
         float(sum(count(one) for one in found))

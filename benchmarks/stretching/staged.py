@@ -103,20 +103,15 @@ def _processes(made: Chaos) -> list[psutil.Process]:
 
 
 def show(bench: Bench) -> list[Figure]:
-    """Adds the table, and returns the figures."""
-    rows, made = [], []
+    """Returns the figures."""
+    made = []
     for arm in ARMS:
         if not (found := bench.select(CELL, arm)):
             continue
         more = max(one["read_ratio"] - 1 - one["lost_only_ratio"] for one in found)
-        keys = ("before_ratio", "read_ratio", "lost_only_ratio")
-        rows.append([arm, *(bench.median(CELL, arm, key) for key in keys), more])
         what = f"{CELL}, {arm}"
         made.append(
             at_most(f"{what}: read beyond one dataset and what only that node had, in datasets", more, MOST_MORE)
         )
         made.append(holds(f"{what}: each sample counted once", not any(one["wrong_epochs"] for one in found)))
-    if rows:
-        columns = ["placement", "read before", "read in all", "only on the lost node", "beyond that, most"]
-        bench.sheet("Bytes from the source, in datasets, of a training that loses a node", columns, rows)
     return made

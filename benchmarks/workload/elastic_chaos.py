@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hpcstage.elastic.ledger import lineage
 from hpcstage.torch import Elastic, ElasticSampler
-from hpcstage.torch.scaledrate import RateCourse, ScaledRate
+from hpcstage.torch.elastic.scaling import RateCourse, ScaledRate
 
 WARMUP_STEPS, BATCH, INPUTS = 10, 2, 6
 LEAST_EPOCHS = 2

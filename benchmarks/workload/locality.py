@@ -22,11 +22,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from hpcstage.torch.locality import LocalityAwareSampler
-from hpcstage.torch.weights import gradient_weight
+from hpcstage.torch.samplers.locality import LocalityAwareSampler
 
 CLASSES, FEATURES, CONTRAST, ALIKE = 10, 256, 24.0, 0.2
-SAMPLERS = ("regular", "locality", "unbalanced")
+SAMPLERS = ("regular", "locality")
 
 
 def sample_bytes(index: int, seed: int) -> bytes:
@@ -71,7 +70,7 @@ def loader_of(given: argparse.Namespace, dataset: Files) -> tuple[DataLoader[Any
     if given.sampler == "regular":
         regular: DistributedSampler[Any] = DistributedSampler(dataset, seed=given.seed)
         return DataLoader(dataset, given.batch, sampler=regular, num_workers=given.workers), regular
-    ours = LocalityAwareSampler(dataset, given.batch, seed=given.seed, balance=given.sampler == "locality")
+    ours = LocalityAwareSampler(dataset, given.batch, seed=given.seed)
     return DataLoader(dataset, batch_sampler=ours, num_workers=given.workers), ours
 
 
@@ -81,14 +80,14 @@ def run(given: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     loader, sampler = loader_of(given, Files(given.data, given.preprocess_s))
     found: dict[str, Any] = {"epochs_s": []}
-    learner = Learner(sampler) if given.train else None
+    learner = Learner() if given.train else None
     for epoch in range(given.epochs):
         sampler.set_epoch(epoch)
         dist.barrier()
         began = time.monotonic()
-        for step, batch in enumerate(loader):
+        for batch in loader:
             if learner is not None:
-                learner.step(step, *batch)
+                learner.step(*batch)
         dist.barrier()
         found["epochs_s"].append(time.monotonic() - began)
         if learner is not None and epoch == 0:
@@ -103,20 +102,17 @@ def run(given: argparse.Namespace) -> None:
 class Learner:
     """A small network, the same on all ranks."""
 
-    def __init__(self, sampler: DistributedSampler[Any] | LocalityAwareSampler) -> None:
+    def __init__(self) -> None:
         torch.manual_seed(0)
         layers = nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES)).double()
         self.model = nn.parallel.DistributedDataParallel(layers)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
         self.gradients: list[torch.Tensor] = []
-        self._sampler = sampler
 
-    def step(self, step: int, inputs: torch.Tensor, labels: torch.Tensor) -> None:
-        """One step of all ranks; local batches of different sizes count by their sizes."""
+    def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """One step of all ranks."""
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.model(inputs), labels)
-        if isinstance(self._sampler, LocalityAwareSampler) and not self._sampler.balance:
-            loss = loss * gradient_weight(len(labels), self._sampler.global_size(step), self._sampler.num_replicas)
         loss.backward()  # type: ignore[no-untyped-call]
         self.gradients.append(torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None]))
         self.optimizer.step()

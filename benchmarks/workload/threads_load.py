@@ -135,6 +135,6 @@ def _loader(epoch: Epoch) -> Any:
     options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "num_workers": epoch.workers}
     if epoch.threads is None:
         return PlainLoader(dataset, **options)
-    from hpcstage.torch.loader import DataLoader
+    from hpcstage.torch.loader.dataloader import DataLoader
 
     return DataLoader(dataset, **options, threads_per_worker=epoch.threads)

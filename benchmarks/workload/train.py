@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import json
 import time
-from collections.abc import Iterator
 
 _STARTED_S = time.monotonic()
 
@@ -25,7 +24,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
-from torch.utils.data import DataLoader, Dataset, Sampler  # noqa: E402
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 CLASSES = 10
 SIDE = 64
@@ -53,19 +52,6 @@ class Files(Dataset[Sample]):
             return decode(self.held[path])
         with open(path, "rb") as file:
             return decode(file.read())
-
-
-class Backwards(Sampler[int]):
-    """A sampler of the program's own, which nobody knows."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.size - 1, -1, -1))
 
 
 def decode(data: bytes) -> Sample:
@@ -125,10 +111,6 @@ def arguments() -> argparse.Namespace:
         "--no-prefetch", action="store_true", help="plain loop: read a batch, train on it, read the next"
     )
     parser.add_argument("--compute-only", action="store_true", help="read all files before the clock starts")
-    parser.add_argument("--shuffle", action="store_true", help="a new random order in each epoch, as training has it")
-    parser.add_argument(
-        "--own-sampler", action="store_true", help="the order comes from a sampler of the program's own"
-    )
     parser.add_argument(
         "--turns", nargs=2, metavar=("MINE", "OTHERS"), help="FIFOs: an epoch waits for a byte, then leaves one"
     )
@@ -207,8 +189,6 @@ def batches(data: Files, options: argparse.Namespace) -> DataLoader[Sample]:
     return DataLoader(
         data,
         batch_size=options.batch,
-        shuffle=options.shuffle,
-        sampler=Backwards(len(data)) if options.own_sampler else None,
         num_workers=workers,
         multiprocessing_context=context,
     )

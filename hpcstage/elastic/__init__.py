@@ -7,9 +7,8 @@ imported only by the modules of `membership` that need it.
 
 from __future__ import annotations
 
-from hpcstage.elastic.changed import MembershipChanged
 from hpcstage.elastic.policies import FailStop, FinishIfNear, KeepBatch, MinMax, TimeLeft, WaitFor
-from hpcstage.elastic.policy import Answer, Cause, Facts, Host, Progress, ScalePolicy
+from hpcstage.elastic.policy import Answer, Cause, Facts, Host, MembershipChanged, Progress, ScalePolicy
 
 __all__ = [
     "Answer",

@@ -36,6 +36,11 @@ class PolicyFailed(HpcstageError):
     exit_code = 75
 
 
+class MembershipChanged(HpcstageError):
+    """Who trains changes: a running collective has ended, or none may begin. `hpcstage.torch.Elastic.run` takes it and
+    goes on with the next membership; code that catches errors of its own has to let it pass."""
+
+
 class Host(str):
     """The name of a host that would train, and how many processes train there."""
 

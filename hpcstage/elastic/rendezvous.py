@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -26,17 +27,14 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo, Rendez
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
 from hpcstage import stderr
-from hpcstage.elastic import savedlook, seats
+from hpcstage.elastic import seats
 from hpcstage.elastic.frozen import FrozenProcesses
 from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.deciding import Patience
 from hpcstage.elastic.membership.etcd import endpoints_of
 from hpcstage.elastic.membership.keeping import Keeper
-from hpcstage.elastic.membership.setting import AgentSetting, Bounds
 from hpcstage.elastic.membership.store import StoreLost
-from hpcstage.elastic.membership.values import Generation, Node
-from hpcstage.elastic.savedlook import SavedLook
+from hpcstage.elastic.membership.values import AgentSetting, Bounds, Generation, Node, Patience
 from hpcstage.elastic.seats import NodeSeats
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.units import parse_duration
@@ -55,6 +53,9 @@ AGENTS_LIMIT_S = 30.0
 FINISH_LIMIT_S = 300.0
 """How long a node that has finished waits for the others, as `torchrun` does."""
 LEAST_BEATS = 4
+CHECKPOINT = "HPCSTAGE_CHECKPOINT"
+"""The variable that names the directory in which the program keeps its states on this host."""
+LOOK_S = LOOK_END_S = 1.0
 T = TypeVar("T")
 
 
@@ -86,7 +87,7 @@ class Handler(RendezvousHandler):
         """
         if not self._has_started:
             self._begin()
-            if directory := os.environ.get(savedlook.DIRECTORY):
+            if directory := os.environ.get(CHECKPOINT):
                 self._saved = SavedLook(self._keeper, directory)
                 self._saved.start()
             atexit.register(self._leave)
@@ -205,6 +206,41 @@ class KeepingHandler(Handler):
                 self._keeper.finish(FINISH_LIMIT_S)
             self._seats.close()
         super()._leave(has_finished=has_finished)
+
+
+class SavedLook:
+    """Looks whether processes that are restarted on this host would find a state of the training in the directory of
+    `hpcstage run --checkpoint`, and tells the others, in a thread: a disk that hangs holds nobody up."""
+
+    def __init__(self, keeper: Keeper, directory: str) -> None:
+        self._keeper = keeper
+        self._directory = directory
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="elastic saved states", daemon=True)
+
+    def start(self) -> None:
+        """Begins to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, unless the disk hangs: then it ends with the process."""
+        self._stopping.set()
+        self._thread.join(LOOK_END_S)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._keeper.tell_state(has_saved(self._directory))
+            self._stopping.wait(LOOK_S)
+
+
+def has_saved(directory: str) -> bool | None:
+    """Returns whether a directory has something that a program has left there; None where nobody can tell."""
+    try:
+        return any(not name.startswith(".") for name in os.listdir(directory))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
 
 
 def create_handler(parameters: RendezvousParameters) -> Handler:

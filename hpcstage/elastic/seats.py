@@ -28,9 +28,8 @@ from typing import Any, Literal
 from hpcstage import stderr
 from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.keeping import Keeper
-from hpcstage.elastic.membership.setting import AgentSetting
 from hpcstage.elastic.membership.store import StoreLost
-from hpcstage.elastic.membership.values import Generation, Node
+from hpcstage.elastic.membership.values import AgentSetting, Generation, Node
 from hpcstage.elastic.membership.watching import AwakeClock
 from hpcstage.units import format_duration
 
@@ -345,9 +344,6 @@ class NodeSeats:
             "address": address,
             "port": port,
             "hosts": [node.host for node in generation.nodes],
-            "kind": generation.kind,
-            "lost": generation.lost,
-            "joined": generation.joined,
             "cut_s": self._setting.patience.lease_s,
         }
         self._phase = "training"

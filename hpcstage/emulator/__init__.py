@@ -1,7 +1,7 @@
 """Owns the slow-storage emulator: a directory seen as shared storage with limits, latencies and competing load.
 
 The package starts, sets and ends one mount. It is a model (see slowfs.c), made so that contention comes from the
-storage and not from the machine; `python -m benchmarks.slowfs --check` shows what it passes.
+storage and not from the machine.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-import psutil
-
 from hpcstage.emulator.build import EmulatorUnavailable, build, unavailable
 from hpcstage.emulator.mounts import clean_stale, is_mounted, unmount
 from hpcstage.emulator.state import NODES, Counters, Settings, StateFile
@@ -30,7 +28,6 @@ __all__ = [
     "Slowfs",
     "StateFile",
     "clean_stale",
-    "process_cpu_s",
     "unavailable",
 ]
 
@@ -103,10 +100,6 @@ class Slowfs:
         """Returns what this mount was asked for so far."""
         return self.state.counters(self._node)
 
-    def cpu_s(self) -> float:
-        """Returns the seconds of processor time that the server has used so far."""
-        return process_cpu_s(self._process.pid) if self._process else 0.0
-
     @property
     def server_pid(self) -> int:
         """Returns the id of the server's process; 0 if there is none."""
@@ -145,12 +138,6 @@ class Slowfs:
                 said = log.read().decode(errors="replace").strip()[-300:]
                 raise EmulatorUnavailable(f"cannot mount {self.path}: {said or 'no answer'}", "is FUSE permitted here?")
             time.sleep(_POLL_S)
-
-
-def process_cpu_s(pid: int) -> float:
-    """Returns the seconds of user and system time of a live process."""
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -11,9 +11,8 @@
  *
  * The model. The storage moves `bandwidth` bytes per second. Nodes with requests outstanding share it by their weights,
  * whatever the number of their requests, as fair queueing by client does; the requests of one node are served first
- * come, first served. `load_weight` is one more node that always has requests outstanding and costs no CPU. Each data request
- * takes `data_latency` besides, each metadata operation `metadata_latency`, and there are at most `metadata_rate` of
- * those per second. It is a model: no stripes, no locks, no read-ahead of a server, no slow tail.
+ * come, first served. Each data request takes `data_latency` besides, each metadata operation `metadata_latency`. It is a
+ * model: no stripes, no locks, no read-ahead of a server, no slow tail.
  *
  * The state file: see `struct state`; all fields are native 64-bit integers.
  */
@@ -63,10 +62,7 @@ struct state {
     _Atomic long bandwidth;        /* bytes per second; 0: unlimited */
     _Atomic long metadata_latency; /* ns */
     _Atomic long data_latency;     /* ns */
-    _Atomic long metadata_rate;    /* operations per second; 0: unlimited */
-    _Atomic long load_weight;      /* in 1/1000; 0: no virtual competitor */
-    _Atomic long metadata_clock;
-    _Atomic long spare[2];
+    _Atomic long spare[5];
     struct node nodes[NODES];
 };
 
@@ -130,7 +126,7 @@ static long reserve(_Atomic long *clock, long cost, long now)
 /* This node's share of the bandwidth: its weight among the nodes that have requests outstanding. */
 static double share(long now)
 {
-    double mine = (double)atomic_load(&self->weight), all = mine + (double)atomic_load(&state->load_weight);
+    double mine = (double)atomic_load(&self->weight), all = mine;
 
     for (struct node *n = state->nodes; n < state->nodes + NODES; n++)
         if (n != self && atomic_load(&n->clock) > now)
@@ -155,16 +151,11 @@ static void data_cost(long bytes)
 
 static void metadata_cost(enum counter which)
 {
-    long now = now_ns(), t = now, rate = atomic_load(&state->metadata_rate);
+    long latency = atomic_load(&state->metadata_latency);
 
     count(which, 1);
-    if (rate)
-        t = reserve(&state->metadata_clock, SECOND_NS / rate, now);
-    if (t < now)
-        t = now;
-    t += atomic_load(&state->metadata_latency);
-    if (t > now)
-        sleep_until(t);
+    if (latency)
+        sleep_until(now_ns() + latency);
 }
 
 /* ---- the file system; a path is NULL where the file is open (nullpath_ok) ---- */
@@ -529,8 +520,6 @@ static int map_state(const char *path)
     self = &state->nodes[conf.node];
     if (atomic_load(&self->clock) > limit)
         atomic_store(&self->clock, 0);
-    if (atomic_load(&state->metadata_clock) > limit)
-        atomic_store(&state->metadata_clock, 0);
     if (!atomic_load(&self->weight))
         atomic_store(&self->weight, WEIGHT_ONE);
     return 0;

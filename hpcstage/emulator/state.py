@@ -25,7 +25,7 @@ _MEMORY = Path("/dev/shm")  # noqa: S108  mkstemp makes the names
 
 @dataclass(frozen=True)
 class Settings:
-    """The properties of the storage. Zero means no limit, no latency, no load."""
+    """The properties of the storage. Zero means no limit, no latency."""
 
     bandwidth_bytes_per_s: float = 0
     """The bandwidth of all nodes together."""
@@ -34,11 +34,6 @@ class Settings:
     data_latency_s: float = 0
     """Seconds added to each read or write request, as the kernel sends them (up to 128 kB with its usual
     read-ahead)."""
-    metadata_per_s: float = 0
-    """The metadata rate of all nodes together."""
-    load_weight: float = 0
-    """The weight of a virtual node that always has requests outstanding: 4 leaves one fifth to a real node of weight
-    1."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ class Counters:
 
 
 class StateFile:
-    """One storage: the mounts that name its file share bandwidth and metadata rate."""
+    """One storage: the mounts that name its file share its bandwidth."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         place = _MEMORY if os.access(_MEMORY, os.W_OK) else None
@@ -79,8 +74,6 @@ class StateFile:
             settings.bandwidth_bytes_per_s,
             settings.metadata_latency_s * _NS,
             settings.data_latency_s * _NS,
-            settings.metadata_per_s,
-            settings.load_weight * _WEIGHT_ONE,
         )
         for index, value in enumerate(values):
             self._words[index] = round(value)

@@ -15,15 +15,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcstage.torch.accelerated import AcceleratedState
-    from hpcstage.torch.bundle import BundleRandomSampler
-    from hpcstage.torch.checkpointer import Checkpointer
-    from hpcstage.torch.elastic import Elastic
-    from hpcstage.torch.elasticsampler import ElasticSampler
-    from hpcstage.torch.lightningio import LightningCheckpointIO
-    from hpcstage.torch.loader import DataLoader
-    from hpcstage.torch.locality import LocalityAwareSampler
-    from hpcstage.torch.pages import read_file
+    from hpcstage.torch.checkpoints.accelerated import AcceleratedState
+    from hpcstage.torch.checkpoints.checkpointer import Checkpointer
+    from hpcstage.torch.checkpoints.lightningio import LightningCheckpointIO
+    from hpcstage.torch.elastic.sampler import ElasticSampler
+    from hpcstage.torch.elastic.training import Elastic
+    from hpcstage.torch.loader.dataloader import DataLoader
+    from hpcstage.torch.loader.threads import turn
+    from hpcstage.torch.samplers.bundles import BundleRandomSampler
+    from hpcstage.torch.samplers.locality import LocalityAwareSampler
+    from hpcstage.torch.samplers.pages import read_file
 
 __all__ = [
     "AcceleratedState",
@@ -35,18 +36,20 @@ __all__ = [
     "LightningCheckpointIO",
     "LocalityAwareSampler",
     "read_file",
+    "turn",
 ]
 
 _MODULES = {
-    "AcceleratedState": "accelerated",
-    "BundleRandomSampler": "bundle",
-    "Checkpointer": "checkpointer",
-    "DataLoader": "loader",
-    "Elastic": "elastic",
-    "ElasticSampler": "elasticsampler",
-    "LightningCheckpointIO": "lightningio",
-    "LocalityAwareSampler": "locality",
-    "read_file": "pages",
+    "AcceleratedState": "checkpoints.accelerated",
+    "BundleRandomSampler": "samplers.bundles",
+    "Checkpointer": "checkpoints.checkpointer",
+    "DataLoader": "loader.dataloader",
+    "Elastic": "elastic.training",
+    "ElasticSampler": "elastic.sampler",
+    "LightningCheckpointIO": "checkpoints.lightningio",
+    "LocalityAwareSampler": "samplers.locality",
+    "read_file": "samplers.pages",
+    "turn": "loader.threads",
 }
 _INSTALLED_BY = {
     "torch": "pip install torch numpy",

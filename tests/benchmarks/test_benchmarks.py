@@ -55,11 +55,6 @@ def arms(result: dict[str, Any], cell: str) -> set[str]:
     return {s["arm"] for s in result["samples"] if s["cell"] == cell}
 
 
-def test_slowfs(tmp_path: Path) -> None:
-    result = quick("slowfs", tmp_path)
-    assert {"unthrottled stream", "load real", "metadata 2 ms"} <= {s["cell"] for s in result["samples"]}
-
-
 def test_copy(tmp_path: Path) -> None:
     result = quick("copy", tmp_path)
     complete = {f["name"]: f["ok"] for f in result["figures"]}["every copy is complete"]
@@ -125,33 +120,13 @@ class TestTraining:
         took = {s["arm"]: s["seconds"] for s in staged["samples"] if s["cell"] == cell}
         assert took["source"] < 0.8 * took["compute"]
 
-    def test_staging_of_a_program_that_shuffles(self, tmp_path: Path) -> None:
-        cell = "cnn x1 E1 high"
-        wanted = ("--order", "sampler", "--only", cell, "--arms", "runtime", "--arms", "runtime, by name")
-        staged = quick("staging", tmp_path, *wanted)
-        orders = {s["arm"]: s["order"] for s in staged["samples"] if s["cell"] == cell}
-        assert orders == {"runtime": "sampler", "runtime, by name": "manifest"}
-        copied = [f["ok"] for f in staged["figures"] if f["name"].startswith("copied in the order")]
-        assert copied == [True]
-
-    def test_order(self, tmp_path: Path) -> None:
-        wanted = ("random, workers 2", "unknown-sampler, workers 0")
-        words = [word for text in wanted for word in ("--only", text)]
-        quick("order", tmp_path, *words, "--check")
-
-    def test_order_of_a_long_list(self, tmp_path: Path) -> None:
-        result = quick("order", tmp_path, "--only", "samples")
-        announced = [f["ok"] for f in result["figures"] if f["name"].endswith("was announced")]
-        assert announced == [True]
-
     def test_identity(self, tmp_path: Path) -> None:
         result = quick("identity", tmp_path, "--only", "workers 2 fork", "--check")
         assert all(f["ok"] for f in result["figures"])
 
     def test_truth(self, tmp_path: Path) -> None:
-        result = quick("truth", tmp_path, "--only", "counters", "--only", "no load")
+        result = quick("truth", tmp_path, "--only", "no load")
         by_name = {f["name"]: f for f in result["figures"]}
-        assert by_name["counters, runtime: bytes off by"]["ok"]
         assert by_name["no load: no contention reported"]["measured"] is not None
 
     @needs_mpi
@@ -179,7 +154,6 @@ def test_outputs(tmp_path: Path) -> None:
     result = quick("outputs", tmp_path, "--check")
     victims = {sample["victim"] for sample in result["samples"] if sample["cell"] == "kills"}
     assert victims == {"daemon", "wrapper", "both", "all"}
-    assert arms(result, "ways") == {"shell", "C", "python"}
 
 
 def test_arriving(tmp_path: Path) -> None:

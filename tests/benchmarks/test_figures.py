@@ -162,19 +162,13 @@ def test_loss_error() -> None:
 def truth_bench(**changed: Any) -> Bench:
     schedule = {
         "expected": [[10, 20]], "reported": [{"start_s": 10.5, "end_s": 20.5, "loss": 0.7}], "loss": 0.75,
-        "ended_s": 32, "split_wall_s": 32.0,
-    }  # fmt: skip
-    counters = {
-        "bytes": [100_000, 100_100], "opens": [100, 100], "operations": [101, 101],
-        "own_s": 3.0, "seconds": 4.0, "split_wall_s": 3.5,
+        "ended_s": 32,
     }  # fmt: skip
     merged = {**schedule, **{k: v for k, v in changed.items() if k in schedule}}
-    counted = {**counters, **{k: v for k, v in changed.items() if k in counters}}
     return bench_of(
         {
             ("one period", "runtime"): merged,
             ("no load", "runtime"): {**schedule, "reported": changed.get("quiet", [])},
-            ("counters", "direct"): counted,
         }
     )
 
@@ -187,17 +181,12 @@ def truth_bench(**changed: Any) -> Bench:
         ({"reported": [{"start_s": 13, "end_s": 20, "loss": 0.75}]}, 1),
         ({"reported": [{"start_s": 10, "end_s": 20, "loss": 0.5}]}, 1),
         ({"quiet": [{"start_s": 1, "end_s": 3, "loss": 0.3}]}, 1),
-        ({"bytes": [100_000, 102_000]}, 1),
-        ({"opens": [None, 100]}, 1),
-        ({"own_s": 3.6}, 1),
-        ({"seconds": 3.4}, 1),
     ],
 )
 def test_truth(changed: dict[str, Any], count: int) -> None:
     chosen = [s for s in truth.FULL if s.name in ("one period", "no load")]
     bench = truth_bench(**changed)
-    truth.tables(bench, chosen, ["direct"])
-    assert len(short(truth.figures(bench, chosen, ["direct"]))) == count
+    assert len(short(truth.figures(bench, chosen))) == count
 
 
 @pytest.mark.parametrize(("compute_s", "count"), [(1.0, 0), (1.7, 0), (2.0, 1), (0.0, 1), (None, 1)])
@@ -205,14 +194,6 @@ def test_computing_that_is_not_what_was_computed(compute_s: float | None, count:
     cell = truth.cells.CELLS[0]
     bench = bench_of({(cell.name, "runtime"): {"split": {"compute_s": compute_s, "wall_s": 5.0}}})
     assert len(short(truth.computing(bench, [cell]))) == count
-
-
-@pytest.mark.parametrize(("verdict", "count"), [("periods", 0), ("unknown", 1), ("none", 1)])
-def test_patterns_that_are_taken_for_their_contrary(verdict: str, count: int) -> None:
-    slow = truth.patterns.PATTERNS[1]
-    bench = bench_of({(f"pattern, {slow.name}", "runtime"): {"verdict": verdict, "reported": []}})
-    assert len(short(truth.verdicts(bench, [slow]))) == count
-    truth.pattern_table(bench, [slow])
 
 
 # ---- warm
@@ -249,7 +230,6 @@ def warm_bench(**changed: float) -> Bench:
 )
 def test_warm(changed: dict[str, float], count: int) -> None:
     bench = warm_bench(**changed)
-    warm.tables(bench)
     assert len(short(warm.figures(bench, Options()))) == count
 
 
@@ -276,7 +256,6 @@ def test_ways(seconds: dict[str, float], output: str, names: list[str]) -> None:
     }
     samples[cell.name, "runtime"]["output"] = output
     bench = bench_of(samples)
-    ways.table(bench, [cell], [])
     found = [name for name in short(ways.figures(bench, [cell])) if "bytes at the source" not in name]
     assert found == [*(f"{cell.name}: {name}" for name in names), "the median over all cells: runtime / plain"]
 
@@ -316,7 +295,6 @@ def test_identity() -> None:
     samples: dict[tuple[str, str], dict[str, Any]] = {
         (loader.name, arm): dict(same) for arm in (identity.ALONE, *identity.MODES)
     }
-    identity.table(bench_of(samples), [loader])
     assert short(identity.figures(bench_of(samples), [loader])) == []
     samples[loader.name, "runtime"]["weights_sha256"] = "b"
     samples[loader.name, "upfront"]["swapped"] = 0

@@ -41,9 +41,9 @@ def quick(tmp_path: Path, *words: str, code: int = 0) -> dict[str, Any]:
 
 
 def test_what_is_counted(tmp_path: Path) -> None:
-    result = quick(tmp_path, "--only", "moved", "--only", "Algorithm 1", "--only", "learners", "--check")
+    result = quick(tmp_path, "--only", "moved", "--only", "learners", "--check")
     cells = {sample["cell"] for sample in result["samples"]}
-    assert {"moved, local batch 128, by 16 nodes", "Algorithm 1, 6 learners in it"} <= cells
+    assert "moved, local batch 128, by 16 nodes" in cells
     assert "16 learners simulated, source of 16, slow links" in cells
     assert all(figure["ok"] for figure in result["figures"])
 

@@ -28,7 +28,7 @@ def test_the_process_counts_that_was_held_up_for_longest(tmp_path: Path) -> None
 
 def test_a_process_tells_its_own_time_and_a_forked_one_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="needs the extra `torch`")
-    from hpcstage.torch.standstill import Standstill
+    from hpcstage.torch.checkpoints.saving import Standstill
 
     monkeypatch.setenv("HPCSTAGE_NODE_DIR", str(tmp_path))
     told = Standstill()

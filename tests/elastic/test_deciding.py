@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hpcstage.elastic import FailStop, KeepBatch, MinMax, WaitFor
 from hpcstage.elastic.membership.apart import APART_S, SeenNode
-from hpcstage.elastic.membership.deciding import Awaited, Decider, Patience, Proposal, change_of, is_complete
-from hpcstage.elastic.membership.values import GONE, Beat, Generation, Node
+from hpcstage.elastic.membership.deciding import Awaited, Decider, Proposal, change_of, is_complete
+from hpcstage.elastic.membership.values import GONE, Beat, Generation, Node, Patience
 from hpcstage.elastic.policy import AskedPolicy, Host
 
 PATIENCE = Patience(lease_s=2, settle_s=0.5, last_call_s=5, failure_s=3, wait_limit_s=60, ask_again_s=1)

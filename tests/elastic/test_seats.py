@@ -14,12 +14,10 @@ pytest.importorskip("torch")
 
 from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.deciding import Patience
 from hpcstage.elastic.membership.keeping import Keeper
-from hpcstage.elastic.membership.setting import AgentSetting, Bounds
-from hpcstage.elastic.membership.values import Generation, Node
+from hpcstage.elastic.membership.values import AgentSetting, Bounds, Generation, Node, Patience
 from hpcstage.elastic.seats import HANG_FACTOR, NodeSeats, Steps
-from hpcstage.torch.seat import MainThread
+from hpcstage.torch.elastic.seat import MainThread
 
 
 def test_the_limit_follows_the_longest_step() -> None:

@@ -17,7 +17,7 @@ with shim_modules():
     import _hpcstage_sampler as samplers
 from torch.utils import data  # noqa: E402
 
-from hpcstage.torch import bundle  # noqa: E402
+from hpcstage.torch.samplers import bundles as bundle  # noqa: E402
 
 pytestmark = pytest.mark.torch
 N = 23

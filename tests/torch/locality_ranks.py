@@ -81,21 +81,18 @@ def main(directory: Path, rank: int, world: int) -> None:
     """The cases, one after the other."""
     import torch.distributed as dist
 
-    from hpcstage.torch.locality import LocalityAwareSampler
+    from hpcstage.torch.samplers.locality import LocalityAwareSampler
 
     join(directory, rank, world)
-    groups = {size: dist.new_group(list(range(size))) for size in range(1, world + 1)}
     given = []
     for case in json.loads((directory / "cases.json").read_text()):
         given.append(None)
-        if rank >= case["world"]:
-            continue
         os.environ.pop(NODE_DIR, None)
         if case["node_dirs"][rank]:
             os.environ[NODE_DIR] = case["node_dirs"][rank]
         options = {**case["options"], **(case["other"] if rank == case["world"] - 1 else {})}
         epochs = options.pop("epochs")
-        sampler = LocalityAwareSampler(Files(case["names"]), group=groups[case["world"]], **options)
+        sampler = LocalityAwareSampler(Files(case["names"]), **options)
         batches = []
         for epoch in epochs:
             sampler.set_epoch(epoch)

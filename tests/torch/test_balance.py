@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from hpcstage.torch import balance as balance_module
-from hpcstage.torch import shares as shares_module
-from hpcstage.torch.balance import balance, pour
-from hpcstage.torch.shares import NOBODY, Held, divide
+from hpcstage.torch.samplers import sharing
+from hpcstage.torch.samplers.sharing import NOBODY, Held, balance, divide, pour
 
 pytestmark = pytest.mark.torch
 quick = settings(deadline=None, max_examples=150)
@@ -109,19 +107,15 @@ def steps(draw: st.DrawFn) -> tuple[list[int], Held, list[int]]:
 
 
 @quick
-@given(steps(), st.booleans())
-def test_a_step_is_divided_without_loss(step: tuple[list[int], Held, list[int]], balanced: bool) -> None:
+@given(steps())
+def test_a_step_is_divided_without_loss(step: tuple[list[int], Held, list[int]]) -> None:
     batch, held, ranks = step
-    parts = divide(batch, held, ranks, balanced=balanced)
+    parts = divide(batch, held, ranks)
     assert [len(part) for part in parts] == ranks
     found = [sample for node in parts for part in node for sample in part]
     assert sorted(found) == sorted(batch)
     sizes = [len(part) for node in parts for part in node]
-    assert min(sizes) >= 1, "a rank without a sample would miss a collective"
-    if balanced:
-        assert len(set(sizes)) == 1
-    for node in parts:
-        assert max(map(len, node)) - min(map(len, node)) <= 1, "ranks of a node share evenly"
+    assert len(set(sizes)) == 1
 
 
 @quick
@@ -132,34 +126,19 @@ def test_no_more_is_moved_than_must_be(step: tuple[list[int], Held, list[int]]) 
     surplus = sum(
         max(0, sum(held.owner[sample] == node for sample in batch) - quota * count) for node, count in enumerate(ranks)
     )
-    parts = divide(batch, Held(held.owner), ranks, balanced=True)
+    parts = divide(batch, Held(held.owner), ranks)
     away = sum(
         held.owner[sample] not in (node, NOBODY) for node, own in enumerate(parts) for part in own for sample in part
     )
     assert away == surplus
 
 
-@quick
-@given(steps())
-def test_unbalanced_nothing_that_a_node_holds_leaves_it_but_for_an_empty_rank(
-    step: tuple[list[int], Held, list[int]],
-) -> None:
-    batch, held, ranks = step
-    parts = divide(batch, held, ranks, balanced=False)
-    own = [sum(held.owner[sample] == node for sample in batch) for node in range(len(ranks))]
-    away = sum(
-        held.owner[sample] not in (node, NOBODY) for node, rows in enumerate(parts) for part in rows for sample in part
-    )
-    assert away <= sum(max(0, count - have) for count, have in zip(ranks, own, strict=True))
-
-
 def test_what_the_other_node_holds_as_well_is_moved_first() -> None:
     held = Held([0, 0, 0, 0], [bytes([0b1111]), bytes([0b0101])])
-    assert divide([0, 1, 2, 3], held, [1, 1], balanced=True) == [[[1, 3]], [[0, 2]]]
+    assert divide([0, 1, 2, 3], held, [1, 1]) == [[[1, 3]], [[0, 2]]]
 
 
 def test_the_examples_run() -> None:
-    for module in (balance_module, shares_module):
-        result = doctest.testmod(module)
-        assert result.attempted
-        assert not result.failed
+    result = doctest.testmod(sharing)
+    assert result.attempted
+    assert not result.failed

@@ -1,4 +1,4 @@
-"""Bundles: each sample as often as PyTorch reads it, in the order that the page cache likes; without PyTorch."""
+"""Bundles: each sample as often as PyTorch reads it, in the order that the page cache likes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from conftest import REPO
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("numpy")
-from hpcstage.torch.bundles import Bundles
+pytest.importorskip("torch")
+from hpcstage.torch.samplers.bundles import Bundles
 
 RATIOS = st.one_of(st.sampled_from([1.0, 0.5, 0.3, 0.1, 0.05, 0.01, 1e-6]), st.floats(1e-3, 1.0))
 SHAPES = st.builds(
     Bundles,
     samples=st.integers(0, 400),
     ratio=RATIOS,
-    alternate=st.booleans(),
     seed=st.integers(-(1 << 63), (1 << 63) - 1),
     replicas=st.integers(1, 17),
     drop_last=st.booleans(),
-    consecutive=st.booleans(),
 )
 EPOCHS = st.integers(0, 6)
 bounded = settings(deadline=None, max_examples=150)
@@ -63,9 +61,7 @@ def test_every_rank_has_its_part_of_every_bundle(bundles: Bundles, epoch: int) -
 
 
 def _whole(bundles: Bundles) -> Bundles:
-    return Bundles(
-        bundles.samples, bundles.ratio, bundles.alternate, bundles.seed, bundles.replicas, False, bundles.consecutive
-    )
+    return Bundles(bundles.samples, bundles.ratio, bundles.seed, bundles.replicas)
 
 
 @bounded
@@ -86,7 +82,7 @@ def test_left_out_or_read_twice_is_only_what_does_not_divide(bundles: Bundles, e
 @bounded
 @given(bundles=SHAPES, epoch=EPOCHS)
 def test_an_epoch_begins_with_what_the_last_ended_with(bundles: Bundles, epoch: int) -> None:
-    if not bundles.alternate or bundles.samples % bundles.replicas:
+    if bundles.samples % bundles.replicas:
         return
     size = int(bundles.sizes()[-1 if epoch % 2 == 0 else 0])
     last, first = bundles.order(epoch)[-size:].tolist(), bundles.order(epoch + 1)[:size].tolist()
@@ -116,16 +112,10 @@ def test_the_order_is_frozen() -> None:
 
 def test_shuffled_inside_of_a_bundle() -> None:
     """Every order of a bundle is as likely as another: three samples, six orders, chi square at 0.1 %."""
-    bundles = Bundles(9, 1 / 3, consecutive=True)
+    bundles = Bundles(9, 1 / 3)
     counts = Counter(tuple(bundles.order(epoch)[3:6].tolist()) for epoch in range(3000))
     assert len(counts) == 6
     assert sum((count - 500) ** 2 / 500 for count in counts.values()) < 20.5
-
-
-def test_consecutive_bundles_are_runs() -> None:
-    bundles = Bundles(100, 0.1, consecutive=True)
-    assert members(bundles) == [set(range(first, first + 10)) for first in range(0, 100, 10)]
-    assert members(Bundles(100, 0.1)) != members(bundles)
 
 
 def test_one_bundle_is_a_random_order() -> None:
@@ -162,11 +152,6 @@ def test_an_epoch_of_imagenet_takes_no_time() -> None:
         bundles.part(epoch, 0)
         took.append(time.process_time() - started_s)
     assert min(took) < 0.3
-
-
-def test_the_order_needs_no_torch() -> None:
-    code = "import sys; import hpcstage.torch.bundles; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPO, timeout=60)
 
 
 def test_a_missing_torch_is_named() -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import REPO
 
-from hpcstage.torch import pages, read_file
+from hpcstage.torch import read_file
+from hpcstage.torch.samplers import pages
 
 
 def test_examples_in_docstrings() -> None:
@@ -31,10 +32,6 @@ def test_all_of_a_file(tmp_path: Path, size: int) -> None:
 
 def test_files_that_cannot_be_mapped() -> None:
     assert b"Linux" in read_file("/proc/version")
-    reading, writing = os.pipe()
-    pages.used(reading)
-    os.close(reading)
-    os.close(writing)
 
 
 def test_errors_are_those_of_reading(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler  # noqa: E402
 
-from hpcstage.torch import BundleRandomSampler, bundle  # noqa: E402
+from hpcstage.torch import BundleRandomSampler  # noqa: E402
+from hpcstage.torch.samplers import bundles  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")]
 bounded = settings(deadline=None, max_examples=100)
@@ -30,8 +31,8 @@ RATIOS = st.sampled_from([1.0, 0.5, 0.3, 0.1, 0.05, 0.01])
 
 
 def test_examples_in_docstrings() -> None:
-    assert doctest.testmod(bundle).failed == 0
-    assert doctest.testmod(bundle).attempted > 5
+    assert doctest.testmod(bundles).failed == 0
+    assert doctest.testmod(bundles).attempted > 5
 
 
 # ---- which samples
@@ -44,18 +45,15 @@ def test_examples_in_docstrings() -> None:
     drop_last=st.booleans(),
     ratio=RATIOS,
     epoch=st.integers(0, 5),
-    consecutive=st.booleans(),
 )
 def test_each_sample_as_often_as_with_pytorchs_sampler(
-    samples: int, world: int, drop_last: bool, ratio: float, epoch: int, consecutive: bool
+    samples: int, world: int, drop_last: bool, ratio: float, epoch: int
 ) -> None:
     dataset = range(samples)
     theirs, ours = Counter[int](), Counter[int]()
     for rank in range(world):
         distributed = DistributedSampler(dataset, world, rank, drop_last=drop_last)
-        bundled = BundleRandomSampler(
-            dataset, ratio, num_replicas=world, rank=rank, drop_last=drop_last, consecutive=consecutive
-        )
+        bundled = BundleRandomSampler(dataset, ratio, num_replicas=world, rank=rank, drop_last=drop_last)
         for sampler in (distributed, bundled):
             sampler.set_epoch(epoch)
         assert len(bundled) == len(distributed)
@@ -68,9 +66,9 @@ def test_each_sample_as_often_as_with_pytorchs_sampler(
 
 
 @bounded
-@given(samples=st.integers(1, 200), ratio=RATIOS, alternate=st.booleans())
-def test_alone_each_sample_once_as_with_random_sampler(samples: int, ratio: float, alternate: bool) -> None:
-    sampler = BundleRandomSampler(range(samples), ratio, alternate)
+@given(samples=st.integers(1, 200), ratio=RATIOS)
+def test_alone_each_sample_once_as_with_random_sampler(samples: int, ratio: float) -> None:
+    sampler = BundleRandomSampler(range(samples), ratio)
     for _ in range(3):
         assert sorted(sampler) == sorted(RandomSampler(range(samples)))
 
@@ -96,12 +94,10 @@ def test_without_set_epoch_each_iteration_is_the_next_epoch() -> None:
 
 def test_direction() -> None:
     size = 10
-    for alternate, same in ((True, -1), (False, 0)):
-        sampler = BundleRandomSampler(range(100), 0.1, alternate)
-        first, second = list(sampler), list(sampler)
-        bundles = [set(first[at : at + size]) for at in range(0, 100, size)]
-        assert set(second[:size]) == bundles[same]
-        assert second[:size] != first[-size:], "in a new order"
+    sampler = BundleRandomSampler(range(100), 0.1)
+    first, second = list(sampler), list(sampler)
+    assert set(second[:size]) == set(first[-size:])
+    assert second[:size] != first[-size:], "in a new order"
 
 
 def test_an_iterator_that_is_not_read_is_no_epoch() -> None:
@@ -198,9 +194,7 @@ def test_another_epoch_begins_at_its_start() -> None:
         ({"bundle_ratio": 0.2}, "bundle_ratio is 0.2 and was 0.1"),
         ({"seed": 1}, "seed is 1 and was 0"),
         ({"num_replicas": 4, "rank": 0}, "num_replicas is 4 and was 2"),
-        ({"alternate": False}, "alternate is False and was True"),
         ({"drop_last": True}, "drop_last is True and was False"),
-        ({"consecutive": True}, "consecutive is True and was False"),
         ({"dataset": range(9)}, "samples is 9 and was 10"),
     ],
 )

@@ -27,12 +27,13 @@ import numpy as np
 import torch
 from savednames import names
 
-import hpcstage.torch.checkpointer as room
+import hpcstage.torch.checkpoints.checkpointer as room
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.checkpoint.generations.layout import BLOCK_BYTES
-from hpcstage.torch import Checkpointer, entry
-from hpcstage.torch.checkpointer import DirectoryInUse, NothingToLoad
-from hpcstage.torch.saving import CheckpointNotSaved
+from hpcstage.torch import Checkpointer
+from hpcstage.torch.checkpoints import entry
+from hpcstage.torch.checkpoints.checkpointer import DirectoryInUse, NothingToLoad
+from hpcstage.torch.checkpoints.saving import CheckpointNotSaved
 
 pytestmark = pytest.mark.torch
 

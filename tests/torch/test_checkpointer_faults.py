@@ -26,15 +26,16 @@ pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 import torch
 from savednames import names
 
-import hpcstage.torch.checkpointer as room
-import hpcstage.torch.naming as naming
+import hpcstage.torch.checkpoints.checkpointer as room
+import hpcstage.torch.checkpoints.naming as naming
 from hpcstage.checkpoint.generations.files import LOCK, Files
-from hpcstage.torch import Checkpointer, entry
-from hpcstage.torch.checkpointer import DirectoryInUse
-from hpcstage.torch.entry import DamagedEntry, check_entry
-from hpcstage.torch.hostmemory import HostMemory
-from hpcstage.torch.naming import claimed
-from hpcstage.torch.saving import CheckpointNotSaved
+from hpcstage.torch import Checkpointer
+from hpcstage.torch.checkpoints import entry
+from hpcstage.torch.checkpoints.checkpointer import DirectoryInUse
+from hpcstage.torch.checkpoints.entry import DamagedEntry, check_entry
+from hpcstage.torch.checkpoints.hostmemory import HostMemory
+from hpcstage.torch.checkpoints.naming import claimed
+from hpcstage.torch.checkpoints.saving import CheckpointNotSaved
 
 pytestmark = pytest.mark.torch
 

@@ -25,8 +25,8 @@ from savednames import names
 
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.torch import Checkpointer
-from hpcstage.torch.entry import Description, check_entry, write_entry
-from hpcstage.torch.slots import Form, slots_for
+from hpcstage.torch.checkpoints.entry import Description, check_entry, write_entry
+from hpcstage.torch.checkpoints.hostmemory import Form, slots_for
 
 pytestmark = pytest.mark.torch
 KILLED, DONE = 9, 7

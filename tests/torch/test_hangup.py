@@ -19,7 +19,7 @@ PROGRAM = """
 import os, socket, sys, threading, time
 from datetime import timedelta
 import torch, torch.distributed as dist
-from hpcstage.torch.hangup import GroupConnections
+from hpcstage.torch.elastic.connections import GroupConnections
 
 port, rank, work = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 kept, other = socket.create_connection(("127.0.0.1", port)), None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import inspect
 import os
@@ -18,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REPO
+from conftest import REPO, wait_for
 
 torch = pytest.importorskip("torch")
 from torch.utils import data  # noqa: E402
 
-from hpcstage.torch import draws, fetching, loader, workers  # noqa: E402
-from hpcstage.torch.loader import DataLoader  # noqa: E402
+from hpcstage.torch.loader import draws  # noqa: E402
+from hpcstage.torch.loader.dataloader import DataLoader  # noqa: E402
 
 pytestmark = pytest.mark.torch
 ROWS = 23
@@ -247,11 +246,9 @@ class Together(data.Dataset[int]):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("batch_size", [4, 2, None])
-def test_samples_are_loaded_side_by_side_also_ahead(batch_size: int | None, num_workers: int) -> None:
-    options: dict[str, Any] = {"num_workers": num_workers, "prefetch_factor": 4} if num_workers else {}
-    made = DataLoader(Together(4, 16), batch_size, **options, threads_per_worker=4)
-    assert torch.stack([torch.as_tensor(batch) for batch in made]).reshape(-1).tolist() == list(range(16))
+def test_samples_are_loaded_side_by_side(num_workers: int) -> None:
+    made = DataLoader(Together(4, 16), 4, num_workers=num_workers, threads_per_worker=4)
+    assert torch.stack(list(made)).reshape(-1).tolist() == list(range(16))
 
 
 def test_without_waiting_for_turns_the_rest_overlaps_too() -> None:
@@ -306,22 +303,20 @@ def test_modes_of_the_calling_thread(mode: Callable[[], Any]) -> None:
 
 
 def pool_threads() -> list[threading.Thread]:
+    gc.collect()
     return [thread for thread in threading.enumerate() if thread.name.startswith("hpcstage-loader")]
 
 
 def test_threads_end_with_their_iterator() -> None:
-    gc.collect()
-    assert not pool_threads()
+    wait_for(lambda: not pool_threads(), WAIT_S, "the end of threads")
     made = DataLoader(Drawing(), 2, collate_fn=as_is, threads_per_worker=3)
     for batch in made:
         assert len(batch) == 2
         assert len(pool_threads()) == 3
         break
-    gc.collect()
-    assert not pool_threads()
+    wait_for(lambda: not pool_threads(), WAIT_S, "the end of threads")
     assert len(list(made)) == 12
-    gc.collect()
-    assert not pool_threads()
+    wait_for(lambda: not pool_threads(), WAIT_S, "the end of threads")
 
 
 def test_workers_end_with_their_iterator() -> None:
@@ -380,14 +375,3 @@ def test_it_is_one() -> None:
     again = pickle.loads(pickle.dumps(made))
     assert again.threads_per_worker == 2
     assert epochs(again, 1)
-
-
-def test_where_pytorch_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_worker_loop", functools.partial(as_is))
-    loader._say_so.cache_clear()
-    made = DataLoader(Drawing(), 4, collate_fn=as_is, threads_per_worker=4)
-    with pytest.warns(RuntimeWarning, match="no effect"):
-        ours = epochs(made)
-    assert ours == epochs(data.DataLoader(Drawing(), 4, collate_fn=as_is))
-    assert fetching.available()
-    assert draws.available()

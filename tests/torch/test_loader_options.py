@@ -18,8 +18,9 @@ from conftest import REPO
 torch = pytest.importorskip("torch")
 from torch.utils import data  # noqa: E402
 
-from hpcstage.torch import bundle, loader, locality  # noqa: E402
-from hpcstage.torch.loader import DataLoader  # noqa: E402
+from hpcstage.torch import BundleRandomSampler, LocalityAwareSampler  # noqa: E402
+from hpcstage.torch.loader import dataloader  # noqa: E402
+from hpcstage.torch.loader.dataloader import DataLoader  # noqa: E402
 
 pytestmark = pytest.mark.torch
 ROWS = 40
@@ -43,16 +44,16 @@ def order(made: Any) -> list[int]:
 
 
 def test_the_example() -> None:
-    assert doctest.testmod(loader).attempted > 0
-    assert not doctest.testmod(loader).failed
+    assert doctest.testmod(dataloader).attempted > 0
+    assert not doctest.testmod(dataloader).failed
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_bundles(num_workers: int) -> None:
     options: dict[str, Any] = {"num_workers": num_workers, "threads_per_worker": 2}
     made = DataLoader(Numbers(), 4, shuffle=True, bundle_ratio=0.25, seed=3, **options)
-    sampler = bundle.BundleRandomSampler(Numbers(), bundle_ratio=0.25, seed=3)
-    assert isinstance(made.sampler, bundle.BundleRandomSampler)
+    sampler = BundleRandomSampler(Numbers(), bundle_ratio=0.25, seed=3)
+    assert isinstance(made.sampler, BundleRandomSampler)
     for epoch in range(3):
         made.set_epoch(epoch)
         sampler.set_epoch(epoch)
@@ -61,8 +62,8 @@ def test_bundles(num_workers: int) -> None:
 
 def test_locality_without_a_daemon() -> None:
     made = DataLoader(Numbers(), 6, locality=True, seed=3, drop_last=True, threads_per_worker=2)
-    sampler = locality.LocalityAwareSampler(Numbers(), 6, seed=3, drop_last_batch=True)
-    assert isinstance(made.batch_sampler, locality.LocalityAwareSampler)
+    sampler = LocalityAwareSampler(Numbers(), 6, seed=3, drop_last_batch=True)
+    assert isinstance(made.batch_sampler, LocalityAwareSampler)
     for epoch in range(2):
         made.set_epoch(epoch)
         sampler.set_epoch(epoch)
@@ -164,7 +165,7 @@ INTERRUPTED = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from torch.utils.data import Dataset
-from hpcstage.torch.loader import DataLoader
+from hpcstage.torch.loader.dataloader import DataLoader
 class Slow(Dataset):
     def __len__(self): return 20
     def __getitem__(self, index):

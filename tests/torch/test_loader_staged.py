@@ -19,7 +19,7 @@ TRAIN = """
 import os, random, sys
 import torch
 from torch.utils.data import Dataset
-from hpcstage.torch.loader import DataLoader
+from hpcstage.torch.loader.dataloader import DataLoader
 
 torch.set_num_threads(1)
 torch.manual_seed(7)

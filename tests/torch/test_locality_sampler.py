@@ -22,13 +22,13 @@ from locality_ranks import NODE_DIR, ROOT, Files, make_node, run_ranks  # noqa: 
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, DistributedSampler, Subset  # noqa: E402
 
 from hpcstage.protocol.shim import Holding  # noqa: E402
-from hpcstage.torch import holdings as holdings_module  # noqa: E402
-from hpcstage.torch import locality as locality_module  # noqa: E402
-from hpcstage.torch import roster  # noqa: E402
-from hpcstage.torch.holdings import NodeHoldings, paths_of  # noqa: E402
-from hpcstage.torch.locality import LocalityAwareSampler  # noqa: E402
-from hpcstage.torch.roster import held_by  # noqa: E402
-from hpcstage.torch.shares import NOBODY, divide  # noqa: E402
+from hpcstage.torch.samplers import agreement  # noqa: E402
+from hpcstage.torch.samplers import holdings as holdings_module  # noqa: E402
+from hpcstage.torch.samplers import locality as locality_module  # noqa: E402
+from hpcstage.torch.samplers.agreement import held_by  # noqa: E402
+from hpcstage.torch.samplers.holdings import NodeHoldings, paths_of  # noqa: E402
+from hpcstage.torch.samplers.locality import LocalityAwareSampler  # noqa: E402
+from hpcstage.torch.samplers.sharing import NOBODY, divide  # noqa: E402
 
 pytestmark = pytest.mark.torch
 quick = settings(deadline=None, max_examples=100)
@@ -77,34 +77,29 @@ def test_without_a_daemon_it_is_pytorchs(case: dict[str, Any], epoch: int) -> No
 
 
 @settings(deadline=None, max_examples=200)
-@given(cases(), st.booleans(), st.data())
-def test_whatever_nodes_hold_a_step_has_what_pytorchs_has(
-    case: dict[str, Any], balance: bool, data: st.DataObject
-) -> None:
+@given(cases(), st.data())
+def test_whatever_nodes_hold_a_step_has_what_pytorchs_has(case: dict[str, Any], data: st.DataObject) -> None:
     """Without processes, so that there may be many worlds; with real ones below."""
     world, samples = case["world"], len(case["names"])
     on_node = data.draw(st.lists(st.integers(0, 3), min_size=world, max_size=world), label="node of each rank")
-    same = roster._number("same")
-    cards = [torch.tensor([roster._number(str(node)), same, rank, 1]) for rank, node in enumerate(on_node)]
+    same = agreement._number("same")
+    cards = [torch.tensor([agreement._number(str(node)), same, rank, 1]) for rank, node in enumerate(on_node)]
     rows = []
     nodes = len(set(on_node))
     some = st.lists(st.booleans(), min_size=samples, max_size=samples)
     kept, due = ([_bits(data.draw(some)) for _ in range(nodes)] for _ in range(2))
     held = held_by(kept, due, samples)
     for rank in range(world):
-        seats = roster.meet(lambda _: cards, str(on_node[rank]), "same", rank, possible=True)
-        sampler = LocalityAwareSampler(
-            range(samples), num_replicas=world, rank=rank, balance=balance, **case["options"]
-        )
-        sampler._agrees = True
-        sampler._agreed = locality_module._Agreed(met=True, seats=seats, epoch=0, held=held)
+        seats = agreement.meet(lambda _: cards, str(on_node[rank]), "same", rank, possible=True)
+        sampler = LocalityAwareSampler(range(samples), num_replicas=world, rank=rank, **case["options"])
+        sampler._nodes._seats, sampler._nodes._held, sampler._nodes.epoch = seats, held, 0
         rows.append(list(sampler))
     theirs = [pytorchs(case, rank, 0) for rank in range(world)]
     assert [len(row) for row in rows] == [len(row) for row in theirs]
     for step in range(len(theirs[0])):
         assert together(rows, step) == together(theirs, step)
         assert all(row[step] for row in rows)
-        assert not balance or len({len(row[step]) for row in rows}) == 1
+        assert len({len(row[step]) for row in rows}) == 1
 
 
 @quick
@@ -170,20 +165,6 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
         LocalityAwareSampler(range(9), **{"batch_size": 2, **options})
 
 
-@quick
-@given(cases())
-def test_the_size_of_a_global_batch(case: dict[str, Any]) -> None:
-    ranks = [
-        LocalityAwareSampler(case["names"], num_replicas=case["world"], rank=rank, **case["options"])
-        for rank in range(case["world"])
-    ]
-    rows = [list(rank) for rank in ranks]
-    for step in range(len(ranks[0])):
-        assert ranks[0].global_size(step) == together(rows, step).total()
-    with pytest.raises(IndexError):
-        ranks[0].global_size(len(ranks[0]))
-
-
 def test_in_a_loader() -> None:
     dataset = torch.arange(10)
     sampler = LocalityAwareSampler(dataset, 4, seed=3)
@@ -216,7 +197,7 @@ def test_one_holder_is_chosen_for_each_sample(nodes: int, samples: int, data: st
         coming = [node for node in range(nodes) if due[node][sample]]
         assert owner in (having or coming or [NOBODY])
         assert {node for node in range(nodes) if held.has(node, sample)} - {owner} <= set(having)
-    parts = divide(list(range(samples)) * nodes, held, [1] * nodes, balanced=True)
+    parts = divide(list(range(samples)) * nodes, held, [1] * nodes)
     assert sorted(s for node in parts for part in node for s in part) == sorted([*range(samples)] * nodes)
 
 
@@ -302,7 +283,7 @@ def test_a_node_that_says_nothing_usable(tmp_path: Path, what: str) -> None:
 
 def make_case(rng: random.Random, directory: Path) -> dict[str, Any]:
     """Ranks on nodes, and what these hold; some samples nobody, some several."""
-    world = rng.randint(2, WORLD)
+    world = WORLD
     names = [f"{n:04}" for n in range(rng.randint(0, 60))]
     rng.shuffle(names)
     staged = sorted(name for name in names if rng.random() < 0.9) or ["other"]
@@ -312,7 +293,7 @@ def make_case(rng: random.Random, directory: Path) -> dict[str, Any]:
         kept = [name for name in staged if rng.random() < likely]
         due = [name for name in staged if rng.random() < 0.3]
         nodes.append(os.fspath(make_node(directory / f"node{node}", staged, kept, due)))
-    flags = {name: rng.random() < 0.5 for name in ("shuffle", "drop_last", "drop_last_batch", "balance")}
+    flags = {name: rng.random() < 0.5 for name in ("shuffle", "drop_last", "drop_last_batch")}
     return {
         "world": world,
         "names": names,
@@ -326,7 +307,7 @@ def special_cases(directory: Path) -> dict[str, dict[str, Any]]:
     """Two nodes of two ranks that hold half each; and what must send all of them back to the even split."""
     names = [f"{n:03}" for n in range(64)]
     nodes = [os.fspath(make_node(directory / str(node), names, kept=names[node::2], due=[])) for node in range(2)]
-    flags = {"shuffle": True, "drop_last": False, "drop_last_batch": False, "balance": True}
+    flags = {"shuffle": True, "drop_last": False, "drop_last_batch": False}
     plain = {
         "world": 4,
         "names": names,
@@ -368,8 +349,7 @@ def test_each_step_has_what_pytorchs_samplers_have(given_cases: list[tuple[dict[
             for step in range(len(theirs[0])):
                 assert together(rows, step) == together(theirs, step)
                 assert all(row[step] for row in rows)
-                if case["options"]["balance"]:
-                    assert len({len(row[step]) for row in rows}) == 1
+                assert len({len(row[step]) for row in rows}) == 1
             differ += rows != theirs
     assert differ > CASES / 2, "in most cases ranks get other samples than PyTorch gives them"
 

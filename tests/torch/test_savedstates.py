@@ -14,8 +14,8 @@ import torch
 
 from hpcstage.elastic.seats import DRAINED
 from hpcstage.torch import Checkpointer
-from hpcstage.torch.checkpointer import NothingToLoad
-from hpcstage.torch.savedstates import SavedStates
+from hpcstage.torch.checkpoints.checkpointer import NothingToLoad
+from hpcstage.torch.elastic.state import SavedStates
 
 pytestmark = pytest.mark.torch
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcstage.elastic.membership.apart import Apart, SeenNode
-from hpcstage.elastic.membership.values import Generation, Node, TrainingEnd
+from hpcstage.elastic.membership.values import Generation, Node, Patience, TrainingEnd
 from hpcstage.elastic.policy import Answer, Cause, Facts, Host, PolicyFailed, Progress
 from hpcstage.units import format_duration
 
@@ -20,24 +20,6 @@ MOST_FAILURES, SOON_S = 5, 300.0
 start, has a fault that restarts do not mend."""
 AWAITED_EVERY_S = 0.05
 """Hosts that come to a new store are looked for so often: all of them wait for the last."""
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long the decision waits for what."""
-
-    lease_s: float = 2.0
-    """A node that has been silent for so long is lost."""
-    settle_s: float = 0.3
-    """A change is decided on when nothing more has changed for so long, so that hosts that come or go together are one
-    change."""
-    last_call_s: float = 5.0
-    """As `settle_s`, at the start, while there is room for more."""
-    failure_s: float = 3.0
-    """Where processes ended on some hosts only: how long the others have to be lost or to end as well."""
-    wait_limit_s: float = 600.0
-    """A policy that has said `wait` for so long, while nobody trains, has failed."""
-    ask_again_s: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
-"""Owns the values that the agents of a training tell each other and write into the run directory, and their plain form.
-It has no behaviour."""
+"""Owns the values that the agents of a training tell each other and write into the run directory, their plain form, and
+what an agent has from its command line. It has no behaviour."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
+
+from hpcstage.elastic.policy import AskedPolicy
 
 State = Literal["ready", "training", "left", "finished"]
 GONE = ("left", "finished")
@@ -121,3 +123,61 @@ class View:
         end, spares = data["end"] and TrainingEnd(**data["end"]), tuple(data["spares"])
         apart = tuple((str(one), str(other), float(left_s)) for one, other, left_s in data["apart"])
         return cls(**{**data, "end": end, "spares": spares, "apart": apart})
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the decision waits for what."""
+
+    lease_s: float = 2.0
+    """A node that has been silent for so long is lost."""
+    settle_s: float = 0.3
+    """A change is decided on when nothing more has changed for so long, so that hosts that come or go together are one
+    change."""
+    last_call_s: float = 5.0
+    """As `settle_s`, at the start, while there is room for more."""
+    failure_s: float = 3.0
+    """Where processes ended on some hosts only: how long the others have to be lost or to end as well."""
+    wait_limit_s: float = 600.0
+    """A policy that has said `wait` for so long, while nobody trains, has failed."""
+    ask_again_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How often nodes speak, and how long calls may take."""
+
+    beat_s: float = 0.25
+    call_s: float = 1.0
+    """A call to the store or the run directory that takes longer is given up."""
+    grace_s: float = 1.0
+    """How much longer than others a node may be silent that has to find a new store."""
+    hang_s: float = 600.0
+    """Processes that go on after changes leave their group after so long without a step, or ten times the longest. A
+    validation is no step: the limit is long, since state that only processes have is lost with the last of them."""
+    leave_s: float = 600.0
+    """A process that has not left its group so long after it was told to is killed, or three times the longest step."""
+    stuck_s: float = 5.0
+    """The same for a process that waits for others, though the connections to them are closed. The C++ code of gloo may
+    miss that a connection was closed by the other side, and then waits for ever."""
+
+
+@dataclass(frozen=True)
+class AgentSetting:
+    """The facts that an agent has from its command line."""
+
+    node: Node
+    port: int
+    may_begin: bool
+    """Whether the store may begin on this host: the endpoint names it, or none."""
+    most: int
+    policy: AskedPolicy
+    patience: Patience
+    bounds: Bounds
+    join_limit_s: float = 600.0
+    """How long an agent looks for a store that it can reach."""
+    ends_unix_s: float | None = None
+    """When the job's time is over, where that is known."""
+    joins: bool = False
+    """Whether this agent is of another job than the training: it begins no training, goes on with none that was lost
+    before it came, and ends with one that is over."""

@@ -1,0 +1,246 @@
+"""The state of a training as it was committed last, and how all ranks of a membership get the newest one.
+
+The module owns the state's parts and form, the copy of the buffers, which a forward pass changes before its step
+counts, and which state counts: that of a rank, else a saved one, else the program's first. Parameters and the
+optimizer's state change in a step only: one that has begun and is not committed makes the state torn. States pass from
+rank to rank through collectives of their group; nothing is pickled.
+"""
+
+# ruff: noqa: ANN401 - models and optimizers are whatever the program has
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpcstage.elastic.ledger import Step
+from hpcstage.elastic.seats import DRAINED
+from hpcstage.errors import UsageError
+from hpcstage.torch.checkpoints.checkpointer import Checkpointer, NothingToLoad
+from hpcstage.torch.checkpoints.saving import LoadedState
+from hpcstage.torch.checkpoints.statetree import assembled, flattened
+from hpcstage.torch.elastic.scaling import RateCourse
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How far the training is."""
+
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    """The samples of the epoch that count."""
+    rate: RateCourse = field(default_factory=RateCourse)
+
+    def to_state(self) -> dict[str, Any]:
+        """Returns plain values."""
+        return {"step": self.step, "epoch": self.epoch, "position": self.position, **asdict(self.rate)}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Reached:
+        """Reads what `to_state` returned."""
+        own = {name: state[name] for name in ("step", "epoch", "position")}
+        return cls(**own, rate=RateCourse(**{name: value for name, value in state.items() if name not in own}))
+
+
+class CommittedState:
+    """The state of a model, its optimizer and its scheduler, and how far the training is."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+        self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
+        self._buffers: list[torch.Tensor] = []
+        self.place = Reached()
+        self.last: Step | None = None
+        """The step that was committed last."""
+        self.is_there = False
+        """Whether this is more than what the program began with."""
+        self.is_torn = False
+        """Whether a step has begun that is not committed."""
+        optimizer.register_step_pre_hook(lambda *_: self._tear())
+
+    @property
+    def is_good(self) -> bool:
+        """Whether others may get it."""
+        return self.is_there and not self.is_torn
+
+    def commit(self, ids: Sequence[int], rate: RateCourse, generation: int) -> Step:
+        """Takes the step that is done in a generation, with the samples of all ranks, and returns it."""
+        place = self.place
+        self.place = replace(place, step=place.step + 1, position=place.position + len(ids), rate=rate)
+        self.last = Step(self.place.step, self.place.epoch, tuple(ids), generation)
+        self.is_there, self.is_torn = True, False
+        self._keep_buffers()
+        return self.last
+
+    def end_epoch(self) -> None:
+        """Goes on to the next epoch."""
+        self.place = replace(self.place, epoch=self.place.epoch + 1, position=0)
+
+    def to_state(self) -> dict[str, Any]:
+        """Returns all of it."""
+        return {
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "place": self.place.to_state(),
+            "last": None if self.last is None else {**asdict(self.last), "ids": list(self.last.ids)},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes what `to_state` returned."""
+        self._model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+        self.place = Reached.from_state(state["place"])
+        last = state["last"]
+        self.last = None if last is None else Step(**{**last, "ids": tuple(last["ids"])})
+        self.is_torn = False
+        self._keep_buffers()
+
+    def put_buffers_back(self) -> None:
+        """Undoes what forward passes have done since the last step that counts."""
+        if self._buffers:
+            with torch.no_grad():
+                for kept, buffer in zip(self._buffers, self._model.buffers(), strict=True):
+                    buffer.copy_(kept)
+
+    def _keep_buffers(self) -> None:
+        buffers = [*self._model.buffers()]
+        if len(self._buffers) != len(buffers):
+            self._buffers = [torch.empty_like(buffer) for buffer in buffers]
+        with torch.no_grad():
+            for kept, buffer in zip(self._buffers, buffers, strict=True):
+                kept.copy_(buffer)
+
+    def _tear(self) -> None:
+        self.is_torn = True
+
+
+@dataclass(frozen=True)
+class _Newest:
+    """What the ranks have, seen by all of them alike."""
+
+    step: int
+    source: int | None
+    """The first rank that has the newest state, if one has any."""
+    is_same: bool
+    """Whether all have it."""
+
+
+class NewestState:
+    """Finds the newest state for one rank's own."""
+
+    def __init__(self, state: CommittedState, saved: SavedStates) -> None:
+        self._state = state
+        self._saved = saved
+
+    def bring(self) -> None:
+        """Brings the ranks of the process group to the newest state that one of them has; all call it."""
+        state = self._state
+        state.put_buffers_back()
+        found = self._look()
+        if found.source is None:
+            self.load_saved()
+            found = self._look()
+        if found.source is None or not found.is_same:
+            source = found.source or 0
+            is_source = dist.get_rank() == source
+            given = hand_over(state.to_state() if is_source else None, source)
+            if not is_source:
+                state.load(given)
+        state.is_there = state.is_there or found.step > 0
+
+    def load_saved(self) -> None:
+        """Loads the newest checkpoint, if there is one. Raises UsageError if there is none, and no state either."""
+        loaded = self._saved.load()
+        if loaded is not None:
+            self._state.load(loaded.state)
+            self._state.is_there = True
+        elif self._state.is_torn:
+            raise UsageError("a step was not committed, and no rank has the state before it", "call commit behind step")
+
+    def _look(self) -> _Newest:
+        place = self._state.place
+        mine = torch.tensor([place.step, place.epoch, place.position, int(self._state.is_good)])
+        all_of = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(all_of, mine)
+        found = [tuple(one.tolist()) for one in all_of]
+        good = [one[:3] for one in found if one[3]]
+        if not good:
+            return _Newest(0, None, is_same=False)
+        best = max(good, key=lambda one: (one[0], one[1]))
+        return _Newest(int(best[0]), found.index((*best, 1)), all(one == (*best, 1) for one in found))
+
+
+def hand_over(state: Any, source: int) -> Any:
+    """Returns the state of the rank `source`, on all ranks. Only there `state` is looked at."""
+    is_source = dist.get_rank() == source
+    flat = flattened(state) if is_source else None
+    head = None
+    if flat is not None:
+        forms = [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in flat.tensors]
+        head = json.dumps({"tree": flat.tree, "tensors": forms}).encode()
+    told = json.loads(_bytes_of(head, source))
+    tensors: list[torch.Tensor] = []
+    for number, (dtype, shape) in enumerate(told["tensors"]):
+        given = flat.tensors[number].detach().to("cpu").contiguous() if flat is not None else _empty(dtype, shape)
+        if given.numel():
+            dist.broadcast(given.reshape(-1).view(torch.uint8), source)
+        tensors.append(given)
+    return state if is_source else assembled(told["tree"], tensors.__getitem__, lambda number: tensors[number].numpy())
+
+
+def _bytes_of(head: bytes | None, source: int) -> bytes:
+    length = torch.tensor([len(head or b"")])
+    dist.broadcast(length, source)
+    content = torch.empty(int(length), dtype=torch.uint8)
+    if head is not None:
+        content = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    dist.broadcast(content, source)
+    return content.numpy().tobytes()
+
+
+def _empty(dtype: str, shape: list[int]) -> torch.Tensor:
+    found = getattr(torch, dtype)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"{dtype} is no type of a tensor")
+    return torch.empty(shape, dtype=found)
+
+
+class SavedStates:
+    """The saved states of one training, as this process can read them."""
+
+    def __init__(self, own: Checkpointer | None) -> None:
+        """`own` is the checkpointer of this training."""
+        self._all = [] if own is None else [own]
+        drained = os.environ.get(DRAINED)
+        if own is not None and drained and os.path.realpath(drained) != os.path.realpath(own.directory):
+            self._all.append(Checkpointer(drained))
+
+    @property
+    def patterns(self) -> list[str]:
+        """The names of the checkpoints, for whoever looks whether there are any."""
+        return [found.pattern for found in self._all]
+
+    def load(self) -> LoadedState | None:
+        """Loads the newest one, or one that is older if that is damaged. Returns None where there is none. Raises
+        NothingToLoad if all are damaged."""
+        damaged: NothingToLoad | None = None
+        for found in sorted(self._all, key=lambda one: one.newest_step() or 0, reverse=True):
+            try:
+                loaded = found.load()
+            except NothingToLoad as error:
+                damaged = damaged or error
+                continue
+            if loaded is not None:
+                return loaded
+        if damaged is not None:
+            raise damaged
+        return None

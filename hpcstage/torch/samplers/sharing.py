@@ -1,0 +1,141 @@
+"""Divides a global mini-batch among ranks: each takes what its node holds, and what is left over is evened out. Pure.
+
+The module owns the division of one step, with Yang and Cong's Algorithm 1: the largest surplus gives to the largest
+deficit, again and again. Every order of moves carries the same number of samples; finding the fewest moves is
+NP-complete, and this needs less than twice as many. Samples are known by their index, nodes and ranks by their number.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+NOBODY = -1
+
+
+@dataclass(frozen=True)
+class Held:
+    """Says which node has which sample; it is the same on all ranks."""
+
+    owner: Sequence[int]
+    """For each sample a node that has it, or NOBODY."""
+    maps: Sequence[bytes] = ()
+    """For each node a bit per sample, the lowest bit of a byte first; empty unless several nodes have some sample."""
+
+    def has(self, node: int, sample: int) -> bool:
+        """Returns whether a node has a sample, also where it is one of several nodes."""
+        if self.owner[sample] == node:
+            return True
+        return bool(self.maps) and bool(self.maps[node][sample >> 3] >> (sample & 7) & 1)
+
+
+def evenly(batch: Sequence[int], rank: int, world: int) -> list[int]:
+    """Returns a rank's part where nobody knows who holds what: that of PyTorch's DistributedSampler."""
+    return list(batch[rank::world])
+
+
+def divide(batch: Sequence[int], held: Held, ranks: Sequence[int]) -> list[list[list[int]]]:
+    """Returns the parts of all ranks of all nodes; `ranks` says how many ranks each node has. All ranks get the same
+    number of samples; the batch must be divisible by the number of ranks.
+
+    >>> divide([0, 1, 2, 3], Held(owner=[0, 0, 0, 1]), [1, 1])
+    [[[0, 1]], [[3, 2]]]
+    """
+    parts: list[list[int]] = [[] for _ in ranks]
+    nobodys: list[int] = []
+    for sample in batch:
+        node = held.owner[sample]
+        (nobodys if node == NOBODY else parts[node]).append(sample)
+    quota = len(batch) // sum(ranks)
+    begin = 0
+    for part, count in zip(parts, pour(_over(parts, ranks, quota), len(nobodys)), strict=True):
+        part.extend(nobodys[begin : begin + count])
+        begin += count
+    for move in balance(_over(parts, ranks, quota)):
+        _carry_out(move, parts, held)
+    return [_split(part, count) for part, count in zip(parts, ranks, strict=True)]
+
+
+def _over(parts: Sequence[Sequence[int]], ranks: Sequence[int], quota: int) -> list[int]:
+    return [len(part) - count * quota for part, count in zip(parts, ranks, strict=True)]
+
+
+def _carry_out(move: Move, parts: list[list[int]], held: Held) -> None:
+    """Moves samples to the target: first those that it holds as well, then those that came last."""
+    source = parts[move.source]
+    chosen: list[int] = []
+    if held.maps:
+        chosen = [at for at, sample in enumerate(source) if held.has(move.target, sample)][-move.samples :]
+    taken = set(chosen)
+    at = len(source)
+    while len(taken) < move.samples:
+        at -= 1
+        taken.add(at)
+    parts[move.target].extend(source[at] for at in sorted(taken))
+    parts[move.source] = [sample for at, sample in enumerate(source) if at not in taken]
+
+
+def _split(part: list[int], ranks: int) -> list[list[int]]:
+    """Divides a part evenly among the ranks of a node."""
+    return [part[len(part) * rank // ranks : len(part) * (rank + 1) // ranks] for rank in range(ranks)]
+
+
+class Move(NamedTuple):
+    """One party gives so many samples to another."""
+
+    source: int
+    target: int
+    samples: int
+
+
+def balance(imbalance: Sequence[int]) -> list[Move]:
+    """Returns the moves that even out the surplus (above zero) or deficit (below zero) of each party; O(p log p).
+
+    If the surplus is larger than the deficit, some of it stays where it is; and the other way round.
+
+    >>> balance([-2, 2, 0])
+    [Move(source=1, target=0, samples=2)]
+    """
+    surplus = [(-value, who) for who, value in enumerate(imbalance) if value > 0]
+    deficit = [(value, who) for who, value in enumerate(imbalance) if value < 0]
+    heapq.heapify(surplus)
+    heapq.heapify(deficit)
+    moves = []
+    while surplus and deficit:
+        (most, source), (least, target) = surplus[0], deficit[0]
+        count = min(-most, -least)
+        moves.append(Move(source, target, count))
+        _lower(surplus, count)
+        _lower(deficit, count)
+    return moves
+
+
+def _lower(heap: list[tuple[int, int]], count: int) -> None:
+    """Lowers what the first party of the heap has to give or to take by so many samples."""
+    value, who = heap[0]
+    if value + count:
+        heapq.heapreplace(heap, (value + count, who))
+    else:
+        heapq.heappop(heap)
+
+
+def pour(levels: Sequence[int], count: int) -> list[int]:
+    """Gives so many things to the lowest levels, so that the lowest becomes as high as can be; returns how many each
+    gets.
+
+    >>> pour([-3, 0, -1], 4)
+    [3, 0, 1]
+    """
+    order = sorted(range(len(levels)), key=levels.__getitem__)
+    wet, total = 0, 0
+    while wet < len(order) and levels[order[wet]] * wet - total < count:
+        total += levels[order[wet]]
+        wet += 1
+    given = [0] * len(levels)
+    if wet:
+        level, over = divmod(count + total, wet)
+        for position, who in enumerate(order[:wet]):
+            given[who] = level + (position < over) - levels[who]
+    return given
