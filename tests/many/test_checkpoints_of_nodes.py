@@ -108,10 +108,8 @@ def test_what_is_being_rewritten_in_place_stays_in_dir_as_it_was(hpcstage: Hpcst
     assert lab.places(local_dir) == []
 
 
-@pytest.mark.parametrize("nodes", [3, 2, 4])
-def test_a_lost_node_is_rebuilt_on_as_many_on_fewer_and_on_more_nodes(
-    hpcstage: Hpcstage, local_dir: Path, nodes: int
-) -> None:
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_a_lost_node_is_rebuilt_on_fewer_and_on_more_nodes(hpcstage: Hpcstage, local_dir: Path, nodes: int) -> None:
     lab.killed(hpcstage, local_dir, 3)
     lab.lose(local_dir, 0)
     done = lab.run(hpcstage, nodes)
@@ -137,14 +135,6 @@ os.rename(f"{{places[0]}}/.large", f"{{places[0]}}/large")
     lab.lose(local_dir, 0)
     done = lab.run(hpcstage, 2)
     assert lab.shown(done) == [sorted(["large", *lab.files_of(1, 2)])] * 2
-
-
-def test_two_lost_nodes_are_rebuilt_with_two_parities(hpcstage: Hpcstage, local_dir: Path) -> None:
-    lab.killed(hpcstage, local_dir, 4, "--protect", "2+2")
-    lab.lose(local_dir, 0, 3)
-    done = lab.run(hpcstage, 3)
-    assert done.returncode == 0, done.stderr
-    assert lab.shown(done) == [lab.files_of(1, 4)] * 3
 
 
 def test_more_lost_than_parities_is_refused_and_the_copy_in_dir_is_taken(hpcstage: Hpcstage, local_dir: Path) -> None:
@@ -260,11 +250,10 @@ def test_behind_a_launcher_the_error_says_that_it_stands_there(hpcstage: Hpcstag
 
 @pytest.mark.torch
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("lost", "size", "nodes"), [((1,), "2+1", 3), ((1,), "2+1", 2), ((0, 2), "1+2", 2)])
-def test_training_that_lost_nodes_goes_on_to_the_weights_of_an_undisturbed_one(
-    hpcstage: Hpcstage, local_dir: Path, lost: tuple[int, ...], size: str, nodes: int
+def test_training_that_lost_two_nodes_goes_on_to_the_weights_of_an_undisturbed_one(
+    hpcstage: Hpcstage, local_dir: Path
 ) -> None:
-    """Three ranks on three virtual nodes; everything of the run is killed, the directories of one or two are gone."""
+    """Three ranks on three virtual nodes; everything of the run is killed, the directories of two are gone."""
     torch = pytest.importorskip("torch")
     cwd = hpcstage.cwd
 
@@ -277,14 +266,14 @@ def test_training_that_lost_nodes_goes_on_to_the_weights_of_an_undisturbed_one(
         train(1, -1, cwd / "plain.pt", os.fspath(plain)), env={**os.environ, **GLOO}, capture_output=True, check=False
     )
     assert alone.returncode == 0, alone.stderr
-    words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--protect", size, "--drain-every", "1000")
+    words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--protect", "1+2", "--drain-every", "1000")
     wrapper = hpcstage.start(*words, "--", *train(3, 2, cwd / "cut.pt"), env=GLOO)
     wait_for((cwd / "cut.pt.up").exists, 60, "step 2")
     wait_for(lambda: lab.has_protected(local_dir, 3, "step2"), 40, "the protection of step 2")
     lab.kill_all(wrapper)
-    lab.lose(local_dir, *lost)
-    words = ("run", "--nodes", str(nodes), "--checkpoint", "ckpt")
-    done = hpcstage(*words, "--", *train(nodes, -1, cwd / "cut.pt"), env=GLOO, timeout_s=120)
+    lab.lose(local_dir, 0, 2)
+    words = ("run", "--nodes", "2", "--checkpoint", "ckpt")
+    done = hpcstage(*words, "--", *train(2, -1, cwd / "cut.pt"), env=GLOO, timeout_s=120)
     assert done.returncode == 0, done.stderr
     assert (done.stdout.count(b"from"), done.stdout.count(b"3")) == (3, 3), done.stdout
     weights, expected = torch.load(cwd / "cut.pt"), torch.load(cwd / "plain.pt")

@@ -26,14 +26,11 @@ for name in sys.argv[1:]:
 """
 
 
-@pytest.mark.parametrize("intercept", ["native", "python"])
-def test_the_trace_begins_with_the_first_opens(
-    hpcstage: Hpcstage, make_tree: Callable[..., Path], intercept: str
-) -> None:
+def test_the_trace_begins_with_the_first_opens(hpcstage: Hpcstage, make_tree: Callable[..., Path]) -> None:
     root = make_tree(files=60, size_bytes=1000)
     names = sorted((os.fspath(path) for path in root.rglob("*") if path.is_file()), reverse=True)
     words = [sys.executable, "-c", READ, *names]
-    done = hpcstage("run", "--intercept", intercept, "--data", root, "--", *words)
+    done = hpcstage("run", "--data", root, "--", *words)
     assert done.returncode == 0, done.stderr
     record = json.loads(hpcstage.records()[-1].read_text())
     assert record["order"]["opened_files"] == len(names)
@@ -46,9 +43,8 @@ def test_the_trace_begins_with_the_first_opens(
 @pytest.mark.fuse
 @pytest.mark.compiler
 @pytest.mark.skipif(unavailable() is not None, reason=f"emulator: {unavailable()}")
-@pytest.mark.parametrize("intercept", ["native", "python"])
 def test_what_is_opened_before_the_scan_has_ended_leaves_the_source_once(
-    hpcstage: Hpcstage, make_tree: Callable[..., Path], intercept: str
+    hpcstage: Hpcstage, make_tree: Callable[..., Path]
 ) -> None:
     files, size_bytes = 400, 5000
     behind = make_tree(files=files, size_bytes=size_bytes)
@@ -56,7 +52,7 @@ def test_what_is_opened_before_the_scan_has_ended_leaves_the_source_once(
         with Slowfs(behind, Settings(metadata_latency_s=0.002, data_latency_s=0.002)) as slow:
             paths = sorted(slow.path / path.relative_to(behind) for path in behind.rglob("*") if path.is_file())
             words = ["--data", slow.path, "--", sys.executable, "-c", READ, *map(os.fspath, paths)]
-            done = hpcstage("run", "--intercept", intercept, *words)
+            done = hpcstage("run", *words)
             assert done.returncode == 0, done.stderr
             read_bytes = slow.counters().read_bytes
         reasons = json.loads(hpcstage.records()[-1].read_text())["coverage"]["reasons"]
