@@ -29,6 +29,7 @@ def assert_same(one: Path, other: Path) -> None:
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 @manylab.needs_mpi
 def test_the_same_weights_and_each_file_read_once(hpcstage: Hpcstage, make_tree: Tree, local_dir: Path) -> None:
     data = make_tree(files=96, size_bytes=20_000)
