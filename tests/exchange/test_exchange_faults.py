@@ -186,18 +186,6 @@ def test_mail_of_others_is_no_sign_of_life_of_the_neighbour(group):
     assert "nothing was heard from node 0" in one.text()
 
 
-def test_an_interrupt_from_a_terminal_does_not_end_exchanges(group):
-    one = group(2, [100])
-    data = one.stage(0, 0)
-    one.start().ready()
-    for exchange in one.exchanges():
-        exchange.send_signal(signal.SIGINT)
-    one.nodes[1].want(0, [0])
-    serve(one.nodes, lambda: 0 in one.nodes[1].got)
-    assert one.nodes[1].file(0).read_bytes() == data
-    assert one.end() == 0
-
-
 def test_an_end_is_understood_from_a_daemon_that_does_not_listen_any_more(group):
     one = group(2, [100] * 50)
     for id_ in range(50):
