@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from conftest import GLOO, Hpcstage, wait_for
+from programs import node
 
 pytest.importorskip("torch")
 
@@ -109,15 +110,6 @@ class Training:
     def pids(self) -> dict[int, int]:
         return {one["node"]: one["pid"] for one in self.steps()}
 
-    def node(self, index: int) -> list[psutil.Process]:
-        """The processes of a virtual node: what starts its agent, the agent, its processes."""
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                words = process.cmdline()
-                if "hpcstage.lead.trainer" in words and words[-1] == str(index):
-                    return [process, *process.children(recursive=True)]
-        raise AssertionError(f"no node {index}: {self.text()}")
-
     def strike(self, processes: list[psutil.Process], signum: int) -> float:
         for process in processes:
             process.send_signal(signal.SIGSTOP)
@@ -174,12 +166,12 @@ def test_survivors_keep_their_processes(hpcstage: Hpcstage, tmp_path: Path, trai
     second = training.pids()
     assert (second[0], second[2]) == (first[0], first[2])
     assert second[1] != first[1]
-    struck_s = training.strike(training.node(0), signal.SIGKILL)
+    struck_s = training.strike(node(training.process, 0), signal.SIGKILL)
     took_s = training.wait(1, 2, since=struck_s) - struck_s
     third = training.pids()
     assert (third[1], third[2]) == (second[1], second[2])
     lead = [one for one in training.steps() if one["world"] == 2 and one["rank"] == 0][-1]["node"]
-    frozen = training.node(lead)
+    frozen = node(training.process, lead)
     frozen_s = training.strike(frozen, signal.SIGSTOP)
     alone_s = training.wait(3 - lead, since=frozen_s) - frozen_s
     for process in frozen:
@@ -231,7 +223,7 @@ def test_a_training_waits_for_the_host_that_has_its_state(
     trainings.append(training)
     training.wait(0, 1)
     assert "start None ok\n" in asked.read_text()
-    first, frozen = training.pids(), training.node(1)
+    first, frozen = training.pids(), node(training.process, 1)
     struck_s = training.strike(frozen, signal.SIGSTOP)
     training.strike([psutil.Process(first[0])], signal.SIGKILL)
     wait_for(lambda: "loss False wait\n" in asked.read_text(), 60, "a policy that waits")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import time
 
 import psutil
@@ -14,7 +13,7 @@ import pytest
 
 pytest.importorskip("mpi4py", reason="needs mpi4py")
 
-from conftest import wait_for
+from conftest import small_tmpfs, wait_for
 from group_nodes import Group
 
 from benchmarks.peernodes import MPIEXEC, serve
@@ -50,11 +49,8 @@ def small_disk(tmp_path):
     """A tmpfs of 6 MiB."""
     if os.getuid():
         pytest.skip("needs root to mount")
-    path = tmp_path / "small"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", path], check=True)
-    yield path
-    subprocess.run(["umount", "-l", path], check=True)
+    with small_tmpfs(tmp_path / "small", "size=6m") as path:
+        yield path
 
 
 def all_gone(processes) -> bool:

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import conftest
 import manylab
-import psutil
 import pytest
 from conftest import Hpcstage, python_command, wait_for
 
@@ -105,10 +105,8 @@ def part_of(hpcstage: Hpcstage) -> dict[str, Any]:
 
 
 def kill_all(wrapper: subprocess.Popen[bytes]) -> None:
-    family = [psutil.Process(wrapper.pid), *psutil.Process(wrapper.pid).children(recursive=True)]
-    manylab.kill(family)
+    conftest.kill_all(wrapper)
     wrapper.communicate()
-    psutil.wait_procs(family, timeout=10)
 
 
 def killed(hpcstage: Hpcstage, local_dir: Path, nodes: int, *options: str, text: str = "") -> None:

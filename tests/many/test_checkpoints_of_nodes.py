@@ -6,9 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import checkpointlab as lab
@@ -18,6 +16,7 @@ import pytest
 from conftest import GLOO, Hpcstage, torchrun, wait_for
 from fakecluster import FakeCluster
 
+pytest_plugins = ("clusterfixtures",)
 pytestmark = lab.MARKS
 
 HOST = os.uname().nodename
@@ -294,14 +293,6 @@ with open(f"{checkpoint}/.{rank}", "w") as file:
     file.write(f"{step} on {host}")
 os.rename(f"{checkpoint}/.{rank}", f"{checkpoint}/step{step}.{rank}")
 """
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with tempfile.TemporaryDirectory(prefix="test-hpcstage-", dir="/dev/shm") as base:
-        made = FakeCluster(Path(base), 3)
-        yield made
-        assert not made.left()
 
 
 @pytest.mark.root

@@ -15,7 +15,7 @@ import checkpointlab as lab
 import manylab
 import psutil
 import pytest
-from conftest import Hpcstage, wait_for
+from conftest import Hpcstage, small_tmpfs, wait_for
 from fakecluster import FakeCluster
 
 from hpcstage.checkpoint.jobwide.gathering import SHARES
@@ -229,11 +229,8 @@ def test_more_of_a_domain_than_parities_is_said(hpcstage: Hpcstage) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    small = tmp_path / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=120m", "tmpfs", small], check=True)
-    yield small
-    subprocess.run(["umount", "-l", small], check=True)
+    with small_tmpfs(tmp_path / "small", "size=120m") as small:
+        yield small
 
 
 LARGE = """

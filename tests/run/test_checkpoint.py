@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import Hpcstage, python_command, wait_for
+from conftest import Hpcstage, kill_all, python_command, wait_for
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
@@ -110,15 +110,6 @@ def part_of(hpcstage: Hpcstage) -> dict[str, Any]:
 
 def names(directory: Path) -> list[str]:
     return sorted(name for name in os.listdir(directory) if not name.startswith("."))
-
-
-def kill_all(wrapper: subprocess.Popen[bytes]) -> None:
-    """Kills wrapper, daemon, the daemon's processes and the command."""
-    family = [psutil.Process(wrapper.pid), *psutil.Process(wrapper.pid).children(recursive=True)]
-    for process in family:
-        process.send_signal(signal.SIGKILL)
-    wrapper.wait()
-    psutil.wait_procs(family, timeout=10)
 
 
 def killed(hpcstage: Hpcstage, local_dir: Path, flag: Path, *steps: int, every: int = 1000, then: str = "") -> None:
