@@ -274,7 +274,7 @@ def records_by_host(hpcstage: Hpcstage) -> dict[str, dict[str, Any]]:
     return {record["run"]["host"]: record for record in found}
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "gridengine"])
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
 def test_behind_mpirun_over_ssh_each_node_has_a_record_of_its_own(
     hpcstage: Hpcstage, make_tree: Tree, cluster: FakeCluster, scheduler: str
 ) -> None:
