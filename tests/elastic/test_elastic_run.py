@@ -161,17 +161,12 @@ def test_sigterm_ends_all(train: Callable[..., Training]) -> None:
 @pytest.mark.parametrize(
     ("options", "command", "says"),
     [
-        (["--elastic", "4:2"], "python", "'4:2' is not MIN:MAX"),
         (["--elastic", "3:4", "--nodes", "2"], "python", "needs 3 nodes and there are 2"),
-        (["--elastic", "2", "--policy", "none"], "python", "there is no policy none"),
         (["--elastic", "2", "--policy", "mine.py:Mine"], "python", "mine.py is not a file"),
-        (["--elastic", "2", "--policy", "waitfor:0;1m"], "python", "policy waitfor:0,1m"),
-        (["--elastic", "2", "--etcd", "etcd1:2379"], "python", "etcd1:2379 is no endpoint of etcd"),
         (["--elastic", "2", "--etcd", "http://127.0.0.1:1"], "python", "etcd does not answer at http://127.0.0.1:1"),
         (["--policy", "failstop"], "python", "--policy is for --elastic"),
         (["--elastic", "2"], "sh", "neither torchrun nor Python"),
         (["--elastic", "2"], "torchrun --nnodes=2", "--nnodes=2: --elastic sets this option"),
-        (["--elastic", "2"], "torchrun --role x --rdzv_backend c10d", "--rdzv_backend: --elastic sets"),
         (["--elastic", "2"], "pythonless", "it is not there"),
     ],
 )
