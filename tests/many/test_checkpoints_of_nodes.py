@@ -11,7 +11,6 @@ from pathlib import Path
 
 import checkpointlab as lab
 import manylab
-import psutil
 import pytest
 from conftest import GLOO, Hpcstage, torchrun, wait_for
 from fakecluster import FakeCluster
@@ -162,9 +161,7 @@ def test_when_a_node_is_lost_the_last_state_of_all_nodes_is_in_dir_and_none_with
     process = hpcstage.start(*words, "--", *lab.program(text, 3), env={"FLAG": os.fspath(flag)})
     wait_for((hpcstage.cwd / "flag.saved.up").exists, 40, "the command")
     wait_for(lambda: bool(lab.protected(local_dir, 3)), 40, "the protection")
-    ours = psutil.Process(process.pid).children(recursive=True)
-    of_node = [one for one in ours if any(word.endswith(f".v{node}/spec.json") for word in one.cmdline())]
-    manylab.kill(of_node)
+    manylab.kill(manylab.of_nodes(process, node))
     lab.lose(local_dir, node)
     wait_for(lambda: lab.in_dir(hpcstage) == lab.files_of(1, 3), 40, "the copy of what the lost node had")
     (hpcstage.cwd / "flag.saved").touch()
@@ -189,9 +186,7 @@ def test_more_lost_than_parities_while_the_command_runs_is_an_error(hpcstage: Hp
     words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--drain-every", "1000")
     process = hpcstage.start(*words, "--", *lab.program("save(1)\nwait('saved')", 3), env={"FLAG": os.fspath(flag)})
     wait_for(lambda: len(lab.places(local_dir)) == 3 and bool(lab.protected(local_dir, 3)), 40, "the protection")
-    ours = psutil.Process(process.pid).children(recursive=True)
-    lost = [f".v{node}/spec.json" for node in (1, 2)]
-    manylab.kill([one for one in ours if any(word.endswith(tuple(lost)) for word in one.cmdline())])
+    manylab.kill(manylab.of_nodes(process, 1, 2))
     lab.lose(local_dir, 1, 2)
     wait_for(lambda: "model1" in lab.in_dir(hpcstage), 40, "what is left in DIR")
     (hpcstage.cwd / "flag.saved").touch()
@@ -210,8 +205,7 @@ def test_what_a_lost_node_never_had_a_part_of_is_saved_without_it(hpcstage: Hpcs
     text = "places = places[:1]\nsave(1)\nwait('saved')\nsave(2)"
     process = hpcstage.start(*words, "--", *lab.program(text, 3), env={"FLAG": os.fspath(flag)})
     wait_for(lambda: lab.in_dir(hpcstage) == lab.files_of(1, 1), 40, "the first state in DIR")
-    ours = psutil.Process(process.pid).children(recursive=True)
-    manylab.kill([one for one in ours if any(word.endswith(".v2/spec.json") for word in one.cmdline())])
+    manylab.kill(manylab.of_nodes(process, 2))
     lab.lose(local_dir, 2)
     (hpcstage.cwd / "flag.saved").touch()
     _, err = process.communicate(timeout=60)

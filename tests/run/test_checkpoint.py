@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -125,8 +126,10 @@ def killed(hpcstage: Hpcstage, local_dir: Path, flag: Path, *steps: int, every: 
 
 def saved_names(local_dir: Path) -> list[str]:
     """The checkpoints in the newest generation on the local disk."""
-    manifests = sorted(local_dir.glob("hpcstage-out-*/*.checkpoint/out/store/*/manifest.json"))
-    return [one["name"] for one in json.loads(manifests[-1].read_bytes())["body"]["entries"]] if manifests else []
+    for manifest in sorted(local_dir.glob("hpcstage-out-*/*.checkpoint/out/store/*/manifest.json"), reverse=True):
+        with contextlib.suppress(FileNotFoundError):  # it may just be removed, as a newer one is there
+            return [one["name"] for one in json.loads(manifest.read_bytes())["body"]["entries"]]
+    return []
 
 
 def test_what_the_command_completes_is_in_the_directory_and_the_next_run_goes_on(
