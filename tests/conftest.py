@@ -93,6 +93,28 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 40.0, what: str =
         time.sleep(0.01)
 
 
+def kill_all(wrapper: subprocess.Popen[bytes]) -> None:
+    """Kills a run at once, as a node's death would: wrapper, daemon, the daemon's processes and the command."""
+    family = [psutil.Process(wrapper.pid), *psutil.Process(wrapper.pid).children(recursive=True)]
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signum)
+    wrapper.wait()
+    psutil.wait_procs(family, timeout=10)
+
+
+@contextlib.contextmanager
+def small_tmpfs(path: Path, options: str) -> Iterator[Path]:
+    """A file system in memory at a new directory; needs root."""
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
 def _mounts(own: Path) -> set[str]:
     found = [line.split()[:2] for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines()]
     return {path for name, path in found if not _is_of_others(name, path, own)}

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -124,9 +127,10 @@ class Slowfs:
         self.state.clear_server(self._node)
         log: IO[Any] = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  closed by the stack
         command = [*map(os.fspath, (binary, self.source, self.path, self.state.path)), "-o", options]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+        with _sigterm_waits():  # nobody would end a server of which nothing is known yet
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
         self._wait_until_mounted(log)
 
     def _wait_until_mounted(self, log: IO[Any]) -> None:
@@ -138,6 +142,22 @@ class Slowfs:
                 said = log.read().decode(errors="replace").strip()[-300:]
                 raise EmulatorUnavailable(f"cannot mount {self.path}: {said or 'no answer'}", "is FUSE permitted here?")
             time.sleep(_POLL_S)
+
+
+@contextlib.contextmanager
+def _sigterm_waits() -> Iterator[None]:
+    """Has a SIGTERM take effect at the end of the block; its handler may raise."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

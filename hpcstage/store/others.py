@@ -35,8 +35,8 @@ class OtherNodes:
         self._slots = memoryview(slots)
         self._stripe_bytes, self._size_bytes = begin.stripe_bytes, begin.size_bytes
         self._free = list(range(slots_of(begin.stripe_bytes)))
-        self._asked: dict[int, int] = {}
-        """By stripe: the node that was asked for it."""
+        self._asked: dict[int, tuple[int, int]] = {}
+        """By slot: the stripe that is to come there, and the node that was asked for it."""
         self._heard: dict[int, float] = {}
 
     @classmethod
@@ -89,9 +89,9 @@ class OtherNodes:
     def ask(self, stripe: int, now: float) -> list[int]:
         """Asks for a stripe. Returns the stripes that do not come, as the exchange is gone."""
         node, slot = self.reader(stripe), self._free.pop()
-        if node not in self._asked.values():
+        if all(node != other for _, other in self._asked.values()):
             self._heard[node] = now
-        self._asked[stripe] = node
+        self._asked[slot] = stripe, node
         try:
             self._connection.send(ASKED.pack(*Asked(node, stripe, slot)), socket.MSG_NOSIGNAL)
         except OSError:
@@ -118,33 +118,32 @@ class OtherNodes:
         yield from ((stripe, None) for stripe in self._late())
 
     def _answered(self, answer: Answer) -> Iterator[tuple[int, memoryview | None]]:
-        node = self._asked.pop(answer.stripe, None)
-        if node is None:  # it was given up
+        stripe, node = self._asked.pop(answer.slot, (answer.stripe, None))
+        if node is None:  # it was given up, and may have been asked of another node since
             return
         if not answer.is_here:
-            yield from ((stripe, None) for stripe in (answer.stripe, *self._lose(node)))
+            yield from ((stripe, None) for stripe in (stripe, *self._lose(node)))
             return
         self._heard[node] = time.monotonic()
         start = answer.slot * self._stripe_bytes
-        length = min(self._stripe_bytes, self._size_bytes - answer.stripe * self._stripe_bytes)
-        yield answer.stripe, self._slots[start : start + length]
+        length = min(self._stripe_bytes, self._size_bytes - stripe * self._stripe_bytes)
+        yield stripe, self._slots[start : start + length]
 
     def _late(self) -> list[int]:
         now = time.monotonic()
-        silent = {node for node in self._asked.values() if now - self._heard[node] > SILENT_S}
+        silent = {node for _, node in self._asked.values() if now - self._heard[node] > SILENT_S}
         return [stripe for node in silent for stripe in self._lose(node)]
 
     def _lose(self, node: int) -> list[int]:
         """Notes that a node gives nothing more. Returns what it was asked for."""
         self.lost.add(node)
-        gone = [stripe for stripe, of in self._asked.items() if of == node]
-        for stripe in gone:
-            del self._asked[stripe]
+        gone = [stripe for stripe, of in self._asked.values() if of == node]
+        self._asked = {slot: (stripe, of) for slot, (stripe, of) in self._asked.items() if of != node}
         return gone
 
     def _end(self) -> list[int]:
         self.lost.update(node for node in self.share.nodes if node != self.share.own)
-        gone, self._asked = list(self._asked), {}
+        gone, self._asked = [stripe for stripe, _ in self._asked.values()], {}
         self._free.clear()
         return gone
 

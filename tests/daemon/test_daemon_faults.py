@@ -13,6 +13,7 @@ import time
 
 import psutil
 import pytest
+from conftest import small_tmpfs
 from daemon_process import same, start_daemon, wait_until  # noqa: F401
 
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
@@ -27,22 +28,8 @@ def files_of(root):
 @pytest.fixture
 def small_disk(tmp_path):
     """A tmpfs of a given size."""
-    mounted = []
-
-    def mount(options: str):
-        path = tmp_path / f"disk{len(mounted)}"
-        path.mkdir()
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], capture_output=True, timeout=20, check=False
-        )
-        if done.returncode:
-            pytest.skip(f"cannot mount: {done.stderr.decode()}")
-        mounted.append(path)
-        return path
-
-    yield mount
-    for path in mounted:
-        subprocess.run(["umount", "-l", path], check=True, timeout=20)
+    with contextlib.ExitStack() as mounted:
+        yield lambda options: mounted.enter_context(small_tmpfs(tmp_path / "disk", options))
 
 
 @pytest.mark.parametrize("seed", range(3))

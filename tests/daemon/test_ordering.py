@@ -199,7 +199,7 @@ def test_without_a_table_nothing_is_known(start_daemon, make_tree):
 def test_a_wrong_table_is_dropped(start_daemon, make_tree):
     root = make_tree(files=60, size_bytes=20_000)
     files, order = files_of(root), shuffled(60)
-    daemon = start_daemon(root, order="auto", max_rate_bytes_per_s=100_000.0, transfers=1).attach()
+    daemon = start_daemon(root, order="auto", max_rate_bytes_per_s=300_000.0, transfers=1).attach()
     daemon.wait_for_scan()
     program = Program(daemon)
     program.announce(order, files)

@@ -1,4 +1,11 @@
-"""What training programs of several tests have in common."""
+"""What training programs of several tests have in common, and where they run."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+
+import psutil
 
 LINEAR = """
 import os, time
@@ -15,3 +22,13 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 sampler = ElasticSampler(data, 2, seed=3)
 """
 """A model, what trains it, and 60 samples, for `hpcstage.torch.Elastic`."""
+
+
+def node(run: subprocess.Popen[bytes], index: int) -> list[psutil.Process]:
+    """The processes of a virtual node: what starts its agent, the agent, its processes."""
+    for process in psutil.Process(run.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            if "hpcstage.lead.trainer" in words and words[-1] == str(index):
+                return [process, *process.children(recursive=True)]
+    raise AssertionError(f"no node {index}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 from conftest import GLOO, Hpcstage, wait_for
-from programs import LINEAR
+from programs import LINEAR, node
 
 pytest.importorskip("torch")
 pytest.importorskip("xxhash")
@@ -97,13 +97,3 @@ def test_the_next_run_goes_on_though_the_node_that_saved_was_lost(start: Start, 
     run = start()
     assert run.wait(120) == 0, said()
     assert min(step[3] for step in steps(count)) == last + 1, said()
-
-
-def node(run: subprocess.Popen[bytes], index: int) -> list[psutil.Process]:
-    """The processes of a virtual node: what starts its agent, the agent, its processes."""
-    for process in psutil.Process(run.pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            words = process.cmdline()
-            if "hpcstage.lead.trainer" in words and words[-1] == str(index):
-                return [process, *process.children(recursive=True)]
-    raise AssertionError(f"no node {index}")

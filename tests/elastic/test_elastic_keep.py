@@ -1,5 +1,4 @@
-"""`hpcstage.torch.Elastic`: survivors keep their processes, every sample counts once, and the weights are those of a
-training without faults and with the same memberships."""
+"""`hpcstage.torch.Elastic`: survivors keep their processes, and every sample counts once."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from conftest import GLOO, Hpcstage, wait_for
+from programs import node
 
 pytest.importorskip("torch")
 
@@ -28,7 +28,7 @@ TRAIN = """
 import ctypes, json, os, sys, time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from hpcstage.torch import Checkpointer, Elastic, ElasticSampler
+from hpcstage.torch import Elastic, ElasticSampler
 
 work, pause = sys.argv[1], float(sys.argv[2])
 torch.set_num_threads(1)
@@ -39,8 +39,7 @@ model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Tanh(), torch.nn.Lin
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.9)
 sampler = ElasticSampler(data, 2, seed=3)
-saves = Checkpointer(os.path.join(work, "saves"), every=5) if "saves" in sys.argv else None
-elastic = Elastic(model, optimizer, sampler, scheduler, warmup_steps=4, checkpointer=saves)
+elastic = Elastic(model, optimizer, sampler, scheduler, warmup_steps=4)
 
 def say():
     with open(os.path.join(work, f"steps-{os.getpid()}"), "a") as file:
@@ -111,15 +110,6 @@ class Training:
     def pids(self) -> dict[int, int]:
         return {one["node"]: one["pid"] for one in self.steps()}
 
-    def node(self, index: int) -> list[psutil.Process]:
-        """The processes of a virtual node: what starts its agent, the agent, its processes."""
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                words = process.cmdline()
-                if "hpcstage.lead.trainer" in words and words[-1] == str(index):
-                    return [process, *process.children(recursive=True)]
-        raise AssertionError(f"no node {index}: {self.text()}")
-
     def strike(self, processes: list[psutil.Process], signum: int) -> float:
         for process in processes:
             process.send_signal(signal.SIGSTOP)
@@ -176,12 +166,12 @@ def test_survivors_keep_their_processes(hpcstage: Hpcstage, tmp_path: Path, trai
     second = training.pids()
     assert (second[0], second[2]) == (first[0], first[2])
     assert second[1] != first[1]
-    struck_s = training.strike(training.node(0), signal.SIGKILL)
+    struck_s = training.strike(node(training.process, 0), signal.SIGKILL)
     took_s = training.wait(1, 2, since=struck_s) - struck_s
     third = training.pids()
     assert (third[1], third[2]) == (second[1], second[2])
     lead = [one for one in training.steps() if one["world"] == 2 and one["rank"] == 0][-1]["node"]
-    frozen = training.node(lead)
+    frozen = node(training.process, lead)
     frozen_s = training.strike(frozen, signal.SIGSTOP)
     alone_s = training.wait(3 - lead, since=frozen_s) - frozen_s
     for process in frozen:
@@ -211,80 +201,6 @@ def test_survivors_keep_their_processes(hpcstage: Hpcstage, tmp_path: Path, trai
     assert alone_s < 15
 
 
-def test_the_weights_are_those_of_an_undisturbed_training(
-    hpcstage: Hpcstage, tmp_path: Path, trainings: list[Training]
-) -> None:
-    """The ledger says which ranks divided which steps; a program without faults that follows it ends with the same
-    weights."""
-    training = Training(hpcstage, tmp_path, "--elastic", "1:2")
-    trainings.append(training)
-    training.wait(0, 1)
-    training.wait(0, since=training.strike(training.node(1), signal.SIGKILL))
-    (model,) = training.end(1)
-    training.proven()
-    followed = follow(training.agreed())
-    for name, tensor in followed.items():
-        assert (model[name] - tensor).abs().max() < 1e-9, name
-
-
-def follow(agreed: Path) -> Any:
-    """Trains in one process what the ledger says: the samples of each step, and the learning rate of its membership."""
-    import torch
-
-    worlds: dict[int, int] = {}
-    ids: dict[int, list[int]] = {}
-    begins: list[tuple[int, int]] = []
-    for path in sorted(agreed.glob("ledger-*")):
-        head, *lines = map(json.loads, path.read_text().splitlines())
-        begins.append((head["begins_after"], head["world"]))
-        if head["last"]:
-            ids[head["begins_after"]] = head["last"]["ids"]
-        ids = {step: found for step, found in ids.items() if step <= head["begins_after"]}
-        for line in lines:
-            ids[line["step"]], worlds[line["step"]] = line["ids"], head["world"]
-    torch.manual_seed(1)
-    inputs = torch.randn(SAMPLES, 6, dtype=torch.float64)
-    outputs = inputs.sum(1, keepdim=True)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.9)
-    (_, first), (changed_after, second) = begins
-    for step in range(1, max(ids) + 1):
-        done = min(1.0, (step - changed_after) / 4) if step > changed_after else 0.0
-        factor = 1.0 + (second / first - 1.0) * done
-        rates = [group["lr"] for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
-            group["lr"] *= factor
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(inputs[ids[step]]), outputs[ids[step]]).backward()
-        optimizer.step()
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        scheduler.step()
-    return model.state_dict()
-
-
-def test_without_survivors_it_goes_on_from_a_checkpoint(
-    hpcstage: Hpcstage, tmp_path: Path, trainings: list[Training]
-) -> None:
-    first = Training(hpcstage, tmp_path, "--elastic", "1:2", words=("saves",))
-    trainings.append(first)
-    first.wait(0, 1)
-    wait_for(lambda: any((tmp_path / "saves").glob("step-*")), 30, "a checkpoint")
-    for process in [*first.node(0), *first.node(1)]:
-        process.kill()
-    assert first.process.wait(90) != 0
-    saved = max(int(path.name[5:]) for path in (tmp_path / "saves").glob("step-*"))
-    for path in tmp_path.glob("steps-*"):
-        path.unlink()
-    second = Training(hpcstage, tmp_path, "--elastic", "1:2", words=("saves",))
-    trainings.append(second)
-    second.wait(0, 1)
-    assert min(one["step"] for one in second.steps()) == saved + 1
-    one, other = second.end(2)
-    assert alike(one, other)
-
-
 POLICY = """
 from hpcstage.elastic import MinMax
 
@@ -307,7 +223,7 @@ def test_a_training_waits_for_the_host_that_has_its_state(
     trainings.append(training)
     training.wait(0, 1)
     assert "start None ok\n" in asked.read_text()
-    first, frozen = training.pids(), training.node(1)
+    first, frozen = training.pids(), node(training.process, 1)
     struck_s = training.strike(frozen, signal.SIGSTOP)
     training.strike([psutil.Process(first[0])], signal.SIGKILL)
     wait_for(lambda: "loss False wait\n" in asked.read_text(), 60, "a policy that waits")

@@ -112,7 +112,6 @@ def test_fewer_than_the_policy_wants_ends_all_of_them(agents: Agents) -> None:
     assert said.count(f"policy failstop said fail for {store}, {third} without {second}: the training ends") == 2
 
 
-@in_both
 def test_spares_wait_and_end_when_the_training_is_complete(agents: Agents) -> None:
     ranks = started(agents, 2, policy="minmax:1;2", most=2)
     agents.start("c", policy="minmax:1;2", most=2)
@@ -277,7 +276,6 @@ def test_who_waits_for_the_answer_of_a_frozen_store_sees_that_another_has_taken_
     wait_for(lambda: agents.place(other), 20, "an agent in the second store")
 
 
-@in_both
 def test_a_spare_replaces_the_host_of_the_store(agents: Agents) -> None:
     """The next host asks the policy when the spare has come to it, too: without it `failstop` would fail."""
     ranks = started(agents, 2, policy="failstop:2", most=2)
@@ -290,7 +288,6 @@ def test_a_spare_replaces_the_host_of_the_store(agents: Agents) -> None:
     agents.wait(other, "c")
 
 
-@in_both
 def test_a_host_that_trains_takes_the_store_over_before_a_spare(agents: Agents) -> None:
     """The spare looks far more often."""
     slow = {"policy": "failstop:2", "most": 2, "beat_s": 0.25}

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import time
 
 import psutil
@@ -14,7 +13,7 @@ import pytest
 
 pytest.importorskip("mpi4py", reason="needs mpi4py")
 
-from conftest import wait_for
+from conftest import small_tmpfs, wait_for
 from group_nodes import Group
 
 from benchmarks.peernodes import MPIEXEC, serve
@@ -50,11 +49,8 @@ def small_disk(tmp_path):
     """A tmpfs of 6 MiB."""
     if os.getuid():
         pytest.skip("needs root to mount")
-    path = tmp_path / "small"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", path], check=True)
-    yield path
-    subprocess.run(["umount", "-l", path], check=True)
+    with small_tmpfs(tmp_path / "small", "size=6m") as path:
+        yield path
 
 
 def all_gone(processes) -> bool:
@@ -124,12 +120,12 @@ def test_whatever_dies_ends_the_group_and_the_next_one_goes_on(group, victim, se
 
 
 def test_an_exchange_that_hangs_ends_the_group(group):
-    one = group(3, [1]).start(silence_s=1.0).ready()
+    one = group(3, [1]).start(silence_s=2.0).ready()
     stopped = one.exchanges()[0]
     others = one.exchanges()[1:]
     stopped.send_signal(signal.SIGSTOP)
     try:
-        serve(one.nodes, lambda: sum(node.lost for node in one.nodes) >= 2, 10, may_lose=True)
+        serve(one.nodes, lambda: sum(node.lost for node in one.nodes) >= 2, may_lose=True)
     finally:
         stopped.send_signal(signal.SIGCONT)
     assert one.wait() != 0
@@ -166,7 +162,7 @@ def test_what_a_node_that_leaves_has_sent_is_taken_and_the_rest_is_refused_after
 
 
 def test_mail_of_others_is_no_sign_of_life_of_the_neighbour(group):
-    one = group(3, [1]).start(silence_s=1.0).ready()
+    one = group(3, [1]).start(silence_s=2.0).ready()
     stopped = next(one_of for one_of in one.exchanges() if one_of.environ()["PMI_RANK"] == "0")
     stopped.send_signal(signal.SIGSTOP)
 
@@ -184,18 +180,6 @@ def test_mail_of_others_is_no_sign_of_life_of_the_neighbour(group):
         stopped.send_signal(signal.SIGCONT)
     assert one.wait() != 0
     assert "nothing was heard from node 0" in one.text()
-
-
-def test_an_interrupt_from_a_terminal_does_not_end_exchanges(group):
-    one = group(2, [100])
-    data = one.stage(0, 0)
-    one.start().ready()
-    for exchange in one.exchanges():
-        exchange.send_signal(signal.SIGINT)
-    one.nodes[1].want(0, [0])
-    serve(one.nodes, lambda: 0 in one.nodes[1].got)
-    assert one.nodes[1].file(0).read_bytes() == data
-    assert one.end() == 0
 
 
 def test_an_end_is_understood_from_a_daemon_that_does_not_listen_any_more(group):

@@ -137,3 +137,24 @@ def test_nobody_is_asked_for_what_a_file_does_not_have(desk: Desk) -> None:
     desk.ask(22)
     assert desk.post.sent == []
     assert desk.got() == {22: None}
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_refusal_of_a_node_that_was_given_up_is_none_of_the_next_one(desk: Desk, is_late: bool) -> None:
+    def refuse(stripe: int) -> None:
+        desk.service.take(Mail(1, memoryview(ControlFrame(Sort.NO_STRIPES, ids=(0, stripe)).pack()), None))
+
+    desk.ask(1, 4)
+    refuse(1)
+    assert desk.got() == {1: None, 4: None}
+    desk.copier.ask(4, time.monotonic())
+    if not is_late:
+        refuse(4)
+    desk.service.ready()
+    if is_late:
+        refuse(4)
+    assert desk.got() == {}
+    desk.comes(2, (4 * MB, b"e" * HALF))
+    desk.comes(2, (4 * MB + HALF, b"f" * HALF))
+    assert desk.got() == {4: b"e" * HALF + b"f" * HALF}
+    assert desk.copier.lost == {1}

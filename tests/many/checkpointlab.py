@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,8 +10,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import conftest
 import manylab
-import psutil
 import pytest
 from conftest import Hpcstage, python_command, wait_for
 
@@ -75,24 +76,29 @@ def places(local_dir: Path, node: int | None = None) -> list[Path]:
     return sorted(local_dir.glob(f"hpcstage-out-*/*.v{'*' if node is None else node}.checkpoint"))
 
 
+def known(local_dir: Path, node: int) -> list[dict[str, Any]]:
+    """The protected generations of a node, as it knows them; older ones may go at any moment."""
+    found = []
+    for place in places(local_dir, node):
+        for path in (place / "out" / "shares").glob("*.json"):
+            with contextlib.suppress(FileNotFoundError):
+                found.append(json.loads(path.read_text()))
+    return [one for one in found if one["size"]]
+
+
 def protected(local_dir: Path, nodes: int) -> list[int]:
     """The generations with all of step 1 that are protected, as all nodes know."""
-    found = []
-    for node in range(nodes):
-        (place,) = places(local_dir, node)
-        known = [json.loads(path.read_text()) for path in (place / "out" / "shares").glob("*.json")]
-        found.append({one["number"] for one in known if one["size"] and _parts(one) == nodes + 1})
+    of_nodes = [known(local_dir, node) for node in range(nodes)]
+    found = [{one["number"] for one in of_node if _parts(one) == nodes + 1} for of_node in of_nodes]
     return sorted(set.intersection(*found))
 
 
 def has_protected(local_dir: Path, nodes: int, name: str) -> bool:
     """Whether all nodes know of a protected generation in which each has a part of an entry."""
-    for node in range(nodes):
-        (place,) = places(local_dir, node)
-        known = [json.loads(path.read_text()) for path in (place / "out" / "shares").glob("*.json")]
-        if not any(one["size"] and all(name in share for share in one["shares"].values()) for one in known):
-            return False
-    return True
+    return all(
+        any(all(name in share for share in one["shares"].values()) for one in known(local_dir, node))
+        for node in range(nodes)
+    )
 
 
 def _parts(generation: dict[str, Any]) -> int:
@@ -105,10 +111,8 @@ def part_of(hpcstage: Hpcstage) -> dict[str, Any]:
 
 
 def kill_all(wrapper: subprocess.Popen[bytes]) -> None:
-    family = [psutil.Process(wrapper.pid), *psutil.Process(wrapper.pid).children(recursive=True)]
-    manylab.kill(family)
+    conftest.kill_all(wrapper)
     wrapper.communicate()
-    psutil.wait_procs(family, timeout=10)
 
 
 def killed(hpcstage: Hpcstage, local_dir: Path, nodes: int, *options: str, text: str = "") -> None:

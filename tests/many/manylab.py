@@ -124,6 +124,16 @@ def below(process: subprocess.Popen[bytes], word: str) -> list[psutil.Process]:
     return sorted(found, key=lambda one: one.create_time())
 
 
+def of_nodes(process: subprocess.Popen[bytes], *nodes: int) -> list[psutil.Process]:
+    """Processes of virtual nodes below a wrapper, daemons and theirs, the oldest first."""
+    found, ends = [], tuple(f".v{node}/spec.json" for node in nodes)
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any(word.endswith(ends) for word in child.cmdline()):
+                found.append(child)
+    return sorted(found, key=lambda one: one.create_time())
+
+
 def kill(processes: list[psutil.Process]) -> None:
     """All at once, as a node's death would."""
     for process in processes:

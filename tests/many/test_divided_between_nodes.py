@@ -159,10 +159,9 @@ def test_readers_in_any_order_are_served_the_part_of_their_node(hpcstage: Hpcsta
     assert 0.95 * SIZE < totals["copied_bytes"] <= SIZE
 
 
-@pytest.mark.parametrize("waits", ["whole", "not"])
-def test_many_readers_at_a_time_read_nothing_wrong(hpcstage: Hpcstage, source: Slowfs, waits: str) -> None:
+def test_many_readers_at_a_time_read_nothing_wrong(hpcstage: Hpcstage, source: Slowfs) -> None:
     """Stripes of the other node come and go all the time."""
-    record = run(hpcstage, source, "all", waits=waits, passes=2)
+    record = run(hpcstage, source, "all", waits="not", passes=2)
     assert record["totals"]["local_bytes"] > 0.3 * SIZE
 
 

@@ -118,9 +118,9 @@ def run(hpcstage: Hpcstage, source: Slowfs, code: str, *words: str, options: tup
     return manylab.record_of(hpcstage)
 
 
-@pytest.mark.parametrize("placement", ["replicate", "partition"])
-@pytest.mark.parametrize("rank", ["0", "1"])
-@pytest.mark.parametrize("way", ["kept", "anew"])
+@pytest.mark.parametrize(
+    ("way", "rank", "placement"), [("kept", "0", "replicate"), ("anew", "1", "replicate"), ("kept", "1", "partition")]
+)
 def test_what_a_program_of_any_node_reads_at_the_source_is_not_copied(
     hpcstage: Hpcstage, source: Slowfs, way: str, rank: str, placement: str
 ) -> None:
@@ -148,8 +148,7 @@ def test_it_is_copied_once_for_all_nodes_when_no_program_reads_it_any_more(hpcst
     assert "left-to-program" not in {note["id"] for note in record["notes"]}
 
 
-@pytest.mark.parametrize("placement", ["replicate", "partition"])
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize(("rank", "placement"), [("0", "replicate"), ("1", "partition")])
 def test_no_node_copies_other_large_files_while_a_program_of_one_reads(
     hpcstage: Hpcstage, tmp_path: Path, rank: str, placement: str
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import checkpointlab as lab
 import manylab
 import psutil
 import pytest
-from conftest import Hpcstage, wait_for
+from conftest import Hpcstage, small_tmpfs, wait_for
 from fakecluster import FakeCluster
 
 from hpcstage.checkpoint.jobwide.gathering import SHARES
@@ -108,15 +107,9 @@ def test_while_dir_is_away_the_drain_fails_and_keeps_all(hpcstage: Hpcstage, loc
     assert lab.places(local_dir) == []
 
 
-def known(local_dir: Path, node: int) -> list[set[str]]:
+def entries(local_dir: Path, node: int) -> list[set[str]]:
     """The entries of each protected generation, as a node of any run knows them."""
-    found = []
-    for place in lab.places(local_dir, node):
-        for path in (place / "out" / "shares").glob("*.json"):
-            one = json.loads(path.read_text())
-            if one["size"]:
-                found.append({name for share in one["shares"].values() for name in share})
-    return found
+    return [{name for share in one["shares"].values() for name in share} for one in lab.known(local_dir, node)]
 
 
 def test_a_restored_state_is_protected_anew_before_anything_is_saved(hpcstage: Hpcstage, local_dir: Path) -> None:
@@ -127,7 +120,7 @@ def test_a_restored_state_is_protected_anew_before_anything_is_saved(hpcstage: H
     words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--drain-every", "1000")
     wrapper = hpcstage.start(*words, "--", *lab.program("wait('again')", 3), env={"FLAG": os.fspath(flag)})
     wait_for((hpcstage.cwd / "flag.again.up").exists, 40, "the command")
-    wait_for(lambda: {"model1", "shards1"} in known(local_dir, 0), 40, "the protection on the node that was lost")
+    wait_for(lambda: {"model1", "shards1"} in entries(local_dir, 0), 40, "the protection on the node that was lost")
     lab.kill_all(wrapper)
     assert lab.in_dir(hpcstage) == []
     lab.lose(local_dir, 1)
@@ -210,11 +203,8 @@ def test_nodes_below_one_switch_are_in_groups_apart(hpcstage: Hpcstage, tmp_path
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    small = tmp_path / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=120m", "tmpfs", small], check=True)
-    yield small
-    subprocess.run(["umount", "-l", small], check=True)
+    with small_tmpfs(tmp_path / "small", "size=120m") as small:
+        yield small
 
 
 LARGE = """

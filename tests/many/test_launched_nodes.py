@@ -8,9 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,12 @@ from conftest import Hpcstage, wait_for
 from fakecluster import FakeCluster
 
 Tree = Callable[..., Path]
+pytest_plugins = ("clusterfixtures",)
 pytestmark = [
     manylab.needs_mpi,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for nodes of their own"),
 ]
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    """Three nodes, whose disks are on another file system than the data."""
-    with tempfile.TemporaryDirectory(prefix="test-hpcstage-", dir="/dev/shm") as base:
-        made = FakeCluster(Path(base), 3)
-        yield made
-        assert not made.left()
 
 
 class Job:
@@ -283,7 +274,7 @@ def records_by_host(hpcstage: Hpcstage) -> dict[str, dict[str, Any]]:
     return {record["run"]["host"]: record for record in found}
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "gridengine"])
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
 def test_behind_mpirun_over_ssh_each_node_has_a_record_of_its_own(
     hpcstage: Hpcstage, make_tree: Tree, cluster: FakeCluster, scheduler: str
 ) -> None:

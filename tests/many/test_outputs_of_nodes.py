@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import manylab
@@ -19,6 +17,7 @@ from fakecluster import FakeCluster
 from hpcstage.node import kept
 from hpcstage.outputs.prepare import OutputPlace, prepare
 
+pytest_plugins = ("clusterfixtures",)
 NOT_DRAINED = 74
 VIRTUAL = """
 import os, sys, time
@@ -199,8 +198,7 @@ def test_files_of_a_node_that_died_are_named_with_their_place_and_copied_later(
     process = hpcstage.start("run", "--nodes", "2", "--out", results, "--", *python_command(KEPT, "{out}", str(flag)))
     wait_for((tmp_path / "flag.up").exists, 30, "the command")
     wait_for((results / "kept").exists, 30, "what was written before")
-    ours = psutil.Process(process.pid).children(recursive=True)
-    manylab.kill([one for one in ours if any(word.endswith(".v1/spec.json") for word in one.cmdline())])
+    manylab.kill(manylab.of_nodes(process, 1))
     flag.touch()
     _, err = process.communicate(timeout=60)
     said = err.decode()
@@ -245,14 +243,6 @@ def test_what_was_copied_is_said_to_be_where_there_is_no_time_to_look_again(
     assert (results / "a").read_text() == "a\n"
     assert hpcstage("clean", "--drain").returncode == 0
     assert left_on(local_dir) == []
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with tempfile.TemporaryDirectory(prefix="test-hpcstage-", dir="/dev/shm") as base:
-        made = FakeCluster(Path(base), 3)
-        yield made
-        assert not made.left()
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for nodes of their own")

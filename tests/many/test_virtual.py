@@ -19,11 +19,10 @@ from hpcstage.lead.world import find_mpiexec, mpi_of
 Tree = Callable[..., Path]
 
 
-@pytest.mark.parametrize("nodes", [2, 3])
 def test_each_rank_reads_on_its_node_and_all_read_the_same_as_without_us(
-    hpcstage: Hpcstage, make_tree: Tree, local_dir: Path, nodes: int
+    hpcstage: Hpcstage, make_tree: Tree, local_dir: Path
 ) -> None:
-    data = make_tree(files=60)
+    data, nodes = make_tree(files=60), 3
     done = hpcstage("run", "--nodes", str(nodes), "--data", data, "--", *manylab.reader_command(hpcstage.cwd, data, 6))
     assert done.returncode == 0, done.stderr
     digests, places = manylab.written(hpcstage.cwd, 6)

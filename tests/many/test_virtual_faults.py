@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import subprocess
@@ -20,23 +21,16 @@ Tree = Callable[..., Path]
 pytestmark = manylab.needs_mpi
 
 
-def victims(hpcstage: Hpcstage, wrapper: int, kind: str, node: int) -> list[psutil.Process]:
+def victims(process: subprocess.Popen[bytes], kind: str, node: int) -> list[psutil.Process]:
     """Processes of one kind, or all of a virtual node."""
-    found = []
-    for child in psutil.Process(wrapper).children(recursive=True):
-        words = child.cmdline()
-        of_node = any(word.endswith(f".v{node}/spec.json") for word in words)
-        exchange = "hpcstage.exchange" in words and child.environ().get("PMI_RANK") == str(node)
-        is_mpi = bool(words) and Path(words[0]).name.startswith("mpiexec")
-        if (
-            (kind in ("daemon", "node") and of_node)
-            or (kind in ("exchange", "node") and exchange)
-            or (kind == "mpi" and is_mpi)
-            or (kind == "lead" and "hpcstage.lead" in words)
-        ):
-            found.append(child)
-    found.sort(key=lambda process: process.create_time())
-    return found[:1] if kind == "daemon" else found
+    staging, exchanging = manylab.of_nodes(process, node), ranks(process).get(node, [])
+    return {
+        "daemon": staging[:1],
+        "exchange": exchanging,
+        "node": [*staging, *exchanging],
+        "mpi": [*manylab.below(process, "mpiexec"), *manylab.below(process, "mpiexec.hydra")],
+        "lead": manylab.below(process, "hpcstage.lead"),
+    }[kind]
 
 
 def stored(local_dir: Path) -> list[int]:
@@ -44,10 +38,18 @@ def stored(local_dir: Path) -> list[int]:
     return [len(list(local_dir.glob(f"hpcstage-*/*.v{node}/store/**/*.bin"))) for node in (0, 1)]
 
 
+def ranks(process: subprocess.Popen[bytes]) -> dict[int, list[psutil.Process]]:
+    """The exchanges, by node."""
+    found: dict[int, list[psutil.Process]] = {}
+    for one in manylab.below(process, "hpcstage.exchange"):
+        with contextlib.suppress(psutil.Error, KeyError):  # mpiexec has no rank
+            found.setdefault(int(one.environ()["PMI_RANK"]), []).append(one)
+    return found
+
+
 def exchanges(process: subprocess.Popen[bytes]) -> set[int]:
     """Pids."""
-    found = manylab.below(process, "hpcstage.exchange")
-    return {one.pid for one in found if not Path(one.cmdline()[0]).name.startswith("mpiexec")}
+    return {one.pid for of_node in ranks(process).values() for one in of_node}
 
 
 @pytest.mark.timeout(120)
@@ -65,7 +67,7 @@ def test_the_program_does_not_notice(
     assert process.stdout.readline() == b"started\n"
     ours = psutil.Process(process.pid).children(recursive=True)
     time.sleep(random.Random(f"{kind}{node}").uniform(0, 1))  # the moment is the point, nothing waits for it
-    manylab.kill(victims(hpcstage, process.pid, kind, node))
+    manylab.kill(victims(process, kind, node))
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert manylab.written(hpcstage.cwd, 4)[0] == manylab.expected(data, 4, 3)
@@ -96,7 +98,7 @@ def test_a_world_that_dies_is_started_anew(hpcstage: Hpcstage, make_tree: Tree, 
     process = hpcstage.start("run", "--nodes", "2", "--placement", "replicate", "--data", data, "--", *command)
     wait_for(lambda: stored(local_dir) == [60, 60], 30, "all files on both nodes")
     first = exchanges(process)
-    manylab.kill(victims(hpcstage, process.pid, "mpi", 0))
+    manylab.kill(victims(process, "mpi", 0))
     wait_for(lambda: len(exchanges(process) - first) >= 2, 30, "new exchanges")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err

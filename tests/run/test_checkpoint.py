@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -17,7 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import Hpcstage, python_command, wait_for
+from conftest import Hpcstage, kill_all, python_command, wait_for
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
@@ -112,15 +113,6 @@ def names(directory: Path) -> list[str]:
     return sorted(name for name in os.listdir(directory) if not name.startswith("."))
 
 
-def kill_all(wrapper: subprocess.Popen[bytes]) -> None:
-    """Kills wrapper, daemon, the daemon's processes and the command."""
-    family = [psutil.Process(wrapper.pid), *psutil.Process(wrapper.pid).children(recursive=True)]
-    for process in family:
-        process.send_signal(signal.SIGKILL)
-    wrapper.wait()
-    psutil.wait_procs(family, timeout=10)
-
-
 def killed(hpcstage: Hpcstage, local_dir: Path, flag: Path, *steps: int, every: int = 1000, then: str = "") -> None:
     """A run that saved steps, and of which everything was killed when all were in a generation."""
     command = python_command(f"{SAVE}{then}\n{WAIT}", "{checkpoint}", *map(str, steps))
@@ -134,8 +126,10 @@ def killed(hpcstage: Hpcstage, local_dir: Path, flag: Path, *steps: int, every: 
 
 def saved_names(local_dir: Path) -> list[str]:
     """The checkpoints in the newest generation on the local disk."""
-    manifests = sorted(local_dir.glob("hpcstage-out-*/*.checkpoint/out/store/*/manifest.json"))
-    return [one["name"] for one in json.loads(manifests[-1].read_bytes())["body"]["entries"]] if manifests else []
+    for manifest in sorted(local_dir.glob("hpcstage-out-*/*.checkpoint/out/store/*/manifest.json"), reverse=True):
+        with contextlib.suppress(FileNotFoundError):  # it may just be removed, as a newer one is there
+            return [one["name"] for one in json.loads(manifest.read_bytes())["body"]["entries"]]
+    return []
 
 
 def test_what_the_command_completes_is_in_the_directory_and_the_next_run_goes_on(

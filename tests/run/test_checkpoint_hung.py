@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import Hpcstage, python_command, wait_for
+from conftest import Hpcstage, kill_all, python_command, wait_for
 from slowsource import NEEDS, slow_source
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
-from test_checkpoint import SAVE, STEPS, WAIT, kept, kill_all, names, saved_names
+from test_checkpoint import SAVE, STEPS, WAIT, kept, names, saved_names
 
 from hpcstage.checkpoint.keeping.completed import completed_since
 from hpcstage.checkpoint.keeping.facts import CheckpointPlace

@@ -49,16 +49,29 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("extra", Extra, ids=lambda extra: extra.name)
-def test_no_traceback(hpcstage: Hpcstage, tmp_path: Path, extra: Extra) -> None:
+def hiding(hpcstage: Hpcstage, tmp_path: Path, *extras: Extra) -> dict[str, str]:
+    """An environment without the packages of these extras."""
     (tmp_path / "sitecustomize.py").write_text(HIDING)
     (hpcstage.cwd / "d").mkdir()
     (hpcstage.cwd / "d" / "a").write_text("b")
-    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPO}", "HIDDEN": " ".join(extra.value)}
+    hidden = " ".join(package for extra in extras for package in extra.value)
+    return {"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPO}", "HIDDEN": hidden}
+
+
+def test_no_command_fails_without_any_extra(hpcstage: Hpcstage, tmp_path: Path) -> None:
+    env = hiding(hpcstage, tmp_path, *Extra)
     for command in COMMANDS:
         done = hpcstage(*command, env=env)
         assert done.returncode == 0, (command, done.stderr)
         assert b"Traceback" not in done.stdout + done.stderr, command
+
+
+@pytest.mark.parametrize("extra", Extra, ids=lambda extra: extra.name)
+def test_what_an_extra_is_needed_for(hpcstage: Hpcstage, tmp_path: Path, extra: Extra) -> None:
+    env = hiding(hpcstage, tmp_path, extra)
+    done = hpcstage("run", "--nodes", "2", "--checkpoint", "c", "--data", "d", "--", "true", env=env)
+    assert done.returncode == 0, done.stderr
+    assert b"Traceback" not in done.stderr
     for command in NEEDS[extra]:
         done = hpcstage(*command, env=env)
         assert done.returncode == 2, (command, done.stderr)

@@ -64,13 +64,10 @@ def alone(*command: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, capture_output=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("intercept", ["native", "python"])
 @pytest.mark.parametrize("victim", ["worker", "main"])
-def test_as_alone(
-    hpcstage: Hpcstage, make_tree: Tree, local_dir: Path, tmp_path: Path, victim: str, intercept: str
-) -> None:
+def test_as_alone(hpcstage: Hpcstage, make_tree: Tree, local_dir: Path, tmp_path: Path, victim: str) -> None:
     root = make_tree(files=80, size_bytes=2000)
-    options = ("--intercept", intercept, "--max-rate", "100kB", "--data", root, "--")
+    options = ("--max-rate", "100kB", "--data", root, "--")
 
     def behind(*command: str) -> subprocess.CompletedProcess[bytes]:
         return hpcstage("run", *options, *command)

@@ -47,14 +47,13 @@ def links(hpcstage: Hpcstage, make_tree: Tree) -> Path:
     return root
 
 
-@pytest.mark.parametrize("intercept", ["native", "python"])
 @pytest.mark.parametrize(
     ("given", "opened"),
     [("data", "link"), ("link", "data"), ("link", "./chain"), ("data", "scratch/data"), ("chain", "scratch/chain/")],
 )
-def test_the_dataset_by_another_name(hpcstage: Hpcstage, links: Path, given: str, opened: str, intercept: str) -> None:
+def test_the_dataset_by_another_name(hpcstage: Hpcstage, links: Path, given: str, opened: str) -> None:
     plain = subprocess.run([sys.executable, "-c", READ, links], capture_output=True, check=True, timeout=60).stdout
-    options = ("--mode", "upfront", "--intercept", intercept, "--data", given, "--")
+    options = ("--mode", "upfront", "--data", given, "--")
     output, record = record_of(hpcstage, *options, sys.executable, "-c", READ, opened)
     assert output == plain
     assert record["coverage"]["opens"] == 120
@@ -75,34 +74,29 @@ class Reader:
         return open(self.samples[index][0], "rb")
 
 class Folder(Dataset):
-    def __init__(self, root, direct):
-        if direct:
-            self.samples = Reader(root).samples
-        else:
-            self.reader = Reader(root)
+    def __init__(self, root):
+        self.reader = Reader(root)
         self.transform = torch.nn.Identity()
     def __len__(self):
-        return len(self.samples if "samples" in self.__dict__ else self.reader)
+        return len(self.reader)
     def __getitem__(self, index):
-        file = open(self.samples[index][0], "rb") if "samples" in self.__dict__ else self.reader[index]
-        with file:
+        with self.reader[index] as file:
             return self.transform(torch.tensor(list(file.read(64)), dtype=torch.float32))
 
 torch.manual_seed(7)
-loader = DataLoader(Folder(sys.argv[1], sys.argv[2] == "direct"), batch_size=4, shuffle=True, num_workers=1)
+loader = DataLoader(Folder(sys.argv[1]), batch_size=4, shuffle=True, num_workers=1)
 for epoch in range(2):
     print(epoch, [float(batch.sum()) for batch in loader])
 """
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("form", ["direct", "reader"])
-def test_the_order_of_a_loader_that_reads_through_a_link(hpcstage: Hpcstage, links: Path, form: str) -> None:
-    """Also where the list is in an object of the dataset's, as timm has it."""
+def test_the_order_of_a_loader_that_reads_through_a_link(hpcstage: Hpcstage, links: Path) -> None:
+    """The list is in an object of the dataset's, as timm has it."""
     pytest.importorskip("torch")
     program = [sys.executable, "-c", FOLDER]
-    plain = subprocess.run([*program, links, form], capture_output=True, check=True, timeout=120).stdout
-    output, record = record_of(hpcstage, "--max-rate", "200kB", "--data", links, "--", *program, "link", form)
+    plain = subprocess.run([*program, links], capture_output=True, check=True, timeout=120).stdout
+    output, record = record_of(hpcstage, "--max-rate", "200kB", "--data", links, "--", *program, "link")
     assert output == plain
     order = record["order"]
     assert order["provenance"] == "sampler"
@@ -130,13 +124,12 @@ print(open(name + "/class0/file00000.bin", "rb").read(8), os.stat(name + "/class
 """
 
 
-@pytest.mark.parametrize("intercept", ["native", "python"])
-def test_the_link_that_was_given_changes(hpcstage: Hpcstage, links: Path, intercept: str) -> None:
+def test_the_link_that_was_given_changes(hpcstage: Hpcstage, links: Path) -> None:
     """By another process. What it leads to from then on is read, not what was staged by its name."""
     other = hpcstage.cwd / "other"
     (other / "class0").mkdir(parents=True)
     (other / "class0/file00000.bin").write_bytes(b"new data")
-    words = ("--mode", "upfront", "--intercept", intercept, "--data", "link", "--")
+    words = ("--mode", "upfront", "--data", "link", "--")
     output, record = record_of(hpcstage, *words, sys.executable, "-c", SWITCH, hpcstage.cwd / "link", other)
     first = (links / "class0/file00000.bin").read_bytes()[:8]
     assert output.decode() == f"{first}\n{b'new data'} 8\n"

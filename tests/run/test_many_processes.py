@@ -1,4 +1,4 @@
-"""More processes than the page has slots: all are counted, and what they opened and read, in both layers."""
+"""More processes than the page has slots: all are counted, and what they opened and read."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from conftest import Hpcstage
+
+from hpcstage.protocol.shim import PYTHON_SLOTS_FROM
 
 Tree = Callable[..., Path]
 MANY = """
@@ -27,12 +28,12 @@ for number in range(int(sys.argv[1])):
 SIZE = 1_000
 
 
-@pytest.mark.parametrize(("layer", "processes"), [("python", 1_500), ("native", 3_500)])
-def test_more_processes_than_slots(hpcstage: Hpcstage, make_tree: Tree, layer: str, processes: int) -> None:
+def test_more_processes_than_slots(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    processes = PYTHON_SLOTS_FROM + 30
     data = make_tree(files=2, size_bytes=SIZE)
     names = sorted(path for path in data.rglob("*") if path.is_file())
     done = hpcstage(
-        "run", "--mode", "upfront", "--intercept", layer, "--data", data, "--",
+        "run", "--mode", "upfront", "--data", data, "--",
         sys.executable, "-c", MANY, str(processes), *names,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -41,7 +42,7 @@ def test_more_processes_than_slots(hpcstage: Hpcstage, make_tree: Tree, layer: s
     coverage = record["coverage"]
     assert coverage["processes_attached"] == processes + 1
     assert (coverage["opens"], coverage["swapped"]) == (2 * processes, 2 * processes)
-    assert coverage["layers"] == {layer: processes + 1}
-    assert record["totals"]["local_bytes"] == (2 * processes * SIZE if layer == "native" else None)
+    assert coverage["layers"] == {"native": processes + 1}
+    assert record["totals"]["local_bytes"] == 2 * processes * SIZE
     assert path.stat().st_size < 500_000
     assert os.path.getsize(next(path.parent.glob("nodes/*.json"))) < 2_000_000

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from conftest import Hpcstage, python_command, wait_for
+from conftest import Hpcstage, kill_all, python_command, small_tmpfs, wait_for
 
 from hpcstage.node.kept import KeptPlace
 
@@ -159,14 +159,6 @@ def killed(hpcstage: Hpcstage, data: Path, results: Path, flag: Path) -> None:
     wait_for(Path(f"{flag}.up").exists, 20, "the command")
     assert refused(hpcstage, data, "--out", results).count("in use") == 1
     kill_all(wrapper)
-
-
-def kill_all(wrapper: subprocess.Popen[bytes]) -> None:
-    family = [psutil.Process(wrapper.pid), *psutil.Process(wrapper.pid).children(recursive=True)]
-    for process in family:
-        process.send_signal(signal.SIGKILL)
-    wrapper.wait()
-    psutil.wait_procs(family, timeout=10)
 
 
 @pytest.mark.parametrize("how", ["clean", "start"])
@@ -585,14 +577,10 @@ print(sum(len(open(os.path.join(d, name), "rb").read()) for d, _, names in os.wa
 def test_copies_of_datasets_give_way_where_the_local_disk_fills(
     hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path
 ) -> None:
-    data, small = make_tree(files=30, size_bytes=1 << 20), tmp_path / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", small], check=True)
-    try:
+    data = make_tree(files=30, size_bytes=1 << 20)
+    with small_tmpfs(tmp_path / "small", "size=60m") as small:
         options = ("--local-dir", small, "--mode", "upfront", "--budget", "45MB", "--out", "results")
         done = run(hpcstage, data, *options, "--", *python_command(FILLS, "{out}", data, small))
-    finally:
-        subprocess.run(["umount", "-l", small], check=True)
     assert (done.returncode, done.stdout.split()) == (0, [b"%d" % (30 << 20)]), done.stderr
     assert (tmp_path / "results/second").stat().st_size == 20 << 20
     assert "store-closed" in [problem["id"] for problem in record(hpcstage)["problems"]]
@@ -626,14 +614,10 @@ print(sum(os.path.islink(f"{out}/{number}") for number in range(20)))
 def test_what_is_drained_gives_way_where_outputs_fill_the_local_disk(
     hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, mode: str
 ) -> None:
-    small, results = tmp_path / "small", tmp_path / "results"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", small], check=True)
-    try:
+    results = tmp_path / "results"
+    with small_tmpfs(tmp_path / "small", "size=60m") as small:
         options = ("--local-dir", small, "--mode", mode, "--budget", "10MB", "--out", results)
         done = run(hpcstage, make_tree(), *options, "--", *python_command(FILLS_WITH_OUTPUTS, "{out}", small))
-    finally:
-        subprocess.run(["umount", "-l", small], check=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 5, "84 MB were written to 60 MB"
     held = results / "held"

@@ -105,12 +105,11 @@ def test_the_soft_limit_is_a_warning(gridengine: GridEngine, project: Project) -
     assert gridengine.left_by(job) == {done["hostname"]: ""}
 
 
-@pytest.mark.parametrize("notify", [True, False])
-def test_the_hard_limit(gridengine: GridEngine, project: Project, notify: bool) -> None:
+def test_the_hard_limit(gridengine: GridEngine, project: Project) -> None:
     words = f"--patient --leave-on {int(signal.SIGUSR2)}"
-    job = start_patient(gridengine, project, *["-notify"][: int(notify)], "-l", "h_rt=00:00:06", words=words)
+    job = start_patient(gridengine, project, "-notify", "-l", "h_rt=00:00:06", words=words)
     gridengine.wait(job)
-    assert heard(project) == ({0: [signal.SIGUSR2]} if notify else {}), project.log()
+    assert heard(project) == {0: [signal.SIGUSR2]}, project.log()
     assert project.report()
 
 

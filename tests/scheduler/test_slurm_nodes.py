@@ -23,9 +23,8 @@ def checked_record(slurm: Slurm, project: Project, job: int, nodes: int = NODES)
     return record
 
 
-@pytest.mark.parametrize("placement", ["replicate", "partition"])
-def test_in_front_of_srun_every_byte_leaves_the_source_once(slurm: Slurm, project: Project, placement: str) -> None:
-    env = {**project.env, "HPCSTAGE_MODE": "upfront", "HPCSTAGE_PLACEMENT": placement}
+def test_in_front_of_srun_every_byte_leaves_the_source_once(slurm: Slurm, project: Project) -> None:
+    env = {**project.env, "HPCSTAGE_MODE": "upfront", "HPCSTAGE_PLACEMENT": "replicate"}
     shape = [f"--nodes={NODES}", "--ntasks-per-node=2"]
     job = slurm.submit(*shape, env=env, cwd=project.path, script=front("--epochs 2"))
     assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
@@ -35,8 +34,7 @@ def test_in_front_of_srun_every_byte_leaves_the_source_once(slurm: Slurm, projec
     assert len(said) == 2 * NODES
     totals = checked_record(slurm, project, job)["totals"]
     assert totals["source_bytes"] == DATA_BYTES, project.report()
-    if placement == "replicate":
-        assert totals["peer_bytes"] == (NODES - 1) * DATA_BYTES
+    assert totals["peer_bytes"] == (NODES - 1) * DATA_BYTES
 
 
 def test_in_front_of_srun_while_the_program_runs(slurm: Slurm, project: Project) -> None:
@@ -79,16 +77,10 @@ def test_scancel_in_front_of_srun(slurm: Slurm, project: Project) -> None:
     checked_record(slurm, project, job, nodes=2)
 
 
-@pytest.mark.parametrize("is_of_parts", [False, True], ids=["", "hetjob"])
-def test_a_job_that_is_cancelled_while_its_program_saves_names_no_failure(
-    slurm: Slurm, project: Project, is_of_parts: bool
-) -> None:
+def test_a_job_that_is_cancelled_while_its_program_saves_names_no_failure(slurm: Slurm, project: Project) -> None:
     """Slurm ends the steps of the job at once, and starts no other."""
-    shape = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH hetjob\n#SBATCH --nodes=1\n" if is_of_parts else "#!/bin/bash\n"
-    options = ("--nodes=2", "--ntasks-per-node=1") if not is_of_parts else ()
-    launcher = "srun --het-group=0,1" if is_of_parts else "srun"
-    script = front("--patient --saves-for 3", launcher).replace("#!/bin/bash\n", shape)
-    job = slurm.submit(*options, env=project.env, cwd=project.path, script=script)
+    options = ("--nodes=2", "--ntasks-per-node=1")
+    job = slurm.submit(*options, env=project.env, cwd=project.path, script=front("--patient --saves-for 3"))
     ranks_wait(project, 2)
     slurm.cancel(job)
     slurm.wait(job)

@@ -429,7 +429,7 @@ def test_a_reader_in_order_waits_for_what_comes_before_the_source_would_give_it(
 
 def test_a_reader_in_order_does_not_wait_for_what_it_has_sooner_from_the_source(coming: Coming) -> None:
     coming.begin()
-    with WhenWished(coming, 0.015):
+    with WhenWished(coming, 0.1):
         found = through(coming.lab, IN_ORDER)
     assert found.count("source") >= len(found) - 8, found
     assert coming.arrival.wished() is not None

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.torch
 UNKNOWN = list(loaderforms.FORMS)[list(loaderforms.FORMS).index("known but raises") : -1]
 KNOWN = [form for form in loaderforms.FORMS if form not in UNKNOWN]
 BEGINNING = [form for form in KNOWN if form.startswith("abandoned")]
-OFFSETS = {"concat": loaderforms.FILES}
 
 
 @dataclass

@@ -89,7 +89,10 @@ class StripeService(ExchangeService):
                 link.answer(one.stripe, one.slot, is_here=False)
                 continue
             assert link.begin is not None
-            self._wanted[link.begin.id, one.stripe] = _Wanted(link, one.slot, place)
+            key = link.begin.id, one.stripe
+            if key in self._wanted:  # of a node that was given up
+                self._answer(key, is_here=False)
+            self._wanted[key] = _Wanted(link, one.slot, place)
             found[place, link.begin.id].append(one.stripe)
         for (place, id_), stripes in found.items():
             self._say(Sort.ASK_STRIPES, place, id_, stripes)
