@@ -33,7 +33,6 @@ class NumberLimits:
     maximum: float | None = None
     pattern: str | None = None
     enum: tuple[str | None, ...] | None = None
-    required: tuple[str, ...] | None = None
 
 
 Count = Annotated[int, NumberLimits(minimum=0)]
