@@ -29,7 +29,6 @@ class NumberLimits:
     maximum: float | None = None
     pattern: str | None = None
     enum: tuple[str | None, ...] | None = None
-    required: tuple[str, ...] | None = None
 
 
 Count = Annotated[int, NumberLimits(minimum=0)]
@@ -42,9 +41,9 @@ NotNegative = Annotated[float, NumberLimits(minimum=0)]
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401  any value of a field
-    """Returns the value as data for json.dump; a dataclass with a `to_json` writes itself."""
+    """Returns the value as data for json.dump."""
     if is_dataclass(value):
-        return value.to_json() if hasattr(value, "to_json") else written(value)
+        return written(value)
     if isinstance(value, dict):
         return {key: plain(member) for key, member in value.items()}
     if isinstance(value, (list, tuple)):
@@ -53,7 +52,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401  any value of a field
 
 
 def written(value: Any) -> dict[str, Any]:  # noqa: ANN401  any dataclass
-    """Returns the object with all its fields, for the dataclass's own `to_json`."""
+    """Returns a dataclass with all its fields."""
     return {part.name: plain(getattr(value, part.name)) for part in fields(value)}
 
 
