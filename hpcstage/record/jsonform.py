@@ -27,8 +27,6 @@ class NumberLimits:
 
     minimum: float | None = None
     maximum: float | None = None
-    pattern: str | None = None
-    enum: tuple[str | None, ...] | None = None
 
 
 Count = Annotated[int, NumberLimits(minimum=0)]
@@ -150,9 +148,7 @@ def schema(form: type[Any]) -> dict[str, Any]:
 def _described(hint: Any) -> dict[str, Any]:  # noqa: ANN401  any annotation
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        limits = {key: value for key, value in vars(inner[1]).items() if value is not None}
-        whole = {key: list(value) if isinstance(value, tuple) else value for key, value in limits.items()}
-        return whole if "enum" in whole else _described(inner[0]) | whole
+        return _described(inner[0]) | {key: value for key, value in vars(inner[1]).items() if value is not None}
     if origin in (Union, UnionType):
         return _or_null(_described(inner[0]))
     if origin is tuple and inner[-1] is not Ellipsis:
