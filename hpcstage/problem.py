@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -13,15 +12,6 @@ class Problem:
     id: str = "unknown"
     text: str = ""
     remedy: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Problem:
-        """Reads what a program told; keys that are missing stay empty."""
-        return cls(data.get("id", "unknown"), data.get("text", ""), data.get("remedy", ""))
 
     def to_line(self) -> str:
         """Returns one line for a pipe."""

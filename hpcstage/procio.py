@@ -1,4 +1,4 @@
-"""Reads from the kernel's counter what a process has read so far. Owns the format of the io files in /proc."""
+"""Reads from /proc what a process has read so far, and the id of this boot."""
 
 from __future__ import annotations
 
@@ -12,3 +12,12 @@ def read_bytes(path: str) -> int | None:
         return None
     name, _, value = first.partition(b":")
     return int(value) if name == b"rchar" else None
+
+
+def boot_id() -> str:
+    """Names this boot of this machine, as no other does; empty where the kernel does not say."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

@@ -27,9 +27,6 @@ class NumberLimits:
 
     minimum: float | None = None
     maximum: float | None = None
-    pattern: str | None = None
-    enum: tuple[str | None, ...] | None = None
-    required: tuple[str, ...] | None = None
 
 
 Count = Annotated[int, NumberLimits(minimum=0)]
@@ -42,9 +39,9 @@ NotNegative = Annotated[float, NumberLimits(minimum=0)]
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401  any value of a field
-    """Returns the value as data for json.dump; a dataclass with a `to_json` writes itself."""
+    """Returns the value as data for json.dump."""
     if is_dataclass(value):
-        return value.to_json() if hasattr(value, "to_json") else written(value)
+        return written(value)
     if isinstance(value, dict):
         return {key: plain(member) for key, member in value.items()}
     if isinstance(value, (list, tuple)):
@@ -53,7 +50,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401  any value of a field
 
 
 def written(value: Any) -> dict[str, Any]:  # noqa: ANN401  any dataclass
-    """Returns the object with all its fields, for the dataclass's own `to_json`."""
+    """Returns a dataclass with all its fields."""
     return {part.name: plain(getattr(value, part.name)) for part in fields(value)}
 
 
@@ -151,9 +148,7 @@ def schema(form: type[Any]) -> dict[str, Any]:
 def _described(hint: Any) -> dict[str, Any]:  # noqa: ANN401  any annotation
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        limits = {key: value for key, value in vars(inner[1]).items() if value is not None}
-        whole = {key: list(value) if isinstance(value, tuple) else value for key, value in limits.items()}
-        return whole if "enum" in whole else _described(inner[0]) | whole
+        return _described(inner[0]) | {key: value for key, value in vars(inner[1]).items() if value is not None}
     if origin in (Union, UnionType):
         return _or_null(_described(inner[0]))
     if origin is tuple and inner[-1] is not Ellipsis:

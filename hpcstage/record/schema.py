@@ -12,11 +12,11 @@ import json
 import sys
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from hpcstage.problem import Problem
 from hpcstage.record import jsonform
-from hpcstage.record.jsonform import Count, NotNegative, NumberLimits, Seconds, Share
+from hpcstage.record.jsonform import Count, NotNegative, Seconds, Share
 from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.parts.elastic import ElasticPart
 from hpcstage.record.parts.outputs import OutputsPart
@@ -25,8 +25,6 @@ from hpcstage.record.parts.roster import Presence
 
 VERSION = "1.0"
 TITLE = "The record of a run of hpcstage"
-Mode = Annotated[str, NumberLimits(enum=("runtime", "upfront", "direct"))]
-Placement = Annotated[str, NumberLimits(enum=("private", "replicate", "partition"))]
 RunState = Literal["ended", "running", "unclear", "lost", "aside", "not started"]
 Column = tuple[float, ...]
 
@@ -38,7 +36,8 @@ class RunSection:
     id: str
     command: tuple[str, ...]
     host: str
-    mode: Mode | None
+    mode: str | None
+    """runtime, upfront or direct."""
     mode_asked: str
     mode_why: str | None
     state: RunState
@@ -133,8 +132,8 @@ class GroupSection:
     """The number of nodes that the job has."""
     reported: Count
     """The number of nodes that reported a figure: all sums are over these."""
-    placement: Placement | None
-    """The placement that most nodes followed."""
+    placement: str | None
+    """The placement that most nodes followed: private, replicate or partition."""
     placement_why: str | None = None
     generations: Count
     """How often the group was started."""
@@ -215,12 +214,6 @@ class TimeSplit(Waits):
         return (self.slowest or self).waited_s
 
 
-REQUIRED_REASONS = (
-    "unknown", "later", "full", "failed", "void", "scanning", "timeout", "no_daemon", "settled", "local_error",
-)  # fmt: skip
-"""Every record has a count for these reasons of `protocol.shim.Reason`; later versions added others."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
     """Which opens below the datasets were swapped, and why the others were not."""
@@ -236,7 +229,7 @@ class Coverage:
     share: Share | None
     layers: dict[str, Count]
     """The attached processes by the kind of their shim."""
-    reasons: Annotated[dict[str, Count], NumberLimits(required=REQUIRED_REASONS)]
+    reasons: dict[str, Count]
     """Opens that were not swapped, by the reason."""
     missed_examples: tuple[MissedProcess, ...]
 
@@ -350,7 +343,7 @@ class Record:
     group.nodes), means over their training processes; keys added for several nodes are null, empty or absent with
     one."""
 
-    schema_version: Annotated[str, NumberLimits(pattern=r"^1\.[0-9]+$")]
+    schema_version: str
     generator: str
     complete: bool
     """False: a node or the end of the command is missing; see problems."""

@@ -306,7 +306,7 @@ class SharedCheckpoints(RunCheckpoints):
             and self._report(place) is None
             and _is_whole(max(self._reports(place).values(), key=_progress, default={}))
         ):
-            return replace(part, undrained_count=0, undrained=())
+            return replace(part, undrained_count=0, names=tuple(one for one in part.names if one.fate != "undrained"))
         return part
 
     def _left_at(self, host: str | None) -> outputpart.LeftAt:
@@ -317,9 +317,7 @@ class SharedCheckpoints(RunCheckpoints):
     def _part_of(self, host: str, report: dict[str, Any] | None, *, is_whole: bool) -> OutputsPart:
         directory = Path(self._others.places[host]) if self._others is not None else Path()
         place = directory.with_name(f"{directory.name}{self.name_suffix}")
-        part = replace(
-            self.part, local_dir=f"{place}/out/tree", undrained_count=0, undrained=(), unclosed=(), beside=()
-        )
+        part = replace(self.part, local_dir=f"{place}/out/tree", undrained_count=0, names=())
         if report:
             part = outputpart.part_of(report, part)
         elif not is_whole:
@@ -355,8 +353,9 @@ def _joined(parts: Mapping[str, OutputsPart], newest: Mapping[str, Any], own: Ou
     """Returns what became of the checkpoints of all nodes: counts are of the job, names of each node."""
     part = outputpart.joined(parts)
     job = outputpart.part_of(newest, own)
-    beside = tuple(replace(one, host=_writer(one, parts)) for one in job.beside)
-    return replace(part, files=job.files, size_bytes=job.size_bytes, beside=beside)
+    names = [one for one in part.names if one.fate != "beside"]
+    names += (replace(one, host=_writer(one, parts)) for one in job.named("beside"))
+    return replace(part, files=job.files, size_bytes=job.size_bytes, names=tuple(names))
 
 
 def _writer(one: OutputName, hosts: Collection[str]) -> str | None:

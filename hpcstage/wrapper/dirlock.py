@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hpcstage.errors import UsageError
 from hpcstage.forked import fork, reap
+from hpcstage.procio import boot_id
 from hpcstage.wrapper import messages
 from hpcstage.wrapper.child import is_fatal_pending
 
@@ -153,7 +154,7 @@ def _living(path: str) -> str:
     boot, pid, *_ = [*process.split(), "", ""]
     if not pid.isdigit():
         return ""
-    if boot == _boot():
+    if boot == boot_id():
         return holder if _process(int(pid)) == process else ""
     if abs(time.time() - before[0] / 1e9) > _OLD_S:
         return ""
@@ -176,7 +177,7 @@ def _hold(path: str, fd: int, holder: str) -> bool:
     os.truncate(fd, 0)
     os.pwrite(fd, content, 0)
     os.fsync(fd)  # other nodes see it from here on
-    if before and not before.startswith(_boot()):
+    if before and not before.startswith(boot_id()):
         time.sleep(_SETTLED_S)
         seen = _seen(path)
         if seen is None or seen[1] != content:
@@ -236,8 +237,4 @@ def _process(pid: int) -> str:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return ""
-    return f"{_boot()} {pid} {stat[stat.rindex(b')') + 2 :].split()[_START].decode()}"
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot_id()} {pid} {stat[stat.rindex(b')') + 2 :].split()[_START].decode()}"

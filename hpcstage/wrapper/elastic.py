@@ -234,7 +234,7 @@ def unstaged_words(command: Sequence[str], config: Config, job: Job, started_uni
     return words(command, config, job, place, os.environ)
 
 
-def part_of(config: Config, place: TrainingPlace, started_unix_s: float) -> ElasticPart:
+def part_of(place: TrainingPlace, started_unix_s: float) -> ElasticPart:
     """Returns what the record says of the training. Raises HpcstageError or OSError where nothing was agreed on."""
     arbiter = Arbiter(place.run_dir.absolute() / f"elastic-{place.run_id}")
     newest, term = arbiter.newest_generation(), arbiter.newest_term()
@@ -245,8 +245,6 @@ def part_of(config: Config, place: TrainingPlace, started_unix_s: float) -> Elas
     # Of those before the nodes of this run joined only the one that they found.
     rows = [row for row in rows if row.at_s < 0][-1:] + [row for row in rows if row.at_s >= 0]
     return ElasticPart(
-        policy=config.policy,
-        survivors=config.survivors,
         generations=count,
         memberships=tuple(rows),
         end=end.line if end else "",
@@ -257,7 +255,6 @@ def _row(arbiter: Arbiter, number: int, started_unix_s: float) -> MembershipRow:
     found, agreed_unix_s = arbiter.generation(number)
     state_unix_s, stepped_unix_s = begun_unix_s(arbiter.directory, number)
     return MembershipRow(
-        generation=number,
         at_s=round(agreed_unix_s - started_unix_s, 3),
         kind=found.kind,
         hosts=tuple(node.host for node in found.nodes),

@@ -312,9 +312,9 @@ def drain(place: kept.KeptPlace, lock: kept.KeptLock, timeout_s: float, *, has_t
         messages.error(line)
     for line in outputpart.differences(part, f"run {run_id}"):
         messages.warn(line)
-    for name in part.unclosed:
-        messages.warn(f"{name} in {part.directory} was not complete, or not saved, when run {run_id} ended")
-    for one in part.skipped if place.holds_checkpoints else ():
+    for one in part.named("unclosed"):
+        messages.warn(f"{one.name} in {part.directory} was not complete, or not saved, when run {run_id} ended")
+    for one in part.named("skipped") if place.holds_checkpoints else ():
         messages.warn(f"{one.name} of run {run_id} was not copied: {one.why}")
     if part.undrained_count:
         messages.error(f"if they are not needed, `hpcstage clean --forget {run_id}` there deletes them")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.problem import Problem
-from hpcstage.record.parts.outputs import NodeOutputs, OutputName, OutputsPart
+from hpcstage.record.parts.outputs import Fate, NodeOutputs, OutputName, OutputsPart
 from hpcstage.units import format_number
 
 _SHOWN = 20
@@ -21,6 +21,9 @@ _NAMED = 3
 """The names of entries that are never copied that one line has at most."""
 _WITH_JOB = ", unless that was deleted with the job"
 _UNSURE = "files may be missing, and files that the command removed may still be there, in"
+
+
+_FATES: dict[Fate, str] = {"beside": "beside", "skipped": "skipped", "stayed": "kept"}
 
 
 @dataclass(frozen=True)
@@ -37,30 +40,23 @@ class LeftAt:
 def part_of(report: Mapping[str, Any], part: OutputsPart) -> OutputsPart:
     """Returns the part with the result of a drain."""
     findings: Mapping[str, Mapping[str, str]] = report.get("findings", {})
-    undrained = [OutputName(one["name"], one["why"]) for one in report.get("undrained", ())]
-    beside, skipped, stayed = (_by_name(findings.get(which, {})) for which in ("beside", "skipped", "kept"))
+    undrained = [OutputName(one["name"], "undrained", one["why"]) for one in report.get("undrained", ())]
+    found = [*undrained, *(OutputName(name, "unclosed") for name in report.get("unclosed", ()))]
+    for fate, which in _FATES.items():  # in their order: several threads found them
+        found += (OutputName(name, fate, why) for name, why in sorted(findings.get(which, {}).items()))
     return replace(
         part,
         files=report.get("files", 0),
         size_bytes=report.get("bytes_carried", 0),
         undrained_count=len(undrained),
-        undrained=tuple(undrained[: OutputsPart.MOST_NAMES]),
-        unclosed=tuple(report.get("unclosed", ())[: OutputsPart.MOST_NAMES]),
-        beside=beside[: OutputsPart.MOST_NAMES],
-        skipped=skipped[: OutputsPart.MOST_NAMES],
-        stayed=stayed[: OutputsPart.MOST_NAMES],
+        names=OutputsPart.few(found),
         is_gone=report.get("is_gone", False),
     )
 
 
-def _by_name(found: Mapping[str, str]) -> tuple[OutputName, ...]:
-    """Returns names with what is to be said of each, in their order: several threads found them."""
-    return tuple(OutputName(name, why) for name, why in sorted(found.items()))
-
-
 def unknown(part: OutputsPart, why: str) -> OutputsPart:
     """Returns the part of files that are not drained and whose names nobody knows."""
-    return replace(part, undrained_count=1, undrained=(OutputName("", why),))
+    return replace(part, undrained_count=1, names=(OutputName("", "undrained", why),))
 
 
 def with_moved(part: OutputsPart, names: Sequence[str]) -> OutputsPart:
@@ -68,48 +64,35 @@ def with_moved(part: OutputsPart, names: Sequence[str]) -> OutputsPart:
     were not copied."""
     if not names or not part.is_gone or part.undrained_count:
         return part
-    moved = tuple(OutputName(f"../{name}", "it was moved here unseen") for name in names)
-    return replace(part, undrained_count=len(moved), undrained=moved[: OutputsPart.MOST_NAMES])
+    moved = [OutputName(f"../{name}", "undrained", "it was moved here unseen") for name in names]
+    return replace(part, undrained_count=len(moved), names=OutputsPart.few([*moved, *part.names]))
 
 
 def joined(parts: Mapping[str, OutputsPart]) -> OutputsPart:
     """Returns what all nodes wrote as one, by the parts of the hosts, of which the first is this node's."""
-    most = OutputsPart.MOST_NAMES
-
-    def names(which: str) -> tuple[OutputName, ...]:
-        found = [replace(one, host=host) for host, part in parts.items() for one in getattr(part, which)]
-        return tuple(found[:most])
-
     return replace(
         next(iter(parts.values())),
         files=sum(part.files for part in parts.values()),
         size_bytes=sum(part.size_bytes for part in parts.values()),
         undrained_count=sum(part.undrained_count for part in parts.values()),
-        undrained=names("undrained"),
-        unclosed=tuple(name for part in parts.values() for name in part.unclosed)[:most],
-        beside=names("beside"),
-        skipped=names("skipped"),
-        stayed=names("stayed"),
+        names=OutputsPart.few(replace(one, host=host) for host, part in parts.items() for one in part.names),
         is_gone=any(part.is_gone for part in parts.values()),
-        nodes=tuple(
-            NodeOutputs(host=host, files=part.files, size_bytes=part.size_bytes, undrained_count=part.undrained_count)
-            for host, part in parts.items()
-        ),
+        nodes=tuple(NodeOutputs(host=host, undrained_count=part.undrained_count) for host, part in parts.items()),
     )
 
 
 def with_settled(part: OutputsPart, settled: Mapping[str, Mapping[str, str]]) -> OutputsPart:
     """Returns the part after names that several nodes wrote were given to the last of them: by name and host, where the
     files of the others are."""
-    others = [one for one in part.beside if one.name not in settled]
-    found = [OutputName(name, where, host) for name, hosts in settled.items() for host, where in hosts.items()]
-    return replace(part, beside=tuple([*found, *others][: OutputsPart.MOST_NAMES]))
+    others = [one for one in part.names if one.fate != "beside" or one.name not in settled]
+    found = [OutputName(name, "beside", at, host) for name, hosts in settled.items() for host, at in hosts.items()]
+    return replace(part, names=OutputsPart.few([*found, *others]))
 
 
 def lines(part: OutputsPart, machine: str, above: Path, *, goes_with_job: bool = False) -> list[str]:
     """Returns the lines that say which names are not in DIR, on which machine and in which place they still are, and
     what copies them. `above` is the directory that `--local-dir` names."""
-    shown = [f"not in {part.directory}: {one.name or 'its files'} ({one.why})" for one in part.undrained]
+    shown = [f"not in {part.directory}: {one.name or 'its files'} ({one.why})" for one in part.named("undrained")]
     more = part.undrained_count - len(shown[:_SHOWN])
     if shown and more > 0:
         shown[_SHOWN:] = [f"not in {part.directory}: {more:,} more"]
@@ -127,11 +110,11 @@ def differences(part: OutputsPart, whose: str) -> list[str]:
     """Returns the lines that name what is in DIR under another name, and what is there besides. `whose`: the command's,
     or a run's."""
     found = []
-    for one in part.beside:
+    for one in part.named("beside"):
         why = "that had been changed since" if one.host is None else "several nodes wrote it"
         found.append(f"{one.name} of {one.host or whose} is {one.why} in {part.directory}: {why}")
     stays = f"stays in {part.directory}, under that name"
-    return [*found, *(f"{one.name} of {one.host or whose} {stays}: {one.why}" for one in part.stayed)]
+    return [*found, *(f"{one.name} of {one.host or whose} {stays}: {one.why}" for one in part.named("stayed"))]
 
 
 def clean_command(above: Path) -> str:
@@ -145,7 +128,7 @@ def problems(part: OutputsPart, left: LeftAt, what: str, unfinished: str) -> lis
     had not finished."""
     found = []
     if part.undrained_count:
-        first, many = part.undrained[0], format_number(part.undrained_count, what.removesuffix("s"))
+        first, many = part.named("undrained")[0], format_number(part.undrained_count, what.removesuffix("s"))
         which = f"{many} not copied to {part.directory}, such as {first.name}"
         text = f"{which if first.name else f'{what} not copied to {part.directory}'}: {first.why}"
         until = _WITH_JOB if left.goes_with_job else ""
@@ -154,24 +137,23 @@ def problems(part: OutputsPart, left: LeftAt, what: str, unfinished: str) -> lis
     if part.is_gone:
         text = f"{part.local_dir} was removed, moved or unmounted while it was used: {_UNSURE} {part.directory}"
         found.append(Problem("outputs-gone", text, "nothing was removed there; compare it with what is expected"))
-    if part.beside:
-        one = part.beside[0]
+    for one in part.named("beside")[:1]:
         text = f"somebody else changed {one.name} in {part.directory}; the run's lies there as {one.why}"
         if one.host is not None:
             text = f"several nodes wrote {one.name} in {part.directory}; that of {one.host} lies there as {one.why}"
         found.append(Problem("outputs-beside", text, "compare them; the record lists all such files"))
-    if part.stayed:
-        text = f"{part.directory} still has {part.stayed[0].name}: {part.stayed[0].why}"
+    for one in part.named("stayed")[:1]:
+        text = f"{part.directory} still has {one.name}: {one.why}"
         found.append(
             Problem("outputs-stayed", text, "remove it there if it is not needed; the record lists all such names")
         )
-    if part.unclosed:
-        text = f"{what} {unfinished}, such as {part.unclosed[0]}: they were copied as they were"
+    for one in part.named("unclosed")[:1]:
+        text = f"{what} {unfinished}, such as {one.name}: they were copied as they were"
         why = "the command failed, or a program was killed or still ran; look at these files"
         found.append(Problem("outputs-unclosed", text, why))
-    if part.skipped:
-        named = ", ".join(f"{one.name} ({one.why})" for one in part.skipped[:_NAMED])
-        more = f" and {len(part.skipped) - _NAMED} more, which the record lists" if len(part.skipped) > _NAMED else ""
+    if skipped := part.named("skipped"):
+        named = ", ".join(f"{one.name} ({one.why})" for one in skipped[:_NAMED])
+        more = f" and {len(skipped) - _NAMED} more, which the record lists" if len(skipped) > _NAMED else ""
         found.append(
             Problem("outputs-skipped", f"not copied: {named}{more}", "FIFOs, sockets and devices are never copied")
         )

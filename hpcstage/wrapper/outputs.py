@@ -255,7 +255,7 @@ class RunOutputs:
             self._collect(self.place)
             self._tell_differences(self.place)
         self._close()
-        first = next((one.host for one in self.part.undrained), None)
+        first = next((one.host for one in self.part.named("undrained")), None)
         left = replace(self._left_at(first), goes_with_job=self.goes_with_job)
         return outputpart.problems(self.part, left, self.named.what, self.named.unfinished)
 

@@ -236,7 +236,7 @@ def _tell_of_elastic(session: Session) -> None:
     from hpcstage.wrapper import elastic
 
     with contextlib.suppress(HpcstageError, OSError):
-        session.part.elastic = elastic.part_of(session.config, _place(session), session.part.started_unix_s)
+        session.part.elastic = elastic.part_of(_place(session), session.part.started_unix_s)
 
 
 @contextlib.contextmanager

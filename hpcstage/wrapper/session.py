@@ -204,7 +204,7 @@ class Session:
                 "scan-failed", "the scan of the datasets failed", f"look at the daemon's log {self.node.log}"
             )
         first = next(iter(found["problems"]), None)
-        return Problem.from_json(first) if first else None
+        return Problem(**first) if first else None
 
     def staged(self, timeout_s: float) -> bool:
         """Returns whether all nodes hold what they will hold, or never will because they are gone; to be asked after

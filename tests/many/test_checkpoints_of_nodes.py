@@ -79,7 +79,7 @@ def test_beside_outputs_what_the_other_nodes_say_of_their_checkpoints_is_heard(h
     assert done.returncode == 3, done.stderr
     assert b"was lost" not in done.stderr, done.stderr
     drain = lab.part_of(hpcstage)["drain"]
-    assert [name.partition(".")[0] for name in drain["unclosed"]] == ["half"]
+    assert [one["name"].partition(".")[0] for one in drain["names"] if one["fate"] == "unclosed"] == ["half"]
     assert f"half.{manylab.record_of(hpcstage)['run']['id']}.{HOST}.v1" in lab.in_dir(hpcstage)
 
 

@@ -103,8 +103,7 @@ def test_each_node_drains_what_it_wrote_and_the_last_gets_the_name(
     assert left_on(local_dir) == []
     part = manylab.record_of(hpcstage)["outputs"]
     assert [(node["host"], node["undrained_count"]) for node in part["nodes"]] == [(f"{host}.v0", 0), (f"{host}.v1", 0)]
-    assert all(node["files"] >= 3 for node in part["nodes"])
-    beside = {(one["name"], one["why"], one["host"]) for one in part["beside"]}
+    beside = {(one["name"], one["why"], one["host"]) for one in part["names"] if one["fate"] == "beside"}
     assert beside == {("early", f"early.{host}.v0", f"{host}.v0"), ("late", f"late.{host}.v1", f"{host}.v1")}
     assert "several nodes wrote early" in hpcstage("report").stdout.decode().replace("\n", " ")
 
@@ -209,7 +208,7 @@ def test_files_of_a_node_that_died_are_named_with_their_place_and_copied_later(
     assert f"they are on {machine} in {place}" in said, "the machine, since nobody can log in to a virtual node"
     assert sorted(os.listdir(results)) == ["kept", "old"], "a node that is lost removes nothing"
     record = manylab.record_of(hpcstage)
-    assert [one["host"] for one in record["outputs"]["undrained"]] == [f"{machine}.v1"]
+    assert [one["host"] for one in record["outputs"]["names"]] == [f"{machine}.v1"]
     (problem,) = [one for one in record["problems"] if one["id"] == "not-drained"]
     assert problem["remedy"] == f"hpcstage clean --drain on {machine}; they are in {place}/out/tree"
     assert hpcstage("clean").returncode == NOT_DRAINED
@@ -237,7 +236,7 @@ def test_what_was_copied_is_said_to_be_where_there_is_no_time_to_look_again(
     words = ("run", "--nodes", "2", "--out", results, "--drain-rate", "1MB", "--drain", "1s")
     done = hpcstage(*words, "--", "sh", "-c", RUNS_OUT_OF_TIME, "{out}", results)
     assert done.returncode == -signal.SIGTERM, done.stderr
-    left = {one["name"]: one["why"] for one in manylab.record_of(hpcstage)["outputs"]["undrained"]}
+    left = {one["name"]: one["why"] for one in manylab.record_of(hpcstage)["outputs"]["names"]}
     assert left["large20"] == "there was no time left"
     assert "it was copied" in left["a"]
     assert (results / "a").read_text() == "a\n"

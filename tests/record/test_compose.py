@@ -136,7 +136,7 @@ def test_in_mode_direct_the_daemon_copied_and_scanned_nothing() -> None:
 def test_what_others_told_is_not_told_again() -> None:
     problem = Problem("daemon-died", "the daemon died", "look")
     record = valid(run_part(problems=[problem]), [node_part(complete=False)])
-    assert record["problems"] == [problem.to_json()]
+    assert record["problems"] == [vars(problem)]
     assert [note["severity"] for note in record["notes"] if note["id"] == "daemon-died"] == ["error"]
 
 

@@ -288,3 +288,18 @@ def test_of_a_short_or_noisy_look_nothing_is_said() -> None:
         rough = fine(lambda _: 1.0, 20, random.Random(seed), noise=0.6, files_s=30)
         assert verdict(rough) != "none"
     assert verdict(fine(lambda _: 1.0, 2, random.Random(1), noise=0.05, files_s=160)) == "unknown"
+
+
+def test_of_a_rough_source_there_is_hardly_ever_a_false_period() -> None:
+    rough = [
+        fine(lambda _: 1.0, 50, random.Random(seed), noise=0.3, files_s=20 + 140 * (seed % 2)) for seed in range(40)
+    ]
+    assert sum(bool(found(samples).periods) for samples in rough) <= 1
+
+
+def test_a_period_does_not_reach_over_a_time_in_which_nothing_was_seen() -> None:
+    samples = fine(lambda t: 0.3 if 15 <= t < 65 else 1.0, 80, random.Random(1), noise=0.05, files_s=160)
+    for sample in samples[80:240]:  # 20 s to 60 s
+        sample.busy, sample.copied_bytes = 0.0, 0
+    said = [(round(p.start_s), round(p.end_s)) for p in found(samples).periods]
+    assert said == [(15, 20), (60, 65)]

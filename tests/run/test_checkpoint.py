@@ -307,7 +307,7 @@ def test_half_a_checkpoint_of_a_killed_command_is_none(hpcstage: Hpcstage, tmp_p
     assert done.returncode == -signal.SIGKILL, done.stderr
     run_id = hpcstage.records()[-1].parent.name
     assert names(tmp_path / "ckpt") == [f"half.{run_id}", "step1"]
-    assert part_of(hpcstage)["drain"]["unclosed"] == [f"half.{run_id}"]
+    assert [one["name"] for one in part_of(hpcstage)["drain"]["names"]] == [f"half.{run_id}"]
     assert f"checkpoints were not complete at the end, such as half.{run_id}".encode() in done.stderr
 
 
@@ -359,7 +359,7 @@ def test_what_cannot_be_drained_is_named_and_kept(hpcstage: Hpcstage, tmp_path: 
     done = run(hpcstage, "--", *python_command(script, "{checkpoint}", "1"))
     assert done.returncode == NOT_DRAINED, done.stderr
     assert b"step1" in done.stderr
-    assert [one["name"] for one in part_of(hpcstage)["drain"]["undrained"]] == ["step1"]
+    assert [one["name"] for one in part_of(hpcstage)["drain"]["names"]] == ["step1"]
     assert kept(local_dir) != []
     (tmp_path / "away").rename(tmp_path / "ckpt")
     assert hpcstage("clean", "--drain").returncode == 0

@@ -109,7 +109,7 @@ def test_entries_that_are_never_copied_are_named(hpcstage: Hpcstage) -> None:
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.decode().splitlines() if "not copied" in line]
     assert "not copied: a (FIFO), b (FIFO), c (FIFO) and 2 more, which the record lists" in line
-    assert [one["name"] for one in record(hpcstage)["outputs"]["skipped"]] == list("abcde")
+    assert [one["name"] for one in record(hpcstage)["outputs"]["names"] if one["fate"] == "skipped"] == list("abcde")
 
 
 def test_what_was_there_is_shown_and_a_removal_is_carried_over(
@@ -138,7 +138,7 @@ def test_what_cannot_be_copied_is_named_and_kept_and_copied_later(
     assert "kept.txt" in said
     assert os.fspath(place) in said
     assert f"hpcstage clean --drain --local-dir {local_dir}" in said
-    assert [one["name"] for one in record(hpcstage)["outputs"]["undrained"]] == ["kept.txt"]
+    assert [one["name"] for one in record(hpcstage)["outputs"]["names"] if one["fate"] == "undrained"] == ["kept.txt"]
     assert hpcstage("clean").returncode == NOT_DRAINED
     assert kept(local_dir) == [place], "clean deletes nothing that is not copied"
     (tmp_path / "elsewhere").rename(results)
@@ -438,8 +438,8 @@ def test_all_that_is_another_after_a_kill_is_named(
     }  # fmt: skip
     if which == "daemon":
         part = record(hpcstage)["outputs"]
-        assert [one["name"] for one in part["stayed"]] == ["mine"]
-        assert [one["name"] for one in part["beside"]] == ["old"]
+        assert [one["name"] for one in part["names"] if one["fate"] == "stayed"] == ["mine"]
+        assert [one["name"] for one in part["names"] if one["fate"] == "beside"] == ["old"]
         told = {problem["id"] for problem in record(hpcstage)["problems"]}
         assert {"outputs-stayed", "outputs-beside"} <= told
     assert kept(local_dir) == []

@@ -56,7 +56,7 @@ def left(local_dir: Path, tmp_path: Path) -> Iterator[Left]:
 
 def drained(left: Left) -> list[tuple[str, str]]:
     """Drains, and returns what is left, and why."""
-    return [(one.name, one.why) for part in late.drain_all(left.above) for one in part.undrained]
+    return [(one.name, one.why) for part in late.drain_all(left.above) for one in part.named("undrained")]
 
 
 # ---- what is deleted
@@ -152,7 +152,7 @@ def test_who_has_the_lock_of_the_directory_drains_itself(left):
     own = left.place.take()
     assert own is not None
     try:
-        assert late.drain(left.place, own, 10.0, has_target=True).undrained == ()
+        assert late.drain(left.place, own, 10.0, has_target=True).named("undrained") == ()
         assert (left.target / dirlock.LOCK).read_text().startswith("run 9 on this node\n")
     finally:
         own.let_go()

@@ -19,6 +19,7 @@ from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
 from hpcstage.checkpoint.keeping.history import generations_of, known_before, newest_manifest, whole_versions
 from hpcstage.checkpoint.keeping.plain import described, is_same, is_there, shown_in
+from hpcstage.procio import boot_id
 from hpcstage.writing import replace_text
 
 
@@ -47,7 +48,7 @@ class CompletedNote:
         if arrived or is_looked_at or renamed != self._renamed:
             self._arrived = arrived if is_looked_at else self._arrived | arrived
             marks = self._marks() | self._arrived
-            said = {"boot": _boot(), "began": self._began, "began_with": self._ids, "complete": marks}
+            said = {"boot": boot_id(), "began": self._began, "began_with": self._ids, "complete": marks}
             with suppress(OSError):
                 replace_text(self._path, json.dumps({**said, "renamed": renamed}), 0o600)
                 self._revision, self._renamed = self._entries.revision, renamed
@@ -60,7 +61,7 @@ def completed_since(place: CheckpointPlace) -> list[str]:
     """Returns the complete entries of a killed run's directory that neither its newest generation has as they are nor
     its start put there. After a start of the machine nobody knows: what was written may not have reached the disk."""
     said, newest, tree = _said(place), newest_manifest(place.base), os.fspath(place.tree)
-    if said.get("boot") != _boot() or not place.tree.is_dir():
+    if said.get("boot") != boot_id() or not place.tree.is_dir():
         return []
     saved = [] if newest is None else [one for one in times_of(newest) if is_there(place.tree, newest, one)]
     known = {*saved, *began_with(place)}
@@ -114,10 +115,3 @@ def _said(place: CheckpointPlace) -> dict[str, Any]:
         return {**said, **json.loads(place.completed.read_text())}
     except (OSError, ValueError, TypeError):
         return said
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

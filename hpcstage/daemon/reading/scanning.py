@@ -50,7 +50,7 @@ class Scanned:
     def from_bytes(cls, data: bytes) -> Scanned:
         """Parses what the helper returned."""
         values: dict[str, Any] = json.loads(data)
-        problems = [Problem.from_json(problem) for problem in values["problems"]]
+        problems = [Problem(**problem) for problem in values["problems"]]
         return cls(**{**values, "problems": problems})
 
 

@@ -162,6 +162,6 @@ def coverage_of(nodes: Sequence[tuple[NodePart, Mapping[str, Counter[str]]]], mi
         processes_missed=missed,
         share=ratio(swapped_of(every), opens_of(every)),
         layers={name: counts["processes"] for name, counts in layers.items()},
-        reasons=dict.fromkeys(REASONS, 0) | {name: value for name, value in reasons.items() if value},
+        reasons={name: number for name, number in reasons.items() if number},
         missed_examples=tuple(one for node, _ in nodes for one in node.missed_processes)[:MOST_EXAMPLES],
     )

@@ -37,9 +37,6 @@ NEIGHBOURS = 2
 PEAK_S = 0.5
 GAP_S = 5.0
 """A period does not reach over a longer time without intervals."""
-EDGE_INTERVALS = 5
-"""In periods with at least this many intervals the first and the last, which may lie partly outside of the period, do
-not count for the loss."""
 
 
 class Point(NamedTuple):
@@ -169,7 +166,7 @@ def _counts(run: Sequence[Point], noise: float, best: float) -> bool:
 
 
 def _period(run: Sequence[Point], best: float) -> Period:
-    inner = run[1:-1] if len(run) >= EDGE_INTERVALS else run
+    inner = run[1:-1] if len(run) > 2 * NEIGHBOURS else run  # its ends may lie partly outside
     return Period(run[0].start_s, run[-1].end_s, max(0.0, 1 - _mean(inner) / best))
 
 

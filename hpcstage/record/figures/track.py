@@ -70,9 +70,9 @@ def track_of(samples: Sequence[Sample], shift_s: float) -> Track | None:
     if not samples:
         return None
     on, measured = _measured(samples)
-    start_s, end_s = samples[0].start_s, max(sample.start_s + sample.length_s for sample in samples)
+    span_s = max(sample.start_s + sample.length_s for sample in samples) - min(sample.start_s for sample in samples)
     length_s, level = median(sample.length_s for sample in samples), 0
-    while CELL_S * 2**level < max(0.9 * length_s, (end_s - start_s) / (MOST_CELLS - 2)):
+    while CELL_S * 2**level < max(0.9 * length_s, span_s / (MOST_CELLS - 2)):
         level += 1
 
     def cell(sample: Sample) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcstage.record.jsonform import Count, NotNegative, Seconds, Share
+from hpcstage.record.jsonform import Count, NotNegative, Seconds
 from hpcstage.record.parts.outputs import OutputsPart
 
 
@@ -17,11 +17,8 @@ class GenerationRow:
     """How it was stored: full, or delta (what changed)."""
     why: str
     """Why it was stored so."""
-    entries: Count
-    """Files and directories directly below the checkpoint directory."""
     state_bytes: Count
     written_bytes: Count
-    changed_share: Share
     took_s: NotNegative
     protected: str = ""
     """In a run on several nodes the code by which it outlives the loss of nodes, or why it does not; empty: by none."""

@@ -12,7 +12,6 @@ from hpcstage.record.jsonform import Count, Seconds
 class MembershipRow:
     """A membership of the training."""
 
-    generation: Count
     at_s: float
     """When it was agreed on, from the start of the run."""
     kind: str
@@ -36,8 +35,6 @@ class ElasticPart:
 
     MOST_ROWS: ClassVar[int] = 200
 
-    policy: str
-    survivors: str
     generations: Count = 0
     memberships: tuple[MembershipRow, ...] = ()
     end: str = ""

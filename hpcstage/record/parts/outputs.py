@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from hpcstage.record.jsonform import Count, Seconds
+
+Fate = Literal["undrained", "unclosed", "beside", "skipped", "stayed"]
 
 
 @dataclass(frozen=True)
 class OutputName:
-    """An output file, by its path below the output directory, and what there is to say of it."""
+    """A name below the output directory that is not there as the command left it."""
 
     name: str
-    why: str
+    fate: Fate
+    """undrained: it is still in `local_dir`; unclosed: a program had not closed it, it was copied as it was; beside:
+    somebody else, or another node, wrote it, `why` is the name that the command's got; skipped: a FIFO, socket or
+    device; stayed: the command removed or renamed it, and `directory` still has it."""
+    why: str = ""
     host: str | None = None
     """The node that wrote it, in a run on several nodes."""
 
@@ -23,14 +31,12 @@ class NodeOutputs:
     """The output files of one node of a run on several."""
 
     host: str
-    files: Count = 0
-    size_bytes: Count = 0
     undrained_count: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputsPart:
-    """The output files of the command, and how far they came. Lists have up to 100 names."""
+    """The output files of the command, and how far they came."""
 
     MOST_NAMES: ClassVar[int] = 100
 
@@ -46,17 +52,23 @@ class OutputsPart:
     took_s: Seconds | None = None
     """The seconds from the end of the command to that of the drain."""
     undrained_count: Count = 0
-    undrained: tuple[OutputName, ...] = ()
-    """Names that are not in `directory` as the command left them; they are still in `local_dir`."""
-    unclosed: tuple[str, ...] = ()
-    """Files that a program had not closed: they were copied as they were."""
-    beside: tuple[OutputName, ...] = ()
-    """Files that somebody else, or another node, wrote to `directory`; `why` is the name that the command's got."""
-    skipped: tuple[OutputName, ...] = ()
-    """Entries of a kind that is not copied: FIFOs, sockets, devices."""
-    stayed: tuple[OutputName, ...] = ()
-    """Names that the command removed or renamed and that `directory` still has."""
+    names: tuple[OutputName, ...] = ()
+    """Up to 100 for each fate."""
     is_gone: bool = False
     """Whether `local_dir` was removed, moved or unmounted while the command ran; `directory` lost nothing."""
     nodes: tuple[NodeOutputs, ...] | None = None
-    """The files of each node, where there are several; all other figures are of all of them."""
+    """Where there are several nodes, what each did not drain; all other figures are of all of them."""
+
+    def named(self, fate: Fate) -> tuple[OutputName, ...]:
+        """Returns the names with this fate."""
+        return tuple(one for one in self.names if one.fate == fate)
+
+    @classmethod
+    def few(cls, names: Iterable[OutputName]) -> tuple[OutputName, ...]:
+        """Returns the first names of each fate."""
+        numbers, found = Counter[str](), []
+        for one in names:
+            numbers[one.fate] += 1
+            if numbers[one.fate] <= cls.MOST_NAMES:
+                found.append(one)
+        return tuple(found)

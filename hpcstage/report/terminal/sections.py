@@ -310,8 +310,7 @@ def elastic(record: Record) -> RenderableType:
         rows.append((clock(max(0.0, row.at_s)), Wrapped(f"{len(row.hosts)} hosts: {why}{cost}", 2)))
     if part.end:
         rows.append(("end", Wrapped(part.end, 2)))
-    told = f"{format_number(part.generations, 'membership')}, policy {part.policy}, survivors {part.survivors}"
-    return section(f"Elastic: {told}", grid("lw", rows))
+    return section(f"Elastic: {format_number(part.generations, 'membership')}", grid("lw", rows))
 
 
 SECTIONS = (header, meters, time, origin, coverage, source, outputs, checkpoints, elastic)

@@ -18,6 +18,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from hpcstage.errors import HpcstageError
 from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.procio import boot_id
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.shim import HOLDINGS_FILE, HOLDINGS_HEADER, HOLDINGS_MAGIC, Holding
 
@@ -94,11 +95,7 @@ class NodeHoldings:
     @property
     def node(self) -> str:
         """Returns a name that all ranks of this node have in common, and no other node has."""
-        try:
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        except OSError:
-            boot = os.uname().nodename
-        return f"{boot} {self._node_dir}"
+        return f"{boot_id() or os.uname().nodename} {self._node_dir}"
 
     def look(self) -> torch.Tensor | None:
         """Returns a `Holding` for each sample, as it is now; None where the daemon does not know the files (yet)."""
