@@ -15,7 +15,7 @@ import pytest
 from conftest import GLOO, Hpcstage, torchrun, wait_for
 from fakecluster import FakeCluster
 
-pytest_plugins = ("clusterfixtures",)
+pytest_plugins = ("fakeclusterfixtures",)
 pytestmark = lab.MARKS
 
 HOST = os.uname().nodename
