@@ -15,7 +15,7 @@ import pytest
 from conftest import GLOO, Hpcstage, torchrun, wait_for
 from fakecluster import FakeCluster
 
-pytest_plugins = ("clusterfixtures",)
+pytest_plugins = ("fakeclusterfixtures",)
 pytestmark = lab.MARKS
 
 HOST = os.uname().nodename
@@ -177,7 +177,7 @@ def test_when_a_node_is_lost_the_last_state_of_all_nodes_is_in_dir_and_none_with
     done = hpcstage("clean", "--drain")
     assert done.returncode == 0, done.stderr
     assert lab.places(local_dir) == []
-    assert lab.in_dir(hpcstage) == found
+    assert lab.in_dir(hpcstage) == found, err
 
 
 def test_more_lost_than_parities_while_the_command_runs_is_an_error(hpcstage: Hpcstage, local_dir: Path) -> None:

@@ -20,7 +20,7 @@ from conftest import Hpcstage, wait_for
 from fakecluster import FakeCluster
 
 Tree = Callable[..., Path]
-pytest_plugins = ("clusterfixtures",)
+pytest_plugins = ("fakeclusterfixtures",)
 pytestmark = [
     manylab.needs_mpi,
     pytest.mark.root,

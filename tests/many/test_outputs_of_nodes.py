@@ -17,7 +17,7 @@ from fakecluster import FakeCluster
 from hpcstage.node import kept
 from hpcstage.outputs.prepare import OutputPlace, prepare
 
-pytest_plugins = ("clusterfixtures",)
+pytest_plugins = ("fakeclusterfixtures",)
 NOT_DRAINED = 74
 VIRTUAL = """
 import os, sys, time
