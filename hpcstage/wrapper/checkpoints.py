@@ -90,7 +90,7 @@ class RunCheckpoints(RunOutputs):
         if (missing := extras.missing(Extra.CHECKPOINT, *_NEEDED)) is not None:
             raise CannotPrepare(missing.line())
         above = place.path.parent
-        self._earlier = late.take_checkpoints(above, self.part.directory, says_used=False)  # the start named them
+        self._earlier = late.take_checkpoints(above, self.part.directory)  # the start named them
         local = CheckpointPlace(place.output)
         try:
             local.base.mkdir(0o700)
