@@ -120,7 +120,7 @@ def bring_up(
         node.close()
         raise Taken(claim.path)
     try:
-        shutil.copyfile(Path(lead.group_dir) / leadspec.RESOLVED, node.path / leadspec.RESOLVED)
+        shutil.copyfile(Path(lead.group_dir) / leadspec.DATASETS, node.path / leadspec.DATASETS)
         control.prepare(node, lead.daemon.datasets, shims(lead, lead.daemon, node))
         spec = replace(_spec(lead, index, node, local, job), **_kept_fields(make_kept()))
         daemon = control.start_daemon(node, spec, env)

@@ -40,13 +40,13 @@ class FoundOrder:
 
 def find_order(inputs: Inputs, manifest: Manifest) -> FoundOrder:
     """Returns the order with which a run would start."""
-    resolved, setting = inputs.resolved, inputs.order
+    data, setting = inputs.data, inputs.order
     known, why = _trace(inputs, manifest)
     spelt = Spelling(manifest)
     listed = orders.build(
         manifest,
         setting or None,
-        lists=[replace(item, paths=list(map(spelt, item.paths))) for item in resolved.ordering],
+        lists=[replace(item, paths=list(map(spelt, item.paths))) for item in data.ordering],
         trace=None if known is None else orders.from_ids(known.order, len(manifest), orders.TRACE),
     )
     about = ""
@@ -55,7 +55,7 @@ def find_order(inputs: Inputs, manifest: Manifest) -> FoundOrder:
         about = f"left by run {header.run_id}: {shlex.join(header.command)}"
     elif listed.order.provenance == orders.MANIFEST:
         about = _why_by_path(setting, why)
-    missing = orders.missing_text(listed, resolved.ordering)
+    missing = orders.missing_text(listed, data.ordering)
     return FoundOrder(listed.order, listed.unknown, missing, about, trace=known, trace_why=why)
 
 
@@ -67,7 +67,7 @@ def _trace(inputs: Inputs, manifest: Manifest) -> tuple[trace.Trace | None, str]
     if inputs.state_dir is None:
         return None, NO_STATE
     directory = inputs.state_dir / trace.DIRECTORY
-    roots = [os.fsdecode(dataset.root) for dataset in inputs.resolved.datasets]
+    roots = [os.fsdecode(dataset.root) for dataset in inputs.data.datasets]
     if inputs.command is not None:
         return trace.find(directory, roots, inputs.command, manifest)
     path = trace.newest(directory, roots)

@@ -129,7 +129,7 @@ def begin(group: Grouping, lead: LeadSpec, node: control.ClaimedNode) -> LeadLin
     if group.index != 0:
         return None
     lead.save(directory / leadspec.SPEC)
-    shutil.copyfile(node.path / leadspec.RESOLVED, directory / leadspec.RESOLVED)
+    shutil.copyfile(node.path / leadspec.DATASETS, directory / leadspec.DATASETS)
     (directory / leadspec.SCRIPT).write_text(agent_script(directory, os.environ))
     return LeadLink(directory / leadspec.SPEC, node.path / nodedir.LEAD_LOG, launchers.scrubbed(os.environ))
 

@@ -10,7 +10,7 @@ import pytest
 
 from hpcstage.errors import UsageError
 from hpcstage.plan.dataset import arguments, datasets
-from hpcstage.plan.dataset.datasets import Resolved, resolve
+from hpcstage.plan.dataset.datasets import Datasets, resolve
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def listed(tree: Path, *lines: str | bytes, name: str = "list.txt") -> str:
     return f"@{name}"
 
 
-def taken(resolved: Resolved, tree: Path) -> list[str]:
+def taken(resolved: Datasets, tree: Path) -> list[str]:
     return [os.fsdecode(path).removeprefix(f"{tree}/") for path in resolved.lists[0].paths]
 
 
@@ -161,7 +161,7 @@ def test_an_order_is_read_once(tree: Path):
     resolved = resolve(["d"], tree, order=f"/dev/fd/{reading}")
     os.close(reading)
     resolved.save(tree / "saved")
-    loaded = Resolved.load(tree / "saved")
+    loaded = Datasets.load(tree / "saved")
     assert loaded == resolved
     assert [os.fsdecode(path) for item in loaded.ordering for path in item.paths] == [
         f"{tree}/d/b.jpg",
