@@ -144,7 +144,7 @@ def test_lists_skip_blank_lines_and_understand_windows_ends(tree: Path):
     assert paths_of(b"\n\na\n\nb\n", base) == [base + b"/a", base + b"/b"]
     assert paths_of(b"a\r\nb\r\n", base) == [base + b"/a", base + b"/b"]
     assert paths_of(b"./a//b\n../x\n", b"/p/q") == [b"/p/q/a/b", b"/p/x"]
-    assert paths_of(b" a b \n", b"/p") == [b"/p/ a b"]
+    assert paths_of(b" a b \n", b"/p") == [b"/p/ a b "]
 
 
 def paths_of(data: bytes, cwd: bytes) -> list[bytes]:
