@@ -13,9 +13,8 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -124,7 +123,7 @@ class Session:
         alone = host if group is None else ""
         run_id = facts.shared_id(job.run_key, config, alone) or facts.unique_id(clock.unix_s, job.job_id)
         with contextlib.ExitStack() as undo:
-            chosen = _directories(config, local, job, partial(_node_of, config, local, job, run_id, group))
+            chosen = _directories(config, local, job, run_id, group)
             if chosen is not None:
                 undo.callback(chosen.abandon)
             part = facts.run_part(command, config, clock, run_id, job, local)
@@ -361,7 +360,7 @@ def _node_of(config: Config, local: LocalDir, job: jobs.Job, run_id: str, group:
 
 
 def _directories(
-    config: Config, local: LocalDir, job: jobs.Job, node_of: Callable[[], RunNode]
+    config: Config, local: LocalDir, job: jobs.Job, run_id: str, group: Grouping | None
 ) -> RunDirectories | None:
     """Drains what killed runs left, then returns the directories of this run that are drained; None where none was
     asked for. Raises UsageError."""
@@ -372,7 +371,7 @@ def _directories(
     from hpcstage.wrapper import late
     from hpcstage.wrapper.directories import RunDirectories
 
-    node = node_of()
+    node = _node_of(config, local, job, run_id, group)
     spared = (
         None
         if config.checkpoint is None or node.why_not
