@@ -15,7 +15,6 @@ from hpcstage.plan.order import orders, trace
 from hpcstage.plan.types import Order, follows_samplers
 from hpcstage.preview.inputs import Inputs
 
-NO_TRACE = "no earlier run on these datasets left a trace"
 NOT_ASKED = "not looked for: --order names another order"
 NO_STATE = "there is no state directory"
 _ANNOUNCED = "what PyTorch's samplers announce while the command runs goes first"
@@ -70,13 +69,7 @@ def _trace(inputs: Inputs, manifest: Manifest) -> tuple[trace.Trace | None, str]
     roots = [os.fsdecode(dataset.root) for dataset in inputs.data.datasets]
     if inputs.command is not None:
         return trace.find(directory, roots, inputs.command, manifest)
-    path = trace.newest(directory, roots)
-    if path is None:
-        return None, NO_TRACE
-    try:
-        return trace.load(path, manifest), ""
-    except trace.Unusable as reason:
-        return None, str(reason)
+    return trace.newest(directory, roots, manifest)
 
 
 def _why_by_path(setting: str, why: str) -> str:
