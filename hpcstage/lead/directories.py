@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _LEFT_S = 1.0
 """The longest wait for the end of programs that the command left behind."""
+DRAINED = "drained"
+"""With it a node says that all is drained."""
 
 
 class HostedDirectory:
@@ -183,10 +185,6 @@ def _belongs(place: kept.KeptPlace, target: str) -> bool:
     with suppress(OSError, ValueError):
         return CheckpointCharter.load(CheckpointPlace(place.output)).target == target
     return False
-
-
-DRAINED = "drained"
-"""With it a node says that all is drained."""
 
 
 class HostedDirectories:

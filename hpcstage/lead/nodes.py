@@ -25,6 +25,11 @@ from hpcstage.node.hosted import Hosted, bring_up, claim
 from hpcstage.protocol import leadspec
 from hpcstage.protocol.leadspec import LeadSpec
 
+_FILES_EVERY_S = 0.2
+_STAGED_EVERY_S = 1.0
+_LAST_S = 1.0
+"""A launcher ends within so many seconds after the last of its processes."""
+
 
 class Nodes:
     """Owns the nodes that the wrapper did not start; what it does not say of them it leaves to its two forms."""
@@ -161,12 +166,6 @@ class VirtualNodes(Nodes):
         """See Nodes."""
         for hosted in self._hosted.values():
             hosted.close(removal_s)
-
-
-_FILES_EVERY_S = 0.2
-_STAGED_EVERY_S = 1.0
-_LAST_S = 1.0
-"""A launcher ends within so many seconds after the last of its processes."""
 
 
 class LifeSigns:

@@ -46,6 +46,7 @@ NODES_PER_S = 50
 _POLL_S = 0.05
 _INHERITED = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL")
 """A Python of a module or a virtual environment needs these on a node where the launcher passes nothing on."""
+_FALLBACK = "groups"
 
 
 def require_node(job: Job) -> None:
@@ -190,9 +191,6 @@ def sweep_virtual(first: Path, count: int, timeout_s: float) -> None:
             for path in node_directory.leftovers(base):
                 node_directory.remove(path)
         time.sleep(_POLL_S)
-
-
-_FALLBACK = "groups"
 
 
 def safe_directory(run_dir: Path, run_id: str, env: Mapping[str, str]) -> Path:

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from hpcstage.wrapper.outputs import RunNode
 
 _DOING = frozenset({shim.State.STAGING, shim.State.SETTLED})
+JOIN_S = 3.0
+"""Behind a launcher, the wrapper waits for so many seconds from its start until the nodes have found each other."""
+_FREE = "free space there, or name another directory with --local-dir; hpcstage takes some 10 MB besides the copies"
+_NO_ROOM = {errno.ENOSPC: _FREE, errno.EDQUOT: _FREE, errno.EFBIG: "raise the limit on the size of files: ulimit -f"}
 
 
 class RunProgress:
@@ -84,12 +88,6 @@ class RunProgress:
             return ""
         nodes = len(self.group.hosts)
         return f" on {nodes} nodes" if self.group.virtual else f" on {self._part.host}, the first of {nodes} nodes"
-
-
-JOIN_S = 3.0
-"""Behind a launcher, the wrapper waits for so many seconds from its start until the nodes have found each other."""
-_FREE = "free space there, or name another directory with --local-dir; hpcstage takes some 10 MB besides the copies"
-_NO_ROOM = {errno.ENOSPC: _FREE, errno.EDQUOT: _FREE, errno.EFBIG: "raise the limit on the size of files: ulimit -f"}
 
 
 class Session:

@@ -20,6 +20,14 @@ from hpcstage.plan.dataset.pathlist import PathList, collapse, is_there, read_li
 from hpcstage.plan.dataset.roots import tidy
 
 _MAGIC = re.compile(rb"[*?\[]")
+LOOKED_S = 0.1
+LOOKED_ENTRIES = 2000
+"""A directory that shows no file within LOOKED_S and this many names is left to the scan."""
+FIRST, SPREAD, ODD, ODD_AMONG = 16, 16, 16, 10_000
+"""The check looks up a list's first FIRST entries, about SPREAD at even distances, and ODD of the first ODD_AMONG that
+do not look like a path."""
+_BLANKS = re.compile(rb"[ \t,;]+")
+_ODD = re.compile(rb"[ \t,;*?\[]")
 
 
 @dataclass(frozen=True)
@@ -101,16 +109,6 @@ def _glob(argument: str, path: bytes) -> Glob:
     if b".." in pattern:
         raise UsageError(f"--data {argument}: '..' behind a wildcard", "write the pattern without '..'")
     return Glob(argument, directory, b"/".join(pattern))
-
-
-LOOKED_S = 0.1
-LOOKED_ENTRIES = 2000
-"""A directory that shows no file within LOOKED_S and this many names is left to the scan."""
-FIRST, SPREAD, ODD, ODD_AMONG = 16, 16, 16, 10_000
-"""The check looks up a list's first FIRST entries, about SPREAD at even distances, and ODD of the first ODD_AMONG that
-do not look like a path."""
-_BLANKS = re.compile(rb"[ \t,;]+")
-_ODD = re.compile(rb"[ \t,;*?\[]")
 
 
 def check(arguments: Sequence[Argument]) -> None:

@@ -1,8 +1,8 @@
 """Writes and reads the trace of a run: the order in which a command first opened its files.
 
 This module owns the files `<directory>/<key>.trace`, their form and bounds, and whether a run may use one, not where
-the directory lies (callers pass `record.index.state_dir(env) / DIRECTORY`). A trace is a convenience: nothing fails where a
-home is read-only, and a trace that is damaged, foreign or of other files is not used, with a reason.
+the directory lies (callers pass `record.index.state_dir(env) / DIRECTORY`). A trace is a convenience: nothing fails
+where a home is read-only, and a trace that is damaged, foreign or of other files is not used, with a reason.
 
 magic, CRC-32 of the rest, length of the header | header: JSON | zlib of the order's ids, u32 little-endian
 """
@@ -30,6 +30,16 @@ _HEAD = struct.Struct("<16sII")
 _CHECKED_FROM = 20
 _MOST_RAW_BYTES = 1 << 30
 DAMAGED = "the trace is damaged"
+DIRECTORY = "traces"
+"""The directory of traces below the user's state directory."""
+PROVENANCE = "trace"
+MOST_BYTES = 64 << 20
+MOST_FILES = 64
+MOST_TOTAL_BYTES = 512 << 20
+NONE_LEFT = "no earlier run of this command on these datasets left a trace"
+_SUFFIX = ".trace"
+_TEMPORARY = ".new-"
+_STALE_S = 3600.0
 
 
 class Unusable(Exception):
@@ -139,18 +149,6 @@ def _little(numbers: array[int]) -> array[int]:
     swapped = array("I", numbers)
     swapped.byteswap()
     return swapped
-
-
-DIRECTORY = "traces"
-"""The directory of traces below the user's state directory."""
-PROVENANCE = "trace"
-MOST_BYTES = 64 << 20
-MOST_FILES = 64
-MOST_TOTAL_BYTES = 512 << 20
-NONE_LEFT = "no earlier run of this command on these datasets left a trace"
-_SUFFIX = ".trace"
-_TEMPORARY = ".new-"
-_STALE_S = 3600.0
 
 
 def digest(manifest: Manifest) -> str:
