@@ -32,15 +32,6 @@ class _Asking:
     asks: Ask | None = None
 
 
-def available() -> bool:
-    """Returns whether `install` would succeed in a new process."""
-    try:
-        import numpy.random as library
-    except ImportError:
-        return _has_modes()
-    return _has_modes() and hasattr(library, "set_bit_generator")
-
-
 def install(ask: Ask) -> bool:
     """Installs the gates; returns whether all three generators ask now. If not, samples that draw must not be loaded
     side by side."""
@@ -61,39 +52,25 @@ def _gate_random(ask: Ask) -> None:
     """Gates the methods of the one hidden instance, to which all functions of the module belong."""
     hidden: Any = vars(random)["_inst"]
 
-    class Random(random.Random):
-        def random(self) -> float:
+    def asking(name: str) -> Any:
+        own = getattr(random.Random, name)
+
+        def method(self: random.Random, *args: Any, **options: Any) -> Any:
             ask()
-            return super().random()
+            return own(self, *args, **options)
 
-        def getrandbits(self, k: int, /) -> int:
-            ask()
-            return super().getrandbits(k)
+        return method
 
-        def seed(self, *args: Any, **options: Any) -> None:
-            ask()
-            super().seed(*args, **options)
+    def gauss_next(self: random.Random) -> Any:
+        ask()
+        return vars(self).get("gauss_next")
 
-        def getstate(self) -> tuple[Any, ...]:
-            ask()
-            return super().getstate()
+    def keep_gauss(self: random.Random, value: Any) -> None:
+        vars(self)["gauss_next"] = value
 
-        def setstate(self, state: tuple[Any, ...]) -> None:
-            ask()
-            super().setstate(state)
-
-        @property
-        def gauss_next(self) -> float | None:
-            ask()
-            kept: float | None = self.__dict__.get("gauss_next")
-            return kept
-
-        @gauss_next.setter
-        def gauss_next(self, value: float | None) -> None:
-            self.__dict__["gauss_next"] = value
-
+    gates = {name: asking(name) for name in _RANDOM}
     before = {name: getattr(random, name) for name in _RANDOM}
-    hidden.__class__ = Random
+    hidden.__class__ = type("Random", (random.Random,), {**gates, "gauss_next": property(gauss_next, keep_gauss)})
     _replace({id(function): getattr(hidden, name) for name, function in before.items()})
 
 
