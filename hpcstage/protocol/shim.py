@@ -217,11 +217,8 @@ class Counter(IntEnum):
     """Index of a u64 in a slot. `opens` are opens for reading of something below a dataset."""
 
     HIT_OPENS = 0
-    HIT_OPEN_NS = 1
     READY_OPENS = 2
     """Misses that the daemon answered READY and that were then opened in the store."""
-    WANT_NS = 3
-    """Time spent waiting for answers to wants."""
     WANTS = 4
     SOURCE_OPENS = 5
     """Opens for reading that went to the source, whatever the reason (the sum of DIRECT_* and mode direct's)."""
@@ -229,8 +226,6 @@ class Counter(IntEnum):
     WRITE_OPENS = 7
     DROPPED = 8
     """Staged copies dropped because of a write, rename, unlink, truncate or change of times or mode."""
-    OTHER_OPENS = 9
-    """Directories, O_PATH and the like: never redirected, not counted as opens."""
     HIT_STATS = 10
     SOURCE_STATS = 11
     SOURCE_READS = 12
@@ -259,12 +254,8 @@ class Counter(IntEnum):
     """Monotonic ns at an orderly exit; 0 if unknown."""
     READS_MEASURED = 29
     """1 where this layer measures reads (native); 0: SOURCE_READ_* and LOCAL_READ_* are unknown, not zero."""
-    SOURCE_STAT_NS = 30
-    """Time in stat, access and the like that the source answered."""
     LISTINGS = 31
     """Directories of a dataset that were opened to be listed."""
-    LISTING_NS = 32
-    """Time in opening and listing them."""
     BLOCKED_NS = 33
     """Time in which at least one thread was inside an open, want, read, stat or listing below a dataset. While one is,
     the word holds that time less the monotonic ns at which it began: read as signed, it is negative then."""

@@ -33,7 +33,6 @@ def test_ready_reads_the_copy(lab: Lab) -> None:
         assert daemon.asked == [(shim.Kind.WANT, os.fsencode(lab.source / "file"))]
     counters = lab.counters()
     assert (counters["wants"], counters["ready_opens"], counters["hit_opens"]) == (1, 1, 1)
-    assert counters["want_ns"] > 0
     assert "source_opens" not in counters
 
 
@@ -97,7 +96,7 @@ def test_a_daemon_that_does_not_begin_is_waited_for_once(native_lab: Lab) -> Non
         assert len(daemon.asked) == 1
     counters = lab.counters()
     assert (counters["direct_scanning"], counters["wants"]) == (3, 1)
-    assert counters["want_ns"] < 2_000_000_000
+    assert counters["blocked_ns"] < 2_000_000_000
 
 
 def test_a_large_file_is_not_opened_later_because_the_daemon_has_yet_to_begin(native_lab: Lab) -> None:
@@ -150,11 +149,10 @@ def test_a_hung_daemon_is_waited_for_once(lab: Lab) -> None:
     with Responder(lab.sock, lambda kind, path: None) as daemon:
         begin = time.monotonic()
         assert lab.run("say([open(src(n)).read() for n in ('file', 'b', 'c')])") == ["source"] * 3
-        assert time.monotonic() - begin < 3
+        assert 0.29 < time.monotonic() - begin < 3
         assert len(daemon.asked) == 1
     counters = lab.counters()
     assert (counters["direct_timeout"], counters["wants"]) == (3, 1)
-    assert counters["want_ns"] >= 290_000_000
 
 
 def test_a_daemon_that_dies_while_asked(lab: Lab) -> None:

@@ -146,15 +146,12 @@ static union result open_for_reading(const struct call *c, const struct place *a
     if (outcome == OPENED) {
         if (!at->map->quiet) {
             count(COUNTER_HIT_OPENS, 1);
-            count(COUNTER_HIT_OPEN_NS, took);
             if (logging())
                 ring_opened(at, begin + took);
         }
         errno = saved;
         return r;
     }
-    if (outcome == NOT_A_FILE && !at->map->quiet)
-        count(COUNTER_OTHER_OPENS, 1);
     if (outcome == SHUT)
         reason = page_is_closed() ? REASON_LOCAL_ERROR : REASON_TIMEOUT;
     else if (outcome == UNUSABLE)
@@ -229,8 +226,6 @@ static __attribute__((noinline)) union result open_below(const struct call *c) {
         return open_for_writing(c, at);
     if (kind == FILE_NAME && !(c->flags & (O_DIRECTORY | O_PATH)))
         return open_for_reading(c, at);
-    if (kind != OUTSIDE)
-        count(COUNTER_OTHER_OPENS, 1);
     return open_elsewhere(c);
 }
 

@@ -188,7 +188,7 @@ static DIR *hook_opendir(const char *path) {
         return opendir(path);
     uint64_t begin = wait_begin(FD_SOURCE);
     DIR *directory = opendir(path);
-    count(COUNTER_LISTING_NS, wait_end(FD_SOURCE, begin));
+    wait_end(FD_SOURCE, begin);
     if (directory) {
         count(COUNTER_LISTINGS, 1);
         fd_mark(dirfd(directory), FD_LISTING);
@@ -202,7 +202,7 @@ static DIR *hook_opendir(const char *path) {
             return name(directory); \
         uint64_t begin = wait_begin(FD_SOURCE); \
         struct type *entry = name(directory); \
-        count(COUNTER_LISTING_NS, wait_end(FD_SOURCE, begin)); \
+        wait_end(FD_SOURCE, begin); \
         return entry; \
     }
 HOOK_READDIR(readdir, dirent)

@@ -183,7 +183,7 @@ int want(const struct place *at) {
     int problem = state == STATE_STARTING ? ask_early(&request, &reply)
                                           : answered(ask_want(&request, config.want_cap_ns, &reply));
     count(COUNTER_WANTS, 1);
-    count(COUNTER_WANT_NS, wait_end(FD_SOURCE, begin));
+    wait_end(FD_SOURCE, begin);
     if (problem)
         return problem;
     if (reply.answer == ANSWER_READY)

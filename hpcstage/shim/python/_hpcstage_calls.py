@@ -58,17 +58,11 @@ class Hook:
     def read(self, place: Place, flags: int, call: Callable[[int], Any]) -> Any:
         """Returns what `call` makes of the copy's descriptor, or of -1 for the source."""
         counters = self.slot.counters
-        begin_ns = monotonic_ns()
         fd, reason = self._open_copy(place, flags | os.O_CLOEXEC)
         if fd >= 0:
-            if reason == READY:
-                counters[wire.COUNTER_READY_OPENS] += 1
-            else:
-                counters[wire.COUNTER_HIT_OPENS] += 1
-                counters[wire.COUNTER_HIT_OPEN_NS] += monotonic_ns() - begin_ns
+            counters[wire.COUNTER_READY_OPENS if reason == READY else wire.COUNTER_HIT_OPENS] += 1
             return call(fd)
         if fd == NOT_FILE:
-            counters[wire.COUNTER_OTHER_OPENS] += 1
             return call(-1)
         begin_ns = monotonic_ns()
         try:

@@ -52,13 +52,10 @@ class DaemonSocket:
             return int(wire.REASON_SCANNING)
         if state not in (wire.STATE_SCANNING, wire.STATE_STAGING):
             return int(wire.REASON_NO_DAEMON if state == wire.STATE_ENDED else wire.REASON_SETTLED)
-        begin_ns = monotonic_ns()
-        if begin_ns < self._hung_until_ns:
+        if monotonic_ns() < self._hung_until_ns:
             return int(wire.REASON_TIMEOUT)
         reply = self._ask(wire.KIND_WANT, source, self._cap_s, self._cap_s)
-        counters = self._slot.counters
-        counters[wire.COUNTER_WANTS] += 1
-        counters[wire.COUNTER_WANT_NS] += monotonic_ns() - begin_ns
+        self._slot.counters[wire.COUNTER_WANTS] += 1
         if isinstance(reply, int):
             return reply
         reason = int.from_bytes(reply[2:4], "little")
