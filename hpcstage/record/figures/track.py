@@ -75,18 +75,21 @@ def track_of(samples: Sequence[Sample], shift_s: float) -> Track | None:
     while CELL_S * 2**level < max(0.9 * length_s, span_s / (MOST_CELLS - 2)):
         level += 1
 
-    def cell(sample: Sample) -> int:
-        return int((sample.start_s + sample.length_s / 2 + shift_s) // (CELL_S * 2**level))
+    cell_s = CELL_S * 2**level
 
-    first = min(map(cell, samples))
-    track = Track(on, level, first, *_zeros(max(map(cell, samples)) - first + 1))
+    def cell(sample: Sample) -> int:
+        return int((sample.start_s + sample.length_s / 2 + shift_s) // cell_s)
+
+    cells = list(map(cell, samples))
+    first = min(cells)
+    track = Track(on, level, first, *_zeros(max(cells) - first + 1))
     for sample, rate, files in measured:
         at = cell(sample) - first
         track.seen_s[at] += sample.length_s
         track.size[at] += rate * sample.length_s
         track.files[at] += files
-    for sample in samples:
-        track.got[cell(sample) - first] += sample.copied_bytes + (0 if _is_cached(sample) else sample.shim_bytes)
+    for sample, at in zip(samples, cells, strict=True):
+        track.got[at - first] += sample.copied_bytes + (0 if _is_cached(sample) else sample.shim_bytes)
     return track
 
 
