@@ -1,4 +1,4 @@
-"""`hpcstage checkpoint`: lists, verifies, restores and drops the checkpoints of a DIR of --checkpoint. No logic."""
+"""`hpcstage checkpoint`: lists, verifies and restores the checkpoints of a DIR of --checkpoint. No logic."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _place_options(command: Command) -> Command:
     return click.argument("directory", metavar="DIR")(command)
 
 
-@click.group("checkpoint", short_help="List, verify, restore or delete checkpoints of --checkpoint DIR.")
+@click.group("checkpoint", short_help="List, verify or restore checkpoints of --checkpoint DIR.")
 def checkpoint() -> None:
-    """List, verify, restore or delete the checkpoints of a DIR of `hpcstage run --checkpoint DIR`.
+    """List, verify or restore the checkpoints of a DIR of `hpcstage run --checkpoint DIR`.
 
     DIR holds plain files, which any machine sees. On a node on which a run was killed its generations are found, too.
     """
@@ -70,22 +70,6 @@ def restore(directory: str, to: str, number: int | None, **given: Any) -> int:  
     from hpcstage.wrapper import checkpointing
 
     click.echo(checkpointing.restore_to(_found(directory, given), inherited.directory() / to, number))
-    return 0
-
-
-@checkpoint.command("drop")
-@_place_options
-@click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--local", "drops_local", is_flag=True, help="Delete what runs that are over left on this machine.")
-def drop(directory: str, names: tuple[str, ...], drops_local: bool, **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
-    """Delete checkpoints in DIR by name; with --local the generations of runs that are over, drained or not."""
-    from hpcstage.errors import UsageError
-    from hpcstage.wrapper import checkpointing
-
-    if not names and not drops_local:
-        raise UsageError("nothing to delete was named", "name checkpoints in DIR, or give --local")
-    for line in checkpointing.drop(_found(directory, given), names, drops_local=drops_local):
-        click.echo(line)
     return 0
 
 

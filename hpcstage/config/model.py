@@ -51,11 +51,11 @@ class Setting:
         return "--" + self.key.replace("_", "-")
 
 
-def _declare(key: str, default: str | tuple[str, ...], parser: parse.Parser, text: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - passed on to Setting
-    return {"setting": Setting(key, default, parser, text, **more)}
+def _declare(key: str, default: str | tuple[str, ...], parser: parse.Parser, text: str, **more: Any) -> Any:  # noqa: ANN401 - a field of any type
+    return field(metadata={"setting": Setting(key, default, parser, text, **more)})
 
 
-def _choice(key: str, default: str, choices: tuple[str, ...], text: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - passed on to Setting
+def _choice(key: str, default: str, choices: tuple[str, ...], text: str, **more: Any) -> Any:  # noqa: ANN401 - a field of any type
     shown = "|".join(choices)
     return _declare(key, default, parse.choice(*choices), text, metavar=shown, choices=choices, **more)
 
@@ -64,300 +64,245 @@ def _choice(key: str, default: str, choices: tuple[str, ...], text: str, **more:
 class Config:
     """The values of all settings for this run. Field names carry units; `Setting.key` is what users write."""
 
-    data: tuple[str, ...] = field(
-        metadata=_declare(
-            "data",
-            (),
-            parse.texts,
-            "A dataset on the shared file system: a directory, glob, file, or @LIST (a file with "
-            "one path per line, in the order in which your program reads them). Repeatable.",
-            metavar="PATH",
-            group="dataset",
-            is_path=True,
-            repeats=True,
-        )
-    )
-    mode: str = field(
-        metadata=_choice(
-            "mode",
-            "runtime",
-            ("runtime", "upfront", "direct"),
-            "runtime copies while the command runs, upfront copies everything "
-            "before it starts, direct copies nothing and only measures.",
-        )
-    )
-    order: str = field(
-        metadata=_declare(
-            "order",
-            "auto",
-            parse.text(),
-            "Order in which files are copied. auto takes the best that is known: what the program's samplers announce, "
-            "else the @LIST, else the trace of the last run, else by path. The others take one source: sampler, given "
-            "(the @LIST), trace, manifest (by path), or a file with one path per line; but for sampler, no sampler is "
-            "run ahead.",
-            metavar="auto|manifest|given|trace|sampler|FILE",
-            group="dataset",
-            is_path=True,
-        )
-    )
-    """The order as it was written; see `order_asked`."""
-    local_dir: str | None = field(
-        metadata=_declare(
-            "local_dir",
-            "auto",
-            parse.text("auto"),
-            "Node-local directory: a path, '$VAR', ram (/dev/shm), none (do not "
-            "stage), or auto (what the scheduler made for the job).",
-            metavar="DIR|$VAR|ram|none|auto",
-            group="disk",
-            more=f"auto takes the first that is set of {', '.join(DISK_VARIABLES)}; "
-            "without a scheduler ${TMPDIR:-/tmp}.",
-        )
-    )
-    budget: str | None = field(
-        metadata=_declare(
-            "budget",
-            "auto",
-            parse.budget_text,
-            "How much of the local disk hpcstage may use: bytes or a share of what is free, and inodes after a comma: "
-            "800GiB, 80%, 500GB,2000000. auto is 80%, and on a shared disk of a shared node the job's share of that.",
-            metavar="SIZE|N%[,INODES]",
-            group="disk",
-            more="A job that has some of the node's processors gets the same share of what is free, unless its "
-            "directory has a quota or a file system of its own.",
-        )
-    )
-    max_rate_bytes_per_s: float | None = field(
-        metadata=_declare(
-            "max_rate",
-            "none",
-            parse.rate("none"),
-            "Most bytes per second that the whole job copies from the source ahead of the program, such as 500MB. What "
-            "the program waits for is copied at once, as it would read it there itself, and counts.",
-            metavar="SIZE|none",
-            group="copy",
-        )
-    )
-    placement: str = field(
-        metadata=_choice(
-            "placement",
-            "auto",
-            ("auto", "private", "replicate", "partition"),
-            "With several nodes: replicate (each file is read from the source by one node, and all nodes end with all "
-            "files), partition (each file is kept by one node, others ask it; one that is too large for any node may "
-            "be divided), private (each node for itself), auto (replicate where every node has room for all, else "
-            "partition).",
-            group="nodes",
-        )
-    )
-    nodes: int | None = field(
-        metadata=_declare(
-            "nodes",
-            "auto",
-            parse.whole(1, 4096, "auto"),
-            "Number of nodes; auto is what the scheduler gave the job. Without a scheduler N virtual nodes are made on "
-            "this machine, to try things out: they divide its disk and processors, and a plan says the same. In a job "
-            "plan shows what N nodes would do.",
-            metavar="N|auto",
-            group="nodes",
-        )
-    )
-    launcher: str = field(
-        metadata=_choice(
-            "launcher",
-            "auto",
-            ("auto", "srun", "pbsdsh", "qrsh", "mpiexec", "pjrsh", "none"),
-            "What starts hpcstage on the other nodes; auto takes the scheduler's launcher, none starts nothing.",
-        )
-    )
-    run_dir: str | None = field(
-        metadata=_declare(
-            "run_dir",
-            "auto",
-            parse.text("auto"),
-            "Directory for the plan, the record and the logs of the run; auto is ./hpcstage-runs/RUN-ID.",
-            metavar="DIR|auto",
-            is_path=True,
-        )
-    )
-    strict: bool = field(
-        metadata=_declare(
-            "strict",
-            "false",
-            parse.flag,
-            "Exit with 125 before the command starts if staging cannot work; by default the command runs without it.",
-            is_switch=True,
-            metavar="",
-        )
-    )
-    intercept: str = field(
-        metadata=_choice(
-            "intercept",
-            "auto",
-            ("auto", "native", "python", "off"),
-            "How opens are redirected to the local copies: native (C "
-            "extension), python (patched functions), auto (the first that works), off.",
-        )
-    )
-    drain_s: float = field(
-        metadata=_declare(
-            "drain",
-            "8s",
-            parse.duration(1),
-            "How long the end of the run may take after the command has ended.",
-            metavar="DURATION",
-        )
-    )
-    out: str | None = field(
-        metadata=_declare(
-            "out",
-            "none",
-            parse.text("none"),
-            "Directory on the shared file system for what the command writes. {out} in the command's arguments, and "
-            "$HPCSTAGE_OUT, name a directory on the local disk, whose files are copied to DIR while the command runs "
-            "and at its end.",
-            metavar="DIR|none",
-            is_path=True,
-        )
-    )
-    drain_rate_bytes_per_s: float | None = field(
-        metadata=_declare(
-            "drain_rate",
-            "none",
-            parse.rate("none"),
-            "Most bytes per second that are copied from the local disk to the directories of --out and --checkpoint.",
-            metavar="SIZE|none",
-        )
-    )
-    drain_before_s: float = field(
-        metadata=_declare(
-            "drain_before",
-            "5m",
-            parse.duration(0),
-            "From so long before the end of the job's time, copying to the directory of --out gives way to nothing, "
-            "and every saved state is copied at once to that of --checkpoint.",
-            metavar="DURATION",
-        )
-    )
-    time_limit_s: float | None = field(
-        metadata=_declare(
-            "time_limit",
-            "auto",
-            parse.duration(1, "auto"),
-            "For --drain-before: the time that the job has, from the start of hpcstage. auto: until the end that Slurm "
-            "tells; Grid Engine and PBS tell none.",
-            metavar="DURATION|auto",
-        )
-    )
-    checkpoint: str | None = field(
-        metadata=_declare(
-            "checkpoint",
-            "none",
-            parse.text("none"),
-            "Directory on the shared file system for the command's checkpoints. {checkpoint} in the command's "
-            "arguments, and $HPCSTAGE_CHECKPOINT, name a directory on the local disk, which holds the newest state at "
-            "the start. Each file or directory that is completed in it is saved in the background and copied to DIR.",
-            metavar="DIR|none",
-            is_path=True,
-        )
-    )
-    protect: tuple[int, int] | None = field(
-        metadata=_declare(
-            "protect",
-            "auto",
-            parse.protection("auto"),
-            "With several nodes: how many nodes (k) are protected by how many parities (m) against lost nodes, or the "
-            "most that fits. auto: one parity. On one node checkpoints are protected by their copies in the directory "
-            "of --checkpoint alone.",
-            metavar="K+M|auto",
-        )
-    )
-    protect_rate_bytes_per_s: float | None = field(
-        metadata=_declare(
-            "protect_rate",
-            "none",
-            parse.rate("none"),
-            "Most bytes per second that each node sends to others for --protect.",
-            metavar="SIZE|none",
-        )
-    )
-    drain_every: int | None = field(
-        metadata=_declare(
-            "drain_every",
-            "auto",
-            parse.whole(1, 1_000_000, "auto"),
-            "Copy each N-th saved state to the directory of --checkpoint; the newest is always copied at the end. auto "
-            "copies the newest whenever the one before has been copied.",
-            metavar="N|auto",
-        )
-    )
-    elastic: tuple[int, int] | None = field(
-        metadata=_declare(
-            "elastic",
-            "none",
-            parse.count_range("none"),
-            "Train on MIN to MAX nodes, and go on when nodes or processes are lost: hpcstage starts torchrun on each "
-            "node, for a command `torchrun ... train.py` or `python train.py`. Without a scheduler there are MAX "
-            "virtual nodes.",
-            metavar="MIN:MAX|none",
-        )
-    )
-    policy: str = field(
-        metadata=_declare(
-            "policy",
-            "minmax",
-            parse.text(),
-            "For --elastic: who decides whether to train on the nodes that are there. failstop, minmax, waitfor, "
-            "keepbatch, finishifnear, timeleft, or a class of yours, FILE.py:CLASS; each with :ARGUMENTS.",
-            metavar="NAME[:ARGUMENTS]",
-        )
-    )
-    survivors: str = field(
-        metadata=_choice(
-            "survivors",
-            "restart",
-            ("restart", "keep"),
-            "For --elastic: what becomes of the processes on the nodes that are left. restart: torchrun starts all of "
-            "them anew, and the program loads what it has saved. keep: they go on, in a program that uses "
-            "hpcstage.torch.Elastic and gloo (no NCCL, no FSDP; not tried on GPUs).",
-        )
-    )
-    etcd: str | None = field(
-        metadata=_declare(
-            "etcd",
-            "none",
-            parse.text("none"),
-            "For --elastic: the endpoints of an etcd, such as http://etcd1:2379, in which the nodes agree who trains; "
-            "several are separated by semicolons. none: they do so in the run directory, and in a store of PyTorch on "
-            "one of them.",
-            metavar="URL[;URL...]|none",
-        )
-    )
-    name: str | None = field(
-        metadata=_declare(
-            "name",
-            "none",
-            parse.name("none"),
-            "For --elastic: the name by which nodes of other jobs join the training, with --join NAME. It may begin "
-            "with fewer than MIN nodes of its own, and waits for those that join.",
-            metavar="NAME|none",
-        )
-    )
-    join: str | None = field(
-        metadata=_declare(
-            "join",
-            "none",
-            parse.name("none"),
-            "Add the nodes of this job to the training of that --name, which was started in the same working "
-            "directory. No COMMAND is given: it is the training's.",
-            metavar="NAME|none",
-        )
-    )
     raw: Mapping[str, object]
     """For each key what was written, for people."""
     origin: Mapping[str, str]
     """For each key where the value came from: `option --mode`, `environment HPCSTAGE_MODE`, `./hpcstage.yaml:3`,
     `default`."""
+    data: tuple[str, ...] = _declare(
+        "data",
+        (),
+        parse.texts,
+        "A dataset on the shared file system: a directory, glob, file, or @LIST (a file with "
+        "one path per line, in the order in which your program reads them). Repeatable.",
+        metavar="PATH",
+        group="dataset",
+        is_path=True,
+        repeats=True,
+    )
+    mode: str = _choice(
+        "mode",
+        "runtime",
+        ("runtime", "upfront", "direct"),
+        "runtime copies while the command runs, upfront copies everything "
+        "before it starts, direct copies nothing and only measures.",
+    )
+    order: str = _declare(
+        "order",
+        "auto",
+        parse.text(),
+        "Order in which files are copied. auto takes the best that is known: what the program's samplers announce, "
+        "else the @LIST, else the trace of the last run, else by path. The others take one source: sampler, given "
+        "(the @LIST), trace, manifest (by path), or a file with one path per line; but for sampler, no sampler is "
+        "run ahead.",
+        metavar="auto|manifest|given|trace|sampler|FILE",
+        group="dataset",
+        is_path=True,
+    )
+    """The order as it was written; see `order_asked`."""
+    local_dir: str | None = _declare(
+        "local_dir",
+        "auto",
+        parse.text("auto"),
+        "Node-local directory: a path, '$VAR', ram (/dev/shm), none (do not "
+        "stage), or auto (what the scheduler made for the job).",
+        metavar="DIR|$VAR|ram|none|auto",
+        group="disk",
+        more=f"auto takes the first that is set of {', '.join(DISK_VARIABLES)}; without a scheduler ${{TMPDIR:-/tmp}}.",
+    )
+    budget: str | None = _declare(
+        "budget",
+        "auto",
+        parse.budget_text,
+        "How much of the local disk hpcstage may use: bytes or a share of what is free, and inodes after a comma: "
+        "800GiB, 80%, 500GB,2000000. auto is 80%, and on a shared disk of a shared node the job's share of that.",
+        metavar="SIZE|N%[,INODES]",
+        group="disk",
+        more="A job that has some of the node's processors gets the same share of what is free, unless its "
+        "directory has a quota or a file system of its own.",
+    )
+    max_rate_bytes_per_s: float | None = _declare(
+        "max_rate",
+        "none",
+        parse.rate("none"),
+        "Most bytes per second that the whole job copies from the source ahead of the program, such as 500MB. What "
+        "the program waits for is copied at once, as it would read it there itself, and counts.",
+        metavar="SIZE|none",
+        group="copy",
+    )
+    placement: str = _choice(
+        "placement",
+        "auto",
+        ("auto", "private", "replicate", "partition"),
+        "With several nodes: replicate (each file is read from the source by one node, and all nodes end with all "
+        "files), partition (each file is kept by one node, others ask it; one that is too large for any node may "
+        "be divided), private (each node for itself), auto (replicate where every node has room for all, else "
+        "partition).",
+        group="nodes",
+    )
+    nodes: int | None = _declare(
+        "nodes",
+        "auto",
+        parse.whole(1, 4096, "auto"),
+        "Number of nodes; auto is what the scheduler gave the job. Without a scheduler N virtual nodes are made on "
+        "this machine, to try things out: they divide its disk and processors, and a plan says the same. In a job "
+        "plan shows what N nodes would do.",
+        metavar="N|auto",
+        group="nodes",
+    )
+    launcher: str = _choice(
+        "launcher",
+        "auto",
+        ("auto", "srun", "pbsdsh", "qrsh", "mpiexec", "pjrsh", "none"),
+        "What starts hpcstage on the other nodes; auto takes the scheduler's launcher, none starts nothing.",
+    )
+    run_dir: str | None = _declare(
+        "run_dir",
+        "auto",
+        parse.text("auto"),
+        "Directory for the plan, the record and the logs of the run; auto is ./hpcstage-runs/RUN-ID.",
+        metavar="DIR|auto",
+        is_path=True,
+    )
+    strict: bool = _declare(
+        "strict",
+        "false",
+        parse.flag,
+        "Exit with 125 before the command starts if staging cannot work; by default the command runs without it.",
+        is_switch=True,
+        metavar="",
+    )
+    intercept: str = _choice(
+        "intercept",
+        "auto",
+        ("auto", "native", "python", "off"),
+        "How opens are redirected to the local copies: native (C "
+        "extension), python (patched functions), auto (the first that works), off.",
+    )
+    drain_s: float = _declare(
+        "drain",
+        "8s",
+        parse.duration(1),
+        "How long the end of the run may take after the command has ended.",
+        metavar="DURATION",
+    )
+    out: str | None = _declare(
+        "out",
+        "none",
+        parse.text("none"),
+        "Directory on the shared file system for what the command writes. {out} in the command's arguments, and "
+        "$HPCSTAGE_OUT, name a directory on the local disk, whose files are copied to DIR while the command runs "
+        "and at its end.",
+        metavar="DIR|none",
+        is_path=True,
+    )
+    drain_rate_bytes_per_s: float | None = _declare(
+        "drain_rate",
+        "none",
+        parse.rate("none"),
+        "Most bytes per second that are copied from the local disk to the directories of --out and --checkpoint.",
+        metavar="SIZE|none",
+    )
+    drain_before_s: float = _declare(
+        "drain_before",
+        "5m",
+        parse.duration(0),
+        "From so long before the end of the job's time, copying to the directory of --out gives way to nothing, "
+        "and every saved state is copied at once to that of --checkpoint.",
+        metavar="DURATION",
+    )
+    time_limit_s: float | None = _declare(
+        "time_limit",
+        "auto",
+        parse.duration(1, "auto"),
+        "For --drain-before: the time that the job has, from the start of hpcstage. auto: until the end that Slurm "
+        "tells; Grid Engine and PBS tell none.",
+        metavar="DURATION|auto",
+    )
+    checkpoint: str | None = _declare(
+        "checkpoint",
+        "none",
+        parse.text("none"),
+        "Directory on the shared file system for the command's checkpoints. {checkpoint} in the command's "
+        "arguments, and $HPCSTAGE_CHECKPOINT, name a directory on the local disk, which holds the newest state at "
+        "the start. Each file or directory that is completed in it is saved in the background and copied to DIR.",
+        metavar="DIR|none",
+        is_path=True,
+    )
+    protect: tuple[int, int] | None = _declare(
+        "protect",
+        "auto",
+        parse.protection("auto"),
+        "With several nodes: how many nodes (k) are protected by how many parities (m) against lost nodes, or the "
+        "most that fits. auto: one parity. On one node checkpoints are protected by their copies in the directory "
+        "of --checkpoint alone.",
+        metavar="K+M|auto",
+    )
+    protect_rate_bytes_per_s: float | None = _declare(
+        "protect_rate",
+        "none",
+        parse.rate("none"),
+        "Most bytes per second that each node sends to others for --protect.",
+        metavar="SIZE|none",
+    )
+    drain_every: int | None = _declare(
+        "drain_every",
+        "auto",
+        parse.whole(1, 1_000_000, "auto"),
+        "Copy each N-th saved state to the directory of --checkpoint; the newest is always copied at the end. auto "
+        "copies the newest whenever the one before has been copied.",
+        metavar="N|auto",
+    )
+    elastic: tuple[int, int] | None = _declare(
+        "elastic",
+        "none",
+        parse.count_range("none"),
+        "Train on MIN to MAX nodes, and go on when nodes or processes are lost: hpcstage starts torchrun on each "
+        "node, for a command `torchrun ... train.py` or `python train.py`. Without a scheduler there are MAX "
+        "virtual nodes.",
+        metavar="MIN:MAX|none",
+    )
+    policy: str = _declare(
+        "policy",
+        "minmax",
+        parse.text(),
+        "For --elastic: who decides whether to train on the nodes that are there. failstop, minmax, waitfor, "
+        "keepbatch, finishifnear, timeleft, or a class of yours, FILE.py:CLASS; each with :ARGUMENTS.",
+        metavar="NAME[:ARGUMENTS]",
+    )
+    survivors: str = _choice(
+        "survivors",
+        "restart",
+        ("restart", "keep"),
+        "For --elastic: what becomes of the processes on the nodes that are left. restart: torchrun starts all of "
+        "them anew, and the program loads what it has saved. keep: they go on, in a program that uses "
+        "hpcstage.torch.Elastic and gloo (no NCCL, no FSDP; not tried on GPUs).",
+    )
+    etcd: str | None = _declare(
+        "etcd",
+        "none",
+        parse.text("none"),
+        "For --elastic: the endpoints of an etcd, such as http://etcd1:2379, in which the nodes agree who trains; "
+        "several are separated by semicolons. none: they do so in the run directory, and in a store of PyTorch on "
+        "one of them.",
+        metavar="URL[;URL...]|none",
+    )
+    name: str | None = _declare(
+        "name",
+        "none",
+        parse.name("none"),
+        "For --elastic: the name by which nodes of other jobs join the training, with --join NAME. It may begin "
+        "with fewer than MIN nodes of its own, and waits for those that join.",
+        metavar="NAME|none",
+    )
+    join: str | None = _declare(
+        "join",
+        "none",
+        parse.name("none"),
+        "Add the nodes of this job to the training of that --name, which was started in the same working "
+        "directory. No COMMAND is given: it is the training's.",
+        metavar="NAME|none",
+    )
     verbosity: int = 0
     """The verbosity: -1 with -q, 1 with -v."""
     warnings: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 _YAML_MINUTE = 60
 """YAML takes 2:4 for a time and makes 124 of it."""
+_VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 
 
 def scalar(value: object) -> str:
@@ -229,9 +230,6 @@ def _spelt(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return "a list"
     return repr(value).lower() if isinstance(value, bool) else f"{value!s} ({type(value).__name__}, quote it)"
-
-
-_VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:

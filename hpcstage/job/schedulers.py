@@ -16,6 +16,11 @@ from hpcstage.job.ranks import Ranks, number
 MAX_NODES = 1_000_000
 """A list that would give more names than this is damaged, not large."""
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+Env = Mapping[str, str]
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Slurm's batch, interactive and external steps have ids from here on: they are no launch."""
+_MAX_PARTS = 1024
+"""Slurm itself takes at most 128 parts; a number above this one is damaged."""
 
 
 def expand_nodes(text: str) -> tuple[str, ...]:
@@ -104,14 +109,7 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
-Env = Mapping[str, str]
 ReadText = Callable[[str], str]
-
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Slurm's batch, interactive and external steps have ids from here on: they are no launch."""
-
-_MAX_PARTS = 1024
-"""Slurm itself takes at most 128 parts; a number above this one is damaged."""
 
 
 @dataclass(frozen=True)

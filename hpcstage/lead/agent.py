@@ -22,7 +22,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from hpcstage.lead.directories import HostedDirectories
 from hpcstage.node import control, environment, kept
 from hpcstage.node.directory import outputs_base
 from hpcstage.node.environment import RUN_ID
-from hpcstage.node.hosted import Hosted, Taken, bring_up
+from hpcstage.node.hosted import Hosted, Taken, bring_up, claim
 from hpcstage.protocol import leadspec, nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.leadspec import LeadSpec
@@ -128,8 +127,8 @@ class Agent:
 
     def _serve(self, index: int, outputs: HostedDirectories) -> int:
         try:
-            make_kept = partial(outputs.make, os.environ, self.job)
-            hosted = bring_up(self.lead, index, os.environ, self.job, make_kept)
+            node = claim(self.lead, index, os.environ, self.job)
+            hosted = bring_up(self.lead, index, node, os.environ, self.job, outputs.make(os.environ, self.job))
         except (HpcstageError, OSError) as error:
             outputs.abandon()
             if isinstance(error, Taken) and self._is_served(error.path):

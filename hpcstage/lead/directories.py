@@ -31,34 +31,46 @@ if TYPE_CHECKING:
 
 _LEFT_S = 1.0
 """The longest wait for the end of programs that the command left behind."""
+DRAINED = "drained"
+"""With it a node says that all is drained."""
 
 
-class HostedOutputs:
-    """The output directory of one node. It has a place once it is made."""
+class HostedDirectory:
+    """A directory of one node for output files, or for checkpoints. It has a place once it is made."""
 
-    word = "watched"
-    """With it a node says that the directory is watched, or why not."""
-    spec_key = "outputs"
-    suffix = ""
-
-    def __init__(self, lead: LeadSpec, index: int) -> None:
+    def __init__(self, lead: LeadSpec, index: int, *, holds_checkpoints: bool) -> None:
         self.place: kept.KeptPlace | None = None
-        self.lead = lead
-        self.index = index
-        self.host = lead.hosts[index]
+        self.word = "kept" if holds_checkpoints else "watched"
+        """With it a node says that the directory is watched, or why not."""
+        self.spec_key = "checkpoints" if holds_checkpoints else "outputs"
+        self._holds_checkpoints = holds_checkpoints
+        self._lead = lead
+        self._index = index
+        self._host = lead.hosts[index]
         self._held: kept.KeptLock | None = None
         """The place's shared lock."""
+        self._earlier: list[tuple[kept.KeptPlace, kept.KeptLock]] = []
+        """Checkpoints that earlier runs left here for the same DIR, which this run goes on from."""
         self._why_not = ""
         self._is_told = self._is_clean = False
 
     def take_earlier(self, above: Path) -> None:
-        """Takes what earlier runs left here and this run goes on from."""
+        """Takes the checkpoints that runs which are over left here for the same DIR, before anybody drains them."""
+        for place in kept.places(above) if self._holds_checkpoints else ():
+            if not place.holds_checkpoints or not _belongs(place, self._lead.checkpoint["target"]):
+                continue
+            lock = place.take()
+            if lock is not None and not place.is_used() and place.may_hold_files:
+                self._earlier.append((place, lock))
+            elif lock is not None:
+                lock.let_go()
 
     def make(self, above: Path) -> str:
         """Makes the directory and fills it. Returns the place's path, for the daemon; empty where there is none."""
+        suffix = kept.OF_CHECKPOINTS if self._holds_checkpoints else ""
         try:
-            self.place, self._held = kept.make(above, f"{self.lead.node_name(self.index)}{self.suffix}")
-            self.fill(self.place)
+            self.place, self._held = kept.make(above, f"{self._lead.node_name(self._index)}{suffix}")
+            (self._prepare_checkpoints if self._holds_checkpoints else self._prepare_outputs)(self.place)
         except HpcstageError as error:
             self._why_not = error.what
         except (CannotMirror, OSError) as error:
@@ -66,11 +78,21 @@ class HostedOutputs:
             self._why_not = str(error)
         return "" if self.place is None else os.fspath(self.place.path)
 
-    def fill(self, place: kept.KeptPlace) -> None:
-        """Makes the directory ready. Raises CannotMirror, OSError and HpcstageError."""
-        lead = self.lead
+    def _prepare_outputs(self, place: kept.KeptPlace) -> None:
+        lead = self._lead
         require_same(lead.daemon.outputs, lead.out, lead.out_inode, place)
-        prepare(OutputPlace(place.output), Path(lead.out), lead.daemon.run_id, node=self.host)
+        prepare(OutputPlace(place.output), Path(lead.out), lead.daemon.run_id, node=self._host)
+
+    def _prepare_checkpoints(self, place: kept.KeptPlace) -> None:
+        said = self._lead.checkpoint
+        require_same(self._lead.daemon.checkpoints, said["target"], said["target_inode"], place)
+        local = CheckpointPlace(place.output)
+        local.base.mkdir(0o700)
+        local.tree.mkdir(0o700)
+        taken = [os.fspath(one.output) for one, _ in self._earlier]
+        if self._lead.virtual:
+            taken = said["earlier"][self._index]
+        charter_of(said, self._host, taken, domain_of(os.environ)).save(local)
 
     def watched(self, hosted: Hosted) -> str | None:
         """Returns why the daemon does not watch; empty if it does, None if that is not known yet."""
@@ -92,22 +114,19 @@ class HostedOutputs:
             is_written_to = place.is_written_to()
             self._is_clean = not (report["undrained"] or strangers or is_written_to)
             data = {
-                "run_id": self.lead.daemon.run_id,
+                "run_id": self._lead.daemon.run_id,
                 "report": report,
                 "strangers": strangers,
                 "is_written_to": is_written_to,
             }
-            leadspec.write_json(self.result_path(Path(self.lead.group_dir)), data)
-
-    def result_path(self, group_dir: Path) -> Path:
-        """Returns where the result is told."""
-        return outputs_path(group_dir, self.host)
+            path_of = checkpoints_path if self._holds_checkpoints else outputs_path
+            leadspec.write_json(path_of(Path(self._lead.group_dir), self._host), data)
 
     def abandon(self) -> None:
         """Removes the directory, of which no command knows."""
         if self.place is not None:
             self.place.remove()
-            self.let_go()
+            self._let_go()
             self.place = None
 
     def end(self, *, is_asked: bool) -> None:
@@ -118,23 +137,32 @@ class HostedOutputs:
         place, self.place = self.place, None
         if place is None:
             return
-        self.claim(place)
+        if self._holds_checkpoints:
+            self._end_earlier()
+        else:
+            self._claim(place)
         if (self._is_clean or not place.may_hold_files) and place.is_left(_LEFT_S):
             place.remove()
-        self.let_go()
+        self._let_go()
 
-    def claim(self, place: kept.KeptPlace) -> None:
-        """Claims what several nodes wrote."""
+    def _claim(self, place: kept.KeptPlace) -> None:
+        """Claims the output files that several nodes wrote."""
+        group_dir = Path(self._lead.group_dir)
         with suppress(OSError, ValueError):
-            names = json.loads((Path(self.lead.group_dir) / leadspec.CONFLICTS).read_text(errors="surrogateescape"))
+            names = json.loads((group_dir / leadspec.CONFLICTS).read_text(errors="surrogateescape"))
             claims = [claim.to_json() for claim in claims_of(OutputPlace(place.output), names)]
-            leadspec.write_json(
-                claims_path(Path(self.lead.group_dir), self.host),
-                {"run_id": self.lead.daemon.run_id, "claims": claims},
-            )
+            said = {"run_id": self._lead.daemon.run_id, "claims": claims}
+            leadspec.write_json(claims_path(group_dir, self._host), said)
 
-    def let_go(self) -> None:
-        """Lets go of the place's lock."""
+    def _end_earlier(self) -> None:
+        """Removes what this run has gone on from, when a later state is in DIR."""
+        for earlier, lock in self._earlier:
+            if self._is_clean and CheckpointPlace(earlier.output).was_continued:
+                earlier.remove()
+            lock.let_go()
+        self._earlier = []
+
+    def _let_go(self) -> None:
         if self._held is not None:
             self._held.let_go()
             self._held = None
@@ -153,63 +181,10 @@ def require_same(expected_path: str, target: str, target_inode: int, place: kept
         raise CannotMirror(f"{target} is another directory there")
 
 
-class HostedCheckpoints(HostedOutputs):
-    """The directory for checkpoints of one node."""
-
-    word = "kept"
-    spec_key = "checkpoints"
-    suffix = kept.OF_CHECKPOINTS
-
-    def __init__(self, lead: LeadSpec, index: int) -> None:
-        super().__init__(lead, index)
-        self._earlier: list[tuple[kept.KeptPlace, kept.KeptLock]] = []
-
-    def take_earlier(self, above: Path) -> None:
-        """Takes what runs that are over left here for the same DIR, before anybody drains it."""
-        target = self.lead.checkpoint["target"]
-        for place in kept.places(above):
-            if not place.holds_checkpoints or not _belongs(place, target):
-                continue
-            lock = place.take()
-            if lock is not None and not place.is_used() and place.may_hold_files:
-                self._earlier.append((place, lock))
-            elif lock is not None:
-                lock.let_go()
-
-    def fill(self, place: kept.KeptPlace) -> None:
-        """See HostedOutputs."""
-        said = self.lead.checkpoint
-        require_same(self.lead.daemon.checkpoints, said["target"], said["target_inode"], place)
-        local = CheckpointPlace(place.output)
-        local.base.mkdir(0o700)
-        local.tree.mkdir(0o700)
-        taken = [os.fspath(one.output) for one, _ in self._earlier]
-        if self.lead.virtual:
-            taken = said["earlier"][self.index]
-        charter_of(said, self.host, taken, domain_of(os.environ)).save(local)
-
-    def result_path(self, group_dir: Path) -> Path:
-        """See HostedOutputs."""
-        return checkpoints_path(group_dir, self.host)
-
-    def claim(self, place: kept.KeptPlace) -> None:
-        """Removes what this run has gone on from, when a later state is in DIR."""
-        del place
-        for earlier, lock in self._earlier:
-            if self._is_clean and CheckpointPlace(earlier.output).was_continued:
-                earlier.remove()
-            lock.let_go()
-        self._earlier = []
-
-
 def _belongs(place: kept.KeptPlace, target: str) -> bool:
     with suppress(OSError, ValueError):
         return CheckpointCharter.load(CheckpointPlace(place.output)).target == target
     return False
-
-
-DRAINED = "drained"
-"""With it a node says that all is drained."""
 
 
 class HostedDirectories:
@@ -217,13 +192,11 @@ class HostedDirectories:
 
     def __init__(self, lead: LeadSpec, index: int) -> None:
         self._lead = lead
-        self._members: list[HostedOutputs] = []
+        self._members: list[HostedDirectory] = []
         if lead.out:
-            self._members.append(HostedOutputs(lead, index))
+            self._members.append(HostedDirectory(lead, index, holds_checkpoints=False))
         if lead.checkpoint:
-            from hpcstage.lead.directories import HostedCheckpoints
-
-            self._members.append(HostedCheckpoints(lead, index))
+            self._members.append(HostedDirectory(lead, index, holds_checkpoints=True))
         self._said: set[str] = set()
         self._is_asked = self._is_drained = False
 

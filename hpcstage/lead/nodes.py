@@ -10,7 +10,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from hpcstage import job as jobs
@@ -22,9 +21,14 @@ from hpcstage.lead.agent import LINE, PULSE_LOST_S
 from hpcstage.lead.children import Output
 from hpcstage.lead.directories import HostedDirectories
 from hpcstage.lead.states import ENDED_EARLY, NodeStates
-from hpcstage.node.hosted import Hosted, bring_up
+from hpcstage.node.hosted import Hosted, bring_up, claim
 from hpcstage.protocol import leadspec
 from hpcstage.protocol.leadspec import LeadSpec
+
+_FILES_EVERY_S = 0.2
+_STAGED_EVERY_S = 1.0
+_LAST_S = 1.0
+"""A launcher ends within so many seconds after the last of its processes."""
 
 
 class Nodes:
@@ -101,7 +105,8 @@ class VirtualNodes(Nodes):
         for index in range(1, len(self.states.all)):
             directories = HostedDirectories(self.spec, index)
             try:
-                hosted = bring_up(self.spec, index, os.environ, job, partial(directories.make, os.environ, job))
+                node = claim(self.spec, index, os.environ, job)
+                hosted = bring_up(self.spec, index, node, os.environ, job, directories.make(os.environ, job))
             except (HpcstageError, OSError) as error:
                 directories.abandon()
                 reason = error.line() if isinstance(error, HpcstageError) else str(error)
@@ -161,12 +166,6 @@ class VirtualNodes(Nodes):
         """See Nodes."""
         for hosted in self._hosted.values():
             hosted.close(removal_s)
-
-
-_FILES_EVERY_S = 0.2
-_STAGED_EVERY_S = 1.0
-_LAST_S = 1.0
-"""A launcher ends within so many seconds after the last of its processes."""
 
 
 class LifeSigns:

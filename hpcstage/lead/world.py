@@ -44,6 +44,10 @@ LEAST_GOODBYE_S = 0.2
 _VERSION_S = 10.0
 _FAILED = re.compile(r"srun: error: \S+: tasks? ")
 """What srun says when a process has failed; other launchers do not outlive that."""
+ASK_S = 3.0
+_LOST = ("down", "fail")
+_SILENT = "*"
+"""Stands behind the state of a node that does not answer."""
 
 
 class World:
@@ -197,12 +201,6 @@ def mpi_of(mpiexec: str | None) -> launchers.Mpi:
     except (OSError, subprocess.TimeoutExpired):
         return launchers.Mpi.UNKNOWN
     return launchers.kind_of_mpi(done.stdout + done.stderr)
-
-
-ASK_S = 3.0
-_LOST = ("down", "fail")
-_SILENT = "*"
-"""Stands behind the state of a node that does not answer."""
 
 
 def lost(hosts: Sequence[str], env: Mapping[str, str]) -> list[str]:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 ATTACH_TIMEOUT_S = 5.0
 KILLED_S = 1.0
 """The longest wait for the end of a daemon that was killed."""
+REMOVAL_S = 60.0
+"""The longest wait for a daemon's end: it deletes the store before it ends, and a million files take a while."""
+_MADE = (nodedir.STORE, nodedir.INCOMING, nodedir.ORDERS, nodedir.OPENS, nodedir.LINKS)
 
 
 class DaemonControl:
@@ -202,11 +205,6 @@ def listen(sock: Path) -> socket.socket:
         server.close()
         raise
     return server
-
-
-REMOVAL_S = 60.0
-"""The longest wait for a daemon's end: it deletes the store before it ends, and a million files take a while."""
-_MADE = (nodedir.STORE, nodedir.INCOMING, nodedir.ORDERS, nodedir.OPENS, nodedir.LINKS)
 
 
 class ClaimedNode:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,11 +106,8 @@ class Hosted:
             replace_copy(self.node.log, log_path(Path(self._lead.daemon.run_dir), self.host))
 
 
-def bring_up(
-    lead: LeadSpec, index: int, env: Mapping[str, str], job: Job, make_kept: Callable[[], dict[str, str]] = dict
-) -> Hosted:
-    """Makes the node directory and starts the daemon, which drains what `make_kept` makes: it returns fields of
-    the daemon's specification, and is called once the node is ours. Raises NotStarted or OSError with the reason."""
+def claim(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> tuple[control.ClaimedNode, LocalDir]:
+    """Makes the node directory. Raises NotStarted or OSError with the reason, Taken if it has an owner."""
     local = localdir.choose(lead.local_dir, env, job)
     if local is None:
         raise NotStarted("no node-local directory")
@@ -119,22 +116,31 @@ def bring_up(
     if node.lock_fd is None:
         node.close()
         raise Taken(claim.path)
+    return node, local
+
+
+def bring_up(
+    lead: LeadSpec,
+    index: int,
+    claimed: tuple[control.ClaimedNode, LocalDir],
+    env: Mapping[str, str],
+    job: Job,
+    drained: Mapping[str, str],
+) -> Hosted:
+    """Starts the daemon, which drains the directories that `drained` names, by the fields of its specification. Raises
+    NotStarted or OSError with the reason."""
+    node, local = claimed
     try:
-        shutil.copyfile(Path(lead.group_dir) / leadspec.RESOLVED, node.path / leadspec.RESOLVED)
+        shutil.copyfile(Path(lead.group_dir) / leadspec.DATASETS, node.path / leadspec.DATASETS)
         control.prepare(node, lead.daemon.datasets, shims(lead, lead.daemon, node))
-        spec = replace(_spec(lead, index, node, local, job), **_kept_fields(make_kept()))
-        daemon = control.start_daemon(node, spec, env)
+        fields: dict[str, Any] = {"outputs": "", "checkpoints": "", **drained}
+        daemon = control.start_daemon(node, replace(_spec(lead, index, node, local, job), **fields), env)
     except OSError:
         shutil.rmtree(node.path, ignore_errors=True)
         node.close()
         raise
     daemon.attach(0)
     return Hosted(lead, index, node, daemon)
-
-
-def _kept_fields(made: dict[str, str]) -> dict[str, Any]:
-    """Returns the fields of a daemon's specification that name the directories which it drains."""
-    return {"outputs": "", "checkpoints": "", **made}
 
 
 def shims(lead: LeadSpec, spec: DaemonSpec, node: control.ClaimedNode) -> ShimSetup:

@@ -7,6 +7,11 @@ from itertools import repeat
 from operator import add, floordiv
 
 BLOCK_BYTES = 4096
+LEAST_STRIPE_BYTES = 1 << 20
+MOST_STRIPES = 16384
+"""The most stripes of a file."""
+MOST_NODES = 512
+"""The most nodes among which stripes are divided."""
 
 
 def blocks(size_bytes: int) -> int:
@@ -22,13 +27,6 @@ def blocks_bytes(size_bytes: int) -> int:
 def blocks_of(sizes: Iterable[int]) -> Iterable[int]:
     """Gives `blocks` of each size, without a loop of Python's."""
     return map(floordiv, map(add, sizes, repeat(BLOCK_BYTES - 1)), repeat(BLOCK_BYTES))
-
-
-LEAST_STRIPE_BYTES = 1 << 20
-MOST_STRIPES = 16384
-"""The most stripes of a file."""
-MOST_NODES = 512
-"""The most nodes among which stripes are divided."""
 
 
 def stripe_bytes(size_bytes: int) -> int:

@@ -28,6 +28,12 @@ from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Forecast, ModeForecast, Rates, Workload
 from hpcstage.units import format_duration as show
 
+DIRECT, UPFRONT, RUNTIME = "direct", "upfront", "runtime"
+OF_WORKLOAD = ("epochs", "epoch_compute_s", "readers", "startup_s")
+OF_RATES = ("source_bytes_per_s", "reader_bytes_per_s", "local_bytes_per_s", "peer_bytes_per_s")
+_OF_NODES = "peer_bytes_per_s"
+_STEPS = 400
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -162,13 +168,6 @@ def _terms(workload: Workload, rates: Rates, given: Conditions, share: float, pe
 
 def _over(amount: float, rate: float | None) -> float:
     return amount / rate if rate else 0.0
-
-
-DIRECT, UPFRONT, RUNTIME = "direct", "upfront", "runtime"
-OF_WORKLOAD = ("epochs", "epoch_compute_s", "readers", "startup_s")
-OF_RATES = ("source_bytes_per_s", "reader_bytes_per_s", "local_bytes_per_s", "peer_bytes_per_s")
-_OF_NODES = "peer_bytes_per_s"
-_STEPS = 400
 
 
 def forecast(workload: Workload, rates: Rates, given: Conditions | None = None) -> Forecast:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hpcstage.errors import LocalDiskProblem
 from hpcstage.plan.budget import BudgetFacts
-from hpcstage.plan.dataset.datasets import Resolved, resolve
+from hpcstage.plan.dataset.datasets import Datasets, resolve
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -66,7 +66,7 @@ class ForecastInputs:
 class Inputs:
     """The input of the scan and of the search for an order."""
 
-    resolved: Resolved
+    data: Datasets
     order: str
     """`auto`, `manifest`, `given`, `trace`, `sampler` or the path of a list: see `plan.order.orders`."""
     state_dir: Path | None
@@ -85,10 +85,10 @@ class Inputs:
         return cls(resolve(config.data, cwd, order), order, state_dir(env))
 
     @classmethod
-    def of_spec(cls, spec: DaemonSpec, resolved: Resolved) -> Inputs:
+    def of_spec(cls, spec: DaemonSpec, data: Datasets) -> Inputs:
         """Returns the inputs of a run that has begun."""
         return cls(
-            resolved=resolved,
+            data=data,
             order=spec.order,
             state_dir=Path(spec.state_dir) if spec.state_dir else None,
             command=tuple(spec.command),

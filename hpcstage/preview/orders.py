@@ -15,7 +15,6 @@ from hpcstage.plan.order import orders, trace
 from hpcstage.plan.types import Order, follows_samplers
 from hpcstage.preview.inputs import Inputs
 
-NO_TRACE = "no earlier run on these datasets left a trace"
 NOT_ASKED = "not looked for: --order names another order"
 NO_STATE = "there is no state directory"
 _ANNOUNCED = "what PyTorch's samplers announce while the command runs goes first"
@@ -36,13 +35,13 @@ class FoundOrder:
 
 def find_order(inputs: Inputs, manifest: Manifest) -> FoundOrder:
     """Returns the order with which a run would start."""
-    resolved, setting = inputs.resolved, inputs.order
+    data, setting = inputs.data, inputs.order
     known, why = _trace(inputs, manifest)
     spelt = Spelling(manifest)
     listed = orders.build(
         manifest,
         setting or None,
-        lists=[replace(item, paths=list(map(spelt, item.paths))) for item in resolved.ordering],
+        lists=[replace(item, paths=list(map(spelt, item.paths))) for item in data.ordering],
         trace=None if known is None else orders.from_ids(known.order, len(manifest), orders.TRACE),
     )
     about = ""
@@ -51,7 +50,7 @@ def find_order(inputs: Inputs, manifest: Manifest) -> FoundOrder:
         about = f"left by run {header.run_id}: {shlex.join(header.command)}"
     elif listed.order.provenance == orders.MANIFEST:
         about = _why_by_path(setting, why)
-    missing = orders.missing_text(listed, resolved.ordering)
+    missing = orders.missing_text(listed, data.ordering)
     return FoundOrder(listed.order, listed.unknown, missing, about)
 
 
@@ -63,16 +62,10 @@ def _trace(inputs: Inputs, manifest: Manifest) -> tuple[trace.Trace | None, str]
     if inputs.state_dir is None:
         return None, NO_STATE
     directory = inputs.state_dir / trace.DIRECTORY
-    roots = [os.fsdecode(dataset.root) for dataset in inputs.resolved.datasets]
+    roots = [os.fsdecode(dataset.root) for dataset in inputs.data.datasets]
     if inputs.command is not None:
         return trace.find(directory, roots, inputs.command, manifest)
-    path = trace.newest(directory, roots)
-    if path is None:
-        return None, NO_TRACE
-    try:
-        return trace.load(path, manifest), ""
-    except trace.Unusable as reason:
-        return None, str(reason)
+    return trace.newest(directory, roots, manifest)
 
 
 def _why_by_path(setting: str, why: str) -> str:

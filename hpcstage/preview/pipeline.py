@@ -38,7 +38,7 @@ class FoundFiles:
 def find(inputs: Inputs, on_found: Callable[[int, int], None] = lambda _files, _bytes: None) -> FoundFiles:
     """Scans the datasets and finds the order. Calls `on_found` with the files and bytes found so far, a few times a
     second. Raises UsageError for an order that cannot be used."""
-    result = scan(inputs.resolved, exclude=inputs.exclude, on_found=on_found)
+    result = scan(inputs.data, exclude=inputs.exclude, on_found=on_found)
     return FoundFiles(result, find_order(inputs, result.manifest))
 
 
@@ -52,7 +52,7 @@ def foresee(inputs: Inputs, given: ForecastInputs, found: FoundFiles) -> Plan:
     from hpcstage.store import directory
 
     plan, manifest, disk, nodes = found.plan, found.scan.manifest, given.disk, given.nodes
-    earlier = find_earlier(inputs.resolved.datasets, given.env)
+    earlier = find_earlier(inputs.data.datasets, given.env)
     workload, rates = known(given.told, earlier, manifest, nodes)
     budget = None if disk.path is None or disk.facts is None else directory.budget(disk.path, disk.facts)
     fitting = fit(manifest, orders.complete(plan.order, len(manifest)), budget) if budget else None
@@ -79,7 +79,7 @@ def foresee(inputs: Inputs, given: ForecastInputs, found: FoundFiles) -> Plan:
         missing=tuple(OPTIONS[name] for name in missing),
         forecast=None if missing else forecast(workload.on(nodes), rates, conditions),
         notes=(
-            *(f"{notice.text}; {notice.remedy}" for notice in already_local(inputs.resolved.datasets, disk.device)),
+            *(f"{notice.text}; {notice.remedy}" for notice in already_local(inputs.data.datasets, disk.device)),
             *plan.notes,
         ),
         nodes=many,

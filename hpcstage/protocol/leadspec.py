@@ -15,7 +15,7 @@ from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.writing import replace_text
 
 SPEC = "spec.json"
-RESOLVED = "resolved"
+DATASETS = "datasets"
 SCRIPT = "agent.sh"
 END = "end"
 """The name of a file that exists once the run is over, for agents whose standard input is not connected."""

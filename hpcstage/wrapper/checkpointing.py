@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,6 @@ from hpcstage.checkpoint.keeping.plain import (
     checkpoints_in,
     damaged,
     described,
-    forget_beside,
     names_in,
     parts_in,
     place_copies,
@@ -35,7 +34,7 @@ from hpcstage.checkpoint.keeping.plain import (
 from hpcstage.errors import HpcstageError, NoLocalDir, NoResult, UsageError
 from hpcstage.node import directory, kept
 from hpcstage.units import format_number, format_size
-from hpcstage.wrapper import dirlock, late
+from hpcstage.wrapper import late
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -177,32 +176,6 @@ def _parities(place: kept.KeptPlace, manifest: GenerationManifest) -> str:
         return ""
     names = ", ".join(member.name for member in record.members)
     return f", {record.code.k}+{record.code.m} with {names}"
-
-
-def drop(found: FoundCheckpoints, names: Sequence[str], *, drops_local: bool) -> Lines:
-    """Deletes checkpoints in DIR by name, and with `drops_local` what runs that are over left on the local disk. Raises
-    UsageError if a name is not there, or if a run uses DIR."""
-    if missing := [name for name in names if name not in found.names]:
-        raise UsageError(f"{missing[0]} is not in {found.target}", "see checkpoint ls")
-    lock = dirlock.lock(os.fspath(found.target), os.fspath(found.target), "hpcstage checkpoint drop")
-    try:
-        for name in names:
-            remove_entry(found.target, name)
-            forget_beside(found.target, [name])
-            yield f"deleted {found.target / name}"
-        if drops_local:
-            yield from _drop_local(found)
-    finally:
-        dirlock.unlock(os.fspath(found.target), lock)
-
-
-def _drop_local(found: FoundCheckpoints) -> Lines:
-    above = {place.path.parent for place in found.places}
-    for one in above:
-        for place, lock in late.take_checkpoints(one, os.fspath(found.target)):
-            place.remove()
-            lock.let_go()
-            yield f"deleted the generations of run {place.run_id} on {socket.gethostname()}"
 
 
 def _copy(found: FoundCheckpoints, to: Path) -> str:

@@ -44,6 +44,9 @@ RESTORED_S = 3600.0
 """The command waits for so long until the newest state lies in its directory; a signal ends the wait."""
 _NEEDED = ("numpy", "xxhash")
 _ON_ONE_NODE = "checkpoints are protected by their copies in DIR alone: one node has no other that could keep parities"
+_NOT_REACHED = "the other nodes of the job are not reached"
+_SILENT = "not all nodes said in time that they have the newest state"
+_VIRTUAL = re.compile(r"\.v([0-9]+)(?:\.[a-z]+)?$")
 
 
 class RunCheckpoints(RunOutputs):
@@ -90,7 +93,7 @@ class RunCheckpoints(RunOutputs):
         if (missing := extras.missing(Extra.CHECKPOINT, *_NEEDED)) is not None:
             raise CannotPrepare(missing.line())
         above = place.path.parent
-        self._earlier = late.take_checkpoints(above, self.part.directory, says_used=False)  # the start named them
+        self._earlier = late.take_checkpoints(above, self.part.directory)  # the start named them
         local = CheckpointPlace(place.output)
         try:
             local.base.mkdir(0o700)
@@ -135,11 +138,6 @@ def refuse_protection(config: Config, why_not: str) -> None:
         if why_not:
             raise NotStarted(f"{asked}: checkpoints are not protected: {why_not}", "leave --protect or --strict out")
         raise NotStarted(f"{asked}: {_ON_ONE_NODE}", "leave it out")
-
-
-_NOT_REACHED = "the other nodes of the job are not reached"
-_SILENT = "not all nodes said in time that they have the newest state"
-_VIRTUAL = re.compile(r"\.v([0-9]+)(?:\.[a-z]+)?$")
 
 
 class SharedCheckpoints(RunCheckpoints):

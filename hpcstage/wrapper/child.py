@@ -30,6 +30,25 @@ MOMENT_S = 0.2
 """A sender that signals one process after the other has reached the witness within so many seconds."""
 _POLL_S = 0.005
 _PENDING = ("SigPnd:", "ShdPnd:")
+FORWARDED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCONT,
+    signal.SIGWINCH,
+    signal.SIGALRM,
+    signal.SIGXCPU,
+)
+FATAL = frozenset(FORWARDED) - {signal.SIGCONT, signal.SIGWINCH}
+SI_KERNEL_FROM = 1
+"""An si_code above 0 means that the kernel sent the signal, for a terminal or because of a limit of this process
+alone."""
+OF_TERMINALS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGCONT, signal.SIGWINCH})
+_SETTLES_S = 0.05
+"""A command that makes a process group of its own has made it by then."""
 
 
 class Witness:
@@ -134,27 +153,6 @@ def _pending(pid: int | None) -> set[int]:
         if line.startswith(_PENDING):
             mask |= int(line.split()[1], 16)
     return {number for number in range(1, 65) if mask >> (number - 1) & 1}
-
-
-FORWARDED = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGCONT,
-    signal.SIGWINCH,
-    signal.SIGALRM,
-    signal.SIGXCPU,
-)
-FATAL = frozenset(FORWARDED) - {signal.SIGCONT, signal.SIGWINCH}
-SI_KERNEL_FROM = 1
-"""An si_code above 0 means that the kernel sent the signal, for a terminal or because of a limit of this process
-alone."""
-OF_TERMINALS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGCONT, signal.SIGWINCH})
-_SETTLES_S = 0.05
-"""A command that makes a process group of its own has made it by then."""
 
 
 def is_fatal_pending() -> bool:

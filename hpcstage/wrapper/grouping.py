@@ -46,6 +46,7 @@ NODES_PER_S = 50
 _POLL_S = 0.05
 _INHERITED = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL")
 """A Python of a module or a virtual environment needs these on a node where the launcher passes nothing on."""
+_FALLBACK = "groups"
 
 
 def require_node(job: Job) -> None:
@@ -129,7 +130,7 @@ def begin(group: Grouping, lead: LeadSpec, node: control.ClaimedNode) -> LeadLin
     if group.index != 0:
         return None
     lead.save(directory / leadspec.SPEC)
-    shutil.copyfile(node.path / leadspec.RESOLVED, directory / leadspec.RESOLVED)
+    shutil.copyfile(node.path / leadspec.DATASETS, directory / leadspec.DATASETS)
     (directory / leadspec.SCRIPT).write_text(agent_script(directory, os.environ))
     return LeadLink(directory / leadspec.SPEC, node.path / nodedir.LEAD_LOG, launchers.scrubbed(os.environ))
 
@@ -190,9 +191,6 @@ def sweep_virtual(first: Path, count: int, timeout_s: float) -> None:
             for path in node_directory.leftovers(base):
                 node_directory.remove(path)
         time.sleep(_POLL_S)
-
-
-_FALLBACK = "groups"
 
 
 def safe_directory(run_dir: Path, run_id: str, env: Mapping[str, str]) -> Path:

@@ -211,10 +211,10 @@ def drain_at_start(above: Path, spared: str | None = None) -> None:
             messages.warn(f"run {place.run_id} left {what(place)} in {place.output}; {_CLEAN}")
 
 
-def take_checkpoints(above: Path, target: str, *, says_used: bool = True) -> list[tuple[kept.KeptPlace, kept.KeptLock]]:
+def take_checkpoints(above: Path, target: str) -> list[tuple[kept.KeptPlace, kept.KeptLock]]:
     """Returns the places with checkpoints that runs which are over left and that belong to a directory, with their
-    exclusive locks, which the caller lets go. `says_used`: those that are left alone are named."""
-    over = _over(above, says_used=says_used)
+    exclusive locks, which the caller lets go."""
+    over = _over(above, says_used=False)
     return [(place, lock.again()) for place, lock in over if _target_of_checkpoints(place) == target]
 
 

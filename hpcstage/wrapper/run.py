@@ -30,7 +30,7 @@ from hpcstage.wrapper.plain import replace_with
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
-    from hpcstage.plan.dataset.datasets import Resolved
+    from hpcstage.plan.dataset.datasets import Datasets
     from hpcstage.wrapper import elastic
     from hpcstage.wrapper.directories import RunDirectories
     from hpcstage.wrapper.outdir import NamedDirectory
@@ -65,15 +65,15 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
             messages.warn(f"{{{key}}} is {directory} itself on the nodes of this job, and nothing on a local disk")
     try:
         with _preparing():
-            resolved = _resolve(command, config)
+            data = _resolve(command, config)
     except NotStarted as error:
-        nothing = plan_datasets.Resolved([], [], {})
+        nothing = plan_datasets.Datasets([], [], {})
         return _without_us(command, config, error, Signals(), nothing, started)
     signals = Signals()
     try:
-        session = _open_session(command, config, resolved, started)
+        session = _open_session(command, config, data, started)
     except HpcstageError as error:
-        return _without_us(command, config, error, signals, resolved, started)
+        return _without_us(command, config, error, signals, data, started)
     try:
         code = finish(_run(command, session, signals))
         return code or (session.directories.exit_code if session.directories else 0)
@@ -81,7 +81,7 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
         signals.release()
 
 
-def _resolve(command: Sequence[str], config: Config) -> Resolved:
+def _resolve(command: Sequence[str], config: Config) -> Datasets:
     cwd = inherited.directory()
     if config.elastic is None and config.name is not None:
         raise UsageError("--name is for --elastic", "add --elastic MIN:MAX, or leave it out")
@@ -90,29 +90,29 @@ def _resolve(command: Sequence[str], config: Config) -> Resolved:
     has_directory = config.out is not None or config.checkpoint is not None
     if not config.data and not has_directory and config.elastic is None:
         raise UsageError("no dataset given", "use --data DIRECTORY, or data: in hpcstage.yaml")
-    resolved = plan_datasets.Resolved([], [], {})
+    data = plan_datasets.Datasets([], [], {})
     if config.data:
-        resolved = plan_datasets.resolve(config.data, cwd, order=config.order_asked())
+        data = plan_datasets.resolve(config.data, cwd, order=config.order_asked())
     if has_directory or config.protect is not None or any(_PLACEHOLDER.search(word) for word in command):
         from hpcstage.wrapper import directories
 
-        directories.check(config, command, resolved.datasets)
+        directories.check(config, command, data.datasets)
     if config.elastic is not None:
         from hpcstage.wrapper import elastic
 
         elastic.check(command, config, _job())
-    return resolved
+    return data
 
 
 def _job() -> jobs.Job:
     return jobs.detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
 
 
-def _open_session(command: Sequence[str], config: Config, resolved: Resolved, started: Clock) -> Session:
+def _open_session(command: Sequence[str], config: Config, data: Datasets, started: Clock) -> Session:
     from hpcstage.wrapper.session import Session
 
     with _preparing():
-        return Session.open(command, config, resolved, started)
+        return Session.open(command, config, data, started)
 
 
 @contextlib.contextmanager
@@ -131,12 +131,12 @@ def _fault(error: Exception) -> str:
 
 
 def _without_us(
-    command: Sequence[str], config: Config, error: HpcstageError, signals: Signals, resolved: Resolved, started: Clock
+    command: Sequence[str], config: Config, error: HpcstageError, signals: Signals, data: Datasets, started: Clock
 ) -> int:
     signals.release()
     if isinstance(error, UsageError):
         raise error
-    leave_word(command, config, error, resolved, started)
+    leave_word(command, config, error, data, started)
     if config.strict:
         raise error
     if not (isinstance(error, NoLocalDir) and _is_later_on_node()):

@@ -13,9 +13,8 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,7 @@ from hpcstage.node.shimdir import ShimSetup
 from hpcstage.problem import Problem
 from hpcstage.protocol import leadspec, nodedir, shim
 from hpcstage.protocol.daemonspec import DaemonSpec
-from hpcstage.protocol.leadspec import RESOLVED
+from hpcstage.protocol.leadspec import DATASETS
 from hpcstage.protocol.rundir import log_path
 from hpcstage.record import index
 from hpcstage.record.index import state_dir
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from hpcstage.job.localdir import LocalDir
     from hpcstage.job.together import Grouping
     from hpcstage.node import control
-    from hpcstage.plan.dataset.datasets import Resolved
+    from hpcstage.plan.dataset.datasets import Datasets
     from hpcstage.protocol.leadspec import LeadSpec
     from hpcstage.record.parts.run import RunPart
     from hpcstage.wrapper.directories import RunDirectories
@@ -50,6 +49,10 @@ if TYPE_CHECKING:
     from hpcstage.wrapper.outputs import RunNode
 
 _DOING = frozenset({shim.State.STAGING, shim.State.SETTLED})
+JOIN_S = 3.0
+"""Behind a launcher, the wrapper waits for so many seconds from its start until the nodes have found each other."""
+_FREE = "free space there, or name another directory with --local-dir; hpcstage takes some 10 MB besides the copies"
+_NO_ROOM = {errno.ENOSPC: _FREE, errno.EDQUOT: _FREE, errno.EFBIG: "raise the limit on the size of files: ulimit -f"}
 
 
 class RunProgress:
@@ -87,12 +90,6 @@ class RunProgress:
         return f" on {nodes} nodes" if self.group.virtual else f" on {self._part.host}, the first of {nodes} nodes"
 
 
-JOIN_S = 3.0
-"""Behind a launcher, the wrapper waits for so many seconds from its start until the nodes have found each other."""
-_FREE = "free space there, or name another directory with --local-dir; hpcstage takes some 10 MB besides the copies"
-_NO_ROOM = {errno.ENOSPC: _FREE, errno.EDQUOT: _FREE, errno.EFBIG: "raise the limit on the size of files: ulimit -f"}
-
-
 class Session:
     """A prepared run: the daemon is up or coming up, and the command may start."""
 
@@ -110,7 +107,7 @@ class Session:
         self.progress = RunProgress(node, part, is_quiet=messages.is_quiet() or node.lock_fd is None)
 
     @classmethod
-    def open(cls, command: Sequence[str], config: Config, resolved: Resolved, clock: Clock) -> Session:
+    def open(cls, command: Sequence[str], config: Config, data: Datasets, clock: Clock) -> Session:
         """Makes the directories and starts or joins the daemon. Signals are blocked, so nothing interrupts it
         half-way."""
         host = socket.gethostname()
@@ -123,14 +120,14 @@ class Session:
         alone = host if group is None else ""
         run_id = facts.shared_id(job.run_key, config, alone) or facts.unique_id(clock.unix_s, job.job_id)
         with contextlib.ExitStack() as undo:
-            chosen = _directories(config, local, job, partial(_node_of, config, local, job, run_id, group))
+            chosen = _directories(config, local, job, run_id, group)
             if chosen is not None:
                 undo.callback(chosen.abandon)
             part = facts.run_part(command, config, clock, run_id, job, local)
             if group is None and job.is_rank:
                 facts.tell_of_one_node(part, job)
-            part.roots = [os.fsdecode(dataset.root) for dataset in resolved.datasets]
-            notices = facts.check_datasets(resolved, local, part, strict=config.strict)
+            part.roots = [os.fsdecode(dataset.root) for dataset in data.datasets]
+            notices = facts.check_datasets(data, local, part, strict=config.strict)
             run_dir = facts.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
             try:
                 group = grouping.placed(group, run_dir, run_id)
@@ -155,7 +152,7 @@ class Session:
             session.directories = chosen
             if chosen is not None and claim.lock_fd is None:
                 chosen.give_up("another command of this launch has the staging daemon of this node")
-            session._connect(resolved, local, job, group)
+            session._connect(data, local, job, group)
             undo.pop_all()
         return session
 
@@ -253,7 +250,7 @@ class Session:
         """Whether this wrapper runs on the first node; the last wrapper there writes the record."""
         return self.group is None or self.group.index == 0
 
-    def _connect(self, resolved: Resolved, local: LocalDir, job: jobs.Job, group: Grouping | None) -> None:
+    def _connect(self, data: Datasets, local: LocalDir, job: jobs.Job, group: Grouping | None) -> None:
         self.group = self.progress.group = group
         if group is not None:
             self.part.nodes = list(group.hosts)
@@ -261,12 +258,12 @@ class Session:
             if self.node.lock_fd is None:
                 self.control = control.join(self.node.sock)
                 return
-            spec = self._spec(resolved, local, job)
-            resolved.save(self.node.path / RESOLVED)  # a list may be readable only once, such as a pipe
+            spec = self._spec(data, local, job)
+            data.save(self.node.path / DATASETS)  # a list may be readable only once, such as a pipe
             lead = None if group is None else self._lead_spec(spec, local, group)
             one = ShimSetup.of(self.config.intercept, spec)
             setup = one if lead is None else hosted.shims(lead, spec, self.node)
-            control.prepare(self.node, resolved.datasets, setup)
+            control.prepare(self.node, data.datasets, setup)
             locks = () if self.directories is None else self.directories.locks
             self.control = control.start_daemon(self.node, spec, os.environ, locks)
         except Exception as error:
@@ -300,7 +297,7 @@ class Session:
         machine = socket.gethostname() if lead.virtual else None
         directories.meet(OtherNodes(places, machine, link, self.part.run_id, Path(lead.group_dir)))
 
-    def _spec(self, resolved: Resolved, local: LocalDir, job: jobs.Job) -> DaemonSpec:
+    def _spec(self, data: Datasets, local: LocalDir, job: jobs.Job) -> DaemonSpec:
         config, group = self.config, self.group
         shares = 1 if group is None else group.shares
         return DaemonSpec(
@@ -308,7 +305,7 @@ class Session:
             node_dir=os.fspath(self.node.path),
             run_dir=os.fspath(self.run_dir),
             mode=self.mode,
-            datasets=list(resolved.datasets),
+            datasets=list(data.datasets),
             order=config.order_asked(),
             budget=share.budget_facts(config.budget_asked(), job, local, shares),
             copiers=share.copier_count(job, shares),
@@ -360,7 +357,7 @@ def _node_of(config: Config, local: LocalDir, job: jobs.Job, run_id: str, group:
 
 
 def _directories(
-    config: Config, local: LocalDir, job: jobs.Job, node_of: Callable[[], RunNode]
+    config: Config, local: LocalDir, job: jobs.Job, run_id: str, group: Grouping | None
 ) -> RunDirectories | None:
     """Drains what killed runs left, then returns the directories of this run that are drained; None where none was
     asked for. Raises UsageError."""
@@ -371,7 +368,7 @@ def _directories(
     from hpcstage.wrapper import late
     from hpcstage.wrapper.directories import RunDirectories
 
-    node = node_of()
+    node = _node_of(config, local, job, run_id, group)
     spared = (
         None
         if config.checkpoint is None or node.why_not

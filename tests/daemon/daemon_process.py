@@ -24,7 +24,7 @@ from hpcstage.plan.budget import BudgetAsked, BudgetFacts
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.protocol import shim
 from hpcstage.protocol.daemonspec import DaemonSpec
-from hpcstage.protocol.leadspec import RESOLVED
+from hpcstage.protocol.leadspec import DATASETS
 from hpcstage.protocol.membership import Membership
 from hpcstage.record.parts.part import NodePart
 
@@ -191,7 +191,7 @@ def start_daemon(tmp_path: Path, local_dir: Path) -> Iterator[Callable[..., Daem
         page.create(node_dir / "page")
         resolved = resolve(arguments, tmp_path, order=options.get("order"))
         if options.pop("resolved", True):
-            resolved.save(node_dir / RESOLVED)
+            resolved.save(node_dir / DATASETS)
         spec = DaemonSpec(
             run_id="test",
             membership=Membership.of(["node"]),

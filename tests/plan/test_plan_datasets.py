@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.errors import UsageError
-from hpcstage.plan.dataset.datasets import Resolved, already_local, common_directories, resolve
+from hpcstage.plan.dataset.datasets import Datasets, already_local, common_directories, resolve
 from hpcstage.plan.dataset.pathlist import parse_list
 from hpcstage.plan.dataset.roots import Roots, is_below, tidy
 from hpcstage.plan.types import DatasetKind
@@ -25,7 +25,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path.resolve()
 
 
-def roots(resolved: Resolved) -> list[str]:
+def roots(resolved: Datasets) -> list[str]:
     return [os.fsdecode(d.root) for d in resolved.datasets]
 
 
@@ -144,7 +144,7 @@ def test_lists_skip_blank_lines_and_understand_windows_ends(tree: Path):
     assert paths_of(b"\n\na\n\nb\n", base) == [base + b"/a", base + b"/b"]
     assert paths_of(b"a\r\nb\r\n", base) == [base + b"/a", base + b"/b"]
     assert paths_of(b"./a//b\n../x\n", b"/p/q") == [b"/p/q/a/b", b"/p/x"]
-    assert paths_of(b" a b \n", b"/p") == [b"/p/ a b"]
+    assert paths_of(b" a b \n", b"/p") == [b"/p/ a b "]
 
 
 def paths_of(data: bytes, cwd: bytes) -> list[bytes]:
@@ -188,7 +188,7 @@ def test_saved_and_loaded_again(tree: Path):
     listed = write_list(tree / "l", "other/x.bin", b"train/odd \xff\n.bin", end=b"\0")
     resolved = resolve(["train", "labels.txt", "oth*/x*", listed], tree)
     resolved.save(tree / "resolved")
-    loaded = Resolved.load(tree / "resolved")
+    loaded = Datasets.load(tree / "resolved")
     assert (loaded.datasets, loaded.lists, loaded.selections) == (
         resolved.datasets, resolved.lists, resolved.selections
     )  # fmt: skip
@@ -198,7 +198,7 @@ def test_saved_and_loaded_again(tree: Path):
 def test_foreign_file_is_not_loaded(tree: Path):
     (tree / "resolved").write_bytes(b"something else")
     with pytest.raises(UsageError):
-        Resolved.load(tree / "resolved")
+        Datasets.load(tree / "resolved")
 
 
 def test_a_million_entries_in_seconds(tmp_path: Path):

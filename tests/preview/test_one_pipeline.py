@@ -46,8 +46,8 @@ def test_a_damaged_record_is_no_earlier_run(hpcstage: Hpcstage, make_tree: Calla
     path.write_text(json.dumps({**line, "roots": [1, "a"]}) + "\n" + json.dumps(line) + "\n")
     assert index.find([os.path.realpath(root)], hpcstage.env) == run_dir
     (run_dir / rundir.PART).write_text(data)
-    assert find_earlier(inputs.resolved.datasets, hpcstage.env) is None
+    assert find_earlier(inputs.data.datasets, hpcstage.env) is None
     (run_dir / rundir.RECORD).write_text(data)
-    assert find_earlier(inputs.resolved.datasets, hpcstage.env) is None
+    assert find_earlier(inputs.data.datasets, hpcstage.env) is None
     path.write_text(json.dumps({**line, "roots": [1, "a"]}) + "\n")
-    assert find_earlier(inputs.resolved.datasets, hpcstage.env) is None
+    assert find_earlier(inputs.data.datasets, hpcstage.env) is None

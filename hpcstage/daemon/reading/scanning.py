@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.node import page
-from hpcstage.plan.dataset.datasets import Resolved
+from hpcstage.plan.dataset.datasets import Datasets
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.spelling import Spelling
 from hpcstage.plan.order import orders
@@ -24,7 +24,7 @@ from hpcstage.plan.types import Order
 from hpcstage.problem import Problem
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
-from hpcstage.protocol.leadspec import RESOLVED
+from hpcstage.protocol.leadspec import DATASETS
 from hpcstage.protocol.shim import WorkProgress
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def scan_into(spec: DaemonSpec, waited_s: float = math.inf) -> bytes:
     from hpcstage.preview.pipeline import find
 
     node_dir = Path(spec.node_dir)
-    inputs = Inputs.of_spec(spec, Resolved.load(node_dir / RESOLVED))
+    inputs = Inputs.of_spec(spec, Datasets.load(node_dir / DATASETS))
     found = find(inputs, lambda *seen: page.note_progress(node_dir / nodedir.PAGE, WorkProgress(*seen)))
     manifest, scan = found.scan.manifest, node_dir / nodedir.SCAN
     scanned = Scanned(

@@ -20,10 +20,18 @@ from hpcstage.plan.dataset.pathlist import PathList, collapse, is_there, read_li
 from hpcstage.plan.dataset.roots import tidy
 
 _MAGIC = re.compile(rb"[*?\[]")
+LOOKED_S = 0.1
+LOOKED_ENTRIES = 2000
+"""A directory that shows no file within LOOKED_S and this many names is left to the scan."""
+FIRST, SPREAD, ODD, ODD_AMONG = 16, 16, 16, 10_000
+"""The check looks up a list's first FIRST entries, about SPREAD at even distances, and ODD of the first ODD_AMONG that
+do not look like a path."""
+_BLANKS = re.compile(rb"[ \t,;]+")
+_ODD = re.compile(rb"[ \t,;*?\[]")
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedPath:
     """A directory or a single file, with its absolute path as the user spelt it."""
 
     argument: str
@@ -40,10 +48,10 @@ class Glob:
     pattern: bytes
 
 
-Parsed = Named | Glob | PathList
+Argument = NamedPath | Glob | PathList
 
 
-def parse(argument: str, cwd: bytes) -> Parsed:
+def parse(argument: str, cwd: bytes) -> Argument:
     """Reads one argument. Raises UsageError where it names nothing that can be read."""
     if not argument:
         raise UsageError("--data is empty", "name a directory, a file, a glob or @list.txt")
@@ -61,17 +69,17 @@ def parse(argument: str, cwd: bytes) -> Parsed:
     return _named(argument, path, mode)
 
 
-def _named(argument: str, path: bytes, mode: int) -> Named:
+def _named(argument: str, path: bytes, mode: int) -> NamedPath:
     if stat.S_ISDIR(mode):
         _require(argument, path, os.R_OK | os.X_OK)
-        return Named(argument, collapse(tidy(path)), is_directory=True)
+        return NamedPath(argument, collapse(tidy(path)), is_directory=True)
     if not stat.S_ISREG(mode):
         raise UsageError(
             f"--data {argument} is neither a file nor a directory", "name a directory, file, glob or @list"
         )
     _require(argument, path, os.R_OK)
     head, tail = os.path.split(tidy(path))
-    return Named(argument, os.path.join(collapse(head), tail), is_directory=False)
+    return NamedPath(argument, os.path.join(collapse(head), tail), is_directory=False)
 
 
 def _require(argument: str, path: bytes, access: int) -> None:
@@ -103,19 +111,9 @@ def _glob(argument: str, path: bytes) -> Glob:
     return Glob(argument, directory, b"/".join(pattern))
 
 
-LOOKED_S = 0.1
-LOOKED_ENTRIES = 2000
-"""A directory that shows no file within LOOKED_S and this many names is left to the scan."""
-FIRST, SPREAD, ODD, ODD_AMONG = 16, 16, 16, 10_000
-"""The check looks up a list's first FIRST entries, about SPREAD at even distances, and ODD of the first ODD_AMONG that
-do not look like a path."""
-_BLANKS = re.compile(rb"[ \t,;]+")
-_ODD = re.compile(rb"[ \t,;*?\[]")
-
-
-def check(parsed: Sequence[Parsed]) -> None:
+def check(arguments: Sequence[Argument]) -> None:
     """Raises UsageError that names the argument, and the line if it is in a list."""
-    for item in parsed:
+    for item in arguments:
         if isinstance(item, PathList):
             check_list(item)
         elif isinstance(item, Glob):

@@ -1,7 +1,7 @@
 """Makes datasets of `--data` arguments: roots that never nest, the spellings of each, and what is staged below it.
 
 This is cheap, as the command waits for it: no scan, no glob expansion, a look at a few entries of a list. The module
-owns `Resolved` and its file, which carries lists that can be read only once to the daemon.
+owns `Datasets` and its file, which carries lists that can be read only once to the daemon.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.errors import UsageError
-from hpcstage.plan.dataset.arguments import Glob, Named, Parsed, check, check_list, parse
+from hpcstage.plan.dataset.arguments import Argument, Glob, NamedPath, check, check_list, parse
 from hpcstage.plan.dataset.pathlist import PathList, is_there, read_list
 from hpcstage.plan.dataset.roots import Roots, is_below, with_slash
 from hpcstage.plan.types import ORDER_WORDS, Dataset, DatasetKind
 from hpcstage.problem import Problem
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-_MAGIC = b"hpcstage-resolved 1\n"
+_MAGIC = b"hpcstage-datasets 1\n"
 ENDS = 64
 """At most this many entries from either end of a list are looked up to find one that exists."""
 
@@ -41,7 +41,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Resolved:
+class Datasets:
     """The datasets and lists that the arguments of a job name."""
 
     datasets: list[Dataset]
@@ -72,7 +72,7 @@ class Resolved:
                 file.write(b"\0".join([*item.paths, b""]))
 
     @classmethod
-    def load(cls, path: Path) -> Resolved:
+    def load(cls, path: Path) -> Datasets:
         """Reads what `save` wrote."""
         data = path.read_bytes()
         if not data.startswith(_MAGIC):
@@ -92,7 +92,7 @@ class Resolved:
         return [*self.lists, *([self.order] if self.order else [])]
 
 
-def resolve(arguments: Sequence[str], cwd: Path, order: str | None = None) -> Resolved:
+def resolve(arguments: Sequence[str], cwd: Path, order: str | None = None) -> Datasets:
     """Makes datasets of `--data` arguments, and reads the list if `order` is a file's name. Raises UsageError that
     names the argument and the fix."""
     if not arguments:
@@ -129,16 +129,16 @@ class _Draft:
 class _Builder:
     """Collects drafts, makes their roots disjoint, then distributes what was named over them."""
 
-    def __init__(self, parsed: Sequence[Parsed]) -> None:
+    def __init__(self, parsed: Sequence[Argument]) -> None:
         self._parsed = parsed
         self._drafts: list[_Draft] = []
         self._named: list[tuple[bytes, bytes, str]] = []
         """Triples (kind, resolved directory or file, rest) of the files that FILES datasets take."""
         self._lists: list[PathList] = []
 
-    def build(self) -> Resolved:
+    def build(self) -> Datasets:
         for item in self._parsed:
-            if isinstance(item, Named) and item.is_directory:
+            if isinstance(item, NamedPath) and item.is_directory:
                 self._add_directory(item)
         for item in self._parsed:
             if isinstance(item, PathList):
@@ -151,7 +151,7 @@ class _Builder:
         self._sort()
         return self._finish()
 
-    def _add_directory(self, item: Named) -> None:
+    def _add_directory(self, item: NamedPath) -> None:
         root = os.path.realpath(item.path)
         for draft in self._drafts:
             if draft.root == root:
@@ -207,7 +207,7 @@ class _Builder:
             draft.arguments = sorted(set(draft.arguments), key=position.__getitem__)
         self._drafts.sort(key=lambda d: position[d.arguments[0]])
 
-    def _finish(self) -> Resolved:
+    def _finish(self) -> Datasets:
         datasets: list[Dataset] = []
         for index, draft in enumerate(self._drafts):
             datasets.append(_dataset(index, draft, _aliases(draft)))
@@ -215,7 +215,7 @@ class _Builder:
         roots = Roots(datasets)
         for item in self._parsed:
             _select(item, roots, selections)
-        return Resolved(datasets, self._lists, selections)
+        return Datasets(datasets, self._lists, selections)
 
 
 def _any_below(paths: Iterable[bytes], draft: _Draft) -> bool:
@@ -287,12 +287,12 @@ def _dataset(index: int, draft: _Draft, aliases: tuple[bytes, ...]) -> Dataset:
     return Dataset(f"{index}-{base or 'root'}", kind, draft.root, aliases, tuple(draft.arguments))
 
 
-def _select(item: Parsed, roots: Roots, selections: dict[int, Selection]) -> None:
+def _select(item: Argument, roots: Roots, selections: dict[int, Selection]) -> None:
     if isinstance(item, PathList):
         return
     directory = item.directory if isinstance(item, Glob) else item.path
     name = b""
-    if isinstance(item, Named) and not item.is_directory:
+    if isinstance(item, NamedPath) and not item.is_directory:
         directory, name = os.path.split(item.path)
     place = roots.locate(os.path.realpath(directory))
     if place is None or place[0] not in selections:

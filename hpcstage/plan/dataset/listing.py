@@ -27,6 +27,16 @@ Positions = frozenset[int]
 """The components of the pattern that may come next (several because of `**`)."""
 EVERYTHING = -1
 """The position below a directory of which all files are taken."""
+BATCH = 128
+SKIPPED_LIMIT = 100
+LATEST_NS = (1 << 63) - 1
+"""Times are kept in 64 bits; file systems that hold later ones got them by mistake."""
+OF_FILES = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EOVERFLOW}
+)
+"""The errors that say something of a file. Others say that its file system did not answer, and may pass."""
+MOST_NAMES = 64
+"""Links may give a directory at most this many names: directories that link to each other have endlessly many."""
 
 
 class Pattern:
@@ -87,18 +97,6 @@ def _test(part: bytes) -> re.Pattern[bytes]:
 
 
 WHOLE = _Whole()
-
-
-BATCH = 128
-SKIPPED_LIMIT = 100
-LATEST_NS = (1 << 63) - 1
-"""Times are kept in 64 bits; file systems that hold later ones got them by mistake."""
-OF_FILES = frozenset(
-    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EOVERFLOW}
-)
-"""The errors that say something of a file. Others say that its file system did not answer, and may pass."""
-MOST_NAMES = 64
-"""Links may give a directory at most this many names: directories that link to each other have endlessly many."""
 
 
 @dataclass

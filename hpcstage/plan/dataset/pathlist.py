@@ -1,14 +1,12 @@
 """Reads lists of paths (`@list.txt`), with one path per line, or NUL-separated where names hold newlines.
 
-This module owns the form of a list. It looks a name up only where a line may be something else than a path (a comment,
-`~`, trailing blanks), and to resolve `..`.
+This module owns the form of a list: nothing in a line has another meaning than a path. Names are looked up to resolve
+`..` only.
 """
 
 from __future__ import annotations
 
-import codecs
 import os
-import re
 from dataclasses import dataclass, field
 
 from hpcstage.errors import UsageError
@@ -16,8 +14,6 @@ from hpcstage.plan.dataset.roots import tidy
 from hpcstage.reading import read_whole
 
 PATH_MAX = 4096
-LOOKED = 16
-_MARKED = re.compile(rb"[#~]|.*[ \t]\Z", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ def read_list(argument: str, file: bytes, cwd: bytes) -> PathList:
 def parse_list(argument: str, data: bytes, cwd: bytes) -> PathList:
     """Returns the paths in a list's content, made absolute."""
     base = cwd.rstrip(b"/") + b"/"
-    lines = _lines(argument, data, base)
+    lines = _lines(data)
     if len(data) > PATH_MAX:
         _check_lengths(argument, lines)
     paths = [line if line[:1] == b"/" else base + line for line in lines if line]
@@ -78,48 +74,12 @@ def parse_list(argument: str, data: bytes, cwd: bytes) -> PathList:
     return PathList(argument, paths, left_out)
 
 
-def _lines(argument: str, data: bytes, base: bytes) -> list[bytes]:
-    """Returns the list's entries, empty where a line holds none. NUL-separated entries are taken as they are."""
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" in data:
-        raise UsageError(f"the list {argument} is text in UTF-16", "save it as UTF-8")
+def _lines(data: bytes) -> list[bytes]:
+    """Returns the list's entries, empty where a line holds none."""
     if b"\0" in data:
         return data.split(b"\0")
     lines = data.split(b"\n")
-    if b"\r\n" in data[: PATH_MAX + 2]:
-        lines = [line.removesuffix(b"\r") for line in lines]
-    if lines[0].startswith(codecs.BOM_UTF8) and not is_there(base + lines[0]):
-        lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
-    return _Spelling(base).meant(lines)
-
-
-class _Spelling:
-    """Removes what people write around paths: comments, `~`, trailing blanks. A line that names a file as it stands
-    means that file; where none of the first LOOKED such lines names one, the others are not looked up."""
-
-    def __init__(self, base: bytes) -> None:
-        self._base = base
-        self._looked = 0
-        self._found = False
-
-    def meant(self, lines: list[bytes]) -> list[bytes]:
-        """Returns the paths that the lines mean."""
-        return [line if not _MARKED.match(line) else self._one(line) for line in lines]
-
-    def _one(self, line: bytes) -> bytes:
-        if self._is_name(line):
-            return line
-        text = line.rstrip(b" \t")
-        if text.startswith(b"#"):
-            return b""
-        return os.path.expanduser(text) if text.startswith(b"~") else text
-
-    def _is_name(self, line: bytes) -> bool:
-        if not self._found and self._looked >= LOOKED:
-            return False
-        self._looked += 1
-        found = is_there(os.path.join(self._base, line))
-        self._found = self._found or found
-        return found
+    return [line.removesuffix(b"\r") for line in lines] if b"\r\n" in data[: PATH_MAX + 2] else lines
 
 
 def _check_lengths(argument: str, lines: list[bytes]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hpcstage.plan.dataset.columns import Columns
-from hpcstage.plan.dataset.datasets import Resolved
+from hpcstage.plan.dataset.datasets import Datasets
 from hpcstage.plan.dataset.listing import (
     BATCH,
     SKIPPED_LIMIT,
@@ -60,7 +60,7 @@ class ScanResult:
 
 
 def scan(
-    resolved: Resolved,
+    data: Datasets,
     *,
     exclude: Sequence[bytes] = (),
     on_found: Callable[[int, int], None] = lambda _files, _bytes: None,
@@ -68,9 +68,9 @@ def scan(
     """Walks all datasets, except for the absolute directories of `exclude` (the run directory, the store). Calls
     `on_found` with the files and bytes that are found so far, a few times a second."""
     started = time.monotonic()
-    walk = _Walk(resolved, frozenset(exclude))
-    findings = walk.run(_first_tasks(resolved), on_found)
-    manifest = Manifest.build(resolved.datasets, findings.columns)
+    walk = _Walk(data, frozenset(exclude))
+    findings = walk.run(_first_tasks(data), on_found)
+    manifest = Manifest.build(data.datasets, findings.columns)
     seconds = time.monotonic() - started
     return ScanResult(
         manifest,
@@ -84,12 +84,12 @@ def scan(
     )
 
 
-def _first_tasks(resolved: Resolved) -> Iterator[Task]:
-    for index, dataset in enumerate(resolved.datasets):
+def _first_tasks(data: Datasets) -> Iterator[Task]:
+    for index, dataset in enumerate(data.datasets):
         if dataset.kind is DatasetKind.DIRECTORY:
             yield Directory(index, b"", above(dataset.root), WHOLE, WHOLE.start)
             continue
-        selection = resolved.selections[index]
+        selection = data.selections[index]
         for path in selection.directories:
             yield Directory(index, path, above(join(dataset.root, path)), WHOLE, WHOLE.start)
         for path, text in selection.globs:
@@ -97,15 +97,15 @@ def _first_tasks(resolved: Resolved) -> Iterator[Task]:
             yield Directory(index, path, above(join(dataset.root, path)), pattern, pattern.start)
         if selection.files:
             yield Names(index, b"", list(selection.files), None)
-    yield from _tasks_of_lists(resolved)
+    yield from _tasks_of_lists(data)
 
 
-def _tasks_of_lists(resolved: Resolved) -> Iterator[Task]:
-    roots = Roots(resolved.datasets)
-    wanted = [dataset.kind is DatasetKind.FILES for dataset in resolved.datasets]
+def _tasks_of_lists(data: Datasets) -> Iterator[Task]:
+    roots = Roots(data.datasets)
+    wanted = [dataset.kind is DatasetKind.FILES for dataset in data.datasets]
     if not any(wanted):
         return
-    for item in resolved.lists:
+    for item in data.lists:
         batches: dict[int, list[bytes]] = {}
         for path in item.paths:
             place = roots.locate(path)
@@ -122,8 +122,8 @@ def _tasks_of_lists(resolved: Resolved) -> Iterator[Task]:
 class _Walk:
     """A stack of tasks and the threads that work on it."""
 
-    def __init__(self, resolved: Resolved, exclude: frozenset[bytes]) -> None:
-        self._roots = [dataset.root for dataset in resolved.datasets]
+    def __init__(self, data: Datasets, exclude: frozenset[bytes]) -> None:
+        self._roots = [dataset.root for dataset in data.datasets]
         self._bounds = WalkBounds(exclude)
         self._tasks: deque[Task] = deque()
         self._feed: Iterator[Task] = iter(())

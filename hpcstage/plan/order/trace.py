@@ -1,9 +1,10 @@
 """Writes and reads the trace of a run: the order in which a command first opened its files.
 
-This module owns the files `<directory>/<key>.trace`, their bounds, and whether a run may use one. It does not own their
-form (`tracefile`), nor where the directory lies (callers pass `record.index.state_dir(env) / DIRECTORY`). A trace is a
-convenience: nothing fails where a home is read-only, and a trace that is damaged, foreign or of other files is not
-used, with a reason.
+This module owns the files `<directory>/<key>.trace`, their form and bounds, and whether a run may use one, not where
+the directory lies (callers pass `record.index.state_dir(env) / DIRECTORY`). A trace is a convenience: nothing fails
+where a home is read-only, and a trace that is damaged, foreign or of other files is not used, with a reason.
+
+magic, CRC-32 of the rest, length of the header | header: JSON | zlib of the order's ids, u32 little-endian
 """
 
 from __future__ import annotations
@@ -29,6 +30,16 @@ _HEAD = struct.Struct("<16sII")
 _CHECKED_FROM = 20
 _MOST_RAW_BYTES = 1 << 30
 DAMAGED = "the trace is damaged"
+DIRECTORY = "traces"
+"""The directory of traces below the user's state directory."""
+PROVENANCE = "trace"
+MOST_BYTES = 64 << 20
+MOST_FILES = 64
+MOST_TOTAL_BYTES = 512 << 20
+NONE_LEFT = "no earlier run of this command on these datasets left a trace"
+_SUFFIX = ".trace"
+_TEMPORARY = ".new-"
+_STALE_S = 3600.0
 
 
 class Unusable(Exception):
@@ -66,16 +77,6 @@ def encode(trace: Trace) -> bytes:
     text = json.dumps(fields).encode()
     rest = struct.pack("<I", len(text)) + text + zlib.compress(_little(trace.order).tobytes(), 1)
     return _HEAD.pack(_MAGIC, zlib.crc32(rest), len(text)) + rest[4:]
-
-
-def header_of(data: bytes) -> TraceHeader:
-    """Reads the header in a file's first `header_end` bytes; checks only its form. Raises Unusable."""
-    return _header_in(_fields(data, _lengths(data)[1]))
-
-
-def header_end(data: bytes) -> int:
-    """Returns from a file's first bytes where its header ends, in bytes. Raises Unusable."""
-    return _HEAD.size + _lengths(data)[1]
 
 
 def decode(data: bytes) -> Trace:
@@ -148,34 +149,6 @@ def _little(numbers: array[int]) -> array[int]:
     swapped = array("I", numbers)
     swapped.byteswap()
     return swapped
-
-
-__all__ = [
-    "DIRECTORY",
-    "PROVENANCE",
-    "Trace",
-    "TraceHeader",
-    "Unusable",
-    "digest",
-    "find",
-    "key",
-    "load",
-    "newest",
-    "path_of",
-    "read_header",
-    "save",
-]  # fmt: skip
-DIRECTORY = "traces"
-"""The directory of traces below the user's state directory."""
-PROVENANCE = "trace"
-MOST_BYTES = 64 << 20
-MOST_FILES = 64
-MOST_TOTAL_BYTES = 512 << 20
-NONE_LEFT = "no earlier run of this command on these datasets left a trace"
-_SUFFIX = ".trace"
-_TEMPORARY = ".new-"
-_STALE_S = 3600.0
-_FIRST_BYTES, _MOST_HEADER_BYTES = 1 << 14, 8 << 20
 
 
 def digest(manifest: Manifest) -> str:
@@ -260,20 +233,25 @@ def _prune(directory: Path, newest: Path) -> None:
 
 def find(directory: Path, roots: Sequence[str], command: Sequence[str], manifest: Manifest) -> tuple[Trace | None, str]:
     """Returns the trace of this command on these datasets, or None and why there is none that can be used."""
-    try:
-        return load(path_of(directory, roots, command), manifest), ""
-    except Unusable as why:
-        return None, str(why)
+    return _found(path_of(directory, roots, command), manifest)
 
 
-def newest(directory: Path, roots: Sequence[str]) -> Path | None:
-    """Returns the path of the trace that any command on these datasets wrote last."""
+def newest(directory: Path, roots: Sequence[str], manifest: Manifest) -> tuple[Trace | None, str]:
+    """Returns the trace that any command on these datasets wrote last, or None and why there is none that can be
+    used."""
     wanted = sorted(roots)
     for path in _by_age(directory):
         with suppress(Unusable):
-            if sorted(read_header(path).roots) == wanted:
-                return path
-    return None
+            if sorted(load(path).header.roots) == wanted:
+                return _found(path, manifest)
+    return None, "no earlier run on these datasets left a trace"
+
+
+def _found(path: Path, manifest: Manifest) -> tuple[Trace | None, str]:
+    try:
+        return load(path, manifest), ""
+    except Unusable as why:
+        return None, str(why)
 
 
 def _by_age(directory: Path) -> list[Path]:
@@ -284,14 +262,6 @@ def _by_age(directory: Path) -> list[Path]:
                 if entry.name.endswith(_SUFFIX):
                     found.append((entry.stat().st_mtime_ns, Path(entry.path)))
     return [path for _, path in sorted(found, reverse=True)]
-
-
-def read_header(path: Path) -> TraceHeader:
-    """Reads the header of a trace without its arrays; checks only its form. Raises Unusable."""
-    data = _read(path, _FIRST_BYTES)
-    if header_end(data) > len(data):
-        data = _read(path, min(header_end(data), _MOST_HEADER_BYTES))
-    return header_of(data)
 
 
 def load(path: Path, manifest: Manifest | None = None) -> Trace:

@@ -15,6 +15,9 @@ from hpcstage.plan.placement.owners import needed_bytes
 from hpcstage.plan.placement.placements import AUTO, Placement, Placing, decide, place_shares
 from hpcstage.plan.types import Budget
 
+MOST_LOOKED_AT = 4_000_000
+"""At most about this many ids are looked at where each node needs a pass of its own."""
+
 
 @dataclass(frozen=True)
 class Hits:
@@ -79,10 +82,6 @@ def alike(kind: Placing, nodes: int, budget_share: float) -> Sharing:
     budget_share = max(0.0, min(1.0, budget_share))
     placed = budget_share if kind is Placing.PRIVATE else min(1.0, budget_share * nodes)
     return Sharing(kind, nodes, placed, placed / nodes if kind is Placing.PARTITION else budget_share)
-
-
-MOST_LOOKED_AT = 4_000_000
-"""At most about this many ids are looked at where each node needs a pass of its own."""
 
 
 @dataclass(frozen=True)

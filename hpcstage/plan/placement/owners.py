@@ -23,6 +23,8 @@ _MOST_SLOTS = 1 << 16
 _SLOTS_PER_NODE = 64
 _PARTS = 256
 _MASK = (1 << 64) - 1
+NOBODY = 0xFFFF
+"""The owner of an id that fits on no node."""
 
 
 class Deal:
@@ -138,10 +140,6 @@ def _mixed(number: int, seed: int) -> int:
     value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ value >> 27) * 0x94D049BB133111EB) & _MASK
     return value ^ value >> 31
-
-
-NOBODY = 0xFFFF
-"""The owner of an id that fits on no node."""
 
 
 @dataclass
