@@ -142,6 +142,8 @@ def remove_leftovers(directory: Path) -> list[str]:
                 for aside in left.glob(f"{RESTORING}*"):
                     with contextlib.suppress(FileExistsError):
                         _take(aside, directory / aside.name.removeprefix(RESTORING))
+                if is_locked:  # whoever has just made it and waits for the lock sees that it is gone
+                    left = left.rename(_new_name(directory))
             if is_locked:  # NFS removes no directory of which a file is open
                 _remove(left)
                 removed.append(name)
@@ -162,13 +164,22 @@ def _is_missing(directory: Path) -> bool:
 @contextlib.contextmanager
 def making_in(directory: Path) -> Iterator[Path]:
     """Gives a directory below another that is locked while it is used, and removed at the end."""
-    made = directory / f"{RESTORING}{os.urandom(6).hex()}"
-    made.mkdir(0o700)
-    try:
-        with _locked(made, fcntl.LOCK_EX):
-            yield made
-    finally:
-        _remove(made)
+    while True:
+        made = _new_name(directory)
+        made.mkdir(0o700)
+        try:
+            with contextlib.ExitStack() as held:
+                with contextlib.suppress(FileNotFoundError):
+                    held.enter_context(_locked(made, fcntl.LOCK_EX))
+                if made.exists():  # else another node took it for a leftover before it was locked
+                    yield made
+                    return
+        finally:
+            _remove(made)
+
+
+def _new_name(directory: Path) -> Path:
+    return directory / f"{RESTORING}{os.urandom(6).hex()}"
 
 
 @contextlib.contextmanager
