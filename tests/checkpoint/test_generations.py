@@ -15,6 +15,7 @@ from states import BLOCK, SMALL, flip, noise, nudged, overwrite, tree, varied_st
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
+from hpcstage.checkpoint.generations import restoring
 from hpcstage.checkpoint.generations.choice import GenerationPolicy
 from hpcstage.checkpoint.generations.directory import StoreInUse
 from hpcstage.checkpoint.generations.files import OWN_PARTS, PIECE_BYTES, Files, GenerationPart, generation_path
@@ -430,3 +431,22 @@ def test_a_manifest_of_a_later_form_is_refused(tmp_path: Path, state: Path, monk
     monkeypatch.undo()
     with pytest.raises(DamagedGeneration, match="form that this version does not know"):
         verify(LocalSource(tmp_path / "store"), 1)
+
+
+def test_a_directory_that_another_node_took_for_a_leftover_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is seen between its making and its lock."""
+    real, seen = restoring.lock_file, list[str]()
+
+    def lock_late(fd: int, how: int) -> bool:
+        if not seen:
+            seen.append("")
+            seen.extend(restoring.remove_leftovers(tmp_path))
+        return real(fd, how)
+
+    monkeypatch.setattr(restoring, "lock_file", lock_late)
+    with restoring.making_in(tmp_path) as made:
+        assert len(seen) == 2
+        (made / "file").touch()
+    assert not list(tmp_path.iterdir())

@@ -85,24 +85,6 @@ def test_the_lock_is_one_of_a_file_open_for_writing(tmp_path: Path) -> None:
     assert remove_leftovers(tmp_path) == [".hpcstage-restore-left"]
 
 
-def test_a_directory_that_another_node_takes_for_left_before_it_is_locked_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock, removed = restoring.lock_file, []
-
-    def locked_late(fd: int, how: int) -> bool:
-        if not removed:
-            removed.append("")
-            removed.extend(remove_leftovers(tmp_path))
-        return lock(fd, how)
-
-    monkeypatch.setattr(restoring, "lock_file", locked_late)
-    with making_in(tmp_path) as made:
-        (made / "entry").touch()
-    assert len(removed) == 2
-    assert os.listdir(tmp_path) == []
-
-
 def test_nothing_is_open_below_what_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NFS removes no directory of which a file is open."""
     remove, open_below = restoring._remove, []

@@ -16,7 +16,7 @@ from hpcstage.plan.order import trace
 from hpcstage.plan.order.trace import decode
 
 TRIES = 5
-"""A wait is bounded, so on a machine that is busy enough one of the first files is read at the source all the same."""
+"""A wait is bounded: on a machine that is busy enough some of the first files are read at the source all the same."""
 
 READ = """
 import sys
@@ -56,6 +56,6 @@ def test_what_is_opened_before_the_scan_has_ended_leaves_the_source_once(
         reasons = json.loads(hpcstage.records()[-1].read_text())["coverage"]["reasons"]
         not_awaited = sum(reasons.values())
         assert read_bytes <= (files + not_awaited) * size_bytes, reasons
-        if not not_awaited:
+        if not_awaited < files / 20:
             return
-    raise AssertionError(f"opens did not wait for the scan in any of {TRIES} runs")
+    raise AssertionError(f"opens did not wait for the scan in any of {TRIES} runs: {reasons}")

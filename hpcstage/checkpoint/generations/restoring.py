@@ -142,11 +142,10 @@ def remove_leftovers(directory: Path) -> list[str]:
                 for aside in left.glob(f"{RESTORING}*"):
                     with contextlib.suppress(FileExistsError):
                         _take(aside, directory / aside.name.removeprefix(RESTORING))
-                gone = left.with_name(f"{name}-")
-                if is_locked:  # who was about to lock it finds it gone
-                    left.rename(gone)
+                if is_locked:  # whoever has just made it and waits for the lock sees that it is gone
+                    left = left.rename(_new_name(directory))
             if is_locked:  # NFS removes no directory of which a file is open
-                _remove(gone)
+                _remove(left)
                 removed.append(name)
     return removed
 
@@ -165,40 +164,33 @@ def _is_missing(directory: Path) -> bool:
 @contextlib.contextmanager
 def making_in(directory: Path) -> Iterator[Path]:
     """Gives a directory below another that is locked while it is used, and removed at the end."""
-    made, fd = _new_locked(directory)
-    try:
-        yield made
-    finally:
-        os.close(fd)
-        _remove(made)
-
-
-def _new_locked(directory: Path) -> tuple[Path, int]:
-    """Makes a directory and locks it. Another node may take it for what a killed restore left before it is locked."""
     while True:
-        made = directory / f"{RESTORING}{os.urandom(6).hex()}"
+        made = _new_name(directory)
         made.mkdir(0o700)
-        with contextlib.suppress(FileNotFoundError):
-            fd = _lock_of(made)
-            lock_file(fd, fcntl.LOCK_EX)
-            if os.path.lexists(made / LOCK):
-                return made, fd
-            os.close(fd)
+        try:
+            with contextlib.ExitStack() as held:
+                with contextlib.suppress(FileNotFoundError):
+                    held.enter_context(_locked(made, fcntl.LOCK_EX))
+                if made.exists():  # else another node took it for a leftover before it was locked
+                    yield made
+                    return
+        finally:
+            _remove(made)
+
+
+def _new_name(directory: Path) -> Path:
+    return directory / f"{RESTORING}{os.urandom(6).hex()}"
 
 
 @contextlib.contextmanager
 def _locked(made: Path, how: int) -> Iterator[bool]:
     """Locks a file in a directory; gives whether the file system has locks. A lock of a directory is one of this node
     alone on many shared file systems, or is refused: it takes a file that is open for writing."""
-    fd = _lock_of(made)
+    fd = os.open(made / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         yield lock_file(fd, how)
     finally:
         os.close(fd)
-
-
-def _lock_of(made: Path) -> int:
-    return os.open(made / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def times_of(manifest: GenerationManifest) -> dict[str, int]:
