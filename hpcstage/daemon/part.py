@@ -117,7 +117,7 @@ def problems(engine: Engine, limit: Budget, unserved: Unserved, host: str) -> li
         problems.append(_held_back(engine, here, "left-to-program", "the program"))
     if left - here:
         problems.append(_held_back(engine, left - here, "left-to-others", "a program of another node"))
-    if kinds := engine.failures.kinds:
+    if (kinds := engine.failures.kinds) and not engine.queue.is_disk_full:
         count, first = sum(one.count for one in kinds.values()), next(iter(kinds.values()))
         text = f"{format_number(count, 'file')} could not be copied: {first.error}: {first.path}"
         problems.append(Problem("copy-failed", text, ERRORS_ARE_IN.format(host=host)))
