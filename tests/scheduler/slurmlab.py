@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -124,6 +125,14 @@ class Slurm:
     def cancel(self, job: int, *options: str) -> None:
         """scancel."""
         self.nodes.run(1, "scancel", *options, str(job), user=True)
+
+    def start_again(self, job: int) -> None:
+        """Waits until a job is back in the queue and starts it: by itself Slurm waits for minutes. In the second in
+        which it ended a job it does not start it again."""
+        until(lambda: self.job(job)["JobState"] == "PENDING", 30, f"job {job} in the queue")
+        second = int(time.time())
+        until(lambda: int(time.time()) > second, 2, "the next second")
+        self.nodes.run(1, "scontrol", "update", f"JobId={job}", "StartTime=now", user=True)
 
     def job(self, job: int | str) -> dict[str, str]:
         """What Slurm says of a job, by name."""

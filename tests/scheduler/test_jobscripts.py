@@ -54,8 +54,7 @@ def test_slurm_requeue(slurm: Slurm, project: Project) -> None:
     slurm.cancel(job, "--batch", "--signal=USR1")  # as --signal=B:USR1@300 does
     until(lambda: heard(project) == {0: [signal.SIGUSR1]}, 20, "USR1")
     slurm.cancel(job, "--batch", "--signal=TERM")  # of a program that has a handler for USR1, and saves on TERM
-    until(lambda: slurm.job(job)["JobState"] == "PENDING", 30, f"the job in the queue: {project.log()}")
-    slurm.nodes.run(1, "scontrol", "update", f"JobId={job}", "StartTime=now", user=True)
+    slurm.start_again(job)
     assert slurm.wait(job, 200)["JobState"] == "COMPLETED", project.log()
     said = [line for line in project.said("rank-0.said") if "digest" in line]
     assert [(line["first"], line["digest"]) for line in said] == [(0, digest(2)), (1, digest(2))], project.log()

@@ -23,7 +23,7 @@ def test_a_requeued_job(slurm: Slurm, project: Project) -> None:
     until(lambda: slurm.job(job)["JobState"] == "PENDING", 30, "the job in the queue")
     before = drained(project)
     (project.outside / "enough").touch()
-    slurm.nodes.run(1, "scontrol", "update", f"JobId={job}", "StartTime=now", user=True)
+    slurm.start_again(job)
     assert slurm.wait(job, 200)["JobState"] == "COMPLETED", project.log()
     check(project, before)
 
