@@ -116,9 +116,9 @@ def earlier(record: Record, env: Mapping[str, str] = os.environ) -> list[Earlier
 
     run, nodes, took_s = record.run, len(record.environment.nodes), dict[str, list[float]]()
     for line in _successful(_roots(record), env):
-        mode, total_s = line.get("mode"), line.get("total_s")
+        mode, total_s, started_s = (line.get(key) for key in ("mode", "total_s", "started_unix_s"))
         is_like = (line.get("command"), line.get("nodes")) == (list(run.command), nodes)
-        if is_like and mode and total_s is not None and line["started_unix_s"] < run.started_unix_s:
+        if is_like and mode and total_s is not None and started_s is not None and started_s < run.started_unix_s:
             took_s.setdefault(mode, []).append(total_s)
     return [Earlier(mode, len(values), median(values)) for mode, values in sorted(took_s.items())]
 

@@ -73,8 +73,6 @@ def test_nobody_else_reads_what_a_run_leaves(hpcstage: Hpcstage, make_tree: Tree
     """With the umask and the directory of a project."""
     tmp_path.chmod(0o2775)
     index = tmp_path / "state" / "hpcstage" / "runs.jsonl"
-    index.parent.mkdir(parents=True)
-    index.touch(0o644)
     words = ("run", "-q", "--nodes", "2", "--data", make_tree(files=3), "--", sys.executable, "-c", "pass", "secret")
     process = hpcstage.start(*words, umask=0o002)
     assert process.wait(60) == 0
