@@ -23,7 +23,7 @@ READ = "$PYTHON $PROGRAMS/reading.py data"
 @pytest.mark.parametrize("mount", ["/n42", "/n3"])
 def test_a_program_reads_the_same_from_copies(project: Project, mount: str) -> None:
     plain = project.run(f"{MAKE}{READ} 3 0", mount)
-    staged = project.run(f"$HPCSTAGE run --data data -- {READ} 3 0.01 2>/disk/err || cat /disk/err", mount)
+    staged = project.run(f"$HPCSTAGE run --data data -- {READ} 3 0.05 2>/disk/err || cat /disk/err", mount)
     assert staged == plain
     record = project.record()
     assert record["problems"] == []
