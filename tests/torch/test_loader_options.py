@@ -179,18 +179,17 @@ for batch in DataLoader(Slow(), 2, num_workers=int(sys.argv[1]), threads_per_wor
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_interrupt_ends_it(num_workers: int) -> None:
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(num_workers)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True, env={**os.environ, "PYTHONPATH": os.fspath(REPO)},
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"reading\n"
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=40)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"reading\n"
+            os.killpg(process.pid, signal.SIGINT)
+            _, err = process.communicate(timeout=40)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGINT
     assert b"KeyboardInterrupt" in err

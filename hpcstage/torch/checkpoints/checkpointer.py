@@ -122,9 +122,10 @@ class Checkpointer:
             self._open(step)
             if callable(state) and not isinstance(state, torch.nn.Module):
                 state = state()
-            self._saver.save(state, step, self._path(step), lambda: self._drop_older(step))
+            before = self._saver.save(state, step, self._path(step), lambda: self._drop_older(step))
         self._every.saved(step)
-        self._saver.raise_failed()
+        if before is not None:
+            raise before
         return True
 
     def load(self, *, map_location: str | torch.device = "cpu", into: Any = None) -> LoadedState | None:

@@ -50,11 +50,10 @@ class LightningCheckpointIO(TorchCheckpointIO):
             self._dropped.remove(target)
         Path(target).parent.mkdir(parents=True, exist_ok=True)
         with OF_PROCESS.measured():
-            self._saver.finish()
-            failed = self._saver.take_failed()
-            self._saver.save(checkpoint, int(checkpoint.get("global_step", 0)), Path(target), self._drop)
-        if failed is not None:
-            raise failed
+            step = int(checkpoint.get("global_step", 0))
+            before = self._saver.save(checkpoint, step, Path(target), self._drop)
+        if before is not None:
+            raise before
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """Returns the state, verified. Raises DamagedEntry if it is not as it was written."""

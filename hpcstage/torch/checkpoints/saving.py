@@ -38,6 +38,8 @@ from hpcstage.torch.checkpoints.hostmemory import HostMemory
 
 _NICENESS = 10
 """Next to two busy processors the thread still gets a tenth of one, and its work is less than a second per GB."""
+_LOOK_S = 1.0
+"""Ctrl-C that comes while a thread falls asleep does not wake it: it is seen when the wait is over."""
 
 
 class CheckpointNotSaved(HpcstageError):
@@ -74,28 +76,30 @@ class Saver:
         """Tells whether a state is still being written or read back."""
         return self._pid == os.getpid() and not self._written.is_set()
 
-    def save(self, state: Any, step: int, path: Path, then: Callable[[], None]) -> None:
+    def save(self, state: Any, step: int, path: Path, then: Callable[[], None]) -> CheckpointNotSaved | None:
         """Copies a state; returns when it may change. It is written in the background and read back, and `then` is
         called after that, if it is what was written.
 
-        Waits for the state before, whose failure only `wait` and `raise_failed` raise. Raises a TypeError that names
-        what cannot be saved.
+        Waits for the state before, and returns its failure. Raises a TypeError that names what cannot be saved.
         """
         self.finish()
         flat = statetree.flattened(state)
         slots = self._memory.keep(flat.tensors)
+        before = self._take_failed()
 
         def described() -> Description:
             return Description(step, flat.tree, tuple(statetree.names(flat.tree, len(slots.slots))), slots)
 
         self._start(lambda: self._write(path, described, then), f"hpcstage-{path.name}")
+        return before
 
     def finish(self) -> None:
         """Waits until nothing is being written or read back; whether that worked is for `wait` and `raise_failed` to
         say."""
         if self._pid != os.getpid():
             raise CheckpointNotSaved("this process was forked from the one that saves checkpoints")
-        self._written.wait()
+        while not self._written.wait(_LOOK_S):
+            pass
 
     def wait(self) -> None:
         """Waits until the last state is on the disk and was read back. Raises CheckpointNotSaved, once, if that
@@ -105,12 +109,8 @@ class Saver:
 
     def raise_failed(self) -> None:
         """Raises CheckpointNotSaved for a state that could not be written, once for each."""
-        if (failed := self.take_failed()) is not None:
+        if (failed := self._take_failed()) is not None:
             raise failed
-
-    def take_failed(self) -> CheckpointNotSaved | None:
-        """Returns why a state could not be written, once for each."""
-        return self._unraised.popleft() if self._unraised else None
 
     def load(self, path: Path, device: torch.device, into: Any = None) -> LoadedState:
         """Loads a checkpoint; nothing of `into` changes before all of it was read and verified.
@@ -131,6 +131,9 @@ class Saver:
         self.finish()
         self._memory.release()
         self.raise_failed()
+
+    def _take_failed(self) -> CheckpointNotSaved | None:
+        return self._unraised.popleft() if self._unraised else None
 
     def _loaded(self, path: Path, device: torch.device, into: Any) -> LoadedState:
         entry = find_entry(path)

@@ -25,6 +25,8 @@ from hpcstage.torch.loader import draws
 
 STALL_S = 60.0
 """If no sample is finished for so many seconds, one that waits for its turn may hold what the others need."""
+_LOOK_S = 1.0
+"""Ctrl-C that comes while a thread falls asleep does not wake it: it is seen when the wait is over."""
 _here = threading.local()
 _log = logging.getLogger(__name__)
 _Work = Callable[[], None]
@@ -133,7 +135,8 @@ class _Batch:
         """Waits for all samples, or the error of the first that has one."""
         try:
             with self.changed:
-                self.changed.wait_for(self._is_settled)
+                while not self.changed.wait_for(self._is_settled, _LOOK_S):
+                    pass
             error = self.samples[self.ready].error if self.ready < len(self.samples) else None
             if error is not None:
                 raise error
