@@ -241,6 +241,22 @@ def test_a_save_that_failed_is_tried_again_at_once_but_not_for_ever(
     assert values(tmp_path) == {200: 200.0}
 
 
+def test_a_failure_is_raised_by_the_next_call_however_soon_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    checkpointer = Checkpointer(tmp_path)
+    with full_disk(monkeypatch), monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)  # it is written before `save` returns
+        assert checkpointer.save(state(1), 1)
+    with pytest.raises(CheckpointNotSaved, match="step-00000001"):
+        checkpointer.save(state(2), 2)
+    checkpointer.close()
+    assert values(tmp_path) == {2: 2.0}
+
+
 def test_a_load_raises_nothing_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(state(1), 1)
