@@ -33,7 +33,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EXPORT = "/srv/back/exp"
 START_S = 150.0
 GONE_S = 20.0
-PATIENCE_S = 150.0
+PATIENCE_S = 300.0
 """Scripts of seconds may take so long on a busy machine."""
 ASK_EVERY_S = 0.1
 NODE = "/root/node"
