@@ -94,7 +94,8 @@ class Training:
             process.suspend()
         count = len(self.steps())
         for process in processes:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # one may go with another
+                process.kill()
         return count
 
     def end(self) -> int:

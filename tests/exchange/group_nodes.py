@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import subprocess
@@ -46,6 +47,12 @@ class Group:
     def exchanges(self) -> list[psutil.Process]:
         found = psutil.Process(self.process.pid).children(recursive=True)
         return [child for child in found if child.cmdline()[1:3] == ["-m", "hpcstage.exchange"]]
+
+    def kill_exchanges(self) -> None:
+        """Kills all of them; those that are left may end as the first one goes."""
+        for exchange in self.exchanges():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                exchange.kill()
 
     def end(self) -> int:
         for node in self.nodes:

@@ -250,8 +250,7 @@ def test_without_an_exchange_all_is_read_at_the_source(group, asks, monkeypatch:
     one.start().ready()
     asking = asks(one.nodes[0])
     asking.ask(1)
-    for exchange in one.exchanges():
-        exchange.kill()
+    one.kill_exchanges()
     serve(one.nodes, lambda: asking.take() or bool(asking.came), ENOUGH_S, may_lose=True)
     assert asking.came == {1: None}
     assert not asking.others.has_room
@@ -323,8 +322,7 @@ def test_a_copier_reads_what_a_lost_node_does_not_give(
     if how == "the node ends":
         one.nodes[1].end()
     else:
-        for exchange in one.exchanges():
-            exchange.kill()
+        one.kill_exchanges()
     copier.until_ended()
     assert copier.copy.read_bytes() == DATA
     assert copier.area.totals().bytes == SIZE - 2 * MB

@@ -3,8 +3,10 @@ a limit; the next job goes on where the one before was."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+import psutil
 import pytest
 from clusterproject import Project, needs_checkpoints, staging_of
 from gridlab import GridEngine
@@ -47,8 +49,9 @@ def end_ranks_elsewhere(cluster: GridEngine, project: Project) -> None:
     """Ends the ranks that a cell without ENABLE_ADDGRP_KILL leaves on other nodes, when all of hpcstage has ended."""
     until(lambda: not staging_of(project), 90, "the end of all processes of hpcstage")
     for rank in cluster.nodes.processes(uid=UID):
-        if any(word.endswith("ranksteps.py") for word in rank.cmdline()):
-            rank.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # one may go with another
+            if any(word.endswith("ranksteps.py") for word in rank.cmdline()):
+                rank.kill()
 
 
 def check(project: Project, before: list[int]) -> None:

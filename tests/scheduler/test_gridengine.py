@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 
+import psutil
 import pytest
 from clusterproject import DATA, FILES, NODES, Project, batch, behind, digest, front, heard, ranks_wait, staging_of
 from gridlab import GridEngine
@@ -160,8 +162,9 @@ def test_qdel_without_notify_of_a_job_of_several_nodes(gridengine: GridEngine, p
     gridengine.wait(job)
     until(lambda: not staging_of(project), 10, "the end of all processes of hpcstage")
     for rank in gridengine.nodes.processes(uid=UID):  # without ENABLE_ADDGRP_KILL the cell leaves those of other nodes
-        assert "train.py" in rank.cmdline()
-        rank.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # one may go with another
+            assert "train.py" in rank.cmdline()
+            rank.kill()
     assert "end not seen" in project.report()
     places = [gridengine.nodes.run(index, "ls", LOCAL) for index in gridengine.nodes.nodes]
     assert not any(f"{job}.1.all.q" in place.stdout for place in places)
