@@ -74,6 +74,7 @@ ip addr add 10.99.0.1/24 dev v0; ip link set v0 up
 ip netns exec c2 sh -c 'ip link set lo up; ip addr add 10.99.0.2/24 dev v1; ip link set v1 up'
 options=rw,sync,no_root_squash,no_subtree_check,insecure
 printf "/srv/back *($options,fsid=0)\\n{export} *($options,fsid=1)\\n" >/etc/exports
+echo 3 >/proc/sys/fs/nfs/nlm_timeout; echo 3 >/proc/sys/fs/nfs/nlm_grace_period  # without it locks wait for 50 s
 until_it_does() {{ for try in $(seq 100); do ! "$@" 2>/dev/null || return 0; sleep 0.1; done; "$@"; }}
 rpcbind -w; until_it_does rpcinfo -p >/dev/null; rpc.statd; exportfs -ra
 echo 10 >/proc/fs/nfsd/nfsv4leasetime; echo 10 >/proc/fs/nfsd/nfsv4gracetime; rpc.nfsd 8; rpc.mountd
