@@ -14,6 +14,7 @@ from conftest import Hpcstage
 
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.timeout(400)  # each test has programs of up to 120 s
 Tree = Callable[..., Path]
 
 TRAIN = """
