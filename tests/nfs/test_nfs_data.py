@@ -43,12 +43,13 @@ def test_a_scan_that_got_no_answer_is_repeated(project: Project) -> None:
     project.run(MAKE)
     failed = "until grep -q 'got no answer' /disk/tmp/hpcstage-*/*/daemon.log; do sleep 0.5; done"
     scanned = "until [ -e /disk/tmp/hpcstage-*/*/scan/manifest.bin ]; do sleep 0.5; done"
-    program = f"timeout 250 sh -c {shlex.quote(f'{failed}; rpc.nfsd 8; {scanned}')} || cat /disk/tmp/hpcstage-*/*/*.log"
+    program = f"timeout 450 sh -c {shlex.quote(f'{failed}; rpc.nfsd 8; {scanned}')} || cat /disk/tmp/hpcstage-*/*/*.log"
     said = project.run(
         f"""[ -r data ] && [ -x data ]; data=$PWD/data; mkdir /disk/away; cd /disk/away; rpc.nfsd 0
         $HPCSTAGE run --data $data -- sh -c {shlex.quote(program)} 2>&1
         cat hpcstage-runs/*/run.json; rm -r /disk/away""",
         "/nsoft",
+        timeout_s=500,
     )
     assert "{" in said, said
     (problem,) = (one for one in json.loads(said[said.index("{") :])["problems"] if one["id"] == "scan-unanswered")
