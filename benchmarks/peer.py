@@ -228,7 +228,7 @@ def _pass(nodes: Sequence[Node], ids: range, receivers: Sequence[int]) -> float:
     """Receivers get what the other has of these. Seconds."""
     start = time.perf_counter()
     for node in (nodes[index] for index in receivers):
-        node.want(1 - node.index, [id_ for id_ in ids if id_ % 2 != node.index])
+        node.ask(1 - node.index, [id_ for id_ in ids if id_ % 2 != node.index])
     serve(nodes, lambda: not any(node.outstanding for node in nodes), 300.0)
     return time.perf_counter() - start
 

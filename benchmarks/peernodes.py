@@ -24,7 +24,7 @@ from hpcstage.protocol import exchange
 from hpcstage.protocol.exchange import Why
 from hpcstage.protocol.exchangespec import GroupSpec
 from hpcstage.protocol.membership import GroupNode, Membership
-from hpcstage.protocol.shim import REQUEST
+from hpcstage.protocol.shim import MESSAGE
 from hpcstage.protocol.shim import Kind as Request
 from hpcstage.store.directory import Store
 
@@ -123,7 +123,7 @@ class Node:
         """The exchange has connected."""
         connection, _ = self.listener.accept()
         connection.settimeout(10.0)
-        assert REQUEST.unpack_from(connection.recv(8192))[1] == Request.PEER
+        assert MESSAGE.unpack_from(connection.recv(8192))[1] == Request.PEER
         self.connection = connection
         self.send(exchange.Hello(self.index, 1 << 40, 1 << 20))
 
@@ -135,7 +135,7 @@ class Node:
             except OSError:
                 self.closed = True
 
-    def want(self, node: int, ids: Sequence[int]) -> None:
+    def ask(self, node: int, ids: Sequence[int]) -> None:
         """Asks for these, as many at a time as the credits allow."""
         self._todo.setdefault(node, deque()).extend(ids)
         self._refill(node)

@@ -40,6 +40,6 @@ def _tell(sock: str, name: bytes) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(ANSWER_TIMEOUT_S)
         connection.connect(sock)
-        connection.send(shim.REQUEST.pack(shim.VERSION, shim.Kind.ORDER, 0, os.getpid()) + name)
+        connection.send(shim.MESSAGE.pack(shim.VERSION, shim.Kind.ORDER, 0, os.getpid()) + name)
         reply = connection.recv(shim.REPLY.size)
     return len(reply) == shim.REPLY.size and shim.REPLY.unpack(reply)[1] == shim.Answer.DONE

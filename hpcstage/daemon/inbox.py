@@ -1,18 +1,18 @@
-"""Keeps what comes before there is a manifest, in order: requests of programs, and messages of other nodes.
+"""Keeps what comes before there is a manifest, in order: messages of programs and of other nodes.
 
-Writes, orders and announcements are answered when they come; wants and waits for the staging are answered when they are
-taken out.
+Writes, orders and announcements are answered when they come; requests and waits for the staging are answered when they
+are taken out.
 """
 
 from __future__ import annotations
 
-from hpcstage.daemon.service import Request
+from hpcstage.daemon.service import Message
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import Kind
 
-Item = Request | exchange.Written | exchange.Ask
-UNANSWERED = frozenset({Kind.WANT, Kind.STAGED})
-"""The kinds of requests that are not answered before they are taken out."""
+Item = Message | exchange.Written | exchange.Ask
+UNANSWERED = frozenset({Kind.REQUEST, Kind.STAGED})
+"""The kinds of messages that are not answered before they are taken out."""
 WRITES = frozenset({Kind.WROTE, Kind.LANDED, exchange.Written})
 LIMITED = (frozenset({Kind.ORDER, Kind.EPOCH}), frozenset({exchange.Ask}))
 MOST_LIMITED = 1024
@@ -27,7 +27,7 @@ class Inbox:
         self._items: list[Item] = []
 
     def keep(self, item: Item) -> bool:
-        """Keeps a request or a message. Returns False if there are too many of its kind."""
+        """Keeps a message. Returns False if there are too many of its kind."""
         for kinds in LIMITED:
             if _kind(item) in kinds and sum(_kind(other) in kinds for other in self._items) >= MOST_LIMITED:
                 return False
@@ -45,14 +45,14 @@ class Inbox:
         items, self._items = self._items, []
         return items
 
-    def take_wants(self) -> list[Request]:
-        """Takes out the wants, which have waited long enough."""
-        wants = [item for item in self._items if isinstance(item, Request) and item.kind is Kind.WANT]
-        self._items = [item for item in self._items if _kind(item) is not Kind.WANT]
-        return wants
+    def take_requests(self) -> list[Message]:
+        """Takes out the requests, which have waited long enough."""
+        requests = [item for item in self._items if isinstance(item, Message) and item.kind is Kind.REQUEST]
+        self._items = [item for item in self._items if _kind(item) is not Kind.REQUEST]
+        return requests
 
     def drop(self, token: int) -> None:
-        """Forgets the requests that wait for an answer on a connection that has ended."""
+        """Forgets the messages that wait for an answer on a connection that has ended."""
         self._items = [item for item in self._items if not _waits(item, token)]
 
     def take_asks(self) -> list[exchange.Ask]:
@@ -63,9 +63,9 @@ class Inbox:
 
 
 def _waits(item: Item, token: int) -> bool:
-    return isinstance(item, Request) and item.kind in UNANSWERED and item.token == token
+    return isinstance(item, Message) and item.kind in UNANSWERED and item.token == token
 
 
 def _kind(item: Item) -> object:
-    """Returns the kind of a request, or the class of a message."""
-    return item.kind if isinstance(item, Request) else type(item)
+    """Returns the kind of a message of a program, or the class of one of a node."""
+    return item.kind if isinstance(item, Message) else type(item)

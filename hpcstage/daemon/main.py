@@ -30,7 +30,7 @@ from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.reporting import HELPER as PART_HELPER
 from hpcstage.daemon.reporting import Reporter
 from hpcstage.daemon.resources import Gate, Resources
-from hpcstage.daemon.service import Loop, Request, Service
+from hpcstage.daemon.service import Loop, Message, Service
 from hpcstage.daemon.staging import Staging
 from hpcstage.daemon.standstill import Standstills
 from hpcstage.daemon.telemetry import Snapshot
@@ -167,16 +167,16 @@ class Daemon(Service):
             self._loop.guarded(partial(self._replay_one, item))
 
     def _replay_one(self, item: Item) -> None:
-        if not isinstance(item, Request):
+        if not isinstance(item, Message):
             self._phase.message(item, time.monotonic())
             return
-        reply = self._loop.request(*item)
+        reply = self._loop.handle(*item)
         if reply is not None and item.kind in UNANSWERED:
             self.base.answer(item.token, reply)
 
     # ---- the service
 
-    def request(self, request: Request) -> Reply:  # noqa: ARG002
+    def handle(self, message: Message) -> Reply:  # noqa: ARG002
         """See Service."""
         return Reply(Answer.DONE, value=self._phase.state)
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from hpcstage.daemon.givingway import GivingWay
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.resources import Resources
-from hpcstage.daemon.service import Request, Service
+from hpcstage.daemon.service import Message, Service
 from hpcstage.node.kept import KeptLock, KeptPlace
 from hpcstage.outputs.drain import OutputDrain
 from hpcstage.outputs.journal import recall
@@ -171,12 +171,12 @@ class DrainService(Service):
         self._is_ending = False
         self._is_over = False
 
-    def request(self, request: Request) -> Reply | None:
+    def handle(self, message: Message) -> Reply | None:
         """See Service."""
         if self._is_over:
             return Reply(Answer.DONE, keep=True)
-        self._asked.append(request.token)
-        self._end(time.monotonic(), is_orderly=request.payload != DISORDERLY)
+        self._asked.append(message.token)
+        self._end(time.monotonic(), is_orderly=message.payload != DISORDERLY)
         return None
 
     def dropped(self, token: int) -> None:

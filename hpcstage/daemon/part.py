@@ -36,7 +36,7 @@ class Findings(Service):
         self._limit = limit
         self._unserved = unserved
         self._staged_at: float | None = None
-        """The time at which all was staged that comes without a want."""
+        """The time at which all was staged that comes without a request."""
 
     def staged(self) -> None:
         """Notes that nothing is left to be staged; nothing is complete where files were left out."""

@@ -21,7 +21,7 @@ from hpcstage.daemon.reading import scanning
 from hpcstage.daemon.reading.scanning import Prepared, Scanned
 from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.resources import Resources
-from hpcstage.daemon.service import Request, Service
+from hpcstage.daemon.service import Message, Service
 from hpcstage.daemon.telemetry import Snapshot
 from hpcstage.plan.types import follows_samplers
 from hpcstage.protocol import exchange
@@ -36,13 +36,13 @@ SCAN_HELPER = "scan"
 AGAIN_S = 5.0
 """So long after a scan that got no answer the next one begins."""
 EARLY_S = 0.5
-"""Until this long after the start a want waits for the end of the scan; later the program reads the source."""
+"""Until this long after the start a request waits for the end of the scan; later the program reads the source."""
 
 
 class Phase(Service):
     """A phase of the daemon: it prepares, it stages, or it stages nothing. There is one at a time."""
 
-    kinds = frozenset({Kind.WANT, Kind.WROTE, Kind.LANDED, Kind.STAGED, Kind.ORDER, Kind.EPOCH})
+    kinds = frozenset({Kind.REQUEST, Kind.WROTE, Kind.LANDED, Kind.STAGED, Kind.ORDER, Kind.EPOCH})
     state = State.SCANNING
     """The state that programs and wrappers are told."""
 
@@ -77,11 +77,11 @@ class Unstaged(Phase):
         super().__init__(base)
         self.state = state
 
-    def request(self, request: Request) -> Reply:
+    def handle(self, message: Message) -> Reply:
         """See Service."""
-        if request.kind is Kind.WANT:
+        if message.kind is Kind.REQUEST:
             return self.base.answers.reply(Reason.SETTLED)
-        return Reply(Answer.DONE, keep=request.kind is Kind.STAGED)
+        return Reply(Answer.DONE, keep=message.kind is Kind.STAGED)
 
 
 class Preparing(Phase):
@@ -96,7 +96,7 @@ class Preparing(Phase):
         self._log = log
         self._ready = ready
         self._failed = failed
-        self._wants_until = base.started + EARLY_S
+        self._requests_until = base.started + EARLY_S
         self._is_over = False
         self._again_at = math.inf
         self._directories_told: int | None = None
@@ -168,12 +168,12 @@ class Preparing(Phase):
 
     # ---- what comes meanwhile
 
-    def request(self, request: Request) -> Reply | None:
+    def handle(self, message: Message) -> Reply | None:
         """See Service."""
-        if request.kind is Kind.WANT and time.monotonic() >= self._wants_until:
+        if message.kind is Kind.REQUEST and time.monotonic() >= self._requests_until:
             return self.base.answers.reply(Reason.SCANNING)
-        self.inbox.keep(request)
-        return None if request.kind in UNANSWERED else Reply(Answer.DONE)
+        self.inbox.keep(message)
+        return None if message.kind in UNANSWERED else Reply(Answer.DONE)
 
     def dropped(self, token: int) -> None:
         """See Service."""
@@ -184,12 +184,12 @@ class Preparing(Phase):
         self._log.keep_up(now)
         if now >= self._again_at:
             self.scan()
-        if now >= self._wants_until:
-            for want in self.inbox.take_wants():
-                self.base.answer(want.token, self.base.answers.reply(Reason.SCANNING))
+        if now >= self._requests_until:
+            for request in self.inbox.take_requests():
+                self.base.answer(request.token, self.base.answers.reply(Reason.SCANNING))
 
     def wake_after(self, now: float) -> float | None:
         """See Service."""
-        left_s = [at - now for at in (self._wants_until, self._again_at) if now < at < math.inf]
+        left_s = [at - now for at in (self._requests_until, self._again_at) if now < at < math.inf]
         log_s = self._log.wake_after(now)
         return min(left_s if log_s is None else [*left_s, log_s], default=None)

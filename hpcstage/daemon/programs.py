@@ -19,7 +19,7 @@ from hpcstage.daemon.process.retired import Retired
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.process.slots import LetGo, SlotReuse
 from hpcstage.daemon.process.wrappers import Wrappers
-from hpcstage.daemon.service import Request, Service
+from hpcstage.daemon.service import Message, Service
 from hpcstage.protocol.shim import Answer, Kind, Layer
 from hpcstage.record.parts.rows import ProcessPart
 
@@ -59,9 +59,9 @@ class Programs(Service):
         children = self._wrappers.seen_children
         return self._page.attached.pids().union(children, *map(descendants, children))
 
-    def request(self, request: Request) -> Reply | None:
+    def handle(self, message: Message) -> Reply | None:
         """See Service."""
-        token, kind, _, payload = request
+        token, kind, _, payload = message
         if kind is Kind.HELLO:
             python = payload[:1] == bytes([Layer.PYTHON])
             return Reply(Answer.DONE, value=self._page.slots.allot_python() if python else 0)

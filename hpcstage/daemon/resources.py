@@ -54,7 +54,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Resources:
-    """Everything here exists before the first request and until the last."""
+    """Everything here exists before the first message and until the last."""
 
     spec: DaemonSpec
     started: float

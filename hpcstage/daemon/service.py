@@ -1,6 +1,6 @@
 """Defines a service of the daemon, and the event loop, which asks every service the same and knows none of them.
 
-A service handles its kinds of requests, has work by the clock and descriptors to read from, ends in a bounded time and
+A service handles its kinds of messages, has work by the clock and descriptors to read from, ends in a bounded time and
 fills its part of the record. The defaults are those of a service that has none of it.
 """
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 MOST_MISTAKES, MISTAKES_S = 100, 300.0
 
 
-class Request(NamedTuple):
-    """A request of a program, a wrapper or the exchange. The token stands for its connection."""
+class Message(NamedTuple):
+    """A message of a program, a wrapper or the exchange. The token stands for its connection."""
 
     token: int
     kind: Kind
@@ -39,10 +39,10 @@ class Service:
     """A service of the daemon. Every call is short; whatever may hang is for a helper."""
 
     kinds: frozenset[Kind] = frozenset()
-    """The kinds of requests that the service handles; no other service has them at the same time."""
+    """The kinds of messages that the service handles; no other service has them at the same time."""
 
-    def request(self, request: Request) -> Reply | None:  # noqa: ARG002
-        """Returns the answer to a request, or None if it comes later."""
+    def handle(self, message: Message) -> Reply | None:  # noqa: ARG002
+        """Returns the answer to a message, or None if it comes later."""
         return Reply(Answer.REFUSED)
 
     def dropped(self, token: int) -> None:
@@ -72,7 +72,7 @@ class Service:
 
 
 class Loop:
-    """Owns the selector, the socket, the helpers and the list of services: it gives each its requests, descriptors and
+    """Owns the selector, the socket, the helpers and the list of services: it gives each its messages, descriptors and
     turns. A mistake of a service is logged and does not end the others, unless there are many in a short time."""
 
     def __init__(self, selector: selectors.BaseSelector, helpers: Helpers, listener: socket.socket) -> None:
@@ -90,7 +90,7 @@ class Loop:
 
     def serve(self, services: Sequence[Service]) -> None:
         """Gives these services their turns from here on, in this order. In a turn a service is asked only for what it
-        defines itself, since each request brings a turn."""
+        defines itself, since each message brings a turn."""
         self.services = services
         self._by_kind = {kind: service for service in services for kind in service.kinds}
         self._workers = [service for service in services if type(service).work is not Service.work]
@@ -133,12 +133,12 @@ class Loop:
         waits = [wait_s for service in self._waiting if (wait_s := service.wake_after(now)) is not None]
         return max(0.0, min(waits)) if waits else None
 
-    def request(self, token: int, kind: Kind, pid: int, payload: bytes) -> Reply | None:
+    def handle(self, token: int, kind: Kind, pid: int, payload: bytes) -> Reply | None:
         """Returns the answer of the service that handles the kind, or None if it comes later."""
         service = self._by_kind.get(kind)
         if service is None:
             return Reply(Answer.REFUSED)
-        return service.request(Request(token, kind, pid, payload))
+        return service.handle(Message(token, kind, pid, payload))
 
     def dropped(self, token: int) -> None:
         """Tells all services of the end of a connection that was still open."""

@@ -1,7 +1,7 @@
-"""Stages the files of a node: copies what `preparing` found, and meanwhile answers wants and writes.
+"""Stages the files of a node: copies what `preparing` found, and meanwhile answers requests and writes.
 
-Owns the states STAGING and SETTLED, and the services that the staging consists of: `wants`, `voiding` and
-`reading.ordering`. It is built when the manifest is there. It has no socket: the daemon gives it requests and tells it
+Owns the states STAGING and SETTLED, and the services that the staging consists of: `requests`, `voiding` and
+`reading.ordering`. It is built when the manifest is there. It has no socket: the daemon gives it messages and tells it
 which descriptors are ready.
 """
 
@@ -30,12 +30,12 @@ from hpcstage.daemon.queue.states import FileState
 from hpcstage.daemon.reading.ordering import Ordering
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.daemon.reading.watch import OpenLog
+from hpcstage.daemon.requests import Requests
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
 from hpcstage.daemon.telemetry import Snapshot
 from hpcstage.daemon.usefulness import Usefulness
 from hpcstage.daemon.voiding import Voiding
-from hpcstage.daemon.wants import Wants
 from hpcstage.node import page
 from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.daemonspec import RUNTIME_MODE
@@ -80,7 +80,7 @@ class Staging(Phase):
             result=base.events.copied,
             given=self._given,
             hold=base.page.hold,
-            is_wanted=base.answers.waits_for,
+            is_requested=base.answers.waits_for,
             published=base.page.published,
             voided=base.page.voided,
         )
@@ -102,9 +102,9 @@ class Staging(Phase):
             self.sharing = FileSharing(group, prepared, engine, self.peers, self._written_elsewhere)
             group.participant = self.sharing
         own_scan = prepared.is_own
-        self._wants = Wants(base, engine, self.peers, self.sharing, self._usefulness)
+        self._requests = Requests(base, engine, self.peers, self.sharing, self._usefulness)
         inodes = Inodes(manifest, base.helpers, own_scan=own_scan)
-        self._voiding = Voiding(base, engine, inodes, self._wants, self.sharing, self._pump_now)
+        self._voiding = Voiding(base, engine, inodes, self._requests, self.sharing, self._pump_now)
         self._findings = Findings(base, engine, self.limit, self._usefulness.unserved)
         self._next_look = 0.0
         self._reads = False
@@ -115,7 +115,7 @@ class Staging(Phase):
 
     def services(self) -> tuple[Service, ...]:
         """See Phase."""
-        return self, self._wants, self._voiding, self._ordering, self._findings
+        return self, self._requests, self._voiding, self._ordering, self._findings
 
     # ---- the beginning and the end
 
@@ -140,11 +140,11 @@ class Staging(Phase):
         return ()
 
     def _complete(self) -> None:
-        """Notes that every file that comes without a want is here, and answers those who wait for that."""
+        """Notes that every file that comes without a request is here, and answers those who wait for that."""
         self._findings.staged()
-        if self.state is State.SETTLED or self._wants.are_waiting_for_staged:
+        if self.state is State.SETTLED or self._requests.are_waiting_for_staged:
             self._note_progress()
-        self._wants.staged(is_settled=self.state is State.SETTLED)
+        self._requests.staged(is_settled=self.state is State.SETTLED)
 
     def _note_progress(self) -> None:
         page.note_progress(self.base.node_dir / nodedir.PAGE, self.engine.progress)
@@ -162,13 +162,15 @@ class Staging(Phase):
             self._next_look = now + (LEAST_SPRINT_S if self.engine.queue.large.is_sprinting else LOOK_EVERY_S)
 
     def _pump(self, now: float) -> None:
-        """Fills the copiers, answers wants that have waited long enough, and notices when everything is settled."""
+        """Fills the copiers, answers requests that have waited long enough, and notices when everything is settled."""
         self.engine.pump(now)
-        self._wants.look(now)
+        self._requests.look(now)
         self.peers.pump(now)
         states = self.engine.queue.states
         if self.state is State.STAGING and self.engine.queue.settled:
-            if states.closed or not states.count(FileState.AWAY):  # else wants for what others keep are still answered
+            if states.closed or not states.count(
+                FileState.AWAY
+            ):  # else requests for what others keep are still answered
                 self.state = State.SETTLED
                 self.base.page.set_state(self.state)
                 self._usefulness.close()
@@ -183,9 +185,9 @@ class Staging(Phase):
             return
         self._note_progress()
         self._in_use.look(self.base.programs, self.base.page.attached.sums(), now)
-        self._wants.yield_to_programs(now)
+        self._requests.yield_to_programs(now)
         self.peers.offers.hold_back(now)
-        self._usefulness.look(now, is_waited_for=self._wants.are_waiting_for_staged)
+        self._usefulness.look(now, is_waited_for=self._requests.are_waiting_for_staged)
 
     def descriptors(self) -> Mapping[int, Receive]:
         """See Service."""
@@ -213,7 +215,7 @@ class Staging(Phase):
     # ---- what is passed on
 
     def _final(self, id_: int) -> None:
-        self._wants.final(id_)
+        self._requests.final(id_)
 
     def _given(self, id_: int) -> None:
         self._usefulness.given(id_)

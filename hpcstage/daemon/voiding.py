@@ -18,9 +18,9 @@ from hpcstage.daemon.copying.writes import Writes
 from hpcstage.daemon.inbox import Item
 from hpcstage.daemon.peers.sharing import Neighbours
 from hpcstage.daemon.process.server import Reply
+from hpcstage.daemon.requests import Requests
 from hpcstage.daemon.resources import Resources
-from hpcstage.daemon.service import Request, Service
-from hpcstage.daemon.wants import Wants
+from hpcstage.daemon.service import Message, Service
 from hpcstage.problem import Problem
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import LANDED, Answer, Kind
@@ -40,13 +40,13 @@ class Voiding(Service):
         base: Resources,
         engine: Engine,
         inodes: Inodes,
-        wants: Wants,
+        requests: Requests,
         sharing: Neighbours,
         pump: Callable[[], None],
     ) -> None:
         self._base = base
         self._engine = engine
-        self._wants = wants
+        self._requests = requests
         self._sharing = sharing
         self._pump = pump
         self._unconfirmed: dict[int, tuple[int, float, bytes]] = {}
@@ -60,18 +60,18 @@ class Voiding(Service):
         """Voids what was written to before there was a manifest."""
         self._writes.void_early()
         for write in writes:
-            if isinstance(write, Request):
+            if isinstance(write, Message):
                 self._void(write)
             elif isinstance(write, exchange.Written):
                 self._void_elsewhere(write.ids)
 
-    def request(self, request: Request) -> Reply | None:
+    def handle(self, message: Message) -> Reply | None:
         """See Service."""
-        self._void(request)
+        self._void(message)
         self._pump()
         if self._sharing.told <= self._sharing.confirmed:
             return Reply(Answer.DONE)
-        self._unconfirmed[request.token] = self._sharing.told, time.monotonic() + CONFIRM_S, _path(request)
+        self._unconfirmed[message.token] = self._sharing.told, time.monotonic() + CONFIRM_S, _path(message)
         return None
 
     def dropped(self, token: int) -> None:
@@ -103,20 +103,20 @@ class Voiding(Service):
         self._void_elsewhere(ids)
         self._pump()
 
-    def _void(self, request: Request) -> None:
+    def _void(self, message: Message) -> None:
         landed = None
-        if request.kind is Kind.LANDED:
-            device, inode = LANDED.unpack_from(request.payload)
+        if message.kind is Kind.LANDED:
+            device, inode = LANDED.unpack_from(message.payload)
             landed = device, inode
-        self._writes.void(_path(request), landed)
+        self._writes.void(_path(message), landed)
 
     def _void_elsewhere(self, ids: Collection[int]) -> None:
         known = [id_ for id_ in ids if id_ < len(self._engine.manifest)]
         self._engine.void(known)
-        self._wants.voided(frozenset(known))
+        self._requests.voided(frozenset(known))
 
     def _voided(self, ids: Collection[int]) -> None:
-        self._wants.voided(ids)
+        self._requests.voided(ids)
         self._sharing.written(ids)
 
     def _changed(self, path: bytes) -> None:
@@ -137,5 +137,5 @@ class Voiding(Service):
         self._base.problems.append(Problem("changes-unseen", text, remedy))
 
 
-def _path(request: Request) -> bytes:
-    return request.payload[LANDED.size :] if request.kind is Kind.LANDED else request.payload
+def _path(message: Message) -> bytes:
+    return message.payload[LANDED.size :] if message.kind is Kind.LANDED else message.payload

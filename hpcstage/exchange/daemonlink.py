@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from hpcstage.protocol import exchange
-from hpcstage.protocol.shim import REQUEST, VERSION, Kind
+from hpcstage.protocol.shim import MESSAGE, VERSION, Kind
 
 _RETRY_S = 0.02
 GONE_S = 5.0
@@ -53,7 +53,7 @@ class DaemonLink:
         try:
             connection.settimeout(timeout_s)
             connection.connect(sock)
-            connection.send(REQUEST.pack(VERSION, Kind.PEER, 0, os.getpid()), socket.MSG_NOSIGNAL)
+            connection.send(MESSAGE.pack(VERSION, Kind.PEER, 0, os.getpid()), socket.MSG_NOSIGNAL)
             hello = exchange.unpack(connection.recv(exchange.MAX_MESSAGE_BYTES))
             if not isinstance(hello, exchange.Hello):
                 raise exchange.LinkError(f"{type(hello).__name__} instead of Hello")

@@ -133,7 +133,7 @@ class DaemonControl:
             self.kill()
 
     def _send(self, kind: shim.Kind, payload: bytes) -> None:
-        self.connection.send(shim.REQUEST.pack(shim.VERSION, kind, 0, os.getpid()) + payload)
+        self.connection.send(shim.MESSAGE.pack(shim.VERSION, kind, 0, os.getpid()) + payload)
 
 
 def _ends(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
@@ -196,7 +196,7 @@ def _spawn(spec: Path, log: Path, env: Mapping[str, str], fds: tuple[int, ...]) 
 
 
 def listen(sock: Path) -> socket.socket:
-    """Returns a socket that listens before the daemon runs, so that the first wants queue instead of failing."""
+    """Returns a socket that listens before the daemon runs, so that the first requests queue instead of failing."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         server.bind(os.fspath(sock))

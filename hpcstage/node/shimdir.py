@@ -17,7 +17,7 @@ from pathlib import Path
 from hpcstage.plan.types import follows_samplers
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DIRECT_MODE, DaemonSpec
-from hpcstage.protocol.shim import WANT_CAP_S
+from hpcstage.protocol.shim import REQUEST_CAP_S
 
 SHIM = Path(__file__).resolve().parent.parent / "shim"
 PYTHON = (SHIM / "python", SHIM / "torch")
@@ -40,7 +40,7 @@ class ShimSetup:
     """One of auto, native, python and off."""
     direct: bool
     """Whether opens are only counted (mode direct)."""
-    want_cap_s: float = WANT_CAP_S
+    request_cap_s: float = REQUEST_CAP_S
     virtual: tuple[str, int] | None = None
     """The prefix of the node directories of all virtual nodes, and their number; a process finds its own."""
     announces: bool = True
@@ -63,7 +63,7 @@ def install(node_dir: Path, maps: Sequence[tuple[bytes, bytes]], setup: ShimSetu
     selftest = node_dir / "selftest" / "store"
     selftest.mkdir(parents=True, mode=0o700)
     (selftest / "probe").write_bytes(SELFTEST)
-    settings = _settings(node_dir, sock or node_dir / nodedir.SOCK, setup.want_cap_s)
+    settings = _settings(node_dir, sock or node_dir / nodedir.SOCK, setup.request_cap_s)
     settings |= {"intercept": setup.intercept, "mode": "direct" if setup.direct else "stage"}
     settings |= {"announce": "yes" if setup.announces else "no"}
     if setup.virtual is not None:
@@ -100,14 +100,14 @@ def _copy_bytecode(shim: Path) -> None:
                 shutil.copy2(source, shim / "__pycache__" / source.name)
 
 
-def _settings(node_dir: Path, sock: Path, want_cap_s: float) -> dict[str, str | Path]:
+def _settings(node_dir: Path, sock: Path, request_cap_s: float) -> dict[str, str | Path]:
     return {
         "version": "1",
         "node_dir": node_dir,
         "sock": sock,
         "page": node_dir / nodedir.PAGE,
         "uid": str(os.geteuid()),
-        "want_cap_ms": str(round(want_cap_s * 1000)),
+        "request_cap_ms": str(round(request_cap_s * 1000)),
         "selftest_source": node_dir / "selftest" / "source",
         "selftest_store": node_dir / "selftest" / "store",
     }

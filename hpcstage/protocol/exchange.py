@@ -6,7 +6,7 @@ Owns the messages and their bytes. Everything is little-endian; the first byte s
 named by its index among the nodes of the job, never by its rank in the MPI world, which may lack nodes. Owns no
 socket, knows neither MPI nor the daemon.
 
-The exchange connects to the node's socket and sends a request of the kind PEER (see `protocol.shim`). The daemon
+The exchange connects to the node's socket and sends a message of the kind PEER (see `protocol.shim`). The daemon
 answers with Hello, or with a refusal in the form of the socket's replies, which `unpack` does not accept. From then on
 both send what is declared here. The end of the connection means that the group is gone.
 """
@@ -112,7 +112,7 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Ask:
-    """Exchange: that node wants these from here. Each id is answered in one Offer."""
+    """Exchange: that node asks for these here. Each id is answered in one Offer."""
 
     CODE: ClassVar[int] = 36
     FORM: ClassVar[struct.Struct] = struct.Struct("<I")

@@ -3,13 +3,13 @@
 Owns the numbers. `scripts/wire.py` copies them for the shim, which imports nothing of hpcstage, and half of which is C.
 Everything is little-endian. Owns no socket and no mapping.
 
-A request is one SOCK_SEQPACKET datagram on a fresh connection to `<node directory>/sock`, a reply is one datagram:
+A message is one SOCK_SEQPACKET datagram on a fresh connection to `<node directory>/sock`, a reply is one datagram:
 
-    request   u8 version, u8 kind, u16 flags, u32 pid, payload
+    message   u8 version, u8 kind, u16 flags, u32 pid, payload
     reply     u8 version, u8 answer, u16 reason, u32 value
 
-WANT, WROTE and STATUS are answered; a want waits for its answer as long as the daemon decides, and never longer than
-the cap in the shim's configuration. ATTACH keeps its connection open: the daemon lives while one is open.
+REQUEST, WROTE and STATUS are answered; a request waits for its answer as long as the daemon decides, and never longer
+than the cap in the shim's configuration. ATTACH keeps its connection open: the daemon lives while one is open.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from enum import IntEnum
 from typing import NamedTuple
 
 VERSION = 1
-REQUEST = struct.Struct("<BBHI")
+MESSAGE = struct.Struct("<BBHI")
 REPLY = struct.Struct("<BBHI")
 MAX_DATAGRAM = 8192
-"""A request with the longest path (PATH_MAX is 4096) fits."""
-WANT_CAP_S = 20.0
+"""A message with the longest path (PATH_MAX is 4096) fits."""
+REQUEST_CAP_S = 20.0
 """The longest that a program waits for one file; the daemon answers earlier."""
 
 
 class Kind(IntEnum):
-    """The kinds of requests."""
+    """The kinds of messages."""
 
     HELLO = 1
     """A process attached. Payload: u8 layer, u8 major, u8 minor. Reply value: its slot (python layer only)."""
-    WANT = 2
+    REQUEST = 2
     """Payload: absolute source path, as the program spelt it, bytes. Reply: READY or DIRECT with a Reason."""
     ORDER = 3
     """Payload: name of a file below orders/ that holds NUL-separated absolute source paths in reading order. A name
@@ -122,7 +122,7 @@ class Reason(IntEnum):
     NO_DAEMON = 8
     """No daemon listens (counted by the shim)."""
     SETTLED = 9
-    """The page says that wants are not answered any more, so none was sent (counted by the shim)."""
+    """The page says that requests are not answered any more, so none was sent (counted by the shim)."""
     LOCAL_ERROR = 10
     """The staged copy exists but could not be opened (counted by the shim)."""
     LARGE = 11
@@ -138,7 +138,7 @@ class Layer(IntEnum):
 
 
 class State(IntEnum):
-    """The daemon's state as the page shows it. Shims send wants in SCANNING and STAGING only."""
+    """The daemon's state as the page shows it. Shims send requests in SCANNING and STAGING only."""
 
     STARTING = 0
     SCANNING = 1
@@ -257,10 +257,10 @@ class Counter(IntEnum):
     LISTINGS = 31
     """Directories of a dataset that were opened to be listed."""
     BLOCKED_NS = 33
-    """Time in which at least one thread was inside an open, want, read, stat or listing below a dataset. While one is,
-    the word holds that time less the monotonic ns at which it began: read as signed, it is negative then."""
+    """Time in which at least one thread was inside an open, request, read, stat or listing below a dataset. While one
+    is, the word holds that time less the monotonic ns at which it began: read as signed, it is negative then."""
     BLOCKED_SOURCE_NS = 34
-    """The same for calls that the source answers, and for wants."""
+    """The same for calls that the source answers, and for requests."""
     READERS = 35
     """The most threads that were inside such calls at once."""
     SOURCE_MAPS = 36

@@ -59,7 +59,7 @@ class Client:
 
     @staticmethod
     def send(connection: socket.socket, kind: int, payload: bytes = b"") -> None:
-        connection.send(shim.REQUEST.pack(shim.VERSION, kind, 0, os.getpid()) + payload)
+        connection.send(shim.MESSAGE.pack(shim.VERSION, kind, 0, os.getpid()) + payload)
 
     @staticmethod
     def receive(connection: socket.socket) -> tuple[shim.Answer, shim.Reason, int]:
@@ -77,8 +77,8 @@ class Client:
             if connection is None:
                 own.close()
 
-    def want(self, path: Path | bytes) -> tuple[shim.Answer, shim.Reason]:
-        return self.ask(shim.Kind.WANT, os.fsencode(path))[:2]
+    def request(self, path: Path | bytes) -> tuple[shim.Answer, shim.Reason]:
+        return self.ask(shim.Kind.REQUEST, os.fsencode(path))[:2]
 
 
 class DaemonProcess(Client):

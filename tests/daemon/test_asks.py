@@ -1,29 +1,29 @@
-"""Requests to other nodes and of other nodes: credits, answers, nodes that do not answer."""
+"""Asks to other nodes and of other nodes: credits, answers, nodes that do not answer."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.daemon.peers.offers import Askers
-from hpcstage.daemon.peers.requests import (
+from hpcstage.daemon.peers.asks import (
     FIRST_FILES,
     LEAST_FILES,
     LONG_S,
     MOST_LATE,
     SILENT_S,
     UNREADY_S,
-    Requests,
+    Asks,
     by_owner,
 )
+from hpcstage.daemon.peers.offers import Askers
 
 
-def requests(files=64, size_bytes=1000):
-    return Requests(files, size_bytes)
+def asks(files=64, size_bytes=1000):
+    return Asks(files, size_bytes)
 
 
 def test_credits_come_back_with_answers():
-    out = requests()
+    out = asks()
     out.asked(1, 5, 400, 0.0)
     out.asked(2, 6, 500, 0.0)
     assert out.free()[1] == 100
@@ -35,7 +35,7 @@ def test_credits_come_back_with_answers():
 
 
 def test_the_window_follows_how_long_answers_take():
-    out = requests()
+    out = asks()
     for id_ in range(200):
         out.asked(id_, 0, 1, float(id_))
         out.answered(id_, id_ + 0.01)
@@ -47,7 +47,7 @@ def test_the_window_follows_how_long_answers_take():
 
 
 def test_silent_nodes_are_given_up():
-    out = requests()
+    out = asks()
     out.asked(1, 5, 10, 0.0)
     out.asked(2, 5, 10, 0.0)
     out.asked(3, 6, 10, 0.0)
@@ -60,7 +60,7 @@ def test_silent_nodes_are_given_up():
 
 
 def test_waits_in_vain_end_the_trust():
-    out = requests()
+    out = asks()
     for id_ in range(MOST_LATE):
         assert out.trusts(5, 0.0)
         out.asked(id_, 5, 10, 0.0)
@@ -73,7 +73,7 @@ def test_waits_in_vain_end_the_trust():
 
 
 def test_nodes_without_a_manifest_are_asked_again_for_a_bounded_time():
-    out = requests()
+    out = asks()
     out.asked(1, 5, 10, 0.0)
     now, tries = 0.0, 0
     while out.unready(1, now):

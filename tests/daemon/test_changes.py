@@ -60,7 +60,7 @@ def test_a_change_by_a_program_that_tells_nobody(start_daemon, root, way):
     subprocess.run(["sh", "-c", WAYS[way]], cwd=root, check=True)
     gone = ["far"] if way == "target of a link" else ["a/file", "a/soft"]
     wait_until(lambda: not any(daemon.store(root / name).exists() for name in gone))
-    assert [daemon.want(root / name) for name in gone] == [(Answer.DIRECT, Reason.VOID)] * len(gone)
+    assert [daemon.request(root / name) for name in gone] == [(Answer.DIRECT, Reason.VOID)] * len(gone)
     assert daemon.store(root / "b/stays").exists()
     assert not [p for p in daemon.end().problems if p.id.startswith("changes")]
 
@@ -102,7 +102,7 @@ def test_a_directory_or_a_link_above_a_dataset_is_replaced(start_daemon, version
     assert len(files) == 3
     subprocess.run(["sh", "-c", commands], cwd=versions, check=True)
     wait_until(lambda: not any(path.exists() for path in files if path.name != "file" or "stays" not in str(path)))
-    assert daemon.want(versions / "stays/file") == (Answer.READY, Reason.NONE)
+    assert daemon.request(versions / "stays/file") == (Answer.READY, Reason.NONE)
     found = [problem.id for problem in daemon.end().problems]
     assert found == ["dataset-replaced"] or (not found and "above" not in way), "what has the name is heard of at once"
 

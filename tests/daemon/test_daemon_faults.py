@@ -77,7 +77,7 @@ def test_copiers_that_keep_dying_end_the_staging(start_daemon, make_tree):
         return daemon.state() is State.SETTLED
 
     wait_until(killed_all)
-    assert daemon.want(files_of(root)[-1])[0] is Answer.DIRECT
+    assert daemon.request(files_of(root)[-1])[0] is Answer.DIRECT
     part = daemon.end()
     assert part.staged_s is None
     assert "local-failed" in {p.id for p in part.problems}
@@ -118,9 +118,9 @@ def test_a_full_disk_stops_admission_only(start_daemon, make_tree, small_disk):
     staged = [p for p in files_of(root) if daemon.store(p).exists()]
     assert 0 < len(staged) < 200
     assert all(same(p, daemon.store(p)) for p in staged)
-    assert daemon.want(staged[0]) == (Answer.READY, Reason.NONE)
+    assert daemon.request(staged[0]) == (Answer.READY, Reason.NONE)
     missing = next(p for p in files_of(root) if p not in set(staged))
-    assert daemon.want(missing) == (Answer.DIRECT, Reason.FULL)
+    assert daemon.request(missing) == (Answer.DIRECT, Reason.FULL)
     part = end_on_mount(daemon)
     assert part.totals.refused == 200 - len(staged)
     assert "disk-full" in {p.id for p in part.problems}
@@ -134,7 +134,7 @@ def test_no_inodes_left(start_daemon, make_tree, small_disk):
     daemon.staged()
     staged = [p for p in files_of(root) if daemon.store(p).exists()]
     assert 0 < len(staged) < 100
-    assert daemon.want(files_of(root)[0])[0] in (Answer.READY, Answer.DIRECT)
+    assert daemon.request(files_of(root)[0])[0] in (Answer.READY, Answer.DIRECT)
     assert end_on_mount(daemon).totals.refused > 0
 
 
@@ -161,8 +161,8 @@ def test_a_disk_that_becomes_read_only(start_daemon, make_tree):
     with read_only(daemon.node_dir / "store"), read_only(daemon.node_dir / "incoming"):
         daemon.staged()
         staged = [p for p in files_of(root) if daemon.store(p).exists()]
-        assert daemon.want(staged[0]) == (Answer.READY, Reason.NONE)
-        assert daemon.want(files_of(root)[-1])[0] is Answer.DIRECT
+        assert daemon.request(staged[0]) == (Answer.READY, Reason.NONE)
+        assert daemon.request(files_of(root)[-1])[0] is Answer.DIRECT
     part = daemon.end()
     assert "cannot write the copy" in str(part.errors)
     assert "local-failed" in {p.id for p in part.problems}
@@ -197,7 +197,7 @@ def test_a_vanished_node_directory(start_daemon, make_tree):
         shutil.rmtree(daemon.node_dir)
         daemon.send(daemon.wrapper, Kind.STAGED)
         assert daemon.receive(daemon.wrapper)[0] is Answer.DONE
-        daemon.send(waiting, Kind.WANT, os.fsencode(files_of(root)[-1]))
+        daemon.send(waiting, Kind.REQUEST, os.fsencode(files_of(root)[-1]))
         assert daemon.receive(waiting)[0] is Answer.DIRECT
     part = daemon.end()
     assert "local-failed" in {p.id for p in part.problems}
@@ -227,7 +227,7 @@ def test_a_scan_that_cannot_begin_is_a_problem_not_an_end(start_daemon, make_tre
     root = make_tree()
     daemon = start_daemon(root, resolved=False).attach()
     daemon.staged()
-    assert daemon.want(files_of(root)[0])[0] is Answer.DIRECT
+    assert daemon.request(files_of(root)[0])[0] is Answer.DIRECT
     part = daemon.end()
     assert [p.id for p in part.problems] == ["scan-failed"]
 

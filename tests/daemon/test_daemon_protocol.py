@@ -27,8 +27,8 @@ def test_a_whole_run(start_daemon, make_tree):
     daemon.staged()
     files = files_of(root)
     assert all(same(path, daemon.store(path)) for path in files)
-    assert daemon.want(files[0]) == (Answer.READY, Reason.NONE)
-    assert daemon.want(root / "not there") == (Answer.DIRECT, Reason.UNKNOWN)
+    assert daemon.request(files[0]) == (Answer.READY, Reason.NONE)
+    assert daemon.request(root / "not there") == (Answer.DIRECT, Reason.UNKNOWN)
     assert daemon.state() is State.SETTLED
     part = daemon.end()
     assert part.complete
@@ -50,7 +50,7 @@ def test_direct_mode_copies_nothing(start_daemon, make_tree):
     daemon = start_daemon(root, "direct").attach()
     assert daemon.state() is State.MEASURING
     daemon.staged()
-    assert daemon.want(files_of(root)[0])[0] is Answer.DIRECT
+    assert daemon.request(files_of(root)[0])[0] is Answer.DIRECT
     assert daemon.children() == []
     part = daemon.end()
     assert part.mode == "direct"
@@ -65,24 +65,25 @@ def test_daemon_and_copiers_do_not_push_the_program_aside(start_daemon, make_tre
     daemon.end()
 
 
-def test_wants_are_answered_when_the_copy_is_there(start_daemon, make_tree):
-    """With a rate cap the last file of the order would come late; the want brings it to the front, and past the cap."""
+def test_requests_are_answered_when_the_copy_is_there(start_daemon, make_tree):
+    """With a rate cap the last file of the order would come late; the request brings it to the front, and past the
+    cap."""
     root = make_tree(files=200, size_bytes=20_000)
     daemon = start_daemon(root, max_rate_bytes_per_s=400_000.0).attach()
     daemon.wait_for_scan()
     last = files_of(root)[-1]
-    assert daemon.want(last) == (Answer.READY, Reason.NONE)
+    assert daemon.request(last) == (Answer.READY, Reason.NONE)
     assert same(last, daemon.store(last))
     assert daemon.state() is State.STAGING
     daemon.end()
 
 
-def test_a_want_during_the_scan_is_answered_when_the_files_are_known(start_daemon, make_tree):
+def test_a_request_during_the_scan_is_answered_when_the_files_are_known(start_daemon, make_tree):
     """What the program reads itself meanwhile would leave the source a second time."""
     root = make_tree(files=2000, size_bytes=10)
     daemon = start_daemon(root).attach()
-    assert daemon.want(files_of(root)[-1]) == (Answer.READY, Reason.NONE)
-    assert daemon.want(root / "nothing") == (Answer.DIRECT, Reason.UNKNOWN)
+    assert daemon.request(files_of(root)[-1]) == (Answer.READY, Reason.NONE)
+    assert daemon.request(root / "nothing") == (Answer.DIRECT, Reason.UNKNOWN)
     daemon.end()
 
 
@@ -90,7 +91,7 @@ def test_samples_say_when_the_cap_limited(start_daemon, make_tree):
     root = make_tree(files=100, size_bytes=100_000)
     daemon = start_daemon(root, max_rate_bytes_per_s=50_000.0).attach()
     daemon.wait_for_scan()
-    assert daemon.want(files_of(root)[-1]) == (Answer.READY, Reason.NONE)
+    assert daemon.request(files_of(root)[-1]) == (Answer.READY, Reason.NONE)
     part = daemon.end()
     assert any(sample.limited for sample in part.samples)
 
@@ -179,7 +180,7 @@ def test_lives_on_while_the_child_of_a_killed_wrapper_runs(start_daemon, make_tr
     try:
         daemon.attach(child.pid)
         daemon.wrapper.close()
-        assert daemon.want("/nowhere")[0] is Answer.DIRECT
+        assert daemon.request("/nowhere")[0] is Answer.DIRECT
         assert daemon.process.poll() is None
     finally:
         child.communicate(b"\n")
@@ -204,8 +205,8 @@ def test_term_stops_copying_and_goes_on_serving(start_daemon, make_tree):
     daemon.process.terminate()
     wait_until(lambda: daemon.state() is State.SETTLED, 5)
     wait_until((daemon.run_dir / "nodes" / "node.json").exists, 5)
-    assert daemon.want(first) == (Answer.READY, Reason.NONE)
-    assert daemon.want(files_of(root)[-1]) == (Answer.DIRECT, Reason.LATER)
+    assert daemon.request(first) == (Answer.READY, Reason.NONE)
+    assert daemon.request(files_of(root)[-1]) == (Answer.DIRECT, Reason.LATER)
     daemon.end()
 
 
@@ -218,7 +219,7 @@ def test_signals_that_only_ask(start_daemon, make_tree):
     daemon.end()
 
 
-def test_an_inherited_socket_queues_wants_before_the_daemon_is_up(start_daemon, make_tree, local_dir):
+def test_an_inherited_socket_queues_requests_before_the_daemon_is_up(start_daemon, make_tree, local_dir):
     root = make_tree()
     node_dir = local_dir / "node0"
     node_dir.mkdir()
@@ -226,7 +227,7 @@ def test_an_inherited_socket_queues_wants_before_the_daemon_is_up(start_daemon, 
     listener.bind(os.fspath(node_dir / "sock"))
     listener.listen(16)
     early = Client(node_dir / "sock").connect()
-    Client.send(early, Kind.WANT, os.fsencode(files_of(root)[0]))
+    Client.send(early, Kind.REQUEST, os.fsencode(files_of(root)[0]))
     daemon = start_daemon(root, node_dir=node_dir, listen_fd=listener.fileno())
     listener.close()
     daemon.attach()
@@ -248,7 +249,7 @@ def test_another_user_is_refused(start_daemon, make_tree):
         "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(sys.argv[1]);"
         "s.send(bytes.fromhex(sys.argv[2])); print(s.recv(100)[1])"
     )
-    request = shim.REQUEST.pack(shim.VERSION, Kind.STATUS, 0, 1).hex()
+    request = shim.MESSAGE.pack(shim.VERSION, Kind.STATUS, 0, 1).hex()
     done = subprocess.run(
         ["/usr/bin/python3", "-c", code, os.fspath(daemon.sock), request],
         capture_output=True,

@@ -38,7 +38,7 @@ def test_a_staged_copy_is_dropped(start_daemon, make_tree):
     assert daemon.store(victim).exists()
     assert daemon.ask(Kind.WROTE, os.fsencode(victim))[0] is Answer.DONE
     assert not daemon.store(victim).exists()
-    assert daemon.want(victim) == (Answer.DIRECT, Reason.VOID)
+    assert daemon.request(victim) == (Answer.DIRECT, Reason.VOID)
     assert daemon.end().totals.void == 1
 
 
@@ -116,7 +116,7 @@ def test_who_waits_for_a_file_that_is_written_goes_to_the_source(start_daemon, t
     daemon = start_daemon(root, max_rate_bytes_per_s=3e6).attach()
     daemon.wait_for_scan()
     with daemon.connect() as waiting:
-        daemon.send(waiting, Kind.WANT, os.fsencode(root / "big"))
+        daemon.send(waiting, Kind.REQUEST, os.fsencode(root / "big"))
         assert daemon.ask(Kind.WROTE, os.fsencode(root / "big"))[0] is Answer.DONE
         assert daemon.receive(waiting)[:2] == (Answer.DIRECT, Reason.VOID)
     daemon.end()
@@ -169,7 +169,7 @@ def test_many_at_once_are_out_of_sight_before_they_are_deleted(start_daemon, mak
     assert len(files_below(daemon.store(root / "class0"))) == MOST_SINGLY + 100
     assert daemon.ask(Kind.WROTE, os.fsencode(root.parent))[0] is Answer.DONE
     assert files_below(daemon.node_dir / "store") == []
-    assert daemon.want(root / "class0" / "file00000.bin") == (Answer.DIRECT, Reason.VOID)
+    assert daemon.request(root / "class0" / "file00000.bin") == (Answer.DIRECT, Reason.VOID)
     wait_until(lambda: not list((daemon.node_dir / "gone").iterdir()))
     assert daemon.ask(Kind.WROTE, os.fsencode(root))[0] is Answer.DONE, "again does no harm"
     part = daemon.end()
@@ -370,7 +370,7 @@ def test_what_was_opened_before_the_scan_is_not_served(start_daemon, make_tree, 
     (node / "early").write_bytes(LANDED.pack(1, 1) + LANDED.pack(victim.st_dev, victim.st_ino))
     daemon = start_daemon(root, node_dir=node).attach()
     daemon.staged()
-    assert daemon.want(root / "class0" / "file00000.bin") == (Answer.DIRECT, Reason.VOID)
+    assert daemon.request(root / "class0" / "file00000.bin") == (Answer.DIRECT, Reason.VOID)
     assert daemon.end().totals.void == 1
 
 

@@ -48,7 +48,7 @@ def test_it_begins_when_a_program_reads_it() -> None:
     for here in (True, False):
         queue = queue_of()
         if here:
-            decision = queue.want(LARGE, 0.0)
+            decision = queue.request(LARGE, 0.0)
             assert (decision.verdict, decision.reason) == (Verdict.DIRECT, Reason.LARGE)
             assert queue.large.reads.untold(0.0) == [LARGE], "other nodes hear of that"
         else:
@@ -62,14 +62,14 @@ def test_it_needs_room() -> None:
     queue = queue_of((), budget=ROOM + 29 * MB)
     assert queue.divided.next(0.0) == []
     assert queue.settled, "nothing will come"
-    assert queue.want(LARGE, 0.0).verdict is Verdict.DIRECT
+    assert queue.request(LARGE, 0.0).verdict is Verdict.DIRECT
 
 
 def test_what_is_not_divided_is_as_before() -> None:
     queue = queue_of(is_divided=False)
     assert queue.divided.next(0.0) == []
     assert queue.states.of(LARGE) is FileState.REFUSED
-    assert queue.want(LARGE, 0.0).reason is Reason.FULL
+    assert queue.request(LARGE, 0.0).reason is Reason.FULL
 
 
 def test_a_write_ends_it() -> None:
@@ -77,7 +77,7 @@ def test_a_write_ends_it() -> None:
     used = queue.budget.used_bytes
     assert queue.divided.next(0.0) == [LARGE]
     assert queue.void((LARGE,)) == [LARGE], "its transfer is to be cancelled"
-    assert queue.want(LARGE, 0.0).reason is Reason.VOID
+    assert queue.request(LARGE, 0.0).reason is Reason.VOID
     assert queue.divided.end(LARGE)
     assert queue.budget.used_bytes == used
     assert (queue.divided.next(0.0), queue.settled) == ([], True)
@@ -93,7 +93,7 @@ def test_what_has_begun_goes_on_whoever_is_there() -> None:
         queue.divide(later)
         assert queue.states.of(LARGE) is FileState.AWAY
         assert LARGE not in queue.source.next(10, 0.0)
-        assert queue.want(LARGE, 0.0).reason is Reason.LARGE
+        assert queue.request(LARGE, 0.0).reason is Reason.LARGE
     assert (queue.divided.place, queue.divided.nodes) == (1, 2)
 
 

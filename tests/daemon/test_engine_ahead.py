@@ -62,20 +62,20 @@ def test_a_slow_source_leaves_the_rest_to_the_order(engine):
 
 
 def test_few_go_on_beside_those_that_programs_wait_for(local_dir: Path, make_tree: Callable[..., Path]) -> None:
-    wanted: set[int] = set()
-    limits, hooks = Limits(PLENTY, programs_wait=True), Hooks(is_wanted=wanted.__contains__)
+    requested: set[int] = set()
+    limits, hooks = Limits(PLENTY, programs_wait=True), Hooks(is_requested=requested.__contains__)
     with _made(local_dir, make_tree(files=60), limits, hooks) as engine:
         engine.pump(30.0)
         assert engine.pool.assigned == FIRST_TRANSFERS
-        wanted.update((0, 50, 51))
-        for id_ in wanted:
-            assert engine.queue.want(id_, 30.0).verdict is Verdict.WAIT
+        requested.update((0, 50, 51))
+        for id_ in requested:
+            assert engine.queue.request(id_, 30.0).verdict is Verdict.WAIT
         engine.pump(30.0)
         assert {50, 51} < set(engine.pool.ids)
-        assert engine.pool.assigned == FIRST_TRANSFERS + len(wanted), (
+        assert engine.pool.assigned == FIRST_TRANSFERS + len(requested), (
             "one more, as a program waits for one of the first"
         )
-        wanted.clear()
+        requested.clear()
         engine.pump(30.0)
         assert engine.pool.assigned == FIRST_TRANSFERS + 3
 

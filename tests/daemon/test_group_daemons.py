@@ -30,7 +30,7 @@ def test_replicate_reads_each_file_once(nodes, make_tree):
     nodes.staged()
     for daemon in daemons:
         assert all(same(path, daemon.store(path)) for path in files_of(root))
-        assert daemon.want(files_of(root)[0]) == (Answer.READY, Reason.NONE)
+        assert daemon.request(files_of(root)[0]) == (Answer.READY, Reason.NONE)
         assert daemon.state() is State.SETTLED
     parts = nodes.end()
     assert nodes.worlds[0].end() == 0
@@ -44,7 +44,7 @@ def test_replicate_reads_each_file_once(nodes, make_tree):
     assert [part.problems for part in parts] == [(), (), ()]
 
 
-def test_partition_keeps_one_copy_and_serves_wants(nodes, make_tree):
+def test_partition_keeps_one_copy_and_serves_requests(nodes, make_tree):
     root = make_tree(files=60, size_bytes=50_000)
     files = files_of(root)
     budget = 60 * 53_248 // 2
@@ -53,9 +53,9 @@ def test_partition_keeps_one_copy_and_serves_wants(nodes, make_tree):
     copies = [[path for path in files if daemon.store(path).exists()] for daemon in daemons]
     assert sorted(path for own in copies for path in own) == files, "each file is on one node"
     for daemon, own in zip(daemons, copies, strict=True):
-        assert daemon.state() is State.STAGING, "wants for what other nodes keep are answered"
+        assert daemon.state() is State.STAGING, "requests for what other nodes keep are answered"
         for path in files:
-            assert daemon.want(path) == (Answer.READY, Reason.NONE)
+            assert daemon.request(path) == (Answer.READY, Reason.NONE)
             assert same(path, daemon.store(path))
         here = sum(daemon.store(path).exists() for path in files)
         assert len(own) < here < len(files), "what passed through made room for what came after"
@@ -68,7 +68,7 @@ def test_partition_keeps_one_copy_and_serves_wants(nodes, make_tree):
     assert all(part.problems == () for part in parts)
 
 
-def test_wants_for_what_others_read_come_first(nodes, make_tree):
+def test_requests_for_what_others_read_come_first(nodes, make_tree):
     """With a rate cap the last files would come late."""
     root = make_tree(files=300, size_bytes=20_000)
     daemons = nodes.up(root, 2, placement="replicate", max_rate_bytes_per_s=800_000.0)
@@ -77,7 +77,7 @@ def test_wants_for_what_others_read_come_first(nodes, make_tree):
     wait_until(lambda: any(daemons[1].store(path).exists() for path in files_of(root)))
     for path in files_of(root)[-6:]:
         for daemon in daemons:
-            assert daemon.want(path) == (Answer.READY, Reason.NONE)
+            assert daemon.request(path) == (Answer.READY, Reason.NONE)
     assert all(daemon.state() is State.STAGING for daemon in daemons)
     parts = nodes.end()
     assert total(parts, "source_files") < 300
@@ -144,7 +144,7 @@ def test_more_than_all_nodes_together_can_hold(nodes, make_tree):
     daemons = nodes.up(root, 2, placement="auto", budget_bytes=20 * 53_248, budget_inodes=10_000)
     nodes.staged()
     for daemon in daemons:
-        answers = [daemon.want(path) for path in files]
+        answers = [daemon.request(path) for path in files]
         assert set(answers) == {(Answer.READY, Reason.NONE), (Answer.DIRECT, Reason.FULL)}
         assert 20 <= answers.count((Answer.READY, Reason.NONE)) < 40
     parts = nodes.end()
@@ -228,9 +228,9 @@ def test_a_group_that_has_other_files(nodes, make_tree):
     first.wait_for_scan()
     nodes.world()
     wait_until(lambda: "group 1 stands" in first.log_text())
-    assert first.want(root / "class0" / "late.bin") == (Answer.READY, Reason.NONE)
+    assert first.request(root / "class0" / "late.bin") == (Answer.READY, Reason.NONE)
     for path in files_of(root):
-        answer = first.want(path)
+        answer = first.request(path)
         assert answer[0] is Answer.DIRECT or same(path, first.store(path))
-    assert second.want(root / "class0" / "late.bin")[0] is Answer.DIRECT
+    assert second.request(root / "class0" / "late.bin")[0] is Answer.DIRECT
     nodes.end()

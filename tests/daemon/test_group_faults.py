@@ -55,7 +55,7 @@ def test_without_a_new_group_the_rest_comes_from_the_source(nodes, make_tree):
     nodes.worlds[0].kill()
     last = files_of(root)[-1]
     for daemon in daemons:
-        assert daemon.want(last) == (Answer.READY, Reason.NONE), "what is wanted does not wait for a group"
+        assert daemon.request(last) == (Answer.READY, Reason.NONE), "what is wanted does not wait for a group"
     nodes.staged()
     parts = nodes.end()
     assert total(parts, "source_files") > 200
@@ -85,7 +85,7 @@ def test_partition_after_a_loss(nodes, make_tree):
     assert nodes.worlds[0].end() != 0
     nodes.world(daemons[1:])
     for daemon in daemons[1:]:
-        answers = [daemon.want(path) for path in files_of(root)]
+        answers = [daemon.request(path) for path in files_of(root)]
         in_vain = answers.count((Answer.DIRECT, Reason.LATER))  # on a busy machine, while the new group begins
         assert answers.count((Answer.READY, Reason.NONE)) == len(answers) - in_vain
         assert in_vain <= 3
@@ -102,7 +102,7 @@ def test_copies_of_a_lost_node_s_files_are_not_read_again(nodes, make_tree):
     lost, *rest = daemons
     own = [path for path in files_of(root) if lost.store(path).exists()]
     for number, path in enumerate(own[:8]):
-        assert rest[number % 2].want(path) == (Answer.READY, Reason.NONE)
+        assert rest[number % 2].request(path) == (Answer.READY, Reason.NONE)
     lost.kill()
     assert nodes.worlds[0].end() != 0
     nodes.world(rest)
@@ -112,12 +112,12 @@ def test_copies_of_a_lost_node_s_files_are_not_read_again(nodes, make_tree):
     wait_until(lambda: sum(daemon.store(path).exists() for daemon in rest for path in own) >= len(own))
     for _ in range(2):
         for daemon in rest:
-            assert {daemon.want(path) for path in files_of(root)} == {(Answer.READY, Reason.NONE)}
+            assert {daemon.request(path) for path in files_of(root)} == {(Answer.READY, Reason.NONE)}
     assert total(nodes.end(), "source_files") == 60 - 8
 
 
 def test_an_exchange_that_hangs(nodes, make_tree):
-    """Wants are answered in time, and the program is sent to the source after a few that were not."""
+    """Requests are answered in time, and the program is sent to the source after a few that were not."""
     root = make_tree(files=400, size_bytes=20_000)
     daemons = nodes.up(root, 2, placement="replicate", max_rate_bytes_per_s=400_000.0)
     for daemon in daemons:
@@ -127,7 +127,7 @@ def test_an_exchange_that_hangs(nodes, make_tree):
     for process in victims:
         process.send_signal(signal.SIGSTOP)
     try:
-        answers = [daemons[0].want(path) for path in files_of(root)[-16:]]
+        answers = [daemons[0].request(path) for path in files_of(root)[-16:]]
         assert answers[-3:] == [(Answer.READY, Reason.NONE)] * 3, "the node reads them itself"
     finally:
         for process in victims:
@@ -154,7 +154,7 @@ def test_what_was_asked_of_a_node_that_leaves_is_read_once_by_the_others(nodes, 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("HPCSTAGE_TEST_KILLS", "4"))))
 def test_kill_9_at_random_moments(nodes, make_tree, seed):
-    """Whatever is killed, those that live end with whole files, and answer every want."""
+    """Whatever is killed, those that live end with whole files, and answer every request."""
     dice = random.Random(seed)
     root = make_tree(files=150, size_bytes=dice.choice([500, 20_000]))
     placement = dice.choice(["replicate", "partition"])
@@ -163,7 +163,7 @@ def test_kill_9_at_random_moments(nodes, make_tree, seed):
     for _ in range(dice.randint(0, 60)):
         path = dice.choice(paths)
         daemon = dice.choice(daemons)
-        if daemon.want(path)[0] is Answer.READY:
+        if daemon.request(path)[0] is Answer.READY:
             assert same(path, daemon.store(path))
     alive = list(daemons)
     victim = dice.choice(["exchange", "mpiexec", "daemon"])
@@ -180,7 +180,7 @@ def test_kill_9_at_random_moments(nodes, make_tree, seed):
     for _ in range(60):
         path = dice.choice(paths)
         daemon = dice.choice(alive)
-        if daemon.want(path)[0] is Answer.READY:
+        if daemon.request(path)[0] is Answer.READY:
             assert same(path, daemon.store(path))
     for daemon in alive:
         daemon.staged()

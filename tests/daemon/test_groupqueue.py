@@ -28,11 +28,11 @@ def queue(sizes, share, budget=PLENTY, *, linked=True, read_of=lambda _: 0):
     return q
 
 
-def test_each_kind_in_its_order_and_wants_first():
+def test_each_kind_in_its_order_and_requests_first():
     q = queue([10] * 8, NodeShare([0, 2, 4, 6]))
     q.sequences.push([7, 6, 5])
-    assert q.want(3, 0.0).verdict is Verdict.WAIT
-    assert q.want(4, 0.0).verdict is Verdict.WAIT
+    assert q.request(3, 0.0).verdict is Verdict.WAIT
+    assert q.request(4, 0.0).verdict is Verdict.WAIT
     assert q.source.next(9, 0.0) == [4, 6, 0, 2]
     assert q.from_peers.next(9, MANY, 0.0) == [3, 7, 5, 1]
     assert not q.settled
@@ -43,7 +43,7 @@ def test_what_others_ask_for_takes_turns_with_the_order():
     q.source.turns = 2
     for id_ in (8, 7, 6, 5):
         assert q.source.asked(id_) is Verdict.WAIT
-    assert q.want(3, 0.0).verdict is Verdict.WAIT
+    assert q.request(3, 0.0).verdict is Verdict.WAIT
     assert q.source.next(9, 0.0) == [3, 8, 7, 0, 6, 5, 1, 2, 4]
 
 
@@ -72,17 +72,17 @@ def test_missed_comes_from_the_source_next():
     q = queue([10] * 6, NodeShare([0, 1]))
     assert q.from_peers.next(2, MANY, 0.0) == [2, 3]
     assert q.source.asked(1) is Verdict.WAIT
-    q.from_peers.missed(3, wanted=False)
-    assert q.want(2, 0.0).verdict is Verdict.WAIT
-    q.from_peers.missed(2, wanted=True)
+    q.from_peers.missed(3, requested=False)
+    assert q.request(2, 0.0).verdict is Verdict.WAIT
+    q.from_peers.missed(2, requested=True)
     assert q.source.next(9, 0.0) == [2, 1, 3, 0]
 
 
-def test_without_a_link_wants_come_from_the_source_and_the_rest_waits():
+def test_without_a_link_requests_come_from_the_source_and_the_rest_waits():
     q = queue([10] * 4, NodeShare([0]), linked=False)
     assert q.source.next(9, 0.0) == [0]
     assert q.from_peers.next(9, MANY, 0.0) == []
-    assert q.want(2, 0.0).verdict is Verdict.WAIT
+    assert q.request(2, 0.0).verdict is Verdict.WAIT
     assert q.source.next(9, 0.0) == [2]
     assert not q.settled
     q.divide(None)
@@ -92,7 +92,7 @@ def test_without_a_link_wants_come_from_the_source_and_the_rest_waits():
 def test_the_end_of_the_link():
     q = queue([10] * 6, NodeShare([0]))
     assert q.from_peers.next(3, MANY, 0.0) == [1, 2, 3]
-    assert q.want(5, 0.0).verdict is Verdict.WAIT
+    assert q.request(5, 0.0).verdict is Verdict.WAIT
     q.from_peers.unlink(lambda id_: id_ == 2)
     assert q.source.next(9, 0.0) == [2, 5, 0] or q.source.next(9, 0.0) == []
     q.from_peers.linked = True
@@ -109,7 +109,7 @@ def test_partition_keeps_its_own_and_lets_the_rest_pass_through():
     assert q.settled
     assert q.states.count(FileState.AWAY) == 4
     for id_ in (2, 3, 4):
-        assert q.want(id_, 1.0).verdict is Verdict.WAIT
+        assert q.request(id_, 1.0).verdict is Verdict.WAIT
         assert q.from_peers.next(9, MANY, 1.0) == [id_]
         assert q.done(id_, 4096, 1.0)
     assert q.budget.temporary.dropped == [2]
@@ -122,20 +122,20 @@ def test_a_full_store_does_not_end_what_passes_through():
     q = queue([4096] * 6, NodeShare([0, 1, 2], temporary=Budget(4096, 10)), Budget(3 * 4096, 100))
     assert q.source.next(9, 0.0) == [0, 1]
     assert q.states.of(2) is FileState.REFUSED
-    assert q.want(4, 0.0).verdict is Verdict.WAIT
+    assert q.request(4, 0.0).verdict is Verdict.WAIT
     assert q.from_peers.next(9, MANY, 0.0) == [4]
 
 
 def test_what_is_larger_than_the_share_is_read_directly():
     q = queue([4096, 3 * 4096], NodeShare([0], temporary=Budget(4096, 10)))
-    assert q.want(1, 0.0).reason is Reason.FULL
+    assert q.request(1, 0.0).reason is Reason.FULL
     assert q.states.of(1) is FileState.AWAY
 
 
 def test_unplaced_files_are_read_directly():
     q = queue([10] * 3, NodeShare([0], unplaced=[2], temporary=Budget(4096, 10)))
     assert q.states.of(2) is FileState.REFUSED
-    assert q.want(2, 0.0).reason is Reason.FULL
+    assert q.request(2, 0.0).reason is Reason.FULL
 
 
 def test_the_end_of_staging_does_not_count_as_a_lack_of_budget():
@@ -145,7 +145,7 @@ def test_the_end_of_staging_does_not_count_as_a_lack_of_budget():
     q.source.requeue(1)
     q.states.close(Reason.LATER)
     assert q.states.count(FileState.REFUSED) == 3
-    assert q.want(1, 0.0).reason is Reason.LATER
+    assert q.request(1, 0.0).reason is Reason.LATER
     q.void([1, 2, 7])
     assert q.states.unplaced == 2
 
@@ -212,8 +212,8 @@ def test_ahead_of_a_program_that_said_what_it_reads():
     q.budget.temporary.read([5])
     assert q.from_peers.next(9, MANY, 1.0) == [2]
     assert q.budget.temporary.dropped == [5]
-    assert q.want(9, 1.0).verdict is Verdict.WAIT
-    assert q.from_peers.next(9, MANY, 1.0) == [9], "what is wanted goes before what is ahead"
+    assert q.request(9, 1.0).verdict is Verdict.WAIT
+    assert q.from_peers.next(9, MANY, 1.0) == [9], "what is requested goes before what is ahead"
     assert q.states.of(4) is FileState.AWAY
     assert not q.from_peers.next(9, MANY, 1.0)
 
@@ -261,7 +261,7 @@ def test_a_large_file_is_not_asked_for_while_it_is_read():
     assert q.from_peers.next(9, MANY, 0.0) == [1, 2]
     assert q.large.held_back == {0}
     q.from_peers.postponed(2, 0.0)
-    assert q.want(2, 1.0).reason is Reason.LARGE
+    assert q.request(2, 1.0).reason is Reason.LARGE
     assert q.from_peers.next(9, MANY, 5.0) == [0]
     assert q.from_peers.next(9, MANY, 6.1) == [2]
     assert q.done(0, LARGE, 7.0)
@@ -278,7 +278,7 @@ def test_what_is_left_to_programs_and_whether_one_of_this_node_read_it():
     assert q.large.left == {0, 1, 3}, "no program reads the other one"
     assert set(filter(q.large.reads.was_here, q.large.left)) == {0}
     q.large.reads.here(1, 0.0)
-    assert q.want(3, 0.0).reason is Reason.LARGE
+    assert q.request(3, 0.0).reason is Reason.LARGE
     assert set(filter(q.large.reads.was_here, q.large.left)) == {0, 3}, "the other may be a program of that node"
     assert sorted(q.from_peers.next(9, MANY, 5.1)) == [0, 1, 2]
     assert q.large.left == {3}, "the copies of the others are under way"
@@ -292,20 +292,20 @@ def test_what_is_left_to_programs_and_whether_one_of_this_node_read_it():
 
 def test_a_large_copy_of_another_node_is_waited_for_where_it_comes_sooner_than_from_the_source():
     q = queue([LARGE, LARGE], NodeShare([], temporary=Budget(1 << 40, 10)))
-    assert q.want(0, 0.0).verdict is Verdict.WAIT
+    assert q.request(0, 0.0).verdict is Verdict.WAIT
     assert q.large.reads.untold(0.0) == [0], "who has it says whether it can be had now"
     assert q.from_peers.next(9, MANY, 0.0) == [0]
     q.from_peers.postponed(0, 0.1)
     assert q.states.of(0) is FileState.AWAY
-    assert q.want(0, 0.1).reason is Reason.LARGE
+    assert q.request(0, 0.1).reason is Reason.LARGE
     q.from_peers.estimates.stream_bytes_per_s = 1e6
-    assert q.want(1, 0.1).reason is Reason.LARGE
+    assert q.request(1, 0.1).reason is Reason.LARGE
 
 
 def test_other_nodes_are_told_now_and_then_what_is_read_here():
     q = queue([LARGE], NodeShare([0]))
     for tenth in range(25):
-        q.want(0, tenth / 10)
+        q.request(0, tenth / 10)
         assert q.large.reads.untold(tenth / 10) == ([0] if tenth % 10 == 0 else [])
 
 
@@ -346,7 +346,7 @@ def test_a_node_that_is_told_brings_its_share_though_its_program_reads_nothing()
     q.large.reads.here(2, 3.0)
     assert q.large.read_meanwhile(3.0) == [], "it goes on beside a program that is seen to have the file open"
     q.large.shown.add(2)
-    assert q.want(2, 3.0).reason is Reason.LARGE
+    assert q.request(2, 3.0).reason is Reason.LARGE
     assert q.large.read_meanwhile(3.0) == []
 
 

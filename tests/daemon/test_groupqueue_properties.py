@@ -24,11 +24,11 @@ class GroupQueueMachine(RuleBasedStateMachine):
     def start(self, sizes, room, data):
         self.sizes = list(sizes)
         self.budget = PLENTY if room is None else Budget(room * BLOCK_BYTES, 1 << 30)
-        self.queue = Queue(sizes, Limits(self.budget, patience_s=1e9, want_cap_s=8, shared=True))
+        self.queue = Queue(sizes, Limits(self.budget, patience_s=1e9, request_cap_s=8, shared=True))
         self.now = 0.0
         self.near: set[int] = set()
         self.far: set[int] = set()
-        self.wanted: set[int] = set()
+        self.requested: set[int] = set()
         self.ended: set[int] = set()
         self.divide(data)
 
@@ -51,7 +51,7 @@ class GroupQueueMachine(RuleBasedStateMachine):
             others = [i for i in rest if i not in unplaced and data.draw(st.booleans())]
             self.queue.divide(NodeShare(own, others, unplaced, Budget(temporary * BLOCK_BYTES, 6)))
         for id_ in self.far:
-            assert id_ in self.queue.flights.requests, "a request is not forgotten when files are dealt anew"
+            assert id_ in self.queue.flights.asked, "a request is not forgotten when files are dealt anew"
 
     @rule()
     def adopt(self):
@@ -66,10 +66,10 @@ class GroupQueueMachine(RuleBasedStateMachine):
 
     @rule()
     def unlink(self):
-        before = {i for i in self.far if i in self.wanted}
-        self.queue.from_peers.unlink(self.wanted.__contains__)
+        before = {i for i in self.far if i in self.requested}
+        self.queue.from_peers.unlink(self.requested.__contains__)
         self.far.clear()
-        assert len(self.queue.flights.requests) == 0
+        assert len(self.queue.flights.asked) == 0
         for id_ in before:
             assert self.queue.states.of(id_) in {FileState.PROMOTED, FileState.REFUSED, *FINAL}
             assert not self.queue.states.is_far(id_)
@@ -88,7 +88,7 @@ class GroupQueueMachine(RuleBasedStateMachine):
         self.check_dropped()
 
     @rule(files=st.integers(0, 6), blocks=st.integers(0, 12))
-    def request(self, files, blocks):
+    def ask(self, files, blocks):
         self.now += 1.0
         asked_before = len(self.far)
         chosen = self.queue.from_peers.next(files, blocks * BLOCK_BYTES, self.now)
@@ -105,16 +105,16 @@ class GroupQueueMachine(RuleBasedStateMachine):
         self.check_dropped()
 
     @rule(data=st.data())
-    def want(self, data):
+    def request(self, data):
         id_ = data.draw(self.ids())
         before = self.queue.states.of(id_)
-        decision = self.queue.want(id_, self.now)
+        decision = self.queue.request(id_, self.now)
         if before is FileState.STORED:
             assert decision.verdict is Verdict.READY
         elif before in FINAL:
             assert decision.verdict is Verdict.DIRECT
         elif decision.verdict is Verdict.WAIT:
-            self.wanted.add(id_)
+            self.requested.add(id_)
             assert self.now < decision.deadline <= self.now + 4.0
             assert self.queue.states.of(id_) in (FileState.PROMOTED, FileState.FLYING)
             if not self.queue.from_peers.linked:
@@ -150,10 +150,10 @@ class GroupQueueMachine(RuleBasedStateMachine):
     def missed(self, data, doubtful):
         id_ = data.draw(st.sampled_from(sorted(self.far)))
         void = self.queue.states.of(id_) is FileState.VOID
-        self.queue.from_peers.missed(id_, wanted=id_ in self.wanted, doubtful=doubtful)
+        self.queue.from_peers.missed(id_, requested=id_ in self.requested, doubtful=doubtful)
         self.far.discard(id_)
         assert not self.queue.states.is_far(id_), "a remote id that was refused becomes local"
-        expected = {FileState.PROMOTED} if id_ in self.wanted else {FileState.WAITING, FileState.AWAY}
+        expected = {FileState.PROMOTED} if id_ in self.requested else {FileState.WAITING, FileState.AWAY}
         assert void or self.queue.states.of(id_) in expected | {FileState.REFUSED}
 
     @rule(data=st.data(), size=st.integers(0, 3 * BLOCK_BYTES))
@@ -227,7 +227,7 @@ class GroupQueueMachine(RuleBasedStateMachine):
             assert queue.states.count(place) == places.count(place)
         self.ended |= {i for i, place in enumerate(places) if place in (FileState.VOID, FileState.FAILED)}
         assert len(queue.flights.started) == len(self.near) + len(self.far)
-        assert len(queue.flights.requests) == len(self.far)
+        assert len(queue.flights.asked) == len(self.far)
         far = [i for i, place in enumerate(places) if place is FileState.WAITING and queue.states.is_far(i)]
         assert queue.states.closed or queue.states.ordered(far=False) == places.count(FileState.WAITING) - len(far)
 

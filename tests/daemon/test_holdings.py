@@ -78,7 +78,7 @@ def test_nodes_that_divide_the_files(nodes, make_tree) -> None:
     assert own[0] | own[1] == set(by_path(one))
     assert not own[0] & own[1]
     passing = min(own[1])
-    assert one.want(passing)[0] is Answer.READY
+    assert one.request(passing)[0] is Answer.READY
     assert one.store(passing).exists()
     assert by_path(one)[passing] == Holding.NONE, "it only passes through"
     nodes.end()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from hpcstage.daemon.inbox import MOST_LIMITED, Inbox
-from hpcstage.daemon.service import Request
+from hpcstage.daemon.service import Message
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import Kind
 
-WANT, OTHER = Request(1, Kind.WANT, 7, b"/data/a"), Request(2, Kind.WANT, 7, b"/data/b")
-WROTE, LANDED = Request(3, Kind.WROTE, 7, b"/data/a"), Request(4, Kind.LANDED, 7, bytes(16))
-EPOCH, ORDER = Request(5, Kind.EPOCH, 7, b""), Request(6, Kind.ORDER, 7, b"list")
-STAGED = Request(8, Kind.STAGED, 7, b"")
+REQUEST, OTHER = Message(1, Kind.REQUEST, 7, b"/data/a"), Message(2, Kind.REQUEST, 7, b"/data/b")
+WROTE, LANDED = Message(3, Kind.WROTE, 7, b"/data/a"), Message(4, Kind.LANDED, 7, bytes(16))
+EPOCH, ORDER = Message(5, Kind.EPOCH, 7, b""), Message(6, Kind.ORDER, 7, b"list")
+STAGED = Message(8, Kind.STAGED, 7, b"")
 
 
 def filled(*items):
@@ -22,30 +22,30 @@ def filled(*items):
 
 def test_writes_are_taken_alone_and_the_rest_in_order():
     written, ask = exchange.Written(1, 7, (3, 4)), exchange.Ask(1, (5,))
-    inbox = filled(WANT, EPOCH, WROTE, ask, written, ORDER, LANDED, OTHER)
+    inbox = filled(REQUEST, EPOCH, WROTE, ask, written, ORDER, LANDED, OTHER)
     assert inbox.take_writes() == [WROTE, written, LANDED]
-    assert inbox.take() == [WANT, EPOCH, ask, ORDER, OTHER]
+    assert inbox.take() == [REQUEST, EPOCH, ask, ORDER, OTHER]
     assert inbox.take() == inbox.take_writes() == []
 
 
-def test_wants_that_have_waited_long_enough_leave_the_rest():
-    inbox = filled(WANT, STAGED, WROTE, OTHER)
-    assert inbox.take_wants() == [WANT, OTHER]
+def test_requests_that_have_waited_long_enough_leave_the_rest():
+    inbox = filled(REQUEST, STAGED, WROTE, OTHER)
+    assert inbox.take_requests() == [REQUEST, OTHER]
     assert inbox.take() == [STAGED, WROTE]
 
 
 def test_a_connection_that_ends_takes_along_what_waits_for_an_answer_only():
-    inbox = filled(WANT, WROTE, STAGED, OTHER)
-    for token in (WANT.token, WROTE.token, STAGED.token):
+    inbox = filled(REQUEST, WROTE, STAGED, OTHER)
+    for token in (REQUEST.token, WROTE.token, STAGED.token):
         inbox.drop(token)
     assert inbox.take() == [WROTE, OTHER]
 
 
 def test_a_group_that_ends_takes_along_what_it_asked_for_only():
     written = exchange.Written(1, 7, (3,))
-    inbox = filled(exchange.Ask(1, (5,)), WANT, exchange.Ask(2, (6,)), written)
+    inbox = filled(exchange.Ask(1, (5,)), REQUEST, exchange.Ask(2, (6,)), written)
     assert inbox.take_asks() == [exchange.Ask(1, (5,)), exchange.Ask(2, (6,))]
-    assert inbox.take() == [WANT, written]
+    assert inbox.take() == [REQUEST, written]
 
 
 def test_orders_are_limited_and_writes_are_not():

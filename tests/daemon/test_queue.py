@@ -34,11 +34,11 @@ def test_order_then_the_rest():
     assert not q.settled
 
 
-def test_want_moves_to_the_front():
+def test_request_moves_to_the_front():
     q = queue([10] * 5)
     assert q.source.next(1, 0.0) == [0]
-    assert q.want(3, 0.0).verdict is Verdict.WAIT
-    assert q.want(2, 0.0).verdict is Verdict.WAIT
+    assert q.request(3, 0.0).verdict is Verdict.WAIT
+    assert q.request(2, 0.0).verdict is Verdict.WAIT
     assert q.source.next(10, 0.0) == [3, 2, 1, 4]
 
 
@@ -46,9 +46,9 @@ def test_stored_is_ready_and_void_never_comes_back():
     q = queue([10, 10])
     q.source.next(2, 0.0)
     assert q.done(0, 10, 1.0)
-    assert q.want(0, 1.0).verdict is Verdict.READY
+    assert q.request(0, 1.0).verdict is Verdict.READY
     assert q.void([0, 1]) == [1]
-    assert q.want(0, 1.0).reason is Reason.VOID
+    assert q.request(0, 1.0).reason is Reason.VOID
     assert not q.done(1, 10, 2.0), "published too late: the copy has to go"
     assert q.states.of(1) is FileState.VOID
     assert q.budget.used_bytes == 0
@@ -73,12 +73,12 @@ def test_full_store_refuses_what_does_not_fit_and_goes_on():
     q = queue([4096, 3 * 4096, 4096, 4096], budget=Budget(2 * 4096, 100))
     assert q.source.next(9, 0.0) == [0, 2]
     assert q.states.of(1) is FileState.REFUSED
-    assert q.want(1, 0.0).reason is Reason.FULL
+    assert q.request(1, 0.0).reason is Reason.FULL
     assert q.states.of(3) is FileState.REFUSED
     q.done(0, 4096, 1.0)
     q.done(2, 4096, 1.0)
     assert q.settled
-    assert q.want(0, 1.0).verdict is Verdict.READY, "what is there is served"
+    assert q.request(0, 1.0).verdict is Verdict.READY, "what is there is served"
 
 
 def test_inodes_are_counted_with_directories():
@@ -94,14 +94,14 @@ def test_no_space_stops_admission():
     q.failed(0, no_space=True)
     assert q.states.of(0) is FileState.REFUSED
     assert q.source.next(9, 1.0) == []
-    assert q.want(4, 1.0).reason is Reason.FULL
+    assert q.request(4, 1.0).reason is Reason.FULL
     assert q.done(1, 10, 1.0)
     assert q.settled
 
 
 def test_a_large_file_is_not_copied_while_the_program_reads_it():
-    q = queue([10, LARGE, 10], patience_s=60, want_cap_s=240)
-    assert q.want(1, 0.0).reason is Reason.LARGE, "its copy would have to come as a whole"
+    q = queue([10, LARGE, 10], patience_s=60, request_cap_s=240)
+    assert q.request(1, 0.0).reason is Reason.LARGE, "its copy would have to come as a whole"
     assert q.source.next(9, 0.0) == [0, 2]
     q.large.reads.here(1, 4.0)
     assert q.source.next(9, 8.9) == []
@@ -221,7 +221,7 @@ def test_a_file_that_the_program_reads_in_order_is_copied_once_as_long_as_that_p
 
 def test_files_that_are_read_at_the_source_are_known_from_the_moment_when_they_are_opened():
     q = queue([LARGE, LARGE, 10])
-    assert [q.source.want(id_, FileState.WAITING, 0.0).verdict for id_ in (0, 1)] == [Verdict.DIRECT] * 2
+    assert [q.source.request(id_, FileState.WAITING, 0.0).verdict for id_ in (0, 1)] == [Verdict.DIRECT] * 2
     q.large.reads.here(1, 3.0)
     assert q.large.reads.ids(4.9) == [0, 1]
     assert q.large.reads.ids(7.9) == [1], "the program has let go of it"
@@ -254,7 +254,7 @@ def test_a_copy_under_way_is_given_up_when_the_program_opens_the_file():
     q = queue([LARGE, LARGE], read=read)
     assert q.source.next(9, 0.0) == [0, 1]
     read[:] = [LARGE // 2] * 2
-    assert q.want(0, 3.0).verdict is Verdict.DIRECT
+    assert q.request(0, 3.0).verdict is Verdict.DIRECT
     assert q.large.read_meanwhile(3.0) == [0]
     assert q.source.put_off(0, 3.0)
     assert not q.source.put_off(0, 3.0)
@@ -268,8 +268,8 @@ def test_what_is_nearly_there_is_waited_for():
     q = queue([LARGE], read=read)
     q.source.next(1, 0.0)
     read[0] += LARGE * 9 // 10
-    assert q.want(0, 9.0).verdict is Verdict.WAIT
-    assert q.want(0, 18.0).verdict is Verdict.DIRECT, "a tenth takes two seconds at this pace"
+    assert q.request(0, 9.0).verdict is Verdict.WAIT
+    assert q.request(0, 18.0).verdict is Verdict.DIRECT, "a tenth takes two seconds at this pace"
 
 
 def test_no_more_is_copied_ahead_than_is_read_at_the_source():
@@ -290,7 +290,7 @@ def test_a_large_file_is_tried_a_few_times_only():
     tries = 0
     for now in range(0, 100, 10):
         tries += len(q.source.next(1, now))
-        q.want(0, now)
+        q.request(0, now)
         q.source.put_off(0, now)
     assert tries == MOST_TRIES
 
@@ -311,7 +311,7 @@ def test_no_other_large_file_is_copied_while_programs_of_other_nodes_alone_read_
     q.large.read_elsewhere([0], 3, 0.1)
     looks(q, [], (0.2, 0), (3.0, 0))
     assert (q.large.read_meanwhile(0.3), q.large.slowing(0.3)) == ([0], [1])
-    q.flights.requests[1] = False
+    q.flights.asked[1] = False
     assert q.large.slowing(0.3) == []
     assert q.source.next(9, 0.3) == []
     assert q.source.next(9, 0.2 + LET_GO_S) == [2, 3], "nobody told that it is still read"
@@ -336,32 +336,32 @@ def test_another_file_is_copied_while_the_program_reads_nothing():
     assert q.large.yields(1, 2.1 + LET_GO_S) is Yields.NOT, "the program has let go of its file"
 
 
-def test_a_want_waits_longer_in_a_node_group():
-    assert queue([10]).want(0, 0.0).deadline < 1.0
-    assert queue([10], shared=True).want(0, 0.0).deadline >= 2.0
+def test_a_request_waits_longer_in_a_node_group():
+    assert queue([10]).request(0, 0.0).deadline < 1.0
+    assert queue([10], shared=True).request(0, 0.0).deadline >= 2.0
 
 
 def test_deadline_follows_from_size_and_rate():
-    q = queue([10_000_000, 1000], want_cap_s=60, patience_s=20)
+    q = queue([10_000_000, 1000], request_cap_s=60, patience_s=20)
     q.source.estimates.stream_bytes_per_s = 10e6
-    fast = q.want(1, 0.0).deadline
-    slow = q.want(0, 0.0).deadline
+    fast = q.request(1, 0.0).deadline
+    slow = q.request(0, 0.0).deadline
     assert slow > 3
     assert fast < slow
 
 
 def test_deadline_stays_below_half_the_cap():
-    q = queue([10_000_000], want_cap_s=4, patience_s=20)
+    q = queue([10_000_000], request_cap_s=4, patience_s=20)
     q.source.estimates.stream_bytes_per_s = 10e6
-    assert q.want(0, 10.0).deadline == pytest.approx(12.0)
+    assert q.request(0, 10.0).deadline == pytest.approx(12.0)
 
 
 def test_requeued_goes_first():
     """Also before what the program waits for since: it has waited longer."""
     q = queue([10] * 5)
     q.source.next(2, 0.0)
-    q.want(3, 0.0)
-    q.want(4, 0.0)
+    q.request(3, 0.0)
+    q.request(4, 0.0)
     q.source.requeue(1)
     assert q.source.next(9, 0.0) == [1, 3, 4, 2]
 
@@ -383,9 +383,9 @@ def test_the_rate_cap_keeps_back_nothing_that_a_program_waits_for():
     copied_ahead = len(q.source.next(50, 0.0))
     assert 0 < copied_ahead < 10
     assert q.source.next(50, 0.0) == []
-    assert q.want(900, 0.0).verdict is Verdict.WAIT
+    assert q.request(900, 0.0).verdict is Verdict.WAIT
     assert q.source.next(50, 0.0) == [900]
-    wanted = [q.want(id_, 0.1) for id_ in range(500, 600)]
+    wanted = [q.request(id_, 0.1) for id_ in range(500, 600)]
     assert {decision.verdict for decision in wanted} == {Verdict.WAIT}, "though the cap would admit the last in 10 s"
     assert q.source.next(500, 0.1) == [*range(500, 600)]
     assert q.source.next(50, 9.9) == [], "the program has had what might be copied until now"
@@ -425,7 +425,7 @@ def test_a_million_ids_quickly():
         for id_ in q.source.next(100, 0.0):
             q.done(id_, 100_000, 0.1)
     for id_ in range(0, 100_000, 5):
-        q.want(id_, 0.2)
+        q.request(id_, 0.2)
     assert time.process_time() - start < 3
     assert q.states.count(FileState.STORED) == 20_000
 
@@ -433,7 +433,7 @@ def test_a_million_ids_quickly():
 def test_what_the_program_has_read_at_the_source_is_copied_last():
     q = queue([LARGE] * 6)
     for id_ in (0, 1):
-        q.want(id_, 0.0)
+        q.request(id_, 0.0)
     looks(q, [0, 1], (0.0, 0), (2.0, 0))
     found = []
     for now in (2.0, 7.1, 12.2):
@@ -446,4 +446,4 @@ def test_what_the_program_has_read_at_the_source_is_copied_last():
 def test_a_file_that_keeps_the_source_busy_for_a_moment_is_large():
     q = queue([80_000_000])
     q.source.estimates.all_bytes_per_s = 200e6
-    assert q.want(0, 0.0).reason is Reason.LARGE
+    assert q.request(0, 0.0).reason is Reason.LARGE

@@ -31,7 +31,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.sizes = sizes
         self.budget = Budget(room * BLOCK_BYTES, inodes)
         order = data.draw(st.lists(st.sampled_from(range(len(sizes))), unique=True))
-        self.queue = Queue(sizes, Limits(self.budget, directories, rate, patience_s=3.0, want_cap_s=8), order)
+        self.queue = Queue(sizes, Limits(self.budget, directories, rate, patience_s=3.0, request_cap_s=8), order)
         self.now = 0.0
         self.grown = False
         self.flying: set[int] = set()
@@ -54,19 +54,19 @@ class QueueMachine(RuleBasedStateMachine):
         assert not self.flying & set(chosen), "in flight twice"
         assert len(set(chosen)) == len(chosen)
         assert not set(chosen) & self.final.keys(), "handed out after its end"
-        wanted = [i for i in chosen if i in self.promoted]
-        assert chosen[: len(wanted)] == wanted, "wanted ones come first"
-        assert wanted == [i for i in self.promoted if i in wanted], "in the order of the wants"
-        rest = chosen[len(wanted) :]
+        requested = [i for i in chosen if i in self.promoted]
+        assert chosen[: len(requested)] == requested, "requested ones come first"
+        assert requested == [i for i in self.promoted if i in requested], "in the order of the requests"
+        rest = chosen[len(requested) :]
         assert rest == [i for i in self.plain if i in set(rest)], "order kept"
         self.promoted = [i for i in self.promoted if self.queue.states.of(i) is FileState.PROMOTED]
         self.flying |= set(chosen)
 
     @rule(data=st.data())
-    def want(self, data):
+    def request(self, data):
         id_ = data.draw(self.ids())
         before = self.queue.states.of(id_)
-        decision = self.queue.want(id_, self.now)
+        decision = self.queue.request(id_, self.now)
         if before is FileState.STORED:
             assert decision.verdict is Verdict.READY
         elif before in FINAL:

@@ -13,7 +13,7 @@ from hpcstage.daemon import service
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.process.server import Reply, open_listener
 from hpcstage.daemon.service import Loop, Service
-from hpcstage.protocol.shim import REPLY, REQUEST, VERSION, Answer, Kind
+from hpcstage.protocol.shim import MESSAGE, REPLY, VERSION, Answer, Kind
 
 
 class Counting(Service):
@@ -25,8 +25,8 @@ class Counting(Service):
         self.loop, self.out, self.left = loop, out, turns
         self.came, self.dropped_tokens = b"", []
 
-    def request(self, request):
-        return Reply(Answer.DONE, value=len(request.payload), keep=True)
+    def handle(self, message):
+        return Reply(Answer.DONE, value=len(message.payload), keep=True)
 
     def dropped(self, token):
         self.dropped_tokens.append(token)
@@ -54,7 +54,7 @@ class Mistaken(Service):
     def work(self, now):
         raise RuntimeError("a mistake")
 
-    def request(self, request):
+    def handle(self, message):
         raise RuntimeError("a mistake")
 
 
@@ -67,7 +67,7 @@ def loop(tmp_path):
 
 
 def ask(connection, kind, payload=b""):
-    connection.send(REQUEST.pack(VERSION, kind, 0, 1) + payload)
+    connection.send(MESSAGE.pack(VERSION, kind, 0, 1) + payload)
     return Answer(REPLY.unpack(connection.recv(100))[1])
 
 
@@ -77,7 +77,7 @@ def test_a_service_gets_its_requests_descriptors_and_turns(loop, tmp_path, capfd
     answers = []
 
     def client():
-        for kind in (Kind.HELLO, Kind.WANT, Kind.STATUS):
+        for kind in (Kind.HELLO, Kind.REQUEST, Kind.STATUS):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
                 connection.connect(os.fspath(tmp_path / "sock"))
                 answers.append(ask(connection, kind))

@@ -37,7 +37,7 @@ def test_a_write_on_one_node_drops_the_copies_of_all(nodes, make_tree):
     assert all(daemon.store(path).exists() for daemon in daemons)
     wrote(daemons[1], path)
     assert not any(daemon.store(path).exists() for daemon in daemons)
-    assert [daemon.want(path) for daemon in daemons] == [(Answer.DIRECT, Reason.VOID)] * 3
+    assert [daemon.request(path) for daemon in daemons] == [(Answer.DIRECT, Reason.VOID)] * 3
     assert all(daemon.store(other).exists() for daemon in daemons for other in others)
     parts = nodes.end()
     assert total(parts, "void") == 3
@@ -159,7 +159,7 @@ def test_a_write_while_there_is_no_group_is_told_to_the_next(nodes, make_tree):
     wrote(daemons[0], path)
     nodes.world()
     wait_until(lambda: not daemons[1].store(path).exists())
-    assert daemons[1].want(path) == (Answer.DIRECT, Reason.VOID)
+    assert daemons[1].request(path) == (Answer.DIRECT, Reason.VOID)
     nodes.end()
 
 

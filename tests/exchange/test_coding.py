@@ -331,7 +331,7 @@ def test_files_of_the_dataset_come_while_checkpoints_are_encoded(coding):
     one.start()
     for index in range(3):
         one.links[index].encode(one.order(identity, index, rate_bytes_per_s=400_000.0))
-    one.group.nodes[1].want(0, [0])
+    one.group.nodes[1].ask(0, [0])
     serve(one.group.nodes, lambda: 0 in one.group.nodes[1].got)
     assert one.group.nodes[1].file(0).read_bytes() == data
     assert [each.failure for each in one.encoded()] == [""] * 3

@@ -60,7 +60,7 @@ def test_every_file_comes_to_every_node_as_it_is(group):
     for node in one.nodes:
         for other in range(nodes):
             if other != node.index:
-                node.want(other, [id_ for id_ in owner if owner[id_] == other])
+                node.ask(other, [id_ for id_ in owner if owner[id_] == other])
     serve(one.nodes, lambda: not any(node.outstanding for node in one.nodes))
     for node in one.nodes:
         assert not node.missed
@@ -84,7 +84,7 @@ def test_holes_of_a_file_stay_holes_on_the_next_node(group):
     for id_, data in content.items():
         one.nodes[0].stage(id_, data)
     one.start().ready()
-    one.nodes[1].want(0, list(content))
+    one.nodes[1].ask(0, list(content))
     serve(one.nodes, lambda: len(one.nodes[1].got) == len(content))
     for id_, data in content.items():
         check(one, one.nodes[1], id_, data)
@@ -118,7 +118,7 @@ def test_manifest_and_order_are_handed_on(group, count):
         assert (node.path / "order.bin").read_bytes() == order
         assert not left_over(node) or left_over(node) == ["manifest"]
     data = one.stage(59_999, 0)
-    one.nodes[-1].want(0, [59_999])
+    one.nodes[-1].ask(0, [59_999])
     serve(one.nodes, lambda: 59_999 in one.nodes[-1].got)
     check(one, one.nodes[-1], 59_999, data)
     assert one.end() == 0, one.text()
@@ -132,7 +132,7 @@ def test_a_node_with_another_manifest_takes_and_gives_nothing(group):
     one.stage(0, 0)
     one.start().ready()
     one.nodes[0].send(exchange.PlanFiles(1, 0, 0))
-    one.nodes[1].want(0, [0])
+    one.nodes[1].ask(0, [0])
     serve(one.nodes, lambda: 0 in one.nodes[1].missed)
     assert one.nodes[1].missed[0].why is Why.UNKNOWN
     assert not one.nodes[0].asked
@@ -148,7 +148,7 @@ def test_a_node_that_found_the_same_files_takes_part_with_its_own_manifest(group
     one.start().ready()
     one.nodes[0].send(exchange.PlanFiles(1, 0, 3))
     serve(one.nodes, lambda: bool(one.nodes[1].handed))
-    one.nodes[1].want(0, [0])
+    one.nodes[1].ask(0, [0])
     serve(one.nodes, lambda: 0 in one.nodes[1].got)
     assert one.nodes[1].file(0).read_bytes() == data
     assert one.end() == 0
@@ -165,7 +165,7 @@ def test_what_cannot_come_is_said_with_the_reason(group):
     one.nodes[1].file(3).symlink_to("/nonexistent/hpcstage-void")
     one.stage(4, 0)
     one.start().ready()
-    one.nodes[1].want(0, [0, 1, 2, 3, 4])
+    one.nodes[1].ask(0, [0, 1, 2, 3, 4])
     one.nodes[1].send(exchange.Fetch(7, (5,)))
     one.nodes[1].send(exchange.Fetch(0, (99,)))
     serve(one.nodes, lambda: {*one.nodes[1].got, *one.nodes[1].missed} >= {0, 1, 2, 3, 4, 5, 99})
@@ -185,7 +185,7 @@ def test_what_cannot_come_is_said_with_the_reason(group):
 def test_reasons_of_the_owner_are_passed_on(group):
     one = group(2, [5, 6]).start().ready()
     one.nodes[0].answers = False
-    one.nodes[1].want(0, [0, 1])
+    one.nodes[1].ask(0, [0, 1])
     serve(one.nodes, lambda: bool(one.nodes[0].asked))
     assert one.nodes[0].asked == [exchange.Ask(1, (0, 1))]
     one.nodes[0].send(exchange.Offer(1, Why.VOID, (0,)))
@@ -204,7 +204,7 @@ def test_unasked_files_are_not_taken(group):
     data = one.stage(1, 0)
     one.start().ready()
     one.nodes[0].send(exchange.Offer(1, Why.NONE, (0,)))
-    one.nodes[1].want(0, [1])
+    one.nodes[1].ask(0, [1])
     serve(one.nodes, lambda: 1 in one.nodes[1].got)
     check(one, one.nodes[1], 1, data)
     assert not one.nodes[1].file(0).exists()
@@ -217,7 +217,7 @@ def test_a_read_only_store_costs_the_copy_and_nothing_else(group):
     one.start().ready()
     (one.nodes[1].path / "store").rmdir()
     (one.nodes[1].path / "store").write_bytes(b"")
-    one.nodes[1].want(0, [0])
+    one.nodes[1].ask(0, [0])
     serve(one.nodes, lambda: bool(one.nodes[1].missed))
     assert one.nodes[1].missed[0].why is Why.LOCAL_ERROR
     assert not left_over(one.nodes[1])
@@ -229,16 +229,16 @@ def test_a_node_that_ends_early_refuses_and_lets_the_others_go_on(group):
     data = one.stage(3, 1)
     one.start().ready()
     one.nodes[0].end()
-    one.nodes[2].want(0, [0])
+    one.nodes[2].ask(0, [0])
     serve(one.nodes, lambda: bool(one.nodes[2].missed))
     assert one.nodes[2].missed[0].why is Why.ENDED
     serve(one.nodes, lambda: all(len(node.groups) == 2 for node in one.nodes[1:]))
     for node in one.nodes[1:]:
         assert (node.groups[1].generation, node.groups[1].present) == (2, [1, 2])
-    one.nodes[2].want(0, [1])
+    one.nodes[2].ask(0, [1])
     serve(one.nodes, lambda: 1 in one.nodes[2].missed)
     assert one.nodes[2].missed[1].why is Why.ABSENT
-    one.nodes[2].want(1, [3])
+    one.nodes[2].ask(1, [3])
     serve(one.nodes, lambda: 3 in one.nodes[2].got)
     check(one, one.nodes[2], 3, data)
     assert one.end() == 0, one.text()
@@ -269,7 +269,7 @@ def test_a_node_without_a_daemon_is_left_out(group):
     one.nodes = [one.nodes[0], one.nodes[2]]
     one.start([one.nodes[0], missing, one.nodes[1]], connect_s=0.3).ready()
     assert all(node.groups[0].present == [0, 2] for node in one.nodes)
-    one.nodes[1].want(0, [0])
+    one.nodes[1].ask(0, [0])
     serve(one.nodes, lambda: 0 in one.nodes[1].got)
     check(one, one.nodes[1], 0, data)
     assert one.end() == 0, one.text()

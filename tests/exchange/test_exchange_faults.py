@@ -67,12 +67,12 @@ def check_stores(one: Group, data: dict[int, bytes]) -> None:
         assert all(node.file(id_).exists() for id_ in node.got)
 
 
-def want_all(one: Group, owner: dict[int, int]) -> None:
+def ask_all(one: Group, owner: dict[int, int]) -> None:
     for node in one.nodes:
         for other in range(len(one.nodes)):
             missing = [id_ for id_ in owner if owner[id_] == other and not node.file(id_).exists()]
             if other != node.index and missing:
-                node.want(other, missing)
+                node.ask(other, missing)
 
 
 def kill(one: Group, victim: str, rng: random.Random) -> None:
@@ -99,7 +99,7 @@ def test_whatever_dies_ends_the_group_and_the_next_one_goes_on(group, victim, se
     one.start().ready()
     processes = psutil.Process(one.process.pid).children(recursive=True)
     assert len(one.exchanges()) == 3
-    want_all(one, owner)
+    ask_all(one, owner)
     moment = time.monotonic() + rng.uniform(0.0, 0.25)
     serve(one.nodes, lambda: time.monotonic() > moment)
     kill(one, victim, rng)
@@ -111,7 +111,7 @@ def test_whatever_dies_ends_the_group_and_the_next_one_goes_on(group, victim, se
         node.reset()
     one.start(generation=1).ready()
     assert {found.generation for node in one.nodes for found in node.groups} == {2}
-    want_all(one, owner)
+    ask_all(one, owner)
     serve(one.nodes, lambda: not any(node.outstanding for node in one.nodes))
     check_stores(one, data)
     assert all(node.file(id_).exists() for node in one.nodes for id_ in owner)
@@ -139,7 +139,7 @@ def test_what_a_node_that_leaves_has_sent_is_taken_and_the_rest_is_refused_after
     one.start().ready()
     first, taker, leaver = one.nodes
     leaver.answers = False
-    taker.want(2, range(12))
+    taker.ask(2, range(12))
     serve(one.nodes, lambda: sum(len(ask.ids) for ask in leaver.asked) == 12)
     stopped = next(each for each in one.exchanges() if each.environ()["PMI_RANK"] == "1")
     stopped.send_signal(signal.SIGSTOP)
@@ -147,7 +147,7 @@ def test_what_a_node_that_leaves_has_sent_is_taken_and_the_rest_is_refused_after
         leaver.offer(link.Ask(1, tuple(range(7))))
         serve(one.nodes, lambda: leaver.sent_files == MOST_PER_NODE)
         leaver.end()
-        first.want(2, [11])  # whoever is refused tells that the node has left
+        first.ask(2, [11])  # whoever is refused tells that the node has left
         serve([first], lambda: first.groups[-1].present == [0, 1])
     finally:
         stopped.send_signal(signal.SIGCONT)
@@ -189,7 +189,7 @@ def test_an_end_is_understood_from_a_daemon_that_does_not_listen_any_more(group)
     one.start().ready()
     for _ in range(20):
         one.nodes[1].send(link.Fetch(5, (1, 2, 3)))
-    one.nodes[1].want(0, range(50))
+    one.nodes[1].ask(0, range(50))
     serve(one.nodes[:1], lambda: one.nodes[0].sent_files == 50)
     assert one.end() == 0, one.text()
     assert one.text() == f"{STANDS}1\n"
@@ -210,7 +210,7 @@ def test_a_full_disk_costs_the_copies_and_nothing_else(small_disk, group):
     for id_ in range(len(sizes)):
         one.stage(id_, 0)
     one.start().ready()
-    one.nodes[1].want(0, range(len(sizes)))
+    one.nodes[1].ask(0, range(len(sizes)))
     serve(one.nodes, lambda: not one.nodes[1].outstanding)
     node = one.nodes[1]
     assert node.got
@@ -248,7 +248,7 @@ def test_warnings_that_a_scheduler_sends_to_all_processes_pass_by(group):
     for exchange in one.exchanges():
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             exchange.send_signal(number)
-    one.nodes[1].want(0, [0])
+    one.nodes[1].ask(0, [0])
     serve(one.nodes, lambda: 0 in one.nodes[1].got)
     assert one.nodes[1].file(0).read_bytes() == data
     assert one.end() == 0, one.text()
@@ -267,7 +267,7 @@ def test_a_job_that_was_suspended_goes_on(group):
         exchange.resume()
     later = time.monotonic() + 1.0
     serve(one.nodes, lambda: time.monotonic() > later)
-    one.nodes[1].want(0, [0])
+    one.nodes[1].ask(0, [0])
     serve(one.nodes, lambda: 0 in one.nodes[1].got)
     assert one.nodes[1].file(0).read_bytes() == data
     assert one.end() == 0, one.text()

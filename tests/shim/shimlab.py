@@ -90,10 +90,10 @@ class Lab:
             file.seek(offset)
             file.write(struct.pack("<I", value))
 
-    def install(self, *, intercept: str | None = None, mode: str = "stage", want_cap_s: float = 2.0) -> Lab:
+    def install(self, *, intercept: str | None = None, mode: str = "stage", request_cap_s: float = 2.0) -> Lab:
         """Makes the shim's directory."""
         maps = [(os.fsencode(self.source), os.fsencode(self.store))]
-        shimdir.install(self.node, maps, shimdir.ShimSetup(intercept or self.layer, mode == "direct", want_cap_s))
+        shimdir.install(self.node, maps, shimdir.ShimSetup(intercept or self.layer, mode == "direct", request_cap_s))
         return self
 
     def put(self, name: str | bytes, source: bytes | None = None, store: bytes | None = None) -> Path:
@@ -190,16 +190,16 @@ Answers = Callable[[shim.Kind, bytes], "bytes | None"]
 
 
 def ready(kind: shim.Kind, path: bytes) -> bytes:
-    """WANT: READY. WROTE: DONE."""
-    answer = shim.Answer.READY if kind is shim.Kind.WANT else shim.Answer.DONE
+    """REQUEST: READY. WROTE: DONE."""
+    answer = shim.Answer.READY if kind is shim.Kind.REQUEST else shim.Answer.DONE
     return shim.REPLY.pack(shim.VERSION, answer, 0, 0)
 
 
 def direct(reason: shim.Reason) -> Answers:
-    """WANT: DIRECT for a reason. WROTE: DONE."""
+    """REQUEST: DIRECT for a reason. WROTE: DONE."""
 
     def answer(kind: shim.Kind, path: bytes) -> bytes:
-        if kind is not shim.Kind.WANT:
+        if kind is not shim.Kind.REQUEST:
             return ready(kind, path)
         return shim.REPLY.pack(shim.VERSION, shim.Answer.DIRECT, reason, 0)
 
@@ -229,10 +229,10 @@ class Responder:
             if not data:
                 connection.close()
                 continue
-            version, kind, _, pid = shim.REQUEST.unpack_from(data)
+            version, kind, _, pid = shim.MESSAGE.unpack_from(data)
             assert version == shim.VERSION
             assert pid > 0
-            path = data[shim.REQUEST.size :]
+            path = data[shim.MESSAGE.size :]
             if kind == shim.Kind.LANDED and len(path) > shim.LANDED.size:  # the same question, with the inode
                 kind, path = shim.Kind.WROTE, path[shim.LANDED.size :]
             reply = self._answers(shim.Kind(kind), path)

@@ -95,7 +95,7 @@ def test_the_daemon_is_asked_by_the_names_it_knows(lab: Lab, here: Path) -> None
     with Responder(lab.sock, ready) as daemon:
         lab.run("open(sys.argv[2]).read(); open(sys.argv[2], 'a').close()", here / "link/d/file")
         canonical = os.fsencode(lab.source / "d/file")
-        assert set(daemon.paths(shim.Kind.WANT)) == {canonical}
+        assert set(daemon.paths(shim.Kind.REQUEST)) == {canonical}
         assert set(daemon.paths(shim.Kind.WROTE)) == {canonical}
 
 

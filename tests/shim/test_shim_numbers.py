@@ -22,7 +22,7 @@ def numbers(): return sorted(int(n) for n in os.listdir("/proc/self/fd"))
 def read(name):
     with open(src(name), "rb") as file: return file.fileno()
 def use():
-    # all that makes the shim map or ask: opens and stats of copies, a want, changes, a lock, a fork
+    # all that makes the shim map or ask: opens and stats of copies, a request, changes, a lock, a fork
     import fcntl
     with open(src("f0"), "rb") as file: fcntl.flock(file, fcntl.LOCK_SH); file.read()
     os.stat(src("f1")), os.access(src("f1"), os.R_OK)

@@ -90,7 +90,7 @@ def test_roots_may_be_called_anything(lab: Lab, tmp_path: Path) -> None:
     (odd / "file").write_bytes(b"source")
     (store / "file").write_bytes(b"copy..")
     maps = [(os.fsencode(odd), os.fsencode(store))]
-    shimdir.install(lab.node, maps, shimdir.ShimSetup(lab.layer, direct=False, want_cap_s=1))
+    shimdir.install(lab.node, maps, shimdir.ShimSetup(lab.layer, direct=False, request_cap_s=1))
     name = os.fsencode(odd / "file").hex()
     assert lab.run("say(open(bytes.fromhex(sys.argv[2])).read())", name) == "copy.."
 
@@ -106,6 +106,6 @@ def test_several_maps_by_component(lab: Lab, tmp_path: Path) -> None:
         maps.append((os.path.normpath(os.fsencode(tmp_path / "r" / name)), os.fsencode(store)))
     (tmp_path / "r/d").mkdir()
     (tmp_path / "r/d/file").write_bytes(b"source")
-    shimdir.install(lab.node, maps, shimdir.ShimSetup(lab.layer, direct=False, want_cap_s=1))
+    shimdir.install(lab.node, maps, shimdir.ShimSetup(lab.layer, direct=False, request_cap_s=1))
     code = "say([open(os.path.join(sys.argv[2], n, 'file')).read() for n in ('data', 'data2', 'alias', 'da', 'd')])"
     assert lab.run(code, tmp_path / "r") == ["copy 0", "copy 1", "copy 2", "copy 3", "source"]

@@ -1,7 +1,7 @@
 """Drives the queue with the pool: hands ids to copiers, takes their results, and counts what the record needs.
 
 Owns what a result means (published, try again, failed, disk full) and the time with transfers in flight. It answers no
-want: it calls a hook when an id has reached its final state.
+request: it calls a hook when an id has reached its final state.
 """
 
 from __future__ import annotations
@@ -95,15 +95,15 @@ class Hooks:
     """The functions that the engine calls."""
 
     final: Callable[[int], None] = _nothing
-    """Takes an id that has reached its final state, or whose wants are to be answered all the same."""
+    """Takes an id that has reached its final state, or whose requests are to be answered all the same."""
     result: Callable[[Result], None] = _nothing
     """Takes the result of a transfer that is not begun again."""
     given: Callable[[int], None] = _nothing
     """Takes an id that a copier is about to get."""
     hold: Callable[[int], None] = _nothing
     """Takes the number of transfers that may be published although their files were written to."""
-    is_wanted: Callable[[int], bool] = lambda _: False
-    """Returns whether a want waits for an id."""
+    is_requested: Callable[[int], bool] = lambda _: False
+    """Returns whether a request waits for an id."""
     published: Callable[[], None] = lambda: None
     """Is called when a copy is there, with its attributes."""
     voided: Callable[[], None] = lambda: None
@@ -131,7 +131,7 @@ class Engine:
         self.copies = StoredCopies(manifest, store)
         self.arriving = Arriving(store.node_dir)
         self.tombstones = Tombstones(manifest, store, hooks.hold)
-        self.withdrawals = Withdrawals(queue, pool, hooks.is_wanted)
+        self.withdrawals = Withdrawals(queue, pool, hooks.is_requested)
         self.failures = Failures()
         self.busy = Busy(now, limited_s=now - started)
         self._mean_bytes = manifest.total_bytes / max(len(manifest), 1)
@@ -156,11 +156,11 @@ class Engine:
             for id_ in self.queue.source.next(free, now):
                 hooks.given(id_)
                 self._show(id_, now)
-                self.pool.assign(id_, urgent=hooks.is_wanted(id_))
+                self.pool.assign(id_, urgent=hooks.is_requested(id_))
             self.pool.flush()
         self._divide(now)
         if not self.width.is_whole:
-            self.width.filled(self._unwanted())
+            self.width.filled(self._unrequested())
         self.sweep()
         self.advance(now)
 
@@ -208,12 +208,12 @@ class Engine:
         most = self.pool.transfers + self._ahead() - self.pool.assigned
         if beside.is_whole:
             return most
-        wanted = min(len(source.promoted.ids), self.queue.states.count(FileState.PROMOTED))
-        return min(most, wanted + max(0, beside.transfers - self._unwanted()))
+        requested = min(len(source.promoted.ids), self.queue.states.count(FileState.PROMOTED))
+        return min(most, requested + max(0, beside.transfers - self._unrequested()))
 
-    def _unwanted(self) -> int:
+    def _unrequested(self) -> int:
         """Returns how many transfers go on for which no program waits."""
-        return self.pool.assigned - sum(map(self.hooks.is_wanted, self.pool.ids))
+        return self.pool.assigned - sum(map(self.hooks.is_requested, self.pool.ids))
 
     def _ahead(self) -> int:
         """Returns how many transfers copiers get beyond those at the source, so that they do not wait for more."""

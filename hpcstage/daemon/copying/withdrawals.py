@@ -13,21 +13,21 @@ from hpcstage.store.pool import CopierPool
 
 
 class Withdrawals:
-    """Owns the transfers that were given up, and the pause. A transfer that a want waits for is never given up."""
+    """Owns the transfers that were given up, and the pause. A transfer that a request waits for is never given up."""
 
-    def __init__(self, queue: Queue, pool: CopierPool, is_wanted: Callable[[int], bool]) -> None:
+    def __init__(self, queue: Queue, pool: CopierPool, is_requested: Callable[[int], bool]) -> None:
         self.is_paused = False
         """Whether no copy is begun for now."""
         self._queue = queue
         self._pool = pool
-        self._is_wanted = is_wanted
+        self._is_requested = is_requested
         self._taken_back: set[int] = set()
         """The ids of transfers that were cancelled, though not because the program reads the files."""
 
     def yield_to_program(self, now: float) -> None:
         """Gives up transfers of files that the program reads at the source, and those that slow it down."""
         for id_ in self._queue.large.read_meanwhile(now):
-            if not self._is_wanted(id_):
+            if not self._is_requested(id_):
                 self._pool.cancel(id_)
         self._take_back(self._queue.large.slowing(now))
 
@@ -38,13 +38,13 @@ class Withdrawals:
 
     def _take_back(self, ids: Iterable[int]) -> None:
         for id_ in ids:
-            if not self._is_wanted(id_):
+            if not self._is_requested(id_):
                 self._taken_back.add(id_)
                 self._pool.cancel(id_)
 
     def put_off(self, id_: int, now: float, on_final: Callable[[int], None]) -> bool:
-        """Returns whether a cancelled transfer will be begun again. It calls `on_final` with an id whose wants are
-        answered now; a want for a small file goes on waiting."""
+        """Returns whether a cancelled transfer will be begun again. It calls `on_final` with an id whose requests are
+        answered now; a request for a small file goes on waiting."""
         queue, large = self._queue, self._queue.large
         if id_ in self._taken_back and queue.states.of(id_) is FileState.FLYING and not large.is_left(id_, now):
             queue.source.take_back(id_)

@@ -68,7 +68,7 @@ class Arrivals:
     def _received(self, result: Result, now: float) -> None:
         engine = self._engine
         engine.tombstones.lift(result.id)
-        is_needed = engine.stored(result, now) if result.id in self._queue.flights.requests else self._late(result)
+        is_needed = engine.stored(result, now) if result.id in self._queue.flights.asked else self._late(result)
         engine.tombstones.settle(result.id)
         engine.hooks.final(result.id)
         if is_needed:
@@ -77,8 +77,8 @@ class Arrivals:
             self._on_received(result)
 
     def _late(self, result: Result) -> bool:
-        """Takes in a copy whose request was given up. A transfer that is in flight finds it. Returns False if it is not
-        needed."""
+        """Takes in a copy whose peer request was given up. A transfer that is in flight finds it. Returns False if it
+        is not needed."""
         copies = self._engine.copies
         if self._queue.states.of(result.id) in (FileState.STORED, FileState.FLYING):
             return False

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from hpcstage.daemon.peers.routes import Estate
 
 MOST_S = 1.0
-"""A file that nobody has is read from the source so much later, at most. A program that wants it does not wait for
+"""A file that nobody has is read from the source so much later, at most. A program that asks for it does not wait for
 that."""
 
 

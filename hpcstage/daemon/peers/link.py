@@ -13,7 +13,7 @@ from collections.abc import Callable
 from hpcstage.protocol import exchange
 
 _MOST_READS = 64
-"""The most datagrams that are read per round, so that wants and copiers get their turn."""
+"""The most datagrams that are read per round, so that requests and copiers get their turn."""
 MOST_OUT = 4096
 """The most messages that wait to be sent; an exchange that is further behind is given up."""
 FINISH_S = 1.0

@@ -21,7 +21,7 @@ from hpcstage.daemon.peers.membership import GroupState
 from hpcstage.daemon.peers.routes import Routes
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.resources import Resources
-from hpcstage.daemon.service import Request, Service
+from hpcstage.daemon.service import Message, Service
 from hpcstage.plan.placement.placements import Placing
 from hpcstage.problem import Problem
 from hpcstage.protocol import exchange
@@ -101,11 +101,11 @@ class NodeGroup(Service):
 
     # ---- the link
 
-    def request(self, request: Request) -> Reply | None:
+    def handle(self, message: Message) -> Reply | None:
         """Takes the connection of the node's exchange, in place of an earlier one."""
         if self._is_closed:
             return Reply(Answer.REFUSED)
-        connection = self._hand_over(request.token)
+        connection = self._hand_over(message.token)
         if connection is None:
             return None
         if self._link is not None:

@@ -1,6 +1,6 @@
 """Answers the nodes that ask this one for files: at once where the answer is known, else when the file is there.
 
-Owns the requests of other nodes that wait, and the answers until they are sent.
+Owns the peer requests of other nodes that wait, and the answers until they are sent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WHY: dict[FileState | None, Why] = {
 
 
 class Askers:
-    """Owns the requests of other nodes that this node has not answered yet."""
+    """Owns the peer requests of other nodes that this node has not answered yet."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, list[int]] = {}
@@ -38,7 +38,7 @@ class Askers:
             nodes.append(node)
 
     def settle(self, id_: int) -> list[int]:
-        """Takes out the requests for an id that is in its final state. Returns the nodes to be told."""
+        """Takes out the asks for an id that is in its final state. Returns the nodes to be told."""
         return self._nodes.pop(id_, [])
 
     def ids(self) -> list[int]:
@@ -46,20 +46,20 @@ class Askers:
         return list(self._nodes)
 
     def drop(self, node: int) -> None:
-        """Forgets the requests of a node that is gone."""
+        """Forgets the peer requests of a node that is gone."""
         for id_ in [id_ for id_, nodes in self._nodes.items() if node in nodes]:
             self._nodes[id_].remove(node)
             if not self._nodes[id_]:
                 del self._nodes[id_]
 
     def clear(self) -> None:
-        """Forgets all requests."""
+        """Forgets all peer requests."""
         self._nodes.clear()
 
 
 class Offers:
-    """Owns the waiting requests and the answers. `fetcher` returns the node that fetches an id from the source; None
-    where that is not known. Ids from `files` on are unknown here."""
+    """Owns the waiting peer requests and the answers. `fetcher` returns the node that fetches an id from the source;
+    None where that is not known. Ids from `files` on are unknown here."""
 
     def __init__(self, queue: Queue, files: int, fetcher: Callable[[int], int | None]) -> None:
         self._queue = queue
@@ -69,7 +69,7 @@ class Offers:
         self._answers: dict[tuple[int, Why], list[int]] = {}
 
     def asked(self, message: exchange.Ask, now: float) -> None:
-        """Takes the request of another node for files."""
+        """Takes the peer request of another node for files."""
         for id_ in message.ids:
             if id_ >= self._files or self._queue.from_peers.is_held_back(id_, now):
                 self._answer(id_, message.node)
@@ -108,11 +108,11 @@ class Offers:
             yield from exchange.in_messages(exchange.Offer(node, why, tuple(ids)))
 
     def drop(self, node: int) -> None:
-        """Forgets the requests of a node that is gone."""
+        """Forgets the peer requests of a node that is gone."""
         self._askers.drop(node)
 
     def clear(self) -> None:
-        """Forgets all requests and answers, as the group has ended."""
+        """Forgets all peer requests and answers, as the group has ended."""
         self._askers.clear()
         self._answers.clear()
 

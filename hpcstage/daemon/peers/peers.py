@@ -1,9 +1,9 @@
 """Asks other nodes for files: between the queue and the link to the exchange.
 
-Owns the requests that are out, and how files are shared as long as the group stands. When it is gone, files that were
-not received wait for another group for a bounded time and are then read from the source. `arrivals` takes in the copies
-that come, `offers` answers the nodes that ask this one. `nodegroup` decides whether this node takes part and where its
-manifest comes from. On a node without a group nothing is ever asked.
+Owns the peer requests that are out, and how files are shared as long as the group stands. When it is gone, files that
+were not received wait for another group for a bounded time and are then read from the source. `arrivals` takes in the
+copies that come, `offers` answers the nodes that ask this one. `nodegroup` decides whether this node takes part and
+where its manifest comes from. On a node without a group nothing is ever asked.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.peers.arrivals import Arrivals
+from hpcstage.daemon.peers.asks import Asks, by_owner
 from hpcstage.daemon.peers.offers import Offers
-from hpcstage.daemon.peers.requests import Requests, by_owner
 from hpcstage.daemon.peers.routes import Routes
 from hpcstage.daemon.queue.states import NodeShare
 from hpcstage.plan.types import Budget
@@ -24,19 +24,19 @@ from hpcstage.store.messages import Result
 
 LOOK_EVERY_S = 0.1
 MOST_LOOKS = 512
-MOST_WANTED, WANTED_BYTES = 16, 16 << 20
+MOST_REQUESTED, REQUESTED_BYTES = 16, 16 << 20
 """The files and bytes that may be asked for beside the credits when a program waits for them."""
 Send = Callable[[exchange.Message], None]
 
 
 class Peers:
-    """Owns the requests to other nodes. It exists as soon as there is an engine; `_send` is None while there is no
+    """Owns the peer requests to other nodes. It exists as soon as there is an engine; `_send` is None while there is no
     group."""
 
     def __init__(
         self,
         engine: Engine,
-        is_wanted: Callable[[int], bool],
+        is_requested: Callable[[int], bool],
         on_received: Callable[[Result], None],
     ) -> None:
         self.routes: Routes | None = None
@@ -46,10 +46,10 @@ class Peers:
         )
         self._engine = engine
         self._queue = engine.queue
-        self._is_wanted = is_wanted
+        self._is_requested = is_requested
         self._send: Send | None = None
         self._next_look = 0.0
-        self._requests = Requests(exchange.CREDIT_FILES, exchange.CREDIT_BYTES)
+        self._asks = Asks(exchange.CREDIT_FILES, exchange.CREDIT_BYTES)
 
     # ---- the group
 
@@ -87,14 +87,14 @@ class Peers:
 
     def disconnect(self, now: float) -> None:
         """Ends the asking of other nodes. Copies that had come without a message are taken in."""
-        asked = self._requests.ids
+        asked = self._asks.ids
         self._send = None
         self._know_others()
-        self._requests.clear()
+        self._asks.clear()
         self.offers.clear()
         for id_ in asked:
             self.arrivals.take_if_here(id_, now)
-        self._queue.from_peers.unlink(self._is_wanted)
+        self._queue.from_peers.unlink(self._is_requested)
 
     def adopt(self) -> None:
         """Has this node read everything from the source, as there will be no other group."""
@@ -104,21 +104,23 @@ class Peers:
     # ---- asking
 
     def pump(self, now: float) -> None:
-        """Asks for the next files, gives up requests that bring nothing, and answers the nodes that wait here."""
+        """Asks for the next files, gives up peer requests that bring nothing, and answers the nodes that wait here."""
         if self._send is None or self.routes is None:
             return
-        for id_ in self._requests.give_up(now):
-            self._queue.from_peers.missed(id_, wanted=self._is_wanted(id_), doubtful=True)
+        for id_ in self._asks.give_up(now):
+            self._queue.from_peers.missed(id_, requested=self._is_requested(id_), doubtful=True)
         self._look(now)
-        requests = self._requests
-        # wanted files do not wait for those asked for ahead
-        wanted = min(len(self._queue.from_peers.promoted.ids), MOST_WANTED)
-        files, size_bytes = requests.free()
-        ids = self._queue.from_peers.next(max(files, wanted), max(size_bytes, WANTED_BYTES if wanted else 0), now)
+        asks = self._asks
+        # requested files do not wait for those asked for ahead
+        requested = min(len(self._queue.from_peers.promoted.ids), MOST_REQUESTED)
+        files, size_bytes = asks.free()
+        ids = self._queue.from_peers.next(
+            max(files, requested), max(size_bytes, REQUESTED_BYTES if requested else 0), now
+        )
         self._engine.sweep()
         for owner, own in by_owner(ids, map(self.routes.fetcher, ids)).items():
             self._ask(owner, own, now)
-        self._ask_again(requests.due(now))
+        self._ask_again(asks.due(now))
         for offer in self.offers.take():
             self._send(offer)
 
@@ -132,7 +134,7 @@ class Peers:
 
     def wake_after(self, now: float) -> float | None:
         """Returns the seconds until `pump` has work by the clock; None if it has none."""
-        again = self._requests.wake_after(now)
+        again = self._asks.wake_after(now)
         if self._send is None or not self._queue.from_peers.is_stalled:
             return again
         look = max(0.0, self._next_look - now)
@@ -140,15 +142,15 @@ class Peers:
 
     def _ask(self, owner: int, ids: list[int], now: float) -> None:
         assert self.routes is not None
-        if owner == self.routes.node or not self._requests.trusts(owner, now):
+        if owner == self.routes.node or not self._asks.trusts(owner, now):
             for id_ in ids:
-                if not self.routes.is_dealt and not self._is_wanted(id_):
+                if not self.routes.is_dealt and not self._is_requested(id_):
                     self._queue.from_peers.undealt(id_)
                     continue
-                self._queue.from_peers.missed(id_, wanted=self._is_wanted(id_))
+                self._queue.from_peers.missed(id_, requested=self._is_requested(id_))
             return
         for id_ in ids:
-            self._requests.asked(id_, owner, self._engine.manifest.size(id_), now)
+            self._asks.asked(id_, owner, self._engine.manifest.size(id_), now)
         self._fetch(owner, ids)
 
     def _ask_again(self, ids: list[int]) -> None:
@@ -158,7 +160,7 @@ class Peers:
         assert self.routes is not None
         for owner, own in by_owner(ids, map(self.routes.fetcher, ids)).items():
             for id_ in own:
-                self._requests.move(id_, owner)
+                self._asks.move(id_, owner)
             self._fetch(owner, own)
 
     def _fetch(self, owner: int, ids: list[int]) -> None:
@@ -171,12 +173,12 @@ class Peers:
         queue = self._queue
         if self._send is None or self.routes is None or not queue.states.is_far(id_) or queue.large.is_large(id_):
             return
-        for given_up in self._requests.late(self.routes.fetcher(id_), now):
-            self._queue.from_peers.missed(given_up, wanted=self._is_wanted(given_up), doubtful=True)
+        for given_up in self._asks.late(self.routes.fetcher(id_), now):
+            self._queue.from_peers.missed(given_up, requested=self._is_requested(given_up), doubtful=True)
 
     def got(self, message: exchange.Got, now: float) -> None:
         """Takes in a copy that has come."""
-        self._requests.answered(message.id, now)
+        self._asks.answered(message.id, now)
         self.arrivals.got(message, now)
 
     def missed(self, message: exchange.Missed, now: float) -> None:
@@ -186,27 +188,27 @@ class Peers:
         for id_ in message.ids:
             if id_ in others:
                 continue
-            if message.why is Why.UNKNOWN and self._requests.unready(id_, now):
+            if message.why is Why.UNKNOWN and self._asks.unready(id_, now):
                 continue
             if message.why is not Why.UNKNOWN:
-                self._requests.answered(id_, now)
+                self._asks.answered(id_, now)
             if message.why is Why.EXISTS and self.arrivals.take_if_here(id_, now):
                 continue
             if message.why is Why.LATER:
                 self.arrivals.postponed(id_, now)
                 continue
             self.arrivals.failed(id_)
-            self._queue.from_peers.missed(id_, wanted=self._is_wanted(id_))
+            self._queue.from_peers.missed(id_, requested=self._is_requested(id_))
 
     def _read_by_others(self, message: exchange.Missed, now: float) -> list[int]:
         """Returns what other nodes read from the source, now that a node has left: they are asked instead of it."""
         if message.why is not Why.ENDED or self.routes is None:
             return []
-        readers = {id_: self.routes.fetcher(id_) for id_ in message.ids if self._requests.is_out(id_)}
+        readers = {id_: self.routes.fetcher(id_) for id_ in message.ids if self._asks.is_out(id_)}
         unfit = (self.routes.node, message.node)
-        return [id_ for id_, node in readers.items() if node not in unfit and self._requests.trusts(node, now)]
+        return [id_ for id_, node in readers.items() if node not in unfit and self._asks.trusts(node, now)]
 
     def asked(self, message: exchange.Ask, now: float) -> None:
-        """Takes the request of another node for files, which shows that the node lives."""
-        self._requests.heard(message.node, now)
+        """Takes the peer request of another node for files, which shows that the node lives."""
+        self._asks.heard(message.node, now)
         self.offers.asked(message, now)

@@ -102,7 +102,7 @@ class Routes:
         return [id_ for id_ in self.left() if self._present_node(id_, fetcher(id_, self.node)) == self.node]
 
     def others(self) -> array[int]:
-        """Returns the ids beside its own that this node keeps: it asks other nodes for them before a program wants
+        """Returns the ids beside its own that this node keeps: it asks other nodes for them before a program requests
         them."""
         found = self.placement.others(self.node)
         dealt = [id_ for id_ in self._dealt() if id_ in self._estate.holders]

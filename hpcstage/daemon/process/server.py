@@ -1,4 +1,4 @@
-"""Owns the daemon's socket: connections, requests, answers. Owns no decision; a `RequestHandler` makes them.
+"""Owns the daemon's socket: connections, messages, answers. Owns no decision; a `MessageHandler` makes them.
 
 A token stands for a connection. A handler answers at once by returning a reply, or later through `answer`.
 """
@@ -16,7 +16,7 @@ from itertools import count
 from typing import Protocol
 
 from hpcstage.localsocket import is_own_users
-from hpcstage.protocol.shim import MAX_DATAGRAM, REPLY, REQUEST, VERSION, Answer, Kind, Reason
+from hpcstage.protocol.shim import MAX_DATAGRAM, MESSAGE, REPLY, VERSION, Answer, Kind, Reason
 
 _MOST_ACCEPTS = 64
 """The most connections that are accepted per round, so that results and clocks get their turn."""
@@ -32,11 +32,11 @@ class Reply:
     keep: bool = False
 
 
-class RequestHandler(Protocol):
-    """Decides what requests are answered."""
+class MessageHandler(Protocol):
+    """Decides what messages are answered."""
 
-    def request(self, token: int, kind: Kind, pid: int, payload: bytes) -> Reply | None:
-        """Returns the answer to a request, or None if the handler will call `Server.answer`."""
+    def handle(self, token: int, kind: Kind, pid: int, payload: bytes) -> Reply | None:
+        """Returns the answer to a message, or None if the handler will call `Server.answer`."""
 
     def dropped(self, token: int) -> None:
         """Takes the end of a connection that was still open."""
@@ -45,7 +45,7 @@ class RequestHandler(Protocol):
 class Server:
     """A listening socket and its connections, watched by a selector."""
 
-    def __init__(self, listener: socket.socket, selector: selectors.BaseSelector, handler: RequestHandler) -> None:
+    def __init__(self, listener: socket.socket, selector: selectors.BaseSelector, handler: MessageHandler) -> None:
         self._listener = listener
         self._selector = selector
         self._handler = handler
@@ -55,7 +55,7 @@ class Server:
         selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def read_all(self) -> None:
-        """Reads all requests that have been sent until now."""
+        """Reads all messages that have been sent until now."""
         for token in list(self._connections):
             self._read(token)
         while self._accept() == _MOST_ACCEPTS:
@@ -99,14 +99,14 @@ class Server:
             self._watch(token, connection)
 
     def _dispatch(self, token: int, data: bytes) -> Reply | None:
-        if len(data) < REQUEST.size:
+        if len(data) < MESSAGE.size:
             return Reply(Answer.REFUSED)
-        version, kind, _, pid = REQUEST.unpack_from(data)
+        version, kind, _, pid = MESSAGE.unpack_from(data)
         if version != VERSION or kind not in Kind._value2member_map_:
             return Reply(Answer.REFUSED)
         try:
-            return self._handler.request(token, Kind(kind), pid, data[REQUEST.size :])
-        except Exception:  # noqa: BLE001  one request must not end the staging of a node
+            return self._handler.handle(token, Kind(kind), pid, data[MESSAGE.size :])
+        except Exception:  # noqa: BLE001  one message must not end the staging of a node
             traceback.print_exc()
             return Reply(Answer.REFUSED)
 
@@ -171,7 +171,7 @@ def open_listener(path: str, listen_fd: int | None) -> socket.socket:
 
 
 def allow_many_connections() -> None:
-    """Raises the limit of open descriptors, since every want that waits takes one."""
+    """Raises the limit of open descriptors, since every request that waits takes one."""
     with contextlib.suppress(OSError, ValueError):
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,1 +1,1 @@
-"""Decides which file is copied next and how a want is answered. Pure."""
+"""Decides which file is copied next and how a request is answered. Pure."""

@@ -1,6 +1,6 @@
-"""Answers wants: at once, when their file has reached its final state, or when they have waited long enough.
+"""Answers requests: at once, when their file has reached its final state, or when they have waited long enough.
 
-Owns the wants that wait and the counts of answers; the queue decides what the answer is.
+Owns the requests that wait and the counts of answers; the queue decides what the answer is.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from hpcstage.protocol.shim import Answer, Reason
 
 
 class Answers:
-    """Holds the wants that wait and counts the answers. A token is the number of the connection behind which a shim
+    """Holds the requests that wait and counts the answers. A token is the number of the connection behind which a shim
     waits, for one id at a time; `answer` sends a reply to it."""
 
     def __init__(self, answer: Callable[[int, Reply], None]) -> None:
         self.want_ready = 0
-        """The number of wants that were answered READY."""
+        """The number of requests that were answered READY."""
         self._answer = answer
         self._by_id: dict[int, list[int]] = {}
         self._of_token: dict[int, int] = {}
@@ -37,10 +37,10 @@ class Answers:
         return Reply(Answer.DIRECT, reason)
 
     def told(self, decision: Decision) -> Reply:
-        """Returns the reply for a want that waits no longer; a decision to wait becomes LATER."""
+        """Returns the reply for a request that waits no longer; a decision to wait becomes LATER."""
         return self.reply(Reason.NONE if decision.verdict is Verdict.READY else decision.reason or Reason.LATER)
 
-    # ---- wants that wait
+    # ---- requests that wait
 
     def park(self, id_: int, token: int, deadline: float) -> None:
         """Lets `token` wait for `id_` until `deadline` at most."""
@@ -57,15 +57,15 @@ class Answers:
                 del self._by_id[id_]
 
     def waits_for(self, id_: int) -> bool:
-        """Returns whether a want waits for this id."""
+        """Returns whether a request waits for this id."""
         return id_ in self._by_id
 
-    def wanted(self, among: Container[int] | None = None) -> list[int]:
-        """Returns the ids that wants wait for; with `among` only those of them."""
+    def requested(self, among: Container[int] | None = None) -> list[int]:
+        """Returns the ids that requests wait for; with `among` only those of them."""
         return [id_ for id_ in self._by_id if among is None or id_ in among]
 
     def next_deadline(self) -> float | None:
-        """Returns the time at which `expire` has work next; None while no want waits."""
+        """Returns the time at which `expire` has work next; None while no request waits."""
         while self._deadlines and self._deadlines[0][1] not in self._of_token:
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
@@ -73,7 +73,7 @@ class Answers:
     # ---- answers
 
     def expire(self, now: float) -> list[int]:
-        """Sends the wants that have waited long enough to the source. Returns the ids that they waited for."""
+        """Sends the requests that have waited long enough to the source. Returns the ids that they waited for."""
         ids = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
             token = heappop(self._deadlines)[1]
@@ -83,15 +83,15 @@ class Answers:
         return ids
 
     def settle(self, id_: int, queue: Queue) -> None:
-        """Answers the wants that wait for a file, which has reached its final state."""
+        """Answers the requests that wait for a file, which has reached its final state."""
         if id_ in self._by_id:
-            decision = queue.want(id_, time.monotonic())
+            decision = queue.request(id_, time.monotonic())
             for token in self._taken(id_):
                 self._answer(token, self.told(decision))
 
     def end(self, reason: Reason) -> None:
-        """Answers every want that still waits with this reason."""
-        for id_ in self.wanted():
+        """Answers every request that still waits with this reason."""
+        for id_ in self.requested():
             for token in self._taken(id_):
                 self._answer(token, self.reply(reason))
 

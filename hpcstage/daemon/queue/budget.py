@@ -89,7 +89,7 @@ class TemporaryCopies:
                 self._read.add(id_, blocks)
 
     def passed(self) -> None:
-        """Notes that the program wants a file that is not here: it has probably gone past the oldest copies."""
+        """Notes that the program requests a file that is not here: it has probably gone past the oldest copies."""
         oldest = self.oldest_unread(LOOK_LIMIT)
         self.read(oldest[: len(oldest) // 4])
 

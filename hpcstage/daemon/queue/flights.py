@@ -18,7 +18,7 @@ class Flights:
         self.budget = budget
         self.started: dict[int, float] = {}
         """By id: the time at which the transfer began."""
-        self.requests: dict[int, bool] = {}
+        self.asked: dict[int, bool] = {}
         """By id in flight that another node was asked for: whether a program waited for it then."""
         self.ahead: set[int] = set()
         """Ids that other nodes keep and were asked for while no program waited for them."""
@@ -34,13 +34,13 @@ class Flights:
         self.started[id_] = now
         return True
 
-    def begin_request(self, id_: int, now: float) -> bool:
+    def begin_ask(self, id_: int, now: float) -> bool:
         """Begins a transfer from another node, as `begin` does."""
-        is_wanted = self.states.of(id_) is FileState.PROMOTED
+        is_requested = self.states.of(id_) is FileState.PROMOTED
         if not self.begin(id_, now):
             return False
-        self.requests[id_] = is_wanted
-        if not is_wanted and not self.states.keeps(id_):
+        self.asked[id_] = is_requested
+        if not is_requested and not self.states.keeps(id_):
             self.ahead.add(id_)
         return True
 
@@ -66,8 +66,8 @@ class Flights:
         started = self.started.pop(id_, None)
         if started is not None:
             self.budget.release(id_)
-            if self.requests:
-                self.requests.pop(id_, None)
+            if self.asked:
+                self.asked.pop(id_, None)
         return started
 
     def take_in(self, id_: int, size_bytes: int) -> None:

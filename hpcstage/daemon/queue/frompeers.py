@@ -1,7 +1,7 @@
-"""Decides what a node asks other nodes for, and what happens after a request brought nothing. Pure.
+"""Decides what a node asks other nodes for, and what happens after a peer request brought nothing. Pure.
 
-Owns the order of requests and those that run ahead of a program that announced what it reads. `peers.routes` decides
-which node is asked, `peers.requests` how much may be asked for at a time.
+Owns the order of peer requests and those that run ahead of a program that announced what it reads. `peers.routes`
+decides which node is asked, `peers.asks` how much may be asked for at a time.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from hpcstage.plan.blocks import blocks_bytes
 from hpcstage.protocol.shim import Reason
 
 SHORTEST_WAIT_S = 5.0
-"""The least time that a want waits for another node, which may have to read the file first."""
+"""The least time that a request waits for another node, which may have to read the file first."""
 LONGEST_QUEUE_S = 1.0
 """The estimate of a wait counts at most this much of the time that the last answers took: answers that took long,
 maybe because a node was gone, do not end the asking."""
 
 
 class FromPeers:
-    """Owns the files that are asked for before the order goes on, and the requests that were given up."""
+    """Owns the files that are asked for before the order goes on, and the peer requests that were given up."""
 
     def __init__(self, sequences: Sequences, flights: Flights, large: Large, source: FromSource) -> None:
         cells = flights.states.cells
         self.linked = False
         """Whether other nodes can be asked now."""
         self.estimates = Estimates()
-        """How long files that a program waited for took, from the request to the copy."""
+        """How long files that a program waited for took, from the peer request to the copy."""
         self.is_stalled = False
         """Whether the program has to read what came before this node asks for more ahead of it."""
         self.promoted = Line(cells, FAR | FileState.PROMOTED)
         self.held = Line(cells, FAR_WAITS, FAR_AWAY)
         """Ids that are asked for before the order goes on."""
         self.doubtful: set[int] = set()
-        """Ids whose requests were given up while their copies may still come."""
+        """Ids whose peer requests were given up while their copies may still come."""
         self._not_before: dict[int, float] = {}
         """By id: the time before which a large file is not asked for again."""
         self._sequences = sequences
@@ -52,7 +52,7 @@ class FromPeers:
 
     def next(self, files: int, size_bytes: int, now: float) -> list[int]:
         """Returns ids to ask other nodes for, at most `files` with `size_bytes` together. A larger one is asked for
-        only when no other request is in flight. The ids are in flight from here on."""
+        only when no other peer request is in flight. The ids are in flight from here on."""
         chosen: list[int] = []
         passed_over = 0
         flights, states = self._flights, self._flights.states
@@ -65,10 +65,10 @@ class FromPeers:
                 continue
             size = states.size(id_)
             must_wait = not states.keeps(id_) and flights.budget.temporary.must_wait(blocks_bytes(size))
-            if must_wait or (size > size_bytes and flights.requests):
+            if must_wait or (size > size_bytes and flights.asked):
                 (self.promoted if states.of(id_) is FileState.PROMOTED else self.held).ids.appendleft(id_)
                 break
-            if flights.begin_request(id_, now):
+            if flights.begin_ask(id_, now):
                 size_bytes -= size
                 chosen.append(id_)
             else:
@@ -120,7 +120,7 @@ class FromPeers:
 
     def postponed(self, id_: int, now: float) -> None:
         """Puts a large file aside that the other node does not copy now; it is asked for again later."""
-        if id_ in self._flights.requests:
+        if id_ in self._flights.asked:
             self._put_back(id_)
             self._not_before[id_] = now + LET_GO_S
             self._large.hold_back(id_, now)
@@ -130,8 +130,8 @@ class FromPeers:
 
     # ---- wanted
 
-    def want(self, id_: int, state: FileState, now: float) -> Decision:
-        """Answers the want for a file that another node reads. A wait has it asked for next."""
+    def request(self, id_: int, state: FileState, now: float) -> Decision:
+        """Answers the request for a file that another node reads. A wait has it asked for next."""
         size, own = self._flights.states.size(id_), self.estimates
         over_s = own.transfer_s(size) - own.file_s + min(own.file_s, LONGEST_QUEUE_S)
         expected_s = over_s + self._source.estimates.transfer_s(size)
@@ -139,7 +139,7 @@ class FromPeers:
             expected_s = max(expected_s - self._flights.took_s(id_, now), expected_s / 8)
         return self._wait(id_, state, expected_s, now)
 
-    def want_large(self, id_: int, state: FileState, now: float) -> Decision:
+    def request_large(self, id_: int, state: FileState, now: float) -> Decision:
         """Lets the program wait for another node's copy if that comes sooner than the file from the source. That node
         says at once if it has no copy."""
         size = self._flights.states.size(id_)
@@ -161,27 +161,28 @@ class FromPeers:
                 self.promoted.ids.append(id_)
         return decision
 
-    # ---- what became of a request
+    # ---- what became of a peer request
 
-    def missed(self, id_: int, *, wanted: bool, doubtful: bool = False) -> None:
-        """Takes back a request that brought nothing: this node reads the file from the source, next if it is `wanted`.
+    def missed(self, id_: int, *, requested: bool, doubtful: bool = False) -> None:
+        """Takes back a peer request that brought nothing: the source is read instead, next if the file is `requested`.
 
         `doubtful` says that the copy may come all the same.
         """
-        if id_ not in self._flights.requests:
+        if id_ not in self._flights.asked:
             return
         if doubtful:
             self.doubtful.add(id_)
         self._flights.states.make_near(id_)
-        if wanted:
+        if requested:
             self._source.requeue(id_)
         else:
             self._put_back(id_)
             self._source.released.ids.append(id_)
 
     def undealt(self, id_: int) -> None:
-        """Takes back a request for a file of a missing node; the files are divided anew when it is known who has it."""
-        if id_ in self._flights.requests:
+        """Takes back a peer request for a file of a missing node; the files are divided anew when it is known who has
+        it."""
+        if id_ in self._flights.asked:
             self._put_back(id_)
 
     def _put_back(self, id_: int) -> None:
@@ -191,8 +192,8 @@ class FromPeers:
             flights.states.wait_again(id_)
 
     def came_late(self, id_: int, size_bytes: int) -> bool:
-        """Takes in a copy whose request was given up. Returns False if the caller has to delete it or a transfer under
-        way will find it."""
+        """Takes in a copy whose peer request was given up. Returns False if the caller has to delete it or a transfer
+        under way will find it."""
         self.doubtful.discard(id_)
         state, closed = self._flights.states.of(id_), self._flights.states.closed
         if state in (FileState.WAITING, FileState.PROMOTED) or (closed and state is FileState.REFUSED):
@@ -201,14 +202,14 @@ class FromPeers:
             return True
         return state is FileState.STORED
 
-    def unlink(self, is_wanted: Callable[[int], bool]) -> None:
-        """Notes that no node can be asked any more: ids that were asked for wait again, and wanted ones are read from
-        the source."""
+    def unlink(self, is_requested: Callable[[int], bool]) -> None:
+        """Notes that no node can be asked any more: ids that were asked for wait again, and requested ones are read
+        from the source."""
         self.linked = False
         states = self._flights.states
-        for id_ in list(self._flights.requests):
-            if is_wanted(id_):
-                self.missed(id_, wanted=True)
+        for id_ in list(self._flights.asked):
+            if is_requested(id_):
+                self.missed(id_, requested=True)
             else:
                 self._put_back(id_)
                 self.held.ids.append(id_)

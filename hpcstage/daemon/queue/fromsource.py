@@ -14,7 +14,7 @@ from hpcstage.daemon.queue.states import FINAL, LOOK_LIMIT, NEAR_WAITS, FileStat
 from hpcstage.protocol.shim import Reason
 
 SHORTEST_WAIT_S, SHORTEST_SHARED_WAIT_S = 0.25, 2.0
-"""The least time that a want waits, on a single node and in a node group: a wait that ends too early has a file read
+"""The least time that a request waits, on a single node and in a node group: a wait that ends too early has a file read
 twice from the source, which a node group is there to avoid."""
 
 
@@ -71,7 +71,7 @@ class FromSource:
         if not is_capped and (led := large.next_led()) is not None:
             return led
         is_enough = large.are_enough_in_flight()
-        while (id_ := self._pop_wanted() if is_capped else self._pop()) is not None:
+        while (id_ := self._pop_requested() if is_capped else self._pop()) is not None:
             if not large.is_large(id_) or not (is_enough or large.must_wait(id_, now)):
                 return id_
             self._put_aside(id_)
@@ -84,13 +84,13 @@ class FromSource:
         if self._flights.states.keeps(id_):
             self._large.put_aside(id_)
 
-    def _pop_wanted(self) -> int | None:
+    def _pop_requested(self) -> int | None:
         """Returns a file that a program waits for. The cap keeps none back, as the program would read it itself."""
         return self.promoted.pop() if self.promoted.ids else None
 
     def _pop(self) -> int | None:
-        if (wanted := self._pop_wanted()) is not None:
-            return wanted
+        if (requested := self._pop_requested()) is not None:
+            return requested
         if self._asked.ids and self._turn < self.turns and (asked := self._asked.pop()) is not None:
             self._turn += 1
             return asked
@@ -100,12 +100,12 @@ class FromSource:
         ordered = self._sequences.pop(NEAR_WAITS) if self._flights.states.ordered(far=False) else None
         return self._asked.pop() if ordered is None else ordered
 
-    # ---- wanted
+    # ---- requested
 
-    def want(self, id_: int, state: FileState, now: float) -> Decision:
-        """Answers the want for a file that this node reads. A wait moves it to the front."""
+    def request(self, id_: int, state: FileState, now: float) -> Decision:
+        """Answers the request for a file that this node reads. A wait moves it to the front."""
         if self._large.is_large(id_):
-            return self._want_large(id_, state, now)
+            return self._request_large(id_, state, now)
         least_s = SHORTEST_SHARED_WAIT_S if self.limits.shared else SHORTEST_WAIT_S
         decision = self.limits.decide(self._expected_s(id_, state, now), least_s, now)
         if decision.verdict is Verdict.WAIT and state in (FileState.WAITING, FileState.AWAY):
@@ -113,7 +113,7 @@ class FromSource:
             self.promoted.ids.append(id_)
         return decision
 
-    def _want_large(self, id_: int, state: FileState, now: float) -> Decision:
+    def _request_large(self, id_: int, state: FileState, now: float) -> Decision:
         if state is FileState.FLYING and self._large.is_worth_waiting(id_, now):
             return Decision(Verdict.WAIT, deadline=now + 2 * MOST_WAIT_S)
         if state is FileState.FLYING:

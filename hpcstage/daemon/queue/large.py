@@ -131,12 +131,12 @@ class Large:
         self._aside.pop(id_, None)
         self._aside[id_] = None
 
-    def pop_aside(self, wanted: int, must_wait: Callable[[int, float], bool], now: float) -> int | None:
-        """Takes out a file with the byte `wanted` that was put aside and needs not wait any longer; what the program
+    def pop_aside(self, sought: int, must_wait: Callable[[int, float], bool], now: float) -> int | None:
+        """Takes out a file with the byte `sought` that was put aside and needs not wait any longer; what the program
         has read comes last."""
         for id_ in sorted(islice(self._aside, LOOK_LIMIT), key=self.held_back.__contains__):
             cell = self._states.cells[id_] & READER
-            if cell == wanted and not must_wait(id_, now):
+            if cell == sought and not must_wait(id_, now):
                 del self._aside[id_]
                 return id_
             if cell not in (NEAR_WAITS, FAR_WAITS):
@@ -184,7 +184,7 @@ class Large:
 
     def _copied_here(self) -> list[int]:
         """Returns the transfers in flight that this node reads at the source."""
-        return [id_ for id_ in self._flights.needed() if id_ not in self._flights.requests]
+        return [id_ for id_ in self._flights.needed() if id_ not in self._flights.asked]
 
     def is_worth_waiting(self, id_: int, now: float) -> bool:
         """Returns whether a program waits for the rest of a copy under way: never for long, as it may read little, and
@@ -300,7 +300,7 @@ class Large:
         states, flights = self._states, self._flights
         for id_ in ids:
             if id_ < len(states.cells) and self.is_large(id_) and states.of(id_) not in FINAL:
-                is_copied = id_ in flights.started and id_ not in flights.requests
+                is_copied = id_ in flights.started and id_ not in flights.asked
                 if not (is_copied and self.is_worth_waiting(id_, now)):
                     self.reads.elsewhere(id_, node, now)
 

@@ -1,4 +1,4 @@
-"""Decides which file is copied next and what a want is told: a pure state machine over the ids of a manifest.
+"""Decides which file is copied next and what a request is told: a pure state machine over the ids of a manifest.
 
 The queue owns no clock (callers pass `now`, monotonic seconds), no disk, no process and no connection. Its parts, whose
 interfaces callers use: `states` (how far each id is, who reads and keeps it), `sequences` (the orders), `budget`,
@@ -58,7 +58,7 @@ class Queue:
         """Whether nothing is in flight and nothing will be handed out any more."""
         return not self.flights.started and not self.states.waiting and not self.divided.is_bringing
 
-    def want(self, id_: int, now: float) -> Decision:
+    def request(self, id_: int, now: float) -> Decision:
         """Returns what the program that opens `id_` is told. A wait moves a waiting id to the front. While no other
         node can be asked, this node reads what others would from the source."""
         states, temporary = self.states, self.budget.temporary
@@ -72,8 +72,8 @@ class Queue:
             self.large.reads.here(id_, now)
             return Decision(Verdict.DIRECT, reason=Reason.LARGE)
         if states.is_far(id_) and self.large.is_large(id_) and not closed:
-            return self.from_peers.want_large(id_, state, now)
-        if states.is_far(id_) and not self.from_peers.linked and id_ not in self.flights.requests:
+            return self.from_peers.request_large(id_, state, now)
+        if states.is_far(id_) and not self.from_peers.linked and id_ not in self.flights.asked:
             states.make_near(id_)
             if state is FileState.PROMOTED:
                 self.source.promoted.ids.append(id_)
@@ -81,22 +81,22 @@ class Queue:
             if closed or not temporary.can_hold(blocks_bytes(states.size(id_))):
                 return Decision(Verdict.DIRECT, reason=closed or Reason.FULL)
             temporary.passed()
-        return (self.from_peers if states.is_far(id_) else self.source).want(id_, state, now)
+        return (self.from_peers if states.is_far(id_) else self.source).request(id_, state, now)
 
     # ---- what became of a transfer
 
     def done(self, id_: int, size_bytes: int, now: float) -> bool:
         """Notes that a transfer was published with this size. Returns False if it had become void, so that the caller
         has to delete the copy."""
-        is_wanted = self.flights.requests.get(id_)
+        is_requested = self.flights.asked.get(id_)
         started = self.flights.end(id_)
         state = self.states.of(id_)
         if started is None:
             return state is FileState.STORED
         self.large.held_back.discard(id_)
-        if is_wanted is None:
+        if is_requested is None:
             self.source.estimates.finished(size_bytes, now - started, now)
-        elif is_wanted:
+        elif is_requested:
             self.from_peers.estimates.finished(size_bytes, now - started, now)
         if state is not _FLYING:
             return False
@@ -114,7 +114,7 @@ class Queue:
 
     def void(self, ids: Iterable[int]) -> list[int]:
         """Voids files that were written to: they are never handed out again. Returns those whose copies may still come:
-        they are in flight, or their requests were given up."""
+        they are in flight, or their peer requests were given up."""
         flying = []
         for id_ in ids:
             state = self.states.of(id_)
@@ -142,7 +142,7 @@ class Queue:
         """Divides the files: this node reads its share from the source; None: it reads and keeps all, as far as the
         budget allows. Transfers that have begun go on, copies that are here stay. O(number of ids)."""
         self.budget.set_aside(None if share is None else share.temporary)
-        self.states.divide(share, self.flights.started.keys() - self.flights.requests.keys())
+        self.states.divide(share, self.flights.started.keys() - self.flights.asked.keys())
         self.budget.keep_own()
         self.divided.divide(share)
         self.sequences.restart()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hpcstage.plan.types import Budget
-from hpcstage.protocol.shim import WANT_CAP_S, Reason
+from hpcstage.protocol.shim import REQUEST_CAP_S, Reason
 
 WAIT_FACTOR = 4.0
 """A program waits for at most this many times the time in which its file is expected."""
@@ -26,7 +26,7 @@ _AHEAD_S = 0.05
 
 
 class Verdict(Enum):
-    """The kind of answer to a want."""
+    """The kind of answer to a request."""
 
     READY = "ready"
     WAIT = "wait"
@@ -35,7 +35,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """The answer to a want; `deadline` is set for WAIT, `reason` for DIRECT."""
+    """The answer to a request; `deadline` is set for WAIT, `reason` for DIRECT."""
 
     verdict: Verdict
     deadline: float = 0.0
@@ -52,7 +52,7 @@ class Limits:
     max_rate_bytes_per_s: float | None = None
     patience_s: float = 5.0
     """A program that would have to wait longer reads the source."""
-    want_cap_s: float = WANT_CAP_S
+    request_cap_s: float = REQUEST_CAP_S
     """The longest time that a program waits for the daemon; the daemon answers in half of it."""
     shared: bool = False
     """Whether other nodes stage the same datasets."""
@@ -60,10 +60,10 @@ class Limits:
     """Whether programs may wait for files: then no more transfers go on than the source rewards."""
 
     def decide(self, expected_s: float, least_s: float, now: float) -> Decision:
-        """Returns the answer to a want whose file is expected in `expected_s`; a wait lasts `least_s` or longer."""
+        """Returns the answer to a request whose file is expected in `expected_s`; a wait lasts `least_s` or longer."""
         if expected_s > self.patience_s:
             return Decision(Verdict.DIRECT, reason=Reason.LATER)
-        longest_s = min(max(least_s, WAIT_FACTOR * expected_s), self.want_cap_s / 2)
+        longest_s = min(max(least_s, WAIT_FACTOR * expected_s), self.request_cap_s / 2)
         return Decision(Verdict.WAIT, deadline=now + longest_s)
 
 

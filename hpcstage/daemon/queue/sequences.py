@@ -18,25 +18,25 @@ _MOST_ORDERS = 8
 
 
 class Line:
-    """Ids in the order in which they came. Ids whose byte is none of `wanted` any more, PASSING aside, are passed
+    """Ids in the order in which they came. Ids whose byte is none of `sought` any more, PASSING aside, are passed
     over."""
 
-    def __init__(self, cells: bytearray, *wanted: int) -> None:
+    def __init__(self, cells: bytearray, *sought: int) -> None:
         self.ids: deque[int] = deque()
         self._cells = cells
-        self._wanted = wanted
+        self._sought = sought
 
     def pop(self) -> int | None:
         """Takes the next id out; None if there is none."""
         while self.ids:
             id_ = self.ids.popleft()
-            if self._cells[id_] & READER in self._wanted:
+            if self._cells[id_] & READER in self._sought:
                 return id_
         return None
 
     def refill(self, ids: Iterable[int]) -> None:
         """Replaces the ids by those of the given ones that belong here."""
-        self.ids = deque(id_ for id_ in dict.fromkeys(ids) if self._cells[id_] & READER in self._wanted)
+        self.ids = deque(id_ for id_ in dict.fromkeys(ids) if self._cells[id_] & READER in self._sought)
 
 
 @dataclass
@@ -75,14 +75,14 @@ class Sequences:
         for one in self._all:
             one.cursors[NEAR_WAITS] = one.cursors[FAR_WAITS] = 0
 
-    def pop(self, wanted: int) -> int | None:
-        """Returns the next id with the byte `wanted`, PASSING aside, and passes over it. All calls together take
+    def pop(self, sought: int) -> int | None:
+        """Returns the next id with the byte `sought`, PASSING aside, and passes over it. All calls together take
         O(ids)."""
-        one = self._next(wanted)
+        one = self._next(sought)
         if one is None:
             return None
-        position = one.cursors[wanted]
-        one.cursors[wanted] = position + 1
+        position = one.cursors[sought]
+        one.cursors[sought] = position + 1
         return one.ids[position]
 
     def peek_ahead(self) -> int | None:
@@ -91,17 +91,17 @@ class Sequences:
         one = self._next(FAR_AWAY)
         return None if one is None else one.ids[one.cursors[FAR_AWAY]]
 
-    def _next(self, wanted: int) -> Sequenced | None:
+    def _next(self, sought: int) -> Sequenced | None:
         cells = self._cells
         for one in reversed(self._all):
-            if wanted == FAR_AWAY and not one.name:
+            if sought == FAR_AWAY and not one.name:
                 continue
             ids = one.ids
-            for position in range(one.cursors[wanted], len(ids)):
-                if cells[ids[position]] & READER == wanted:
-                    one.cursors[wanted] = position
+            for position in range(one.cursors[sought], len(ids)):
+                if cells[ids[position]] & READER == sought:
+                    one.cursors[sought] = position
                     return one
-            one.cursors[wanted] = len(ids)
+            one.cursors[sought] = len(ids)
         return None
 
     def _flatten(self) -> None:

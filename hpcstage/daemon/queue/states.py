@@ -38,7 +38,7 @@ class FileState(IntEnum):
     REFUSED = 6
     """There was no budget for the file, or nothing more was admitted when its turn came."""
     AWAY = 7
-    """Another node keeps the file; it comes here when a program wants it. Or it is divided, see `divided`."""
+    """Another node keeps the file; it comes here when a program asks for it. Or it is divided, see `divided`."""
 
 
 FINAL = frozenset({FileState.STORED, FileState.FAILED, FileState.VOID, FileState.REFUSED})

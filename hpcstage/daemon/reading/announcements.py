@@ -1,6 +1,6 @@
 """Takes what samplers announce and makes one order of what all living loaders will read.
 
-Owns EPOCH requests, the tables that came with them, and the helper that maps
+Owns EPOCH messages, the tables that came with them, and the helper that maps
 announcements to ids; short ones are mapped at once. `ordering` decides whether the order is followed.
 """
 

@@ -1,6 +1,6 @@
 """Maps what loaders announced to ids and makes one order of all loaders: work that may run in a helper.
 
-Owns the form of an EPOCH request and the files behind it: indices, tables of paths, and what was made of them.
+Owns the form of an EPOCH message and the files behind it: indices, tables of paths, and what was made of them.
 `announcements` decides when this runs, `ordering` which order is followed.
 """
 
@@ -29,7 +29,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Announced:
-    """An EPOCH request: a loader begins an epoch, or is done with one."""
+    """An EPOCH message: a loader begins an epoch, or is done with one."""
 
     who: Who
     epoch: int
@@ -41,7 +41,7 @@ class Announced:
 
 
 def parse(pid: int, payload: bytes) -> Announced | None:
-    """Returns what a request says; None if it is malformed. Its names can lead to no file outside of orders/."""
+    """Returns what a message says; None if it is malformed. Its names can lead to no file outside of orders/."""
     texts = payload[EPOCH.size :].split(b"\0")
     if len(payload) < EPOCH.size or len(texts) != 3:
         return None

@@ -22,7 +22,7 @@ from hpcstage.daemon.reading.lists import HELPER, Lists, ReadList
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.daemon.reading.watch import OpenLog, OpenWatch
 from hpcstage.daemon.resources import Resources
-from hpcstage.daemon.service import Request, Service
+from hpcstage.daemon.service import Message, Service
 from hpcstage.plan.order import orders
 from hpcstage.plan.types import follows_samplers
 from hpcstage.protocol.shim import SAMPLER_ORDER, Answer, Kind
@@ -63,13 +63,13 @@ class Ordering(Service):
         self._lists = Lists(base.node_dir, base.helpers, len(manifest), self._listed)
         self._announcements = Announcements(base, self.watch, manifest, queue, self._announced)
 
-    # ---- requests
+    # ---- messages
 
-    def request(self, request: Request) -> Reply:
+    def handle(self, message: Message) -> Reply:
         """Takes a list of paths below orders/, or what a loader says that begins an epoch or is done with one."""
-        if request.kind is Kind.ORDER:
-            self._lists.read(os.fsdecode(request.payload))
-        elif (one := epochs.parse(request.pid, request.payload)) is not None:
+        if message.kind is Kind.ORDER:
+            self._lists.read(os.fsdecode(message.payload))
+        elif (one := epochs.parse(message.pid, message.payload)) is not None:
             self.watch.announced(one)
             self._announcements.take(one)
         return Reply(Answer.DONE)

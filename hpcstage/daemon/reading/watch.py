@@ -31,7 +31,7 @@ BUSY_EVERY_S = 0.05
 BUSY_EVENTS = 1_000
 """After a look that found more than this, the next comes after BUSY_EVERY_S: a ring might be full otherwise."""
 STEP_EVENTS = 5_000
-"""The most events that one look handles, in a few milliseconds, so that wants are answered in between."""
+"""The most events that one look handles, in a few milliseconds, so that requests are answered in between."""
 ENOUGH_PER_FILE = 4
 ENOUGH_BESIDES = 100_000
 LAST_POLLS = 32

@@ -114,7 +114,8 @@ class Placement:
         return array("I", range(len(self.files.sizes))) if self.kind is Placing.PRIVATE else self._owners.ids_of(node)
 
     def others(self, node: int) -> array[int]:
-        """Returns the ids that a node asks other nodes for without a want: those that it keeps and does not fetch."""
+        """Returns the ids that a node asks other nodes for without a request: those that it keeps and does not
+        fetch."""
         if self.kind is not Placing.REPLICATE:
             return array("I")
         count, owner = len(self.files.sizes), self._owners.owner

@@ -1,8 +1,8 @@
 """Measures how long the processes of one node waited and computed. Pure.
 
-A process waits while a thread of it is inside a call on a dataset's file (an open, a want, a read, a stat, a listing)
-and none of its threads runs. Waits of several threads at the same moment are one wait, and a wait of one thread beside
-the computing of another is none.
+A process waits while a thread of it is inside a call on a dataset's file (an open, a request, a read, a stat, a
+listing) and none of its threads runs. Waits of several threads at the same moment are one wait, and a wait of one
+thread beside the computing of another is none.
 
 * Where at most one thread was inside such calls at a time, the time inside them is the wait. It is measured exactly.
 * Where several threads were, the daemon's looks at the threads tell in which share of that time no other thread ran

@@ -64,15 +64,15 @@ static PyObject *refuse(const char *why) {
     return NULL;
 }
 
-PyDoc_STRVAR(install_doc, "install(maps, sock, page, node_dir, uid, want_cap_ms, direct, python_version)\n\n"
+PyDoc_STRVAR(install_doc, "install(maps, sock, page, node_dir, uid, request_cap_ms, direct, python_version)\n\n"
                           "maps: [(source, store, quiet)]. Redirects from now on; once per process.");
 
 static PyObject *install(PyObject *self, PyObject *arguments) {
     PyObject *maps;
     const char *sock, *page, *node_dir;
-    unsigned long uid, want_cap_ms, python_version;
+    unsigned long uid, request_cap_ms, python_version;
     int direct;
-    if (!PyArg_ParseTuple(arguments, "O!yyykkpk", &PyList_Type, &maps, &sock, &page, &node_dir, &uid, &want_cap_ms,
+    if (!PyArg_ParseTuple(arguments, "O!yyykkpk", &PyList_Type, &maps, &sock, &page, &node_dir, &uid, &request_cap_ms,
                           &direct, &python_version))
         return NULL;
     if (installed)
@@ -84,7 +84,7 @@ static PyObject *install(PyObject *self, PyObject *arguments) {
     if (strlen(sock) < sizeof config.sock)
         strcpy(config.sock, sock);
     strcpy(config.node_dir, node_dir);
-    config.want_cap_ns = (uint64_t)want_cap_ms * 1000000u;
+    config.request_cap_ns = (uint64_t)request_cap_ms * 1000000u;
     config.direct = direct;
     config.python_version = (uint32_t)python_version;
     int problem = page_map(page);

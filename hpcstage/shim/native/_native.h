@@ -25,7 +25,7 @@ struct map {
     const char *source, *store;
     size_t source_n, store_n;
     size_t name_at; /* in `store`: where the dataset's name begins */
-    int quiet; /* the self-test's: no counters, no wants */
+    int quiet; /* the self-test's: no counters, no requests */
 };
 
 struct config {
@@ -33,7 +33,7 @@ struct config {
     int maps_n;
     char sock[108]; /* empty: the path does not fit, no daemon can be asked */
     char node_dir[PATH_MAX - 64];
-    uint64_t want_cap_ns;
+    uint64_t request_cap_ns;
     int direct;
     uint32_t python_version;
 };
@@ -161,7 +161,7 @@ static inline int logging(void) {
 }
 
 /* ---- the daemon ---- */
-int want(const struct place *at); /* READY: -1, else the Reason to read the source for */
+int request(const struct place *at); /* READY: -1, else the Reason to read the source for */
 void drop(const struct place *at); /* no copy of it is visible any more when this returns */
 struct stat;
 void drop_file(const struct place *at, const struct stat *now); /* the same for all names of what is there, or NULL */

@@ -122,7 +122,7 @@ static union result open_source(const struct call *c, const struct place *at, in
 
 /* After a miss, returns -1 once the daemon has answered READY and the copy is open, else why the source is read. */
 static int ask_for_copy(const struct call *c, const struct place *at, union result *r) {
-    int reason = want(at);
+    int reason = request(at);
     if (reason >= 0)
         return reason;
     if (open_copy(c, at, r) != OPENED)

@@ -75,7 +75,7 @@ class ShimConfig:
         self.sock = values[b"sock"]
         self.page = values[b"page"]
         self.uid = int(values[b"uid"])
-        self.want_cap_ms = int(values[b"want_cap_ms"])
+        self.request_cap_ms = int(values[b"request_cap_ms"])
         self.selftest = (values[b"selftest_source"], values[b"selftest_store"])
         self.python_version = sys.version_info[0] << 8 | sys.version_info[1]
 
@@ -123,7 +123,7 @@ def _native(config: ShimConfig) -> Any:
         config.page,
         config.node_dir,
         config.uid,
-        config.want_cap_ms,
+        config.request_cap_ms,
         config.direct,
         config.python_version,
     )

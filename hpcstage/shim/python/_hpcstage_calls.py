@@ -88,7 +88,7 @@ class Hook:
             except OSError as error:
                 if asked or self.quiet or error.errno not in (errno.ENOENT, errno.ENOTDIR):
                     return -1, wire.REASON_LOCAL_ERROR
-                asked = self.daemon.want(_fsencode(source))
+                asked = self.daemon.request(_fsencode(source))
                 if asked != READY:
                     return -1, asked
                 continue

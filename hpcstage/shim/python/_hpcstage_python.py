@@ -11,9 +11,9 @@ import os
 import sys
 
 import _hpcstage_calls as calls  # type: ignore[import-not-found]
+import _hpcstage_daemon as daemon  # type: ignore[import-not-found]
 import _hpcstage_paths as paths  # type: ignore[import-not-found]
 import _hpcstage_slot as slots  # type: ignore[import-not-found]
-import _hpcstage_want as wants  # type: ignore[import-not-found]
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
@@ -29,7 +29,7 @@ def install(config: Any, selftest: Callable[[Any], bool]) -> Any:
     fails."""
     slot = slots.Slot(config.page, wire.LAYER_PYTHON, config.python_version)
     slot.open()
-    hook = calls.Hook(slot, paths.Paths([config.selftest]), wants.DaemonSocket(config, slot))
+    hook = calls.Hook(slot, paths.Paths([config.selftest]), daemon.DaemonSocket(config, slot))
     replaced = {}
     for kind, module, names in calls.BY_KIND:
         for original in (getattr(sys.modules[module], name, None) for name in names):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 VERSION = 1
-KIND_WANT = 2
+KIND_REQUEST = 2
 KIND_ORDER = 3
 KIND_WROTE = 4
 KIND_EPOCH = 9

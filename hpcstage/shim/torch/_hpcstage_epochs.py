@@ -13,10 +13,10 @@ from functools import partial
 from time import monotonic_ns
 
 import _hpcstage_columns as columns  # type: ignore[import-not-found]
+import _hpcstage_daemon as daemon  # type: ignore[import-not-found]
 import _hpcstage_files as files  # type: ignore[import-not-found]
 import _hpcstage_sampler as samplers  # type: ignore[import-not-found]
 import _hpcstage_tables as tables  # type: ignore[import-not-found]
-import _hpcstage_want as wants  # type: ignore[import-not-found]
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
@@ -236,8 +236,8 @@ class Epochs:
     def _ask(self, kind: int, payload: bytes, cap_s: float) -> None:
         if monotonic_ns() < self._hung_until_ns:
             return
-        if wants.ask(self._sock, kind, payload, cap_s) == wire.REASON_TIMEOUT and cap_s:
-            self._hung_until_ns = monotonic_ns() + wants.HUNG_PAUSE_NS
+        if daemon.ask(self._sock, kind, payload, cap_s) == wire.REASON_TIMEOUT and cap_s:
+            self._hung_until_ns = monotonic_ns() + daemon.HUNG_PAUSE_NS
 
 
 def _generators(iterator: Any) -> list[Any]:

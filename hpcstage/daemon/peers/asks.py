@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 SILENT_S = 300.0
-"""Requests to a node that answers nothing for this long are given up. Its source may be slow, so this is long."""
+"""Asks to a node that answers nothing for this long are given up. Its source may be slow, so this is long."""
 MOST_LATE = 3
 """A node is not asked again until it answers, once this many waits of the program for it ended in vain."""
 UNREADY_S = 30.0
 """A node that has had no manifest for this long will not have one."""
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 2.0
 LONG_S = 0.5
-"""Answers that take longer show that requests queue up at other nodes, also those that a program waits for."""
+"""Answers that take longer show that peer requests queue up at other nodes, also those that a program waits for."""
 LEAST_FILES, FIRST_FILES = 4, 16
 
 
@@ -57,8 +57,8 @@ class Credits:
             self._window = min(self._most_files, self._window + 1)
 
 
-class Requests:
-    """Owns the requests of this node that are out."""
+class Asks:
+    """Owns the peer requests of this node that are out."""
 
     def __init__(self, files: int, size_bytes: int) -> None:
         """`files` and `size_bytes` are the most that may be asked for and not received."""
@@ -68,7 +68,7 @@ class Requests:
         """By id: the node that was asked, and the size of the file."""
         self._bytes = 0
         self._again: list[tuple[float, int, int]] = []
-        """Requests to be repeated: when, id, node."""
+        """Asks to be repeated: when, id, node."""
 
     @property
     def ids(self) -> list[int]:
@@ -80,7 +80,7 @@ class Requests:
         return self._credits.free(len(self._of), self._bytes)
 
     def asked(self, id_: int, owner: int, size_bytes: int, now: float) -> None:
-        """Counts a request that goes out."""
+        """Counts a peer request that goes out."""
         self._of[id_] = owner, size_bytes
         self._bytes += size_bytes
         self._owners[owner].asked[id_] = now
@@ -152,7 +152,7 @@ class Requests:
         return self._owners[owner].is_trusted(now)
 
     def give_up(self, now: float) -> list[int]:
-        """Gives up the requests to silent nodes. Returns their ids."""
+        """Gives up the peer requests to silent nodes. Returns their ids."""
         gone = []
         for owner in self._owners.values():
             if owner.asked and now - max(owner.heard, next(iter(owner.asked.values()))) > SILENT_S:
@@ -163,7 +163,7 @@ class Requests:
         return gone
 
     def clear(self) -> None:
-        """Forgets all requests, since no node can answer any more."""
+        """Forgets all peer requests, since no node can answer any more."""
         self._owners.clear()
         self._again.clear()
         self._of.clear()

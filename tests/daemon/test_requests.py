@@ -1,4 +1,4 @@
-"""Wants that wait: every one is answered exactly once."""
+"""Requests that wait: every one is answered exactly once."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def recording() -> tuple[Answers, dict[int, Reply]]:
     st.lists(st.tuples(st.sampled_from(["settle", "expire", "drop"]), st.integers(0, 30)), max_size=30),
     st.booleans(),
 )
-def test_every_want_is_answered_once(wants, steps, ends):
+def test_every_request_is_answered_once(requests, steps, ends):
     answers, told = recording()
-    for token, (id_, deadline) in enumerate(wants):
+    for token, (id_, deadline) in enumerate(requests):
         answers.park(id_, token, deadline)
     dropped = set()
     for step, number in steps:
@@ -47,8 +47,8 @@ def test_every_want_is_answered_once(wants, steps, ends):
     if ends:
         answers.end(Reason.SETTLED)
     answers.expire(float("inf"))
-    assert told.keys() | (dropped & set(range(len(wants)))) == set(range(len(wants)))
-    assert answers.wanted() == []
+    assert told.keys() | (dropped & set(range(len(requests)))) == set(range(len(requests)))
+    assert answers.requested() == []
     assert answers.next_deadline() is None
 
 

@@ -1,4 +1,4 @@
-"""Asks the daemon from Python: WANT (a file is not in the store), WROTE (a write begins), and what others send by
+"""Asks the daemon from Python: REQUEST (a file is not in the store), WROTE (a write begins), and what others send by
 `ask`.
 
 Every wait is bounded. `_socket` (not `socket`, which imports much) is imported at the first question.
@@ -34,7 +34,7 @@ class DaemonSocket:
 
     def __init__(self, config: Any, slot: Any) -> None:
         self._sock = config.sock
-        self._cap_s = config.want_cap_ms / 1000
+        self._cap_s = config.request_cap_ms / 1000
         self._slot = slot
         self._direct = config.direct
         self._early = config.node_dir + b"/early"  # EARLY_FILE
@@ -45,7 +45,7 @@ class DaemonSocket:
         """Returns whether opens are only counted."""
         return bool(self._direct or self._slot.state[0] == wire.STATE_MEASURING)
 
-    def want(self, source: bytes) -> int:
+    def request(self, source: bytes) -> int:
         """Returns READY, or the Reason to read the source for."""
         state = self._slot.state[0]
         if state == wire.STATE_STARTING:
@@ -54,7 +54,7 @@ class DaemonSocket:
             return int(wire.REASON_NO_DAEMON if state == wire.STATE_ENDED else wire.REASON_SETTLED)
         if monotonic_ns() < self._hung_until_ns:
             return int(wire.REASON_TIMEOUT)
-        reply = self._ask(wire.KIND_WANT, source, self._cap_s, self._cap_s)
+        reply = self._ask(wire.KIND_REQUEST, source, self._cap_s, self._cap_s)
         self._slot.counters[wire.COUNTER_WANTS] += 1
         if isinstance(reply, int):
             return reply
@@ -139,7 +139,7 @@ class DaemonSocket:
 
 
 def ask(sock: bytes, kind: int, payload: bytes, cap_s: float, send_cap_s: float = 0.001) -> Any:
-    """Sends one request; returns the reply, or the Reason why there is none. TIMEOUT means that it was sent and is not
+    """Sends one message; returns the reply, or the Reason why there is none. TIMEOUT means that it was sent and is not
     answered yet. With a cap of 0 nobody waits for the answer."""
     from _socket import AF_UNIX, SOCK_SEQPACKET, socket, timeout
 

@@ -1,4 +1,4 @@
-"""Misses: one want, its answers, what is counted, and what happens when nobody answers."""
+"""Misses: one request, its answers, what is counted, and what happens when nobody answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_ready_reads_the_copy(lab: Lab) -> None:
 
     with Responder(lab.sock, stage) as daemon:
         assert lab.run(READ + ";" + READ) == "copy.."
-        assert daemon.asked == [(shim.Kind.WANT, os.fsencode(lab.source / "file"))]
+        assert daemon.asked == [(shim.Kind.REQUEST, os.fsencode(lab.source / "file"))]
     counters = lab.counters()
     assert (counters["wants"], counters["ready_opens"], counters["hit_opens"]) == (1, 1, 1)
     assert "source_opens" not in counters
@@ -60,7 +60,7 @@ UNASKED = {"SETTLED": "settled", "ENDED": "no_daemon"}
 
 
 @pytest.mark.parametrize("state", UNASKED)
-def test_no_want_in_other_states(lab: Lab, state: str) -> None:
+def test_no_request_in_other_states(lab: Lab, state: str) -> None:
     lab.put("file", b"source")
     lab.put("staged", b"source", b"copy..")
     lab.install()
@@ -71,7 +71,7 @@ def test_no_want_in_other_states(lab: Lab, state: str) -> None:
     assert lab.counters()[f"direct_{UNASKED[state]}"] == 1
 
 
-def test_a_want_before_the_daemon_has_begun_waits_for_it(native_lab: Lab) -> None:
+def test_a_request_before_the_daemon_has_begun_waits_for_it(native_lab: Lab) -> None:
     lab = native_lab
     lab.put("file", b"source")
     lab.install()
@@ -89,7 +89,7 @@ def test_a_daemon_that_does_not_begin_is_waited_for_once(native_lab: Lab) -> Non
     lab = native_lab
     for name in ("file", "b", "c"):
         lab.put(name, b"source")
-    lab.install(want_cap_s=20)
+    lab.install(request_cap_s=20)
     lab.state(shim.State.STARTING)
     with Responder(lab.sock, lambda kind, path: None) as daemon:
         assert lab.run("say([open(src(n)).read() for n in ('file', 'b', 'c')])") == ["source"] * 3
@@ -105,7 +105,7 @@ def test_a_large_file_is_not_opened_later_because_the_daemon_has_yet_to_begin(na
     for name, size_bytes in (("large", (16 << 20) + 1), ("file", 16 << 20)):
         with lab.put(name, b"source").open("r+b") as file:
             file.truncate(size_bytes)
-    lab.install(want_cap_s=20)
+    lab.install(request_cap_s=20)
     lab.state(shim.State.STARTING)
     with Responder(lab.sock, lambda kind, path: None) as daemon:
         assert lab.run("say([open(src(n), 'rb').read(6).decode() for n in ('large', 'file')])") == ["source"] * 2
@@ -145,7 +145,7 @@ def test_nobody_listens(lab: Lab) -> None:
 def test_a_hung_daemon_is_waited_for_once(lab: Lab) -> None:
     for name in ("file", "b", "c"):
         lab.put(name, b"source")
-    lab.install(want_cap_s=0.3)
+    lab.install(request_cap_s=0.3)
     with Responder(lab.sock, lambda kind, path: None) as daemon:
         begin = time.monotonic()
         assert lab.run("say([open(src(n)).read() for n in ('file', 'b', 'c')])") == ["source"] * 3
@@ -157,7 +157,7 @@ def test_a_hung_daemon_is_waited_for_once(lab: Lab) -> None:
 
 def test_a_daemon_that_dies_while_asked(lab: Lab) -> None:
     lab.put("file", b"source")
-    lab.install(want_cap_s=20)
+    lab.install(request_cap_s=20)
     with Responder(lab.sock, lambda kind, path: None) as daemon:
         process = lab.start(READ)
         deadline = time.monotonic() + 10
@@ -398,7 +398,7 @@ def test_a_copy_that_cannot_be_removed_is_never_served_again(lab: Lab) -> None:
 
 def test_interrupted_by_a_signal_while_asked(lab: Lab) -> None:
     lab.put("file", b"source")
-    lab.install(want_cap_s=20)
+    lab.install(request_cap_s=20)
     code = """
 import signal
 hits = []

@@ -1,4 +1,4 @@
-/* Asks the daemon: WANT (a file is not in the store) and WROTE (a write begins). Every wait is bounded. */
+/* Asks the daemon: REQUEST (a file is not in the store) and WROTE (a write begins). Every wait is bounded. */
 #include "_native.h"
 
 #include <errno.h>
@@ -65,19 +65,19 @@ static int hear(int fd, uint64_t until_ns, struct reply *reply) {
     }
 }
 
-struct request {
+struct message {
     char head[8];
     uint64_t numbers[2];
     struct iovec parts[4];
     size_t parts_n, n;
 };
 
-static void add(struct request *r, const void *data, size_t n) {
+static void add(struct message *r, const void *data, size_t n) {
     r->parts[r->parts_n++] = (struct iovec){(void *)data, n};
     r->n += n;
 }
 
-static void begin_request(struct request *r, int kind) {
+static void begin_message(struct message *r, int kind) {
     uint32_t pid = (uint32_t)getpid();
     r->parts_n = r->n = 0;
     memset(r->head, 0, sizeof r->head);
@@ -87,20 +87,20 @@ static void begin_request(struct request *r, int kind) {
     add(r, r->head, sizeof r->head);
 }
 
-static void add_source(struct request *r, const struct place *at) {
+static void add_source(struct message *r, const struct place *at) {
     const char *rest = at->local + at->map->store_n;
     add(r, at->map->source, at->map->source_n);
     add(r, rest, strlen(rest));
 }
 
-static int is_sent(int fd, const struct request *r) {
+static int is_sent(int fd, const struct message *r) {
     struct msghdr message = {.msg_iov = (struct iovec *)r->parts, .msg_iovlen = r->parts_n};
     return sendmsg(fd, &message, MSG_NOSIGNAL) == (ssize_t)r->n;
 }
 
 /* Returns 0 and an answer, or the Reason why there is none. `sent` means that the daemon will read it if it lives. With
  * cap_ns 0 it is only sent, which gives TIMEOUT. */
-static int ask(const struct request *r, uint64_t send_cap_ns, uint64_t cap_ns, struct reply *reply, int *sent) {
+static int ask(const struct message *r, uint64_t send_cap_ns, uint64_t cap_ns, struct reply *reply, int *sent) {
     *sent = 0;
     if (!config.sock[0] || r->n > MOST_BYTES)
         return REASON_NO_DAEMON;
@@ -130,7 +130,7 @@ static int answered(int problem) {
 
 static int started_late;
 
-static int ask_want(const struct request *r, uint64_t cap_ns, struct reply *reply) {
+static int ask_capped(const struct message *r, uint64_t cap_ns, struct reply *reply) {
     int sent;
     return ask(r, cap_ns, cap_ns, reply, &sent);
 }
@@ -150,15 +150,15 @@ static int why_not_early(const struct place *at) {
 }
 
 /* Asks before the daemon answers: what is opened now would be read here and then copied, so a short wait pays. */
-static int ask_early(const struct request *r, struct reply *reply) {
-    uint64_t cap_ns = config.want_cap_ns < STARTING_CAP_NS ? config.want_cap_ns : STARTING_CAP_NS;
-    int problem = ask_want(r, cap_ns, reply);
+static int ask_early(const struct message *r, struct reply *reply) {
+    uint64_t cap_ns = config.request_cap_ns < STARTING_CAP_NS ? config.request_cap_ns : STARTING_CAP_NS;
+    int problem = ask_capped(r, cap_ns, reply);
     if (problem)
         __atomic_store_n(&started_late, 1, __ATOMIC_RELAXED);
     return problem == REASON_TIMEOUT ? REASON_SCANNING : problem;
 }
 
-int want(const struct place *at) {
+int request(const struct place *at) {
     uint32_t state = page_state();
     switch (state) {
     case STATE_STARTING:
@@ -176,12 +176,12 @@ int want(const struct place *at) {
     if (hung())
         return REASON_TIMEOUT;
     struct reply reply;
-    struct request request;
-    begin_request(&request, KIND_WANT);
-    add_source(&request, at);
+    struct message message;
+    begin_message(&message, KIND_REQUEST);
+    add_source(&message, at);
     uint64_t begin = wait_begin(FD_SOURCE);
-    int problem = state == STATE_STARTING ? ask_early(&request, &reply)
-                                          : answered(ask_want(&request, config.want_cap_ns, &reply));
+    int problem = state == STATE_STARTING ? ask_early(&message, &reply)
+                                          : answered(ask_capped(&message, config.request_cap_ns, &reply));
     count(COUNTER_WANTS, 1);
     wait_end(FD_SOURCE, begin);
     if (problem)
@@ -210,7 +210,7 @@ static void discard(const char *local) {
 /* Sends it always, and waits for the answer unless the daemon hangs. Returns 1 if the daemon has dropped all copies, or
  * nothing is served before it has. Returns 0 if it will not; nothing is served any more then, since only the daemon
  * knows the file's other names and what is being copied. */
-static int tell(const struct request *r) {
+static int tell(const struct message *r) {
     struct reply reply = {0};
     uint32_t state = page_state();
     int hangs = hung();
@@ -230,8 +230,8 @@ static int tell(const struct request *r) {
     return 0;
 }
 
-static void begin_landed(struct request *r, const struct stat *info) {
-    begin_request(r, KIND_LANDED);
+static void begin_landed(struct message *r, const struct stat *info) {
+    begin_message(r, KIND_LANDED);
     r->numbers[0] = info->st_dev;
     r->numbers[1] = info->st_ino;
     add(r, r->numbers, sizeof r->numbers);
@@ -262,9 +262,9 @@ void landed(const struct stat *info) {
         return;
     int known = state >= STATE_STAGING;
     if (!(known && info->st_nlink == 1 && page_is_unlinked()) && (known || !note_early(info))) {
-        struct request request;
-        begin_landed(&request, info);
-        tell(&request);
+        struct message message;
+        begin_landed(&message, info);
+        tell(&message);
     }
     errno = saved;
 }
@@ -285,12 +285,12 @@ void landed_fd(int fd) {
 }
 
 void drop_all(const struct map *map) {
-    struct request request;
+    struct message message;
     if (map->quiet || config.direct || page_state() == STATE_MEASURING)
         return;
-    begin_request(&request, KIND_WROTE);
-    add(&request, map->source, map->source_n);
-    tell(&request);
+    begin_message(&message, KIND_WROTE);
+    add(&message, map->source, map->source_n);
+    tell(&message);
 }
 
 void drop(const struct place *at) {
@@ -303,13 +303,13 @@ void drop_file(const struct place *at, const struct stat *now) {
         return;
     copies_change(at);
     int existed = access(at->local, F_OK) == 0;
-    struct request request;
+    struct message message;
     if (now && S_ISREG(now->st_mode))
-        begin_landed(&request, now);
+        begin_landed(&message, now);
     else
-        begin_request(&request, KIND_WROTE);
-    add_source(&request, at);
-    if (!tell(&request) || page_is_closed()) /* where nothing is served here, other nodes may serve it */
+        begin_message(&message, KIND_WROTE);
+    add_source(&message, at);
+    if (!tell(&message) || page_is_closed()) /* where nothing is served here, other nodes may serve it */
         discard(at->local);
     if (existed)
         count(COUNTER_DROPPED, 1);

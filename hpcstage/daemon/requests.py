@@ -1,6 +1,6 @@
-"""Answers the wants of programs, and those who wait until all is staged.
+"""Answers the requests of programs, and those who wait until all is staged.
 
-Owns who waits for the end of the staging. `queue.answers` owns the wants that wait.
+Owns who waits for the end of the staging. `queue.answers` owns the requests that wait.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.queue.rates import Verdict
 from hpcstage.daemon.queue.states import FINAL, FileState
 from hpcstage.daemon.resources import Resources
-from hpcstage.daemon.service import Request, Service
+from hpcstage.daemon.service import Message, Service
 from hpcstage.daemon.usefulness import Usefulness
 from hpcstage.protocol.shim import Answer, Kind, Reason
 
 
-class Wants(Service):
+class Requests(Service):
     """Owns who waits for the end of the staging, and answers all who wait."""
 
-    kinds = frozenset({Kind.WANT, Kind.STAGED})
+    kinds = frozenset({Kind.REQUEST, Kind.STAGED})
 
     def __init__(
         self, base: Resources, engine: Engine, peers: Peers, sharing: Neighbours, usefulness: Usefulness
@@ -36,7 +36,7 @@ class Wants(Service):
         self._usefulness = usefulness
         self._waiting_for_staged: list[int] = []
         self._is_settled = False
-        """Whether all was staged once that comes without a want."""
+        """Whether all was staged once that comes without a request."""
         self._closed_seen = Reason.NONE
 
     @property
@@ -44,23 +44,23 @@ class Wants(Service):
         """Whether somebody waits until all is staged."""
         return bool(self._waiting_for_staged)
 
-    def request(self, request: Request) -> Reply | None:
+    def handle(self, message: Message) -> Reply | None:
         """See Service."""
-        if request.kind is Kind.WANT:
-            return self._want(request.token, request.payload, time.monotonic())
+        if message.kind is Kind.REQUEST:
+            return self._request(message.token, message.payload, time.monotonic())
         if self._is_settled or self._engine.queue.settled:
             return Reply(Answer.DONE, keep=True)
-        self._waiting_for_staged.append(request.token)
+        self._waiting_for_staged.append(message.token)
         return None
 
-    def _want(self, token: int, path: bytes, now: float) -> Reply | None:
-        """Returns the answer to a want, or None if it comes later: when the copy is there or has taken too long."""
+    def _request(self, token: int, path: bytes, now: float) -> Reply | None:
+        """Returns the answer to a request, or None if it comes later: when the copy is there or has taken too long."""
         engine, answers = self._engine, self._answers
         id_ = engine.manifest.find_source(path)
         if id_ is None:
             return answers.reply(Reason.UNKNOWN)
         self._usefulness.served(now)
-        decision = engine.queue.want(id_, now)
+        decision = engine.queue.request(id_, now)
         if decision.verdict is not Verdict.WAIT:
             self.yield_to_programs(now)
             return answers.told(decision)
@@ -85,13 +85,13 @@ class Wants(Service):
         self._sharing.reading(now)
 
     def look(self, now: float) -> None:
-        """Answers the wants that have waited long enough, and those whose files will not be copied any more."""
+        """Answers the requests that have waited long enough, and those whose files will not be copied any more."""
         for id_ in self._answers.expire(now):
             self._peers.timed_out(id_, now)
         states = self._engine.queue.states
         if states.closed is not self._closed_seen:
             self._closed_seen = states.closed
-            for id_ in self._answers.wanted():
+            for id_ in self._answers.requested():
                 if states.of(id_) in FINAL:
                     self.final(id_)
             self._peers.offers.refused()
@@ -103,7 +103,7 @@ class Wants(Service):
 
     def voided(self, ids: Container[int]) -> None:
         """Answers all who wait for files that were written to."""
-        for id_ in self._answers.wanted(ids):
+        for id_ in self._answers.requested(ids):
             self.final(id_)
         self._peers.offers.voided(ids)
 
