@@ -111,12 +111,12 @@ def problems(engine: Engine, limit: Budget, unserved: Unserved, host: str) -> li
     files = unserved.files
     if files:
         problems.append(_not_reached(unserved))
-    left = engine.queue.large.left - files
+    left = engine.queue.large.uncopied - files
     here = set(filter(engine.queue.large.reads.was_here, left))
     if here:
-        problems.append(_held_back(engine, here, "left-to-program", "the program"))
+        problems.append(_deferred(engine, here, "left-to-program", "the program"))
     if left - here:
-        problems.append(_held_back(engine, left - here, "left-to-others", "a program of another node"))
+        problems.append(_deferred(engine, left - here, "left-to-others", "a program of another node"))
     if (kinds := engine.failures.kinds) and not engine.queue.is_disk_full:
         count, first = sum(one.count for one in kinds.values()), next(iter(kinds.values()))
         text = f"{format_number(count, 'file')} could not be copied: {first.error}: {first.path}"
@@ -124,7 +124,7 @@ def problems(engine: Engine, limit: Budget, unserved: Unserved, host: str) -> li
     return problems
 
 
-def _held_back(engine: Engine, ids: Collection[int], name: str, who: str) -> Problem:
+def _deferred(engine: Engine, ids: Collection[int], name: str, who: str) -> Problem:
     """Returns the problem of this name: what was left to whom."""
     size = format_size(sum(map(engine.queue.states.size, ids)))
     one, them = f"a large file ({size}) was", f"{len(ids)} large files ({size}) were"

@@ -80,7 +80,7 @@ class Requests(Service):
             self._waiting_for_staged.remove(token)
 
     def yield_to_programs(self, now: float) -> None:
-        """Holds back the copying of files that programs read at the source, here and in a group on other nodes."""
+        """Defers the copies of files that programs read at the source, here and in a group on other nodes."""
         self._engine.yield_to_programs(now)
         self._sharing.reading(now)
 

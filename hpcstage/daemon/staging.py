@@ -169,7 +169,7 @@ class Staging(Phase):
         states = self.engine.queue.states
         if self.state is State.STAGING and self.engine.queue.settled:
             if states.closed or not states.count(
-                FileState.AWAY
+                FileState.REMOTE
             ):  # else requests for what others keep are still answered
                 self.state = State.SETTLED
                 self.base.page.set_state(self.state)
@@ -186,7 +186,7 @@ class Staging(Phase):
         self._note_progress()
         self._in_use.look(self.base.programs, self.base.page.attached.sums(), now)
         self._requests.yield_to_programs(now)
-        self.peers.offers.hold_back(now)
+        self.peers.offers.defer(now)
         self._usefulness.look(now, is_waited_for=self._requests.are_waiting_for_staged)
 
     def descriptors(self) -> Mapping[int, Receive]:

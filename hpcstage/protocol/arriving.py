@@ -9,7 +9,7 @@ Everything is little-endian. Each word has one writer, so there are no locks:
              320 IN_ORDER_NOTES notes, IN_ORDER each: by readers, which may write over each other's: an inode that one
              reads in order at the source, and the bytes that it has read so
     rows     from ARRIVING_HEADER_BYTES on, ARRIVING_ROW_BYTES each, see ARRIVING_ROW; by the copier, but for what
-             ARRIVING_READ, WISHED_OFFSET and READERS_OFFSET name, which readers write, and for YIELDS_OFFSET and
+             ARRIVING_READ, WISHED_OFFSET and READERS_OFFSET name, which readers write, and for PRIORITY_OFFSET and
              SHARE_OFFSET
     stripes  from STRIPES_OFFSET on, a byte for each stripe of each row: by the copier, a Stripe
 
@@ -48,8 +48,8 @@ u32 bytes of a stripe, u64 reserved."""
 WISHED_OFFSET = 56
 """In a row: u32 the stripe that a reader needs next, plus one; 0: none. Where none has said it, the exchange writes
 what another node needs."""
-YIELDS_OFFSET = 60
-"""In a row: u32, by the daemon: how the copier gives way to programs that read the source, see Yields."""
+PRIORITY_OFFSET = 60
+"""In a row: u32, by the daemon: the copier's Priority."""
 NAME_OFFSET = 64
 """In a row: the name of the incoming file in the node directory, up to a NUL."""
 ARRIVING_NAME_BYTES = 64
@@ -78,17 +78,17 @@ LEAST_STRIPE_BYTES = blocks.LEAST_STRIPE_BYTES
 stripe_bytes = blocks.stripe_bytes
 
 
-class Yields(IntEnum):
-    """How a copy gives way to programs that read the source."""
+class Priority(IntEnum):
+    """The priority of a copy below programs that read the source: a higher number gives way to more."""
 
-    NOT = 0
-    SOON = 1
+    FULL = 0
+    TRIAL = 1
     """It does not yet, and takes small pieces, so that it gives way at once if it is to."""
-    TO_CALLS = 2
+    BELOW_CALLS = 2
     """It goes on while no program is in a call that the source answers, or in a page fault."""
-    TO_PROGRAMS = 3
+    BELOW_PROGRAMS = 3
     """It goes on once no program has been in such a call for far longer than a piece takes."""
-    TO_OTHER_NODES = 4
+    BELOW_OTHER_NODES = 4
     """Of a divided file: programs of other nodes read it at the source, and none of this one. Nothing is brought but
     for readers in order."""
 

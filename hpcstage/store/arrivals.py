@@ -19,13 +19,13 @@ from hpcstage.protocol.arriving import (
     EVICTED_OFFSET,
     GRANTED_OFFSET,
     NAME_OFFSET,
+    PRIORITY_OFFSET,
     READERS_OFFSET,
     ROW_READERS,
     SHOWN_OFFSET,
     WISHED_OFFSET,
-    YIELDS_OFFSET,
+    Priority,
     Stripe,
-    Yields,
     stripe_bytes,
 )
 from hpcstage.store.arrivingrows import (
@@ -125,9 +125,11 @@ class Arrival:
         return arrival
 
     @property
-    def yields(self) -> Yields:
+    def priority(self) -> Priority:
         """How the copy gives way to programs that read the source."""
-        return Yields(U32.unpack_from(self._mapped, self._row + YIELDS_OFFSET)[0]) if self.is_shown else Yields.NOT
+        return (
+            Priority(U32.unpack_from(self._mapped, self._row + PRIORITY_OFFSET)[0]) if self.is_shown else Priority.FULL
+        )
 
     def hide(self) -> None:
         """Shows nothing of the file any more."""

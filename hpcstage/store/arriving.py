@@ -22,14 +22,14 @@ from hpcstage.protocol.arriving import (
     IN_ORDER,
     IN_ORDER_NOTES,
     IN_ORDER_OFFSET,
+    PRIORITY_OFFSET,
     READ_OFFSET,
     ROW_STRIPES,
     SHARE,
     SHARE_OFFSET,
     WISHED_OFFSET,
-    YIELDS_OFFSET,
+    Priority,
     Stripe,
-    Yields,
 )
 from hpcstage.store.arrivingrows import ID_OFFSET, MOST_COUNT, U32, Share, create, row_at, states_of, stripes_at
 
@@ -64,7 +64,7 @@ class Arriving:
         self,
         id_: int,
         first: int | None = None,
-        yields: Yields = Yields.NOT,
+        priority: Priority = Priority.FULL,
         share: Share | None = None,
         *,
         is_divided: bool = False,
@@ -84,7 +84,7 @@ class Arriving:
         self._map[start : start + ARRIVING_ROW_BYTES] = bytes(ARRIVING_ROW_BYTES)
         self._map[stripes : stripes + ROW_STRIPES] = bytes(ROW_STRIPES)
         U32.pack_into(self._map, start + ID_OFFSET, id_)
-        U32.pack_into(self._map, start + YIELDS_OFFSET, yields)
+        U32.pack_into(self._map, start + PRIORITY_OFFSET, priority)
         if first is not None:
             U32.pack_into(self._map, start + WISHED_OFFSET, first + 1)
         if share is not None:
@@ -94,10 +94,10 @@ class Arriving:
         self._put(row, self._serial)
         return True
 
-    def set_yields(self, id_: int, yields: Yields) -> None:
+    def set_priority(self, id_: int, priority: Priority) -> None:
         """Says how the copy of a file gives way from now on."""
         if id_ in self._rows:
-            U32.pack_into(self._map, row_at(self._rows[id_]) + YIELDS_OFFSET, yields)
+            U32.pack_into(self._map, row_at(self._rows[id_]) + PRIORITY_OFFSET, priority)
 
     def withdraw(self, ids: Iterable[int]) -> None:
         """Takes the rows of these ids away: when this returns, no read of them is served that has not ended. The copier

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcstage.protocol.arriving import Yields
+from hpcstage.protocol.arriving import Priority
 from hpcstage.protocol.shim import (
     COUNTERS_OFFSET,
     NEXT_NATIVE_OFFSET,
@@ -71,10 +71,10 @@ class ProgramReads:
             return []
         return [pid for word in self._words(PAGE_HEADER_BYTES) if (pid := word & 0xFFFF_FFFF)]
 
-    def let_pass(self, chunk_s: float, yields: Yields, is_over: Callable[[], bool]) -> None:
+    def let_pass(self, chunk_s: float, priority: Priority, is_over: Callable[[], bool]) -> None:
         """Waits until no program reads the source, but not for ever. `chunk_s` is how long the last chunk took."""
         quiet_s, patience_s = 0.0, max(LEAST_PATIENCE_S, PATIENCE * chunk_s)
-        if yields is Yields.TO_PROGRAMS:
+        if priority is Priority.BELOW_PROGRAMS:
             quiet_s, patience_s = QUIET * chunk_s, max(LONG_PATIENCE_S, patience_s)
         until = time.monotonic() + patience_s
         while (self.any() or time.monotonic() - self._last < quiet_s) and time.monotonic() < until and not is_over():

@@ -19,14 +19,14 @@ from pathlib import Path
 from hpcstage.plan.placement.division import own_bytes, window_stripes
 from hpcstage.plan.types import Entry
 from hpcstage.protocol import nodedir
-from hpcstage.protocol.arriving import Yields
+from hpcstage.protocol.arriving import Priority
 from hpcstage.store import copyfile
 from hpcstage.store.arrivals import Arrival, is_as_listed
 from hpcstage.store.arrivingrows import Share
 from hpcstage.store.beside import ProgramReads
 from hpcstage.store.copyfile import CopyError, CopyJob, CopyOutcome, CopyWorker, Status
 from hpcstage.store.counters import ThreadStats
-from hpcstage.store.largecopy import MOST_THREADS, QUICK_NS, SLOW_NS, SLOW_THREADS, YIELDING_BYTES, Pacer
+from hpcstage.store.largecopy import CHUNK_BYTES_AT, MOST_THREADS, QUICK_NS, SLOW_NS, SLOW_THREADS, Pacer
 from hpcstage.store.others import OtherNodes
 from hpcstage.store.window import READS_S, Window
 
@@ -168,7 +168,7 @@ class DividedCopy:
                 found.append((stripe - front, stripe))
         if found:
             return min(found)[1]
-        return None if self._arrival.yields is Yields.TO_OTHER_NODES else self._arrival.absent_of(self._own)
+        return None if self._arrival.priority is Priority.BELOW_OTHER_NODES else self._arrival.absent_of(self._own)
 
     def _own_from(self, stripe: int) -> range:
         return self._own[max(0, -(-(stripe - self._own.start) // self._own.step)) :]
@@ -178,17 +178,17 @@ class DividedCopy:
         """Whether no more is brought: it was cancelled, or something has failed."""
         return self.cancelled or self.outcome.status is not Status.OK
 
-    def _yields(self, stripe: int) -> Yields:
+    def _priority(self, stripe: int) -> Priority:
         """Returns how a stripe gives way to programs. What readers in order come to soon is brought at once."""
         is_near = any(0 <= stripe - front < self._reach for front in self._fronts)
-        return Yields.NOT if is_near else self._arrival.yields
+        return Priority.FULL if is_near else self._arrival.priority
 
     def _copy(self, worker: CopyWorker, stripe: int, part: CopyOutcome) -> None:
         """Copies a stripe and shows it, if the source is what it was."""
         start, length = self._place(stripe)
         span = copyfile.FileRange(self._source, self._target, start, length)
         step = partial(self._step, stripe, part, [0])
-        copyfile.copy_range(worker, span, part, step, self._writing, YIELDING_BYTES[self._yields(stripe)])
+        copyfile.copy_range(worker, span, part, step, self._writing, CHUNK_BYTES_AT[self._priority(stripe)])
         copyfile.check(self._source, self._before)
         self._arrival.arrived(stripe)
 
@@ -204,16 +204,18 @@ class DividedCopy:
         if self._pace is not None:
             self._pace(size_bytes)
         took_ns, seen_ns[0] = part.read_ns - seen_ns[0], part.read_ns
-        if (yields := self._yields(stripe)) > Yields.SOON:
+        if (priority := self._priority(stripe)) > Priority.TRIAL:
             with copyfile.local_errors():
                 self._reads = self._reads or ProgramReads(Path(nodedir.PAGE))
-            self._reads.let_pass(took_ns / 1e9, yields, lambda: self._ends or self._yields(stripe) <= Yields.SOON)
+            self._reads.let_pass(
+                took_ns / 1e9, priority, lambda: self._ends or self._priority(stripe) <= Priority.TRIAL
+            )
 
     def _leave(self, part: CopyOutcome) -> None:
         with self._lock:
             self.outcome.read_ns += part.read_ns
             self._inside -= 1
-            if self._pace is not None or (not self._fronts and self._arrival.yields > Yields.SOON):
+            if self._pace is not None or (not self._fronts and self._arrival.priority > Priority.TRIAL):
                 self._most_threads = 1
             elif part.read_ns < QUICK_NS:
                 self._most_threads = min(MOST_THREADS, self._most_threads + 1)
@@ -272,7 +274,7 @@ class DividedCopy:
 
     def _tell(self) -> None:
         """Tells that all stripes of this node are here."""
-        if self._arrival.yields is not Yields.TO_PROGRAMS:  # maybe a program has the source mapped
+        if self._arrival.priority is not Priority.BELOW_PROGRAMS:  # maybe a program has the source mapped
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._source, 0, 0, os.POSIX_FADV_DONTNEED)
         share = self._share

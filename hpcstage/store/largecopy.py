@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from hpcstage.protocol import nodedir
-from hpcstage.protocol.arriving import Yields
+from hpcstage.protocol.arriving import Priority
 from hpcstage.store import copyfile
 from hpcstage.store.arrivals import Arrival
 from hpcstage.store.beside import ProgramReads
@@ -28,12 +28,12 @@ QUICK_NS = 50_000_000
 behind those of more threads."""
 CACHED_NS = 500_000
 """A chunk that takes less says nothing about the source, if a program reads the file: it may have read it already."""
-YIELDING_BYTES = {
-    Yields.NOT: CHUNK_BYTES,
-    Yields.SOON: 64 << 10,
-    Yields.TO_CALLS: 256 << 10,
-    Yields.TO_PROGRAMS: 64 << 10,
-    Yields.TO_OTHER_NODES: 64 << 10,
+CHUNK_BYTES_AT = {
+    Priority.FULL: CHUNK_BYTES,
+    Priority.TRIAL: 64 << 10,
+    Priority.BELOW_CALLS: 256 << 10,
+    Priority.BELOW_PROGRAMS: 64 << 10,
+    Priority.BELOW_OTHER_NODES: 64 << 10,
 }
 """A chunk of a copy that yields: a program that begins to read meanwhile waits for no more."""
 SLOW_NS, SLOW_THREADS = 2 * QUICK_NS, 2
@@ -161,7 +161,7 @@ class BigCopy:
         start = stripe * self._arrival.stripe_bytes
         length = min(self._arrival.stripe_bytes, self._size_bytes - start)
         span = copyfile.FileRange(self._source, self._target, start, length, copyfile.is_sparse(self._before))
-        chunk_bytes = YIELDING_BYTES[self._arrival.yields]
+        chunk_bytes = CHUNK_BYTES_AT[self._arrival.priority]
         copyfile.copy_range(worker, span, part, step, self._writing, chunk_bytes)
         if self._arrival.is_shown:
             copyfile.check(self._source, self._before)
@@ -181,14 +181,14 @@ class BigCopy:
             self._invite(self)
         if self._pace is not None:
             self._pace(size_bytes)
-        if (yields := self._arrival.yields) > Yields.SOON:
+        if (priority := self._arrival.priority) > Priority.TRIAL:
             with copyfile.local_errors():
                 self._reads = self._reads or ProgramReads(Path(nodedir.PAGE))
-            self._reads.let_pass(took_ns / 1e9, yields, lambda: self.cancelled or self._arrival.yields < yields)
+            self._reads.let_pass(took_ns / 1e9, priority, lambda: self.cancelled or self._arrival.priority < priority)
 
     def _may_invite(self) -> bool:
         with self._lock:
-            may = self._invitations > 0 and not self._exhausted() and self._arrival.yields <= Yields.SOON
+            may = self._invitations > 0 and not self._exhausted() and self._arrival.priority <= Priority.TRIAL
             self._invitations -= may
             return may
 
@@ -198,7 +198,7 @@ class BigCopy:
         with self._lock:
             others = self._inside - self._is_asking
             leaves = is_slow and self._arrival.wished() is not None and others >= SLOW_THREADS
-            leaves = leaves or (self._arrival.yields > Yields.SOON and others >= 1)
+            leaves = leaves or (self._arrival.priority > Priority.TRIAL and others >= 1)
             self._invitations += leaves
             return leaves
 
@@ -229,7 +229,7 @@ class BigCopy:
         if stripes.start == first:
             return False
         with self._lock:
-            if self._arrival.wished() is None and self._arrival.yields <= Yields.SOON:
+            if self._arrival.wished() is None and self._arrival.priority <= Priority.TRIAL:
                 return False
             self._arrival.put_back(stripes)
             return True
@@ -339,7 +339,7 @@ class BigCopy:
         try:
             if self.outcome.status:
                 raise CopyError(self.outcome.status, self.outcome.errno)
-            is_mapped = self._arrival.yields is Yields.TO_CALLS  # maybe: a program reads it
+            is_mapped = self._arrival.priority is Priority.BELOW_CALLS  # maybe: a program reads it
             copyfile.check_and_stamp(self._source, self._target, self._before, is_mapped=is_mapped)
             self._close()
             copyfile.publish(self.job)

@@ -27,7 +27,7 @@ from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.types import Entry
 from hpcstage.protocol import arriving as wire
 from hpcstage.protocol import nodedir, shim
-from hpcstage.protocol.arriving import Stripe, Yields
+from hpcstage.protocol.arriving import Priority, Stripe
 from hpcstage.store.arrivals import Arrival, Arrivals, Facts
 from hpcstage.store.arriving import Arriving
 from hpcstage.store.arrivingrows import Share
@@ -35,7 +35,7 @@ from hpcstage.store.beside import LEAST_PATIENCE_S
 from hpcstage.store.copyfile import CopyJob, CopyWorker, Status
 from hpcstage.store.counters import StatsArea
 from hpcstage.store.directory import budget
-from hpcstage.store.largecopy import RANGE_BYTES, YIELDING_BYTES, BigCopy
+from hpcstage.store.largecopy import CHUNK_BYTES_AT, RANGE_BYTES, BigCopy
 
 MB = wire.LEAST_STRIPE_BYTES
 SIZE = 12 * MB + 1000
@@ -248,7 +248,7 @@ def test_a_copy_that_yields_waits_for_programs_that_read(node: Node, reading: mm
         large.looked([0], BytesRead(at, movable, 0, movable))
     began = time.monotonic()
     node.until(lambda: node.row().holds and len(node.check()) >= 1)
-    assert time.monotonic() - began > (MB // YIELDING_BYTES[Yields.TO_CALLS] - 1) * LEAST_PATIENCE_S
+    assert time.monotonic() - began > (MB // CHUNK_BYTES_AT[Priority.BELOW_CALLS] - 1) * LEAST_PATIENCE_S
     set_blocked(reading, 1000)
     node.until(lambda: node.state() is FileState.STORED)
     assert node.check() == list(range(13))
@@ -259,10 +259,10 @@ def test_a_copy_that_yields_no_more_is_as_fast_as_any(node: Node, reading: mmap.
     for at, movable in ((0.0, 0), (2.0, SIZE // 2)):
         large.looked([0], BytesRead(at, movable, 0, movable))
     node.until(lambda: node.row().holds)
-    node.engine.arriving.set_yields(0, Yields.NOT)
+    node.engine.arriving.set_priority(0, Priority.FULL)
     began = time.monotonic()
     node.until(lambda: node.state() is FileState.STORED)
-    assert time.monotonic() - began < 0.5 * SIZE / YIELDING_BYTES[Yields.TO_CALLS] * LEAST_PATIENCE_S
+    assert time.monotonic() - began < 0.5 * SIZE / CHUNK_BYTES_AT[Priority.BELOW_CALLS] * LEAST_PATIENCE_S
 
 
 def test_a_copy_that_yields_can_be_given_up(node: Node, reading: mmap.mmap) -> None:

@@ -7,7 +7,7 @@ from hpcstage.daemon.queue.rates import Limits, Verdict
 from hpcstage.daemon.queue.sourcereads import LET_GO_S
 from hpcstage.daemon.queue.states import FileState, NodeShare
 from hpcstage.plan.types import Budget
-from hpcstage.protocol.arriving import Yields
+from hpcstage.protocol.arriving import Priority
 from hpcstage.protocol.shim import Reason
 
 MB = 1 << 20
@@ -54,8 +54,8 @@ def test_it_begins_when_a_program_reads_it() -> None:
         else:
             queue.large.read_elsewhere((LARGE,), 0, 0.0)
         assert queue.divided.next(0.0) == [LARGE]
-        assert queue.divided.yields(LARGE, 0.0) is (Yields.TO_PROGRAMS if here else Yields.TO_OTHER_NODES)
-        assert queue.divided.yields(LARGE, LET_GO_S) is Yields.NOT
+        assert queue.divided.priority(LARGE, 0.0) is (Priority.BELOW_PROGRAMS if here else Priority.BELOW_OTHER_NODES)
+        assert queue.divided.priority(LARGE, LET_GO_S) is Priority.FULL
 
 
 def test_it_needs_room() -> None:
@@ -91,7 +91,7 @@ def test_what_has_begun_goes_on_whoever_is_there() -> None:
     assert queue.divided.next(0.0) == [LARGE]
     for later in (None, share((), is_divided=False), share((SMALL, LARGE), is_divided=False), share(())):
         queue.divide(later)
-        assert queue.states.of(LARGE) is FileState.AWAY
+        assert queue.states.of(LARGE) is FileState.REMOTE
         assert LARGE not in queue.source.next(10, 0.0)
         assert queue.request(LARGE, 0.0).reason is Reason.LARGE
     assert (queue.divided.place, queue.divided.nodes) == (1, 2)

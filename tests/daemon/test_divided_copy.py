@@ -21,7 +21,7 @@ from hpcstage.exchange.files.stripeport import StripePort
 from hpcstage.plan.placement.division import LEAST_WINDOW, WINDOW_BYTES, own_bytes, room_bytes
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import arriving as wire
-from hpcstage.protocol.arriving import Yields
+from hpcstage.protocol.arriving import Priority
 from hpcstage.store import copyfile, dividedcopy
 
 MB = wire.LEAST_STRIPE_BYTES
@@ -132,7 +132,7 @@ def test_a_node_keeps_its_own_stripes(node: Node) -> None:
     assert node.queue.divided.kept[0] == own_bytes(SIZE, PLACE, NODES)
     assert node.taken_bytes <= own_bytes(SIZE, PLACE, NODES) + SLACK
     assert (node.pool.assigned, node.queue.settled) == (0, True)
-    assert node.queue.states.of(0) is FileState.AWAY
+    assert node.queue.states.of(0) is FileState.REMOTE
     assert node.engine.copies.status(0) is None, "it is never published"
     assert node.pool.stats.totals().bytes == own_bytes(SIZE, PLACE, NODES), "nothing else is read"
 
@@ -197,7 +197,7 @@ def test_while_others_read_only_what_is_wished_for_is_brought(
         node.until(lambda: bool(node.row().arrived))
         assert min(node.check()) == 71
         node.until(lambda: node.check() == list(range(71, STRIPES, 2)))
-        node.engine.arriving.set_yields(0, Yields.NOT)
+        node.engine.arriving.set_priority(0, Priority.FULL)
         node.until(lambda: node.is_kept)
     finally:
         node.pool.close()
@@ -207,10 +207,10 @@ def test_while_others_read_in_any_order_nothing_is_brought(node: Node) -> None:
     node.queue.large.read_elsewhere((0,), 0, time.monotonic())
     node.until(lambda: node.row().holds)
     assert struct.unpack_from(
-        "<I", (node.node_dir / wire.ARRIVING_FILE).read_bytes(), wire.ARRIVING_HEADER_BYTES + wire.YIELDS_OFFSET
-    ) == (Yields.TO_OTHER_NODES,)
+        "<I", (node.node_dir / wire.ARRIVING_FILE).read_bytes(), wire.ARRIVING_HEADER_BYTES + wire.PRIORITY_OFFSET
+    ) == (Priority.BELOW_OTHER_NODES,)
     assert not node.row().arrived
-    node.engine.arriving.set_yields(0, Yields.NOT)
+    node.engine.arriving.set_priority(0, Priority.FULL)
     node.until(lambda: node.is_kept)
 
 

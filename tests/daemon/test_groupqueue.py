@@ -14,7 +14,7 @@ from hpcstage.daemon.queue.rates import Limits, Verdict
 from hpcstage.daemon.queue.states import FileState, NodeShare
 from hpcstage.plan.budget import for_temporary
 from hpcstage.plan.types import Budget
-from hpcstage.protocol.arriving import Yields
+from hpcstage.protocol.arriving import Priority
 from hpcstage.protocol.shim import Reason
 
 PLENTY = Budget(1 << 60, 1 << 40)
@@ -107,13 +107,13 @@ def test_partition_keeps_its_own_and_lets_the_rest_pass_through():
     for id_ in (0, 1):
         q.done(id_, 4096, 0.0)
     assert q.settled
-    assert q.states.count(FileState.AWAY) == 4
+    assert q.states.count(FileState.REMOTE) == 4
     for id_ in (2, 3, 4):
         assert q.request(id_, 1.0).verdict is Verdict.WAIT
         assert q.from_peers.next(9, MANY, 1.0) == [id_]
         assert q.done(id_, 4096, 1.0)
     assert q.budget.temporary.dropped == [2]
-    assert q.states.of(2) is FileState.AWAY
+    assert q.states.of(2) is FileState.REMOTE
     assert q.states.of(0) is q.states.of(3) is q.states.of(4) is FileState.STORED
     assert q.budget.used_bytes == 4 * 4096
 
@@ -129,7 +129,7 @@ def test_a_full_store_does_not_end_what_passes_through():
 def test_what_is_larger_than_the_share_is_read_directly():
     q = queue([4096, 3 * 4096], NodeShare([0], temporary=Budget(4096, 10)))
     assert q.request(1, 0.0).reason is Reason.FULL
-    assert q.states.of(1) is FileState.AWAY
+    assert q.states.of(1) is FileState.REMOTE
 
 
 def test_unplaced_files_are_read_directly():
@@ -174,7 +174,7 @@ def test_dealt_anew_keeps_what_is_here():
     q.done(0, 10, 1.0)
     q.divide(NodeShare([2, 3]))
     assert q.states.of(0) is FileState.STORED
-    assert not q.states.is_far(1), "it is being copied"
+    assert not q.states.is_from_peer(1), "it is being copied"
     assert q.from_peers.next(9, MANY, 1.0) == []
     assert q.source.next(9, 1.0) == [2, 3]
 
@@ -214,7 +214,7 @@ def test_ahead_of_a_program_that_said_what_it_reads():
     assert q.budget.temporary.dropped == [5]
     assert q.request(9, 1.0).verdict is Verdict.WAIT
     assert q.from_peers.next(9, MANY, 1.0) == [9], "what is requested goes before what is ahead"
-    assert q.states.of(4) is FileState.AWAY
+    assert q.states.of(4) is FileState.REMOTE
     assert not q.from_peers.next(9, MANY, 1.0)
 
 
@@ -238,10 +238,10 @@ def test_what_another_node_reads_at_the_source_is_not_copied_and_not_waited_for(
     q = queue([LARGE, 10], NodeShare([0, 1]))
     assert q.source.asked(0) is Verdict.WAIT
     q.large.read_elsewhere([0, 7], 1, 1.0)
-    assert q.from_peers.is_held_back(0, 1.0), "who asked is told to come again"
+    assert q.from_peers.is_deferred(0, 1.0), "who asked is told to come again"
     assert q.source.next(9, 1.0) == [1]
     assert q.source.next(9, 6.1) == [0], "nobody told that it is still read"
-    assert not q.from_peers.is_held_back(0, 6.1)
+    assert not q.from_peers.is_deferred(0, 6.1)
 
 
 def test_a_copy_is_given_up_when_another_node_reads_the_file_unless_it_is_nearly_here():
@@ -251,21 +251,21 @@ def test_a_copy_is_given_up_when_another_node_reads_the_file_unless_it_is_nearly
     read[:] = LARGE // 10, LARGE * 9 // 10
     q.large.read_elsewhere([0, 1], 1, 3.0)
     assert q.large.read_meanwhile(3.0) == [0]
-    assert q.source.put_off(0, 3.0)
-    assert q.from_peers.is_held_back(0, 3.0)
+    assert q.source.defer(0, 3.0)
+    assert q.from_peers.is_deferred(0, 3.0)
 
 
 def test_a_large_file_is_not_asked_for_while_it_is_read():
     q = queue([LARGE, 10, LARGE], NodeShare([]))
     q.large.reads.here(0, 0.0)
     assert q.from_peers.next(9, MANY, 0.0) == [1, 2]
-    assert q.large.held_back == {0}
-    q.from_peers.postponed(2, 0.0)
+    assert q.large.deferred == {0}
+    q.from_peers.deferred_by_peer(2, 0.0)
     assert q.request(2, 1.0).reason is Reason.LARGE
     assert q.from_peers.next(9, MANY, 5.0) == [0]
     assert q.from_peers.next(9, MANY, 6.1) == [2]
     assert q.done(0, LARGE, 7.0)
-    assert not q.large.held_back & {0}
+    assert not q.large.deferred & {0}
 
 
 def test_what_is_left_to_programs_and_whether_one_of_this_node_read_it():
@@ -274,20 +274,20 @@ def test_what_is_left_to_programs_and_whether_one_of_this_node_read_it():
     q.large.read_elsewhere([1, 3], 2, 0.0)
     assert q.source.next(9, 0.0) == []
     assert q.from_peers.next(9, MANY, 0.0) == [2]
-    q.from_peers.postponed(2, 0.1)
-    assert q.large.left == {0, 1, 3}, "no program reads the other one"
-    assert set(filter(q.large.reads.was_here, q.large.left)) == {0}
+    q.from_peers.deferred_by_peer(2, 0.1)
+    assert q.large.uncopied == {0, 1, 3}, "no program reads the other one"
+    assert set(filter(q.large.reads.was_here, q.large.uncopied)) == {0}
     q.large.reads.here(1, 0.0)
     assert q.request(3, 0.0).reason is Reason.LARGE
-    assert set(filter(q.large.reads.was_here, q.large.left)) == {0, 3}, "the other may be a program of that node"
+    assert set(filter(q.large.reads.was_here, q.large.uncopied)) == {0, 3}, "the other may be a program of that node"
     assert sorted(q.from_peers.next(9, MANY, 5.1)) == [0, 1, 2]
-    assert q.large.left == {3}, "the copies of the others are under way"
+    assert q.large.uncopied == {3}, "the copies of the others are under way"
     q.large.reads.here(0, 5.2)
-    q.from_peers.postponed(0, 5.2)
-    assert q.large.left == {0, 3}
+    q.from_peers.deferred_by_peer(0, 5.2)
+    assert q.large.uncopied == {0, 3}
     q.void([3])
     q.states.close(Reason.LATER)
-    assert q.large.left == {0}
+    assert q.large.uncopied == {0}
 
 
 def test_a_large_copy_of_another_node_is_waited_for_where_it_comes_sooner_than_from_the_source():
@@ -295,8 +295,8 @@ def test_a_large_copy_of_another_node_is_waited_for_where_it_comes_sooner_than_f
     assert q.request(0, 0.0).verdict is Verdict.WAIT
     assert q.large.reads.untold(0.0) == [0], "who has it says whether it can be had now"
     assert q.from_peers.next(9, MANY, 0.0) == [0]
-    q.from_peers.postponed(0, 0.1)
-    assert q.states.of(0) is FileState.AWAY
+    q.from_peers.deferred_by_peer(0, 0.1)
+    assert q.states.of(0) is FileState.REMOTE
     assert q.request(0, 0.1).reason is Reason.LARGE
     q.from_peers.estimates.stream_bytes_per_s = 1e6
     assert q.request(1, 0.1).reason is Reason.LARGE
@@ -328,7 +328,7 @@ def test_a_file_that_is_read_in_order_all_nodes_bring():
     assert dict(q.large.together.untold()) == {2: (0, 1, 4)}
     assert not q.large.together.untold(), "they are told once"
     assert q.source.next(9, 1.0) == [2], "at once, and not what other nodes read"
-    assert (q.large.read_meanwhile(1.0), q.large.yields(2, 1.0)) == ([], Yields.NOT)
+    assert (q.large.read_meanwhile(1.0), q.large.priority(2, 1.0)) == ([], Priority.FULL)
     assert set(q.large.followed.ids) == {2}, "it has to pay here"
     q.large.hidden(2)
     assert (q.large.together.nodes(2), q.large.read_meanwhile(1.0)) == ((), [2])
@@ -357,19 +357,19 @@ def test_a_node_that_is_told_while_it_copies_the_file_alone_joins_once_it_has_gi
     q.large.read_elsewhere([0], 0, 0.2)
     assert (q.large.together.nodes(0), q.large.read_meanwhile(0.2)) == ((), [0])
     q.large.hidden(0)
-    assert q.source.put_off(0, 0.3)
+    assert q.source.defer(0, 0.3)
     assert q.large.together.nodes(0) == (0, 1)
     assert q.source.next(1, 0.3) == [0]
     assert q.large.read_meanwhile(0.4) == []
 
 
-def test_a_node_that_is_told_while_it_asks_for_the_file_joins_once_that_is_put_off():
+def test_a_node_that_is_told_while_it_asks_for_the_file_joins_once_that_is_deferred():
     q = together([LARGE], present=(0, 1))
     q.from_peers.linked = True
     assert q.from_peers.next(1, 2 * LARGE, 0.0) == [0]
     q.large.together_with(0, (0, 1), 0.1)
     q.large.read_elsewhere([0], 0, 0.2)
-    q.from_peers.postponed(0, 0.3)
+    q.from_peers.deferred_by_peer(0, 0.3)
     assert q.large.together.nodes(0) == (0, 1)
     assert q.source.next(1, 0.3) == [0]
 
@@ -397,7 +397,7 @@ def test_a_file_that_is_read_in_any_order_is_brought_by_those_who_read_it():
     q.large.read_by_faults(0, 1.0)
     assert q.large.together.nodes(0) == (1, 4)
     assert q.source.next(9, 1.0) == [0]
-    assert q.large.yields(0, 1.0) is Yields.TO_CALLS
+    assert q.large.priority(0, 1.0) is Priority.BELOW_CALLS
 
 
 def test_who_reads_in_another_way_than_who_began_yields():
@@ -405,7 +405,7 @@ def test_who_reads_in_another_way_than_who_began_yields():
     q.large.reads.here(0, 0.0)
     q.large.together_with(0, (0, 1, 4), 0.0)
     assert q.source.next(9, 0.0) == [0]
-    assert q.large.yields(0, 0.0) is Yields.TO_CALLS
+    assert q.large.priority(0, 0.0) is Priority.BELOW_CALLS
 
 
 def test_a_file_is_brought_alone_where_no_other_node_reads_it():

@@ -29,7 +29,7 @@ from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.protocol import nodedir, shim
-from hpcstage.protocol.arriving import Yields
+from hpcstage.protocol.arriving import Priority
 from hpcstage.store.beside import LEAST_PATIENCE_S, ProgramReads
 from hpcstage.store.copier import CopierSettings
 from hpcstage.store.directory import Store, budget
@@ -256,5 +256,5 @@ def test_a_page_fault_is_waited_for_where_the_source_is_mapped(
 def waited_s(node_dir: Path) -> float:
     """Returns how long a copier lets programs pass."""
     began = time.monotonic()
-    ProgramReads(node_dir / nodedir.PAGE).let_pass(0.0, Yields.TO_CALLS, lambda: False)
+    ProgramReads(node_dir / nodedir.PAGE).let_pass(0.0, Priority.BELOW_CALLS, lambda: False)
     return time.monotonic() - began

@@ -14,7 +14,7 @@ from hpcstage.daemon.queue.rates import Bucket, Limits, Verdict
 from hpcstage.daemon.queue.sourcereads import LET_GO_S
 from hpcstage.daemon.queue.states import LOOK_LIMIT, FileState
 from hpcstage.plan.types import Budget
-from hpcstage.protocol.arriving import Yields
+from hpcstage.protocol.arriving import Priority
 from hpcstage.protocol.shim import Reason
 
 LARGE = 100 << 20
@@ -106,9 +106,9 @@ def test_a_large_file_is_not_copied_while_the_program_reads_it():
     q.large.reads.here(1, 4.0)
     assert q.source.next(9, 8.9) == []
     assert not q.settled
-    assert q.large.held_back == {1}
+    assert q.large.deferred == {1}
     assert q.source.next(9, 9.1) == [1], "the program has let go of it"
-    assert not q.large.held_back
+    assert not q.large.deferred
 
 
 def looks(q, found, *moments):
@@ -124,7 +124,7 @@ def given_up(q, ids, now):
     """Copies have begun beside the program, and are given up."""
     assert q.source.next(9, now) == ids
     for id_ in ids:
-        q.source.put_off(id_, now)
+        q.source.defer(id_, now)
         q.large.hidden(id_)
 
 
@@ -133,7 +133,7 @@ def test_a_file_of_which_much_was_read_is_copied_as_long_as_the_program_reads_on
     looks(q, [0], (0.0, 50), (2.0, 49 + LARGE // 8))
     assert q.source.next(9, 2.0) == []
     looks(q, [0], (2.5, 50 + LARGE // 8))
-    assert q.large.yields(0, 2.5) is Yields.TO_CALLS
+    assert q.large.priority(0, 2.5) is Priority.BELOW_CALLS
     assert not q.large.is_read_in_order(0)
     assert q.source.next(9, 2.5) == [0]
     q.large.followed.look(lambda _: (0, 0), BytesRead(4.0, LARGE // 2, LARGE // 2))
@@ -166,7 +166,7 @@ def test_a_file_of_which_much_was_read_in_page_faults_is_copied_and_nobody_waits
     looks(q, [0, 1], (0.0, 0), (2.0, 0))
     assert q.large.may_be_led(2.0) == [0], "it is read at the source, and large"
     q.large.read_by_faults(0, 2.0)
-    assert (q.large.may_be_led(2.0), q.large.yields(0, 2.0)) == ([], Yields.TO_CALLS)
+    assert (q.large.may_be_led(2.0), q.large.priority(0, 2.0)) == ([], Priority.BELOW_CALLS)
     assert q.source.next(9, 2.0) == [0, 1, 2]
     assert q.large.followed.yielding == {0}
     read[0] = LARGE - 1
@@ -190,10 +190,10 @@ def test_a_file_that_the_program_reads_again_is_copied():
     assert q.source.next(9, 4.0) == [], "the program has not read all of it"
     looks(q, [0], (5.0, 50 + LARGE))
     assert q.source.next(9, 5.0) == [0]
-    assert q.large.yields(0, 5.0) is Yields.NOT, "now it is copied whether the program reads or not"
+    assert q.large.priority(0, 5.0) is Priority.FULL, "now it is copied whether the program reads or not"
     assert list(q.large.read_again) == [0]
     assert q.large.read_meanwhile(5.0) == []
-    assert 0 not in q.large.held_back
+    assert 0 not in q.large.deferred
 
 
 def test_a_file_that_the_program_reads_in_order_is_copied_once_as_long_as_that_pays():
@@ -213,7 +213,7 @@ def test_a_file_that_the_program_reads_in_order_is_copied_once_as_long_as_that_p
     q.large.followed.look(lambda _: (0, 200), BytesRead(4.7, 0, 0))
     looks(q, [0, 1], (4.7, 0))
     assert q.large.read_meanwhile(4.7) == [0]
-    q.source.put_off(0, 4.7)
+    q.source.defer(0, 4.7)
     q.large.hidden(0)
     q.large.read_in_order(0, LARGE // 2)
     assert q.source.next(9, 4.7) == [], "not again"
@@ -256,8 +256,8 @@ def test_a_copy_under_way_is_given_up_when_the_program_opens_the_file():
     read[:] = [LARGE // 2] * 2
     assert q.request(0, 3.0).verdict is Verdict.DIRECT
     assert q.large.read_meanwhile(3.0) == [0]
-    assert q.source.put_off(0, 3.0)
-    assert not q.source.put_off(0, 3.0)
+    assert q.source.defer(0, 3.0)
+    assert not q.source.defer(0, 3.0)
     assert q.states.of(0) is FileState.WAITING
     assert q.budget.used_bytes == LARGE, "the other one's"
     assert q.source.next(9, 3.0) == []
@@ -291,7 +291,7 @@ def test_a_large_file_is_tried_a_few_times_only():
     for now in range(0, 100, 10):
         tries += len(q.source.next(1, now))
         q.request(0, now)
-        q.source.put_off(0, now)
+        q.source.defer(0, now)
     assert tries == MOST_TRIES
 
 
@@ -332,8 +332,8 @@ def test_another_file_is_copied_while_the_program_reads_nothing():
     q = queue([LARGE] * 3)
     looks(q, [0], (0.0, 0), (2.0, 0))
     assert q.source.next(9, 2.0) == [1]
-    assert q.large.yields(1, 2.0) is Yields.TO_PROGRAMS
-    assert q.large.yields(1, 2.1 + LET_GO_S) is Yields.NOT, "the program has let go of its file"
+    assert q.large.priority(1, 2.0) is Priority.BELOW_PROGRAMS
+    assert q.large.priority(1, 2.1 + LET_GO_S) is Priority.FULL, "the program has let go of its file"
 
 
 def test_a_request_waits_longer_in_a_node_group():
@@ -392,7 +392,7 @@ def test_the_rate_cap_keeps_back_nothing_that_a_program_waits_for():
     assert q.source.next(50, 10.4) != []
 
 
-def test_a_large_file_that_was_waited_for_is_held_back_under_a_cap_too():
+def test_a_large_file_that_was_waited_for_is_deferred_under_a_cap_too():
     q = queue([1000, LARGE], max_rate_bytes_per_s=10_000.0)
     assert q.source.next(9, 0.0) == [0, 1]
     q.large.reads.here(1, 0.1)

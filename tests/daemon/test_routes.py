@@ -95,7 +95,7 @@ def test_copies_of_a_missing_node_s_files_come_from_who_has_them(count, asked, d
     held = data.draw(st.dictionaries(st.sampled_from(left), st.sampled_from(members.present)))
     dealt = {}
     for node in members.present:
-        before = make(asked, sizes, 3, members, node, Estate(is_dealt=False))
+        before = make(asked, sizes, 3, members, node, Estate(is_divided=False))
         assert not set(before.own()) & set(left)
         whole = make(asked, sizes, 3, members, node)
         holders = {id_: holder for id_, holder in held.items() if holder != node}

@@ -134,7 +134,7 @@ def test_where_something_else_limits_nothing_is_learnt() -> None:
     assert beside.is_searching
 
 
-def test_only_small_files_for_which_programs_may_wait_are_held_back() -> None:
+def test_only_small_files_for_which_programs_may_wait_are_deferred() -> None:
     assert width.begin(MOST, 1e5, programs_wait=True).transfers == FIRST_TRANSFERS
     assert width.begin(2, 1e5, programs_wait=True).is_whole
     for mean_bytes, programs_wait in ((1e5, False), (LARGE_MEAN_BYTES + 1, True)):

@@ -143,7 +143,7 @@ class Engine:
         files, size_bytes = len(self.manifest), self.manifest.total_bytes
         states = self.queue.states
         refused = (FileState.REFUSED,) if states.closed in (Reason.NONE, Reason.FULL) else ()
-        kept = files - sum(map(states.count, (FileState.FAILED, FileState.VOID, FileState.AWAY, *refused)))
+        kept = files - sum(map(states.count, (FileState.FAILED, FileState.VOID, FileState.REMOTE, *refused)))
         kept_bytes = size_bytes * kept // max(files, 1)
         return WorkProgress(min(self.copies.files, kept), min(self.copies.size_bytes, kept_bytes), kept, kept_bytes)
 
@@ -172,7 +172,7 @@ class Engine:
         nodes = large.together.nodes(id_)
         share = Share(large.together.own, nodes) if nodes else None
         if size_bytes > self.pool.settings.limit_bytes and self.arriving.grant(
-            id_, first, large.yields(id_, now), share
+            id_, first, large.priority(id_, now), share
         ):
             large.shown.add(id_)
 
@@ -182,7 +182,7 @@ class Engine:
         may_begin = self.queue.from_peers.linked and self.pool.slots > 0 and not self.withdrawals.is_paused
         for id_ in divided.next(now) if may_begin else ():
             share = Share(divided.place, tuple(range(divided.nodes)))
-            if self.arriving.grant(id_, yields=divided.yields(id_, now), share=share, is_divided=True):
+            if self.arriving.grant(id_, priority=divided.priority(id_, now), share=share, is_divided=True):
                 self.hooks.given(id_)
                 self.pool.divide(id_)
             else:  # all rows are in use, for now
@@ -200,7 +200,7 @@ class Engine:
         self.withdrawals.yield_to_program(now)
         divided = self.queue.divided
         for id_ in divided.ids:
-            self.arriving.set_yields(id_, divided.yields(id_, now))
+            self.arriving.set_priority(id_, divided.priority(id_, now))
 
     def _may_begin(self) -> int:
         """Returns how many transfers may begin: those that programs wait for, and no more besides than pay."""
@@ -255,7 +255,7 @@ class Engine:
         self.tombstones.settle(result.id)
 
     def _conclude(self, result: Result, now: float) -> None:
-        if result.status is Status.CANCELLED and self.withdrawals.put_off(result.id, now, self.hooks.final):
+        if result.status is Status.CANCELLED and self.withdrawals.begins_again(result.id, now, self.hooks.final):
             return
         # EXISTS and in the store: a copier had published it and died before it reported that
         exists = result.status is Status.EXISTS and self.copies.status(result.id) is not None

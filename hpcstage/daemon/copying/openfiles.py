@@ -24,7 +24,7 @@ _DELETED = b" (deleted)"
 
 
 class LargeInUse:
-    """Looks which large files programs have open, so that the queue holds back their copying; see `queue.large`."""
+    """Looks which large files programs have open, so that the queue defers their copies; see `queue.large`."""
 
     def __init__(self, engine: Engine, helpers: Helpers) -> None:
         self._engine = engine
@@ -56,7 +56,7 @@ class LargeInUse:
         if sums[Counter.SOURCE_MAPS]:
             self._mapped.look({id_: engine.manifest.source_path(id_) for id_ in large.may_be_led(now)})
         for id_ in large.shown:
-            engine.arriving.set_yields(id_, large.yields(id_, now))
+            engine.arriving.set_priority(id_, large.priority(id_, now))
         for id_ in ahead:
             copy = engine.copies.path(id_)
             if engine.queue.states.of(id_) is FileState.STORED and (copy in paths or engine.copies.was_read(id_)):

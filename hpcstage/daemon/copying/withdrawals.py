@@ -42,16 +42,20 @@ class Withdrawals:
                 self._taken_back.add(id_)
                 self._pool.cancel(id_)
 
-    def put_off(self, id_: int, now: float, on_final: Callable[[int], None]) -> bool:
+    def begins_again(self, id_: int, now: float, on_final: Callable[[int], None]) -> bool:
         """Returns whether a cancelled transfer will be begun again. It calls `on_final` with an id whose requests are
         answered now; a request for a small file goes on waiting."""
         queue, large = self._queue, self._queue.large
-        if id_ in self._taken_back and queue.states.of(id_) is FileState.FLYING and not large.is_left(id_, now):
+        if (
+            id_ in self._taken_back
+            and queue.states.of(id_) is FileState.FLYING
+            and not large.is_read_at_source(id_, now)
+        ):
             queue.source.take_back(id_)
             if large.is_large(id_):
                 on_final(id_)
             return True
-        if queue.source.put_off(id_, now):
+        if queue.source.defer(id_, now):
             on_final(id_)
             return True
         return False

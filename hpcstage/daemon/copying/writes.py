@@ -29,7 +29,7 @@ MOST_SINGLY = 1000
 
 @dataclass(frozen=True)
 class _Gone:
-    """Copies that were put aside: their directory, their ids, and the states that these had."""
+    """Copies that were renamed aside: their directory, their ids, and the states that these had."""
 
     path: bytes
     ids: range

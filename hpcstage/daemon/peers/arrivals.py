@@ -93,10 +93,10 @@ class Arrivals:
         self._engine.tombstones.lift(id_)
         self._engine.tombstones.settle(id_)
 
-    def postponed(self, id_: int, now: float) -> None:
-        """Puts off a large file that no other node sends as long as a program reads it at the source."""
+    def deferred_by_peer(self, id_: int, now: float) -> None:
+        """Defers a large file that no other node sends as long as a program reads it at the source."""
         self.failed(id_)
-        self._queue.from_peers.postponed(id_, now)
+        self._queue.from_peers.deferred_by_peer(id_, now)
         self._engine.hooks.final(id_)
 
     def sent(self, message: exchange.Sent) -> None:

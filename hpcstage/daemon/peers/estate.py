@@ -1,5 +1,5 @@
 """Asks, when nodes are missing, which copies the others have of the files that these would read: a node to which such
-files are dealt asks for these copies before it reads the source. Pure.
+files go asks for these copies before it reads the source. Pure.
 
 Owns what the others have said, and the bound of the wait for it.
 """
@@ -47,4 +47,4 @@ class Inquiry:
         """Returns what is known. Of the ids that are `here` this node needs no copy; a node that is not there any more
         gives none."""
         found = {id_: node for id_, node in self._holders.items() if node in present and id_ not in here}
-        return Estate(is_dealt=True, holders=found)
+        return Estate(is_divided=True, holders=found)

@@ -71,7 +71,7 @@ class Offers:
     def asked(self, message: exchange.Ask, now: float) -> None:
         """Takes the peer request of another node for files."""
         for id_ in message.ids:
-            if id_ >= self._files or self._queue.from_peers.is_held_back(id_, now):
+            if id_ >= self._files or self._queue.from_peers.is_deferred(id_, now):
                 self._answer(id_, message.node)
             elif self._queue.source.asked(id_) is Verdict.WAIT:
                 self._askers.add(id_, message.node)
@@ -83,10 +83,10 @@ class Offers:
         for node in self._askers.settle(id_):
             self._answer(id_, node)
 
-    def hold_back(self, now: float) -> None:
+    def defer(self, now: float) -> None:
         """Answers the nodes that asked for large files that programs read at the source: they do not wait for them."""
         for id_ in self._askers.ids():
-            if self._queue.from_peers.is_held_back(id_, now):
+            if self._queue.from_peers.is_deferred(id_, now):
                 self.final(id_)
 
     def voided(self, ids: Container[int]) -> None:
@@ -123,7 +123,7 @@ class Offers:
         state = self._queue.states.of(id_) if id_ < self._files else None
         if state in _WHY:
             return _WHY[state]
-        if state is not None and self._queue.from_peers.is_held_back(id_, time.monotonic()):
+        if state is not None and self._queue.from_peers.is_deferred(id_, time.monotonic()):
             return Why.LATER
         # Another node reads it: the asking one, or one that it asks later, when it knows as much as this node.
         owns = state is not None and self._fetcher(id_) == node

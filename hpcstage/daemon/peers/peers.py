@@ -144,8 +144,8 @@ class Peers:
         assert self.routes is not None
         if owner == self.routes.node or not self._asks.trusts(owner, now):
             for id_ in ids:
-                if not self.routes.is_dealt and not self._is_requested(id_):
-                    self._queue.from_peers.undealt(id_)
+                if not self.routes.is_divided and not self._is_requested(id_):
+                    self._queue.from_peers.take_back(id_)
                     continue
                 self._queue.from_peers.missed(id_, requested=self._is_requested(id_))
             return
@@ -171,7 +171,7 @@ class Peers:
     def timed_out(self, id_: int, now: float) -> None:
         """Notes that the program has waited for an id in vain, and gives up its node after MOST_LATE of these."""
         queue = self._queue
-        if self._send is None or self.routes is None or not queue.states.is_far(id_) or queue.large.is_large(id_):
+        if self._send is None or self.routes is None or not queue.states.is_from_peer(id_) or queue.large.is_large(id_):
             return
         for given_up in self._asks.late(self.routes.fetcher(id_), now):
             self._queue.from_peers.missed(given_up, requested=self._is_requested(given_up), doubtful=True)
@@ -195,7 +195,7 @@ class Peers:
             if message.why is Why.EXISTS and self.arrivals.take_if_here(id_, now):
                 continue
             if message.why is Why.LATER:
-                self.arrivals.postponed(id_, now)
+                self.arrivals.deferred_by_peer(id_, now)
                 continue
             self.arrivals.failed(id_)
             self._queue.from_peers.missed(id_, requested=self._is_requested(id_))

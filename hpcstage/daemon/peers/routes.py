@@ -1,7 +1,8 @@
 """Decides which node of the group an id comes from, when some of the job's nodes may be missing. Pure.
 
 The placement is made for all nodes of the job, as if those that are missing were like the smallest of the others. It
-stays the same when nodes are lost or come late; only the files that a missing node would read are dealt to the rest.
+stays the same when nodes are lost or come late; only the files that a missing node would read are divided among the
+rest.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ def budgets_of(members: Membership) -> list[Budget]:
 class Estate:
     """What a node knows of the files that missing nodes would read."""
 
-    is_dealt: bool = True
+    is_divided: bool = True
     """Whether the others have said what they have of them. Before that, none is read from the source."""
     holders: Mapping[int, int] = field(default_factory=dict)
-    """By id: another node that has a copy. The node that the id is dealt to asks that one for it."""
+    """By id: another node that has a copy. The node that takes the id over asks that one for it."""
 
 
 ALL_DEALT = Estate()
@@ -60,9 +61,9 @@ class Routes:
         return self.placement.kind
 
     @property
-    def is_dealt(self) -> bool:
-        """Whether the files of missing nodes are dealt to the others."""
-        return self._estate.is_dealt
+    def is_divided(self) -> bool:
+        """Whether the files of missing nodes are divided among the others."""
+        return self._estate.is_divided
 
     @property
     def keeps_all(self) -> bool:
@@ -71,7 +72,7 @@ class Routes:
 
     def fetcher(self, id_: int) -> int:
         """Returns the node that reads an id from the source; other nodes ask it for the file. An id of a missing node
-        of which another node has a copy, and which is dealt to this node, comes from that one."""
+        of which another node has a copy, and which this node takes over, comes from that one."""
         found = self._present_node(id_, self.placement.fetcher(id_, self.node))
         return self._estate.holders.get(id_, found) if found == self.node else found
 
@@ -83,7 +84,7 @@ class Routes:
     def own(self) -> array[int]:
         """Returns the ids that this node reads from the source, with those that it takes over from missing nodes."""
         found = self.placement.own(self.node)
-        found.extend(id_ for id_ in self._dealt() if id_ not in self._estate.holders)
+        found.extend(id_ for id_ in self._taken_over() if id_ not in self._estate.holders)
         return found
 
     def left(self) -> array[int]:
@@ -94,10 +95,10 @@ class Routes:
                 found.extend(self.placement.own(missing))
         return found
 
-    def _dealt(self) -> list[int]:
-        """Returns the ids of missing nodes that are dealt to this node."""
+    def _taken_over(self) -> list[int]:
+        """Returns the ids of missing nodes that this node takes over."""
         fetcher = self.placement.fetcher
-        if not self._estate.is_dealt:
+        if not self._estate.is_divided:
             return []
         return [id_ for id_ in self.left() if self._present_node(id_, fetcher(id_, self.node)) == self.node]
 
@@ -105,9 +106,9 @@ class Routes:
         """Returns the ids beside its own that this node keeps: it asks other nodes for them before a program requests
         them."""
         found = self.placement.others(self.node)
-        dealt = [id_ for id_ in self._dealt() if id_ in self._estate.holders]
-        known = frozenset(found) if dealt else frozenset()
-        found.extend(id_ for id_ in dealt if id_ not in known)
+        taken_over = [id_ for id_ in self._taken_over() if id_ in self._estate.holders]
+        known = frozenset(found) if taken_over else frozenset()
+        found.extend(id_ for id_ in taken_over if id_ not in known)
         return found
 
     def divided(self) -> dict[int, int]:

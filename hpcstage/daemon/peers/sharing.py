@@ -179,7 +179,7 @@ class FileSharing(Neighbours):
             self._inquiry.end()
             self._divide(members)
             return
-        self._divide(members, Estate(is_dealt=False))
+        self._divide(members, Estate(is_divided=False))
         assert self.routes is not None
         own = self._group.nodes.index
         here = [id_ for id_ in self.routes.left() if self._engine.queue.states.of(id_) is FileState.STORED]
@@ -242,7 +242,7 @@ class FileSharing(Neighbours):
     def _is_missing_something(self) -> bool:
         """Returns whether files are yet to come from other nodes."""
         states = self._engine.queue.states
-        return states.waiting > states.ordered(far=False) or states.count(FileState.AWAY) > 0
+        return states.waiting > states.ordered(from_peers=False) or states.count(FileState.REMOTE) > 0
 
     # ---- messages
 
@@ -286,7 +286,7 @@ class FileSharing(Neighbours):
         if self.joined:
             self._engine.queue.large.read_elsewhere(message.ids, message.node, now)
             self._engine.yield_to_programs(now)
-            self._peers.offers.hold_back(now)
+            self._peers.offers.defer(now)
 
     def _asked(self, message: exchange.Ask, now: float) -> None:
         if self.joined:

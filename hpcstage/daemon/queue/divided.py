@@ -1,6 +1,6 @@
 """Decides when this node begins to keep its part of files that are divided among nodes, and how that gives way. Pure.
 
-Such a file is never whole on this node: it stays AWAY, and programs open it at the source, where they are served what
+Such a file is never whole on this node: it stays REMOTE, and programs open it at the source, where they are served what
 nodes have of it. Its transfer goes on as long as the run does. It begins when nothing else waits to be copied, or as
 soon as a program of any node reads the file. Callers pass `now`.
 """
@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from hpcstage.daemon.queue.budget import FreeBudget
 from hpcstage.daemon.queue.sourcereads import SourceReads
 from hpcstage.daemon.queue.states import FileState, NodeShare, States
-from hpcstage.protocol.arriving import Yields
+from hpcstage.protocol.arriving import Priority
 
 _GONE = (FileState.WAITING, FileState.REFUSED)
 
@@ -42,11 +42,11 @@ class Divided:
             self.place, self.nodes = share.place, share.nodes
         for id_ in self._begun:
             if self._states.of(id_) in _GONE:
-                self._states.move(id_, FileState.AWAY)
+                self._states.move(id_, FileState.REMOTE)
 
     def __contains__(self, id_: int) -> bool:
         """Returns whether a file is divided."""
-        return (id_ in self._rooms or id_ in self._begun) and self._states.of(id_) is FileState.AWAY
+        return (id_ in self._rooms or id_ in self._begun) and self._states.of(id_) is FileState.REMOTE
 
     @property
     def ids(self) -> Collection[int]:
@@ -79,12 +79,12 @@ class Divided:
         self.end(id_)
         self._left_out.add(id_)
 
-    def yields(self, id_: int, now: float) -> Yields:
+    def priority(self, id_: int, now: float) -> Priority:
         """Returns how the transfer of a file gives way to programs that read it in any order: they lose nothing by what
         comes for them later."""
         if self._reads.is_here(id_, now):
-            return Yields.TO_PROGRAMS
-        return Yields.TO_OTHER_NODES if self._reads.has(id_, now) else Yields.NOT
+            return Priority.BELOW_PROGRAMS
+        return Priority.BELOW_OTHER_NODES if self._reads.has(id_, now) else Priority.FULL
 
     def whole(self, id_: int, size_bytes: int) -> None:
         """Notes that all of this node's part is here."""

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.fromsource import FromSource
-from hpcstage.daemon.queue.large import Large
+from hpcstage.daemon.queue.large import Deferral, Large
 from hpcstage.daemon.queue.rates import Decision, Estimates, Verdict
 from hpcstage.daemon.queue.sequences import Line, Sequences
 from hpcstage.daemon.queue.sourcereads import LET_GO_S
-from hpcstage.daemon.queue.states import FAR, FAR_AWAY, FAR_WAITS, LOOK_LIMIT, FileState
+from hpcstage.daemon.queue.states import FROM_PEER, LOOK_LIMIT, PEER_REMOTE, PEER_WAITS, FileState
 from hpcstage.plan.blocks import blocks_bytes
 from hpcstage.protocol.shim import Reason
 
@@ -36,8 +36,8 @@ class FromPeers:
         """How long files that a program waited for took, from the peer request to the copy."""
         self.is_stalled = False
         """Whether the program has to read what came before this node asks for more ahead of it."""
-        self.promoted = Line(cells, FAR | FileState.PROMOTED)
-        self.held = Line(cells, FAR_WAITS, FAR_AWAY)
+        self.promoted = Line(cells, FROM_PEER | FileState.PROMOTED)
+        self.held = Line(cells, PEER_WAITS, PEER_REMOTE)
         """Ids that are asked for before the order goes on."""
         self.doubtful: set[int] = set()
         """Ids whose peer requests were given up while their copies may still come."""
@@ -60,7 +60,7 @@ class FromPeers:
             id_ = self._pop(now)
             if id_ is None:
                 break
-            if self._put_aside(id_, now):
+            if self._defer(id_, now):
                 passed_over += 1
                 continue
             size = states.size(id_)
@@ -76,21 +76,21 @@ class FromPeers:
         return chosen
 
     def _pop(self, now: float) -> int | None:
-        far_waits = self._flights.states.ordered(far=True)
-        for pop in (self.promoted.pop, self.held.pop, lambda: self._sequences.pop(FAR_WAITS) if far_waits else None):
+        peer_waits = self._flights.states.ordered(from_peers=True)
+        for pop in (self.promoted.pop, self.held.pop, lambda: self._sequences.pop(PEER_WAITS) if peer_waits else None):
             if (id_ := pop()) is not None:
                 return id_
-        kept = self._large.pop_aside(FAR_WAITS, self._is_put_off, now)
+        kept = self._large.pop_deferred(PEER_WAITS, self._deferral, now)
         return self._next_ahead(now) if kept is None else kept
 
-    def _put_aside(self, id_: int, now: float) -> bool:
-        """Puts a large file aside that a program reads at the source. Returns whether it is not asked for now."""
+    def _defer(self, id_: int, now: float) -> bool:
+        """Defers a large file that a program reads at the source. Returns whether it is not asked for now."""
         state = self._flights.states.of(id_)
-        if state is FileState.PROMOTED or not self._is_put_off(id_, now):
+        if state is FileState.PROMOTED or self._deferral(id_, now) is None:
             return False
-        self._large.hold_back(id_, now)
+        self._large.note_deferred(id_, now)
         if state is FileState.WAITING:
-            self._large.put_aside(id_)
+            self._large.defer(id_)
         return True
 
     def _next_ahead(self, now: float) -> int | None:
@@ -99,33 +99,39 @@ class FromPeers:
         temporary = self._flights.budget.temporary
         if not temporary.limit.size_bytes:
             return None
-        while (id_ := self._sequences.peek_ahead()) is not None and self._put_aside(id_, now):
-            self._sequences.pop(FAR_AWAY)
+        while (id_ := self._sequences.peek_ahead()) is not None and self._defer(id_, now):
+            self._sequences.pop(PEER_REMOTE)
         self.is_stalled = id_ is not None and not temporary.fits_ahead(blocks_bytes(self._flights.states.size(id_)))
         return None if self.is_stalled else id_
 
     # ---- large files that programs read at the source
 
-    def _is_put_off(self, id_: int, now: float) -> bool:
-        """Returns whether a large file is not to be passed between nodes now."""
-        is_used = self._large.reads.has(id_, now) or now < self._not_before.get(id_, now)
-        return is_used and self._large.is_large(id_)
+    def _deferral(self, id_: int, now: float) -> Deferral | None:
+        """Returns why a large file is not to be passed between nodes now."""
+        if not self._large.is_large(id_):
+            return None
+        if self._large.reads.has(id_, now):
+            return Deferral.READ
+        return Deferral.PEER if now < self._not_before.get(id_, now) else None
 
-    def is_held_back(self, id_: int, now: float) -> bool:
+    def is_deferred(self, id_: int, now: float) -> bool:
         """Returns whether other nodes that ask for a file are told to ask again later."""
         states = self._flights.states
-        if states.of(id_) not in (FileState.WAITING, FileState.AWAY) or not self._large.is_large(id_):
+        if states.of(id_) not in (FileState.WAITING, FileState.REMOTE) or not self._large.is_large(id_):
             return False
-        return self._is_put_off(id_, now) or (not states.is_far(id_) and self._large.must_wait(id_, now))
+        found = self._deferral(id_, now)
+        if found is None and not states.is_from_peer(id_):
+            found = self._large.deferral(id_, now)
+        return found is not None
 
-    def postponed(self, id_: int, now: float) -> None:
-        """Puts a large file aside that the other node does not copy now; it is asked for again later."""
+    def deferred_by_peer(self, id_: int, now: float) -> None:
+        """Defers a large file that the other node does not copy now; it is asked for again later."""
         if id_ in self._flights.asked:
             self._put_back(id_)
             self._not_before[id_] = now + LET_GO_S
-            self._large.hold_back(id_, now)
+            self._large.note_deferred(id_, now)
             if self._flights.states.of(id_) is FileState.WAITING:
-                self._large.put_aside(id_)
+                self._large.defer(id_)
             self._large.join_late(id_, now)
 
     # ---- wanted
@@ -144,9 +150,9 @@ class FromPeers:
         says at once if it has no copy."""
         size = self._flights.states.size(id_)
         expected_s = self.estimates.transfer_s(size)
-        has_space = state is not FileState.AWAY or self._flights.budget.temporary.can_hold(blocks_bytes(size))
+        has_space = state is not FileState.REMOTE or self._flights.budget.temporary.can_hold(blocks_bytes(size))
         is_sooner = expected_s <= min(self._source.limits.patience_s, self._source.estimates.transfer_s(size))
-        if not self.linked or self._is_put_off(id_, now) or not is_sooner or not has_space:
+        if not self.linked or self._deferral(id_, now) or not is_sooner or not has_space:
             self._large.reads.opened(id_, now)
             return Decision(Verdict.DIRECT, reason=Reason.LARGE)
         self._large.reads.awaited(id_)
@@ -156,7 +162,7 @@ class FromPeers:
         decision = self._source.limits.decide(expected_s, SHORTEST_WAIT_S, now)
         if decision.verdict is Verdict.WAIT:
             self._flights.ahead.discard(id_)
-            if state in (FileState.WAITING, FileState.AWAY):
+            if state in (FileState.WAITING, FileState.REMOTE):
                 self._flights.states.move(id_, FileState.PROMOTED)
                 self.promoted.ids.append(id_)
         return decision
@@ -172,14 +178,14 @@ class FromPeers:
             return
         if doubtful:
             self.doubtful.add(id_)
-        self._flights.states.make_near(id_)
+        self._flights.states.fetch_here(id_)
         if requested:
             self._source.requeue(id_)
         else:
             self._put_back(id_)
             self._source.released.ids.append(id_)
 
-    def undealt(self, id_: int) -> None:
+    def take_back(self, id_: int) -> None:
         """Takes back a peer request for a file of a missing node; the files are divided anew when it is known who has
         it."""
         if id_ in self._flights.asked:
@@ -197,7 +203,7 @@ class FromPeers:
         self.doubtful.discard(id_)
         state, closed = self._flights.states.of(id_), self._flights.states.closed
         if state in (FileState.WAITING, FileState.PROMOTED) or (closed and state is FileState.REFUSED):
-            self._large.held_back.discard(id_)
+            self._large.deferred.discard(id_)
             self._flights.take_in(id_, size_bytes)
             return True
         return state is FileState.STORED
@@ -216,6 +222,6 @@ class FromPeers:
         promoted = list(self.promoted.ids)
         for id_ in promoted:
             if states.of(id_) is FileState.PROMOTED:
-                states.make_near(id_)
+                states.fetch_here(id_)
         self.promoted.ids.clear()
         self._source.promoted.refill((*self._source.promoted.ids, *promoted))

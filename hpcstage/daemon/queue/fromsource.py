@@ -1,7 +1,7 @@
 """Decides which file this node reads from the source next, and how long a program waits for it. Pure.
 
 Files that a program here waits for come first. After them, files that other nodes asked for and files of this node's
-own order take turns. Large files that are held back come last.
+own order take turns. Large files that are deferred come last.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.large import MOST_WAIT_S, Large
 from hpcstage.daemon.queue.rates import Bucket, Decision, Estimates, Limits, Verdict
 from hpcstage.daemon.queue.sequences import Line, Sequences
-from hpcstage.daemon.queue.states import FINAL, LOOK_LIMIT, NEAR_WAITS, FileState
+from hpcstage.daemon.queue.states import FINAL, LOOK_LIMIT, SOURCE_WAITS, FileState
 from hpcstage.protocol.shim import Reason
 
 SHORTEST_WAIT_S, SHORTEST_SHARED_WAIT_S = 0.25, 2.0
@@ -19,7 +19,7 @@ twice from the source, which a node group is there to avoid."""
 
 
 class FromSource:
-    """Owns the files that go before the order, those that are held back, and the rate cap."""
+    """Owns the files that go before the order, those that are deferred, and the rate cap."""
 
     def __init__(
         self, sequences: Sequences, flights: Flights, large: Large, estimates: Estimates, limits: Limits
@@ -28,11 +28,11 @@ class FromSource:
         self.turns = 1
         """The number of files asked for by other nodes that are read before each file of this node's own order."""
         self.promoted = Line(cells, FileState.PROMOTED)
-        self.released = Line(cells, NEAR_WAITS)
+        self.released = Line(cells, SOURCE_WAITS)
         """Ids that another node was asked for in vain; they are read before the order goes on."""
         self.estimates = estimates
         self.limits = limits
-        self._asked = Line(cells, NEAR_WAITS)
+        self._asked = Line(cells, SOURCE_WAITS)
         self._turn = 0
         self._sequences = sequences
         self._flights = flights
@@ -72,17 +72,17 @@ class FromSource:
             return led
         is_enough = large.are_enough_in_flight()
         while (id_ := self._pop_requested() if is_capped else self._pop()) is not None:
-            if not large.is_large(id_) or not (is_enough or large.must_wait(id_, now)):
+            if not large.is_large(id_) or not (is_enough or large.deferral(id_, now)):
                 return id_
-            self._put_aside(id_)
+            self._defer(id_)
         if is_capped or is_enough or large.are_enough(now):
             return None
-        return large.pop_aside(NEAR_WAITS, large.must_wait, now)
+        return large.pop_deferred(SOURCE_WAITS, large.deferral, now)
 
-    def _put_aside(self, id_: int) -> None:
+    def _defer(self, id_: int) -> None:
         self._flights.states.wait_again(id_)
         if self._flights.states.keeps(id_):
-            self._large.put_aside(id_)
+            self._large.defer(id_)
 
     def _pop_requested(self) -> int | None:
         """Returns a file that a program waits for. The cap keeps none back, as the program would read it itself."""
@@ -97,7 +97,7 @@ class FromSource:
         self._turn = 0
         if self.released.ids and (released := self.released.pop()) is not None:
             return released
-        ordered = self._sequences.pop(NEAR_WAITS) if self._flights.states.ordered(far=False) else None
+        ordered = self._sequences.pop(SOURCE_WAITS) if self._flights.states.ordered(from_peers=False) else None
         return self._asked.pop() if ordered is None else ordered
 
     # ---- requested
@@ -108,7 +108,7 @@ class FromSource:
             return self._request_large(id_, state, now)
         least_s = SHORTEST_SHARED_WAIT_S if self.limits.shared else SHORTEST_WAIT_S
         decision = self.limits.decide(self._expected_s(id_, state, now), least_s, now)
-        if decision.verdict is Verdict.WAIT and state in (FileState.WAITING, FileState.AWAY):
+        if decision.verdict is Verdict.WAIT and state in (FileState.WAITING, FileState.REMOTE):
             self._flights.states.move(id_, FileState.PROMOTED)
             self.promoted.ids.append(id_)
         return decision
@@ -133,7 +133,12 @@ class FromSource:
         state = self._flights.states.of(id_)
         if state is FileState.STORED:
             return Verdict.READY
-        if self._flights.states.closed or state in FINAL or state is FileState.AWAY or self._flights.states.is_far(id_):
+        if (
+            self._flights.states.closed
+            or state in FINAL
+            or state is FileState.REMOTE
+            or self._flights.states.is_from_peer(id_)
+        ):
             return Verdict.DIRECT
         if state is FileState.WAITING:
             self._asked.ids.append(id_)
@@ -147,14 +152,14 @@ class FromSource:
             self._flights.states.move(id_, FileState.PROMOTED)
             self.promoted.ids.appendleft(id_)
 
-    def put_off(self, id_: int, now: float) -> bool:
+    def defer(self, id_: int, now: float) -> bool:
         """Takes back a transfer that was given up because the program reads the file at the source. Returns False if it
         was not in flight."""
         if self._flights.states.of(id_) is not FileState.FLYING or self._flights.end(id_) is None:
             return False
         self._large.ahead.discard(id_)
-        self._large.held_back.add(id_)
-        self._put_aside(id_)
+        self._large.deferred.add(id_)
+        self._defer(id_)
         self._large.join_late(id_, now)
         return True
 

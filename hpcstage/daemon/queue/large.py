@@ -1,13 +1,13 @@
-"""Decides when the copying of large files is held back because the program reads them at the source itself. Pure.
+"""Decides when the copying of large files is deferred because the program reads them at the source itself. Pure.
 
 A file is large if it has more than LEAST_BYTES and the source is busy with it for more than LARGE_S. A program that has
 such a file open at the source goes on reading it there until the copy is whole, so a copy that is made during its first
-reading only takes bandwidth away from it. Such a copy is held back until the program has let go of the file, or has
+reading only takes bandwidth away from it. Such a copy is deferred until the program has let go of the file, or has
 read as much as it holds and will go on with the copy; one that is under way is given up. While the program reads large
 files at the source, others are copied only where that does not slow it down (`Beside`), and no more of them than it is
 reading, until it opens those copies: it is not known whether it ever will. Later, too, no more are copied at a time
 than the program read at a time. Afterwards files that the program has not read yet come before those that it has read.
-In a node group all nodes tell each other what their programs read at the source, and each holds back accordingly: a
+In a node group all nodes tell each other what their programs read at the source, and each defers accordingly: a
 node whose own programs read judges what they lose, one where only those of other nodes read copies no large file
 meanwhile. What is copied beside a program there several nodes bring together (`together`).
 A copy under way of which programs are served what has arrived goes on beside them (`Followed`). One is begun for a
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from enum import Enum
 from itertools import islice
 
 from hpcstage.daemon.queue.beside import Beside, BytesRead, Pace
@@ -27,9 +28,9 @@ from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.followed import Followed
 from hpcstage.daemon.queue.rates import Estimates
 from hpcstage.daemon.queue.sourcereads import LED_BYTES, LED_SHARE, ReadBefore, SourceReads
-from hpcstage.daemon.queue.states import FAR_WAITS, FINAL, LOOK_LIMIT, NEAR_WAITS, READER, FileState
+from hpcstage.daemon.queue.states import FINAL, LOOK_LIMIT, PEER_WAITS, READER, SOURCE_WAITS, FileState
 from hpcstage.daemon.queue.together import Together
-from hpcstage.protocol.arriving import Yields
+from hpcstage.protocol.arriving import Priority
 
 LARGE_S = 0.25
 LEAST_BYTES = 16 << 20
@@ -43,14 +44,23 @@ CATCH_UP_S = 1.5
 """A copy that begins behind a program that reads in order has so much longer."""
 
 
+class Deferral(Enum):
+    """Why a large file is not copied though it is its turn."""
+
+    READ = "a program reads it at the source"
+    PEER = "the node that was asked for it does not copy it now"
+    TRIED = "its copying was begun MOST_TRIES times"
+    ENOUGH = "as many copies are ahead of the program as it reads files, or one more would slow it down"
+
+
 class Large:
-    """Knows which copies of large files are ahead of the program and which are held back."""
+    """Knows which copies of large files are ahead of the program and which are deferred."""
 
     def __init__(self, flights: Flights, estimates: Estimates, *, is_alone: bool) -> None:
         """`is_alone`: no other node stages the same datasets."""
         self.together = Together()
         self.reads = SourceReads()
-        self.held_back: set[int] = set()
+        self.deferred: set[int] = set()
         """Files that were not copied when it was their turn, since programs read them at the source."""
         self.ahead: set[int] = set()
         """Ids that are copied or being copied and that the program has not opened since: maybe of no use."""
@@ -61,8 +71,8 @@ class Large:
         """Files that the program reads at the source, whose copies are to begin beside it."""
         self._alone: dict[int, float] = {}
         """Of those that it reads in any order: how fast it read alone, in bytes per second."""
-        self._aside: dict[int, None] = {}
-        """Files that wait though it was their turn, in that order."""
+        self._queue: dict[int, None] = {}
+        """The deferred files of all reasons, in that order."""
         self._flights = flights
         self._states = flights.states
         self._estimates = estimates
@@ -79,41 +89,40 @@ class Large:
         """The most files that the program had open at the source at the same time."""
 
     def is_large(self, id_: int) -> bool:
-        """Returns whether a file is large, so that its copying may be held back."""
+        """Returns whether a file is large, so that its copying may be deferred."""
         size = self._states.size(id_)
         return size > LEAST_BYTES and size > LARGE_S * self._estimates.all_bytes_per_s
 
-    # ---- what is held back
+    # ---- what is deferred
 
-    def must_wait(self, id_: int, now: float) -> bool:
-        """Returns whether a large file whose turn it is must not be copied now."""
-        if id_ in self.led:
-            return self._tries[id_] >= MOST_TRIES
-        if self.is_left(id_, now):
-            self.held_back.add(id_)
-            return True
-        return self._tries[id_] >= MOST_TRIES or self.are_enough(now)
+    def deferral(self, id_: int, now: float) -> Deferral | None:
+        """Returns why a large file whose turn it is must not be copied now, and notes those that a program reads."""
+        if id_ not in self.led and self.is_read_at_source(id_, now):
+            self.deferred.add(id_)
+            return Deferral.READ
+        if self._tries[id_] >= MOST_TRIES:
+            return Deferral.TRIED
+        return Deferral.ENOUGH if id_ not in self.led and self.are_enough(now) else None
 
-    def hold_back(self, id_: int, now: float) -> None:
-        """Notes that a file is not brought now though it is its turn; it counts if a program reads it at the source."""
+    def note_deferred(self, id_: int, now: float) -> None:
+        """Notes a file that is not brought now though it is its turn, if a program reads it at the source."""
         if self.reads.has(id_, now):
-            self.held_back.add(id_)
+            self.deferred.add(id_)
 
     @property
-    def left(self) -> set[int]:
-        """The files that were held back and have not come since: they were not written to, and no copy is under way or
+    def uncopied(self) -> set[int]:
+        """The deferred files that have not come since: they were not written to, and no copy is under way or
         has failed."""
         others = (FileState.FLYING, FileState.FAILED, FileState.VOID)
-        return {id_ for id_ in self.held_back if self._states.of(id_) not in others}
+        return {id_ for id_ in self.deferred if self._states.of(id_) not in others}
 
     @property
     def read_again(self) -> Collection[int]:
         """The files that the program reads at the source for the second time."""
         return self._before.again if self._is_alone else ()
 
-    def is_left(self, id_: int, now: float) -> bool:
-        """Returns whether a file is left to the program, which reads it at the source, and not yet for the second
-        time."""
+    def is_read_at_source(self, id_: int, now: float) -> bool:
+        """Returns whether a program reads the file at the source, and not yet for the second time."""
         return self.reads.has(id_, now) and id_ not in self.read_again
 
     def are_enough(self, now: float) -> bool:
@@ -126,21 +135,21 @@ class Large:
         complete when the program opens the file is of no use."""
         return 0 < self._readers <= sum(map(self.is_large, self._flights.needed()))
 
-    def put_aside(self, id_: int) -> None:
-        """Puts a large file that waits behind those that were put aside before."""
-        self._aside.pop(id_, None)
-        self._aside[id_] = None
+    def defer(self, id_: int) -> None:
+        """Puts a large file behind those that were deferred before."""
+        self._queue.pop(id_, None)
+        self._queue[id_] = None
 
-    def pop_aside(self, sought: int, must_wait: Callable[[int, float], bool], now: float) -> int | None:
-        """Takes out a file with the byte `sought` that was put aside and needs not wait any longer; what the program
-        has read comes last."""
-        for id_ in sorted(islice(self._aside, LOOK_LIMIT), key=self.held_back.__contains__):
+    def pop_deferred(self, sought: int, deferral: Callable[[int, float], Deferral | None], now: float) -> int | None:
+        """Takes out a file with the byte `sought` for which there is no `deferral` any more; what the program has read
+        comes last."""
+        for id_ in sorted(islice(self._queue, LOOK_LIMIT), key=self.deferred.__contains__):
             cell = self._states.cells[id_] & READER
-            if cell == sought and not must_wait(id_, now):
-                del self._aside[id_]
+            if cell == sought and deferral(id_, now) is None:
+                del self._queue[id_]
                 return id_
-            if cell not in (NEAR_WAITS, FAR_WAITS):
-                del self._aside[id_]
+            if cell not in (SOURCE_WAITS, PEER_WAITS):
+                del self._queue[id_]
         return None
 
     def _must_not_slow(self, now: float) -> bool:
@@ -151,17 +160,17 @@ class Large:
             return False
         return bool(self.led) or self._beside.pace is Pace.NOT or not self.reads.are_here(now)
 
-    def yields(self, id_: int, now: float) -> Yields:
+    def priority(self, id_: int, now: float) -> Priority:
         """Returns how the copy of a file gives way to programs that read the source."""
         if id_ in self.read_again:
-            return Yields.NOT
+            return Priority.FULL
         if id_ in self.led or id_ in self.followed.ids:
-            return Yields.TO_CALLS if id_ in self._alone or id_ in self.followed.yielding else Yields.NOT
+            return Priority.BELOW_CALLS if id_ in self._alone or id_ in self.followed.yielding else Priority.FULL
         if not self.reads.are_here(now):
-            return Yields.NOT
+            return Priority.FULL
         if self._beside.is_sprinting:
-            return Yields.SOON
-        return Yields.NOT if self._beside.pace is Pace.FULL else Yields.TO_PROGRAMS
+            return Priority.TRIAL
+        return Priority.FULL if self._beside.pace is Pace.FULL else Priority.BELOW_PROGRAMS
 
     @property
     def is_sprinting(self) -> bool:
@@ -172,14 +181,14 @@ class Large:
         """Returns the transfers in flight whose files the program reads at the source meanwhile, with no use of what
         has arrived."""
         followed = self.followed.ids
-        return [id_ for id_ in self._flights.needed() if self.is_left(id_, now) and id_ not in followed]
+        return [id_ for id_ in self._flights.needed() if self.is_read_at_source(id_, now) and id_ not in followed]
 
     def slowing(self, now: float) -> list[int]:
         """Returns transfers of other large files that would slow the program's reading down and are not nearly done."""
         if not self._must_not_slow(now):
             return []
         others = set(self._copied_here()).difference(self.followed.ids)
-        found = [id_ for id_ in others if self.is_large(id_) and not self.is_left(id_, now)]
+        found = [id_ for id_ in others if self.is_large(id_) and not self.is_read_at_source(id_, now)]
         return [id_ for id_ in found if self._flights.copied(id_) < NEARLY_DONE * self._states.size(id_)]
 
     def _copied_here(self) -> list[int]:
@@ -189,7 +198,7 @@ class Large:
     def is_worth_waiting(self, id_: int, now: float) -> bool:
         """Returns whether a program waits for the rest of a copy under way: never for long, as it may read little, and
         not for one that yields to programs that wait."""
-        if self.yields(id_, now) > Yields.SOON:
+        if self.priority(id_, now) > Priority.TRIAL:
             return False
         size, copied = self._states.size(id_), self._flights.copied(id_)
         return copied >= NEARLY_DONE * size and (size - copied) * self._flights.took_s(id_, now) <= MOST_WAIT_S * copied
@@ -258,9 +267,9 @@ class Large:
         """Has the copy begin beside the program that reads the file, once. Returns whether it is to begin."""
         if not self._leads or not self._may_lead(id_):
             return False
-        if self._states.is_far(id_):
-            self._states.make_near(id_)
-            self.put_aside(id_)  # the order may have passed over it
+        if self._states.is_from_peer(id_):
+            self._states.fetch_here(id_)
+            self.defer(id_)  # the order may have passed over it
         self._led_once.add(id_)
         self.led.add(id_)
         return True
@@ -269,7 +278,7 @@ class Large:
         """Returns a file whose copy is to begin beside the program that reads it, whatever its turn: what a program
         needs comes before what nobody may ever read."""
         cells, tries = self._states.cells, self._tries
-        found = (id_ for id_ in self.led if cells[id_] & READER == NEAR_WAITS and tries[id_] < MOST_TRIES)
+        found = (id_ for id_ in self.led if cells[id_] & READER == SOURCE_WAITS and tries[id_] < MOST_TRIES)
         return next(found, None)
 
     def is_read_in_order(self, id_: int) -> bool:
@@ -310,7 +319,7 @@ class Large:
             is_for_others = bool(self.together.nodes(id_))
             self.followed.begin(id_, now + CATCH_UP_S, self._alone.get(id_), for_others=is_for_others)
         self._flights.measure(id_)
-        self.held_back.discard(id_)
+        self.deferred.discard(id_)
         self._tries[id_] += 1
         self.ahead.add(id_)
 

@@ -2,7 +2,7 @@
 
 The queue owns no clock (callers pass `now`, monotonic seconds), no disk, no process and no connection. Its parts, whose
 interfaces callers use: `states` (how far each id is, who reads and keeps it), `sequences` (the orders), `budget`,
-`flights` (the transfers under way), `large` (files whose copying may be held back), `divided` (files of which each node
+`flights` (the transfers under way), `large` (files whose copying may be deferred), `divided` (files of which each node
 keeps a part), `source` (what is read from the source) and `from_peers` (what other nodes are asked for). A single node
 reads and keeps every file.
 """
@@ -71,17 +71,17 @@ class Queue:
         if id_ in self.divided:
             self.large.reads.here(id_, now)
             return Decision(Verdict.DIRECT, reason=Reason.LARGE)
-        if states.is_far(id_) and self.large.is_large(id_) and not closed:
+        if states.is_from_peer(id_) and self.large.is_large(id_) and not closed:
             return self.from_peers.request_large(id_, state, now)
-        if states.is_far(id_) and not self.from_peers.linked and id_ not in self.flights.asked:
-            states.make_near(id_)
+        if states.is_from_peer(id_) and not self.from_peers.linked and id_ not in self.flights.asked:
+            states.fetch_here(id_)
             if state is FileState.PROMOTED:
                 self.source.promoted.ids.append(id_)
-        if state is FileState.AWAY:
+        if state is FileState.REMOTE:
             if closed or not temporary.can_hold(blocks_bytes(states.size(id_))):
                 return Decision(Verdict.DIRECT, reason=closed or Reason.FULL)
             temporary.passed()
-        return (self.from_peers if states.is_far(id_) else self.source).request(id_, state, now)
+        return (self.from_peers if states.is_from_peer(id_) else self.source).request(id_, state, now)
 
     # ---- what became of a transfer
 
@@ -93,7 +93,7 @@ class Queue:
         state = self.states.of(id_)
         if started is None:
             return state is FileState.STORED
-        self.large.held_back.discard(id_)
+        self.large.deferred.discard(id_)
         if is_requested is None:
             self.source.estimates.finished(size_bytes, now - started, now)
         elif is_requested:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from hpcstage.daemon.queue.states import FAR_AWAY, FAR_WAITS, NEAR_WAITS, READER
+from hpcstage.daemon.queue.states import PEER_REMOTE, PEER_WAITS, READER, SOURCE_WAITS
 
 _MOST_ORDERS = 8
 """When there are more orders than this, all but the first are joined into one."""
@@ -45,7 +45,7 @@ class Sequenced:
 
     ids: Sequence[int]
     name: str = ""
-    cursors: dict[int, int] = field(default_factory=lambda: dict.fromkeys((NEAR_WAITS, FAR_WAITS, FAR_AWAY), 0))
+    cursors: dict[int, int] = field(default_factory=lambda: dict.fromkeys((SOURCE_WAITS, PEER_WAITS, PEER_REMOTE), 0))
 
 
 class Sequences:
@@ -73,7 +73,7 @@ class Sequences:
     def restart(self) -> None:
         """Goes through all orders anew, since other nodes read other files now."""
         for one in self._all:
-            one.cursors[NEAR_WAITS] = one.cursors[FAR_WAITS] = 0
+            one.cursors[SOURCE_WAITS] = one.cursors[PEER_WAITS] = 0
 
     def pop(self, sought: int) -> int | None:
         """Returns the next id with the byte `sought`, PASSING aside, and passes over it. All calls together take
@@ -87,14 +87,14 @@ class Sequences:
 
     def peek_ahead(self) -> int | None:
         """Returns the id of those that other nodes keep that the program reads next, by the newest order with a name
-        that has one. `pop(FAR_AWAY)` passes over it."""
-        one = self._next(FAR_AWAY)
-        return None if one is None else one.ids[one.cursors[FAR_AWAY]]
+        that has one. `pop(PEER_REMOTE)` passes over it."""
+        one = self._next(PEER_REMOTE)
+        return None if one is None else one.ids[one.cursors[PEER_REMOTE]]
 
     def _next(self, sought: int) -> Sequenced | None:
         cells = self._cells
         for one in reversed(self._all):
-            if sought == FAR_AWAY and not one.name:
+            if sought == PEER_REMOTE and not one.name:
                 continue
             ids = one.ids
             for position in range(one.cursors[sought], len(ids)):
@@ -109,7 +109,7 @@ class Sequences:
         flat = array("I")
         for one in reversed(self._all[1:]):
             for id_ in one.ids:
-                if not seen[id_] and self._cells[id_] & READER in (NEAR_WAITS, FAR_WAITS):
+                if not seen[id_] and self._cells[id_] & READER in (SOURCE_WAITS, PEER_WAITS):
                     seen[id_] = 1
                     flat.append(id_)
         self._all[1:] = [Sequenced(flat)]

@@ -2,8 +2,8 @@
 
 Owns a byte for each id and the counts of its values, the sizes of the files, and why nothing more is admitted. An id
 that this node keeps ends in exactly one of STORED, FAILED, VOID and REFUSED, and its copy is never evicted; a temporary
-copy may go, and its id is AWAY again. On a single node this node reads and keeps every file. A million ids cost 9 MB: a
-byte of state and eight of size.
+copy may go, and its id is REMOTE again. On a single node this node reads and keeps every file. A million ids cost 9 MB:
+a byte of state and eight of size.
 """
 
 from __future__ import annotations
@@ -37,18 +37,22 @@ class FileState(IntEnum):
     """A program wrote to the file: it is never copied again."""
     REFUSED = 6
     """There was no budget for the file, or nothing more was admitted when its turn came."""
-    AWAY = 7
+    REMOTE = 7
     """Another node keeps the file; it comes here when a program asks for it. Or it is divided, see `divided`."""
 
 
 FINAL = frozenset({FileState.STORED, FileState.FAILED, FileState.VOID, FileState.REFUSED})
-FAR, PASSING = 8, 16
+FROM_PEER, PASSING = 8, 16
 """Bits of an id's byte above its state: another node reads the file from the source; this node does not keep it."""
-NEAR_WAITS, FAR_WAITS, FAR_AWAY = int(FileState.WAITING), FAR | FileState.WAITING, FAR | FileState.AWAY
+SOURCE_WAITS, PEER_WAITS, PEER_REMOTE = (
+    int(FileState.WAITING),
+    FROM_PEER | FileState.WAITING,
+    FROM_PEER | FileState.REMOTE,
+)
 """Bytes, PASSING aside: of an id that this node reads next, of one that it asks another node for, and of one that it
 may ask another node for ahead of the program."""
 _STATE, READER = 7, 15
-"""Masks of a byte: the state alone, and the state with FAR."""
+"""Masks of a byte: the state alone, and the state with FROM_PEER."""
 _PROMOTED = int(FileState.PROMOTED)
 _STATES = tuple(FileState(cell & _STATE) for cell in range(32))
 
@@ -61,8 +65,8 @@ def _table(change: Callable[[FileState, bool], FileState]) -> bytes:
 _ALONE = bytes(cell & _STATE for cell in range(256))
 _VOIDED = _table(lambda _, __: FileState.VOID)
 _CLOSED = _table(lambda state, _: FileState.REFUSED if state <= FileState.PROMOTED else state)
-_KEPT = {FileState.WAITING: FileState.WAITING, FileState.AWAY: FileState.WAITING}
-_DIVIDED = _table(lambda state, keeps: (_KEPT if keeps else dict.fromkeys(_KEPT, FileState.AWAY)).get(state, state))
+_KEPT = {FileState.WAITING: FileState.WAITING, FileState.REMOTE: FileState.WAITING}
+_DIVIDED = _table(lambda state, keeps: (_KEPT if keeps else dict.fromkeys(_KEPT, FileState.REMOTE)).get(state, state))
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class States:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.cells = bytearray(len(sizes))
-        """By id: the state, FAR and PASSING."""
+        """By id: the state, FROM_PEER and PASSING."""
         self.closed = Reason.NONE
         """Why nothing more is admitted; NONE while files are."""
         self._refused_before = 0
@@ -121,17 +125,17 @@ class States:
         counted."""
         return self._refused_before if self.closed else self.count(FileState.REFUSED)
 
-    def ordered(self, *, far: bool) -> int:
+    def ordered(self, *, from_peers: bool) -> int:
         """Returns how many ids wait in the order of those that this node reads, or of those that others read."""
-        return self._counts[FAR_WAITS if far else NEAR_WAITS]
+        return self._counts[PEER_WAITS if from_peers else SOURCE_WAITS]
 
     def waits(self, id_: int) -> bool:
         """Returns whether an order may bring the file: from the source, or from another node ahead of the program."""
-        return not self.closed and self.of(id_) in (FileState.WAITING, FileState.AWAY)
+        return not self.closed and self.of(id_) in (FileState.WAITING, FileState.REMOTE)
 
-    def is_far(self, id_: int) -> bool:
+    def is_from_peer(self, id_: int) -> bool:
         """Returns whether another node reads the file from the source."""
-        return bool(self.cells[id_] & FAR)
+        return bool(self.cells[id_] & FROM_PEER)
 
     def keeps(self, id_: int) -> bool:
         """Returns whether this node keeps a copy; if not, a copy only passes through."""
@@ -165,8 +169,8 @@ class States:
         self.cells[id_] = moved
 
     def wait_again(self, id_: int) -> None:
-        """Has an id that was promoted or in flight wait again; one that this node does not keep is AWAY again."""
-        self.move(id_, FileState.WAITING if self.keeps(id_) else FileState.AWAY)
+        """Has an id that was promoted or in flight wait again; one that this node does not keep is REMOTE again."""
+        self.move(id_, FileState.WAITING if self.keeps(id_) else FileState.REMOTE)
 
     def _set_all(self, cells: bytes) -> None:
         self.cells[:] = cells
@@ -200,27 +204,27 @@ class States:
         are read here in any case. O(number of ids): tens of milliseconds for a million."""
         flags = bytearray(len(self.cells))
         if share is not None:
-            flags = bytearray((FAR if share.temporary is None else FAR | PASSING,)) * len(self.cells)
-            near = (share.unplaced, PASSING), (share.rooms, PASSING)
-            for ids, flag in ((share.others, FAR), (share.own, 0), *near):
+            flags = bytearray((FROM_PEER if share.temporary is None else FROM_PEER | PASSING,)) * len(self.cells)
+            fetched = (share.unplaced, PASSING), (share.rooms, PASSING)
+            for ids, flag in ((share.others, FROM_PEER), (share.own, 0), *fetched):
                 for id_ in ids:
                     flags[id_] = flag
             for id_ in begun:
-                flags[id_] &= ~FAR
+                flags[id_] &= ~FROM_PEER
         cells = int.from_bytes(self.cells.translate(_ALONE), "little") | int.from_bytes(flags, "little")
         self._set_all(cells.to_bytes(len(self.cells), "little").translate(_DIVIDED))
         for id_ in () if share is None else share.unplaced:
-            if self.of(id_) is FileState.AWAY:
+            if self.of(id_) is FileState.REMOTE:
                 self.move(id_, FileState.REFUSED)
         if self.closed:
             self._refuse_waiting()
 
-    def make_near(self, id_: int) -> None:
+    def fetch_here(self, id_: int) -> None:
         """Has this node read a file from the source."""
         cell = self.cells[id_]
         self._counts[cell] -= 1
-        self._counts[cell & ~FAR] += 1
-        self.cells[id_] = cell & ~FAR
+        self._counts[cell & ~FROM_PEER] += 1
+        self.cells[id_] = cell & ~FROM_PEER
 
 
 def _counted(cells: bytes) -> list[tuple[int, int]]:

@@ -54,7 +54,7 @@ struct row {
     int64_t mtime, ctime;
     uint32_t id, stripe_bytes;
     uint64_t reserved;
-    uint32_t wished, yields;
+    uint32_t wished, priority;
     char name[ARRIVING_NAME_BYTES];
     uint64_t served, missed, share[9];
     uint32_t evicted, readers[ROW_READERS], more;
@@ -64,7 +64,7 @@ struct note {
 };
 _Static_assert(sizeof(struct row) == ARRIVING_ROW_BYTES, "row");
 _Static_assert(offsetof(struct row, wished) == WISHED_OFFSET, "wished");
-_Static_assert(offsetof(struct row, yields) == YIELDS_OFFSET, "yields");
+_Static_assert(offsetof(struct row, priority) == PRIORITY_OFFSET, "priority");
 _Static_assert(offsetof(struct row, name) == NAME_OFFSET, "name");
 _Static_assert(offsetof(struct row, served) == READ_OFFSET, "served");
 _Static_assert(offsetof(struct row, evicted) == EVICTED_OFFSET, "evicted");
@@ -495,7 +495,7 @@ static int is_there(struct table *in, int fd, int row, uint32_t serial, uint64_t
         return 0;
     wish(in, row, missing);
     int yields = !evicted(in, row) && /* the copier of a divided file yields to no reader in order */
-                 __atomic_load_n(&in->row[row].yields, __ATOMIC_RELAXED) != 0; /* to this reader, too, while it waits */
+                 __atomic_load_n(&in->row[row].priority, __ATOMIC_RELAXED) != 0; /* to this reader, too, while it waits */
     return is_coming && !yields && comes(in, row, serial, at, bytes, missing);
 }
 

@@ -219,7 +219,7 @@ static int put(int fd, int copy) {
     return fd_kind(fd) == FD_LOCAL;
 }
 
-static void postpone(void) {
+static void defer_copies(void) {
     __atomic_store_n(&not_before_ns, now_ns() + pause_ns, __ATOMIC_RELAXED);
     if (pause_ns < LAST_PAUSE_NS)
         pause_ns *= 2;
@@ -233,7 +233,7 @@ static int put_at_rest(int fd, int copy, const struct stat *info, uint32_t seria
                is_room() && put(fd, copy);
     putting_end(&putting);
     if (!rests) {
-        postpone();
+        defer_copies();
         openings[fd].looked--;
     }
     return done;
