@@ -1,4 +1,4 @@
-"""Runs the keeper of checkpoints in a process of its own, and shows its reports to the loop that started it.
+"""Runs the checkpoint agent in a process of its own, and shows its reports to the loop that started it.
 
 Owns the process and its pipes: a byte for the end of the command into it, a line of JSON for each report out of it.
 """
@@ -25,7 +25,7 @@ NICE = 10
 _READ_BYTES = 1 << 16
 
 
-class KeeperProcess:
+class CheckpointAgentProcess:
     """Owns the process that keeps one directory, as a service of an event loop."""
 
     def __init__(self, place: CheckpointPlace, terms: DrainTerms, node_dir: Path | None = None) -> None:

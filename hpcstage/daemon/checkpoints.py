@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.checkpoint.keeping.facts import CheckpointPlace, DrainTerms
-from hpcstage.checkpoint.process import KeeperProcess
+from hpcstage.checkpoint.process import CheckpointAgentProcess
 from hpcstage.daemon.resources import Resources
 from hpcstage.node.kept import KeptPlace
 from hpcstage.stderr import log
@@ -20,49 +20,49 @@ from hpcstage.writing import replace_text
 
 
 class CheckpointDrain:
-    """The keeper of one run's checkpoints."""
+    """The checkpoint agent of a run."""
 
     def __init__(self, base: Resources, place: KeptPlace) -> None:
         """Raises OSError."""
         rate = base.spec.own_drain_rate_bytes_per_s
         terms = DrainTerms(None if rate is None else Pacer(rate), base.spec.drain_hurry_unix_s)
         self._place = place
-        self._keeper = KeeperProcess(CheckpointPlace(place.output), terms, Path(base.spec.node_dir))
+        self._agent = CheckpointAgentProcess(CheckpointPlace(place.output), terms, Path(base.spec.node_dir))
         self._is_told = False
 
     @property
     def is_drained(self) -> bool:
         """See KeptDrain."""
-        return self._keeper.is_drained
+        return self._agent.is_drained
 
     def descriptors(self) -> Mapping[int, Callable[[], object]]:
         """See KeptDrain."""
-        return self._keeper.descriptors()
+        return self._agent.descriptors()
 
     def work(self, now: float) -> None:
         """See KeptDrain. Tells the wrapper when the directory can be used, or why it cannot be."""
-        keeper = self._keeper
-        keeper.work(now)
-        if not self._is_told and (keeper.is_ready or keeper.is_drained):
+        agent = self._agent
+        agent.work(now)
+        if not self._is_told and (agent.is_ready or agent.is_drained):
             self._is_told = True
-            why = "" if keeper.is_ready else keeper.why_not or "the process that keeps the checkpoints has died"
+            why = "" if agent.is_ready else agent.why_not or "the process that keeps the checkpoints has died"
             if why:
                 log(why)
             replace_text(self._place.watched, why)
 
     def wake_after(self, now: float) -> float | None:
         """See KeptDrain."""
-        return self._keeper.wake_after(now)
+        return self._agent.wake_after(now)
 
     def end(self, now: float, *, is_orderly: bool) -> None:
         """See KeptDrain."""
-        self._keeper.end(now, is_orderly=is_orderly)
+        self._agent.end(now, is_orderly=is_orderly)
 
     def result(self) -> dict[str, Any] | None:
         """See KeptDrain."""
-        report = self._keeper.report()
+        report = self._agent.report()
         return None if report is None else report.to_json()
 
     def close(self) -> None:
         """See KeptDrain."""
-        self._keeper.close()
+        self._agent.close()

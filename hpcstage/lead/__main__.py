@@ -136,13 +136,13 @@ class Lead:
             say("drained")
 
     def _unkept_why(self) -> str | None:
-        """Returns why checkpoints cannot be kept on all nodes: their keepers talk over the exchanges."""
+        """Returns why checkpoints cannot be kept on all nodes: their checkpoint agents talk over the exchanges."""
         if self.world.is_hopeless:
             return f"the nodes are not connected: {self.world.why}"
         return self.nodes.states.unkept_why()
 
     def _tell_standing(self) -> None:
-        """Says to keepers of checkpoints which nodes live: the only one that is left goes on without an exchange."""
+        """Says to checkpoint agents which nodes live: the only one that is left goes on without an exchange."""
         alive = self.nodes.states.alive
         if self.spec.checkpoint and self._ready_at is not None and alive != self._standing:
             self._standing = alive

@@ -1,7 +1,7 @@
-"""Drains a watched directory while programs write to it: joins the watch, the ledger, the journal and the carrier.
+"""Drains a watched directory while programs write to it: joins the watch, the ledger, the journal and the uploader.
 
 Owns one drain from its start to its end, as a service of an event loop: descriptors, work by the clock, an end in a
-bounded time. Every call is short: what may hang is done by the carrier's process. It decides nothing that the ledger
+bounded time. Every call is short: what may hang is done by the uploader's process. It decides nothing that the ledger
 does not; whether files may be carried now, since programs wait for reads, is asked for.
 """
 
@@ -33,11 +33,11 @@ from hpcstage.outputs.state import DrainFindings
 from hpcstage.outputs.told import ToldPaths
 from hpcstage.outputs.unseen import name_unseen
 from hpcstage.outputs.watch import PAIR_S, TreeWatch
-from hpcstage.outputs.workers import THREADS, CarrierProcess
+from hpcstage.outputs.workers import THREADS, UploaderProcess
 
 FLUSH_S = 0.05
 LEAST_WAIT_S = 0.02
-"""The shortest wait for what is due: the carrier gets that long to take what it has been given."""
+"""The shortest wait for what is due: the uploader gets that long to take what it has been given."""
 NOT_SEEN_AGAIN = "it was copied, and there was no time to see whether another node replaced it"
 LOOK_AT_ONCE = 2000
 """The names that one turn of the last look takes in."""
@@ -79,7 +79,7 @@ class OutputDrain:
         self._watch = TreeWatch(self._root, prepared.place.scratch)
         self._ledger = Ledger(dict(prepared.entries))
         self._journal = Journal.open(prepared.place.journal)
-        self._process = CarrierProcess(prepared.place, prepared.charter, self._journal, rate, told)
+        self._process = UploaderProcess(prepared.place, prepared.charter, self._journal, rate, told)
         self._may_copy = may_copy
         self._wait_until = 0.0
         self._last_look: Iterator[SeenEvent] | None = None

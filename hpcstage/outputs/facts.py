@@ -1,4 +1,4 @@
-"""Declares the values that pass between the watch, the ledger, the carrier and the journal. They have no behaviour.
+"""Declares the values that pass between the watch, the ledger, the uploader and the journal. They have no behaviour.
 
 A name is a path relative to the watched directory, which is also its path relative to the target; the empty name is
 the directory itself. Names are strings, with surrogates for bytes that are not UTF-8.

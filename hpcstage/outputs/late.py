@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 
-from hpcstage.outputs.carrier import Carrier
 from hpcstage.outputs.drain import DrainReport
 from hpcstage.outputs.facts import TargetEntry
 from hpcstage.outputs.freeing import leaves_times
@@ -20,6 +19,7 @@ from hpcstage.outputs.places import found_below
 from hpcstage.outputs.prepare import OutputPlace
 from hpcstage.outputs.target import Target, is_same, status_of
 from hpcstage.outputs.unseen import name_unseen
+from hpcstage.outputs.uploader import Uploader
 
 AT_ONCE = 64
 LONGEST_NAP_S = 0.5
@@ -35,14 +35,14 @@ def drain_late(place: OutputPlace, timeout_s: float) -> DrainReport | None:
     ledger, charter = recalled.ledger, recalled.charter
     journal = Journal.open(place.journal)
     try:
-        carrier = Carrier(place.root, place.scratch, charter, journal)
+        uploader = Uploader(place.root, place.scratch, charter, journal)
         target = Target(charter)
         is_gone = not os.path.isdir(place.root) or os.stat(place.root).st_ino != charter.root_inode
         if is_gone:
             ledger.forget()
         if not leaves_times(place.root):
             ledger.unseal()
-        carrier.take_over(recalled.under_way)
+        uploader.take_over(recalled.under_way)
         for event in found_below(place.root, failed=ledger.findings.failed):
             ledger.see(event, 0.0)
         files = size_bytes = 0
@@ -51,7 +51,7 @@ def drain_late(place: OutputPlace, timeout_s: float) -> DrainReport | None:
             if not actions:
                 time.sleep(min(LONGEST_NAP_S, max(0.0, (ledger.wake_at() or now) - now) + 0.01))
             for action in actions:
-                result = carrier.do(action)
+                result = uploader.do(action)
                 for renamed in ledger.take(result, time.monotonic()):
                     journal.saw(renamed)
                 files += result.has_copied

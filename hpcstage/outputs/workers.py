@@ -1,4 +1,5 @@
-"""Runs the carrier in a process of its own, with threads, so that a shared file system that hangs holds up nobody else.
+"""Runs the uploader in a process of its own, with threads, so that a shared file system that hangs holds up nobody
+else.
 
 Owns the process, its pipes and the lines of JSON in them. One thread does renames and removals in the order in which
 they came, THREADS carry files, and each file in whose place a link is put has one: it mostly waits. A process of its
@@ -18,11 +19,11 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 from hpcstage.forked import fork, reap
-from hpcstage.outputs.carrier import Carrier
 from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, News
 from hpcstage.outputs.journal import Charter, Journal
 from hpcstage.outputs.prepare import OutputPlace
 from hpcstage.outputs.told import Told, ToldPaths
+from hpcstage.outputs.uploader import Uploader
 from hpcstage.store.largecopy import Pacer
 
 THREADS = 4
@@ -33,7 +34,7 @@ _COMPACT = b"compact\n"
 """Asks for the journal to be written anew; null is the answer."""
 
 
-class CarrierProcess:
+class UploaderProcess:
     """Owns the process, starts it again when it has died, and answers for what it had been given."""
 
     def __init__(
@@ -165,19 +166,19 @@ class CarrierProcess:
         pace = None if self._rate is None else Pacer(self._rate)
         place = self._place
         told = None if self._told is None else Told(self._told, is_again=self._starts > 1)
-        carrier = Carrier(place.root, place.scratch, self._charter, self._journal, pace, told)
-        carrier.take_over(self._lost_names)
-        _serve(carrier, commands, results, told, self._journal)
+        uploader = Uploader(place.root, place.scratch, self._charter, self._journal, pace, told)
+        uploader.take_over(self._lost_names)
+        _serve(uploader, commands, results, told, self._journal)
 
 
-def _serve(carrier: Carrier, commands: int, results: int, told: Told | None, journal: Journal) -> None:
+def _serve(uploader: Uploader, commands: int, results: int, told: Told | None, journal: Journal) -> None:
     """Does actions until the pipe closes."""
     lanes: tuple[SimpleQueue[Action], SimpleQueue[Action]] = (SimpleQueue(), SimpleQueue())
     lock = threading.Lock()
 
     def do(action: Action) -> None:
         try:
-            result = carrier.do(action)
+            result = uploader.do(action)
         except Exception as error:  # noqa: BLE001  a mistake of ours costs this file's drain, and is named
             traceback.print_exc()
             result = ActionResult(action.deed, action.name, Ending.FAILED, text=f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""The messages between a node's keeper of checkpoints and the exchange of its node, on a stream socket.
+"""The messages between a node's checkpoint agent and the exchange of its node, on a stream socket.
 
 Owns the messages, their bytes and their bounds; owns no socket. A message is a length of its head, a length of its
 body, the head in JSON, and the body as it is. The socket has the name SOCK in the node directory, which is its owner's
@@ -6,7 +6,7 @@ alone; the exchange listens there as long as it lives, and takes only processes 
 connection means that the exchange has gone. A node is named by its index among the nodes of the job.
 
 The exchange says Welcome and Members first, and Members again whenever the membership has changed. Then each side says
-what it has to say. No path ever comes from another node: a keeper tells its own exchange which directory it means by a
+what it has to say. No path ever comes from another node: an agent tells its own exchange which directory it means by a
 key (Hold), and other nodes name the key.
 """
 
@@ -23,7 +23,7 @@ from hpcstage.protocol.exchange import MAX_GROUP_BYTES
 SOCK = "coding"
 """The socket's name in the node directory."""
 MAX_TOLD_BYTES = 64 << 10
-"""The longest message from keeper to keeper."""
+"""The longest message from agent to agent."""
 MAX_PIECE_BYTES = 1 << 20
 """The most bytes of a file in one answer."""
 MAX_KEY_LENGTH = 255
@@ -45,15 +45,15 @@ class CodingMessage:
 
 @dataclass(frozen=True)
 class Hold(CodingMessage):
-    """Keeper: the generations below this directory of this node are what others mean by the key."""
+    """Agent: the generations below this directory of this node are what others mean by the key."""
 
     key: str
     directory: str
 
 
 @dataclass(frozen=True)
-class KeeperMessage(CodingMessage):
-    """Keeper: give this to the keeper of that node. Exchange: the keeper of that node gave this."""
+class AgentMessage(CodingMessage):
+    """Agent: give this to the agent of that node. Exchange: the agent of that node gave this."""
 
     BODY: ClassVar[str] = "message"
     node: int
@@ -62,7 +62,7 @@ class KeeperMessage(CodingMessage):
 
 @dataclass(frozen=True)
 class Encode(CodingMessage):
-    """Keeper: encode a generation with the others of a group; see `checkpoint.protection.orders`."""
+    """Agent: encode a generation with the others of a group; see `checkpoint.protection.orders`."""
 
     number: int
     attempt: str
@@ -80,7 +80,7 @@ class Encode(CodingMessage):
 
 @dataclass(frozen=True)
 class Read(CodingMessage):
-    """Keeper: give me bytes of a file of a generation of that node; answered by one StoreAnswer with its id."""
+    """Agent: give me bytes of a file of a generation of that node; answered by one StoreAnswer with its id."""
 
     id: int
     node: int
@@ -93,7 +93,7 @@ class Read(CodingMessage):
 
 @dataclass(frozen=True)
 class ListStore(CodingMessage):
-    """Keeper: which generations does that node have; answered by one StoreAnswer, with the numbers in JSON."""
+    """Agent: which generations does that node have; answered by one StoreAnswer, with the numbers in JSON."""
 
     id: int
     node: int
@@ -116,9 +116,9 @@ class Members(CodingMessage):
 
 
 @dataclass(frozen=True)
-class KeeperGone(CodingMessage):
-    """Exchange: the keeper of that node closed its link or died, and what was told to it lately may be lost. Its node
-    may be there, and another keeper may come."""
+class AgentGone(CodingMessage):
+    """Exchange: the agent of that node closed its link or died, and what was told to it lately may be lost. Its node
+    may be there, and another agent may come."""
 
     node: int
 
@@ -148,9 +148,9 @@ class StoreAnswer(CodingMessage):
     content: bytes
 
 
-FromKeeper = Hold | KeeperMessage | Encode | Read | ListStore
-FromExchange = Welcome | Members | KeeperMessage | KeeperGone | EncodeEnded | StoreAnswer
-Message = FromKeeper | FromExchange
+FromAgent = Hold | AgentMessage | Encode | Read | ListStore
+FromExchange = Welcome | Members | AgentMessage | AgentGone | EncodeEnded | StoreAnswer
+Message = FromAgent | FromExchange
 _CLASSES: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "int": int,

@@ -25,7 +25,7 @@ CONFLICTS = "conflicts"
 """The name of a file with a list of the output files that several nodes wrote; it is there before the end."""
 NODE = "node-"
 STANDING = "standing.json"
-"""The name of a file of the lead, for keepers of checkpoints that no exchange connects: which nodes live."""
+"""The name of a file of the lead, for checkpoint agents that no exchange connects: which nodes live."""
 PULSE = "pulse"
 """The name of a file that the lead writes anew every PULSE_S, as long as it lives."""
 PULSE_S = 10.0

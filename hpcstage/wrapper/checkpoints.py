@@ -241,7 +241,7 @@ class SharedCheckpoints(RunCheckpoints):
             self._others.lead.ask_drain()
 
     def is_drained(self, timeout_s: float, *, is_answered: bool) -> bool:
-        """See RunOutputs. What this node's keeper did not drain is drained when the others are done."""
+        """See RunOutputs. What this node's checkpoint agent did not drain is drained when the others are done."""
         if self.place is not None and self._others is not None and not self._others.lead.drained(timeout_s):
             self._tell()
             return False

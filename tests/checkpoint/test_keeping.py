@@ -1,4 +1,4 @@
-"""The keeper of checkpoints: what it restores, saves and drains, and the plain files that it leaves."""
+"""The checkpoint agent: what it restores, saves and drains, and the plain files that it leaves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
 from hpcstage.checkpoint.keeping.history import names_of, newest_manifest
 from hpcstage.checkpoint.keeping.plain import damaged, described, place_copies, shown_in
 from hpcstage.checkpoint.late import drain_late
-from hpcstage.checkpoint.process import KeeperProcess
+from hpcstage.checkpoint.process import CheckpointAgentProcess
 
 SIZE_BYTES = 200_000
 
@@ -50,14 +50,14 @@ class Kept:
         self.charter = CheckpointCharter("run", os.fspath(target), target.stat().st_ino, every, bases)
         self.charter.save(self.place)
         self.terms = terms or DrainTerms()
-        self.keeper = KeeperProcess(self.place, self.terms)
-        self.until(lambda: self.keeper.is_ready or self.keeper.is_drained, "the start")
+        self.agent = CheckpointAgentProcess(self.place, self.terms)
+        self.until(lambda: self.agent.is_ready or self.agent.is_drained, "the start")
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Waits as the daemon's loop does."""
 
         def turn() -> bool:
-            self.keeper.work(0.0)
+            self.agent.work(0.0)
             return condition()
 
         wait_for(turn, 20, what)
@@ -70,9 +70,9 @@ class Kept:
 
     def end(self, *, is_orderly: bool = True) -> KeepingReport:
         """Ends the run, and returns what became of it."""
-        self.keeper.end(0.0, is_orderly=is_orderly)
-        self.until(lambda: self.keeper.is_drained, "the end")
-        report = self.keeper.report()
+        self.agent.end(0.0, is_orderly=is_orderly)
+        self.until(lambda: self.agent.is_drained, "the end")
+        report = self.agent.report()
         assert report is not None
         return report
 
@@ -90,7 +90,7 @@ def make(local_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Kept]]:
 
     yield begin
     for one in made:
-        one.keeper.close()
+        one.agent.close()
 
 
 Make = Callable[..., Kept]
@@ -255,12 +255,12 @@ def test_a_local_directory_that_is_wiped_removes_nothing(make: Make) -> None:
     assert kept.drained() == ["step1"]
 
 
-def test_a_killed_keeper_leaves_what_a_late_drain_takes(make: Make) -> None:
+def test_a_killed_agent_leaves_what_a_late_drain_takes(make: Make) -> None:
     kept = make()
     kept.save("step1")
     kept.until((kept.place.store / "00000001/manifest.json").exists, "the generation")
-    kept.keeper.close()
-    assert kept.keeper.report() is None
+    kept.agent.close()
+    assert kept.agent.report() is None
     (kept.place.tree / "last").write_bytes(b"nobody knows whether that is all")
     late = drain_late(kept.place, kept.charter)
     assert (late.undrained, late.unclosed) == ((), ("last.run",))
@@ -272,8 +272,8 @@ def test_a_state_that_does_not_fit_is_not_kept(make: Make, monkeypatch: pytest.M
     (tmp_path / "target/step1").write_bytes(bytes(1000))
     monkeypatch.setattr(facts, "ROOM_SHARE", 0.0)
     kept = make()
-    assert not kept.keeper.is_ready
-    assert "the local disk has room for 0 B" in kept.keeper.why_not
+    assert not kept.agent.is_ready
+    assert "the local disk has room for 0 B" in kept.agent.why_not
 
 
 def test_the_newest_generation_of_a_killed_run_is_taken_if_it_verifies(make: Make, local_dir: Path) -> None:
@@ -339,7 +339,7 @@ def test_what_was_being_written_again_before_anything_was_saved_is_not_given_up(
     first.save("large", os.urandom(64 << 20))
     first.save("step1", content)
     first.until(lambda: set(names_of(first.place)) == {"large", "step1"}, "the generation")
-    first.keeper.close()
+    first.agent.close()
     second = make("second", first.place.base)
     with (second.place.tree / "step1").open("r+b") as file:
         file.write(b"half")
@@ -466,9 +466,9 @@ def test_a_clock_that_goes_after_the_one_before_it_does_not_matter(make: Make, l
     assert kept.drained() == ["step1", "step2"]
 
 
-def test_all_is_complete_where_the_keeper_died_and_the_command_ended_well(make: Make) -> None:
+def test_all_is_complete_where_the_agent_died_and_the_command_ended_well(make: Make) -> None:
     kept = make()
-    kept.keeper.close()
+    kept.agent.close()
     (kept.place.tree / "step1").write_bytes(b"one")
     report = drain_late(kept.place, kept.charter, is_orderly=True)
     assert (report.undrained, report.unclosed, report.files) == ((), (), 1)
@@ -502,7 +502,7 @@ def test_a_target_that_cannot_take_it_leaves_all_named(make: Make, tmp_path: Pat
         late = drain_late(kept.place, kept.charter)
         assert (late.undrained, late.unclosed, kept.drained()) == ((), (), ["step1"])
     finally:
-        kept.keeper.close()
+        kept.agent.close()
         subprocess.run(["umount", "-l", target], check=True)
 
 

@@ -1,4 +1,4 @@
-"""A group of real exchanges whose keepers the test plays, and the stores of its nodes."""
+"""A group of real exchanges whose agents the test plays, and the stores of its nodes."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from hpcstage.checkpoint.protection.link import Encoded, GroupLink
 from hpcstage.checkpoint.protection.rebuilding import GroupSource
 from hpcstage.checkpoint.protection.remote import RemoteSource
 from hpcstage.exchange.coding.tasks import ROUND_BYTES
-from hpcstage.protocol.coding import MAX_TOLD_BYTES, KeeperGone, KeeperMessage
+from hpcstage.protocol.coding import MAX_TOLD_BYTES, AgentGone, AgentMessage
 
 if not MPIEXEC.exists():
     pytest.skip("needs the mpiexec of mpi4py's MPI", allow_module_level=True)
@@ -177,7 +177,7 @@ def test_a_member_without_the_order_is_named_after_the_time(coding):
     assert one.is_untouched()
 
 
-def test_a_keeper_that_goes_ends_the_order_of_all_and_is_lost_to_the_others(coding):
+def test_an_agent_that_goes_ends_the_order_of_all_and_is_lost_to_the_others(coding):
     one = coding(CodeSize(2, 1))
     identity = one.commit(UNEQUAL)
     one.start()
@@ -185,12 +185,12 @@ def test_a_keeper_that_goes_ends_the_order_of_all_and_is_lost_to_the_others(codi
         one.links[index].encode(one.order(identity, index, rate_bytes_per_s=20_000.0))
     one.links[2].close()
     for index in (0, 1):
-        found = one.heard(index, lambda event: isinstance(event, KeeperGone))
-        assert KeeperGone(2) in found
+        found = one.heard(index, lambda event: isinstance(event, AgentGone))
+        assert AgentGone(2) in found
         if not any(isinstance(each, Encoded) for each in found):
             found += one.heard(index, lambda event: isinstance(event, Encoded))
         (ended,) = [each for each in found if isinstance(each, Encoded)]
-        assert ended.failure == "the keeper of n2 has gone"
+        assert ended.failure == "the checkpoint agent of n2 has gone"
     assert one.is_untouched()
     one.links[2] = GroupLink.open(one.group.nodes[2].path, 10.0)
     assert [each.failure for each in one.encode(identity, trial=1)] == [""] * 3
@@ -298,7 +298,7 @@ def test_what_cannot_be_read_is_said(coding):
         link.read(7, KEY, 1, GenerationPart.DATA, 0, 10)
 
 
-def test_messages_come_whole_in_order_and_wait_for_a_keeper(coding):
+def test_messages_come_whole_in_order_and_wait_for_an_agent(coding):
     one = coding(CodeSize(2, 1))
     one.start()
     link, other = one.links[0], one.links[1]
@@ -309,16 +309,16 @@ def test_messages_come_whole_in_order_and_wait_for_a_keeper(coding):
     found: list[object] = []
     while len(found) < len(messages):
         found += other.events(10.0)
-    assert found == [KeeperMessage(0, message) for message in messages]
+    assert found == [AgentMessage(0, message) for message in messages]
     link.send(0, b"to itself")
-    assert link.events(10.0) == [KeeperMessage(0, b"to itself")]
+    assert link.events(10.0) == [AgentMessage(0, b"to itself")]
     other.close()
-    assert link.events(10.0) == [KeeperGone(1)]
-    link.send(1, b"for the next keeper")
+    assert link.events(10.0) == [AgentGone(1)]
+    link.send(1, b"for the next agent")
     link.send(2, b"after it")
-    assert KeeperMessage(0, b"after it") in one.heard(2, lambda event: isinstance(event, KeeperMessage))
+    assert AgentMessage(0, b"after it") in one.heard(2, lambda event: isinstance(event, AgentMessage))
     one.links[1] = GroupLink.open(one.group.nodes[1].path, 10.0)
-    assert one.links[1].events(10.0) == [KeeperMessage(0, b"for the next keeper")]
+    assert one.links[1].events(10.0) == [AgentMessage(0, b"for the next agent")]
     with pytest.raises(ValueError, match="up to 65536 bytes"):
         link.send(1, b"x" * (MAX_TOLD_BYTES + 1))
     assert one.end() == 0

@@ -16,8 +16,8 @@ from conftest import wait_for
 from hpcstage.checkpoint.protection.link import Event, GroupChanged, GroupLink
 from hpcstage.exchange.coding import stores
 from hpcstage.exchange.coding.pace import LOWEST, OWED_S, PATIENCE_S, QUIET_S, Pace, become_background
-from hpcstage.exchange.coding.port import KeeperPort
-from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, BlockHead, Word
+from hpcstage.exchange.coding.port import AgentPort
+from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, BlockHead, ExchangeMessage
 from hpcstage.exchange.transport.frames import FrameError
 from hpcstage.protocol import coding
 from hpcstage.protocol.coding import CodingLinkError, MessageStream, pack
@@ -26,14 +26,14 @@ from hpcstage.reading import readable
 
 MESSAGES = [
     coding.Hold("own", "/local/ckpt"),
-    coding.KeeperMessage(3, b"\0\xff" * 100),
+    coding.AgentMessage(3, b"\0\xff" * 100),
     coding.Encode(7, "ab" * 16, 2, "/local/ckpt", [0, 2, 1], ["a", "b", "ä"], 2, 1, 4096, 0.5, 0.0, 60.0),
     coding.Read(1, 2, "own", 7, "data", 1 << 40, 10),
     coding.ListStore(2, 0, "own"),
     coding.Welcome(4),
     coding.Members(b"{}"),
-    coding.KeeperMessage(1, b""),
-    coding.KeeperGone(2),
+    coding.AgentMessage(1, b""),
+    coding.AgentGone(2),
     coding.EncodeEnded(7, "ab" * 16, 2, "n1: No space left on device", 1.5, 1 << 40, 5),
     coding.StoreAnswer(1, 2, "No such file or directory", 0, b"x" * 70_000),
 ]
@@ -59,7 +59,7 @@ def test_messages_come_as_they_were_in_whatever_pieces():
         coding.HEAD.pack(14, 0) + b'{"":"Unknown"}',
         coding.HEAD.pack(12, 0) + b'{"":"Hold"}  ',
         pack(coding.Welcome(1)).replace(b"1}", b'""}').replace(b"\x17", b"\x18"),
-        coding.HEAD.pack(len(b'{"":"KeeperGone","node":true,"more":1}'), 0) + b'{"":"KeeperGone","node":true,"more":1}',
+        coding.HEAD.pack(len(b'{"":"AgentGone","node":true,"more":1}'), 0) + b'{"":"AgentGone","node":true,"more":1}',
         coding.HEAD.pack(20, 3) + b'{"":"Welcome","node' + b'"' + b"xxx",
     ],
 )
@@ -69,13 +69,13 @@ def test_what_is_no_message_is_refused(data):
 
 
 def test_words_and_heads_are_checked():
-    word = Word("offer", {"digest": 1 << 63, "sizes": [1, 2]}, b"body")
+    word = ExchangeMessage("offer", {"digest": 1 << 63, "sizes": [1, 2]}, b"body")
     packed = memoryview(word.pack())
-    assert Word.unpack(packed) == word
+    assert ExchangeMessage.unpack(packed) == word
     assert (word.number("digest"), word.numbers("sizes")) == (1 << 63, (1, 2))
     for wrong in (b"", packed[:3], packed[:9], b"\x08\x02\0\0\0[]"):
         with pytest.raises(FrameError):
-            Word.unpack(memoryview(wrong))
+            ExchangeMessage.unpack(memoryview(wrong))
     for look in (word.text, word.number, word.numbers):
         with pytest.raises(FrameError):
             look("missing")
@@ -145,13 +145,13 @@ def connected() -> socket.socket:
 def port(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / coding.SOCK).write_bytes(b"left by a killed exchange")
-    made = KeeperPort()
+    made = AgentPort()
     yield made
     made.close()
     assert not os.path.exists(coding.SOCK)
 
 
-def test_a_keeper_that_says_what_makes_no_sense_is_cut_off_and_the_next_one_is_served(port):
+def test_an_agent_that_says_what_makes_no_sense_is_cut_off_and_the_next_one_is_served(port):
     with connected() as bad:
         assert port.accept()
         bad.send(pack(coding.Welcome(1)) + pack(MESSAGES[0]) + b"\xff" * 100)
@@ -171,32 +171,32 @@ def test_a_keeper_that_says_what_makes_no_sense_is_cut_off_and_the_next_one_is_s
 def test_a_message_that_comes_with_the_greeting_is_not_lost(port, tmp_path):
     found: list[Event] = []
 
-    def keeper():
+    def agent():
         link = GroupLink.open(tmp_path, 10.0)
         found.append(GroupChanged(link.membership))
         found.extend(link.events(10.0))
         link.close()
 
     membership = Membership.of(["a", "b"])
-    greeting = coding.Welcome(1), coding.Members(membership.pack()), coding.KeeperMessage(0, b"told before")
-    thread = threading.Thread(target=keeper)
+    greeting = coding.Welcome(1), coding.Members(membership.pack()), coding.AgentMessage(0, b"told before")
+    thread = threading.Thread(target=agent)
     thread.start()
     wait_for(port.accept)
     port._connection.sendall(b"".join(map(pack, greeting)))  # at once
     thread.join()
-    assert found == [GroupChanged(membership), coding.KeeperMessage(0, b"told before")]
+    assert found == [GroupChanged(membership), coding.AgentMessage(0, b"told before")]
 
 
-def test_an_exchange_that_greets_late_keeps_its_keeper(port, tmp_path):
+def test_an_exchange_that_greets_late_keeps_its_agent(port, tmp_path):
     found: list[Membership] = []
 
-    def keeper():
+    def agent():
         link = GroupLink.open(tmp_path, 0.0)
         found.append(link.membership)
         link.close()
 
     membership = Membership.of(["a", "b"])
-    thread = threading.Thread(target=keeper)
+    thread = threading.Thread(target=agent)
     thread.start()
     wait_for(port.accept)
     assert not readable([port._connection], 0.3), "it does not hang up"
@@ -207,15 +207,15 @@ def test_an_exchange_that_greets_late_keeps_its_keeper(port, tmp_path):
     assert not port.accept(), "it has come once"
 
 
-def test_messages_wait_for_a_keeper_that_is_slow(port):
-    with connected() as keeper:
+def test_messages_wait_for_an_agent_that_is_slow(port):
+    with connected() as agent:
         assert port.accept()
         answer = coding.StoreAnswer(1, 0, "", 0, os.urandom(1 << 20))
         for _ in range(8):
             port.send(answer)
         stream, found = MessageStream(), []
         while len(found) < 8:
-            found += stream.add(keeper.recv(1 << 16))
+            found += stream.add(agent.recv(1 << 16))
             port.receive()
         assert found == [answer] * 8
         assert port.is_connected

@@ -137,9 +137,9 @@ def test_what_a_node_that_leaves_has_sent_is_taken_and_the_rest_is_refused_after
     one = group(3, [PIECE_BYTES] * 12)
     data = {id_: one.stage(id_, 2) for id_ in range(12)}
     one.start().ready()
-    first, taker, leaver = one.nodes
+    first, receiver, leaver = one.nodes
     leaver.answers = False
-    taker.ask(2, range(12))
+    receiver.ask(2, range(12))
     serve(one.nodes, lambda: sum(len(ask.ids) for ask in leaver.asked) == 12)
     stopped = next(each for each in one.exchanges() if each.environ()["PMI_RANK"] == "1")
     stopped.send_signal(signal.SIGSTOP)
@@ -151,13 +151,13 @@ def test_what_a_node_that_leaves_has_sent_is_taken_and_the_rest_is_refused_after
         serve([first], lambda: first.groups[-1].present == [0, 1])
     finally:
         stopped.send_signal(signal.SIGCONT)
-    serve([first, taker], lambda: bool(taker.missed))
-    assert taker.groups[-1].present == [0, 1], "it hears first who is there"
-    serve([first, taker], lambda: not taker.outstanding)
-    assert len(taker.got) == MOST_PER_NODE
-    assert all(taker.file(id_).read_bytes() == data[id_] for id_ in taker.got)
-    assert {missed.why for missed in taker.missed.values()} <= {Why.ENDED, Why.ABSENT}
-    assert taker.got.keys() | taker.missed.keys() == data.keys()
+    serve([first, receiver], lambda: bool(receiver.missed))
+    assert receiver.groups[-1].present == [0, 1], "it hears first who is there"
+    serve([first, receiver], lambda: not receiver.outstanding)
+    assert len(receiver.got) == MOST_PER_NODE
+    assert all(receiver.file(id_).read_bytes() == data[id_] for id_ in receiver.got)
+    assert {missed.why for missed in receiver.missed.values()} <= {Why.ENDED, Why.ABSENT}
+    assert receiver.got.keys() | receiver.missed.keys() == data.keys()
     assert one.end() == 0, one.text()
 
 

@@ -175,7 +175,7 @@ def test_a_live_job_is_left_alone_and_a_dead_one_is_put_aside(tmp_path: Path, cl
     assert (base / "new").is_dir()
 
 
-def test_the_lock_outlives_its_taker_in_a_process_that_inherited_it(
+def test_the_lock_outlives_its_holder_in_a_process_that_inherited_it(
     tmp_path: Path, claims: list[NodeDirectory]
 ) -> None:
     first = directory.claim(at(tmp_path), "r")

@@ -85,8 +85,8 @@ class Crash:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def crash_of_carriers(monkeypatch: pytest.MonkeyPatch) -> Crash:
-    """Returns the crash of the carriers that drains start from now on."""
+def crash_of_uploaders(monkeypatch: pytest.MonkeyPatch) -> Crash:
+    """Returns the crash of the uploaders that drains start from now on."""
     made, quiet = Crash(), forked.become_quiet
 
     def begin(kept: set[int]) -> None:

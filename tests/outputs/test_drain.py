@@ -391,7 +391,7 @@ def test_a_late_drain_names_what_went_unseen(filled):
     }
 
 
-def test_a_late_drain_names_what_a_killed_carrier_had_just_written(filled):
+def test_a_late_drain_names_what_a_killed_uploader_had_just_written(filled):
     """It was killed before it could say so; the file went before the late drain."""
     (filled.out / "late").write_text("late")
     filled.settle()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from crashing import LATE_S, Crash, account, crash_of_carriers, drain_late_until
+from crashing import LATE_S, Crash, account, crash_of_uploaders, drain_late_until
 from draining import Running, tree
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
@@ -266,7 +266,7 @@ def pairs(local_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
 
 @pytest.fixture
 def crash(monkeypatch: pytest.MonkeyPatch) -> Crash:
-    return crash_of_carriers(monkeypatch)
+    return crash_of_uploaders(monkeypatch)
 
 
 A_LINK_TO_ONE_OF_TWO_THAT_ARE_EXCHANGED = [((exchange, "b", "d"), 1), ((exchange, "e/b", "d/b"), 1)]
@@ -356,8 +356,8 @@ def run_and_kill(
     theirs: dict[int, str],
     last: int,
 ) -> None:
-    """Does operations while carriers are killed: those of `kills` so many steps after an operation. At the end all is
-    killed, with a carrier that has so many steps left if it has more to do."""
+    """Does operations while uploaders are killed: those of `kills` so many steps after an operation. At the end all is
+    killed, with a uploader that has so many steps left if it has more to do."""
     for number, (operation, turns) in enumerate(operations):
         if number in theirs:
             pair.running.turn(0.0)

@@ -186,7 +186,7 @@ def test_a_late_drain_does_not_replace_what_another_node_wrote(nodes: Nodes, res
     assert files(results) == {"file": b"of a", "file.b": b"of b", "old": b"old"}
 
 
-def test_what_was_shown_and_removed_is_not_shown_again_when_the_carrier_died(nodes: Nodes, results: Path) -> None:
+def test_what_was_shown_and_removed_is_not_shown_again_when_the_uploader_died(nodes: Nodes, results: Path) -> None:
     link = shown(nodes, "file", "1")
     link.unlink()
     both_until(nodes, lambda: not (results / "file").exists())

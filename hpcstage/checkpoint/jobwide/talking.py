@@ -19,7 +19,7 @@ from pathlib import Path
 from hpcstage.checkpoint.jobwide.words import KeeperWord
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.link import Encoded, GroupChanged, GroupLink
-from hpcstage.protocol.coding import MAX_TOLD_BYTES, KeeperGone, KeeperMessage
+from hpcstage.protocol.coding import MAX_TOLD_BYTES, AgentGone, AgentMessage
 from hpcstage.protocol.leadspec import STANDING
 from hpcstage.reading import readable
 
@@ -141,11 +141,11 @@ class Talk:
         assert self._link is not None
         try:
             for event in self._link.events(0.0):
-                if isinstance(event, KeeperMessage):
+                if isinstance(event, AgentMessage):
                     found += self._piece(event)
                 elif isinstance(event, Encoded):
                     found.append(event)
-                elif isinstance(event, KeeperGone):
+                elif isinstance(event, AgentGone):
                     self._gone.add(event.node)
                     self._see_members()
                 elif isinstance(event, GroupChanged):
@@ -161,7 +161,7 @@ class Talk:
         self._view = PresentNodes(membership.generation * _VIEWS + len(self._gone), present)
         self.apart_since = None
 
-    def _piece(self, event: KeeperMessage) -> list[News]:
+    def _piece(self, event: AgentMessage) -> list[News]:
         serial, index, count = _PIECE.unpack_from(event.message)
         for other in [key for key in self._pieces if key[0] == event.node and key[1] < serial]:
             del self._pieces[other]

@@ -60,7 +60,7 @@ class Encoded:
     """The bytes of the generation that this node read."""
 
 
-Event = coding.KeeperMessage | GroupChanged | Encoded | coding.KeeperGone
+Event = coding.AgentMessage | GroupChanged | Encoded | coding.AgentGone
 
 
 class GroupLink:
@@ -105,7 +105,7 @@ class GroupLink:
         return link
 
     def close(self) -> None:
-        """Closes the link. The other keepers get KeeperGone, orders that are under way fail."""
+        """Closes the link. The other keepers get AgentGone, orders that are under way fail."""
         self._socket.close()
 
     def fileno(self) -> int:
@@ -142,7 +142,7 @@ class GroupLink:
         """
         if len(message) > coding.MAX_TOLD_BYTES:
             raise ValueError(f"a message between keepers has up to {coding.MAX_TOLD_BYTES} bytes, not {len(message)}")
-        self._socket.send(coding.KeeperMessage(node, message))
+        self._socket.send(coding.AgentMessage(node, message))
 
     def events(self, timeout_s: float) -> list[Event]:
         """Returns what has happened, in its order; waits if nothing has, and returns nothing after the time.
@@ -248,7 +248,7 @@ class GroupLink:
         if isinstance(message, coding.StoreAnswer):
             if message.id in self._asked:
                 self._answers[message.id] = message
-        elif isinstance(message, coding.KeeperMessage | coding.KeeperGone):
+        elif isinstance(message, coding.AgentMessage | coding.AgentGone):
             self._events.append(message)
         elif isinstance(message, coding.Welcome):
             self._node = message.node

@@ -94,7 +94,7 @@ class NodeGroup(Service):
 
     @classmethod
     def idle(cls, base: Resources, hand_over: Callable[[int], socket.socket | None]) -> NodeGroup:
-        """Returns a group whose nodes share no files: keepers of checkpoints talk over its exchange."""
+        """Returns a group whose nodes share no files: checkpoint agents talk over its exchange."""
         group = cls(base, Inbox(), hand_over, lambda: None, lambda _: None)
         group.participant = _Idle()
         return group

@@ -1,1 +1,1 @@
-"""Serves the keepers of checkpoints: their messages, the erasure code of a group of nodes, files of other nodes."""
+"""Serves the checkpoint agents: their messages, the erasure code of a group of nodes, files of other nodes."""

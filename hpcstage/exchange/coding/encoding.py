@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hpcstage.checkpoint.generations.files import OWN_PARTS
 from hpcstage.errors import HpcstageError
 from hpcstage.exchange.coding.pace import Pace
-from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, BlockHead, Word
+from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, BlockHead, ExchangeMessage
 from hpcstage.exchange.lane import Lane
 from hpcstage.exchange.transport.frames import FrameError
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hpcstage.exchange.coding.tasks import Task
 
 KINDS = frozenset({"offer", "round", "sums", "record", "recorded", "failed"})
-"""The words that members say about an order."""
+"""The messages of members about an order."""
 _AT_ONCE = 8
 """The most tasks that the thread gets at once."""
 _IN_LANE = 2
@@ -61,11 +61,11 @@ class _Pieces:
     def is_whole(self) -> bool:
         return self.total is not None and len(self.data) >= self.total
 
-    def add(self, word: Word) -> None:
-        if word.number("start") != len(self.data):
+    def add(self, message: ExchangeMessage) -> None:
+        if message.number("start") != len(self.data):
             raise FrameError("a piece of checksums that does not follow")
-        self.total = word.number("total")
-        self.data += word.body
+        self.total = message.number("total")
+        self.data += message.body
 
 
 @dataclass(frozen=True)
@@ -113,31 +113,31 @@ class Encoding:
 
     # ---- what comes
 
-    def hear(self, place: int, word: Word) -> None:
-        """Takes a word of a member. Raises FrameError."""
+    def hear(self, place: int, message: ExchangeMessage) -> None:
+        """Takes a message of a member. Raises FrameError."""
         if self.outcome is not None:
             return
         self._heard = time.monotonic()
-        if word.kind == "offer":
-            sizes, checksum, others = word.numbers("sizes"), word.text("checksum"), word.text("others")
+        if message.kind == "offer":
+            sizes, checksum, others = message.numbers("sizes"), message.text("checksum"), message.text("others")
             if len(sizes) != len(OWN_PARTS):
                 raise FrameError(f"an offer with {len(sizes)} sizes")
             self._offers[place] = MemberOffer(sizes, checksum=checksum, others=others)
             self._agree()
-        elif word.kind == "round":
-            self._rounds[word.number("round")] += 1
-        elif word.kind == "sums":
-            self._sums[place].add(word)
+        elif message.kind == "round":
+            self._rounds[message.number("round")] += 1
+        elif message.kind == "sums":
+            self._sums[place].add(message)
             self._gather()
-        elif word.kind == "record":
-            self._record.add(word)
+        elif message.kind == "record":
+            self._record.add(message)
             if self._record.is_whole:
                 self._take_record(bytes(self._record.data))
-        elif word.kind == "recorded":
+        elif message.kind == "recorded":
             self._recorded.add(place)
             self._end_well()
-        elif word.kind == "failed":
-            self._end(word.text("why"))
+        elif message.kind == "failed":
+            self._end(message.text("why"))
 
     def block(self, head: BlockHead, data: memoryview) -> None:
         """Takes blocks of a member. Raises FrameError."""
@@ -335,14 +335,14 @@ class Encoding:
         return ", ".join(self.name(place) for place in asked) or self.name(self.place)
 
     def _say(self, kind: str, **values: object) -> None:
-        packed = Word(kind, {"digest": self.order.digest, **values}).pack()
+        packed = ExchangeMessage(kind, {"digest": self.order.digest, **values}).pack()
         for place in self._others:
             self._send(place, packed)
 
     def _send_pieces(self, place: int, kind: str, data: bytes) -> None:
         for start in range(0, max(1, len(data)), _PIECE_BYTES):
             values = {"digest": self.order.digest, "start": start, "total": len(data)}
-            self._send(place, Word(kind, values, data[start : start + _PIECE_BYTES]).pack())
+            self._send(place, ExchangeMessage(kind, values, data[start : start + _PIECE_BYTES]).pack())
 
     def _in_thread(self, work: Callable[[], _T], then: Callable[[_T], object]) -> None:
         """Does work in the lane; an error ends the order with this node's name."""

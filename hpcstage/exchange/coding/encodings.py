@@ -12,11 +12,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hpcstage.exchange.coding.port import KeeperPort
-from hpcstage.exchange.coding.wire import BlockHead, Word
+from hpcstage.exchange.coding.port import AgentPort
+from hpcstage.exchange.coding.wire import BlockHead, ExchangeMessage
 from hpcstage.exchange.lane import Lane
 from hpcstage.exchange.service import Station
-from hpcstage.exchange.transport.frames import BLOCK_TAG, WORD_TAG, FrameError, Sort
+from hpcstage.exchange.transport.frames import BLOCK_TAG, CODING_TAG, FrameError, Sort
 from hpcstage.protocol import coding
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ _MOST_KNOWN = 1024
 
 
 class Encodings:
-    """Begins, carries on and ends the orders of this node's keeper. Encoding runs on `lane`."""
+    """Begins, carries on and ends the orders of this node's agent. Encoding runs on `lane`."""
 
-    def __init__(self, station: Station, port: KeeperPort, lane: Lane) -> None:
+    def __init__(self, station: Station, port: AgentPort, lane: Lane) -> None:
         self._station = station
         self._node = station.daemon.hello.index
         self._port = port
@@ -40,11 +40,11 @@ class Encodings:
         self._under_way: dict[int, Encoding] = {}
         self._known: OrderedDict[int, None] = OrderedDict()
         """The digests of orders that were under way."""
-        self._early: defaultdict[int, list[tuple[int, Word]]] = defaultdict(list)
-        """Words about orders that the keeper has not given yet, by digest."""
+        self._early: defaultdict[int, list[tuple[int, ExchangeMessage]]] = defaultdict(list)
+        """Messages about orders that the agent has not given yet, by digest."""
 
     def begin(self, message: coding.Encode) -> None:
-        """Begins an order, or tells the keeper why not."""
+        """Begins an order, or tells the agent why not."""
         try:
             from hpcstage.checkpoint.protection.orders import EncodeOrder, NoOrder
             from hpcstage.exchange.coding.encoding import Encoding
@@ -74,8 +74,8 @@ class Encodings:
         for node in order.nodes:
             if node != self._node and self._station.place(node) is None:
                 encoding.fail(f"{encoding.name(order.nodes.index(node))} is not in the group of nodes")
-        for node, word in self._early.pop(order.digest, ()):
-            _hear(encoding, node, word)
+        for node, message in self._early.pop(order.digest, ()):
+            _hear(encoding, node, message)
         self._collect_ended()
 
     def _refuse(self, message: coding.Encode, why: str) -> None:
@@ -84,19 +84,19 @@ class Encodings:
     def _send_member(self, nodes: tuple[int, ...], member: int, data: bytes | bytearray) -> None:
         place = self._station.place(nodes[member])
         if place is not None:
-            self._station.post.send(memoryview(data), place, BLOCK_TAG if data[0] == Sort.BLOCK else WORD_TAG)
+            self._station.post.send(memoryview(data), place, BLOCK_TAG if data[0] == Sort.BLOCK else CODING_TAG)
 
-    def hear(self, node: int, word: Word) -> None:
+    def hear(self, node: int, message: ExchangeMessage) -> None:
         """Takes what another node says of an order."""
         from hpcstage.exchange.coding.encoding import KINDS
 
-        if word.kind not in KINDS:
-            raise FrameError(f"a word about checkpoints that nobody knows: {word.kind}")
-        digest = word.number("digest")
+        if message.kind not in KINDS:
+            raise FrameError(f"a message about checkpoints that nobody knows: {message.kind}")
+        digest = message.number("digest")
         if digest in self._under_way:
-            _hear(self._under_way[digest], node, word)
+            _hear(self._under_way[digest], node, message)
         elif digest not in self._known and not self._station.ended:
-            self._early[digest].append((node, word))
+            self._early[digest].append((node, message))
             while sum(map(len, self._early.values())) > _MOST_EARLY:
                 del self._early[next(iter(self._early))]
 
@@ -144,7 +144,7 @@ class Encodings:
         return bool(ended)
 
 
-def _hear(encoding: Encoding, node: int, word: Word) -> None:
+def _hear(encoding: Encoding, node: int, message: ExchangeMessage) -> None:
     if node not in encoding.order.nodes:
         raise FrameError(f"node {node} is no member of a group that it speaks of")
-    encoding.hear(encoding.order.nodes.index(node), word)
+    encoding.hear(encoding.order.nodes.index(node), message)

@@ -1,4 +1,4 @@
-"""The socket at which an exchange waits for the keeper of its node. Owns the connection, and what is not sent yet.
+"""The socket at which an exchange waits for the agent of its node. Owns the connection, and what is not sent yet.
 
 Nothing waits here: one descriptor, `fileno`, tells that something came or can be sent, whoever is connected.
 """
@@ -15,19 +15,19 @@ from hpcstage.localsocket import is_own_users
 from hpcstage.protocol import coding
 
 MOST_UNSENT_BYTES = 128 << 20
-"""A keeper that takes nothing is cut off."""
+"""An agent that takes nothing is cut off."""
 _READ_BYTES = 1 << 20
 _MOST_READ_BYTES = 8 << 20
 """The bytes that are taken before others get their turn."""
 
 
-class KeeperPort:
-    """Takes one keeper at a time; one that comes takes the place of the one before."""
+class AgentPort:
+    """Takes one agent at a time; one that comes takes the place of the one before."""
 
     def __init__(self) -> None:
         """Listens in the working directory, which is the node's. Raises OSError."""
         self.number = 0
-        """The number of the keeper that is connected, or was last."""
+        """The number of the agent that is connected, or was last."""
         self._epoll = select.epoll()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection: socket.socket | None = None
@@ -48,11 +48,11 @@ class KeeperPort:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a keeper is there."""
+        """Whether an agent is there."""
         return self._connection is not None
 
     def accept(self) -> bool:
-        """Takes a keeper that has come, if it is the same user's. Returns whether one has."""
+        """Takes an agent that has come, if it is the same user's. Returns whether one has."""
         try:
             connection = self._listener.accept()[0]
         except OSError:
@@ -67,17 +67,17 @@ class KeeperPort:
         self.number += 1
         return True
 
-    def receive(self) -> list[coding.FromKeeper]:
-        """Returns what the keeper has said. It is gone afterwards if it closed the link, or said what makes no
+    def receive(self) -> list[coding.FromAgent]:
+        """Returns what the agent has said. It is gone afterwards if it closed the link, or said what makes no
         sense."""
-        found: list[coding.FromKeeper] = []
+        found: list[coding.FromAgent] = []
         left = _MOST_READ_BYTES
         self._flush()
         while self._connection is not None and left > 0:
             try:
                 data = self._connection.recv(_READ_BYTES)
                 left -= len(data)
-                found += [one for one in self._stream.add(data) if isinstance(one, coding.FromKeeper)]
+                found += [one for one in self._stream.add(data) if isinstance(one, coding.FromAgent)]
             except BlockingIOError:
                 break
             except (OSError, coding.CodingLinkError):
@@ -87,7 +87,7 @@ class KeeperPort:
         return found
 
     def send(self, message: coding.FromExchange) -> None:
-        """Sends a message as soon as can be; it is lost if no keeper is there."""
+        """Sends a message as soon as can be; it is lost if no agent is there."""
         if self._connection is None:
             return
         data = coding.pack(message)
@@ -116,7 +116,7 @@ class KeeperPort:
             self._epoll.modify(self._connection, select.EPOLLIN | (select.EPOLLOUT if self._unsent else 0))
 
     def drop(self) -> None:
-        """Closes the connection to the keeper."""
+        """Closes the connection to the agent."""
         if self._connection is not None:
             self._epoll.unregister(self._connection)
             self._connection.close()
@@ -127,7 +127,7 @@ class KeeperPort:
         self._waits_to_send = False
 
     def close(self) -> None:
-        """Takes no keeper any more."""
+        """Takes no agent any more."""
         self.drop()
         with contextlib.suppress(OSError):
             self._epoll.unregister(self._listener)

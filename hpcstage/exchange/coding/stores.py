@@ -1,4 +1,4 @@
-"""The stores that this node's keeper lets others read, by their keys. Owns the paths; reads a range, or what there is.
+"""The stores that this node's agent lets others read, by their keys. Owns the paths; reads a range, or what there is.
 
 Reads run in the thread of a lane, in functions of their own that know paths only.
 """
@@ -28,7 +28,7 @@ class Found:
 
 
 class Stores:
-    """Reads the generations that this node's keeper holds."""
+    """Reads the generations that this node's agent holds."""
 
     def __init__(self) -> None:
         self._directories: dict[str, Path] = {}

@@ -2,7 +2,7 @@
 
 Owns their bytes, and checks that they are whole; what names and numbers mean the receiver checks. Little-endian.
 
-    word    u8 sort, u32 length of the head, the head in JSON, the body as it is
+    message u8 sort, u32 length of the head, the head in JSON, the body as it is
     block   u8 sort, 3 bytes of nothing, u32 stripe, u64 digest of the order, u16 index of the block of the sender in
             its stripe, u16 that of the receiver, 4 bytes of nothing, the blocks one behind the other
 """
@@ -16,13 +16,13 @@ from typing import Any
 
 from hpcstage.exchange.transport.frames import FrameError, Sort
 
-_WORD = struct.Struct("<BI")
+_MESSAGE = struct.Struct("<BI")
 _BLOCK = struct.Struct("<B3xIQHH4x")
 BLOCK_HEAD_BYTES = _BLOCK.size
 
 
 @dataclass(frozen=True)
-class Word:
+class ExchangeMessage:
     """Something that is said; `kind` says what, `values` has the rest."""
 
     kind: str
@@ -30,19 +30,19 @@ class Word:
     body: bytes = b""
 
     def pack(self) -> bytes:
-        """Returns the bytes of the word."""
+        """Returns the bytes of the message."""
         head = json.dumps({**self.values, "": self.kind}, separators=(",", ":")).encode()
-        return b"".join((_WORD.pack(Sort.WORD, len(head)), head, self.body))
+        return b"".join((_MESSAGE.pack(Sort.CODING, len(head)), head, self.body))
 
     @classmethod
-    def unpack(cls, data: memoryview) -> Word:
+    def unpack(cls, data: memoryview) -> ExchangeMessage:
         """Reads what `pack` returned. Raises FrameError."""
         try:
-            end = _WORD.size + _WORD.unpack_from(data)[1]
-            values = json.loads(bytes(data[_WORD.size : end]))
+            end = _MESSAGE.size + _MESSAGE.unpack_from(data)[1]
+            values = json.loads(bytes(data[_MESSAGE.size : end]))
             return cls(str(values.pop("")), values, bytes(data[end:]))
         except (struct.error, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            raise FrameError(f"a damaged word about checkpoints: {error!r}") from None
+            raise FrameError(f"a damaged message about checkpoints: {error!r}") from None
 
     def number(self, name: str) -> int:
         """Returns a whole number. Raises FrameError."""

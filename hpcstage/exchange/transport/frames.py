@@ -26,7 +26,7 @@ from hpcstage.protocol.exchange import MAX_MESSAGE_BYTES, Why
 
 CONTROL_TAG = 1
 BULK_TAG = 2
-WORD_TAG = 3
+CODING_TAG = 3
 BLOCK_TAG = 4
 """Messages about checkpoints: they have room of their own, whatever files are under way."""
 CONTROL = struct.Struct("<BB6xQ")
@@ -41,7 +41,7 @@ PIECE_BYTES = (BUFFER_BYTES - MAX_ROWS * ROW.size - TAIL.size) // _PAGE * _PAGE
 """The most data of a bundle."""
 MAX_CONTROL_BYTES = 1 + MAX_MESSAGE_BYTES
 MAX_CODING_BYTES = (32 << 20) + (1 << 16)
-"""As many blocks as a stripe may have parities, or a word with what comes with it."""
+"""As many blocks as a stripe may have parities, or a message with what comes with it."""
 
 
 class FrameError(ValueError):
@@ -65,8 +65,8 @@ class Sort(IntEnum):
     """Nodes whose run has ended, for the first exchange of the group."""
     MEMBERS = 7
     """A piece of the membership that replaces the one before."""
-    WORD = 8
-    """A message about checkpoints, between keepers or exchanges."""
+    CODING = 8
+    """A message about checkpoints, between agents or exchanges."""
     BLOCK = 9
     """A block of a stripe, or sums of it."""
     HELD = 10

@@ -18,10 +18,10 @@ from hpcstage.exchange.transport.frames import (
     BLOCK_TAG,
     BUFFER_BYTES,
     BULK_TAG,
+    CODING_TAG,
     CONTROL_TAG,
     MAX_CODING_BYTES,
     MAX_CONTROL_BYTES,
-    WORD_TAG,
     FrameError,
     Sort,
     sort_of,
@@ -31,10 +31,10 @@ _POLL_S = 0.002
 _MOST_BYTES = {
     CONTROL_TAG: MAX_CONTROL_BYTES,
     BULK_TAG: BUFFER_BYTES,
-    WORD_TAG: MAX_CODING_BYTES,
+    CODING_TAG: MAX_CODING_BYTES,
     BLOCK_TAG: MAX_CODING_BYTES,
 }
-_WITHOUT_BUFFER = (CONTROL_TAG, WORD_TAG, BLOCK_TAG)
+_WITHOUT_BUFFER = (CONTROL_TAG, CODING_TAG, BLOCK_TAG)
 
 
 class WorldError(Exception):

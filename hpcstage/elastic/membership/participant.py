@@ -1,4 +1,4 @@
-"""Keeps an agent in a training: finds the store, speaks and listens, and takes the store over when its host is lost.
+"""Takes part in a membership for one agent: finds the store, speaks and listens, takes over from a lost host.
 
 The module owns the agent's thread. `torchrun`'s own thread asks what is agreed; it never waits for the network here.
 
@@ -47,8 +47,8 @@ class TrainingEnded(HpcstageError):
         self.exit_code = end.exit_code
 
 
-class Keeper:
-    """Keeps one agent in a training."""
+class Participant:
+    """Takes part in a membership for one agent."""
 
     def __init__(self, arbiter: Arbiter, setting: AgentSetting) -> None:
         self._arbiter = arbiter
@@ -73,7 +73,7 @@ class Keeper:
         self._directory = Caller(f"the run directory {arbiter.directory}")
         self._stopping = threading.Event()
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="elastic keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="elastic participant", daemon=True)
 
     def start(self) -> None:
         """Begins to look for the store."""

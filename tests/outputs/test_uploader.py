@@ -1,4 +1,5 @@
-"""The carrier alone, told to do what the local links or the target contradict: it replaces and removes nothing then."""
+"""The uploader alone, told to do what the local links or the target contradict: it replaces and removes nothing
+then."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ import pytest
 from crashing import Crash
 
 from hpcstage.outputs import links
-from hpcstage.outputs.carrier import Carrier
 from hpcstage.outputs.facts import Action, ActionResult, Deed, Ending, EntryKind, Fingerprint, TargetEntry
 from hpcstage.outputs.journal import Journal
 from hpcstage.outputs.prepare import OutputPlace, prepare
+from hpcstage.outputs.uploader import Uploader
 
 
 class Carried:
-    """A prepared directory, its target, and a carrier that is told what to do by the test."""
+    """A prepared directory, its target, and a uploader that is told what to do by the test."""
 
     def __init__(self, local: Path, target: Path) -> None:
         place = OutputPlace(local / "out")
@@ -29,12 +30,12 @@ class Carried:
         self.target, self.out, self.entries = target, Path(place.root), prepared.entries
         self.journal = Journal.open(place.journal)
         self.beside = ""
-        self.start_again = lambda: self._start(Carrier(place.root, place.scratch, prepared.charter, self.journal))
+        self.start_again = lambda: self._start(Uploader(place.root, place.scratch, prepared.charter, self.journal))
         self.start_again()
 
-    def _start(self, carrier: Carrier) -> None:
-        self.carrier = carrier
-        carrier.take_over(())
+    def _start(self, uploader: Uploader) -> None:
+        self.uploader = uploader
+        uploader.take_over(())
 
     def spares(self) -> list[str]:
         """The links that have not taken their places, and their anchors."""
@@ -44,7 +45,7 @@ class Carried:
     def do(self, deed: Deed, name: str, new: str = "", **facts: object) -> ActionResult:
         """Does an action with what is known of the names, as the ledger hands it out."""
         told = {"entry": self.entries.get(name), "new_entry": self.entries.get(new), **facts}
-        result = self.carrier.do(Action.from_json(Action(deed, name, new, **told).to_json()))
+        result = self.uploader.do(Action.from_json(Action(deed, name, new, **told).to_json()))
         if result.entry is not None and result.ending is Ending.DONE:
             self.entries[new or name] = result.entry
         return result
@@ -70,13 +71,13 @@ def carried(local_dir: Path, tmp_path: Path) -> Iterator[Carried]:
 def test_the_inode_of_a_link_that_was_replaced_stands_for_nothing(carried, is_linked):
     """It is free, and the next link of the program may get it; unless the link has another name."""
     former, inode = (carried.out / "b").lstat(), (carried.target / "b").stat().st_ino
-    assert carried.carrier._links.inode_shown_by(former) == inode
+    assert carried.uploader._links.inode_shown_by(former) == inode
     if is_linked:
         os.link(carried.out / "b", carried.out / "second", follow_symlinks=False)
     (carried.out / "b").rename(carried.out / "c")
     assert carried.do(Deed.MOVE, "b", "c").ending is Ending.DONE
-    assert carried.carrier._links.inode_shown_by(former) == (inode if is_linked else None)
-    assert carried.carrier._links.inode_shown_by((carried.out / "c").lstat()) == inode
+    assert carried.uploader._links.inode_shown_by(former) == (inode if is_linked else None)
+    assert carried.uploader._links.inode_shown_by((carried.out / "c").lstat()) == inode
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -224,7 +225,7 @@ def test_what_the_program_put_in_the_place_of_a_link_comes_back(carried, monkeyp
 
 
 def test_what_a_killed_rename_left_goes_where_the_rename_is_refused(carried):
-    left = carried.target / carried.carrier._target.temporary("c")
+    left = carried.target / carried.uploader._target.temporary("c")
     (carried.out / "a").rename(carried.out / "c")
     os.link(carried.target / "a", left)
     (carried.target / "a").write_text("changed by others")
@@ -272,7 +273,7 @@ def test_what_a_process_wrote_before_it_died_is_known(carried):
     assert carried.do(Deed.CARRY, "new").ending is Ending.DONE
     (carried.out / "new").write_text("newer")
     assert carried.do(Deed.CARRY, "new", entry=None).ending is Ending.BESIDE
-    carried.carrier.take_over({"new"})
+    carried.uploader.take_over({"new"})
     assert carried.do(Deed.CARRY, "new", entry=None).ending is Ending.DONE
     assert (carried.target / "new").read_text() == "newer"
 

@@ -46,7 +46,7 @@ LOOKS, LOOK_S = 50, 0.002
 """A file that changes all the time is copied after so many looks."""
 
 
-class Carrier:
+class Uploader:
     """Owns the ways from a watched directory to its target."""
 
     def __init__(
