@@ -18,8 +18,8 @@ from hpcstage.plan.types import Budget
 from hpcstage.record.parts.part import ErrorPart
 from hpcstage.store.copier import CopierSettings
 from hpcstage.store.counters import Totals
-from hpcstage.store.directory import Store, budget
 from hpcstage.store.pool import CopierPool
+from hpcstage.store.storedir import Store, budget
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from benchmarks.nodes import served
 from benchmarks.programs import hpcstage_command, ranks_command, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
-from hpcstage.torch.samplers import sharing
+from hpcstage.torch.samplers import balance
 
 PROGRAM = Path(__file__).resolve().parent / "workload" / "locality.py"
 PAPER_MEDIANS = {32: 6.9, 64: 4.8, 128: 3.4}
@@ -63,12 +63,12 @@ def imbalance(batch: int, nodes: int, steps: int, seed: int) -> dict[str, Any]:
 
     generator = torch.Generator().manual_seed(seed)
     owner = (torch.randperm(IMAGENET_SAMPLES, generator=generator) % nodes).tolist()
-    held, whole = sharing.Held(owner), batch * nodes
+    held, whole = balance.SampleOwners(owner), batch * nodes
     moved: list[float] = []
     while len(moved) < steps:
         order = torch.randperm(IMAGENET_SAMPLES, generator=generator).tolist()
         for begin in range(0, min(len(order) // whole, steps - len(moved)) * whole, whole):
-            parts = sharing.divide(order[begin : begin + whole], held, [1] * nodes)
+            parts = balance.divide(order[begin : begin + whole], held, [1] * nodes)
             away = sum(owner[sample] != node for node, rows in enumerate(parts) for row in rows for sample in row)
             moved.append(100 * away / whole)
     low, median, high = statistics.quantiles(moved, n=4)

@@ -22,7 +22,7 @@ from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_mo
 from benchmarks.programs import hpcstage_command, ranks_command, run
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
-from hpcstage.plan.placement.nodes import alike
+from hpcstage.plan.placement.nodesplan import alike
 from hpcstage.plan.placement.placements import Placing
 
 MB = 1e6

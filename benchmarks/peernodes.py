@@ -26,7 +26,7 @@ from hpcstage.protocol.exchangespec import GroupSpec
 from hpcstage.protocol.membership import GroupNode, Membership
 from hpcstage.protocol.shim import MESSAGE
 from hpcstage.protocol.shim import Kind as Request
-from hpcstage.store.directory import Store
+from hpcstage.store.storedir import Store
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 REPO = Path(__file__).resolve().parent.parent

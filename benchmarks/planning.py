@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.harness import Bench, Figure, Options, at_most
-from hpcstage.plan.placement.nodes import Given, nodes_plan
+from hpcstage.plan.placement.nodesplan import NodesInput, nodes_plan
 from hpcstage.plan.placement.placements import Placing, place
 from hpcstage.plan.types import Budget
 
@@ -92,7 +92,7 @@ def main() -> None:
     mine = min(NODE, nodes - 1)
     _timed(took, "own_s", lambda: placement.own(mine))
     _timed(took, "others_s", lambda: placement.others(mine))
-    given = Given(sizes, Budget(room.size_bytes, room.inodes), 0, asked.value)
+    given = NodesInput(sizes, Budget(room.size_bytes, room.inodes), 0, asked.value)
     shown = _timed(took, "command_s", lambda: nodes_plan(given, nodes))
     found = {"seconds": time.process_time() - started_s, **took, "memory_bytes": _memory() - before}
     print(json.dumps({**found, "unplaced_files": shown.unplaced_files}))

@@ -23,7 +23,7 @@ from hpcstage.protocol import arriving, shim  # noqa: E402
 SHIM = ROOT / "hpcstage" / "shim"
 HEADER, MODULE = SHIM / "native" / "_native_wire.h", SHIM / "python" / "_hpcstage_wire.py"
 GROUPS = {"KIND": shim.Kind, "ANSWER": shim.Answer, "REASON": shim.Reason, "LAYER": shim.Layer, "STATE": shim.State,
-          "COUNTER": shim.Counter, "STRIPE": arriving.Stripe}  # fmt: skip
+          "COUNTER": shim.Counter, "STRIPE": arriving.StripeState}  # fmt: skip
 FUNCTION = shim.bucket_of_ns
 """A function that the shim's Python needs, too."""
 LARGEST = 2**31 - 1

@@ -372,7 +372,7 @@ class Chaos:
         import torch
 
         from benchmarks.workload.elastic_chaos import Files, follow
-        from hpcstage.elastic.ledger import check
+        from hpcstage.elastic.sampleledger import check
 
         data = Files(self.data)
         found = check(self.agreed(), len(data))

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-from hpcstage.elastic.ledger import lineage
+from hpcstage.elastic.sampleledger import lineage
 from hpcstage.torch import Elastic, ElasticSampler
 from hpcstage.torch.elastic.scaling import RateCourse, ScaledRate
 

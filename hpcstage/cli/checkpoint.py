@@ -11,7 +11,7 @@ import click
 from hpcstage.cli.options import Command
 
 if TYPE_CHECKING:
-    from hpcstage.wrapper.checkpointing import FoundCheckpoints
+    from hpcstage.wrapper.checkpointcommand import FoundCheckpoints
 
 _DAMAGED = 1
 
@@ -38,9 +38,9 @@ def checkpoint() -> None:
 @_place_options
 def ls(directory: str, **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
     """List what is in DIR and on the local disk of this machine."""
-    from hpcstage.wrapper import checkpointing
+    from hpcstage.wrapper import checkpointcommand
 
-    for line in checkpointing.ls(_found(directory, given)):
+    for line in checkpointcommand.ls(_found(directory, given)):
         click.echo(line)
     return 0
 
@@ -52,9 +52,9 @@ def verify(directory: str, **given: Any) -> int:  # noqa: ANN401  click hands ov
 
     Exit code 0: all is whole; 1: something is damaged, or nothing can be verified; 2: bad usage.
     """
-    from hpcstage.wrapper import checkpointing
+    from hpcstage.wrapper import checkpointcommand
 
-    lines, is_whole = checkpointing.verify(_found(directory, given))
+    lines, is_whole = checkpointcommand.verify(_found(directory, given))
     for line in lines:
         click.echo(line)
     return 0 if is_whole else _DAMAGED
@@ -67,16 +67,16 @@ def verify(directory: str, **given: Any) -> int:  # noqa: ANN401  click hands ov
 def restore(directory: str, to: str, number: int | None, **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
     """Put the newest state into the directory TO, verified. Files there that are not older stay."""
     from hpcstage import inherited
-    from hpcstage.wrapper import checkpointing
+    from hpcstage.wrapper import checkpointcommand
 
-    click.echo(checkpointing.restore_to(_found(directory, given), inherited.directory() / to, number))
+    click.echo(checkpointcommand.restore_to(_found(directory, given), inherited.directory() / to, number))
     return 0
 
 
 def _found(directory: str, given: dict[str, Any]) -> FoundCheckpoints:
     from hpcstage import inherited
     from hpcstage.config import load
-    from hpcstage.wrapper.checkpointing import FoundCheckpoints
+    from hpcstage.wrapper.checkpointcommand import FoundCheckpoints
 
     cwd = Path(inherited.directory())
     return FoundCheckpoints.look(directory, load(given, os.environ, cwd), cwd)

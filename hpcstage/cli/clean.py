@@ -40,7 +40,7 @@ def clean(drain: bool, forgotten: tuple[str, ...], verbose: bool, quiet: bool, *
     """
     from hpcstage import inherited
     from hpcstage.config import load
-    from hpcstage.wrapper import late
+    from hpcstage.wrapper import leftovers
 
     config = load(given, os.environ, inherited.directory())
-    return late.clean(config, verbose - quiet, drains=drain, forgotten=forgotten)
+    return leftovers.clean(config, verbose - quiet, drains=drain, forgotten=forgotten)

@@ -34,16 +34,16 @@ def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> i
     --out or --checkpoint. With HPCSTAGE_DISABLE=1 it only executes the command.
     """
     from hpcstage.errors import UsageError
-    from hpcstage.wrapper.plain import directories_without_us, passes_through, replace_with
+    from hpcstage.wrapper.passthrough import directories_without_us, passes_through, replace_with
 
     if passes_through(os.environ):
         if not command:
             raise UsageError("there is no command, and hpcstage is switched off", "unset HPCSTAGE_DISABLE")
         return replace_with(command, directories_without_us(given, os.environ))
     if "HPCSTAGE_NODE_DIR" in os.environ:
-        from hpcstage.wrapper import plain
+        from hpcstage.wrapper import passthrough
 
-        plain.forget(os.environ)
+        passthrough.forget(os.environ)
     from hpcstage import inherited
     from hpcstage.config import load
     from hpcstage.wrapper.run import run as launch

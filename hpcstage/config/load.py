@@ -30,7 +30,7 @@ SITE_FALLBACK = Path("/etc/hpcstage.yaml")
 
 
 @dataclass(frozen=True)
-class Written:
+class SettingValue:
     """A value and where it was written, such as `./hpcstage.yaml:3`."""
 
     value: object
@@ -70,7 +70,7 @@ def _site(env: Mapping[str, str], cwd: Path, prefix: Path) -> ConfigFile:
     return ConfigFile(own if own.exists() else SITE_FALLBACK)
 
 
-def _read(place: ConfigFile, cwd: Path) -> dict[str, Written] | str | None:
+def _read(place: ConfigFile, cwd: Path) -> dict[str, SettingValue] | str | None:
     """Returns what the file says; None if there is none; a sentence if it is there, cannot be read and nobody named
     it."""
     try:
@@ -92,7 +92,7 @@ def _shown(path: Path, cwd: Path) -> str:
     return str(path) if relative.startswith("..") else f"./{relative}"
 
 
-def _parse(content: bytes, name: str) -> dict[str, Written]:
+def _parse(content: bytes, name: str) -> dict[str, SettingValue]:
     pairs = _pairs(content, name)
     schema = pairs.pop("schema", None)
     if schema is not None and (isinstance(schema.value, bool) or schema.value != SCHEMA):
@@ -100,7 +100,7 @@ def _parse(content: bytes, name: str) -> dict[str, Written]:
     return pairs
 
 
-def _pairs(content: bytes, name: str) -> dict[str, Written]:
+def _pairs(content: bytes, name: str) -> dict[str, SettingValue]:
     import yaml
 
     try:
@@ -118,7 +118,7 @@ def _pairs(content: bytes, name: str) -> dict[str, Written]:
         raise ConfigError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
 
 
-def _construct(loader: SafeLoader, name: str) -> dict[str, Written]:
+def _construct(loader: SafeLoader, name: str) -> dict[str, SettingValue]:
     import yaml
 
     root = loader.get_single_node()
@@ -126,13 +126,13 @@ def _construct(loader: SafeLoader, name: str) -> dict[str, Written]:
         return {}
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{name}:{root.start_mark.line + 1}: not a list of `key: value` lines")
-    found: dict[str, Written] = {}
+    found: dict[str, SettingValue] = {}
     for key_node, value_node in root.value:
         key = str(loader.construct_object(key_node, deep=True))
         where = f"{name}:{key_node.start_mark.line + 1}"
         if key in found:
             raise ConfigError(f"{where}: key {key!r} is given twice, first at {found[key].where}", "remove one")
-        found[key] = Written(loader.construct_object(value_node, deep=True), where)
+        found[key] = SettingValue(loader.construct_object(value_node, deep=True), where)
     return found
 
 
@@ -156,9 +156,9 @@ def load(cli: Mapping[str, Any], env: Mapping[str, str], cwd: Path, *, prefix: P
     return _check(_merge(found, env), verbosity, tuple(warnings))
 
 
-def _from_options(cli: Mapping[str, Any]) -> dict[str, Written]:
+def _from_options(cli: Mapping[str, Any]) -> dict[str, SettingValue]:
     given = {k: v for k, v in cli.items() if k in BY_KEY and v is not None and v != ()}
-    return {k: Written(v, f"option {_flag(k, v)}", by_shell=True) for k, v in given.items()}
+    return {k: SettingValue(v, f"option {_flag(k, v)}", by_shell=True) for k, v in given.items()}
 
 
 def _flag(key: str, value: object) -> str:
@@ -166,7 +166,7 @@ def _flag(key: str, value: object) -> str:
     return f"--no-{setting.flag[2:]}" if setting.is_switch and value is False else setting.flag
 
 
-def _from_environment(env: Mapping[str, str]) -> dict[str, Written]:
+def _from_environment(env: Mapping[str, str]) -> dict[str, SettingValue]:
     values = {}
     for setting in SETTINGS:
         value: object = env.get(setting.env)
@@ -174,7 +174,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, Written]:
             continue
         if setting.repeats:
             value = [part for part in str(value).split(":") if part]
-        values[setting.key] = Written(value, f"environment {setting.env}")
+        values[setting.key] = SettingValue(value, f"environment {setting.env}")
     return values
 
 
@@ -192,7 +192,7 @@ def _nearest(name: str, known: Iterable[str], cutoff: float) -> str | None:
     return near[0] if near else None
 
 
-def _check_keys(content: Mapping[str, Written]) -> None:
+def _check_keys(content: Mapping[str, SettingValue]) -> None:
     for key, written in content.items():
         if key not in BY_KEY:
             near = _nearest(key.replace("-", "_").lower(), BY_KEY, 0.4)
@@ -200,19 +200,19 @@ def _check_keys(content: Mapping[str, Written]) -> None:
             raise ConfigError(f"{written.where}: unknown key {key!r}", hint)
 
 
-def _merge(found: list[dict[str, Written]], env: Mapping[str, str]) -> Config:
+def _merge(found: list[dict[str, SettingValue]], env: Mapping[str, str]) -> Config:
     values: dict[str, Any] = {}
     raw: dict[str, object] = {}
     origin: dict[str, str] = {}
     for setting in SETTINGS:
-        default = Written(setting.default, "default", by_shell=True)
+        default = SettingValue(setting.default, "default", by_shell=True)
         written = next((one[setting.key] for one in found if setting.key in one), default)
         values[FIELD_OF[setting.key]] = _parsed(setting, written, env)
         raw[setting.key], origin[setting.key] = _plain(setting, values, written), written.where
     return Config(**values, raw=raw, origin=origin)
 
 
-def _parsed(setting: Setting, written: Written, env: Mapping[str, str]) -> object:
+def _parsed(setting: Setting, written: SettingValue, env: Mapping[str, str]) -> object:
     value = written.value
     try:
         if setting.is_path and not written.by_shell:
@@ -233,7 +233,7 @@ def _fix(setting: Setting, where: str) -> str:
     return f"write `{setting.key}: {accepted}` there"
 
 
-def _plain(setting: Setting, values: Mapping[str, Any], written: Written) -> object:
+def _plain(setting: Setting, values: Mapping[str, Any], written: SettingValue) -> object:
     if setting.repeats:
         return list(values[FIELD_OF[setting.key]])
     if setting.is_switch or setting.choices:

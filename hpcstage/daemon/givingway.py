@@ -18,7 +18,7 @@ from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
 from hpcstage.outputs.drain import OutputDrain
 from hpcstage.protocol import nodedir
-from hpcstage.store import directory
+from hpcstage.store import storedir
 from hpcstage.units import format_size
 
 LOOK_EVERY_S = 1.0
@@ -34,7 +34,7 @@ class GivingWay(Service):
     def __init__(self, base: Resources, outputs: Sequence[OutputDrain]) -> None:
         self._base = base
         self._outputs = outputs
-        self._store = directory.Store(base.node_dir)
+        self._store = storedir.Store(base.node_dir)
         self._has_store = base.spec.stages
         self._is_removing = False
         """Whether the copies of the store are being removed."""
@@ -91,5 +91,5 @@ def _free_bytes(path: Path) -> int:
 
 
 def _removed(path: Path) -> bytes:
-    directory.remove_tree(path)
+    storedir.remove_tree(path)
     return b""

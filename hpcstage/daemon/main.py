@@ -19,14 +19,14 @@ from hpcstage.daemon.inbox import UNANSWERED, Inbox, Item
 from hpcstage.daemon.peers.nodegroup import NodeGroup
 from hpcstage.daemon.preparing import Phase, Preparing, Unstaged
 from hpcstage.daemon.process import signals
+from hpcstage.daemon.process.daemonpage import Page
 from hpcstage.daemon.process.events import Events
 from hpcstage.daemon.process.helpers import Helpers
-from hpcstage.daemon.process.page import Page
 from hpcstage.daemon.process.server import Reply, open_listener
 from hpcstage.daemon.programs import Programs
 from hpcstage.daemon.queue.answers import Answers
+from hpcstage.daemon.reading.openwatch import OpenLog
 from hpcstage.daemon.reading.scanning import Prepared
-from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.reporting import HELPER as PART_HELPER
 from hpcstage.daemon.reporting import Reporter
 from hpcstage.daemon.resources import Gate, Resources
@@ -42,7 +42,7 @@ from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import NICE, DaemonSpec
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
 from hpcstage.stderr import log
-from hpcstage.store import directory
+from hpcstage.store import storedir
 from hpcstage.store.copier import CopierSettings
 from hpcstage.store.pool import CopierPool
 
@@ -65,7 +65,7 @@ class Daemon(Service):
         node_dir = Path(spec.node_dir)
         selector, helpers = selectors.DefaultSelector(), Helpers(umask)
         page = Page(node_dir / nodedir.PAGE)
-        directory.Store(node_dir).make()
+        storedir.Store(node_dir).make()
         self._pool = _fork_copiers(spec)  # before there is a thread
         self._loop = Loop(selector, helpers, open_listener(f"{spec.node_dir}/{nodedir.SOCK}", spec.listen_fd))
         self._log = OpenLog(node_dir, page)
@@ -230,7 +230,7 @@ class Daemon(Service):
             self._pool.close(POOL_END_S)
         loop.guarded(lambda: helpers.wait(_SWEEP, SWEEP_END_S))
         helpers.close()
-        directory.remove_tree(self._out_of_sight(), last=(nodedir.LOCK,))
+        storedir.remove_tree(self._out_of_sight(), last=(nodedir.LOCK,))
         server.close_all()
 
     def _look_for_store(self) -> None:
@@ -276,7 +276,7 @@ def _outputs(base: Resources) -> tuple[Service, ...]:
     """Returns the service that drains the command's output files and checkpoints, where there are any."""
     if not (base.spec.outputs or base.spec.checkpoints):
         return ()
-    from hpcstage.daemon.outputs import begin
+    from hpcstage.daemon.drains import begin
 
     return begin(base)
 
@@ -289,5 +289,5 @@ def _hurry() -> None:
 
 def _remove_all(paths: list[Path]) -> bytes:
     for path in paths:
-        directory.remove_tree(path)
+        storedir.remove_tree(path)
     return b""

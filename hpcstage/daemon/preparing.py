@@ -18,8 +18,8 @@ from hpcstage.daemon.copying.engine import Busy
 from hpcstage.daemon.inbox import UNANSWERED, Inbox
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.reading import scanning
+from hpcstage.daemon.reading.openwatch import OpenLog
 from hpcstage.daemon.reading.scanning import Prepared, Scanned
-from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Message, Service
 from hpcstage.daemon.telemetry import Snapshot

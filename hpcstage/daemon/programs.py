@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpcstage.daemon.process.accounts import Accounts
+from hpcstage.daemon.process.daemonpage import Page
 from hpcstage.daemon.process.looks import Looks
-from hpcstage.daemon.process.page import Page
 from hpcstage.daemon.process.proc import Unattached, descendants
 from hpcstage.daemon.process.retired import Retired
 from hpcstage.daemon.process.server import Reply

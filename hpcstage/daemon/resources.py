@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcstage.daemon.process.daemonpage import Page
 from hpcstage.daemon.process.events import Events
 from hpcstage.daemon.process.helpers import Helpers
-from hpcstage.daemon.process.page import Page
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.queue.answers import Answers
 from hpcstage.problem import Problem

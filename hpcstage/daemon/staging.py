@@ -17,7 +17,7 @@ from hpcstage.daemon.copying.engine import Engine, Hooks
 from hpcstage.daemon.copying.inodes import Inodes
 from hpcstage.daemon.copying.openfiles import LargeInUse
 from hpcstage.daemon.inbox import Item
-from hpcstage.daemon.part import Findings
+from hpcstage.daemon.nodepart import Findings
 from hpcstage.daemon.peers.nodegroup import NodeGroup
 from hpcstage.daemon.peers.peers import Peers
 from hpcstage.daemon.peers.sharing import FileSharing, Neighbours
@@ -27,9 +27,9 @@ from hpcstage.daemon.queue.beside import LEAST_SPRINT_S
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
 from hpcstage.daemon.queue.states import FileState
+from hpcstage.daemon.reading.openwatch import OpenLog
 from hpcstage.daemon.reading.ordering import Ordering
 from hpcstage.daemon.reading.scanning import Prepared
-from hpcstage.daemon.reading.watch import OpenLog
 from hpcstage.daemon.requests import Requests
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
@@ -40,7 +40,7 @@ from hpcstage.node import page
 from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.daemonspec import RUNTIME_MODE
 from hpcstage.protocol.shim import Kind, Reason, State
-from hpcstage.store import directory
+from hpcstage.store import storedir
 from hpcstage.store.attributes import devices_here
 from hpcstage.store.pool import CopierPool
 
@@ -63,7 +63,7 @@ class Staging(Phase):
     ) -> None:
         super().__init__(base)
         self.state = State.STAGING
-        self.limit = directory.budget(base.node_dir, base.spec.budget) if group is None else group.limit
+        self.limit = storedir.budget(base.node_dir, base.spec.budget) if group is None else group.limit
         """The budget of the store."""
         manifest, spec = prepared.manifest, base.spec
         pool.open_manifest()
@@ -84,7 +84,7 @@ class Staging(Phase):
             published=base.page.published,
             voided=base.page.voided,
         )
-        store = directory.Store(base.node_dir, base.gate.close)
+        store = storedir.Store(base.node_dir, base.gate.close)
         self.engine = engine = Engine(manifest, queue, pool, store, hooks, base.started)
         self.peers = Peers(engine, base.answers.waits_for, base.events.received)
         self._ordering = Ordering(base, log, prepared, queue, self._pump_now)
@@ -229,7 +229,7 @@ class Staging(Phase):
 
     def record(self, part: NodePart) -> NodePart:
         """Says what nodes of another job had, where this node has no group that would say it."""
-        counts = self.peers.arrivals.counts
+        counts = self.peers.received.counts
         if not counts.peer_files or part.group is not None:
             return part
         totals = replace(part.totals, peer_bytes=counts.peer_bytes, peer_files=counts.peer_files)

@@ -13,7 +13,7 @@ from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.openfiles import LargeInUse
 from hpcstage.daemon.copying.sightings import Sightings
 from hpcstage.daemon.queue.useful import Little, Unserved
-from hpcstage.daemon.reading.watch import OpenWatch
+from hpcstage.daemon.reading.openwatch import OpenWatch
 from hpcstage.daemon.resources import Resources
 from hpcstage.problem import Problem
 from hpcstage.protocol.shim import Counter

@@ -33,7 +33,7 @@ from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.etcd import endpoints_of
 from hpcstage.elastic.membership.participant import Participant
-from hpcstage.elastic.membership.store import StoreLost
+from hpcstage.elastic.membership.termstore import StoreLost
 from hpcstage.elastic.membership.values import AgentSetting, Bounds, Generation, Node, Patience
 from hpcstage.elastic.seats import NodeSeats
 from hpcstage.errors import HpcstageError, UsageError

@@ -28,7 +28,7 @@ from typing import Any, Literal
 from hpcstage import stderr
 from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.participant import Participant
-from hpcstage.elastic.membership.store import StoreLost
+from hpcstage.elastic.membership.termstore import StoreLost
 from hpcstage.elastic.membership.values import AgentSetting, Generation, Node
 from hpcstage.elastic.membership.watching import AwakeClock
 from hpcstage.units import format_duration

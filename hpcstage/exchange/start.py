@@ -19,10 +19,10 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcstage.exchange.coding.service import CodingService
+from hpcstage.exchange.coding.codingservice import CodingService
 from hpcstage.exchange.daemonlink import DaemonLink, LinkEnded
-from hpcstage.exchange.files.service import FileService
-from hpcstage.exchange.files.stripes import StripeService
+from hpcstage.exchange.files.fileservice import FileService
+from hpcstage.exchange.files.stripeservice import StripeService
 from hpcstage.exchange.files.written import WrittenService
 from hpcstage.exchange.group import GroupService
 from hpcstage.exchange.handover import ManifestService

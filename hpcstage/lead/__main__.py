@@ -23,8 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcstage.lead import world
-from hpcstage.lead.nodes import LaunchedNodes, Nodes, VirtualNodes
-from hpcstage.lead.states import ENDED_EARLY, NodeState, problem_of
+from hpcstage.lead.bringup import LaunchedNodes, Nodes, VirtualNodes
+from hpcstage.lead.nodestates import ENDED_EARLY, NodeState, problem_of
 from hpcstage.lead.world import World
 from hpcstage.node.control import REMOVAL_S
 from hpcstage.problem import Problem

@@ -30,9 +30,9 @@ from hpcstage.errors import HpcstageError
 from hpcstage.forked import die_with_parent
 from hpcstage.job import localdir
 from hpcstage.lead.directories import HostedDirectories
-from hpcstage.node import control, environment, kept
+from hpcstage.node import childenv, control, kept
+from hpcstage.node.childenv import RUN_ID
 from hpcstage.node.directory import outputs_base
-from hpcstage.node.environment import RUN_ID
 from hpcstage.node.hosted import Hosted, Taken, bring_up, claim
 from hpcstage.protocol import leadspec, nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
@@ -92,7 +92,7 @@ def _clean(local_dir: Path, log: Path, env: Mapping[str, str]) -> subprocess.Pop
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
-            env=environment.for_daemon(env, control.package_parent()),
+            env=childenv.for_daemon(env, control.package_parent()),
             cwd="/",
             preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509  the agent has one thread
         )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import hpcstage
 from hpcstage import localsocket
-from hpcstage.node import directory, environment, page, shimdir
+from hpcstage.node import childenv, directory, page, shimdir
 from hpcstage.node.shimdir import ShimSetup
 from hpcstage.protocol import nodedir, shim
 from hpcstage.reading import readable
@@ -248,7 +248,7 @@ def start_daemon(
     try:
         path = node.path / nodedir.SPEC
         replace(spec, listen_fd=listener.fileno(), lock_fd=node.lock_fd).save(path)
-        cleaned = environment.for_daemon(env, package_parent())
+        cleaned = childenv.for_daemon(env, package_parent())
         process = _spawn(path, node.log, cleaned, (listener.fileno(), node.lock_fd, *locks))
         return DaemonControl(node.sock, process)
     finally:

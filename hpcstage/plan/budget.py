@@ -1,6 +1,6 @@
 """Decides the budget of a node's store from facts, so that `plan` and `run` say the same numbers and reason. Pure.
 
-`job.localdir` measures what is free; the daemon measures it once more (`store.directory`).
+`job.localdir` measures what is free; the daemon measures it once more (`store.storedir`).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hpcstage.plan.placement.nodes import Sharing
+from hpcstage.plan.placement.nodesplan import Sharing
 from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Forecast, ModeForecast, Rates, Workload
 from hpcstage.units import format_duration as show

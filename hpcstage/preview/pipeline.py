@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from hpcstage.plan.dataset.datasets import already_local
 from hpcstage.plan.dataset.scan import ScanResult, scan
 from hpcstage.plan.order import orders
+from hpcstage.preview.findorder import FoundOrder, find_order
 from hpcstage.preview.inputs import ForecastInputs, Inputs
-from hpcstage.preview.orders import FoundOrder, find_order
 from hpcstage.preview.plan import Plan, ScanSummary
 
 DAEMON_START_S = 0.25
@@ -46,15 +46,15 @@ def foresee(inputs: Inputs, given: ForecastInputs, found: FoundFiles) -> Plan:
     """Returns the whole plan: what fits, each node's part, and the forecast, or the figures that it lacks."""
     from hpcstage.plan.forecast import Conditions, forecast, missing_figures
     from hpcstage.plan.placement.fitting import fit
-    from hpcstage.plan.placement.nodes import Given, nodes_plan
+    from hpcstage.plan.placement.nodesplan import NodesInput, nodes_plan
     from hpcstage.plan.placement.placements import Placing
     from hpcstage.preview.program import OPTIONS, find_earlier, known
-    from hpcstage.store import directory
+    from hpcstage.store import storedir
 
     plan, manifest, disk, nodes = found.plan, found.scan.manifest, given.disk, given.nodes
     earlier = find_earlier(inputs.data.datasets, given.env)
     workload, rates = known(given.told, earlier, manifest, nodes)
-    budget = None if disk.path is None or disk.facts is None else directory.budget(disk.path, disk.facts)
+    budget = None if disk.path is None or disk.facts is None else storedir.budget(disk.path, disk.facts)
     fitting = fit(manifest, orders.complete(plan.order, len(manifest)), budget) if budget else None
     conditions = Conditions(
         fit=fitting.share if fitting else 1.0,
@@ -65,7 +65,7 @@ def foresee(inputs: Inputs, given: ForecastInputs, found: FoundFiles) -> Plan:
     many = None
     if nodes > 1:
         directories = fitting.needed_inodes - len(manifest) if fitting else 0
-        several = Given(manifest.sizes, budget, directories, given.placement)
+        several = NodesInput(manifest.sizes, budget, directories, given.placement)
         many = nodes_plan(several, nodes)
         conditions = replace(conditions, nodes=nodes, sharing=several.sharing(nodes, Placing(many.kind)))
     missing = missing_figures(workload, rates, nodes)

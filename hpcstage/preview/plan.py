@@ -11,11 +11,11 @@ from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.dataset.scan import ScanResult
 from hpcstage.plan.order import orders
 from hpcstage.plan.types import Budget, Forecast, Order, Rates, Workload
-from hpcstage.preview.orders import FoundOrder
+from hpcstage.preview.findorder import FoundOrder
 
 if TYPE_CHECKING:
     from hpcstage.plan.placement.fitting import Fit
-    from hpcstage.plan.placement.nodes import NodesPlan
+    from hpcstage.plan.placement.nodesplan import NodesPlan
 
 SCHEMA_VERSION = 1
 

@@ -32,14 +32,16 @@ OPTIONS = {
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierRun:
     """The program, the source and the disk as the record of an earlier run with the same datasets describes them."""
 
     measured: Measured
     nodes: int = 1
 
 
-def known(told: Mapping[str, float], earlier: Earlier | None, manifest: Manifest, nodes: int) -> tuple[Workload, Rates]:
+def known(
+    told: Mapping[str, float], earlier: EarlierRun | None, manifest: Manifest, nodes: int
+) -> tuple[Workload, Rates]:
     """Returns what is known. The compute time of an option holds for the job's nodes, that of an earlier run for its
     own."""
     is_earlier = earlier is not None and "epoch_compute_s" not in told
@@ -51,7 +53,7 @@ def known(told: Mapping[str, float], earlier: Earlier | None, manifest: Manifest
     ), Rates(**_figures(OF_RATES, told, earlier))
 
 
-def _figures(names: Sequence[str], told: Mapping[str, float], earlier: Earlier | None) -> dict[str, Any]:
+def _figures(names: Sequence[str], told: Mapping[str, float], earlier: EarlierRun | None) -> dict[str, Any]:
     values, sources = dict[str, float](), dict[str, str]()
     for name in names:
         found = None if earlier is None else getattr(earlier.measured, name, None)
@@ -62,7 +64,7 @@ def _figures(names: Sequence[str], told: Mapping[str, float], earlier: Earlier |
     return {**values, "sources": sources}
 
 
-def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> Earlier | None:
+def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> EarlierRun | None:
     """Returns the last successful run on these datasets; None if there is none or its record cannot be read."""
     from hpcstage.record import files, index, workload
 
@@ -71,6 +73,6 @@ def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> Earlier
         if run_dir is None:
             return None
         record = files.load_run(run_dir)
-        return Earlier(workload.workload_of(record), max(1, len(record.nodes)))
+        return EarlierRun(workload.workload_of(record), max(1, len(record.nodes)))
     except (HpcstageError, OSError, TypeError, ValueError, LookupError, AttributeError):
         return None

@@ -11,7 +11,7 @@ Everything is little-endian. Each word has one writer, so there are no locks:
     rows     from ARRIVING_HEADER_BYTES on, ARRIVING_ROW_BYTES each, see ARRIVING_ROW; by the copier, but for what
              ARRIVING_READ, WISHED_OFFSET and READERS_OFFSET name, which readers write, and for PRIORITY_OFFSET and
              SHARE_OFFSET
-    stripes  from STRIPES_OFFSET on, a byte for each stripe of each row: by the copier, a Stripe
+    stripes  from STRIPES_OFFSET on, a byte for each stripe of each row: by the copier, a StripeState
 
 A row may be used only while both of its words have the same number other than 0, which is looked at before bytes are
 read from the incoming file and again afterwards. The daemon takes `granted` away before a write is answered, when a
@@ -93,7 +93,7 @@ class Priority(IntEnum):
     for readers in order."""
 
 
-class Stripe(IntEnum):
+class StripeState(IntEnum):
     """How far a stripe is."""
 
     ABSENT = 0

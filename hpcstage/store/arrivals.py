@@ -25,14 +25,14 @@ from hpcstage.protocol.arriving import (
     SHOWN_OFFSET,
     WISHED_OFFSET,
     Priority,
-    Stripe,
+    StripeState,
     stripe_bytes,
 )
 from hpcstage.store.arrivingrows import (
     ID_OFFSET,
     MOST_COUNT,
     U32,
-    Share,
+    StripeShare,
     evicted_of,
     open_map,
     row_at,
@@ -46,7 +46,7 @@ _FENCE = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Facts:
+class SourceFacts:
     """What is shown of a file on its way: what stat says of its source, and the incoming file."""
 
     id: int
@@ -67,7 +67,7 @@ class Arrivals:
         self._path = path
         self._map: mmap.mmap | None = None
 
-    def begin(self, facts: Facts, listed: Entry) -> Arrival:
+    def begin(self, facts: SourceFacts, listed: Entry) -> Arrival:
         """Returns the stripes of a file whose copying begins. They are shown if the file has a row and is as the
         manifest lists it; else nobody sees them."""
         status = facts.status
@@ -96,7 +96,7 @@ class Arrival:
     """Whether programs may see them."""
     is_divided = False
     """Whether the file is divided among nodes."""
-    share: Share | None = None
+    share: StripeShare | None = None
     """The nodes that bring the file together, if this one does not alone, or among which it is divided."""
 
     def __init__(self, size_bytes: int) -> None:
@@ -106,7 +106,7 @@ class Arrival:
         self._start = self._row = self._shown_at = 0
 
     @classmethod
-    def shown(cls, mapped: mmap.mmap, row: int, serial: int, facts: Facts) -> Arrival:
+    def shown(cls, mapped: mmap.mmap, row: int, serial: int, facts: SourceFacts) -> Arrival:
         """Returns stripes that programs see from now on, while the row is granted."""
         status = facts.status
         arrival = cls(status.st_size)
@@ -138,11 +138,11 @@ class Arrival:
 
     def is_absent(self, stripe: int) -> bool:
         """Returns whether nobody has begun with a stripe."""
-        return stripe < self.stripes and self._mapped[self._start + stripe] == Stripe.ABSENT
+        return stripe < self.stripes and self._mapped[self._start + stripe] == StripeState.ABSENT
 
     def first_absent(self, stripe: int = 0) -> int | None:
         """Returns the first stripe from this one on that nobody has begun with."""
-        found = self._mapped.find(bytes((Stripe.ABSENT,)), self._start + stripe, self._start + self.stripes)
+        found = self._mapped.find(bytes((StripeState.ABSENT,)), self._start + stripe, self._start + self.stripes)
         return None if found < 0 else found - self._start
 
     def next_absent(self, stripe: int, is_meant: Callable[[int], bool]) -> int | None:
@@ -154,15 +154,15 @@ class Arrival:
 
     def coming(self, stripes: range) -> None:
         """Notes that a thread begins with these stripes."""
-        self._put(stripes, Stripe.COMING)
+        self._put(stripes, StripeState.COMING)
 
     def put_back(self, stripes: range) -> None:
         """Notes that nobody reads these stripes for now."""
-        self._put(stripes, Stripe.ABSENT)
+        self._put(stripes, StripeState.ABSENT)
 
     def arrived(self, stripe: int) -> None:
         """Shows a stripe that is complete."""
-        self._put(range(stripe, stripe + 1), Stripe.ARRIVED)
+        self._put(range(stripe, stripe + 1), StripeState.ARRIVED)
 
     def wished(self) -> int | None:
         """Returns the stripe that a reader needs next, if any asks."""
@@ -175,12 +175,12 @@ class Arrival:
 
     def absent_of(self, stripes: range) -> int | None:
         """Returns the first of these stripes that nobody has begun with."""
-        found = states_of(self._mapped, self._start, stripes).find(Stripe.ABSENT)
+        found = states_of(self._mapped, self._start, stripes).find(StripeState.ABSENT)
         return None if found < 0 else stripes[found]
 
     def have_arrived(self, stripes: range) -> bool:
         """Returns whether all of these stripes have arrived."""
-        return states_of(self._mapped, self._start, stripes).count(Stripe.ARRIVED) == len(stripes)
+        return states_of(self._mapped, self._start, stripes).count(StripeState.ARRIVED) == len(stripes)
 
     def evict(self, stripe: int) -> None:
         """Takes a stripe away. When this returns, its bytes may be freed: no read counts that might have met that."""
@@ -202,5 +202,5 @@ class Arrival:
             U32.pack_into(self._mapped, self._row + WISHED_OFFSET, 0)
         return wished
 
-    def _put(self, stripes: range, state: Stripe) -> None:
+    def _put(self, stripes: range, state: StripeState) -> None:
         self._mapped[self._start + stripes.start : self._start + stripes.stop] = bytes((state,)) * len(stripes)

@@ -1,6 +1,6 @@
 """The file `arriving`: its mapping, and what its rows hold. The layout stands in `protocol.arriving`.
 
-The daemon's side of it is `arriving`, a copier's `arrivals`, and the exchange's `shownrows`.
+The daemon's side of it is `grantedrows, a copier's `arrivals`, and the exchange's `shownrows`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_COUNT = (1 << 32) - 2
 
 
 @dataclass(frozen=True)
-class Share:
+class StripeShare:
     """The nodes that bring a file together. Each reads its stripes at the source, and the others get these from it."""
 
     own: int
@@ -62,7 +62,7 @@ class Share:
         return SHARE.pack(self.own, len(self.nodes), bits.to_bytes(MOST_SHARING // 8, "little"))
 
     @classmethod
-    def unpack(cls, data: bytes) -> Share | None:
+    def unpack(cls, data: bytes) -> StripeShare | None:
         """Returns what a row says; None if no other node brings the file, too, or it makes no sense."""
         own, count, packed = SHARE.unpack(data)
         bits = int.from_bytes(packed, "little")
@@ -80,9 +80,9 @@ def stripes_at(row: int) -> int:
     return STRIPES_OFFSET + row * ROW_STRIPES
 
 
-def share_of(mapped: mmap.mmap, start: int) -> Share | None:
+def share_of(mapped: mmap.mmap, start: int) -> StripeShare | None:
     """Returns with which nodes this one brings the file of the row that begins at `start`, if it does."""
-    return Share.unpack(mapped[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size])
+    return StripeShare.unpack(mapped[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size])
 
 
 def evicted_of(mapped: mmap.mmap | bytearray, start: int) -> int:

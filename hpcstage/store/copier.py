@@ -22,13 +22,13 @@ from hpcstage.plan.placement.division import MOST_DIVIDED
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.arriving import ARRIVING_FILE
 from hpcstage.store import copyfile
-from hpcstage.store.arrivals import Arrival, Arrivals, Facts
+from hpcstage.store.arrivals import Arrival, Arrivals, SourceFacts
 from hpcstage.store.catalog import Catalog
+from hpcstage.store.copierpipe import COMMAND, Op, pack_result
 from hpcstage.store.copyfile import CopyJob, CopyOutcome, CopyWorker, Status
 from hpcstage.store.counters import CANCEL, StatsArea, ThreadStats
 from hpcstage.store.dividedcopy import Calls, DividedCopy
 from hpcstage.store.largecopy import BigCopy, Pacer
-from hpcstage.store.messages import COMMAND, Op, pack_result
 
 BIG_BYTES = 16 << 20
 """Larger files are copied in stripes, by several threads."""
@@ -268,7 +268,7 @@ class Copier:
             self._help(worker, divided)
 
     def _show(self, id_: int, job: CopyJob, status: os.stat_result) -> Arrival:
-        return self._arrivals.begin(Facts(id_, status, job.temporary), self._catalog.entry(id_))
+        return self._arrivals.begin(SourceFacts(id_, status, job.temporary), self._catalog.entry(id_))
 
     def _help(self, worker: CopyWorker, big: LargeCopy) -> None:
         worker.stats.works_on(big.id)

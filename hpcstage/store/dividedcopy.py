@@ -22,12 +22,12 @@ from hpcstage.protocol import nodedir
 from hpcstage.protocol.arriving import Priority
 from hpcstage.store import copyfile
 from hpcstage.store.arrivals import Arrival, is_as_listed
-from hpcstage.store.arrivingrows import Share
-from hpcstage.store.beside import ProgramReads
+from hpcstage.store.arrivingrows import StripeShare
 from hpcstage.store.copyfile import CopyError, CopyJob, CopyOutcome, CopyWorker, Status
 from hpcstage.store.counters import ThreadStats
 from hpcstage.store.largecopy import CHUNK_BYTES_AT, MOST_THREADS, QUICK_NS, SLOW_NS, SLOW_THREADS, Pacer
-from hpcstage.store.others import OtherNodes
+from hpcstage.store.peerstripes import PeerStripes
+from hpcstage.store.programreads import ProgramReads
 from hpcstage.store.window import READS_S, Window
 
 READ_LOOK_S, IDLE_LOOK_S = 0.003, 0.05
@@ -84,11 +84,11 @@ class DividedCopy:
         self._wished: tuple[int, float] | None = None
         """The last stripe that another node was waiting for, and when."""
         self._reads: ProgramReads | None = None
-        self._others: OtherNodes | None = None
+        self._peer_stripes: PeerStripes | None = None
         self._again_at = 0.0
         self._before: os.stat_result
         self._arrival: Arrival
-        self._share: Share
+        self._share: StripeShare
         self._own: range
         self._reach: int
         self._window: Window
@@ -283,24 +283,24 @@ class DividedCopy:
 
     # ---- the stripes of other nodes
 
-    def _connected(self, now: float) -> OtherNodes | None:
+    def _connected(self, now: float) -> PeerStripes | None:
         """Returns the way to other nodes, which is made anew some time after one of them has failed."""
-        is_well = self._others is not None and not self._others.lost
+        is_well = self._peer_stripes is not None and not self._peer_stripes.lost
         if not is_well and self._fronts and now >= self._again_at:
             self._disconnect()
             self._again_at = now + AGAIN_S
             size_bytes, length = self._before.st_size, self._arrival.stripe_bytes
-            self._others = OtherNodes.connect(self.id, size_bytes, length, self._share)
-        return self._others
+            self._peer_stripes = PeerStripes.connect(self.id, size_bytes, length, self._share)
+        return self._peer_stripes
 
     def _disconnect(self) -> None:
-        if self._others is not None:
-            self._others.close()
-            self._others = None
+        if self._peer_stripes is not None:
+            self._peer_stripes.close()
+            self._peer_stripes = None
         for stripe in self._window.coming():
             self._do_without(stripe)
 
-    def _ask(self, others: OtherNodes, now: float) -> None:
+    def _ask(self, others: PeerStripes, now: float) -> None:
         """Asks for what readers need next, as far as there is room."""
         while others.has_room:
             taken = self._window.take(now, lambda stripe: self._share.reader(stripe) not in others.lost)

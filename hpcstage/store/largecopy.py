@@ -17,9 +17,9 @@ from hpcstage.protocol import nodedir
 from hpcstage.protocol.arriving import Priority
 from hpcstage.store import copyfile
 from hpcstage.store.arrivals import Arrival
-from hpcstage.store.beside import ProgramReads
 from hpcstage.store.copyfile import CHUNK_BYTES, CopyError, CopyJob, CopyOutcome, CopyWorker, Status
-from hpcstage.store.others import OtherNodes
+from hpcstage.store.peerstripes import PeerStripes
+from hpcstage.store.programreads import ProgramReads
 
 RANGE_BYTES = 16 << 20
 MOST_THREADS = 8
@@ -88,7 +88,7 @@ class BigCopy:
         self._writing = threading.Lock()
         self._show = show
         self._reads: ProgramReads | None = None
-        self._others: OtherNodes | None = None
+        self._peer_stripes: PeerStripes | None = None
         self._has_begun = self._is_asking = self._has_asked = False
         """Whether a thread has come; whether one asks other nodes, or has done so."""
         self._size_bytes = 0
@@ -120,7 +120,7 @@ class BigCopy:
             copyfile.discard(self.job.temporary)
             return False
         self._invitations = min(1 if self._pace else MOST_THREADS - 1, self._size_bytes // RANGE_BYTES)
-        if self._others is not None:
+        if self._peer_stripes is not None:
             self._invite(self)
         return True
 
@@ -254,19 +254,19 @@ class BigCopy:
     def _join_others(self) -> None:
         share = self._arrival.share
         if share is not None:
-            self._others = OtherNodes.connect(self.id, self._size_bytes, self._arrival.stripe_bytes, share)
-        if self._others is not None:
+            self._peer_stripes = PeerStripes.connect(self.id, self._size_bytes, self._arrival.stripe_bytes, share)
+        if self._peer_stripes is not None:
             with contextlib.suppress(OSError):  # the kernel would read ahead what other nodes read
                 os.posix_fadvise(self._source, 0, 0, os.POSIX_FADV_RANDOM)
 
     def _is_own(self, stripe: int) -> bool:
-        return self._others is None or self._others.is_own(stripe)
+        return self._peer_stripes is None or self._peer_stripes.is_own(stripe)
 
     def _begins_asking(self, *, is_new: bool = False) -> bool:
         """Returns whether a thread is to ask the other nodes. The first of those that are new reads the source."""
         with self._lock:
             is_first, self._has_begun = is_new and not self._has_begun, True
-            if self._others is None or self._has_asked or self._finished or is_first:
+            if self._peer_stripes is None or self._has_asked or self._finished or is_first:
                 return False
             self._has_asked = self._is_asking = True
             self._inside += 1
@@ -275,7 +275,7 @@ class BigCopy:
     def _ask_others(self, worker: CopyWorker) -> bool:
         """Gets stripes from other nodes until there are none to be asked for. Returns whether this thread has to report
         the outcome."""
-        others = self._others
+        others = self._peer_stripes
         assert others is not None
         try:
             while self._ask_for_more(others) or others.is_waiting:
@@ -296,7 +296,7 @@ class BigCopy:
             return True
         return False
 
-    def _ask_for_more(self, others: OtherNodes) -> bool:
+    def _ask_for_more(self, others: PeerStripes) -> bool:
         """Asks for what comes next, as far as there is room. Returns whether anything was asked for."""
         asked = False
         while others.has_room and (stripe := self._claim_elsewhere(others)) is not None:
@@ -304,7 +304,7 @@ class BigCopy:
             self._do_without(others.ask(stripe, time.monotonic()))
         return asked
 
-    def _claim_elsewhere(self, others: OtherNodes) -> int | None:
+    def _claim_elsewhere(self, others: PeerStripes) -> int | None:
         with self._lock:
             if self._finished or self._exhausted():
                 return None

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from hpcstage.forked import fork, reap
 from hpcstage.protocol import nodedir
 from hpcstage.store.copier import CopierSettings, run_copier
+from hpcstage.store.copierpipe import COMMAND, RESULT, Op, Result, unpack_results
 from hpcstage.store.copyfile import Status
 from hpcstage.store.counters import StatsArea
-from hpcstage.store.messages import COMMAND, RESULT, Op, Result, unpack_results
 
 MOST_RESTARTS = 3
 _READ_BYTES = RESULT.size * 1024

@@ -15,7 +15,7 @@ from hpcstage.protocol.arriving import (
     ROW_STRIPES,
     SHOWN_OFFSET,
     WISHED_OFFSET,
-    Stripe,
+    StripeState,
 )
 from hpcstage.store.arrivingrows import ID_OFFSET, U32, evicted_of, open_map, row_at, share_of, stripes_at
 
@@ -42,7 +42,7 @@ class ShownRow:
 
     def has(self, stripe: int) -> bool:
         """Returns whether a stripe has arrived, and stays."""
-        return stripe in self._kept and self._map[stripes_at(self._row) + stripe] == Stripe.ARRIVED
+        return stripe in self._kept and self._map[stripes_at(self._row) + stripe] == StripeState.ARRIVED
 
     def wish(self, stripe: int) -> None:
         """Says that another node needs a stripe, if no reader here has said what it needs."""

@@ -15,7 +15,7 @@ READS_S = 3.0
 """A reader that goes on reads: it has asked for something else within this time."""
 
 
-class Taken(NamedTuple):
+class NextStripe(NamedTuple):
     """A stripe to be asked for, and the one that goes for it."""
 
     stripe: int
@@ -65,7 +65,7 @@ class Window:
                     found[stripe] = None
         return list(found)
 
-    def take(self, now: float, can_come: Callable[[int], bool]) -> Taken | None:
+    def take(self, now: float, can_come: Callable[[int], bool]) -> NextStripe | None:
         """Returns what is to be asked for next; from then on it is on its way. None if nothing is needed that can come,
         or there is no room."""
         needed = self.needed(now)
@@ -80,7 +80,7 @@ class Window:
                 return None
             del self._here[oldest]
         self._coming.add(stripe)
-        return Taken(stripe, oldest)
+        return NextStripe(stripe, oldest)
 
     def coming(self) -> list[int]:
         """Returns the stripes that are on their way."""

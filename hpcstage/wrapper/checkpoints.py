@@ -23,7 +23,7 @@ from hpcstage.job.schedulers import domain_of
 from hpcstage.node import kept
 from hpcstage.record.jsonform import read
 from hpcstage.record.parts.checkpoints import CheckpointsPart, GenerationRow
-from hpcstage.wrapper import late, messages, outdir, outputpart
+from hpcstage.wrapper import leftovers, messages, outdir, outputpart
 from hpcstage.wrapper.outdir import NamedDirectory
 from hpcstage.wrapper.outputs import CannotPrepare, RunNode, RunOutputs
 
@@ -86,14 +86,14 @@ class RunCheckpoints(RunOutputs):
         if self.place is not None:
             for earlier, lock in self._earlier:
                 with suppress(HpcstageError):  # a signal came
-                    late.drain(earlier, lock, RESTORED_S, has_target=True)
+                    leftovers.drain(earlier, lock, RESTORED_S, has_target=True)
         super().give_up(why)
 
     def _prepare(self, place: kept.KeptPlace, node: RunNode, config: Config) -> None:
         if (missing := extras.missing(Extra.CHECKPOINT, *_NEEDED)) is not None:
             raise CannotPrepare(missing.line())
         above = place.path.parent
-        self._earlier = late.take_checkpoints(above, self.part.directory)  # the start named them
+        self._earlier = leftovers.take_checkpoints(above, self.part.directory)  # the start named them
         local = CheckpointPlace(place.output)
         try:
             local.base.mkdir(0o700)
@@ -116,7 +116,7 @@ class RunCheckpoints(RunOutputs):
         if not self.exit_code:
             for earlier, lock in self._earlier:
                 with suppress(HpcstageError):  # a signal came
-                    late.drain(earlier, lock, late.AT_START_S, has_target=True)
+                    leftovers.drain(earlier, lock, leftovers.AT_START_S, has_target=True)
 
     def _close(self) -> None:
         super()._close()

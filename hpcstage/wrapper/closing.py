@@ -14,7 +14,7 @@ from hpcstage.node import control
 from hpcstage.problem import Problem
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.rundir import NODES, RECORD
-from hpcstage.wrapper import facts, grouping, messages
+from hpcstage.wrapper import grouping, messages, runpart
 
 if TYPE_CHECKING:
     from hpcstage.errors import HpcstageError
@@ -117,7 +117,7 @@ def _write_record(session: Session) -> None:
 
     run_dir, part = session.run_dir, session.part
     try:
-        facts.save_part(run_dir, part)
+        runpart.save_part(run_dir, part)
         record = compose(part, files.node_parts(run_dir))
         files.save(record, run_dir / RECORD)
     except OSError as error:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from hpcstage.errors import NotStarted
 from hpcstage.job import launchers, together
 from hpcstage.job.schedulers import fold_nodes
-from hpcstage.node import control, environment
+from hpcstage.node import childenv, control
 from hpcstage.node import directory as node_directory
 from hpcstage.protocol import leadspec, nodedir
 from hpcstage.protocol.leadspec import LeadSpec
@@ -60,7 +60,7 @@ def require_node(job: Job) -> None:
         )
 
 
-def leaves_word(job: Job) -> bool:
+def reports_not_staged(job: Job) -> bool:
     """Returns whether this wrapper, which cannot stage, reports that for others: for the launch, or for a node that
     stages alone."""
     if job.rank is None or together.is_known_elsewhere(job) or job.local_rank is None:
@@ -144,7 +144,7 @@ def agent_script(directory: Path, env: Mapping[str, str]) -> str:
 
 def script(words: Sequence[str], env: Mapping[str, str] = os.environ) -> str:
     """Returns a script for the shell of another node; it takes no arguments and needs nothing of the launcher."""
-    given = environment.for_daemon(env, control.package_parent())
+    given = childenv.for_daemon(env, control.package_parent())
     kept = {name: given[name] for name in (*_INHERITED, "PYTHONPATH") if name in given}
     lines = ["#!/bin/sh", "# Made by hpcstage run: brings up another node of the run."]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcstage.node import control, environment
+from hpcstage.node import childenv, control
 from hpcstage.outputs.claims import Claim
 from hpcstage.problem import Problem
 from hpcstage.protocol import leadspec
@@ -55,7 +55,7 @@ class LeadLink:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env=environment.for_daemon(env, control.package_parent()),
+                env=childenv.for_daemon(env, control.package_parent()),
                 cwd="/",  # Python looks for modules in the working directory first, where the user's code may lie
                 start_new_session=True,
             )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.node import kept
-from hpcstage.node.environment import in_containers
+from hpcstage.node.childenv import in_containers
 from hpcstage.plan.types import DatasetKind
 from hpcstage.wrapper import dirlock
 

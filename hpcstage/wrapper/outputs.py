@@ -25,7 +25,7 @@ from hpcstage.problem import Problem
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.wrapper import dirlock, messages, outdir, outputpart
 from hpcstage.wrapper.child import is_fatal_pending
-from hpcstage.wrapper.late import LONGEST_S, ForkedDrain
+from hpcstage.wrapper.leftovers import LONGEST_S, ForkedDrain
 from hpcstage.wrapper.outdir import NamedDirectory
 
 if TYPE_CHECKING:

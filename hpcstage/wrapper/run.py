@@ -25,15 +25,15 @@ from hpcstage.plan.dataset import datasets as plan_datasets
 from hpcstage.problem import Problem
 from hpcstage.wrapper import closing, messages
 from hpcstage.wrapper.child import Child, Signals, finish
-from hpcstage.wrapper.facts import Clock, leave_word
-from hpcstage.wrapper.plain import replace_with
+from hpcstage.wrapper.passthrough import replace_with
+from hpcstage.wrapper.runpart import Clock, report_not_staged
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.plan.dataset.datasets import Datasets
-    from hpcstage.wrapper import elastic
-    from hpcstage.wrapper.directories import RunDirectories
+    from hpcstage.wrapper import elastictraining
     from hpcstage.wrapper.outdir import NamedDirectory
+    from hpcstage.wrapper.rundirectories import RunDirectories
     from hpcstage.wrapper.session import Session
 
 _WAIT_S = 0.05
@@ -50,16 +50,16 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
     started = Clock()
     if config.join is not None:
         from hpcstage.elastic.membership.values import TrainingEnd
-        from hpcstage.wrapper import joining
+        from hpcstage.wrapper import jointraining
 
         cwd = inherited.directory()
         if _job().scheduler != "none":
-            joining.await_begin(config.join, cwd, os.environ)
-        found = joining.find(config.join, cwd, os.environ, socket.gethostname())
+            jointraining.await_begin(config.join, cwd, os.environ)
+        found = jointraining.find(config.join, cwd, os.environ, socket.gethostname())
         if isinstance(found, TrainingEnd):
             messages.warn(f"training {config.join} is over: {found.line}")
             return found.exit_code
-        command, config = found.words(), joining.settings(config, found)
+        command, config = found.words(), jointraining.settings(config, found)
         messages.warn(f"this job joins training {found.name}: {shlex.join(command)}")
         for key, directory in found.directories.items():
             messages.warn(f"{{{key}}} is {directory} itself on the nodes of this job, and nothing on a local disk")
@@ -94,13 +94,13 @@ def _resolve(command: Sequence[str], config: Config) -> Datasets:
     if config.data:
         data = plan_datasets.resolve(config.data, cwd, order=config.order_asked())
     if has_directory or config.protect is not None or any(_PLACEHOLDER.search(word) for word in command):
-        from hpcstage.wrapper import directories
+        from hpcstage.wrapper import rundirectories
 
-        directories.check(config, command, data.datasets)
+        rundirectories.check(config, command, data.datasets)
     if config.elastic is not None:
-        from hpcstage.wrapper import elastic
+        from hpcstage.wrapper import elastictraining
 
-        elastic.check(command, config, _job())
+        elastictraining.check(command, config, _job())
     return data
 
 
@@ -136,27 +136,27 @@ def _without_us(
     signals.release()
     if isinstance(error, UsageError):
         raise error
-    leave_word(command, config, error, data, started)
+    report_not_staged(command, config, error, data, started)
     if config.strict:
         raise error
     if not (isinstance(error, NoLocalDir) and _is_later_on_node()):
         messages.warn(f"{error.line()}; the command runs without staging")
     found: Mapping[NamedDirectory, str] = {}
     if config.out is not None or config.checkpoint is not None:
-        from hpcstage.wrapper import directories
+        from hpcstage.wrapper import rundirectories
 
-        found = directories.at_target(config)
+        found = rundirectories.at_target(config)
         for named, path in found.items():
             messages.warn(f"{named.placeholder} is {path}")
     if config.elastic is None:
         return replace_with(command, found)
-    from hpcstage.wrapper import elastic
+    from hpcstage.wrapper import elastictraining
 
     for named, path in found.items():
         command = named.put_in(command, path)
         os.environ.update(named.environment(os.environ, path))
-    command = elastic.unstaged_words(command, config, _job(), started.unix_s)
-    os.environ.update(elastic.own_environment(os.environ))
+    command = elastictraining.unstaged_command(command, config, _job(), started.unix_s)
+    os.environ.update(elastictraining.own_environment(os.environ))
     return replace_with(command)
 
 
@@ -217,26 +217,27 @@ def _elastic(
 ) -> tuple[list[str], dict[str, str]]:
     """Returns what is started in the place of the command of an elastic training, and its environment. `words` is the
     command with the directories of this node."""
-    from hpcstage.wrapper import elastic
+    from hpcstage.wrapper import elastictraining
 
     if session.config.name is not None:
-        elastic.let_join(command, session.config, _job(), _place(session))
-    return elastic.words(words, session.config, _job(), _place(session), env), elastic.own_environment(os.environ)
+        elastictraining.let_join(command, session.config, _job(), _place(session))
+    started = elastictraining.command_line(words, session.config, _job(), _place(session), env)
+    return started, elastictraining.own_environment(os.environ)
 
 
-def _place(session: Session) -> elastic.TrainingPlace:
+def _place(session: Session) -> elastictraining.TrainingPlace:
     """Returns where the training belongs."""
-    from hpcstage.wrapper import elastic
+    from hpcstage.wrapper import elastictraining
 
     directory = session.run_dir if session.group is None else Path(session.group.directory)
-    return elastic.TrainingPlace.of(session.config, session.part.run_id, session.run_dir, directory)
+    return elastictraining.TrainingPlace.of(session.config, session.part.run_id, session.run_dir, directory)
 
 
 def _tell_of_elastic(session: Session) -> None:
-    from hpcstage.wrapper import elastic
+    from hpcstage.wrapper import elastictraining
 
     with contextlib.suppress(HpcstageError, OSError):
-        session.part.elastic = elastic.part_of(_place(session), session.part.started_unix_s)
+        session.part.elastic = elastictraining.part_of(_place(session), session.part.started_unix_s)
 
 
 @contextlib.contextmanager

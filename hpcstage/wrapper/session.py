@@ -22,7 +22,7 @@ from hpcstage import inherited
 from hpcstage import job as jobs
 from hpcstage.errors import LocalDiskProblem, NotStarted
 from hpcstage.job import localdir, share, together
-from hpcstage.node import control, directory, environment, hosted, page
+from hpcstage.node import childenv, control, directory, hosted, page
 from hpcstage.node.shimdir import ShimSetup
 from hpcstage.problem import Problem
 from hpcstage.protocol import leadspec, nodedir, shim
@@ -32,7 +32,7 @@ from hpcstage.protocol.rundir import log_path
 from hpcstage.record import index
 from hpcstage.record.index import state_dir
 from hpcstage.report.progress import ProgressLine
-from hpcstage.wrapper import facts, grouping, messages
+from hpcstage.wrapper import grouping, messages, runpart
 from hpcstage.writing import replace_copy
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from hpcstage.plan.dataset.datasets import Datasets
     from hpcstage.protocol.leadspec import LeadSpec
     from hpcstage.record.parts.run import RunPart
-    from hpcstage.wrapper.directories import RunDirectories
-    from hpcstage.wrapper.facts import Clock
     from hpcstage.wrapper.leadlink import LeadLink
     from hpcstage.wrapper.outputs import RunNode
+    from hpcstage.wrapper.rundirectories import RunDirectories
+    from hpcstage.wrapper.runpart import Clock
 
 _DOING = frozenset({shim.State.STAGING, shim.State.SETTLED})
 JOIN_S = 3.0
@@ -118,17 +118,17 @@ class Session:
             raise NotStarted("local_dir is none", "give --local-dir")
         group = together.find(config, job, local, host)
         alone = host if group is None else ""
-        run_id = facts.shared_id(job.run_key, config, alone) or facts.unique_id(clock.unix_s, job.job_id)
+        run_id = runpart.shared_id(job.run_key, config, alone) or runpart.unique_id(clock.unix_s, job.job_id)
         with contextlib.ExitStack() as undo:
             chosen = _directories(config, local, job, run_id, group)
             if chosen is not None:
                 undo.callback(chosen.abandon)
-            part = facts.run_part(command, config, clock, run_id, job, local)
+            part = runpart.run_part(command, config, clock, run_id, job, local)
             if group is None and job.is_rank:
-                facts.tell_of_one_node(part, job)
+                runpart.tell_of_one_node(part, job)
             part.roots = [os.fsdecode(dataset.root) for dataset in data.datasets]
-            notices = facts.check_datasets(data, local, part, strict=config.strict)
-            run_dir = facts.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
+            notices = runpart.check_datasets(data, local, part, strict=config.strict)
+            run_dir = runpart.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
             try:
                 group = grouping.placed(group, run_dir, run_id)
             except NotStarted as error:
@@ -168,7 +168,7 @@ class Session:
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Returns the command's environment."""
-        return environment.for_command(
+        return childenv.for_command(
             env if self.directories is None else self.directories.environment(env),
             shim_dir=self.node.path / nodedir.SHIM,
             node_dir=self.node.path,
@@ -220,7 +220,7 @@ class Session:
         if self.lead is not None:
             self.lead.tell(f"child {pid}")
         with contextlib.suppress(OSError):
-            facts.save_part(self.run_dir, self.part)
+            runpart.save_part(self.run_dir, self.part)
             if self.is_first and self.node.lock_fd is not None:
                 index.begin(self.part, self.run_dir)
 
@@ -365,8 +365,8 @@ def _directories(
     is_asked = config.out is not None or config.checkpoint is not None
     if not is_asked and not above.exists():
         return None
-    from hpcstage.wrapper import late
-    from hpcstage.wrapper.directories import RunDirectories
+    from hpcstage.wrapper import leftovers
+    from hpcstage.wrapper.rundirectories import RunDirectories
 
     node = _node_of(config, local, job, run_id, group)
     spared = (
@@ -374,5 +374,5 @@ def _directories(
         if config.checkpoint is None or node.why_not
         else os.path.realpath(inherited.directory() / config.checkpoint)
     )
-    late.drain_at_start(above, spared)
+    leftovers.drain_at_start(above, spared)
     return RunDirectories.open(config, local, job, node) if is_asked else None

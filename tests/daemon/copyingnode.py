@@ -16,10 +16,10 @@ from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.protocol import arriving as wire
-from hpcstage.protocol.arriving import Stripe
+from hpcstage.protocol.arriving import StripeState
 from hpcstage.store.copier import CopierSettings
-from hpcstage.store.directory import Store
 from hpcstage.store.pool import CopierPool
+from hpcstage.store.storedir import Store
 
 
 class Row:
@@ -42,7 +42,7 @@ class Row:
 
     @property
     def arrived(self) -> list[int]:
-        return [number for number, state in enumerate(self.stripes) if state == Stripe.ARRIVED]
+        return [number for number, state in enumerate(self.stripes) if state == StripeState.ARRIVED]
 
 
 class CopyingNode:

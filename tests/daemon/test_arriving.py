@@ -27,24 +27,24 @@ from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.types import Entry
 from hpcstage.protocol import arriving as wire
 from hpcstage.protocol import nodedir, shim
-from hpcstage.protocol.arriving import Priority, Stripe
-from hpcstage.store.arrivals import Arrival, Arrivals, Facts
-from hpcstage.store.arriving import Arriving
-from hpcstage.store.arrivingrows import Share
-from hpcstage.store.beside import LEAST_PATIENCE_S
+from hpcstage.protocol.arriving import Priority, StripeState
+from hpcstage.store.arrivals import Arrival, Arrivals, SourceFacts
+from hpcstage.store.arrivingrows import StripeShare
 from hpcstage.store.copyfile import CopyJob, CopyWorker, Status
 from hpcstage.store.counters import StatsArea
-from hpcstage.store.directory import budget
+from hpcstage.store.grantedrows import GrantedRows
 from hpcstage.store.largecopy import CHUNK_BYTES_AT, RANGE_BYTES, BigCopy
+from hpcstage.store.programreads import LEAST_PATIENCE_S
+from hpcstage.store.storedir import budget
 
 MB = wire.LEAST_STRIPE_BYTES
 SIZE = 12 * MB + 1000
 
 
-def facts_of(path: Path, id_: int = 3) -> tuple[Facts, Entry]:
+def facts_of(path: Path, id_: int = 3) -> tuple[SourceFacts, Entry]:
     found = path.stat()
     listed = Entry(0, b"", found.st_size, found.st_mtime_ns, 0, 0, 0, False, found.st_ctime_ns)
-    return Facts(id_, found, b"incoming/0.0/%d" % id_), listed
+    return SourceFacts(id_, found, b"incoming/0.0/%d" % id_), listed
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_row_is_what_the_layout_says(tmp_path: Path, file: Path) -> None:
-    daemon = Arriving(tmp_path)
+    daemon = GrantedRows(tmp_path)
     assert (tmp_path / wire.ARRIVING_FILE).stat().st_blocks * 512 >= wire.ARRIVING_BYTES
     assert daemon.grant(3)
     assert not Row(tmp_path, 0).holds, "granted, and not shown yet"
@@ -66,10 +66,10 @@ def test_a_row_is_what_the_layout_says(tmp_path: Path, file: Path) -> None:
     assert (row.device, row.inode, row.size, row.id) == (found.st_dev, found.st_ino, 3 * MB + 1, 3)
     assert (row.mtime, row.ctime, row.stripe_bytes) == (found.st_mtime_ns, found.st_ctime_ns, MB)
     assert row.incoming == tmp_path / "incoming/0.0/3"
-    assert row.stripes == [Stripe.ABSENT] * 4
+    assert row.stripes == [StripeState.ABSENT] * 4
     arrival.coming(range(1, 3))
     arrival.arrived(2)
-    assert Row(tmp_path, 0).stripes == [Stripe.ABSENT, Stripe.COMING, Stripe.ARRIVED, Stripe.ABSENT]
+    assert Row(tmp_path, 0).stripes == [StripeState.ABSENT, StripeState.COMING, StripeState.ARRIVED, StripeState.ABSENT]
     assert (arrival.first_absent(), arrival.first_absent(1), arrival.first_absent(4)) == (0, 3, None)
     daemon.withdraw((3,))
     assert not Row(tmp_path, 0).holds
@@ -77,7 +77,7 @@ def test_a_row_is_what_the_layout_says(tmp_path: Path, file: Path) -> None:
 
 def test_a_row_is_another_files_only_when_its_copier_is_through(tmp_path: Path, file: Path) -> None:
     """A copier that has not heard yet that its file was written to shows nothing any more, and harms no other row."""
-    daemon, copier = Arriving(tmp_path), Arrivals(tmp_path / wire.ARRIVING_FILE)
+    daemon, copier = GrantedRows(tmp_path), Arrivals(tmp_path / wire.ARRIVING_FILE)
     assert daemon.grant(3)
     daemon.withdraw((3,))
     assert daemon.grant(4)
@@ -94,7 +94,7 @@ def test_a_row_is_another_files_only_when_its_copier_is_through(tmp_path: Path, 
 
 
 def test_rows_of_complete_copies_make_way(tmp_path: Path, file: Path) -> None:
-    daemon, copier = Arriving(tmp_path), Arrivals(tmp_path / wire.ARRIVING_FILE)
+    daemon, copier = GrantedRows(tmp_path), Arrivals(tmp_path / wire.ARRIVING_FILE)
     for id_ in range(wire.ARRIVING_ROWS):
         assert daemon.grant(id_)
     assert not daemon.grant(100)
@@ -115,7 +115,7 @@ def test_rows_of_complete_copies_make_way(tmp_path: Path, file: Path) -> None:
 def test_a_file_that_is_not_as_listed_is_not_shown(tmp_path: Path, file: Path, what: str) -> None:
     from dataclasses import replace
 
-    daemon, copier = Arriving(tmp_path), Arrivals(tmp_path / wire.ARRIVING_FILE)
+    daemon, copier = GrantedRows(tmp_path), Arrivals(tmp_path / wire.ARRIVING_FILE)
     assert daemon.grant(3)
     facts, listed = facts_of(file)
     assert not copier.begin(facts, replace(listed, **{what: getattr(listed, what) - 1})).is_shown
@@ -124,7 +124,7 @@ def test_a_file_that_is_not_as_listed_is_not_shown(tmp_path: Path, file: Path, w
 
 
 def test_without_space_nothing_is_shown(tmp_path: Path, file: Path) -> None:
-    daemon = Arriving(tmp_path / "missing")
+    daemon = GrantedRows(tmp_path / "missing")
     assert daemon.grant(3)
     arrival = Arrivals(tmp_path / "missing" / wire.ARRIVING_FILE).begin(*facts_of(file))
     arrival.arrived(0)
@@ -337,14 +337,14 @@ def test_what_a_reader_needs_next_is_brought_by_several_threads(tmp_path: Path) 
     behind.mkdir()
     node.mkdir()
     (behind / "large").write_bytes(bytes(2 * RANGE_BYTES + MB))
-    assert Arriving(node).grant(0, first=0)
+    assert GrantedRows(node).grant(0, first=0)
     invited: list[BigCopy] = []
     with Slowfs(behind, Settings(data_latency_s=0.002)) as slow:
         source = slow.path / "large"
 
         def show(status: os.stat_result) -> Arrival:
             listed = Entry(0, b"", status.st_size, status.st_mtime_ns, status.st_mode, 0, 0, False, status.st_ctime_ns)
-            return Arrivals(node / wire.ARRIVING_FILE).begin(Facts(0, status, b"incoming"), listed)
+            return Arrivals(node / wire.ARRIVING_FILE).begin(SourceFacts(0, status, b"incoming"), listed)
 
         job = CopyJob(os.fsencode(source), os.fsencode(node / "incoming"), os.fsencode(node / "copy"))
         big = BigCopy(0, job, None, 0, invited.append, show=show)
@@ -364,8 +364,8 @@ def test_what_a_reader_needs_next_is_brought_by_several_threads(tmp_path: Path) 
 )
 def test_each_stripe_is_one_nodes(nodes: tuple[int, ...], data: st.DataObject) -> None:
     own = data.draw(st.sampled_from(nodes))
-    share = Share(own, nodes)
-    assert Share.unpack(share.pack()) == share
+    share = StripeShare(own, nodes)
+    assert StripeShare.unpack(share.pack()) == share
     lost = data.draw(st.sets(st.sampled_from(nodes), max_size=len(nodes) - 1)) - {own}
     readers = [share.reader(stripe, lost) for stripe in range(3 * len(nodes) ** 2)]
     assert set(readers) == set(nodes) - lost, "all that are there take part"
@@ -374,9 +374,9 @@ def test_each_stripe_is_one_nodes(nodes: tuple[int, ...], data: st.DataObject) -
 
 
 def test_a_row_tells_who_brings_the_file(tmp_path: Path, file: Path) -> None:
-    daemon, copier = Arriving(tmp_path), Arrivals(tmp_path / wire.ARRIVING_FILE)
-    assert daemon.grant(3, share=Share(5, (0, 5, 511)))
-    assert copier.begin(*facts_of(file)).share == Share(5, (0, 5, 511))
+    daemon, copier = GrantedRows(tmp_path), Arrivals(tmp_path / wire.ARRIVING_FILE)
+    assert daemon.grant(3, share=StripeShare(5, (0, 5, 511)))
+    assert copier.begin(*facts_of(file)).share == StripeShare(5, (0, 5, 511))
     daemon.ended(3, is_stored=False)
     assert daemon.grant(3)
     assert copier.begin(*facts_of(file)).share is None
@@ -386,4 +386,4 @@ def test_a_row_tells_who_brings_the_file(tmp_path: Path, file: Path) -> None:
     "packed", [wire.SHARE.pack(0, 2, b"\1"), wire.SHARE.pack(1, 2, b"\5"), wire.SHARE.pack(0, 1, b"\1")]
 )
 def test_a_share_that_makes_no_sense_is_none(packed: bytes) -> None:
-    assert Share.unpack(packed) is None
+    assert StripeShare.unpack(packed) is None

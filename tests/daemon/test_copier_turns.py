@@ -18,7 +18,7 @@ HELP = """
 import os, sys, threading, time
 from pathlib import Path
 from hpcstage.store import _copy, copier, copyfile
-from hpcstage.store.messages import COMMAND, RESULT, Op
+from hpcstage.store.copierpipe import COMMAND, RESULT, Op
 from hpcstage.store.counters import StatsArea
 
 def until(condition):

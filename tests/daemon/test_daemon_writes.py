@@ -26,8 +26,8 @@ from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Budget
 from hpcstage.protocol.shim import CAUGHT_UP, CLOSED, GIVEN_UP, HELD, LANDED, Answer, Kind, Reason, State
 from hpcstage.store.copier import CopierSettings
-from hpcstage.store.directory import Store
 from hpcstage.store.pool import CopierPool
+from hpcstage.store.storedir import Store
 
 
 def test_a_staged_copy_is_dropped(start_daemon, make_tree):

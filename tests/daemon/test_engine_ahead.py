@@ -18,8 +18,8 @@ from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Budget
 from hpcstage.store.copier import CopierSettings
-from hpcstage.store.directory import Store
 from hpcstage.store.pool import CopierPool
+from hpcstage.store.storedir import Store
 
 TRANSFERS = 4
 PLENTY = Budget(1 << 60, 1 << 40)

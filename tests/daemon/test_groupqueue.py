@@ -8,7 +8,7 @@ from array import array
 import pytest
 
 from hpcstage.daemon.queue.beside import BytesRead
-from hpcstage.daemon.queue.budget import TemporaryCopies
+from hpcstage.daemon.queue.freebudget import TemporaryCopies
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits, Verdict
 from hpcstage.daemon.queue.states import FileState, NodeShare
@@ -314,7 +314,7 @@ def test_other_nodes_are_told_now_and_then_what_is_read_here():
 
 def together(sizes, share=None, own=1, present=(0, 1, 4)):
     q = queue(sizes, share or NodeShare([]))
-    q.large.together.own, q.large.together.present = own, present
+    q.large.joint.own, q.large.joint.present = own, present
     return q
 
 
@@ -324,14 +324,14 @@ def test_a_file_that_is_read_in_order_all_nodes_bring():
     q.large.read_in_order(2, LARGE // 8 - 1)
     assert q.source.next(9, 1.0) == []
     q.large.read_in_order(2, LARGE // 8)
-    assert q.large.together.nodes(2) == (0, 1, 4)
-    assert dict(q.large.together.untold()) == {2: (0, 1, 4)}
-    assert not q.large.together.untold(), "they are told once"
+    assert q.large.joint.nodes(2) == (0, 1, 4)
+    assert dict(q.large.joint.untold()) == {2: (0, 1, 4)}
+    assert not q.large.joint.untold(), "they are told once"
     assert q.source.next(9, 1.0) == [2], "at once, and not what other nodes read"
     assert (q.large.read_meanwhile(1.0), q.large.priority(2, 1.0)) == ([], Priority.FULL)
     assert set(q.large.followed.ids) == {2}, "it has to pay here"
     q.large.hidden(2)
-    assert (q.large.together.nodes(2), q.large.read_meanwhile(1.0)) == ((), [2])
+    assert (q.large.joint.nodes(2), q.large.read_meanwhile(1.0)) == ((), [2])
     q.large.read_in_order(2, LARGE // 2)
     assert not q.large.led, "once"
 
@@ -342,7 +342,7 @@ def test_a_node_that_is_told_brings_its_share_though_its_program_reads_nothing()
     q.large.together_with(2, (0, 1), 0.0)
     assert q.source.next(1, 0.0) == [2], "the next one, whatever is before it"
     assert q.large.read_meanwhile(3.0) == []
-    assert not q.large.together.untold()
+    assert not q.large.joint.untold()
     q.large.reads.here(2, 3.0)
     assert q.large.read_meanwhile(3.0) == [], "it goes on beside a program that is seen to have the file open"
     q.large.shown.add(2)
@@ -355,10 +355,10 @@ def test_a_node_that_is_told_while_it_copies_the_file_alone_joins_once_it_has_gi
     assert q.source.next(1, 0.0) == [0]
     q.large.together_with(0, (0, 1), 0.1)
     q.large.read_elsewhere([0], 0, 0.2)
-    assert (q.large.together.nodes(0), q.large.read_meanwhile(0.2)) == ((), [0])
+    assert (q.large.joint.nodes(0), q.large.read_meanwhile(0.2)) == ((), [0])
     q.large.hidden(0)
     assert q.source.defer(0, 0.3)
-    assert q.large.together.nodes(0) == (0, 1)
+    assert q.large.joint.nodes(0) == (0, 1)
     assert q.source.next(1, 0.3) == [0]
     assert q.large.read_meanwhile(0.4) == []
 
@@ -370,7 +370,7 @@ def test_a_node_that_is_told_while_it_asks_for_the_file_joins_once_that_is_defer
     q.large.together_with(0, (0, 1), 0.1)
     q.large.read_elsewhere([0], 0, 0.2)
     q.from_peers.deferred_by_peer(0, 0.3)
-    assert q.large.together.nodes(0) == (0, 1)
+    assert q.large.joint.nodes(0) == (0, 1)
     assert q.source.next(1, 0.3) == [0]
 
 
@@ -395,7 +395,7 @@ def test_a_file_that_is_read_in_any_order_is_brought_by_those_who_read_it():
     q.large.reads.here(0, 0.0)
     q.large.read_elsewhere([0], 4, 0.0)
     q.large.read_by_faults(0, 1.0)
-    assert q.large.together.nodes(0) == (1, 4)
+    assert q.large.joint.nodes(0) == (1, 4)
     assert q.source.next(9, 1.0) == [0]
     assert q.large.priority(0, 1.0) is Priority.BELOW_CALLS
 
@@ -413,8 +413,8 @@ def test_a_file_is_brought_alone_where_no_other_node_reads_it():
     assert q.source.next(9, 0.0) == [1]
     q.large.reads.here(0, 0.0)
     q.large.read_by_faults(0, 0.0)
-    assert q.large.together.nodes(0) == ()
-    assert not q.large.together.untold()
+    assert q.large.joint.nodes(0) == ()
+    assert not q.large.joint.untold()
     assert q.source.next(9, 1.0) == [0], "though another node was to read it"
 
 
@@ -428,12 +428,12 @@ def test_who_takes_no_part(why):
         q.done(0, LARGE, 0.0)
     q.large.together_with(id_, (0, 4) if why == "not one of them" else (0, 1), 0.0)
     assert not q.large.led
-    assert q.large.together.nodes(id_) == ()
+    assert q.large.joint.nodes(id_) == ()
 
 
 def test_what_does_not_fit_is_not_brought():
     q = queue([LARGE], NodeShare([]), Budget(LARGE // 2, 10))
-    q.large.together.own, q.large.together.present = 1, (0, 1)
+    q.large.joint.own, q.large.joint.present = 1, (0, 1)
     q.large.together_with(0, (0, 1), 0.0)
     assert q.source.next(9, 0.0) == []
     assert q.states.of(0) is FileState.REFUSED

@@ -13,7 +13,7 @@ from group_process import nodes  # noqa: F401
 
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol.shim import HOLDINGS_FILE, HOLDINGS_HEADER, HOLDINGS_MAGIC, Answer, Holding, Kind
-from hpcstage.store.holdings import Holdings
+from hpcstage.store.heldfiles import HeldFiles
 
 
 def said(node_dir: Path) -> list[int]:
@@ -30,7 +30,7 @@ def by_path(daemon: DaemonProcess) -> dict[Path, int]:
 
 
 def test_the_mapping(tmp_path: Path) -> None:
-    holdings = Holdings(tmp_path, 6)
+    holdings = HeldFiles(tmp_path, 6)
     assert said(tmp_path) == [Holding.NONE] * 6
     holdings.expect([1, 2])
     holdings.keep(2)
@@ -41,7 +41,7 @@ def test_the_mapping(tmp_path: Path) -> None:
     holdings.drop([5, 0])
     assert said(tmp_path) == [0, 0, 2, 0, 0, 0]
     assert holdings.of(2) is Holding.KEPT
-    Holdings(tmp_path, 0)
+    HeldFiles(tmp_path, 0)
     assert said(tmp_path) == [], "a daemon after us begins anew"
 
 
@@ -50,7 +50,7 @@ def test_without_room_it_is_kept_in_memory(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, "no room")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    holdings = Holdings(tmp_path, 3)
+    holdings = HeldFiles(tmp_path, 3)
     holdings.keep(1)
     assert holdings.of(1) is Holding.KEPT
     assert not (tmp_path / HOLDINGS_FILE).exists(), "nobody takes an empty one for true"

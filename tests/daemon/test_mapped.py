@@ -30,10 +30,10 @@ from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.protocol import nodedir, shim
 from hpcstage.protocol.arriving import Priority
-from hpcstage.store.beside import LEAST_PATIENCE_S, ProgramReads
 from hpcstage.store.copier import CopierSettings
-from hpcstage.store.directory import Store, budget
 from hpcstage.store.pool import CopierPool
+from hpcstage.store.programreads import LEAST_PATIENCE_S, ProgramReads
+from hpcstage.store.storedir import Store, budget
 
 MB = 1 << 20
 SIZE, PARTS = 32 * MB, 16

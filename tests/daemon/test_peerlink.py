@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpcstage.daemon.peers import link
-from hpcstage.daemon.peers.link import MOST_OUT, PeerLink
+from hpcstage.daemon.peers.exchangelink import MOST_OUT, PeerLink
 from hpcstage.protocol import exchange
 
 
@@ -101,7 +100,7 @@ def test_the_last_message_comes_where_the_socket_was_full(side):
 
 
 def test_an_exchange_that_reads_nothing_holds_up_no_end(side, monkeypatch):
-    monkeypatch.setattr(link, "FINISH_S", 0.1)
+    monkeypatch.setattr(exchangelink, "FINISH_S", 0.1)
     for number in range(MOST_OUT // 2):
         side.link.send(exchange.Offer(number, exchange.Why.NONE, tuple(range(100))))
     side.link.finish(exchange.End())

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from hpcstage.daemon.copying.engine import Busy
+from hpcstage.daemon.process.daemonpage import Page
 from hpcstage.daemon.process.events import Events
 from hpcstage.daemon.process.helpers import Helpers
-from hpcstage.daemon.process.page import Page
 from hpcstage.daemon.queue.answers import Answers
 from hpcstage.daemon.reporting import HELPER, Reporter
 from hpcstage.daemon.resources import Gate, Resources

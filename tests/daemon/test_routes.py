@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcstage.daemon.peers.estate import MOST_S, Inquiry
-from hpcstage.daemon.peers.membership import GroupState
+from hpcstage.daemon.peers.groupstate import GroupState
 from hpcstage.daemon.peers.routes import Estate, make, temporary_budget_of
-from hpcstage.plan.placement.nodes import Given, nodes_plan
+from hpcstage.plan.placement.nodesplan import NodesInput, nodes_plan
 from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import exchange
@@ -171,7 +171,7 @@ def test_the_plan_says_what_the_nodes_do(asked, count, files, blocks, inodes):
     sizes, budget = array("Q", [4000]) * files, Budget(blocks * 4096, inodes)
     members = members_of(count, dict.fromkeys(range(count), budget))
     done = [make(asked, sizes, 3, members, node) for node in range(count)]
-    plan = nodes_plan(Given(sizes, budget, 3, asked), count)
+    plan = nodes_plan(NodesInput(sizes, budget, 3, asked), count)
     assert (plan.kind, plan.why) == (done[0].kind.value, done[0].why)
     assert plan.unplaced_files == len(done[0].unplaced())
     for part, one in zip(plan.parts, done, strict=True):

@@ -18,7 +18,7 @@ from conftest import wait_for
 from etcdlab import SiteEtcd
 
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.store import Board, EtcdStores, TcpStores
+from hpcstage.elastic.membership.termstore import Board, EtcdStores, TcpStores
 from hpcstage.elastic.membership.values import Term, TrainingEnd
 from hpcstage.errors import HpcstageError
 

@@ -150,7 +150,7 @@ def test_a_file_system_that_hangs_has_a_bound(tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_a_store_that_never_answers_has_a_bound() -> None:
     pytest.importorskip("torch")
-    from hpcstage.elastic.membership.store import StoreLost, connect
+    from hpcstage.elastic.membership.termstore import StoreLost, connect
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began_s = time.monotonic()
@@ -162,7 +162,7 @@ def test_a_store_that_never_answers_has_a_bound() -> None:
 @pytest.mark.torch
 def test_a_value_in_the_store_that_is_not_signed_is_none() -> None:
     pytest.importorskip("torch")
-    from hpcstage.elastic.membership.store import Board, connect, serve
+    from hpcstage.elastic.membership.termstore import Board, connect, serve
 
     signer = Signer(b"k" * 32)
     server = serve(0, 5)

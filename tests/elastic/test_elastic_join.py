@@ -19,8 +19,8 @@ from programs import LINEAR
 
 pytest.importorskip("torch")
 
-from hpcstage.elastic.ledger import check
 from hpcstage.elastic.membership.arbiter import BEAT, OFFER
+from hpcstage.elastic.sampleledger import check
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(300)]
 SAMPLES = 60

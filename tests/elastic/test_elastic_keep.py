@@ -20,7 +20,7 @@ from programs import node
 
 pytest.importorskip("torch")
 
-from hpcstage.elastic.ledger import check
+from hpcstage.elastic.sampleledger import check
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(300)]
 SAMPLES = 203

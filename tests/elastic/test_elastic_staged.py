@@ -18,7 +18,7 @@ from conftest import GLOO, Hpcstage, wait_for
 
 pytest.importorskip("torch")
 
-from hpcstage.elastic.ledger import check
+from hpcstage.elastic.sampleledger import check
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(240)]
 FILES = 120

@@ -20,7 +20,7 @@ from conftest import wait_for
 pytest.importorskip("torch")
 
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.store import StoreLost, serve
+from hpcstage.elastic.membership.termstore import StoreLost, serve
 from hpcstage.elastic.membership.values import Beat, Node, Term
 
 pytest_plugins = ("agentfixtures",)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcstage.elastic.ledger import BrokenLedger, Head, SampleLedger, Step, check, lineage
+from hpcstage.elastic.sampleledger import BrokenLedger, Head, SampleLedger, Step, check, lineage
 
 
 def write(directory: Path, generation: int, after: int, steps: list[Step], last: Step | None = None) -> None:
@@ -57,7 +57,7 @@ def test_of_two_halves_that_went_on_one_after_the_other_the_one_counts_whose_sta
 def test_what_is_wrong_is_found(tmp_path: Path, steps: list[Step], wrong: dict[int, tuple[int, int]]) -> None:
     write(tmp_path, 1, 0, steps)
     assert check(tmp_path, 4).wrong == wrong
-    command = [sys.executable, "-m", "hpcstage.elastic.ledger", str(tmp_path), "4"]
+    command = [sys.executable, "-m", "hpcstage.elastic.sampleledger", str(tmp_path), "4"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 1
 
 

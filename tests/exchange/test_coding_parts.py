@@ -15,7 +15,7 @@ from conftest import wait_for
 
 from hpcstage.checkpoint.protection.link import Event, GroupChanged, GroupLink
 from hpcstage.exchange.coding import stores
-from hpcstage.exchange.coding.pace import LOWEST, OWED_S, PATIENCE_S, QUIET_S, Pace, become_background
+from hpcstage.exchange.coding.pace import LOWEST, OWED_S, PATIENCE_S, QUIET_S, EncodingPace, become_background
 from hpcstage.exchange.coding.port import AgentPort
 from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, BlockHead, ExchangeMessage
 from hpcstage.exchange.transport.frames import FrameError
@@ -87,7 +87,7 @@ def test_words_and_heads_are_checked():
 
 
 def test_bytes_go_at_their_rate_and_a_pause_is_not_made_up_for():
-    pace, never = Pace(0.0, 1000.0), float("-inf")
+    pace, never = EncodingPace(0.0, 1000.0), float("-inf")
     now = pace.due(0.0, never) + 1000
     pace.sent(500, now)
     assert now + 0.4 <= pace.due(now, never) <= now + 0.5
@@ -99,7 +99,7 @@ def test_bytes_go_at_their_rate_and_a_pause_is_not_made_up_for():
 
 
 def test_pieces_are_rare_beside_files_and_never_stop():
-    pace = Pace(0.0, 0.0)
+    pace = EncodingPace(0.0, 0.0)
     now = 1e9
     assert pace.due(now, now - 2 * QUIET_S) <= now
     pace.began(now)
@@ -110,7 +110,7 @@ def test_pieces_are_rare_beside_files_and_never_stop():
 def test_processor_time_that_was_used_is_waited_for_a_moment(monkeypatch):
     used = [0.0]
     monkeypatch.setattr("hpcstage.exchange.coding.pace.time.process_time", lambda: used[0])
-    pace, never = Pace(0.5, 0.0), float("-inf")
+    pace, never = EncodingPace(0.5, 0.0), float("-inf")
     now = 1e9
     assert pace.due(now, never) <= now
     used[0] = 0.1
@@ -239,7 +239,7 @@ def test_only_files_of_generations_are_read(tmp_path):
         found = stores.read(tmp_path, number, part, offset, length)
         assert found.errno
         assert found.content == b""
-    held = stores.Stores()
+    held = stores.HeldGenerations()
     held.hold("relative", "a/b")
     held.hold("x" * 1000, "/a")
     held.hold("own", "/a")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peernodes import Node, manifest_of
-from hpcstage.exchange.files.reading import Outgoing
+from hpcstage.exchange.files.filereading import Outgoing
 from hpcstage.exchange.files.receiver import Receiver
 from hpcstage.exchange.lane import Lane, Wake
 from hpcstage.exchange.transport.buffers import BufferPool

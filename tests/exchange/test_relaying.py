@@ -20,16 +20,16 @@ from conftest import wait_for
 from group_nodes import Group
 
 from benchmarks.peernodes import MPIEXEC, Node, manifest_of, serve
-from hpcstage.exchange.files import stripes as service
+from hpcstage.exchange.files import stripeservice as service
 from hpcstage.plan.types import Entry
 from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES
-from hpcstage.store.arrivals import Arrival, Arrivals, Facts
-from hpcstage.store.arriving import Arriving
-from hpcstage.store.arrivingrows import Share
+from hpcstage.store.arrivals import Arrival, Arrivals, SourceFacts
+from hpcstage.store.arrivingrows import StripeShare
 from hpcstage.store.copyfile import CopyJob, CopyWorker, Status
 from hpcstage.store.counters import StatsArea
+from hpcstage.store.grantedrows import GrantedRows
 from hpcstage.store.largecopy import BigCopy
-from hpcstage.store.others import OtherNodes
+from hpcstage.store.peerstripes import PeerStripes
 
 if not MPIEXEC.exists():
     pytest.skip("needs the mpiexec of mpi4py's MPI", allow_module_level=True)
@@ -46,14 +46,14 @@ class Copying:
 
     def __init__(self, node: Node, id_: int = 0, data: bytes = DATA) -> None:
         assert node.manifest is not None
-        self.daemon, entry = Arriving(node.path), node.manifest.entry(id_)
+        self.daemon, entry = GrantedRows(node.path), node.manifest.entry(id_)
         assert self.daemon.grant(id_)
         self.id, self.path, self.data = id_, node.path / "incoming" / "copier", data
         self.path.write_bytes(bytes(len(data)))
         status: Any = SimpleNamespace(
             st_size=len(data), st_mtime_ns=entry.mtime_ns, st_ctime_ns=1, st_dev=1, st_ino=id_ + 1
         )
-        facts = Facts(id_, status, b"incoming/copier")
+        facts = SourceFacts(id_, status, b"incoming/copier")
         self.arrival: Arrival = Arrivals(node.path / ARRIVING_FILE).begin(facts, entry)
         assert self.arrival.is_shown
 
@@ -67,7 +67,7 @@ class Copying:
 class Asking:
     """A copier of a node that asks for stripes."""
 
-    def __init__(self, others: OtherNodes) -> None:
+    def __init__(self, others: PeerStripes) -> None:
         self.others = others
         self.came: dict[int, bytes | None] = {}
 
@@ -99,11 +99,11 @@ def group(local_dir: Path):
 
 @pytest.fixture
 def asks(monkeypatch: pytest.MonkeyPatch):
-    made: list[OtherNodes] = []
+    made: list[PeerStripes] = []
 
     def make(node: Node, nodes: tuple[int, ...] = (0, 1), size_bytes: int = SIZE) -> Asking:
         monkeypatch.chdir(node.path)
-        found = OtherNodes.connect(0, size_bytes, MB, Share(node.index, nodes))
+        found = PeerStripes.connect(0, size_bytes, MB, StripeShare(node.index, nodes))
         assert found is not None
         made.append(found)
         return Asking(found)
@@ -161,7 +161,7 @@ def test_more_is_asked_for_than_there_is_room_for(group, asks) -> None:
     one.nodes[1].stage(0, DATA)
     one.start().ready()
     asking = asks(one.nodes[0])
-    asking.others.share = Share(0, (1,))
+    asking.others.share = StripeShare(0, (1,))
     asking.ask(*range(16))
     assert not asking.others.has_room
     asking.until(one, 16)
@@ -246,7 +246,7 @@ def test_a_node_that_ends_gives_nothing_more(group, asks) -> None:
 def test_without_an_exchange_all_is_read_at_the_source(group, asks, monkeypatch: pytest.MonkeyPatch) -> None:
     one = group()
     monkeypatch.chdir(one.nodes[0].path)
-    assert OtherNodes.connect(0, SIZE, MB, Share(0, (0, 1))) is None
+    assert PeerStripes.connect(0, SIZE, MB, StripeShare(0, (0, 1))) is None
     one.start().ready()
     asking = asks(one.nodes[0])
     asking.ask(1)
@@ -266,7 +266,7 @@ class Copier:
     def __init__(self, node: Node, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(node.path)
         source.write_bytes(DATA)
-        assert Arriving(node.path).grant(0, share=Share(0, (0, 1)))
+        assert GrantedRows(node.path).grant(0, share=StripeShare(0, (0, 1)))
         (node.path / "incoming").mkdir(exist_ok=True)
         self.source, self.copy, self.area = source, node.path / "copy", StatsArea(3)
         job = CopyJob(os.fsencode(source), b"incoming/0", b"copy")
@@ -276,7 +276,7 @@ class Copier:
 
     def _show(self, status: os.stat_result) -> Arrival:
         listed = Entry(0, b"", status.st_size, status.st_mtime_ns, status.st_mode, 0, 0, False, status.st_ctime_ns)
-        return Arrivals(Path(ARRIVING_FILE)).begin(Facts(0, status, b"incoming/0"), listed)
+        return Arrivals(Path(ARRIVING_FILE)).begin(SourceFacts(0, status, b"incoming/0"), listed)
 
     def _work(self, number: int) -> None:
         worker = CopyWorker(self.area.thread(number))

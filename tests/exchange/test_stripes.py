@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from benchmarks.peernodes import Node, manifest_of
-from hpcstage.exchange.files.stripes import StripeService
+from hpcstage.exchange.files.stripeservice import StripeService
 from hpcstage.exchange.lane import Lane, Wake
 from hpcstage.exchange.transport.buffers import BufferPool
 from hpcstage.exchange.transport.frames import ControlFrame, Row, Sort, close_bundle
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol.arriving import LEAST_STRIPE_BYTES
-from hpcstage.store.arrivingrows import Share
+from hpcstage.store.arrivingrows import StripeShare
 from hpcstage.store.catalog import Root
-from hpcstage.store.others import OtherNodes
+from hpcstage.store.peerstripes import PeerStripes
 
 MB = LEAST_STRIPE_BYTES
 SIZE = 20 * MB + 100
@@ -49,7 +49,7 @@ class Desk:
         )  # fmt: skip
         self.root = Root("store", "incoming")
         self.service = StripeService(station, self.root)
-        found = OtherNodes.connect(0, SIZE, MB, Share(0, (0, 1, 2)))
+        found = PeerStripes.connect(0, SIZE, MB, StripeShare(0, (0, 1, 2)))
         assert found is not None
         self.copier = found
         assert node.manifest is not None

@@ -15,7 +15,7 @@ from hpcstage.job.localdir import LocalDir
 from hpcstage.job.share import JobShare, Processors, of_disk, of_node
 from hpcstage.job.types import Job
 from hpcstage.plan.budget import BudgetAsked, BudgetFacts
-from hpcstage.store import directory
+from hpcstage.store import storedir
 
 PLAIN = Processors(online=64, cores=64, usable=64, usable_cores=64)
 THREADS = Processors(online=64, cores=32, usable=64, usable_cores=32)
@@ -74,14 +74,14 @@ def test_this_machine_has_processors():
 
 
 def test_the_budget_says_why(tmp_path):
-    whole = directory.budget(tmp_path, BudgetFacts())
+    whole = storedir.budget(tmp_path, BudgetFacts())
     quarter = JobShare(16, 64)
     facts = BudgetFacts(part=quarter.part, part_why=quarter.why)
-    limit = directory.budget(tmp_path, facts)
+    limit = storedir.budget(tmp_path, facts)
     assert limit.size_bytes == pytest.approx(whole.size_bytes / 4, rel=0.05)
     assert limit.inodes == pytest.approx(whole.inodes / 4, rel=0.05)
     assert limit.why == "80% of what is free for 16 of the node's 64 processors"
-    asked = directory.budget(tmp_path, replace(facts, asked=BudgetAsked(5000, None, 7)))
+    asked = storedir.budget(tmp_path, replace(facts, asked=BudgetAsked(5000, None, 7)))
     assert (asked.size_bytes, asked.inodes, asked.why) == (5000, 7, "as asked for")
 
 

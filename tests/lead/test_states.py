@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hpcstage.lead.agent import PULSE_LOST_S
-from hpcstage.lead.nodes import LifeSigns
-from hpcstage.lead.states import NodeStates, problem_of
+from hpcstage.lead.bringup import LifeSigns
+from hpcstage.lead.nodestates import NodeStates, problem_of
 from hpcstage.protocol.membership import Membership
 
 RUN = "run-1"

@@ -15,7 +15,7 @@ from hpcstage.plan.placement.division import (
     room_bytes,
     window_stripes,
 )
-from hpcstage.plan.placement.nodes import parts_of
+from hpcstage.plan.placement.nodesplan import parts_of
 from hpcstage.plan.placement.placements import Placement, Placing, place, place_shares
 from hpcstage.plan.types import Budget
 

@@ -15,7 +15,7 @@ from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.forecast import OF_RATES, OF_WORKLOAD, Conditions, forecast, missing_figures, queued_s
 from hpcstage.plan.types import Forecast, Rates, Workload
-from hpcstage.preview.program import Earlier, known
+from hpcstage.preview.program import EarlierRun, known
 from hpcstage.record.workload import Measured
 
 INSTANT = 1e15
@@ -161,7 +161,7 @@ def test_what_is_not_known_is_named():
 def test_options_come_before_an_earlier_run(make_tree: Callable[..., Path]):
     root = make_tree(files=3)
     manifest = scan(resolve([os.fspath(root)], root)).manifest
-    earlier = Earlier(Measured(7, 60.0, 1.0, 4, local_bytes_per_s=2e9, source="run 1"), nodes=2)
+    earlier = EarlierRun(Measured(7, 60.0, 1.0, 4, local_bytes_per_s=2e9, source="run 1"), nodes=2)
     work, rates = known({"readers": 0, "source_bytes_per_s": 1e9}, earlier, manifest, 4)
     assert (work.epochs, work.epoch_compute_s, work.startup_s, work.readers, work.compute_nodes) == (7, 60.0, 1.0, 0, 2)
     assert rates == Rates(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks import equations
 from hpcstage.plan.forecast import Conditions, forecast
-from hpcstage.plan.placement.nodes import Given, Hits, NodesPlan, Sharing, alike, nodes_plan
+from hpcstage.plan.placement.nodesplan import Hits, NodesInput, NodesPlan, Sharing, alike, nodes_plan
 from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Budget, Rates, Workload
 from hpcstage.report.canvas import Canvas
@@ -30,7 +30,7 @@ SIZES = [GB // 10] * 1000
 
 def planned(nodes: int, asked: str = "auto", room: float = 1.0) -> NodesPlan:
     budget = Budget(int(room * 1.01 * 100 * GB), 10**9)
-    return nodes_plan(Given(SIZES, budget, directories=0, asked=asked), nodes)
+    return nodes_plan(NodesInput(SIZES, budget, directories=0, asked=asked), nodes)
 
 
 # ---- the equations
@@ -166,7 +166,7 @@ def test_parts_with_the_known_share_and_replicas_in_what_is_left() -> None:
 
 
 def test_a_file_that_has_room_on_no_node_is_divided() -> None:
-    given = Given([120 << 20, 5], Budget(126 << 20, 100), directories=0, asked="partition")
+    given = NodesInput([120 << 20, 5], Budget(126 << 20, 100), directories=0, asked="partition")
     plan = nodes_plan(given, 2)
     assert (plan.divided_files, plan.unplaced_files) == (1, 0)
     assert all(part.fetched_bytes == part.kept_bytes for part in plan.parts)

@@ -197,7 +197,7 @@ def test_another_cause_has_another_remedy(case: Case) -> None:
 
 
 def test_a_full_disk_does_not_lead_to_a_larger_budget() -> None:
-    from hpcstage.daemon.part import DISK_FULL
+    from hpcstage.daemon.nodepart import DISK_FULL
 
     remedy = Problem("disk-full", "the local disk is full", DISK_FULL)
     full = one(problems=[remedy], processes=[reader(source_opens=50, direct_full=50)])

@@ -11,7 +11,7 @@ from recordcases import run_part
 
 from hpcstage.problem import Problem
 from hpcstage.record.parts.run import RunPart
-from hpcstage.wrapper import facts
+from hpcstage.wrapper import runpart
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\t\n"))
 PROBLEMS = st.builds(Problem, TEXTS, TEXTS, TEXTS)
@@ -29,7 +29,7 @@ def test_a_line_is_one_line_and_may_be_cut_off() -> None:
 
 def test_a_problem_is_in_the_part_of_a_run(tmp_path: Path) -> None:
     run = run_part(problems=[Problem("a", "b", "c")])
-    facts.save_part(tmp_path, run)
-    data = json.loads((tmp_path / facts.PART).read_text())
+    runpart.save_part(tmp_path, run)
+    data = json.loads((tmp_path / runpart.PART).read_text())
     assert data["problems"] == [{"id": "a", "text": "b", "remedy": "c"}]
     assert RunPart.from_json(data) == run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcstage.store import directory
+from hpcstage.store import storedir
 
 ENDS = """
 import atexit
@@ -43,5 +43,5 @@ def test_a_directory_is_removed_whole_by_one_thread_or_several(tmp_path: Path, f
     for number in range(files):
         (tree / str(number % 7) / "deep" / str(number)).touch()
     (tree / "lock").touch()
-    directory.remove_tree(tree, last=("lock",))
+    storedir.remove_tree(tree, last=("lock",))
     assert not list(tmp_path.iterdir())

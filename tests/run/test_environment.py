@@ -11,7 +11,7 @@ import pytest
 from conftest import Hpcstage
 
 from hpcstage.config import load
-from hpcstage.node import environment, shimdir
+from hpcstage.node import childenv, shimdir
 
 SHIM = Path("/local/hpcstage-1/run/shim")
 ON_PATH = f"{shimdir.ENTRY}:{shimdir.ENTRY}{SHIM}"
@@ -19,7 +19,7 @@ ON_PATH = f"{shimdir.ENTRY}:{shimdir.ENTRY}{SHIM}"
 
 def for_command(env: dict[str, str]) -> dict[str, str]:
     node = SHIM.parent
-    return environment.for_command(
+    return childenv.for_command(
         env, shim_dir=SHIM, node_dir=node, run_dir=Path("/runs/1"), run_id="run", sock=node / "sock"
     )
 
@@ -39,9 +39,9 @@ def test_the_callers_variables_stay():
 
 def test_a_directory_of_the_user_whose_name_ends_as_the_shims_stays():
     env = {"PYTHONPATH": "/mine/shim:/mine/:/other"}
-    assert environment.without_run(env) == env
+    assert childenv.without_run(env) == env
     told = {"HPCSTAGE_NODE_DIR": "/local/1", "PYTHONPATH": f"/entry:/entry/local/1/shim:{env['PYTHONPATH']}"}
-    assert environment.without_run(told)["PYTHONPATH"] == env["PYTHONPATH"]
+    assert childenv.without_run(told)["PYTHONPATH"] == env["PYTHONPATH"]
 
 
 def test_the_users_settings_stay_the_users(tmp_path):
@@ -68,13 +68,13 @@ def test_our_variables_reach_a_container(tmp_path, commands, prefix):
     ours = {name for name in made if name.startswith("HPCSTAGE_")}
     assert ours
     assert {name: made[prefix + name] for name in ours} == {name: made[name] for name in ours}
-    assert not [name for other in environment.CONTAINERS.values() if other != prefix for name in made if other in name]
+    assert not [name for other in childenv.CONTAINERS.values() if other != prefix for name in made if other in name]
     assert prefix + "PYTHONPATH" not in made, "it would replace the image's own"
 
 
 def test_without_a_container_runtime_there_is_nothing_for_one(tmp_path):
     made = for_command({"PATH": path_with(tmp_path)})
-    assert not [name for name in made if name.startswith(tuple(environment.CONTAINERS.values()))]
+    assert not [name for name in made if name.startswith(tuple(childenv.CONTAINERS.values()))]
 
 
 @pytest.mark.parametrize("prefix", ["APPTAINERENV_", "SINGULARITYENV_"])

@@ -25,10 +25,10 @@ from hpcstage.node import page, shimdir
 from hpcstage.plan.types import Entry
 from hpcstage.protocol import shim
 from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES
-from hpcstage.store.arrivals import Arrival, Arrivals, Facts
-from hpcstage.store.arriving import Arriving
-from hpcstage.store.arrivingrows import Share
+from hpcstage.store.arrivals import Arrival, Arrivals, SourceFacts
+from hpcstage.store.arrivingrows import StripeShare
 from hpcstage.store.attributes import AttributesTable
+from hpcstage.store.grantedrows import GrantedRows
 
 LAYERS = ("native", "python")
 PRELUDE = """
@@ -301,15 +301,15 @@ class Coming:
         (lab.node / "incoming" / "0.0").mkdir(parents=True)
         self.incoming = lab.node / "incoming" / "0.0" / "7"
         self.incoming.write_bytes(incoming)
-        self.daemon = Arriving(lab.node)
+        self.daemon = GrantedRows(lab.node)
         self.arrival = Arrival(COMING_BYTES)
 
-    def begin(self, share: Share | None = None) -> None:
+    def begin(self, share: StripeShare | None = None) -> None:
         """As the daemon grants the row, and the copier fills it. With a share the file is divided."""
         assert self.daemon.grant(7, share=share, is_divided=share is not None)
         found = self.source.stat()
         listed = Entry(0, b"file", found.st_size, found.st_mtime_ns, found.st_mode, 0, 0, False, found.st_ctime_ns)
-        facts = Facts(7, found, b"incoming/0.0/7")
+        facts = SourceFacts(7, found, b"incoming/0.0/7")
         self.arrival = Arrivals(self.lab.node / ARRIVING_FILE).begin(facts, listed)
         assert self.arrival.is_shown
 

@@ -19,8 +19,8 @@ from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.plan.types import Entry
 from hpcstage.protocol import shim
 from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_IN_ORDER_BYTES, LEAST_STRIPE_BYTES
-from hpcstage.store.arrivals import Arrivals, Facts
-from hpcstage.store.arriving import Arriving
+from hpcstage.store.arrivals import Arrivals, SourceFacts
+from hpcstage.store.grantedrows import GrantedRows
 
 pytest_plugins = ("shimfixtures",)
 MB = LEAST_STRIPE_BYTES
@@ -452,7 +452,7 @@ say([set(found[1:]) == {"source"}, time.monotonic() - begin < 10])
 
 def test_many_files_arrive(native_lab: Lab) -> None:
     """More than rows, or than a process opens at a time: the rest is read at the source."""
-    daemon, files = Arriving(native_lab.node), 40
+    daemon, files = GrantedRows(native_lab.node), 40
     native_lab.install().state(shim.State.SETTLED)
     (native_lab.node / "incoming" / "0.0").mkdir(parents=True)
     granted = 0
@@ -463,7 +463,7 @@ def test_many_files_arrive(native_lab: Lab) -> None:
             granted += 1
             found = source.stat()
             listed = Entry(0, b"", 1000, found.st_mtime_ns, 0, 0, 0, False, found.st_ctime_ns)
-            facts = Facts(number, found, b"incoming/0.0/%d" % number)
+            facts = SourceFacts(number, found, b"incoming/0.0/%d" % number)
             Arrivals(native_lab.node / ARRIVING_FILE).begin(facts, listed).arrived(0)
     code = f"""
 fds = [os.open(src(f"file{{n}}"), os.O_RDONLY) for n in range({files})]

@@ -127,7 +127,7 @@ READS = {"h5py", "PyArrow", "Pillow"}
 """Those of which some reads are served while the file arrives."""
 
 
-class Arriving:
+class GrantedRows:
     """The incoming file, which has other bytes until its stripes arrive."""
 
     def __init__(self, lab: Lab) -> None:
@@ -165,7 +165,7 @@ def test_a_program_says_what_it_says_without_hpcstage(lab: Lab, tmp_path: Path, 
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "_hpcstage_attach.py").touch()
     plain = told(tmp_path / "plain", [lambda: None] * 3)
-    arriving = Arriving(lab)
+    arriving = GrantedRows(lab)
     half, rest = range(0, arriving.stripes, 2), range(1, arriving.stripes, 2)
     actions = [lambda: arriving.arrive(*half), lambda: arriving.arrive(*rest), arriving.voided]
     assert told(lab.node / "shim", actions) == plain

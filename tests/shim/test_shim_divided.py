@@ -17,12 +17,12 @@ from shimlab import Coming, Lab, stepped
 from hpcstage.protocol import arriving as wire
 from hpcstage.protocol import shim
 from hpcstage.store import copyfile
-from hpcstage.store.arrivingrows import Share
+from hpcstage.store.arrivingrows import StripeShare
 from hpcstage.store.shownrows import ShownRows
 
 pytest_plugins = ("shimfixtures",)
 MB = wire.LEAST_STRIPE_BYTES
-SHARE = Share(0, (0, 1))
+SHARE = StripeShare(0, (0, 1))
 OWN = range(0, 5, 2)
 TOOLS = """
 import threading

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from shimlab import Lab, Responder, compile_library, direct, ready
 
-from hpcstage.daemon.process.page import Page
+from hpcstage.daemon.process.daemonpage import Page
 from hpcstage.daemon.reading.opens import Event, LostRecords, Opened, Opens
 from hpcstage.protocol import shim
 

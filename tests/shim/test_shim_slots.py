@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from shimlab import Lab, wait_until
 
-from hpcstage.daemon.process.page import Page
+from hpcstage.daemon.process.daemonpage import Page
 from hpcstage.daemon.process.slots import MOST_LOOKS, SHORT_SHARE, SlotReuse
 from hpcstage.daemon.process.slottable import SlotTable
 from hpcstage.protocol import shim

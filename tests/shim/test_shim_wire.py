@@ -18,7 +18,7 @@ from hpcstage.protocol import arriving, shim
 
 pytest_plugins = ("shimfixtures",)
 KINDS = {"KIND": shim.Kind, "ANSWER": shim.Answer, "REASON": shim.Reason, "LAYER": shim.Layer, "STATE": shim.State,
-         "COUNTER": shim.Counter, "STRIPE": arriving.Stripe}  # fmt: skip
+         "COUNTER": shim.Counter, "STRIPE": arriving.StripeState}  # fmt: skip
 
 
 def module(name: str) -> object:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from hpcstage.torch.samplers import sharing
-from hpcstage.torch.samplers.sharing import NOBODY, Held, balance, divide, pour
+from hpcstage.torch.samplers.balance import NOBODY, SampleOwners, balance, divide, pour
 
 pytestmark = pytest.mark.torch
 quick = settings(deadline=None, max_examples=150)
@@ -91,7 +90,7 @@ def test_pour_raises_the_lowest(levels: list[int], count: int) -> None:
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[list[int], Held, list[int]]:
+def steps(draw: st.DrawFn) -> tuple[list[int], SampleOwners, list[int]]:
     """A batch, who holds its samples (some by several nodes, some by none), and how many ranks the nodes have."""
     ranks = draw(st.lists(st.integers(1, 3), min_size=1, max_size=5))
     samples = draw(st.integers(1, 40))
@@ -103,12 +102,12 @@ def steps(draw: st.DrawFn) -> tuple[list[int], Held, list[int]]:
         sum((node in nodes) << at for at, nodes in enumerate(holders)).to_bytes(samples // 8 + 1, "little")
         for node in range(len(ranks))
     ]
-    return batch, Held(owner, maps if draw(st.booleans()) else ()), ranks
+    return batch, SampleOwners(owner, maps if draw(st.booleans()) else ()), ranks
 
 
 @quick
 @given(steps())
-def test_a_step_is_divided_without_loss(step: tuple[list[int], Held, list[int]]) -> None:
+def test_a_step_is_divided_without_loss(step: tuple[list[int], SampleOwners, list[int]]) -> None:
     batch, held, ranks = step
     parts = divide(batch, held, ranks)
     assert [len(part) for part in parts] == ranks
@@ -120,13 +119,13 @@ def test_a_step_is_divided_without_loss(step: tuple[list[int], Held, list[int]])
 
 @quick
 @given(steps())
-def test_no_more_is_moved_than_must_be(step: tuple[list[int], Held, list[int]]) -> None:
+def test_no_more_is_moved_than_must_be(step: tuple[list[int], SampleOwners, list[int]]) -> None:
     batch, held, ranks = step
     quota = len(batch) // sum(ranks)
     surplus = sum(
         max(0, sum(held.owner[sample] == node for sample in batch) - quota * count) for node, count in enumerate(ranks)
     )
-    parts = divide(batch, Held(held.owner), ranks)
+    parts = divide(batch, SampleOwners(held.owner), ranks)
     away = sum(
         held.owner[sample] not in (node, NOBODY) for node, own in enumerate(parts) for part in own for sample in part
     )
@@ -134,11 +133,11 @@ def test_no_more_is_moved_than_must_be(step: tuple[list[int], Held, list[int]]) 
 
 
 def test_what_the_other_node_holds_as_well_is_moved_first() -> None:
-    held = Held([0, 0, 0, 0], [bytes([0b1111]), bytes([0b0101])])
+    held = SampleOwners([0, 0, 0, 0], [bytes([0b1111]), bytes([0b0101])])
     assert divide([0, 1, 2, 3], held, [1, 1]) == [[[1, 3]], [[0, 2]]]
 
 
 def test_the_examples_run() -> None:
-    result = doctest.testmod(sharing)
+    result = doctest.testmod(balancing)
     assert result.attempted
     assert not result.failed

@@ -27,14 +27,14 @@ import torch
 from savednames import names
 
 import hpcstage.torch.checkpoints.checkpointer as room
-import hpcstage.torch.checkpoints.naming as naming
+import hpcstage.torch.checkpoints.entrynames as naming
 from hpcstage.checkpoint.generations.files import LOCK, Files
 from hpcstage.torch import Checkpointer
 from hpcstage.torch.checkpoints import entry
 from hpcstage.torch.checkpoints.checkpointer import DirectoryInUse
 from hpcstage.torch.checkpoints.entry import DamagedEntry, check_entry
+from hpcstage.torch.checkpoints.entrynames import claimed
 from hpcstage.torch.checkpoints.hostmemory import HostMemory
-from hpcstage.torch.checkpoints.naming import claimed
 from hpcstage.torch.checkpoints.saving import CheckpointNotSaved
 
 pytestmark = pytest.mark.torch

@@ -155,7 +155,7 @@ def test_lightning_takes_the_place_of_a_file(plugin: Any, tmp_path: Path, kind: 
 
 
 def test_lightning_removes_what_a_killed_one_left(plugin: Any, tmp_path: Path) -> None:
-    from hpcstage.torch.checkpoints.naming import claimed
+    from hpcstage.torch.checkpoints.entrynames import claimed
 
     plugin.save_checkpoint({"epoch": 0}, tmp_path / "last.ckpt")
     plugin._saver.wait()

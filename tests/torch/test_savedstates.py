@@ -15,7 +15,7 @@ import torch
 from hpcstage.elastic.seats import DRAINED
 from hpcstage.torch import Checkpointer
 from hpcstage.torch.checkpoints.checkpointer import NothingToLoad
-from hpcstage.torch.elastic.state import SavedStates
+from hpcstage.torch.elastic.committedstate import SavedStates
 
 pytestmark = pytest.mark.torch
 

@@ -19,7 +19,7 @@ from hpcstage.emulator import Slowfs, unavailable
 from hpcstage.node import kept
 from hpcstage.node.kept import KeptLock, KeptPlace
 from hpcstage.outputs.prepare import OutputPlace, prepare
-from hpcstage.wrapper import dirlock, late, outdir
+from hpcstage.wrapper import dirlock, leftovers, outdir
 
 NO_FUSE = unavailable()
 
@@ -56,7 +56,7 @@ def left(local_dir: Path, tmp_path: Path) -> Iterator[Left]:
 
 def drained(left: Left) -> list[tuple[str, str]]:
     """Drains, and returns what is left, and why."""
-    return [(one.name, one.why) for part in late.drain_all(left.above) for one in part.named("undrained")]
+    return [(one.name, one.why) for part in leftovers.drain_all(left.above) for one in part.named("undrained")]
 
 
 # ---- what is deleted
@@ -66,7 +66,7 @@ def drained(left: Left) -> list[tuple[str, str]]:
 def test_files_are_drained_also_where_it_is_not_said_that_they_were_watched(left, was_watched):
     left.write()
     left.end(was_watched=was_watched)
-    assert late.waiting(left.above) == [left.place]
+    assert leftovers.waiting(left.above) == [left.place]
     assert drained(left) == []
     assert (left.target / "file").read_text() == "content"
     assert not left.above.exists()
@@ -74,7 +74,7 @@ def test_files_are_drained_also_where_it_is_not_said_that_they_were_watched(left
 
 def test_a_run_that_was_killed_before_its_command_leaves_nothing(left, capfd):
     left.end(was_watched=False)
-    assert late.waiting(left.above) == []
+    assert leftovers.waiting(left.above) == []
     assert not left.above.exists()
     assert capfd.readouterr().err == ""
 
@@ -152,7 +152,7 @@ def test_who_has_the_lock_of_the_directory_drains_itself(left):
     own = left.place.take()
     assert own is not None
     try:
-        assert late.drain(left.place, own, 10.0, has_target=True).named("undrained") == ()
+        assert leftovers.drain(left.place, own, 10.0, has_target=True).named("undrained") == ()
         assert (left.target / dirlock.LOCK).read_text().startswith("run 9 on this node\n")
     finally:
         own.let_go()
@@ -235,7 +235,7 @@ def test_a_program_without_our_variables_uses_a_directory(left, program, how):
     left.write()
     left.end()
     assert left.place.is_used()
-    assert late.waiting(left.above) == []
+    assert leftovers.waiting(left.above) == []
     program[0].kill()
     program[0].wait()
     assert not left.place.is_used()

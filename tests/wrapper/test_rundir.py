@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hpcstage.wrapper.facts import unique_id
+from hpcstage.wrapper.runpart import unique_id
 
 
 def test_an_id_holds_enough_chance_for_a_hundred_runs_that_start_in_one_second_on_one_node() -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.store.attributes import Attributes
-from hpcstage.store.directory import Store
-from hpcstage.store.holdings import Holdings
+from hpcstage.store.heldfiles import HeldFiles
+from hpcstage.store.storedir import Store
 
 
 @dataclass
@@ -31,7 +31,7 @@ class StoredCopies:
 
     def __init__(self, manifest: Manifest, store: Store) -> None:
         self.store = store
-        self.holdings = Holdings(store.node_dir, len(manifest))
+        self.holdings = HeldFiles(store.node_dir, len(manifest))
         self.by_dataset = [_facts(manifest, index) for index in range(len(manifest.datasets))]
         self.files = self.size_bytes = 0
         """The number of copies and their bytes."""

@@ -21,12 +21,12 @@ from hpcstage.daemon.queue.states import FileState
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol.arriving import stripe_bytes
 from hpcstage.protocol.shim import Reason, WorkProgress
-from hpcstage.store.arriving import Arriving
-from hpcstage.store.arrivingrows import Share
+from hpcstage.store.arrivingrows import StripeShare
+from hpcstage.store.copierpipe import Result
 from hpcstage.store.copyfile import Status
-from hpcstage.store.directory import Store
-from hpcstage.store.messages import Result
+from hpcstage.store.grantedrows import GrantedRows
 from hpcstage.store.pool import CopierPool
+from hpcstage.store.storedir import Store
 
 if TYPE_CHECKING:
     from hpcstage.record.parts.part import ErrorPart
@@ -129,7 +129,7 @@ class Engine:
         self.pool = pool
         self.hooks = hooks
         self.copies = StoredCopies(manifest, store)
-        self.arriving = Arriving(store.node_dir)
+        self.arriving = GrantedRows(store.node_dir)
         self.tombstones = Tombstones(manifest, store, hooks.hold)
         self.withdrawals = Withdrawals(queue, pool, hooks.is_requested)
         self.failures = Failures()
@@ -169,8 +169,8 @@ class Engine:
         size_bytes, large, first = self.manifest.size(id_), self.queue.large, None
         if large.is_read_in_order(id_):  # a reader that began at the file's begin is there now
             first = self.arriving.in_order(self.manifest.inodes[id_]) // stripe_bytes(size_bytes) or None
-        nodes = large.together.nodes(id_)
-        share = Share(large.together.own, nodes) if nodes else None
+        nodes = large.joint.nodes(id_)
+        share = StripeShare(large.joint.own, nodes) if nodes else None
         if size_bytes > self.pool.settings.limit_bytes and self.arriving.grant(
             id_, first, large.priority(id_, now), share
         ):
@@ -181,7 +181,7 @@ class Engine:
         divided = self.queue.divided
         may_begin = self.queue.from_peers.linked and self.pool.slots > 0 and not self.withdrawals.is_paused
         for id_ in divided.next(now) if may_begin else ():
-            share = Share(divided.place, tuple(range(divided.nodes)))
+            share = StripeShare(divided.place, tuple(range(divided.nodes)))
             if self.arriving.grant(id_, priority=divided.priority(id_, now), share=share, is_divided=True):
                 self.hooks.given(id_)
                 self.pool.divide(id_)

@@ -20,7 +20,7 @@ from hpcstage.daemon.queue.states import FileState
 from hpcstage.plan.blocks import blocks_bytes
 from hpcstage.plan.dataset.roots import tidy
 from hpcstage.protocol.shim import EARLY_FILE, LANDED
-from hpcstage.store import directory as store
+from hpcstage.store import storedir as store
 
 HELPER = "removal"
 MOST_SINGLY = 1000

@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from hpcstage.daemon.inbox import Inbox
-from hpcstage.daemon.peers.arrivals import PeerCounts
-from hpcstage.daemon.peers.link import PeerLink, note
-from hpcstage.daemon.peers.membership import GroupState
+from hpcstage.daemon.peers.exchangelink import PeerLink, note
+from hpcstage.daemon.peers.groupstate import GroupState
+from hpcstage.daemon.peers.received import PeerCounts
 from hpcstage.daemon.peers.routes import Routes
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.resources import Resources
@@ -26,7 +26,7 @@ from hpcstage.plan.placement.placements import Placing
 from hpcstage.problem import Problem
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import Answer, Kind
-from hpcstage.store import directory
+from hpcstage.store import storedir
 
 if TYPE_CHECKING:
     from hpcstage.record.parts.part import NodePart
@@ -81,7 +81,7 @@ class NodeGroup(Service):
         """`scan` starts the scan by which this node makes the manifest. `receive` takes over the manifest of another
         node, with its number of directories. `hand_over` gives the connection of a token away."""
         self.base = base
-        self.limit = directory.budget(base.node_dir, base.spec.budget)
+        self.limit = storedir.budget(base.node_dir, base.spec.budget)
         """The budget of this node, the same for all generations of the group, whatever has been staged since."""
         self.nodes = GroupState(base.spec.node_index, base.spec.membership)
         self.is_alone = False

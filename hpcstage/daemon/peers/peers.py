@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hpcstage.daemon.copying.engine import Engine
-from hpcstage.daemon.peers.arrivals import Arrivals
 from hpcstage.daemon.peers.asks import Asks, by_owner
 from hpcstage.daemon.peers.offers import Offers
+from hpcstage.daemon.peers.received import Received
 from hpcstage.daemon.peers.routes import Routes
 from hpcstage.daemon.queue.states import NodeShare
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import exchange
 from hpcstage.protocol.arriving import MOST_SHARING
 from hpcstage.protocol.exchange import Why
-from hpcstage.store.messages import Result
+from hpcstage.store.copierpipe import Result
 
 LOOK_EVERY_S = 0.1
 MOST_LOOKS = 512
@@ -40,7 +40,7 @@ class Peers:
         on_received: Callable[[Result], None],
     ) -> None:
         self.routes: Routes | None = None
-        self.arrivals = Arrivals(engine, on_received)
+        self.received = Received(engine, on_received)
         self.offers = Offers(
             engine.queue, len(engine.manifest), lambda id_: None if self.routes is None else self.routes.fetcher(id_)
         )
@@ -68,7 +68,7 @@ class Peers:
 
     def _know_others(self) -> None:
         """Has the queue bring large files together with all nodes that keep them, too."""
-        routes, together = self.routes, self._queue.large.together
+        routes, together = self.routes, self._queue.large.joint
         is_shared = routes is not None and self.connected and routes.keeps_all
         found = routes.members.present if routes is not None and is_shared else ()
         own = 0 if routes is None else routes.node
@@ -93,7 +93,7 @@ class Peers:
         self._asks.clear()
         self.offers.clear()
         for id_ in asked:
-            self.arrivals.take_if_here(id_, now)
+            self.received.take_if_here(id_, now)
         self._queue.from_peers.unlink(self._is_requested)
 
     def adopt(self) -> None:
@@ -179,7 +179,7 @@ class Peers:
     def got(self, message: exchange.Got, now: float) -> None:
         """Takes in a copy that has come."""
         self._asks.answered(message.id, now)
-        self.arrivals.got(message, now)
+        self.received.got(message, now)
 
     def missed(self, message: exchange.Missed, now: float) -> None:
         """Takes the message that copies do not come, and why."""
@@ -192,12 +192,12 @@ class Peers:
                 continue
             if message.why is not Why.UNKNOWN:
                 self._asks.answered(id_, now)
-            if message.why is Why.EXISTS and self.arrivals.take_if_here(id_, now):
+            if message.why is Why.EXISTS and self.received.take_if_here(id_, now):
                 continue
             if message.why is Why.LATER:
-                self.arrivals.deferred_by_peer(id_, now)
+                self.received.deferred_by_peer(id_, now)
                 continue
-            self.arrivals.failed(id_)
+            self.received.failed(id_)
             self._queue.from_peers.missed(id_, requested=self._is_requested(id_))
 
     def _read_by_others(self, message: exchange.Missed, now: float) -> list[int]:

@@ -15,11 +15,11 @@ from itertools import compress, count
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.inbox import Inbox
-from hpcstage.daemon.peers.arrivals import PeerCounts
 from hpcstage.daemon.peers.estate import Inquiry
-from hpcstage.daemon.peers.membership import Staged, size_of
+from hpcstage.daemon.peers.groupstate import Staged, size_of
 from hpcstage.daemon.peers.nodegroup import NodeGroup
 from hpcstage.daemon.peers.peers import Peers
+from hpcstage.daemon.peers.received import PeerCounts
 from hpcstage.daemon.peers.routes import ALL_DEALT, Estate, Routes, make, temporary_budget_of
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.daemon.reading.scanning import Prepared
@@ -113,7 +113,7 @@ class FileSharing(Neighbours):
     @property
     def counts(self) -> PeerCounts:
         """See Participant."""
-        return self._peers.arrivals.counts
+        return self._peers.received.counts
 
     @property
     def joined(self) -> bool:
@@ -268,7 +268,7 @@ class FileSharing(Neighbours):
         elif isinstance(message, exchange.Missed):
             self._peers.missed(message, now)
         elif isinstance(message, exchange.Sent):
-            self._peers.arrivals.sent(message)
+            self._peers.received.sent(message)
 
     def _written_elsewhere(self, message: exchange.Written) -> None:
         """Voids files that programs of other nodes write to: many, as those of a directory, when there is time."""
@@ -344,5 +344,5 @@ class FileSharing(Neighbours):
         if self.joined and untold:
             for message in exchange.in_messages(exchange.Reading(self._group.nodes.index, tuple(untold))):
                 self._group.send(message)
-        for id_, nodes in large.together.untold().items():
+        for id_, nodes in large.joint.untold().items():
             self._group.send(exchange.Together(id_, nodes))

@@ -9,8 +9,8 @@ import time
 from enum import IntEnum
 from pathlib import Path
 
+from hpcstage.store.copierpipe import Result
 from hpcstage.store.copyfile import Status
-from hpcstage.store.messages import Result
 
 MAGIC = b"hpcstage events1"
 RECORD = struct.Struct("<QIBBHQIIII")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from hpcstage.daemon.process.page import Page
+from hpcstage.daemon.process.daemonpage import Page
 from hpcstage.daemon.process.proc import exists
 from hpcstage.protocol.shim import PID_SPACE_FILE
 from hpcstage.record.parts.rows import ProcessPart

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from hpcstage.daemon.queue.budget import FreeBudget
+from hpcstage.daemon.queue.freebudget import FreeBudget
 from hpcstage.daemon.queue.sourcereads import SourceReads
 from hpcstage.daemon.queue.states import FileState, NodeShare, States
 from hpcstage.protocol.arriving import Priority

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hpcstage.daemon.queue.budget import FreeBudget
+from hpcstage.daemon.queue.freebudget import FreeBudget
 from hpcstage.daemon.queue.states import FileState, States
 
 _FLYING, _STORED = FileState.FLYING, FileState.STORED

@@ -9,7 +9,7 @@ reading, until it opens those copies: it is not known whether it ever will. Late
 than the program read at a time. Afterwards files that the program has not read yet come before those that it has read.
 In a node group all nodes tell each other what their programs read at the source, and each defers accordingly: a
 node whose own programs read judges what they lose, one where only those of other nodes read copies no large file
-meanwhile. What is copied beside a program there several nodes bring together (`together`).
+meanwhile. What is copied beside a program there several nodes bring together (`jointcopies`).
 A copy under way of which programs are served what has arrived goes on beside them (`Followed`). One is begun for a
 program that reads a file in order: it reads ahead of the program, with more requests at a time. And one is begun for a
 program that has read much of a file in any order, by calls or in page faults: it is copied while the program computes.
@@ -26,10 +26,10 @@ from itertools import islice
 from hpcstage.daemon.queue.beside import Beside, BytesRead, Pace
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.followed import Followed
+from hpcstage.daemon.queue.jointcopies import JointCopies
 from hpcstage.daemon.queue.rates import Estimates
 from hpcstage.daemon.queue.sourcereads import LED_BYTES, LED_SHARE, ReadBefore, SourceReads
 from hpcstage.daemon.queue.states import FINAL, LOOK_LIMIT, PEER_WAITS, READER, SOURCE_WAITS, FileState
-from hpcstage.daemon.queue.together import Together
 from hpcstage.protocol.arriving import Priority
 
 LARGE_S = 0.25
@@ -58,7 +58,7 @@ class Large:
 
     def __init__(self, flights: Flights, estimates: Estimates, *, is_alone: bool) -> None:
         """`is_alone`: no other node stages the same datasets."""
-        self.together = Together()
+        self.joint = JointCopies()
         self.reads = SourceReads()
         self.deferred: set[int] = set()
         """Files that were not copied when it was their turn, since programs read them at the source."""
@@ -208,7 +208,7 @@ class Large:
     def opened_under_way(self, id_: int, now: float) -> None:
         """Notes that a program opens a file at the source whose copy is under way."""
         goes_on = self._is_alone and self._flights.copied(id_) >= FOLLOWED_SHARE * self._states.size(id_)
-        is_for_others = bool(self.together.nodes(id_))
+        is_for_others = bool(self.joint.nodes(id_))
         if id_ in self.shown and (goes_on or is_for_others):
             self.followed.begin(id_, now, for_others=is_for_others)
 
@@ -218,14 +218,14 @@ class Large:
         if size_bytes:
             self._in_order.add(id_)
         if size_bytes >= min(LED_SHARE * self._states.size(id_), LED_BYTES) and self._lead(id_):
-            self.together.begin(id_, self.together.present)
+            self.joint.begin(id_, self.joint.present)
 
     def _read_much(self, id_: int, alone: float, now: float) -> None:
         """Notes that a program has read much of a file in any order, at so many bytes per second. The copy begins where
         programs read the file: elsewhere it would not know when to yield to them."""
         if self._lead(id_):
             self._alone[id_] = alone
-            self.together.begin(id_, self.reads.nodes(id_, now))
+            self.joint.begin(id_, self.reads.nodes(id_, now))
 
     def may_be_led(self, now: float) -> list[int]:
         """Returns the files that programs read at the source and whose copies may yet begin beside them."""
@@ -244,7 +244,7 @@ class Large:
         if self._states.of(id_) is FileState.FLYING:
             self._told_early[id_] = nodes
             return
-        begins = self._may_lead(id_) and self.together.told(id_, nodes) and self._lead(id_)
+        begins = self._may_lead(id_) and self.joint.told(id_, nodes) and self._lead(id_)
         if begins and self.reads.is_here(id_, now) and id_ not in self._in_order:
             self._alone[id_] = 0.0
 
@@ -256,7 +256,7 @@ class Large:
     @property
     def _leads(self) -> bool:
         """Whether copies begin beside programs: on a single node, or where other nodes bring them, too."""
-        return self._is_alone or self.together.is_possible
+        return self._is_alone or self.joint.is_possible
 
     def _may_lead(self, id_: int) -> bool:
         state = self._states.of(id_)
@@ -288,7 +288,7 @@ class Large:
     def hidden(self, id_: int) -> None:
         """Notes that a transfer has ended."""
         self.led.discard(id_)
-        self.together.end(id_)
+        self.joint.end(id_)
         self._alone.pop(id_, None)
         self.shown.discard(id_)
         self.followed.end(id_)
@@ -316,7 +316,7 @@ class Large:
     def begun(self, id_: int, now: float) -> None:
         """Notes that the copying of a file begins."""
         if id_ in self.led:
-            is_for_others = bool(self.together.nodes(id_))
+            is_for_others = bool(self.joint.nodes(id_))
             self.followed.begin(id_, now + CATCH_UP_S, self._alone.get(id_), for_others=is_for_others)
         self._flights.measure(id_)
         self.deferred.discard(id_)

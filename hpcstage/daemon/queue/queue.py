@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
-from hpcstage.daemon.queue.budget import FreeBudget
 from hpcstage.daemon.queue.divided import Divided
 from hpcstage.daemon.queue.flights import Flights
+from hpcstage.daemon.queue.freebudget import FreeBudget
 from hpcstage.daemon.queue.frompeers import FromPeers
 from hpcstage.daemon.queue.fromsource import FromSource
 from hpcstage.daemon.queue.large import Large

@@ -19,8 +19,8 @@ from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.reading import epochs, traces
 from hpcstage.daemon.reading.announcements import Announcements
 from hpcstage.daemon.reading.lists import HELPER, Lists, ReadList
+from hpcstage.daemon.reading.openwatch import OpenLog, OpenWatch
 from hpcstage.daemon.reading.scanning import Prepared
-from hpcstage.daemon.reading.watch import OpenLog, OpenWatch
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Message, Service
 from hpcstage.plan.order import orders

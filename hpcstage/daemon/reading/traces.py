@@ -1,6 +1,6 @@
 """Leaves the trace of a run: work for a helper, as a home directory may hang.
 
-Owns when a trace is written; `preview.orders` finds that of an earlier run. `plan.order.trace` owns its file.
+Owns when a trace is written; `preview.findorder` finds that of an earlier run. `plan.order.trace` owns its file.
 """
 
 from __future__ import annotations

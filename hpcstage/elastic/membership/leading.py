@@ -19,7 +19,7 @@ from hpcstage.elastic.membership.apart import APART_S, Apart, SeenNode
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.deciding import Awaited, Decider, Proposal, is_complete
-from hpcstage.elastic.membership.store import Board, StoreLost
+from hpcstage.elastic.membership.termstore import Board, StoreLost
 from hpcstage.elastic.membership.values import GONE, AgentSetting, Beat, Generation, Term, TrainingEnd, View
 from hpcstage.elastic.membership.watching import AwakeClock, Watch
 from hpcstage.elastic.policy import Answer, PolicyError

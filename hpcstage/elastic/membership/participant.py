@@ -21,7 +21,7 @@ from hpcstage import stderr
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.leading import Leader
-from hpcstage.elastic.membership.store import LATE_S, Board, EtcdStores, StoreLost, Stores, TcpStores
+from hpcstage.elastic.membership.termstore import LATE_S, Board, EtcdStores, StoreLost, Stores, TcpStores
 from hpcstage.elastic.membership.values import AgentSetting, Beat, Generation, Node, State, Term, TrainingEnd, View
 from hpcstage.elastic.membership.watching import Watch
 from hpcstage.errors import HpcstageError

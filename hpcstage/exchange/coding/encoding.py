@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpcstage.checkpoint.generations.files import OWN_PARTS
 from hpcstage.errors import HpcstageError
-from hpcstage.exchange.coding.pace import Pace
+from hpcstage.exchange.coding.pace import EncodingPace
 from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, BlockHead, ExchangeMessage
 from hpcstage.exchange.lane import Lane
 from hpcstage.exchange.transport.frames import FrameError
@@ -106,7 +106,7 @@ class Encoding:
         self._is_recording = False
         self._recorded: set[int] = set()
         self._blocks: list[tuple[BlockHead, memoryview]] = []
-        self._pace = Pace(order.processor_share, order.rate_bytes_per_s)
+        self._pace = EncodingPace(order.processor_share, order.rate_bytes_per_s)
         self._pace_due = self._began
         self._bytes_sent = 0
         self._in_thread(lambda: _offered(order), self._offer)

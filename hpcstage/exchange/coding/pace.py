@@ -30,7 +30,7 @@ PATIENCE_S = 0.25
 """Beside files, a piece is begun so often."""
 
 
-class Pace:
+class EncodingPace:
     """The pace of one encoding."""
 
     def __init__(self, processor_share: float, rate_bytes_per_s: float) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from hpcstage.exchange.coding import stores
 from hpcstage.exchange.coding.port import AgentPort
-from hpcstage.exchange.coding.stores import Found, Stores
+from hpcstage.exchange.coding.stores import Found, HeldGenerations
 from hpcstage.exchange.coding.wire import ExchangeMessage
 from hpcstage.exchange.lane import Lane
 from hpcstage.protocol import coding
@@ -36,7 +36,7 @@ class Questions:
         self._port = port
         self._lane = lane
         self._say = say
-        self._stores = Stores()
+        self._stores = HeldGenerations()
         self._read_at = -math.inf
         """When somebody read last."""
         self._asked: dict[_Key, int] = {}

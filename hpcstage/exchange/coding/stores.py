@@ -27,7 +27,7 @@ class Found:
     content: bytes = b""
 
 
-class Stores:
+class HeldGenerations:
     """Reads the generations that this node's agent holds."""
 
     def __init__(self) -> None:

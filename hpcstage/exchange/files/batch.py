@@ -32,7 +32,7 @@ class ReadOutcome(IntEnum):
     NO_ROOM = 2
 
 
-Given = tuple[int, int, int, int, int]
+ReadRow = tuple[int, int, int, int, int]
 """The fields are: ReadOutcome, size in bytes, mode, mtime in ns, place in the buffer."""
 Gotten = tuple[int, int, int, int, bytes, bytes, bytes | None]
 """The fields are: place in the buffer, size in bytes, mode, mtime in ns, temporary name, final name, second name."""
@@ -41,7 +41,7 @@ Written = tuple[int, int, int]
 already."""
 
 
-def read_files(paths: list[bytes], buffer: Buffer, at: int, end: int) -> list[Given]:
+def read_files(paths: list[bytes], buffer: Buffer, at: int, end: int) -> list[ReadRow]:
     """Reads files into the buffer, one behind the other, until one finds no space."""
     if _files is not None:
         return _files.read_files(paths, buffer.address, at, end)  # type: ignore[no-any-return]
@@ -109,7 +109,7 @@ def publish(fd: int, job: CopyJob, size_bytes: int, mode: int, mtime_ns: int) ->
         raise
 
 
-def _read(path: bytes, view: memoryview, at: int, end: int) -> Given:
+def _read(path: bytes, view: memoryview, at: int, end: int) -> ReadRow:
     try:
         fd, found = open_given(path)
     except OSError:

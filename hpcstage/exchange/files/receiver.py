@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcstage.exchange.files.writing import Incoming, Stored
+from hpcstage.exchange.files.filewriting import Incoming, Stored
 from hpcstage.exchange.lane import Lane
 from hpcstage.exchange.transport.frames import CONTROL_TAG, Bundle, ControlFrame, Sort
 from hpcstage.exchange.transport.mpi import Mail, Post

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from hpcstage.exchange.files.reading import Filled
+from hpcstage.exchange.files.filereading import Filled
 from hpcstage.exchange.lane import Lane
 from hpcstage.exchange.transport.buffers import Buffer
 from hpcstage.exchange.transport.frames import BULK_TAG, CONTROL_TAG, ControlFrame, Sort

@@ -13,9 +13,9 @@ import select
 import socket
 
 from hpcstage.localsocket import is_own_users
-from hpcstage.protocol import stripes as wire
+from hpcstage.protocol import stripelink as wire
 from hpcstage.protocol.arriving import LEAST_STRIPE_BYTES
-from hpcstage.protocol.stripes import ANSWER, ASKED, BEGIN, Answer, Asked, Begin, slots_of
+from hpcstage.protocol.stripelink import ANSWER, ASKED, BEGIN, Asked, Begin, StripeAnswer, slots_of
 
 
 class StripeLink:
@@ -61,7 +61,7 @@ class StripeLink:
     def answer(self, stripe: int, slot: int, *, is_here: bool) -> None:
         """Tells the copier what became of a stripe; one that is gone shows so when it is read from."""
         with contextlib.suppress(OSError):
-            self._connection.send(ANSWER.pack(*Answer(stripe, slot, is_here)), socket.MSG_NOSIGNAL)
+            self._connection.send(ANSWER.pack(*StripeAnswer(stripe, slot, is_here)), socket.MSG_NOSIGNAL)
 
     def fileno(self) -> int:
         """Returns the descriptor of the connection."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hpcstage.exchange.files import batch as files
-from hpcstage.exchange.files.reading import Filled
+from hpcstage.exchange.files.filereading import Filled
 from hpcstage.exchange.transport.buffers import Buffer
 from hpcstage.exchange.transport.frames import MAX_ROWS, PIECE_BYTES, Row, Sort, close_bundle
 from hpcstage.store.catalog import Catalog
@@ -18,7 +18,7 @@ from hpcstage.store.shownrows import ShownRows
 
 
 @dataclass
-class Given:
+class OutgoingStripe:
     """A stripe for the node at the position `to`, which begins at `position` once a part of it is in a bundle."""
 
     to: int
@@ -33,17 +33,17 @@ class OutgoingStripes:
     """The stripes for one node; see sender.Queued. It calls `on_lost` with those that cannot be read, from the reading
     thread, and with those that are forgotten."""
 
-    def __init__(self, rows: ShownRows, on_lost: Callable[[Given], None]) -> None:
+    def __init__(self, rows: ShownRows, on_lost: Callable[[OutgoingStripe], None]) -> None:
         self._rows = rows
         self._on_lost = on_lost
-        self._stripes: deque[Given] = deque()
+        self._stripes: deque[OutgoingStripe] = deque()
 
     @property
     def has_some(self) -> bool:
         """See Queued."""
         return bool(self._stripes)
 
-    def add(self, items: Sequence[Given]) -> None:
+    def add(self, items: Sequence[OutgoingStripe]) -> None:
         """See Queued."""
         self._stripes.extend(items)
 
@@ -71,7 +71,7 @@ class OutgoingStripes:
             self._on_lost(self._stripes.popleft())
         return []
 
-    def _read(self, given: Given, view: memoryview, catalog: Catalog) -> bool:
+    def _read(self, given: OutgoingStripe, view: memoryview, catalog: Catalog) -> bool:
         """Fills the view. What is read of an incoming file counts only if its row held all the while."""
         row = self._rows.find(given.id)
         if row is not None and row.has(given.stripe) and _filled(row.incoming, given, view) and row.holds():
@@ -79,7 +79,7 @@ class OutgoingStripes:
         return _filled(catalog.staged(given.id), given, view)
 
 
-def _filled(path: bytes, given: Given, view: memoryview) -> bool:
+def _filled(path: bytes, given: OutgoingStripe, view: memoryview) -> bool:
     with suppress(OSError):
         fd, found = files.open_given(path)
         try:

@@ -1,7 +1,7 @@
 """Does the single tasks of the scan: lists the entries of a directory, or finds out what some names are.
 
 This module owns the kinds of tasks and what a worker gathers from them; `scan` decides which worker does which task
-when. Names that are not regular files are left out with a reason. The walk follows symbolic links, but never to a
+when. FileNames that are not regular files are left out with a reason. The walk follows symbolic links, but never to a
 directory above the one that it walks, and behind a link it stays on the file system that the link leads to.
 """
 
@@ -142,7 +142,7 @@ class Directory:
 
 
 @dataclass(frozen=True)
-class Names:
+class FileNames:
     """Files to be looked at: names in a directory, or paths of a list."""
 
     dataset: int
@@ -151,12 +151,12 @@ class Names:
     directory: Directory | None
     """The directory where the names were listed; None for paths of a list."""
 
-    def part(self, start: int, stop: int) -> Names:
+    def part(self, start: int, stop: int) -> FileNames:
         """Returns a task with some of the names."""
         return replace(self, names=self.names[start:stop])
 
 
-Task = Directory | Names
+Task = Directory | FileNames
 
 
 class WalkBounds:
@@ -221,10 +221,10 @@ def _sort_entries(entries: Iterator[os.DirEntry[bytes]], here: Directory, push: 
         if here.pattern.takes_file(here.positions, name) or here.pattern.into(here.positions, name):
             names.append(name)
             if len(names) == BATCH:
-                push(Names(here.dataset, here.path, names, here))
+                push(FileNames(here.dataset, here.path, names, here))
                 names = []
     if names:
-        push(Names(here.dataset, here.path, names, here))
+        push(FileNames(here.dataset, here.path, names, here))
     return count
 
 
@@ -236,7 +236,7 @@ def _descend(here: Directory, name: bytes, device: int | None, push: Callable[[T
 
 
 def look(
-    task: Names, start: int, stop: int, root: bytes, findings: ScanFindings, push: Callable[[Task], None]
+    task: FileNames, start: int, stop: int, root: bytes, findings: ScanFindings, push: Callable[[Task], None]
 ) -> float:
     """Looks at some of the names; returns the median time of a look, which a preempted moment does not change."""
     prefix = join(root, task.parent)
@@ -282,7 +282,7 @@ def _takes(directory: Directory, name: bytes) -> bool:
     return directory.pattern.takes_file(directory.positions, name)
 
 
-def _follow(task: Names, name: bytes, root: bytes, device: int | None, push: Callable[[Task], None]) -> None:
+def _follow(task: FileNames, name: bytes, root: bytes, device: int | None, push: Callable[[Task], None]) -> None:
     if task.directory is not None:
         _descend(task.directory, name, device, push)
     else:

@@ -20,7 +20,7 @@ from hpcstage.plan.dataset.listing import (
     SKIPPED_LIMIT,
     WHOLE,
     Directory,
-    Names,
+    FileNames,
     Pattern,
     ScanFindings,
     Task,
@@ -96,7 +96,7 @@ def _first_tasks(data: Datasets) -> Iterator[Task]:
             pattern = Pattern(text)
             yield Directory(index, path, above(join(dataset.root, path)), pattern, pattern.start)
         if selection.files:
-            yield Names(index, b"", list(selection.files), None)
+            yield FileNames(index, b"", list(selection.files), None)
     yield from _tasks_of_lists(data)
 
 
@@ -114,9 +114,9 @@ def _tasks_of_lists(data: Datasets) -> Iterator[Task]:
             batch = batches.setdefault(place[0], [])
             batch.append(place[1])
             if len(batch) == BATCH:
-                yield Names(place[0], b"", batches.pop(place[0]), None)
+                yield FileNames(place[0], b"", batches.pop(place[0]), None)
         for index, batch in batches.items():
-            yield Names(index, b"", batch, None)
+            yield FileNames(index, b"", batch, None)
 
 
 class _Walk:

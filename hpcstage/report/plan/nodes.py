@@ -11,7 +11,7 @@ from statistics import median
 from rich.table import Table
 
 from hpcstage.plan.budget import NO_LIMIT
-from hpcstage.plan.placement.nodes import NodesPlan, Part
+from hpcstage.plan.placement.nodesplan import NodesPlan, Part
 from hpcstage.report.canvas import WIDE, Canvas, Fact, facts, grid
 from hpcstage.units import format_number, format_size
 

@@ -25,7 +25,7 @@ from hpcstage import stderr
 from hpcstage.checkpoint.generations.files import LOCK, Files, lock_file
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.torch.checkpoints.entry import DamagedEntry, named_or_left, remove_entry, settle
-from hpcstage.torch.checkpoints.naming import hidden_name
+from hpcstage.torch.checkpoints.entrynames import hidden_name
 from hpcstage.torch.checkpoints.saving import OF_PROCESS, LoadedState, Saver
 from hpcstage.units import parse_duration
 

@@ -21,8 +21,8 @@ import xxhash
 
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.errors import HpcstageError
+from hpcstage.torch.checkpoints.entrynames import claimed, discard, give_name, hidden, left_behind, sync_name
 from hpcstage.torch.checkpoints.hostmemory import Form, TensorSlot, TensorSlots
-from hpcstage.torch.checkpoints.naming import claimed, discard, give_name, hidden, left_behind, sync_name
 
 FORMAT = 1
 STATE, TENSORS = "state.json", "tensors"

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Sampler
 
 from hpcstage.torch.samplers.agreement import NodeAgreement
-from hpcstage.torch.samplers.sharing import evenly
+from hpcstage.torch.samplers.balance import evenly
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldState:
     """What a process can go on from."""
 
     has_state: bool
@@ -115,7 +115,7 @@ class Seat:
         path = os.environ.get(VARIABLE)
         return cls(path, int(os.environ.get("LOCAL_RANK", "0"))) if path else None
 
-    def assigned(self, held: Held, lead: Callable[[], int], links: GroupConnections) -> Assignment:
+    def assigned(self, held: HeldState, lead: Callable[[], int], links: GroupConnections) -> Assignment:
         """Says that this process is ready, and returns its place in the next membership. Waits as long as the others
         train without it, or a policy says `wait`: the agent bounds that, and ends this process.
 

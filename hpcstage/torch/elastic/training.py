@@ -22,16 +22,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcstage import stderr
-from hpcstage.elastic.ledger import Head, SampleLedger
 from hpcstage.elastic.policy import MembershipChanged
+from hpcstage.elastic.sampleledger import Head, SampleLedger
 from hpcstage.elastic.seats import AGREED
 from hpcstage.errors import UsageError
 from hpcstage.torch.checkpoints.checkpointer import Checkpointer
-from hpcstage.torch.elastic.group import ElasticGroup
+from hpcstage.torch.elastic.committedstate import CommittedState, NewestState, Reached, SavedStates
+from hpcstage.torch.elastic.processgroup import ElasticGroup
 from hpcstage.torch.elastic.sampler import ElasticSampler
 from hpcstage.torch.elastic.scaling import ScaledRate, WeightedMean
-from hpcstage.torch.elastic.seat import Assignment, Held, Seat
-from hpcstage.torch.elastic.state import CommittedState, NewestState, Reached, SavedStates
+from hpcstage.torch.elastic.seat import Assignment, HeldState, Seat
 
 T = TypeVar("T")
 
@@ -174,7 +174,7 @@ class Elastic:
         if self._seat is None:
             self._go_alone()
             return
-        place = self._group.form(self._seat, Held(self._state.is_good, self._saved.patterns))
+        place = self._group.form(self._seat, HeldState(self._state.is_good, self._saved.patterns))
         self.rank, self.world, self.generation = place.rank, place.world, place.generation
         self._newest.bring()
         self._rate.turn(self._state.place.rate, place.world)

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from hpcstage.protocol.shim import Holding
+from hpcstage.torch.samplers.balance import NOBODY, SampleOwners, divide, evenly
 from hpcstage.torch.samplers.holdings import NodeHoldings, paths_of
-from hpcstage.torch.samplers.sharing import NOBODY, Held, divide, evenly
 
 _HEAD_BYTES = 9
 """The head holds the epoch in eight bytes, and in one byte whether the rank knows what its node holds."""
@@ -34,7 +34,7 @@ class NodeAgreement:
         self._dataset, self._paths, self._same = dataset, paths, same
         self._holdings: NodeHoldings | None = None
         self._seats: Seats | None = None
-        self._held: Held | None = None
+        self._held: SampleOwners | None = None
         self.epoch: int | None = None
         """The epoch of the last agreement."""
 
@@ -103,7 +103,7 @@ def meet(gather: Gather, node: str, agreed: str, rank: int, *, possible: bool) -
     return Seats(tuple(ranks), *of_rank[rank], tuple(of_rank))
 
 
-def agree(gather: Gather, seats: Seats, holdings: NodeHoldings, samples: int, epoch: int) -> Held | None:
+def agree(gather: Gather, seats: Seats, holdings: NodeHoldings, samples: int, epoch: int) -> SampleOwners | None:
     """Finds out who holds what from now on, by one all_gather: each rank of a node tells a part of what its node has,
     so that every bit comes once. Returns None on all ranks if one of them knows nothing or is in another epoch, or if
     no node has anything."""
@@ -128,7 +128,7 @@ def agree(gather: Gather, seats: Seats, holdings: NodeHoldings, samples: int, ep
     return held_by(kept, due, samples)
 
 
-def held_by(kept: Sequence[torch.Tensor], due: Sequence[torch.Tensor], samples: int) -> Held | None:
+def held_by(kept: Sequence[torch.Tensor], due: Sequence[torch.Tensor], samples: int) -> SampleOwners | None:
     """Chooses the owner of each sample from each node's maps, which have a bit per sample. Of several nodes that have a
     sample one is chosen, each as often as the others; the owner of a sample that no node has is the node that will read
     it from the source. Returns None if no sample has an owner."""
@@ -147,7 +147,7 @@ def held_by(kept: Sequence[torch.Tensor], due: Sequence[torch.Tensor], samples: 
     if not bool((owner != NOBODY).any()):
         return None
     several = bool((counts > 1).any())
-    return Held(owner.tolist(), [bytes(bits.tolist()) for bits in kept] if several else ())
+    return SampleOwners(owner.tolist(), [bytes(bits.tolist()) for bits in kept] if several else ())
 
 
 def _number(text: str) -> int:

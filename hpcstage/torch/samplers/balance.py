@@ -16,7 +16,7 @@ NOBODY = -1
 
 
 @dataclass(frozen=True)
-class Held:
+class SampleOwners:
     """Says which node has which sample; it is the same on all ranks."""
 
     owner: Sequence[int]
@@ -36,11 +36,11 @@ def evenly(batch: Sequence[int], rank: int, world: int) -> list[int]:
     return list(batch[rank::world])
 
 
-def divide(batch: Sequence[int], held: Held, ranks: Sequence[int]) -> list[list[list[int]]]:
+def divide(batch: Sequence[int], held: SampleOwners, ranks: Sequence[int]) -> list[list[list[int]]]:
     """Returns the parts of all ranks of all nodes; `ranks` says how many ranks each node has. All ranks get the same
     number of samples; the batch must be divisible by the number of ranks.
 
-    >>> divide([0, 1, 2, 3], Held(owner=[0, 0, 0, 1]), [1, 1])
+    >>> divide([0, 1, 2, 3], SampleOwners(owner=[0, 0, 0, 1]), [1, 1])
     [[[0, 1]], [[3, 2]]]
     """
     parts: list[list[int]] = [[] for _ in ranks]
@@ -62,7 +62,7 @@ def _over(parts: Sequence[Sequence[int]], ranks: Sequence[int], quota: int) -> l
     return [len(part) - count * quota for part, count in zip(parts, ranks, strict=True)]
 
 
-def _carry_out(move: Move, parts: list[list[int]], held: Held) -> None:
+def _carry_out(move: Move, parts: list[list[int]], held: SampleOwners) -> None:
     """Moves samples to the target: first those that it holds as well, then those that came last."""
     source = parts[move.source]
     chosen: list[int] = []

@@ -20,7 +20,7 @@ from hpcstage.lead import children
 from hpcstage.lead.agent import LINE, PULSE_LOST_S
 from hpcstage.lead.children import Output
 from hpcstage.lead.directories import HostedDirectories
-from hpcstage.lead.states import ENDED_EARLY, NodeStates
+from hpcstage.lead.nodestates import ENDED_EARLY, NodeStates
 from hpcstage.node.hosted import Hosted, bring_up, claim
 from hpcstage.protocol import leadspec
 from hpcstage.protocol.leadspec import LeadSpec

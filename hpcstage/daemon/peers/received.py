@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.protocol import exchange
+from hpcstage.store.copierpipe import Result
 from hpcstage.store.copyfile import Status
-from hpcstage.store.messages import Result
 
 
 @dataclass
@@ -26,7 +26,7 @@ class PeerCounts:
     sent_bytes: int = 0
 
 
-class Arrivals:
+class Received:
     """Owns the counts of copies that nodes passed on. It calls `on_received` with each copy that was needed."""
 
     def __init__(self, engine: Engine, on_received: Callable[[Result], None]) -> None:

@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage import inherited
-from hpcstage.elastic.ledger import begun_unix_s
 from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import ETCD_LIMIT_S, Arbiter
 from hpcstage.elastic.membership.bounded import NoAnswer
 from hpcstage.elastic.membership.etcd import Etcd, endpoints_of
+from hpcstage.elastic.sampleledger import begun_unix_s
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.job import together
-from hpcstage.node import control, environment
+from hpcstage.node import childenv, control
 from hpcstage.protocol.trainingspec import NODE_PROGRAM, PROGRAM, SCRIPT, SPEC, TrainingSpec
 from hpcstage.record.parts.elastic import ElasticPart, MembershipRow
-from hpcstage.wrapper import facts, grouping, joining, messages
+from hpcstage.wrapper import grouping, jointraining, messages, runpart
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -74,7 +74,7 @@ def check(command: Sequence[str], config: Config, job: Job) -> None:
     if config.etcd is not None:
         _require_etcd(config.etcd)
     if config.name is not None:
-        joining.refuse_taken(config.name, inherited.directory(), os.environ)
+        jointraining.refuse_taken(config.name, inherited.directory(), os.environ)
     count = len(hosts(config, job).hosts)
     if count < least and config.join is None and config.name is None:
         what = f"--elastic {least}:{most} needs {least} nodes and there are {count}"
@@ -122,7 +122,7 @@ class TrainingPlace:
     run_dir: Path
     directory: Path
     """Where the nodes find its specification."""
-    joined: joining.Offer | None = None
+    joined: jointraining.JoinOffer | None = None
     """What the training says that these nodes join; the place is its, but for the specification."""
 
     @classmethod
@@ -130,11 +130,13 @@ class TrainingPlace:
         """Returns the place of a run's training, which is another run's if it joins that. Raises UsageError."""
         if config.join is None:
             return cls(run_id, run_dir, directory)
-        offer = joining.offer_in(Path(config.join))
+        offer = jointraining.offer_in(Path(config.join))
         return cls(offer.run_id, Path(offer.run_dir), directory, offer)
 
 
-def words(command: Sequence[str], config: Config, job: Job, place: TrainingPlace, env: Mapping[str, str]) -> list[str]:
+def command_line(
+    command: Sequence[str], config: Config, job: Job, place: TrainingPlace, env: Mapping[str, str]
+) -> list[str]:
     """Writes the specification of the training, and returns the command that is started in the user's command's place.
     `env` is the environment of the user's command."""
     assert config.elastic is not None
@@ -161,7 +163,7 @@ def words(command: Sequence[str], config: Config, job: Job, place: TrainingPlace
         parts=[list(part) for part in group.parts],
     )
     is_local = spec.virtual and (job.scheduler == "none" or config.name is None)
-    spec = replace(spec, address=joining.LOCAL if is_local else "")
+    spec = replace(spec, address=jointraining.LOCAL if is_local else "")
     if place.joined is not None:
         spec = _joining(spec, place.joined, job)
     elif len(group.hosts) < least:
@@ -174,7 +176,7 @@ def words(command: Sequence[str], config: Config, job: Job, place: TrainingPlace
     return [sys.executable, "-s", "-m", PROGRAM, os.fspath(path)]
 
 
-def _joining(spec: TrainingSpec, offer: joining.Offer, job: Job) -> TrainingSpec:
+def _joining(spec: TrainingSpec, offer: jointraining.JoinOffer, job: Job) -> TrainingSpec:
     """Returns the specification for nodes that join another job's training."""
     is_alone = job.scheduler == "none"
     # Names of virtual nodes are those of their machine, in every run there.
@@ -199,7 +201,7 @@ def let_join(command: Sequence[str], config: Config, job: Job, place: TrainingPl
     cwd = inherited.directory()
     least, most = config.elastic
     directories = {"out": config.out, "checkpoint": config.checkpoint}
-    offer = joining.Offer(
+    offer = jointraining.JoinOffer(
         name=config.name,
         run_id=place.run_id,
         run_dir=os.path.abspath(place.run_dir),
@@ -209,13 +211,13 @@ def let_join(command: Sequence[str], config: Config, job: Job, place: TrainingPl
         most=most,
         policy=config.policy,
         survivors=config.survivors,
-        data=joining.absolute(config.data, cwd),
+        data=jointraining.absolute(config.data, cwd),
         directories={name: os.path.realpath(cwd / asked) for name, asked in directories.items() if asked is not None},
         machine=socket.gethostname() if job.scheduler == "none" else "",
         ends_unix_s=_ends_unix_s(config, job),
     )
     try:
-        joining.put(offer, cwd, os.environ)
+        jointraining.put(offer, cwd, os.environ)
     except (HpcstageError, OSError) as error:
         messages.warn(f"nobody can join {config.name}: {error}")
 
@@ -224,14 +226,15 @@ def _ends_unix_s(config: Config, job: Job) -> float | None:
     return job.end_time_unix_s if config.time_limit_s is None else time.time() + config.time_limit_s
 
 
-def unstaged_words(command: Sequence[str], config: Config, job: Job, started_unix_s: float) -> list[str]:
-    """Returns what `words` returns, for a training whose data cannot be staged. Raises HpcstageError or OSError."""
-    run_id = facts.unique_id(started_unix_s, job.job_id)
-    run_dir = facts.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
+def unstaged_command(command: Sequence[str], config: Config, job: Job, started_unix_s: float) -> list[str]:
+    """Returns what `command_line` returns, for a training whose data cannot be staged. Raises HpcstageError or
+    OSError."""
+    run_id = runpart.unique_id(started_unix_s, job.job_id)
+    run_dir = runpart.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
     place = TrainingPlace.of(config, run_id, run_dir, run_dir)
     if config.name is not None:
         let_join(command, config, job, place)
-    return words(command, config, job, place, os.environ)
+    return command_line(command, config, job, place, os.environ)
 
 
 def part_of(place: TrainingPlace, started_unix_s: float) -> ElasticPart:
@@ -274,7 +277,7 @@ def _between_s(begin_unix_s: float, end_unix_s: float | None) -> float | None:
 
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of the process that starts the agents."""
-    return environment.for_daemon(env, control.package_parent())
+    return childenv.for_daemon(env, control.package_parent())
 
 
 def _refuse_ours(arguments: Sequence[str]) -> None:

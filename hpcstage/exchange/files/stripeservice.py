@@ -18,13 +18,13 @@ from pathlib import Path
 
 from hpcstage.exchange.files.sender import Sender
 from hpcstage.exchange.files.stripeport import StripeLink, StripePort
-from hpcstage.exchange.files.stripereading import Given, OutgoingStripes
+from hpcstage.exchange.files.stripereading import OutgoingStripe, OutgoingStripes
 from hpcstage.exchange.service import ExchangeService, Station
 from hpcstage.exchange.transport.frames import CONTROL_TAG, Bundle, ControlFrame, Sort, open_bundle
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol.arriving import ARRIVING_FILE, stripe_bytes
 from hpcstage.protocol.exchange import Sent
-from hpcstage.protocol.stripes import Asked
+from hpcstage.protocol.stripelink import Asked
 from hpcstage.store.catalog import Catalog, Root
 from hpcstage.store.shownrows import ShownRow, ShownRows
 
@@ -61,9 +61,9 @@ class StripeService(ExchangeService):
         self._store = store
         self._rows = ShownRows(Path(ARRIVING_FILE))
         self._port = StripePort()
-        self._lost: deque[Given] = deque()
+        self._lost: deque[OutgoingStripe] = deque()
         """Stripes that could not be read, as the reading thread has found."""
-        self._sender: Sender[Given] = Sender(
+        self._sender: Sender[OutgoingStripe] = Sender(
             station.post, station.lanes.reading, lambda: OutgoingStripes(self._rows, self._lost.append)
         )
         self._wanted: dict[tuple[int, int], _Wanted] = {}
@@ -188,7 +188,7 @@ class StripeService(ExchangeService):
         if row.has(one.stripe) if row is not None else os.path.exists(catalog.staged(one.id)):
             start = one.stripe * stripe_bytes(size_bytes)
             end = min(size_bytes, start + stripe_bytes(size_bytes))
-            self._sender.offer(place, (Given(place, one.id, one.stripe, size_bytes, start, end),))
+            self._sender.offer(place, (OutgoingStripe(place, one.id, one.stripe, size_bytes, start, end),))
             return False
         if row is not None:
             row.wish(one.stripe)

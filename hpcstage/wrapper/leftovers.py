@@ -23,7 +23,7 @@ from hpcstage.errors import HpcstageError, NoLocalDir, NotDrained, NotStarted, U
 from hpcstage.forked import fork, reap
 from hpcstage.job import localdir
 from hpcstage.node import directory, kept
-from hpcstage.node.environment import RUN_ID
+from hpcstage.node.childenv import RUN_ID
 from hpcstage.reading import readable
 from hpcstage.record.jsonform import read, written
 from hpcstage.record.parts.outputs import OutputsPart

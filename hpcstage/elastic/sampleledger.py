@@ -3,7 +3,7 @@
 The first rank of each generation writes a file: a head that says from which step the generation went on, and a line for
 each committed step. What counts is found from the newest generation backwards: of the one that committed the step from
 which it went on the steps up to that, and so on. Of two halves of a network either may have gone on for a while, one
-after the other; the steps of one of them are rolled back then. Run `python -m hpcstage.elastic.ledger DIRECTORY
+after the other; the steps of one of them are rolled back then. Run `python -m hpcstage.elastic.sampleledger DIRECTORY
 SAMPLES` to check one; the directory is the training's, `elastic-ID`.
 """
 

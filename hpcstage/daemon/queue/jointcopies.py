@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 
-class Together:
+class JointCopies:
     """Owns with whom each such file is brought."""
 
     def __init__(self) -> None:

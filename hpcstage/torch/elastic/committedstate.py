@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpcstage.elastic.ledger import Step
+from hpcstage.elastic.sampleledger import Step
 from hpcstage.elastic.seats import DRAINED
 from hpcstage.errors import UsageError
 from hpcstage.torch.checkpoints.checkpointer import Checkpointer, NothingToLoad

@@ -3,8 +3,8 @@ together, in SOCK_SEQPACKET datagrams. Owns their form.
 
 A connection is for one file. The first datagram is a Begin, with the descriptor of memory that both map: slots of a
 stripe each. Then the copier asks for stripes, each by the node that reads it and a free slot, and the exchange answers
-each with an Answer, once the stripe is in its slot or does not come. A slot is the exchange's until then, so bytes that
-come late harm nothing. The end of the connection means that the other side is gone.
+each with a StripeAnswer, once the stripe is in its slot or does not come. A slot is the exchange's until then, so bytes
+that come late harm nothing. The end of the connection means that the other side is gone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Asked(NamedTuple):
     slot: int
 
 
-class Answer(NamedTuple):
+class StripeAnswer(NamedTuple):
     """What became of it: whether it is in its slot, or does not come."""
 
     stripe: int

@@ -15,19 +15,19 @@ import time
 from collections.abc import Iterator
 
 from hpcstage import localsocket
-from hpcstage.protocol import stripes as wire
-from hpcstage.protocol.stripes import ANSWER, ASKED, BEGIN, Answer, Asked, Begin, slots_of
-from hpcstage.store.arrivingrows import Share
+from hpcstage.protocol import stripelink as wire
+from hpcstage.protocol.stripelink import ANSWER, ASKED, BEGIN, Asked, Begin, StripeAnswer, slots_of
+from hpcstage.store.arrivingrows import StripeShare
 
 SILENT_S = 60.0
 """A node that is asked for stripes and gives none for so long is lost. One that has none says so at once, but the
 source may be slow, or programs read there."""
 
 
-class OtherNodes:
+class PeerStripes:
     """Owns what was asked for and has not come."""
 
-    def __init__(self, connection: socket.socket, slots: mmap.mmap, begin: Begin, share: Share) -> None:
+    def __init__(self, connection: socket.socket, slots: mmap.mmap, begin: Begin, share: StripeShare) -> None:
         self.share = share
         self.lost: set[int] = set()
         """Nodes that give nothing any more."""
@@ -40,7 +40,7 @@ class OtherNodes:
         self._heard: dict[int, float] = {}
 
     @classmethod
-    def connect(cls, id_: int, size_bytes: int, stripe_bytes: int, share: Share) -> OtherNodes | None:
+    def connect(cls, id_: int, size_bytes: int, stripe_bytes: int, share: StripeShare) -> PeerStripes | None:
         """Returns a connection to the exchange, in the working directory, which is the node's; None if there is
         none."""
         begin = Begin(id_, stripe_bytes, size_bytes)
@@ -112,12 +112,12 @@ class OtherNodes:
             if len(data) != ANSWER.size:
                 yield from ((stripe, None) for stripe in self._end())
                 return
-            answer = Answer._make(ANSWER.unpack(data))
+            answer = StripeAnswer._make(ANSWER.unpack(data))
             yield from self._answered(answer)
             self._free.append(answer.slot)
         yield from ((stripe, None) for stripe in self._late())
 
-    def _answered(self, answer: Answer) -> Iterator[tuple[int, memoryview | None]]:
+    def _answered(self, answer: StripeAnswer) -> Iterator[tuple[int, memoryview | None]]:
         stripe, node = self._asked.pop(answer.slot, (answer.stripe, None))
         if node is None:  # it was given up, and may have been asked of another node since
             return

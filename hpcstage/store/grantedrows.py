@@ -29,19 +29,19 @@ from hpcstage.protocol.arriving import (
     SHARE_OFFSET,
     WISHED_OFFSET,
     Priority,
-    Stripe,
+    StripeState,
 )
-from hpcstage.store.arrivingrows import ID_OFFSET, MOST_COUNT, U32, Share, create, row_at, states_of, stripes_at
+from hpcstage.store.arrivingrows import ID_OFFSET, MOST_COUNT, U32, StripeShare, create, row_at, states_of, stripes_at
 
 
-class BytesRead(NamedTuple):
+class BytesServed(NamedTuple):
     """The bytes of a file on its way that programs were served, and those that they read at the source meanwhile."""
 
     served: int = 0
     missed: int = 0
 
 
-class Arriving:
+class GrantedRows:
     """The daemon's side: owns which transfer has which row."""
 
     def __init__(self, node_dir: Path) -> None:
@@ -65,7 +65,7 @@ class Arriving:
         id_: int,
         first: int | None = None,
         priority: Priority = Priority.FULL,
-        share: Share | None = None,
+        share: StripeShare | None = None,
         *,
         is_divided: bool = False,
     ) -> bool:
@@ -123,18 +123,20 @@ class Arriving:
     def _put(self, row: int, serial: int) -> None:
         U32.pack_into(self._map, GRANTED_OFFSET + 4 * row, serial)
 
-    def read(self, id_: int) -> BytesRead:
+    def read(self, id_: int) -> BytesServed:
         """Returns what programs have read of a file since it had its row."""
         row = self._rows.get(id_)
         return (
-            BytesRead() if row is None else BytesRead(*ARRIVING_READ.unpack_from(self._map, row_at(row) + READ_OFFSET))
+            BytesServed()
+            if row is None
+            else BytesServed(*ARRIVING_READ.unpack_from(self._map, row_at(row) + READ_OFFSET))
         )
 
     def arrived(self, id_: int, stripes: range) -> list[int]:
         """Returns which of these stripes of a file have arrived."""
         row = self._rows.get(id_)
         states = b"" if row is None else states_of(self._map, stripes_at(row), stripes)
-        return [stripe for stripe, state in zip(stripes, states, strict=False) if state == Stripe.ARRIVED]
+        return [stripe for stripe, state in zip(stripes, states, strict=False) if state == StripeState.ARRIVED]
 
     def in_order(self, inode: int) -> int:
         """Returns how many bytes of a file a program has read in a row at the source, as it noted last; 0: nothing."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from hpcstage.exchange.files.reading import Outgoing
+from hpcstage.exchange.files.filereading import Outgoing
 from hpcstage.exchange.files.receiver import Receiver
 from hpcstage.exchange.files.sender import Sender
 from hpcstage.exchange.service import ExchangeService, Station

@@ -70,18 +70,18 @@ def _is_same_job(env: Mapping[str, str]) -> bool:
     """Returns whether no job began between that run and this process. Where `env` tells of several jobs, one scheduler
     runs inside a job of another (Flux). A container may have lost the variables of its job."""
     from hpcstage.job import jobs_in
-    from hpcstage.node import environment
+    from hpcstage.node import childenv
 
     now = jobs_in(env)
-    return not now or env.get(environment.JOB, "") in now
+    return not now or env.get(childenv.JOB, "") in now
 
 
 def forget(env: MutableMapping[str, str]) -> None:
     """Takes away what a run that does not serve this process left in `env`: a job that a command submits inherits the
     variables of its run (`sbatch`, `qsub -V`), and stages for itself."""
-    from hpcstage.node import environment
+    from hpcstage.node import childenv
 
-    kept = environment.without_run(env)
+    kept = childenv.without_run(env)
     for name in set(env) - set(kept):
         del env[name]
     env.update(kept)

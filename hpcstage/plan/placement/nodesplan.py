@@ -119,7 +119,7 @@ class NodesPlan:
 
 
 @dataclass(frozen=True)
-class Given:
+class NodesInput:
     """The input of a plan for several nodes."""
 
     sizes: Sequence[int]
@@ -159,7 +159,7 @@ class Given:
         return min(1.0, by_bytes, by_inodes)
 
 
-def nodes_plan(given: Given, nodes: int) -> NodesPlan:
+def nodes_plan(given: NodesInput, nodes: int) -> NodesPlan:
     """Plans the job for `nodes` nodes that are alike."""
     kind, why = given.kind(nodes)
     placement = place_shares(kind, given.sizes, [given.files_budget] * nodes)

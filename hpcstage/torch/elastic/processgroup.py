@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hpcstage.torch.elastic.connections import GroupConnections
-from hpcstage.torch.elastic.seat import Assignment, Held, Seat
+from hpcstage.torch.elastic.seat import Assignment, HeldState, Seat
 
 STORE_S = 30.0
 """The time for which a process tries to reach the store of its next group."""
@@ -31,7 +31,7 @@ class ElasticGroup:
         self._store: Any = None
         self._connections = GroupConnections()
 
-    def form(self, seat: Seat, held: Held) -> Assignment:
+    def form(self, seat: Seat, held: HeldState) -> Assignment:
         """Waits for a place in the next membership and makes its group the default one."""
         self._connections = GroupConnections()
         place = seat.assigned(held, self._lead, self._connections)

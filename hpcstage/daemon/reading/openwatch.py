@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcstage.daemon.process.page import Page
+from hpcstage.daemon.process.daemonpage import Page
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FINAL
 from hpcstage.daemon.reading.ahead import Following, Followings

@@ -1,7 +1,7 @@
 """Has the nodes of a job join a training of another one: `hpcstage run --join NAME`.
 
 The module owns the file of a name, which leads to the training's directory, what a training tells those that join, and
-the checks of whose all that is. `wrapper.elastic` starts the training; `elastic.membership` decides who trains.
+the checks of whose all that is. `wrapper.elastictraining` starts the training; `elastic.membership` decides who trains.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SETTINGS = ("elastic", "policy", "survivors", "etcd", "name", "out", "checkpoin
 
 
 @dataclass(frozen=True)
-class Offer:
+class JoinOffer:
     """What a training tells the nodes of other jobs."""
 
     name: str
@@ -92,7 +92,7 @@ class Offer:
         return hostname if scheduler == "none" else ""
 
 
-def put(offer: Offer, cwd: Path, env: Mapping[str, str]) -> None:
+def put(offer: JoinOffer, cwd: Path, env: Mapping[str, str]) -> None:
     """Lets nodes of other jobs join. Raises HpcstageError or OSError."""
     Arbiter(offer.agreed).offer(asdict(offer))
     text = json.dumps({"directory": os.fspath(offer.agreed)})
@@ -126,7 +126,7 @@ def await_begin(name: str, cwd: Path, env: Mapping[str, str]) -> None:
         time.sleep(_LOOK_S)
 
 
-def find(name: str, cwd: Path, env: Mapping[str, str], hostname: str) -> Offer | TrainingEnd:
+def find(name: str, cwd: Path, env: Mapping[str, str], hostname: str) -> JoinOffer | TrainingEnd:
     """Returns the training of a name, or how it ended. Raises UsageError if there is none that can be joined."""
     try:
         directory = _directory(name, cwd, env)
@@ -152,16 +152,16 @@ class TrainingDead(HpcstageError):
     """The processes of a training were killed, and none is left to go on with it."""
 
 
-def offer_in(directory: Path) -> Offer:
+def offer_in(directory: Path) -> JoinOffer:
     """Returns what a training says in its directory. Raises UsageError if it says nothing, or somebody else does."""
     _require_own(directory, 0o077, stat.S_ISDIR)
     try:
-        return Offer(**Arbiter(directory).offered())
+        return JoinOffer(**Arbiter(directory).offered())
     except (HpcstageError, OSError, ValueError, TypeError) as error:
         raise UsageError(f"the training in {directory} cannot be joined", "start it anew, with --name") from error
 
 
-def settings(config: Config, offer: Offer) -> Config:
+def settings(config: Config, offer: JoinOffer) -> Config:
     """Returns the settings of a run that joins: the training's, with what concerns these nodes. Raises UsageError for
     options that are the training's."""
     for key in _SETTINGS:

@@ -150,13 +150,15 @@ def save_part(run_dir: Path, part: RunPart) -> None:
     replace_text(run_dir / PART, json.dumps(part.to_json()))
 
 
-def leave_word(command: Sequence[str], config: Config, error: HpcstageError, data: Datasets, clock: Clock) -> None:
+def report_not_staged(
+    command: Sequence[str], config: Config, error: HpcstageError, data: Datasets, clock: Clock
+) -> None:
     """Writes into the run directory why nothing was staged, and makes none that its user could not use later. Behind a
     launcher only the first rank writes; where the launch has no name and each node stages alone, the first rank on each
     node writes."""
     with contextlib.suppress(Exception):  # whatever goes wrong here, the command runs
         job = jobs.detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
-        if inherited.hides_own_files() or not grouping.leaves_word(job):
+        if inherited.hides_own_files() or not grouping.reports_not_staged(job):
             return
         run_id = unique_id(clock.unix_s, job.job_id)
         part = run_part(command, config, clock, run_id, job, None)

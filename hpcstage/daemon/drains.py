@@ -72,7 +72,7 @@ def begin(base: Resources) -> tuple[Service, ...]:
     if base.spec.outputs:
         drains += _begun(KeptPlace(Path(base.spec.outputs)), lambda place: _Outputs(base, place))
     if base.spec.checkpoints:
-        from hpcstage.daemon.checkpoints import CheckpointDrain
+        from hpcstage.daemon.checkpointagent import CheckpointDrain
 
         drains += _begun(KeptPlace(Path(base.spec.checkpoints)), lambda place: CheckpointDrain(base, place))
     if not drains:

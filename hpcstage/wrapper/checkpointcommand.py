@@ -34,7 +34,7 @@ from hpcstage.checkpoint.keeping.plain import (
 from hpcstage.errors import HpcstageError, NoLocalDir, NoResult, UsageError
 from hpcstage.node import directory, kept
 from hpcstage.units import format_number, format_size
-from hpcstage.wrapper import late
+from hpcstage.wrapper import leftovers
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -209,7 +209,7 @@ def _named_errors(to: Path) -> Iterator[None]:
 def _places(target: Path, config: Config) -> Iterator[kept.KeptPlace]:
     host = socket.gethostname()
     try:
-        local = late.local_dir(config, host)
+        local = leftovers.local_dir(config, host)
     except NoLocalDir:
         return
     for place in kept.places(directory.outputs_base(local, host)):

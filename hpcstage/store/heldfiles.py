@@ -16,7 +16,7 @@ from hpcstage.protocol.shim import HOLDINGS_FILE, HOLDINGS_HEADER, HOLDINGS_MAGI
 _ONLY_KEPT = bytes(Holding.KEPT if value == Holding.KEPT else Holding.NONE for value in range(256))
 
 
-class Holdings:
+class HeldFiles:
     """Owns the mapping of a node's files, all NONE at first. Without space on the disk it is in memory only, where no
     program sees it."""
 
