@@ -1,6 +1,6 @@
 """The rendezvous of `torchrun`, made of this room's membership: `torchrun --rdzv-backend hpcstage`.
 
-The module owns the options (`--rdzv-conf`) and the translation between `torchrun`'s handler and the participant.
+The module owns the options (`--rdzv-conf`) and the translation between `torchrun`'s handler and the client.
 `torchrun` restarts its processes whenever the membership changes; so many restarts it does not count, but processes
 that end by themselves, as those do whose peer is lost, it counts: give `--max-restarts`.
 """
@@ -31,8 +31,8 @@ from hpcstage.elastic import seats
 from hpcstage.elastic.frozen import FrozenProcesses
 from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
+from hpcstage.elastic.membership.client import MembershipClient
 from hpcstage.elastic.membership.etcd import endpoints_of
-from hpcstage.elastic.membership.participant import Participant
 from hpcstage.elastic.membership.termstore import StoreLost
 from hpcstage.elastic.membership.values import AgentSetting, Bounds, Generation, Node, Patience
 from hpcstage.elastic.seats import NodeSeats
@@ -62,8 +62,8 @@ T = TypeVar("T")
 class Handler(RendezvousHandler):
     """Answers an agent of `torchrun`."""
 
-    def __init__(self, participant: Participant, run_id: str, setting: AgentSetting) -> None:
-        self._participant = participant
+    def __init__(self, client: MembershipClient, run_id: str, setting: AgentSetting) -> None:
+        self._client = client
         self._run_id = run_id
         self._setting = setting
         self._has_started = self._has_left = False
@@ -88,11 +88,11 @@ class Handler(RendezvousHandler):
         if not self._has_started:
             self._begin()
             if directory := os.environ.get(CHECKPOINT):
-                self._saved = SavedLook(self._participant, directory)
+                self._saved = SavedLook(self._client, directory)
                 self._saved.start()
             atexit.register(self._leave)
         while True:
-            generation = self._asked(self._participant.next_generation)
+            generation = self._asked(self._client.next_generation)
             try:
                 return self._meet(generation)
             except StoreLost:
@@ -100,17 +100,17 @@ class Handler(RendezvousHandler):
 
     def _begin(self) -> None:
         self._has_started = True
-        self._participant.start()
+        self._client.start()
 
     def num_nodes_waiting(self) -> int:
         """Returns 1 if the processes have to be restarted, for the next membership. Ends the agent if the training
         ends. `torchrun` asks ten times a second, as long as it takes its processes for healthy."""
         self._frozen.kill(time.monotonic())
-        return int(self._asked(self._participant.must_stop))
+        return int(self._asked(self._client.must_stop))
 
     def is_closed(self) -> bool:
         """Returns whether nobody can join any more."""
-        return self._is_closed or self._participant.end is not None
+        return self._is_closed or self._client.end is not None
 
     def set_closed(self) -> None:
         """Has nobody join on this host any more. The others decide for themselves."""
@@ -130,10 +130,10 @@ class Handler(RendezvousHandler):
         if self._saved is not None:
             self._saved.stop()
         if self._has_started:
-            self._participant.leave(has_finished=has_finished)
+            self._client.leave(has_finished=has_finished)
 
     def _asked(self, ask: Callable[[], T]) -> T:
-        """Asks the participant. Ends the agent with the exit code of what the participant says has gone wrong."""
+        """Asks the client. Ends the agent with the exit code of what the client says has gone wrong."""
         try:
             return ask()
         except StoreLost as error:
@@ -149,7 +149,7 @@ class Handler(RendezvousHandler):
         assert rank is not None
         name = f"generation/{generation.number}/main"
         if rank == 0:
-            self._participant.put(name, [self._setting.node.address, _free_port()])
+            self._client.put(name, [self._setting.node.address, _free_port()])
         address, port = self._waited_for(name)
         return RendezvousInfo(
             self._agents_store(generation), rank, len(generation.nodes), RendezvousStoreInfo(str(address), int(port))
@@ -158,7 +158,7 @@ class Handler(RendezvousHandler):
     def _waited_for(self, name: str) -> Any:  # noqa: ANN401 - plain data
         deadline_s = time.monotonic() + AGENTS_LIMIT_S
         while time.monotonic() < deadline_s and not self.num_nodes_waiting():
-            found = self._participant.get(name)
+            found = self._client.get(name)
             if found is not None:
                 return found
             time.sleep(0.02)
@@ -166,7 +166,7 @@ class Handler(RendezvousHandler):
 
     def _agents_store(self, generation: Generation) -> Store:
         """Returns the store in which the agents of a generation deal the ranks; its waits end after a bound."""
-        store = self._participant.part(f"agents/{generation.number}")
+        store = self._client.part(f"agents/{generation.number}")
         store.set_timeout(timedelta(seconds=AGENTS_LIMIT_S))
         return store
 
@@ -178,9 +178,9 @@ class PersistentHandler(Handler):
     processes learn from their seats in which membership they train.
     """
 
-    def __init__(self, participant: Participant, run_id: str, setting: AgentSetting, directory: Path) -> None:
-        super().__init__(participant, run_id, setting)
-        self._seats = NodeSeats(participant, setting)
+    def __init__(self, client: MembershipClient, run_id: str, setting: AgentSetting, directory: Path) -> None:
+        super().__init__(client, run_id, setting)
+        self._seats = NodeSeats(client, setting)
         self._directory = directory
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -203,7 +203,7 @@ class PersistentHandler(Handler):
     def _leave(self, *, has_finished: bool = False) -> None:
         if not self._has_left:
             if has_finished:
-                self._participant.finish(FINISH_LIMIT_S)
+                self._client.finish(FINISH_LIMIT_S)
             self._seats.close()
         super()._leave(has_finished=has_finished)
 
@@ -212,8 +212,8 @@ class SavedLook:
     """Looks whether processes that are restarted on this host would find a state of the training in the directory of
     `hpcstage run --checkpoint`, and tells the others, in a thread: a disk that hangs holds nobody up."""
 
-    def __init__(self, participant: Participant, directory: str) -> None:
-        self._participant = participant
+    def __init__(self, client: MembershipClient, directory: str) -> None:
+        self._client = client
         self._directory = directory
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="elastic saved states", daemon=True)
@@ -229,7 +229,7 @@ class SavedLook:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._participant.tell_state(has_saved(self._directory))
+            self._client.tell_state(has_saved(self._directory))
             self._stopping.wait(LOOK_S)
 
 
@@ -252,10 +252,10 @@ def create_handler(parameters: RendezvousParameters) -> Handler:
     except HpcstageError as error:
         stderr.say(error.line())
         raise SystemExit(error.exit_code) from None
-    participant = Participant(arbiter, setting)
+    client = MembershipClient(arbiter, setting)
     if keeps:
-        return PersistentHandler(participant, parameters.run_id, setting, arbiter.directory)
-    return Handler(participant, parameters.run_id, setting)
+        return PersistentHandler(client, parameters.run_id, setting, arbiter.directory)
+    return Handler(client, parameters.run_id, setting)
 
 
 def _keeps(parameters: RendezvousParameters) -> bool:

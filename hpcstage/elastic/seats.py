@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from hpcstage import stderr
 from hpcstage.elastic.membership.bounded import Caller, NoAnswer
-from hpcstage.elastic.membership.participant import Participant
+from hpcstage.elastic.membership.client import MembershipClient
 from hpcstage.elastic.membership.termstore import StoreLost
 from hpcstage.elastic.membership.values import AgentSetting, Generation, Node
 from hpcstage.elastic.membership.watching import AwakeClock
@@ -116,8 +116,8 @@ class _Seat:
 class NodeSeats:
     """The seats of one node."""
 
-    def __init__(self, participant: Participant, setting: AgentSetting) -> None:
-        self._participant = participant
+    def __init__(self, client: MembershipClient, setting: AgentSetting) -> None:
+        self._client = client
         self._setting = setting
         self._directory = tempfile.mkdtemp(prefix="hpcstage-seats-")
         self.path = os.path.join(self._directory, "socket")
@@ -208,7 +208,7 @@ class NodeSeats:
                     self._stop()
             if "step" in said:
                 self._steps.seen(self._clock.show(time.monotonic()))
-                self._participant.tell({str(name): float(value) for name, value in said["step"].items()})
+                self._client.tell({str(name): float(value) for name, value in said["step"].items()})
                 if not seat.has_state and said["step"].get("step"):
                     seat.has_state = True
                     self._note_state()
@@ -250,14 +250,14 @@ class NodeSeats:
                 has_state = self._disk.call(partial(_any_of, self._saves), self._setting.bounds.call_s)
             except (NoAnswer, OSError):
                 has_state = None
-        self._participant.tell_state(has_state)
+        self._client.tell_state(has_state)
 
     def _note_unreached(self, generation: Generation, addresses: set[str]) -> None:
         """Says which of the other nodes have these addresses."""
         others = [node for node in generation.nodes if node.id != self._setting.node.id]
         found = [node.id for node in others if addresses & self._addresses_of(node.address, others)]
         if found:
-            self._participant.tell_unreached(found)
+            self._client.tell_unreached(found)
 
     def _addresses_of(self, name: str, others: Sequence[Node]) -> set[str]:
         """Returns what a host's name means; nothing for all others from then on where the name service hangs."""
@@ -279,18 +279,18 @@ class NodeSeats:
     def _step(self, now_s: float) -> None:
         if self._phase in ("gathering", "stopping"):
             if self._are_all_ready:
-                self._participant.offer()
+                self._client.offer()
                 self._phase = "offered"
             elif self._phase == "stopping":
-                self._participant.offer()  # the others need not wait for what this node has to do meanwhile
+                self._client.offer()  # the others need not wait for what this node has to do meanwhile
                 self._phase = "gathering"
         if self._phase == "gathering":
-            self._participant.must_stop()  # raises what has ended the training
+            self._client.must_stop()  # raises what has ended the training
         elif self._phase == "offered":
-            self._generation = self._participant.taken()
+            self._generation = self._client.taken()
             if self._generation is not None:
                 self._meet(self._generation, now_s)
-        elif self._phase in ("meeting", "training") and self._participant.must_stop():
+        elif self._phase in ("meeting", "training") and self._client.must_stop():
             self._stop()
         shown_s = self._clock.show(now_s)
         if self._phase == "training" and self._steps.are_overdue(shown_s, self._setting.bounds.hang_s):
@@ -322,13 +322,13 @@ class NodeSeats:
     def _put_main(self, port: int) -> None:
         assert self._generation is not None
         with contextlib.suppress(StoreLost):
-            self._participant.put(_main(self._generation), [self._setting.node.address, port])
+            self._client.put(_main(self._generation), [self._setting.node.address, port])
 
     def _look_for_main(self, now_s: float) -> None:
         assert self._generation is not None
         found: Any = None
         with contextlib.suppress(StoreLost):
-            found = self._participant.get(_main(self._generation))
+            found = self._client.get(_main(self._generation))
         if found is not None:
             self._seat_all(self._generation, str(found[0]), int(found[1]))
         elif now_s > self._meet_until_s:

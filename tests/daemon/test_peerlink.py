@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from hpcstage.daemon.peers import exchangelink
 from hpcstage.daemon.peers.exchangelink import MOST_OUT, PeerLink
 from hpcstage.protocol import exchange
 

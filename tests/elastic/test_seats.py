@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.participant import Participant
+from hpcstage.elastic.membership.client import MembershipClient
 from hpcstage.elastic.membership.values import AgentSetting, Bounds, Generation, Node, Patience
 from hpcstage.elastic.seats import HANG_FACTOR, NodeSeats, Steps
 from hpcstage.torch.elastic.seat import MainThread
@@ -50,31 +50,31 @@ def test_the_first_step_of_a_membership_has_no_limit() -> None:
 NODES = [Node(str(number), f"n{number}", f"127.0.0.{number}") for number in (1, 2, 3)]
 
 
-def seats_of(tmp_path: Path, call_s: float) -> tuple[NodeSeats, Participant]:
+def seats_of(tmp_path: Path, call_s: float) -> tuple[NodeSeats, MembershipClient]:
     policy = load_policy("minmax", 1, 3)
     setting = AgentSetting(NODES[0], 0, True, 3, policy, Patience(), Bounds(call_s=call_s))
-    participant = Participant(Arbiter(tmp_path), setting)
-    return NodeSeats(participant, setting), participant
+    client = MembershipClient(Arbiter(tmp_path), setting)
+    return NodeSeats(client, setting), client
 
 
 def test_addresses_that_are_not_reached_become_nodes(tmp_path: Path) -> None:
-    seats, participant = seats_of(tmp_path, 10)
+    seats, client = seats_of(tmp_path, 10)
     seats._note_unreached(Generation(1, 1, tuple(NODES), "start"), {"127.0.0.1", "127.0.0.3", "10.1.2.3"})
-    assert participant._beat.unreached == ("3",), "and this node is none of them"
-    participant.offer()
-    assert participant._beat.unreached == (), "it is said of one membership"
+    assert client._beat.unreached == ("3",), "and this node is none of them"
+    client.offer()
+    assert client._beat.unreached == (), "it is said of one membership"
     seats.close()
 
 
 def test_a_name_service_that_hangs_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: release.wait(60))
-    seats, participant = seats_of(tmp_path, 0.2)
+    seats, client = seats_of(tmp_path, 0.2)
     began_s = time.monotonic()
     for _ in range(20):
         seats._note_unreached(Generation(1, 1, tuple(NODES), "start"), {"127.0.0.3"})
     assert time.monotonic() - began_s < 3, "it is asked once"
-    assert participant._beat.unreached == ()
+    assert client._beat.unreached == ()
     release.set()
     seats.close()
 

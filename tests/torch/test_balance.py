@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
+from hpcstage.torch.samplers import balance as balancing
 from hpcstage.torch.samplers.balance import NOBODY, SampleOwners, balance, divide, pour
 
 pytestmark = pytest.mark.torch

@@ -47,7 +47,7 @@ class TrainingEnded(HpcstageError):
         self.exit_code = end.exit_code
 
 
-class Participant:
+class MembershipClient:
     """Takes part in a membership for one agent."""
 
     def __init__(self, arbiter: Arbiter, setting: AgentSetting) -> None:
@@ -73,7 +73,7 @@ class Participant:
         self._directory = Caller(f"the run directory {arbiter.directory}")
         self._stopping = threading.Event()
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="elastic participant", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="elastic membership", daemon=True)
 
     def start(self) -> None:
         """Begins to look for the store."""
