@@ -28,11 +28,10 @@ from hpcstage.daemon.queue.answers import Answers
 from hpcstage.daemon.reading.openwatch import OpenLog
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.daemon.reporting import HELPER as PART_HELPER
-from hpcstage.daemon.reporting import Reporter
+from hpcstage.daemon.reporting import Reporter, Standstills
 from hpcstage.daemon.resources import Gate, Resources
 from hpcstage.daemon.service import Loop, Message, Service
 from hpcstage.daemon.staging import Staging
-from hpcstage.daemon.standstill import Standstills
 from hpcstage.daemon.telemetry import Snapshot
 from hpcstage.errors import HpcstageError
 from hpcstage.node import directory as node_directory

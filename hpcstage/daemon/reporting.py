@@ -1,6 +1,7 @@
 """Takes samples while the daemon runs, and writes its part of the record: now and then, and at the end.
 
-Owns what the part says of the node; the services add what they know.
+Owns what the part says of the node, and for how long saves of checkpoints held programs up; the services add what they
+know.
 """
 
 from __future__ import annotations
@@ -8,14 +9,16 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
 from hpcstage.daemon.telemetry import Snapshot, Telemetry
-from hpcstage.protocol import nodedir
+from hpcstage.protocol import nodedir, saves
 from hpcstage.stderr import log
 
 if TYPE_CHECKING:
@@ -98,3 +101,27 @@ class Reporter(Service):
             node_index=spec.node_index,
             node_count=spec.node_count,
         )
+
+
+class Standstills(Service):
+    """Reads what processes that save told, when the part is written: few of them, and a few bytes of each."""
+
+    def __init__(self, node_dir: Path) -> None:
+        self._directory = node_dir / saves.DIRECTORY
+
+    def record(self, part: NodePart) -> NodePart:
+        """See Service. Of several processes, which save side by side, the one that was held up for longest counts."""
+        from hpcstage.record.parts.part import StandstillPart
+
+        longest = max(self._told(), key=lambda one: (one[1], one[0]), default=None)
+        if longest is None:
+            return part
+        return replace(part, standstill=StandstillPart(saves=longest[0], seconds=round(longest[1] / 1e9, 6)))
+
+    def _told(self) -> Iterator[tuple[int, int]]:
+        """Yields the saves of each process and their ns."""
+        with suppress(FileNotFoundError):
+            for name in os.listdir(self._directory):
+                data = (self._directory / name).read_bytes()
+                if len(data) == saves.SAVES.size:
+                    yield saves.SAVES.unpack(data)

@@ -1,7 +1,9 @@
 """Tells a copier whether programs read the source at this moment, so that a copy can be made while they compute.
 
 The page holds that for each process: the word BLOCKED_SOURCE_NS is negative while one of its threads is in such a call.
-A page fault is no call: it is looked for where programs have files of the source mapped.
+A page fault is no call: it is looked for where programs have files of the source mapped. The kernel says that a thread
+in one waits and is not to be woken (state D), as it says of a thread in a call on any other disk, which is taken for
+the same.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from hpcstage.protocol.arriving import Priority
@@ -23,7 +27,57 @@ from hpcstage.protocol.shim import (
     SLOT_BYTES,
     Counter,
 )
-from hpcstage.store.faults import PageFaults
+
+LOOK_EVERY_S, MOST_TIME_SHARE = 0.002, 0.1
+"""The interval at which threads are looked at, and the most of the time that this may take."""
+LIST_EVERY_S = 0.25
+"""The interval at which it is looked which threads there are."""
+MOST_THREADS = 64
+
+
+class PageFaults:
+    """Looks at the threads of some processes."""
+
+    def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
+        self._pids = pids
+        self._threads: list[str] = []
+        self._found = False
+        self._look_at = self._list_at = 0.0
+
+    def any(self) -> bool:
+        """Returns whether a thread waits, as it was seen at most LOOK_EVERY_S ago."""
+        began = time.monotonic()
+        if began >= self._list_at:
+            self._threads = [*islice(_threads(self._pids()), MOST_THREADS)]
+            self._list_at = began + LIST_EVERY_S
+        if began >= self._look_at:
+            self._found = any(map(_waits, self._threads))
+            after = time.monotonic()
+            self._look_at = after + max(LOOK_EVERY_S, (after - began) / MOST_TIME_SHARE)
+        return self._found
+
+
+def _threads(pids: Iterable[int]) -> Iterator[str]:
+    """Yields the files that tell the states of the threads: of all processes the first one, then the others."""
+    pids = list(pids)
+    yield from (f"/proc/{pid}/task/{pid}/stat" for pid in pids)
+    for pid in pids:
+        with suppress(OSError):
+            yield from (f"/proc/{pid}/task/{name}/stat" for name in os.listdir(f"/proc/{pid}/task") if name != str(pid))
+
+
+def _waits(thread: str) -> bool:
+    try:
+        fd = os.open(thread, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.read(fd, 512).rpartition(b")")[2][1:2] == b"D"
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
 
 _U32 = struct.Struct("<I")
 _I64 = struct.Struct("<q")

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ringwriter import RingWriter as Writer
 
-from hpcstage.daemon.reading.opens import LostRecords, Opened, Opens, Ring, finder
-from hpcstage.daemon.reading.ringlog import Damaged, RingRecord, parse
+from hpcstage.daemon.reading.opens import Damaged, LostRecords, Opened, Opens, Ring, RingRecord, finder, parse
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.types import Dataset, DatasetKind, Entry
 from hpcstage.protocol import shim

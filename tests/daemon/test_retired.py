@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from hpcstage.daemon.process.accounts import Accounts
-from hpcstage.daemon.process.retired import MOST_PARENTS, MOST_TRAINERS, Retired
+from hpcstage.daemon.process.slots import MOST_PARENTS, MOST_TRAINERS, Retired
+from hpcstage.daemon.programs import Accounts
 from hpcstage.record.parts.rows import ProcessPart
 
 

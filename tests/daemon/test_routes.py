@@ -8,9 +8,8 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcstage.daemon.peers.estate import MOST_S, Inquiry
 from hpcstage.daemon.peers.groupstate import GroupState
-from hpcstage.daemon.peers.routes import Estate, make, temporary_budget_of
+from hpcstage.daemon.peers.routes import MOST_S, Estate, Inquiry, make, temporary_budget_of
 from hpcstage.plan.placement.nodesplan import NodesInput, nodes_plan
 from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Budget

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcstage.daemon.standstill import Standstills
+from hpcstage.daemon.reporting import Standstills
 from hpcstage.protocol import saves
 from hpcstage.record.parts.part import NodePart, StandstillPart
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.peernodes import Node, manifest_of
 from hpcstage.exchange.files import batch
 from hpcstage.exchange.files.filereading import Outgoing
-from hpcstage.exchange.files.filewriting import Incoming
+from hpcstage.exchange.files.receiver import Incoming
 from hpcstage.exchange.transport.buffers import BufferPool
 from hpcstage.exchange.transport.frames import (
     BUFFER_BYTES,

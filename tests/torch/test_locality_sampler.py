@@ -25,9 +25,12 @@ from hpcstage.protocol.shim import Holding  # noqa: E402
 from hpcstage.torch.samplers import agreement  # noqa: E402
 from hpcstage.torch.samplers import holdings as holdings_module  # noqa: E402
 from hpcstage.torch.samplers import locality as locality_module  # noqa: E402
-from hpcstage.torch.samplers.agreement import held_by  # noqa: E402
+from hpcstage.torch.samplers.agreement import (  # noqa: E402
+    NodeHoldings,
+    held_by,
+    paths_of,
+)
 from hpcstage.torch.samplers.balance import NOBODY, divide  # noqa: E402
-from hpcstage.torch.samplers.holdings import NodeHoldings, paths_of  # noqa: E402
 from hpcstage.torch.samplers.locality import LocalityAwareSampler  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -2,13 +2,14 @@
 
 The placement is made for all nodes of the job, as if those that are missing were like the smallest of the others. It
 stays the same when nodes are lost or come late; only the files that a missing node would read are divided among the
-rest.
+rest. When nodes are missing, the others are asked which copies they have of such files (`Inquiry`), before the source
+is read.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpcstage.plan.budget import for_files, for_temporary
@@ -137,3 +138,43 @@ def make(
 def temporary_budget_of(members: Membership, node: int, directories: int) -> Budget:
     """Returns the budget for temporary copies that `make` has set aside on a node."""
     return for_temporary(for_files(budgets_of(members)[node], directories))
+
+
+MOST_S = 1.0
+"""A file that nobody has is read from the source so much later, at most. A program that asks for it does not wait for
+that."""
+
+
+class Inquiry:
+    """What this node has asked the others, once or more often."""
+
+    def __init__(self) -> None:
+        self.until: float | None = None
+        """When the wait for the others ends; None while there is none."""
+        self._unheard: set[int] = set()
+        self._holders: dict[int, int] = {}
+
+    def begin(self, others: Iterable[int], now: float) -> None:
+        """Waits for these nodes."""
+        self._unheard = set(others)
+        self.until = now + MOST_S if self._unheard else now
+
+    def heard(self, node: int, ids: Collection[int]) -> None:
+        """Takes what a node has; without ids, that this was all."""
+        self._holders.update(dict.fromkeys(ids, node))
+        if not ids:
+            self._unheard.discard(node)
+
+    def is_over(self, now: float) -> bool:
+        """Returns whether there was a wait, and nothing is to be waited for any more."""
+        return self.until is not None and (not self._unheard or now >= self.until)
+
+    def end(self) -> None:
+        """Waits no more."""
+        self.until = None
+
+    def estate(self, present: Collection[int], here: Collection[int]) -> Estate:
+        """Returns what is known. Of the ids that are `here` this node needs no copy; a node that is not there any more
+        gives none."""
+        found = {id_: node for id_, node in self._holders.items() if node in present and id_ not in here}
+        return Estate(is_divided=True, holders=found)

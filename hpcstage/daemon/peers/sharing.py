@@ -15,12 +15,11 @@ from itertools import compress, count
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.inbox import Inbox
-from hpcstage.daemon.peers.estate import Inquiry
 from hpcstage.daemon.peers.groupstate import Staged, size_of
 from hpcstage.daemon.peers.nodegroup import NodeGroup
 from hpcstage.daemon.peers.peers import Peers
 from hpcstage.daemon.peers.received import PeerCounts
-from hpcstage.daemon.peers.routes import ALL_DEALT, Estate, Routes, make, temporary_budget_of
+from hpcstage.daemon.peers.routes import ALL_DEALT, Estate, Inquiry, Routes, make, temporary_budget_of
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.plan.order import orders

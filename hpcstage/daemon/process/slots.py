@@ -1,10 +1,13 @@
-"""Slots of processes that have ended are used again where slots run short.
+"""Uses the slots of processes that have ended again where slots run short, and adds up what those processes counted.
 
 This module decides when to look, and which processes have ended. A process that is in another PID namespace, or whose
 namespace is not known, keeps its slot. So does one whose log of opens has not been read. A pid that is used again keeps
 the slot of its former process until the later one has ended, too; so does a process that runs another program (exec),
 which takes another slot. A slot without a pid is not freed: a process is taking it, or was killed meanwhile. When the
 daemon dies, slots are not freed any more, and one that it had cleared but not marked as free is lost.
+
+What ended processes counted is one row per layer and parent, so that short-lived workers of a loader stay beside the
+process that they worked for; where there are many parents, one per layer. Training processes keep rows of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -103,3 +107,64 @@ def _pid_space() -> int:
     with suppress(OSError):
         return os.stat(PID_SPACE_FILE).st_ino
     return 0
+
+
+MOST_PARENTS = 64
+MOST_TRAINERS = 64
+LARGEST = ("exit_ns", "last_ns", "loader_last_ns", "loader_workers", "readers")
+EARLIEST = ("attach_ns", "loader_first_ns")
+LEAST = ("reads_measured",)
+
+
+class Retired:
+    """Owns the rows."""
+
+    def __init__(self) -> None:
+        self._trainers: list[ProcessPart] = []
+        self._sums: dict[tuple[str, int], ProcessPart] = {}
+
+    def tells_apart(self, part: ProcessPart) -> bool:
+        """Returns whether a process gets a row of its own."""
+        return bool(part.counters.get("loader_steps")) and len(self._trainers) < MOST_TRAINERS
+
+    def add(self, part: ProcessPart) -> None:
+        """Adds a process that has ended."""
+        if self.tells_apart(part):
+            self._trainers.append(part)
+            return
+        key = part.layer, part.parent_pid
+        if key not in self._sums and len(self._sums) >= MOST_PARENTS:
+            key = part.layer, 0
+        _lives(part)
+        if key in self._sums:
+            _join(self._sums[key], part)
+        else:
+            part.pid, part.parent_pid = 0, key[1]
+            self._sums[key] = part
+
+    def rows(self) -> list[ProcessPart]:
+        """Returns rows for all that were added."""
+        return [*self._trainers, *self._sums.values()]
+
+
+def _lives(part: ProcessPart) -> None:
+    """Notes how long it lived: this cannot be told of a sum."""
+    counters = part.counters
+    end_ns = counters.get("exit_ns") or counters.get("last_ns", 0)
+    counters["life_ns"] = max(0, end_ns - counters.get("attach_ns", end_ns))
+
+
+def _join(row: ProcessPart, part: ProcessPart) -> None:
+    """Adds a process to a row."""
+    mine, other = row.counters, part.counters
+    for name in mine.keys() | other.keys():
+        values = mine.get(name, 0), other.get(name, 0)
+        if name in EARLIEST:
+            mine[name] = min(filter(None, values), default=0)
+        elif name in LARGEST:
+            mine[name] = max(values)
+        else:
+            mine[name] = min(values) if name in LEAST else sum(values)
+    row.processes += part.processes
+    row.hist_open = dict(Counter(row.hist_open) + Counter(part.hist_open))
+    row.hist_read = dict(Counter(row.hist_read) + Counter(part.hist_read))

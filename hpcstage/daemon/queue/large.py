@@ -9,7 +9,7 @@ reading, until it opens those copies: it is not known whether it ever will. Late
 than the program read at a time. Afterwards files that the program has not read yet come before those that it has read.
 In a node group all nodes tell each other what their programs read at the source, and each defers accordingly: a
 node whose own programs read judges what they lose, one where only those of other nodes read copies no large file
-meanwhile. What is copied beside a program there several nodes bring together (`jointcopies`).
+meanwhile. What is copied beside a program there several nodes bring together (`JointCopies`).
 A copy under way of which programs are served what has arrived goes on beside them (`Followed`). One is begun for a
 program that reads a file in order: it reads ahead of the program, with more requests at a time. And one is begun for a
 program that has read much of a file in any order, by calls or in page faults: it is copied while the program computes.
@@ -19,18 +19,67 @@ Callers pass `now`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from itertools import islice
 
 from hpcstage.daemon.queue.beside import Beside, BytesRead, Pace
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.followed import Followed
-from hpcstage.daemon.queue.jointcopies import JointCopies
 from hpcstage.daemon.queue.rates import Estimates
 from hpcstage.daemon.queue.sourcereads import LED_BYTES, LED_SHARE, ReadBefore, SourceReads
 from hpcstage.daemon.queue.states import FINAL, LOOK_LIMIT, PEER_WAITS, READER, SOURCE_WAITS, FileState
 from hpcstage.protocol.arriving import Priority
+
+
+class JointCopies:
+    """Owns with whom each such file is brought."""
+
+    def __init__(self) -> None:
+        self.own = 0
+        """This node."""
+        self.present: Collection[int] = ()
+        """The nodes that may take part, in the order of their numbers; none while there is no group."""
+        self._nodes: dict[int, tuple[int, ...]] = {}
+        self._untold: dict[int, tuple[int, ...]] = {}
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there are others to bring a file with."""
+        return len(self.present) > 1
+
+    def begin(self, id_: int, nodes: Collection[int]) -> None:
+        """Has this node begin to bring a file with these nodes, which are to be told."""
+        found = tuple(node for node in self.present if node in nodes or node == self.own)
+        if len(found) > 1:
+            self._nodes[id_] = self._untold[id_] = found
+
+    def told(self, id_: int, nodes: Collection[int]) -> bool:
+        """Notes that another node has begun to bring a file. Returns whether this one takes part."""
+        if self.own not in nodes or not self.is_possible:
+            return False
+        self._nodes[id_] = tuple(nodes)
+        return True
+
+    def nodes(self, id_: int) -> tuple[int, ...]:
+        """Returns the nodes that bring a file with this one; none if it is brought by this one alone."""
+        return self._nodes.get(id_, ())
+
+    @property
+    def ids(self) -> Collection[int]:
+        """The files that are brought so now, or about to be."""
+        return self._nodes.keys()
+
+    def end(self, id_: int) -> None:
+        """Notes that this node's copy has ended."""
+        self._nodes.pop(id_, None)
+        self._untold.pop(id_, None)
+
+    def untold(self) -> Mapping[int, tuple[int, ...]]:
+        """Returns what other nodes are to be told, once."""
+        untold, self._untold = self._untold, {}
+        return untold
+
 
 LARGE_S = 0.25
 LEAST_BYTES = 16 << 20

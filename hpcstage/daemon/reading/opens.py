@@ -1,7 +1,7 @@
 """Reads what the processes of this node opened from the rings that the shim writes into `<node directory>/opens/`.
 
 Owns the files there: finds new ones, follows each from where it was read last, deletes those of processes that have
-ended. What a ring's bytes mean is in `ringlog`; the caller decides who learns what from the events.
+ended, and says what a ring's bytes mean. The caller decides who learns what from the events.
 
 How to use it (all calls come from the daemon's own thread, and none of them waits):
 
@@ -21,14 +21,77 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcstage.daemon.reading.ringlog import Damaged, RingRecord, parse, path_of
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.protocol.shim import RING_DATA_BYTES, RING_HEADER, RING_HEADER_BYTES, RING_MAGIC, SLOTS
+from hpcstage.protocol.shim import (
+    RECORD,
+    RECORD_BYTES,
+    RECORD_OPEN,
+    RECORD_PAD,
+    RING_DATA_BYTES,
+    RING_HEADER,
+    RING_HEADER_BYTES,
+    RING_MAGIC,
+    SLOTS,
+)
+
+_HEAD = struct.Struct("<IHBB")
+_STAMPS = 1 << 32
+
+
+class RingRecord(NamedTuple):
+    """One record as it was written. `kind`: RECORD_OPEN, or one that this version does not know."""
+
+    kind: int
+    ns: int
+    payload: bytes
+
+
+class Damaged(ValueError):
+    """The bytes are no record."""
+
+
+class Parsed(NamedTuple):
+    """The records that are complete, and how many bytes they and the padding between them took."""
+
+    records: list[RingRecord]
+    used_bytes: int
+
+
+def parse(chunk: bytes, at: int) -> Parsed:
+    """Returns the records of `chunk`, which holds the ring's bytes from position `at` on, laid out straight. Ends at
+    the first record that is reserved and not yet complete. Raises Damaged where the bytes cannot be a record."""
+    records = []
+    offset, end = 0, len(chunk)
+    while offset < end:
+        stamp, size, kind, _ = _HEAD.unpack_from(chunk, offset)
+        if stamp != (at + offset + 1) % _STAMPS:
+            break
+        bytes_to_end = RING_DATA_BYTES - (at + offset) % RING_DATA_BYTES
+        length = bytes_to_end if kind == RECORD_PAD else _length(size)
+        if length > bytes_to_end or offset + length > end:
+            raise Damaged
+        if kind != RECORD_PAD:
+            ns = RECORD.unpack_from(chunk, offset)[4]
+            begin = offset + RECORD_BYTES
+            records.append(RingRecord(kind, ns, chunk[begin : begin + size]))
+        offset += length
+    return Parsed(records, offset)
+
+
+def _length(payload_bytes: int) -> int:
+    return (RECORD_BYTES + payload_bytes + 7) & ~7
+
+
+def path_of(record: RingRecord) -> bytes | None:
+    """Returns the path below `store/` of an OPEN record; None for any other."""
+    return record.payload if record.kind == RECORD_OPEN else None
+
 
 SUFFIX = ".ring"
 MOST_RINGS = 1024

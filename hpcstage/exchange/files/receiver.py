@@ -2,20 +2,135 @@
 
 The module owns which file is awaited from which node. It drops what was not asked for, what comes from another node,
 and what comes under another manifest.
+
+The writing thread publishes it as copiers do: a file gets its final name when as many bytes have come as its rows say
+it has, and never before; something that has the name already is never replaced. Ids and names come from this node's
+manifest, never from a bundle.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from hpcstage.exchange.files.filewriting import Incoming, Stored
+from hpcstage.exchange.files import batch
 from hpcstage.exchange.lane import Lane
-from hpcstage.exchange.transport.frames import CONTROL_TAG, Bundle, ControlFrame, Sort
+from hpcstage.exchange.transport.buffers import Buffer
+from hpcstage.exchange.transport.frames import CONTROL_TAG, Bundle, ControlFrame, Row, Sort
 from hpcstage.exchange.transport.mpi import Mail, Post
 from hpcstage.protocol.exchange import MAX_IDS, Got, Missed, Why
+from hpcstage.store import copyfile
 from hpcstage.store.catalog import Catalog
+from hpcstage.store.copyfile import CopyError, CopyJob, Status
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+
+
+class Stored(NamedTuple):
+    """Says what became of a file: published (`why` NONE), or not."""
+
+    id: int
+    why: Why
+    size_bytes: int = 0
+    mtime_ns: int = 0
+    begun_ns: int = 0
+    """When its first bytes were written, in monotonic ns."""
+    write_ns: int = 0
+
+
+@dataclass
+class _Part:
+    fd: int
+    job: CopyJob
+    size_bytes: int
+    begun_ns: int
+    received: int = 0
+    write_ns: int = 0
+
+
+class Incoming:
+    """Holds the files that have come in part, and writes rows."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, _Part] = {}
+
+    def store(self, buffer: Buffer, rows: Sequence[Row], catalog: Catalog) -> list[Stored]:
+        """Writes the rows of a bundle. Returns the files that ended."""
+        whole = [row for row in rows if row.length == row.size_bytes]
+        if self._parts:
+            self.drop([row.id for row in whole])
+        gotten = [(row.at, row.length, row.mode, row.mtime_ns, *catalog.names(row.id)) for row in whole]
+        written = batch.write_files(gotten, buffer)
+        stored = [
+            Stored(row.id, _why_of(error), row.size_bytes, row.mtime_ns, begun_ns, write_ns)
+            for row, (error, begun_ns, write_ns) in zip(whole, written, strict=True)
+        ]
+        if len(whole) < len(rows):
+            parts = (self._row(buffer.view, row, catalog) for row in rows if row.length < row.size_bytes)
+            stored += [ended for ended in parts if ended is not None]
+        return stored
+
+    def drop(self, ids: Sequence[int]) -> None:
+        """Abandons these files, of which nothing more comes."""
+        for id_ in ids:
+            part = self._parts.pop(id_, None)
+            if part is not None:
+                _abandon(part)
+
+    def _row(self, view: memoryview, row: Row, catalog: Catalog) -> Stored | None:
+        began_ns = time.monotonic_ns()
+        try:
+            part = self._part(row, catalog, began_ns)
+            data = view[row.at : row.at + row.length]
+            if any(data[:1]) or data.tobytes() != bytes(row.length):  # else it stays a hole
+                batch.write_from(part.fd, data, row.start)
+            part.received += row.length
+            if part.received < row.size_bytes:
+                part.write_ns += time.monotonic_ns() - began_ns
+                return None
+            del self._parts[row.id]
+            batch.publish(part.fd, part.job, row.size_bytes, row.mode, row.mtime_ns)
+        except CopyError as error:
+            self.drop([row.id])
+            return Stored(row.id, _why(error))
+        part.write_ns += time.monotonic_ns() - began_ns
+        return Stored(row.id, Why.NONE, row.size_bytes, row.mtime_ns, part.begun_ns, part.write_ns)
+
+    def _part(self, row: Row, catalog: Catalog, began_ns: int) -> _Part:
+        """Returns the file that a row continues or begins."""
+        part = self._parts.get(row.id)
+        if part is not None and row.start == part.received and row.size_bytes == part.size_bytes:
+            return part
+        self.drop([row.id])
+        if row.start:
+            raise CopyError(Status.CHANGED)
+        job = catalog.job(row.id)
+        part = self._parts[row.id] = _Part(copyfile.create(job.temporary), job, row.size_bytes, began_ns)
+        with copyfile.local_errors():
+            os.ftruncate(part.fd, row.size_bytes)
+        return part
+
+
+def _abandon(part: _Part) -> None:
+    os.close(part.fd)
+    copyfile.discard(part.job.temporary)
+
+
+def _why(error: CopyError) -> Why:
+    return Why.LOST if error.status is Status.CHANGED else _why_of(error.errno or errno.EIO)
+
+
+def _why_of(number: int) -> Why:
+    """Returns the reason that stands for an error of the local disk."""
+    if not number:
+        return Why.NONE
+    if number == errno.EEXIST:
+        return Why.EXISTS
+    return Why.FULL if number in _NO_ROOM else Why.LOCAL_ERROR
 
 
 @dataclass

@@ -4,7 +4,7 @@ file as a whole.
 A copier asks for a stripe that another node reads at the source. That node's exchange waits until it has arrived there,
 as all programs see it in `arriving`, and sends it out of the incoming file, or out of the copy: it looks whenever the
 loop turns. It refuses what has no row and no copy for GRACE_S. What this node gives is only what was found to be right;
-who gets it compares its own source before it shows it.
+who gets it compares its own source before it shows it. Bundles are filled in the reading thread.
 """
 
 from __future__ import annotations
@@ -12,21 +12,107 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcstage.exchange.files import batch as files
+from hpcstage.exchange.files.filereading import Filled
 from hpcstage.exchange.files.sender import Sender
 from hpcstage.exchange.files.stripeport import StripeLink, StripePort
-from hpcstage.exchange.files.stripereading import OutgoingStripe, OutgoingStripes
 from hpcstage.exchange.service import ExchangeService, Station
-from hpcstage.exchange.transport.frames import CONTROL_TAG, Bundle, ControlFrame, Sort, open_bundle
+from hpcstage.exchange.transport.buffers import Buffer
+from hpcstage.exchange.transport.frames import (
+    CONTROL_TAG,
+    MAX_ROWS,
+    PIECE_BYTES,
+    Bundle,
+    ControlFrame,
+    Row,
+    Sort,
+    close_bundle,
+    open_bundle,
+)
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol.arriving import ARRIVING_FILE, stripe_bytes
 from hpcstage.protocol.exchange import Sent
 from hpcstage.protocol.stripelink import Asked
 from hpcstage.store.catalog import Catalog, Root
 from hpcstage.store.shownrows import ShownRow, ShownRows
+
+
+@dataclass
+class OutgoingStripe:
+    """A stripe for the node at the position `to`, which begins at `position` once a part of it is in a bundle."""
+
+    to: int
+    id: int
+    stripe: int
+    size_bytes: int
+    position: int
+    end: int
+
+
+class OutgoingStripes:
+    """The stripes for one node; see sender.Queued. It calls `on_lost` with those that cannot be read, from the reading
+    thread, and with those that are forgotten."""
+
+    def __init__(self, rows: ShownRows, on_lost: Callable[[OutgoingStripe], None]) -> None:
+        self._rows = rows
+        self._on_lost = on_lost
+        self._stripes: deque[OutgoingStripe] = deque()
+
+    @property
+    def has_some(self) -> bool:
+        """See Queued."""
+        return bool(self._stripes)
+
+    def add(self, items: Sequence[OutgoingStripe]) -> None:
+        """See Queued."""
+        self._stripes.extend(items)
+
+    def fill(self, buffer: Buffer, catalog: Catalog) -> Filled:
+        """See Queued."""
+        filled, at = Filled(), 0
+        while self._stripes and at < PIECE_BYTES and len(filled.rows) < MAX_ROWS:
+            given = self._stripes[0]
+            length = min(given.end - given.position, PIECE_BYTES - at)
+            if not self._read(given, buffer.view[at : at + length], catalog):
+                self._on_lost(self._stripes.popleft())
+                continue
+            filled.rows.append(Row(given.id, 0, given.size_bytes, given.position, length, at, 0))
+            at += length
+            given.position += length
+            if given.position == given.end:
+                self._stripes.popleft()
+        if filled.rows:
+            filled.length = close_bundle(buffer.view, at, filled.rows, catalog.fingerprint, Sort.STRIPES)
+        return filled
+
+    def take_rest(self) -> list[int]:
+        """See Queued."""
+        while self._stripes:
+            self._on_lost(self._stripes.popleft())
+        return []
+
+    def _read(self, given: OutgoingStripe, view: memoryview, catalog: Catalog) -> bool:
+        """Fills the view. What is read of an incoming file counts only if its row held all the while."""
+        row = self._rows.find(given.id)
+        if row is not None and row.has(given.stripe) and _filled(row.incoming, given, view) and row.holds():
+            return True
+        return _filled(catalog.staged(given.id), given, view)
+
+
+def _filled(path: bytes, given: OutgoingStripe, view: memoryview) -> bool:
+    with suppress(OSError):
+        fd, found = files.open_given(path)
+        try:
+            return found.st_size == given.size_bytes and files.read_into(fd, view, given.position)
+        finally:
+            os.close(fd)
+    return False
+
 
 GRACE_S = 3.0
 """The copies of a file do not begin at the same moment on all nodes."""
