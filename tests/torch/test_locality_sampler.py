@@ -23,7 +23,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Distribute
 
 from hpcstage.protocol.shim import Holding  # noqa: E402
 from hpcstage.torch.samplers import agreement  # noqa: E402
-from hpcstage.torch.samplers import holdings as holdings_module  # noqa: E402
+from hpcstage.torch.samplers import agreement as agreement_module  # noqa: E402
 from hpcstage.torch.samplers import locality as locality_module  # noqa: E402
 from hpcstage.torch.samplers.agreement import (  # noqa: E402
     NodeHoldings,
@@ -382,7 +382,7 @@ def test_all_ranks_do_without_together(given_cases: list[tuple[dict[str, Any], l
 
 
 def test_the_examples_run() -> None:
-    for module in (locality_module, holdings_module):
+    for module in (locality_module, agreement_module):
         result = doctest.testmod(module)
         assert result.attempted
         assert not result.failed
