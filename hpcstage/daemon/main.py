@@ -20,7 +20,6 @@ from hpcstage.daemon.peers.nodegroup import NodeGroup
 from hpcstage.daemon.preparing import Phase, Preparing, Unstaged
 from hpcstage.daemon.process import signals
 from hpcstage.daemon.process.daemonpage import Page
-from hpcstage.daemon.process.events import Events
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.process.server import Reply, open_listener
 from hpcstage.daemon.programs import Programs
@@ -76,7 +75,6 @@ class Daemon(Service):
             page,
             Gate(page, spec.host),
             helpers,
-            Events(node_dir / nodedir.EVENTS),
             Answers(self._loop.server.answer),
             self._loop.server.answer,
             programs.pids,

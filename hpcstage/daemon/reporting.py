@@ -62,10 +62,7 @@ class Reporter(Service):
         if complete:
             self._telemetry.tick(now)
         part = self._part(now, complete=complete)
-        base.events.flush()
-        extra = [(base.node_dir / nodedir.EVENTS, "events")] if complete else []
-        if part.problems:
-            extra.append((base.node_dir / nodedir.LOG, "log"))
+        extra = [(base.node_dir / nodedir.LOG, "log")] if part.problems else []
         base.helpers.start(HELPER, lambda: write_part(part, run_dir, base.spec.host, extra), self._written)
 
     def _written(self, answer: bytes | None) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcstage.daemon.process.daemonpage import Page
-from hpcstage.daemon.process.events import Events
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.queue.answers import Answers
@@ -63,7 +62,6 @@ class Resources:
     page: Page
     gate: Gate
     helpers: Helpers
-    events: Events
     answers: Answers
     answer: Callable[[int, Reply], None]
     """Sends a reply to the connection of a token."""

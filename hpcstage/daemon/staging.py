@@ -77,7 +77,6 @@ class Staging(Phase):
         queue = Queue(manifest.sizes, limits, prepared.order.ids, read_of=pool.stats.read_of)
         hooks = Hooks(
             final=self._final,
-            result=base.events.copied,
             given=self._given,
             hold=base.page.hold,
             is_requested=base.answers.waits_for,
@@ -86,7 +85,7 @@ class Staging(Phase):
         )
         store = storedir.Store(base.node_dir, base.gate.close)
         self.engine = engine = Engine(manifest, queue, pool, store, hooks, base.started)
-        self.peers = Peers(engine, base.answers.waits_for, base.events.received)
+        self.peers = Peers(engine, base.answers.waits_for)
         self._ordering = Ordering(base, log, prepared, queue, self._pump_now)
         self._in_use = LargeInUse(engine, base.helpers)
         self._usefulness = Usefulness(

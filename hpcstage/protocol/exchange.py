@@ -147,16 +147,11 @@ class Got:
     """Exchange: this came from that node and is published in the store; size and mtime are the copy's."""
 
     CODE: ClassVar[int] = 39
-    FORM: ClassVar[struct.Struct] = struct.Struct("<IIQqQQQ")
+    FORM: ClassVar[struct.Struct] = struct.Struct("<IIQq")
     node: int
     id: int
     size_bytes: int
     mtime_ns: int
-    open_ns: int
-    """The time from the request to the first byte."""
-    read_ns: int
-    """The time from the first byte to the last."""
-    write_ns: int
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,7 @@ struct gotten {
     long long mtime_ns;
     const char *temporary, *target, *second;
     int error;
-    uint64_t begun_ns, write_ns;
 };
-
-static uint64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 static int read_all(int fd, char *into, size_t length) {
     while (length) {
@@ -88,7 +81,6 @@ static int write_open(const struct gotten *file, int fd, int named, const char *
 
 static void write_file(struct gotten *file, const char *base) {
     int named;
-    file->begun_ns = now_ns();
     int fd = create_copy(file->temporary, file->target, &named);
     if (fd < 0) {
         file->error = errno == EEXIST ? EIO : errno;
@@ -97,7 +89,6 @@ static void write_file(struct gotten *file, const char *base) {
     file->error = write_open(file, fd, named, base) < 0 ? errno : 0;
     if (close(fd) < 0 && !file->error) file->error = errno;
     if (file->error && named) unlink(file->temporary);
-    file->write_ns = now_ns() - file->begun_ns;
 }
 
 static PyObject *pack_given(const struct given *files, int count) {
@@ -147,8 +138,7 @@ static int parse_gotten(PyObject *rows, Py_ssize_t count, struct gotten *files) 
 static PyObject *pack_gotten(const struct gotten *files, Py_ssize_t count) {
     PyObject *list = PyList_New(count);
     for (Py_ssize_t i = 0; list && i < count; i++) {
-        PyObject *row = Py_BuildValue("iKK", files[i].error, (unsigned long long)files[i].begun_ns,
-                                      (unsigned long long)files[i].write_ns);
+        PyObject *row = PyLong_FromLong(files[i].error);
         if (!row || PyList_SetItem(list, i, row) < 0) Py_CLEAR(list);
     }
     return list;
@@ -178,7 +168,7 @@ static PyMethodDef methods[] = {
     {"read_files", py_read, METH_VARARGS,
      "read_files(paths, address, at, end) -> [(status, size, mode, mtime_ns, at)]; status 0 whole, 1 lost, 2 no room"},
     {"write_files", py_write, METH_VARARGS,
-     "write_files([(at, length, mode, mtime_ns, temporary, target, second)], address) -> [(errno, begun_ns, write_ns)]"},
+     "write_files([(at, length, mode, mtime_ns, temporary, target, second)], address) -> [errno]"},
     {NULL, NULL, 0, NULL},
 };
 

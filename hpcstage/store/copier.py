@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
@@ -194,7 +193,7 @@ class Copier:
             self._tasks.hurry(id_)
         elif op == Op.CANCEL:
             if self._tasks.cancel(id_):
-                self._report(id_, CopyOutcome(status=Status.CANCELLED), time.monotonic_ns())
+                self._report(id_, CopyOutcome(status=Status.CANCELLED))
         elif op == Op.MANIFEST:
             self._open_manifest()
 
@@ -216,7 +215,6 @@ class Copier:
                 self._copy(worker, number, *task)
 
     def _copy(self, worker: CopyWorker, number: int, id_: int, urgent: bool) -> None:
-        started_ns = time.monotonic_ns()
         try:
             job = self._catalog.source_job(id_, urgent=urgent)
             worker.stats.works_on(id_)
@@ -228,22 +226,22 @@ class Copier:
             if self._catalog.size(id_) <= limit_bytes:
                 outcome = copyfile.copy(worker, job, limit_bytes)
             if outcome.status is Status.TOO_LARGE:
-                self._copy_big(worker, id_, job, started_ns)
+                self._copy_big(worker, id_, job)
                 return
         except Exception as error:  # noqa: BLE001  whatever goes wrong with one file ends that file's copy only
             outcome = CopyOutcome(status=Status.LOCAL_ERROR, errno=getattr(error, "errno", 0) or 0)
             self._log_error()
         finally:
             self._tasks.end(number)
-        self._report(id_, outcome, started_ns)
+        self._report(id_, outcome)
 
     def _log_error(self) -> None:
         self._logged += 1
         if self._logged <= MOST_LOGGED:
             traceback.print_exc()
 
-    def _copy_big(self, worker: CopyWorker, id_: int, job: CopyJob, started_ns: int) -> None:
-        big = BigCopy(id_, job, self._pace, started_ns, self._tasks.invite, partial(self._show, id_, job))
+    def _copy_big(self, worker: CopyWorker, id_: int, job: CopyJob) -> None:
+        big = BigCopy(id_, job, self._pace, self._tasks.invite, partial(self._show, id_, job))
         self._tasks.begin_big(big)
         if big.open(worker):
             self._help(worker, big)
@@ -253,8 +251,8 @@ class Copier:
     def _divide(self, worker: CopyWorker, id_: int, job: CopyJob) -> None:
         stats = self._spare_stats.pop()
 
-        def kept(divided: DividedCopy, outcome: CopyOutcome) -> None:
-            self._report(id_, outcome, divided.started_ns)
+        def kept(_: DividedCopy, outcome: CopyOutcome) -> None:
+            self._report(id_, outcome)
 
         def ended(divided: DividedCopy) -> None:
             self._divided.discard(id_)
@@ -277,11 +275,11 @@ class Copier:
 
     def _end_big(self, big: LargeCopy) -> None:
         self._tasks.end_big(big)
-        self._report(big.id, big.outcome, big.started_ns)
+        self._report(big.id, big.outcome)
 
-    def _report(self, id_: int, outcome: CopyOutcome, started_ns: int) -> None:
+    def _report(self, id_: int, outcome: CopyOutcome) -> None:
         try:
-            os.write(self._results, pack_result(id_, outcome, started_ns))
+            os.write(self._results, pack_result(id_, outcome))
         except OSError:
             os._exit(0)  # the daemon is gone
 

@@ -9,7 +9,7 @@ from enum import IntEnum
 from hpcstage.store.copyfile import CopyOutcome, Status
 
 COMMAND = struct.Struct("<II")
-RESULT = struct.Struct("<IHHQqQQQQ")
+RESULT = struct.Struct("<IHHQq")
 
 
 class Op(IntEnum):
@@ -29,20 +29,16 @@ class Op(IntEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one transfer. Times are in ns; `started_ns` is monotonic."""
+    """The result of one transfer."""
 
     id: int
     status: Status
     errno: int = 0
     size_bytes: int = 0
     mtime_ns: int = 0
-    started_ns: int = 0
-    open_ns: int = 0
-    read_ns: int = 0
-    write_ns: int = 0
 
 
-def pack_result(id_: int, outcome: CopyOutcome, started_ns: int) -> bytes:
+def pack_result(id_: int, outcome: CopyOutcome) -> bytes:
     """Returns the record of a result."""
     return RESULT.pack(
         id_,
@@ -50,10 +46,6 @@ def pack_result(id_: int, outcome: CopyOutcome, started_ns: int) -> bytes:
         outcome.errno,
         outcome.size_bytes,
         outcome.mtime_ns,
-        started_ns,
-        outcome.open_ns,
-        outcome.read_ns,
-        outcome.write_ns,
     )
 
 

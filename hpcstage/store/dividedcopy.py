@@ -63,7 +63,6 @@ class DividedCopy:
         """`stats` are the counters of the thread of its own."""
         self.id = id_
         self.job = job
-        self.started_ns = time.monotonic_ns()
         self.outcome = CopyOutcome()
         self.cancelled = False
         self._listed = listed

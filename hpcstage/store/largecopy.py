@@ -71,14 +71,12 @@ class BigCopy:
         id_: int,
         job: CopyJob,
         pace: Pacer | None,
-        started_ns: int,
         invite: Callable[[BigCopy], object],
         show: Callable[[os.stat_result], Arrival] = lambda status: Arrival(status.st_size),
     ) -> None:
         """`invite` makes one more thread call `work`. `show` returns the stripes of the file once it is open."""
         self.id = id_
         self.job = job
-        self.started_ns = started_ns
         self.outcome = CopyOutcome()
         self.cancelled = False
         self._pace = pace

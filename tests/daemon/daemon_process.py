@@ -19,6 +19,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hpcstage import inotify
+from hpcstage.inotify import EventQueue
 from hpcstage.node import page
 from hpcstage.plan.budget import BudgetAsked, BudgetFacts
 from hpcstage.plan.dataset.datasets import resolve
@@ -79,6 +81,24 @@ class Client:
 
     def request(self, path: Path | bytes) -> tuple[shim.Answer, shim.Reason]:
         return self.ask(shim.Kind.REQUEST, os.fsencode(path))[:2]
+
+
+class SourceOpens:
+    """The files of a dataset in the order in which they are opened at the source, as the kernel tells it."""
+
+    def __init__(self, root: Path) -> None:
+        self._files = sorted(path for path in root.rglob("*") if path.is_file())
+        self._queue = EventQueue()
+        directories = {path.parent for path in self._files}
+        self._watches = {self._queue.add(os.fsencode(path), inotify.OPEN): path for path in directories}
+
+    def ids(self) -> list[int]:
+        """Their places by name, each once. Ends the watch."""
+        found = []
+        while data := self._queue.read():
+            found += [self._watches[number] / os.fsdecode(name) for number, _, _, name in inotify.events(data) if name]
+        self._queue.close()
+        return [self._files.index(path) for path in dict.fromkeys(found) if path in self._files]
 
 
 class DaemonProcess(Client):

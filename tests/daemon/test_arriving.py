@@ -347,7 +347,7 @@ def test_what_a_reader_needs_next_is_brought_by_several_threads(tmp_path: Path) 
             return Arrivals(node / wire.ARRIVING_FILE).begin(SourceFacts(0, status, b"incoming"), listed)
 
         job = CopyJob(os.fsencode(source), os.fsencode(node / "incoming"), os.fsencode(node / "copy"))
-        big = BigCopy(0, job, None, 0, invited.append, show=show)
+        big = BigCopy(0, job, None, invited.append, show=show)
         worker = CopyWorker(StatsArea(1).thread(0))
         assert big.open(worker)
         assert big.work(worker)

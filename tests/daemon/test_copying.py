@@ -386,7 +386,7 @@ def test_both_ways_count_alike(tmp_path, local_dir):
 
 def test_a_big_copy_that_cannot_begin_says_why(tmp_path, local_dir):
     worker = CopyWorker(StatsArea(1).thread(0))
-    big = largecopy.BigCopy(0, CopyJob(b"/nonexistent/x", b"t", b"target"), None, 0, lambda _: None)
+    big = largecopy.BigCopy(0, CopyJob(b"/nonexistent/x", b"t", b"target"), None, lambda _: None)
     assert not big.open(worker)
     assert big.outcome.status is Status.SOURCE_ERROR
     assert not big.work(worker)

@@ -11,10 +11,9 @@ from array import array
 from pathlib import Path
 
 import pytest
-from daemon_process import DaemonProcess, start_daemon, wait_until  # noqa: F401
+from daemon_process import DaemonProcess, SourceOpens, start_daemon, wait_until  # noqa: F401
 from ringwriter import RingWriter
 
-from hpcstage.daemon.process import events
 from hpcstage.plan.order import trace
 from hpcstage.plan.order.sampling import Distributed
 from hpcstage.protocol import shim
@@ -79,11 +78,6 @@ def logging(daemon: DaemonProcess) -> int:
         return struct.unpack("<I", page.read(4))[0]
 
 
-def copied(daemon: DaemonProcess) -> list[int]:
-    records, _ = events.read(daemon.run_dir / "nodes" / "node.events")
-    return [r[1] for r in records if r[2] == events.EventKind.COPIED]
-
-
 def begun(ids: list[int]) -> int:
     """So many were copied by path, before anything was announced."""
     return next((place for place, id_ in enumerate(ids) if place != id_), len(ids))
@@ -95,22 +89,23 @@ def shuffled(count: int, seed: int = 0) -> list[int]:
     return order
 
 
-def shuffling(start_daemon, make_tree) -> tuple[Program, list[Path], list[int]]:
-    """A program that has yet to announce, its files, and the order in which it will read them."""
+def shuffling(start_daemon, make_tree) -> tuple[Program, list[Path], list[int], SourceOpens]:
+    """A program that has yet to announce, its files, the order in which it will read them, and the copiers' opens."""
     root = make_tree(files=60, size_bytes=20_000)
+    opens = SourceOpens(root)
     daemon = start_daemon(root, order="auto", **SLOW).attach()
     daemon.wait_for_scan()
-    return Program(daemon), files_of(root), shuffled(60)
+    return Program(daemon), files_of(root), shuffled(60), opens
 
 
 def test_a_samplers_order_is_followed(start_daemon, make_tree):
-    program, files, order = shuffling(start_daemon, make_tree)
+    program, files, order, opens = shuffling(start_daemon, make_tree)
     daemon = program.daemon
     program.announce(order, files)
     program.read(order, files)
     daemon.staged()
     part = daemon.end()
-    ids = copied(daemon)
+    ids = opens.ids()
     assert begun(ids) < 30
     assert ids[begun(ids) :] == [id_ for id_ in order if id_ not in ids[: begun(ids)]]
     found = part.order
@@ -123,6 +118,7 @@ def test_a_long_epoch_with_repetitions(start_daemon, make_tree):
     """Mapped in a helper, while others that come meanwhile wait for it."""
     root = make_tree(files=60, size_bytes=20_000)
     files = files_of(root)
+    opens = SourceOpens(root)
     daemon = start_daemon(root, order="auto", **SLOW).attach()
     daemon.wait_for_scan()
     program = Program(daemon)
@@ -133,7 +129,7 @@ def test_a_long_epoch_with_repetitions(start_daemon, make_tree):
     daemon.staged()
     part = daemon.end()
     order = list(dict.fromkeys(draws))
-    ids = copied(daemon)
+    ids = opens.ids()
     assert part.order.provenance == "sampler"
     assert part.order.announcements == 2
     assert [i for i in ids[begun(ids) :] if i < 40] == [i for i in order if i not in ids[: begun(ids)]]
@@ -144,6 +140,7 @@ def test_an_order_that_was_asked_for_stays(start_daemon, make_tree, order):
     """Announcements are counted."""
     root = make_tree(files=40, size_bytes=20_000)
     files = files_of(root)
+    opens = SourceOpens(root)
     daemon = start_daemon(root, order=order, **SLOW).attach()
     daemon.wait_for_scan()
     program = Program(daemon)
@@ -153,7 +150,7 @@ def test_an_order_that_was_asked_for_stays(start_daemon, make_tree, order):
     program.read(range(39, -1, -1), files)
     daemon.staged()
     part = daemon.end()
-    assert copied(daemon) == list(range(40))
+    assert opens.ids() == list(range(40))
     assert part.order.provenance == "manifest"
     assert part.order.followed is False
     assert part.order.announcements == 1
@@ -161,13 +158,14 @@ def test_an_order_that_was_asked_for_stays(start_daemon, make_tree, order):
 
 def test_what_the_program_gives_is_followed_in_any_case(start_daemon, make_tree):
     root = make_tree(files=40, size_bytes=20_000)
+    opens = SourceOpens(root)
     daemon = start_daemon(root, order="manifest", **SLOW).attach()
     daemon.wait_for_scan()
     place(daemon, "given-1", b"\0".join(os.fsencode(p) for p in reversed(files_of(root))))
     daemon.ask(Kind.ORDER, b"given-1")
     daemon.staged()
     part = daemon.end()
-    ids = copied(daemon)
+    ids = opens.ids()
     assert ids[begun(ids) :] == [id_ for id_ in range(39, -1, -1) if id_ not in ids[: begun(ids)]]
     assert part.order.provenance == "given"
 
@@ -240,6 +238,7 @@ def test_ranks_of_one_node(start_daemon, make_tree):
     """Two ranks of four: later epochs bring files that the first does not."""
     root = make_tree(files=80, size_bytes=20_000)
     files = files_of(root)
+    opens = SourceOpens(root)
     daemon = start_daemon(root, order="auto", **SLOW).attach()
     daemon.wait_for_scan()
     program = Program(daemon)
@@ -248,7 +247,7 @@ def test_ranks_of_one_node(start_daemon, make_tree):
         program.announce(rank.order(), files, stream=stream, formula=rank.text())
     daemon.staged()
     part = daemon.end()
-    ids = copied(daemon)
+    ids = opens.ids()
     epochs = [{i for rank in ranks for i in rank.later(epoch).order()} for epoch in range(4)]
     first = [next((epoch for epoch, read in enumerate(epochs) if i in read), 4) for i in ids[begun(ids) :]]
     assert begun(ids) < 30
@@ -285,12 +284,13 @@ def test_strange_announcements(start_daemon, make_tree):
 
 
 def run_once(start_daemon, root, state, order, opened, **options):
+    opens = SourceOpens(root)
     daemon = start_daemon(root, order=order, command=["train"], state_dir=os.fspath(state), **options).attach()
     daemon.wait_for_scan()
     program = Program(daemon)
     opened(program)
     daemon.staged()
-    return daemon.end(), copied(daemon)
+    return daemon.end(), opens.ids()
 
 
 def test_the_next_run_begins_with_the_trace(start_daemon, make_tree, tmp_path):

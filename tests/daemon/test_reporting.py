@@ -14,7 +14,6 @@ import pytest
 
 from hpcstage.daemon.copying.engine import Busy
 from hpcstage.daemon.process.daemonpage import Page
-from hpcstage.daemon.process.events import Events
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.queue.answers import Answers
 from hpcstage.daemon.reporting import HELPER, Reporter
@@ -48,14 +47,13 @@ def base(tmp_path: Path) -> Iterator[Resources]:
     here = os.fspath(tmp_path)
     spec = DaemonSpec("test", Membership.of(["node"]), here, here, "runtime", [], "manifest")
     mapped, helpers, selector = Page(tmp_path / nodedir.PAGE), Helpers(), selectors.DefaultSelector()
-    events = Events(tmp_path / nodedir.EVENTS)
 
     def answer(token: int, reply: object) -> None:
         pytest.fail("nobody asked")
 
     answers, gate = Answers(answer), Gate(mapped, "node")
     now = time.monotonic()
-    yield Resources(spec, now, selector, mapped, gate, helpers, events, answers, answer, lambda: (), lambda: 0)
+    yield Resources(spec, now, selector, mapped, gate, helpers, answers, answer, lambda: (), lambda: 0)
     helpers.close()
     selector.close()
 

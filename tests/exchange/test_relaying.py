@@ -272,7 +272,7 @@ class Copier:
         job = CopyJob(os.fsencode(source), b"incoming/0", b"copy")
         self._invited: SimpleQueue[BigCopy] = SimpleQueue()
         self._ended = Event()
-        self.big = BigCopy(0, job, None, 0, self._invited.put, show=self._show)
+        self.big = BigCopy(0, job, None, self._invited.put, show=self._show)
 
     def _show(self, status: os.stat_result) -> Arrival:
         listed = Entry(0, b"", status.st_size, status.st_mtime_ns, status.st_mode, 0, 0, False, status.st_ctime_ns)

@@ -96,8 +96,6 @@ class Hooks:
 
     final: Callable[[int], None] = _nothing
     """Takes an id that has reached its final state, or whose requests are to be answered all the same."""
-    result: Callable[[Result], None] = _nothing
-    """Takes the result of a transfer that is not begun again."""
     given: Callable[[int], None] = _nothing
     """Takes an id that a copier is about to get."""
     hold: Callable[[int], None] = _nothing
@@ -268,7 +266,6 @@ class Engine:
             return
         else:
             self._failed(result)
-        self.hooks.result(result)
         self.hooks.final(result.id)
 
     def _divided_ended(self, result: Result) -> None:
@@ -280,7 +277,6 @@ class Engine:
         if result.status is not Status.CANCELLED:
             self._failed(result)
             self.queue.states.move(result.id, FileState.REFUSED if self.queue.is_disk_full else FileState.FAILED)
-            self.hooks.result(result)
 
     def stored(self, result: Result, now: float) -> bool:
         """Takes in a copy that was published. Returns False if it was not to be, and deletes it."""

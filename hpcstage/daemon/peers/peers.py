@@ -20,7 +20,6 @@ from hpcstage.plan.types import Budget
 from hpcstage.protocol import exchange
 from hpcstage.protocol.arriving import MOST_SHARING
 from hpcstage.protocol.exchange import Why
-from hpcstage.store.copierpipe import Result
 
 LOOK_EVERY_S = 0.1
 MOST_LOOKS = 512
@@ -37,10 +36,9 @@ class Peers:
         self,
         engine: Engine,
         is_requested: Callable[[int], bool],
-        on_received: Callable[[Result], None],
     ) -> None:
         self.routes: Routes | None = None
-        self.received = Received(engine, on_received)
+        self.received = Received(engine)
         self.offers = Offers(
             engine.queue, len(engine.manifest), lambda id_: None if self.routes is None else self.routes.fetcher(id_)
         )

@@ -5,8 +5,6 @@ Owns the counts. The exchange has written such a copy into the store under its f
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hpcstage.daemon.copying.engine import Engine
@@ -27,13 +25,12 @@ class PeerCounts:
 
 
 class Received:
-    """Owns the counts of copies that nodes passed on. It calls `on_received` with each copy that was needed."""
+    """Owns the counts of copies that nodes passed on."""
 
-    def __init__(self, engine: Engine, on_received: Callable[[Result], None]) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._counts = PeerCounts()
         self._engine = engine
         self._queue = engine.queue
-        self._on_received = on_received
 
     @property
     def counts(self) -> PeerCounts:
@@ -47,10 +44,6 @@ class Received:
             Status.OK,
             size_bytes=message.size_bytes,
             mtime_ns=message.mtime_ns,
-            started_ns=time.monotonic_ns() - message.open_ns - message.read_ns - message.write_ns,
-            open_ns=message.open_ns,
-            read_ns=message.read_ns,
-            write_ns=message.write_ns,
         )
         self._received(result, now)
 
@@ -59,9 +52,7 @@ class Received:
         status = self._engine.copies.status(id_)
         if status is None:
             return False
-        result = Result(
-            id_, Status.OK, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, started_ns=time.monotonic_ns()
-        )
+        result = Result(id_, Status.OK, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
         self._received(result, now)
         return True
 
@@ -74,7 +65,6 @@ class Received:
         if is_needed:
             self._counts.peer_files += 1
             self._counts.peer_bytes += result.size_bytes
-            self._on_received(result)
 
     def _late(self, result: Result) -> bool:
         """Takes in a copy whose peer request was given up. A transfer that is in flight finds it. Returns False if it

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import time
 from enum import IntEnum
 
 from hpcstage.exchange.transport.buffers import Buffer
@@ -36,9 +35,6 @@ ReadRow = tuple[int, int, int, int, int]
 """The fields are: ReadOutcome, size in bytes, mode, mtime in ns, place in the buffer."""
 Gotten = tuple[int, int, int, int, bytes, bytes, bytes | None]
 """The fields are: place in the buffer, size in bytes, mode, mtime in ns, temporary name, final name, second name."""
-Written = tuple[int, int, int]
-"""The fields are: errno or 0, monotonic ns when it was begun, ns that it took. EEXIST: something has the name
-already."""
 
 
 def read_files(paths: list[bytes], buffer: Buffer, at: int, end: int) -> list[ReadRow]:
@@ -55,8 +51,9 @@ def read_files(paths: list[bytes], buffer: Buffer, at: int, end: int) -> list[Re
     return found
 
 
-def write_files(rows: list[Gotten], buffer: Buffer) -> list[Written]:
-    """Writes and publishes files that lie whole in a buffer."""
+def write_files(rows: list[Gotten], buffer: Buffer) -> list[int]:
+    """Writes and publishes files that lie whole in a buffer. Returns for each errno or 0; EEXIST: something has the
+    name already."""
     if _files is not None:
         return _files.write_files(rows, buffer.address)  # type: ignore[no-any-return]
     return [_write(row, buffer.view) for row in rows]
@@ -123,9 +120,8 @@ def _read(path: bytes, view: memoryview, at: int, end: int) -> ReadRow:
         os.close(fd)
 
 
-def _write(row: Gotten, view: memoryview) -> Written:
+def _write(row: Gotten, view: memoryview) -> int:
     at, size_bytes, mode, mtime_ns, temporary, target, second = row
-    began_ns = time.monotonic_ns()
     try:
         fd = copyfile.create(temporary)
         try:
@@ -136,5 +132,5 @@ def _write(row: Gotten, view: memoryview) -> Written:
             raise
         publish(fd, CopyJob(b"", temporary, target, second), size_bytes, mode, mtime_ns)
     except CopyError as error:
-        return error.errno, began_ns, time.monotonic_ns() - began_ns
-    return 0, began_ns, time.monotonic_ns() - began_ns
+        return error.errno
+    return 0

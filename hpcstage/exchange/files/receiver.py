@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -37,9 +36,6 @@ class Stored(NamedTuple):
     why: Why
     size_bytes: int = 0
     mtime_ns: int = 0
-    begun_ns: int = 0
-    """When its first bytes were written, in monotonic ns."""
-    write_ns: int = 0
 
 
 @dataclass
@@ -47,9 +43,7 @@ class _Part:
     fd: int
     job: CopyJob
     size_bytes: int
-    begun_ns: int
     received: int = 0
-    write_ns: int = 0
 
 
 class Incoming:
@@ -66,8 +60,8 @@ class Incoming:
         gotten = [(row.at, row.length, row.mode, row.mtime_ns, *catalog.names(row.id)) for row in whole]
         written = batch.write_files(gotten, buffer)
         stored = [
-            Stored(row.id, _why_of(error), row.size_bytes, row.mtime_ns, begun_ns, write_ns)
-            for row, (error, begun_ns, write_ns) in zip(whole, written, strict=True)
+            Stored(row.id, _why_of(error), row.size_bytes, row.mtime_ns)
+            for row, error in zip(whole, written, strict=True)
         ]
         if len(whole) < len(rows):
             parts = (self._row(buffer.view, row, catalog) for row in rows if row.length < row.size_bytes)
@@ -82,25 +76,22 @@ class Incoming:
                 _abandon(part)
 
     def _row(self, view: memoryview, row: Row, catalog: Catalog) -> Stored | None:
-        began_ns = time.monotonic_ns()
         try:
-            part = self._part(row, catalog, began_ns)
+            part = self._part(row, catalog)
             data = view[row.at : row.at + row.length]
             if any(data[:1]) or data.tobytes() != bytes(row.length):  # else it stays a hole
                 batch.write_from(part.fd, data, row.start)
             part.received += row.length
             if part.received < row.size_bytes:
-                part.write_ns += time.monotonic_ns() - began_ns
                 return None
             del self._parts[row.id]
             batch.publish(part.fd, part.job, row.size_bytes, row.mode, row.mtime_ns)
         except CopyError as error:
             self.drop([row.id])
             return Stored(row.id, _why(error))
-        part.write_ns += time.monotonic_ns() - began_ns
-        return Stored(row.id, Why.NONE, row.size_bytes, row.mtime_ns, part.begun_ns, part.write_ns)
+        return Stored(row.id, Why.NONE, row.size_bytes, row.mtime_ns)
 
-    def _part(self, row: Row, catalog: Catalog, began_ns: int) -> _Part:
+    def _part(self, row: Row, catalog: Catalog) -> _Part:
         """Returns the file that a row continues or begins."""
         part = self._parts.get(row.id)
         if part is not None and row.start == part.received and row.size_bytes == part.size_bytes:
@@ -109,7 +100,7 @@ class Incoming:
         if row.start:
             raise CopyError(Status.CHANGED)
         job = catalog.job(row.id)
-        part = self._parts[row.id] = _Part(copyfile.create(job.temporary), job, row.size_bytes, began_ns)
+        part = self._parts[row.id] = _Part(copyfile.create(job.temporary), job, row.size_bytes)
         with copyfile.local_errors():
             os.ftruncate(part.fd, row.size_bytes)
         return part
@@ -133,12 +124,6 @@ def _why_of(number: int) -> Why:
     return Why.FULL if number in _NO_ROOM else Why.LOCAL_ERROR
 
 
-@dataclass
-class _Awaited:
-    source: int
-    asked_ns: int
-
-
 class Receiver:
     """Receives files. Sources are positions in the group; what is told to the daemon names nodes, by
     `nodes[position]`."""
@@ -148,7 +133,8 @@ class Receiver:
         self._lane = lane
         self._nodes = nodes
         self._incoming = Incoming()
-        self._awaited: dict[int, _Awaited] = {}
+        self._awaited: dict[int, int] = {}
+        """By id: the source that was asked."""
         self.got: list[Got] = []
         """Files that have come, to be told to the daemon."""
         self.missed: list[Missed] = []
@@ -156,13 +142,12 @@ class Receiver:
 
     def fetch(self, source: int, ids: Sequence[int], catalog: Catalog) -> None:
         """Asks a node for files. A file that is awaited already is not asked for again."""
-        now_ns = time.monotonic_ns()
         fresh = [id_ for id_ in dict.fromkeys(ids) if id_ not in self._awaited]
         unknown = tuple(id_ for id_ in fresh if id_ not in catalog)
         if unknown:
             self.missed.append(Missed(self._nodes[source], Why.UNKNOWN, unknown))
             fresh = [id_ for id_ in fresh if id_ in catalog]
-        self._awaited.update((id_, _Awaited(source, now_ns)) for id_ in fresh)
+        self._awaited.update(dict.fromkeys(fresh, source))
         for start in range(0, len(fresh), MAX_IDS):
             message = ControlFrame(Sort.ASK, catalog.fingerprint, ids=tuple(fresh[start : start + MAX_IDS]))
             self._post.send(message.pack(), source, CONTROL_TAG)
@@ -181,8 +166,7 @@ class Receiver:
         """Has the rows written that are awaited from their sender, and then gives the buffer back."""
         assert mail.buffer is not None
         buffer = mail.buffer
-        awaited, source = self._awaited, mail.source
-        rows = [row for row in bundle.rows if row.id in awaited and awaited[row.id].source == source]
+        rows = [row for row in bundle.rows if self._is_awaited(mail.source, row.id)]
         if bundle.fingerprint != catalog.fingerprint or not rows:
             self._post.arrivals.give(buffer)
             return
@@ -194,21 +178,14 @@ class Receiver:
         self._lane.submit(lambda: self._incoming.store(buffer, rows, catalog), stored)
 
     def _is_awaited(self, source: int, id_: int) -> bool:
-        awaited = self._awaited.get(id_)
-        return awaited is not None and awaited.source == source
+        return self._awaited.get(id_) == source
 
     def _stored(self, source: int, results: Sequence[Stored]) -> None:
-        now_ns = time.monotonic_ns()
         node = self._nodes[source]
         for result in results:
-            awaited = self._awaited.pop(result.id, None)
-            if awaited is None:
+            if self._awaited.pop(result.id, None) is None:
                 continue
             if result.why is not Why.NONE:
                 self.missed.append(Missed(node, result.why, (result.id,)))
                 continue
-            opened_ns = max(0, result.begun_ns - awaited.asked_ns)
-            read_ns = max(0, now_ns - result.begun_ns - result.write_ns)
-            self.got.append(
-                Got(node, result.id, result.size_bytes, result.mtime_ns, opened_ns, read_ns, result.write_ns)
-            )
+            self.got.append(Got(node, result.id, result.size_bytes, result.mtime_ns))
