@@ -49,7 +49,7 @@ class Tries:
         """Nothing disturbs: the trees are the same, with kinds, contents, modes, links and times."""
         local = self._renew()
         done = run([*self._head(local), *self._program(seed)], self._where.disk, limit_s=LIMIT_S, check=False)
-        differ = differences(self._target, self._twin)
+        differ = differences(self._target, self._twin, Said.of("", self._record()))
         times = json.loads(Path(f"{self._notes}.times").read_text())
         found = writer.times(self._target)
         differ += [f"time of {name}" for name, time_ns in times.items() if found.get(name) != time_ns]

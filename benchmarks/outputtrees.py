@@ -16,13 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcstage.outputs.facts import is_below
-
 Entry = tuple[str, str, int]
 """The kind; the digest of the content, or the text of a link; the mode."""
 _BESIDE = re.compile(r"^hpcstage: (?P<name>.+) of run \S+ is (?P<why>.+) in /\S+: that had been changed since$", re.M)
 _STAYED = re.compile(r"^hpcstage: (?P<name>.+) of run \S+ stays in /\S+, under that name: (?P<why>.+)$", re.M)
-_HAS_IT_AS = "the local directory has it as "
+HELD = "it was there before this run"
 
 
 @dataclass
@@ -37,23 +35,26 @@ class Said:
     @classmethod
     def of(cls, stderr: str, record: Mapping[str, Any] | None) -> Said:
         """Reads what `hpcstage clean --drain` said and what the record of the run says, if it has one."""
-        part = (record or {}).get("outputs") or {}
+        names = ((record or {}).get("outputs") or {}).get("names", ())
 
-        def told(key: str, line: re.Pattern[str]) -> dict[str, str]:
-            recorded = {one["name"]: one["why"] for one in part.get(key, ())}
+        def told(fate: str, line: re.Pattern[str]) -> dict[str, str]:
+            recorded = {one["name"]: one["why"] for one in names if one["fate"] == fate}
             return {**recorded, **{found["name"]: found["why"] for found in line.finditer(stderr)}}
 
         return cls(told("beside", _BESIDE), told("stayed", _STAYED))
 
     def places_of(self, name: str) -> list[str]:
-        """Returns where an entry of the command may lie, by what was said: under its name, beside it, or under its
-        former one."""
-        former = [other for other, why in self.stayed.items() if why == f"{_HAS_IT_AS}{name}"]
-        return [name, *([self.beside[name]] if name in self.beside else []), *former]
+        """Returns where an entry of the command may lie, by what was said: under its name, or beside it."""
+        return [name, *([self.beside[name]] if name in self.beside else [])]
 
     def is_told(self, name: str) -> bool:
         """Tells whether it was said that there is something of a name which the command does not have."""
         return name in self.beside.values() or any(is_below(name, one) for one in self.stayed)
+
+
+def is_below(name: str, directory: str) -> bool:
+    """Tells whether a name is that of a directory, or lies in it."""
+    return name == directory or name.startswith(f"{directory}/")
 
 
 def entries(root: Path) -> dict[str, Entry]:
@@ -80,13 +81,13 @@ def _entry(root: Path, path: Path) -> Entry:
     return "directory" if stat.S_ISDIR(status.st_mode) else "special", "", mode
 
 
-def differences(found: Path, expected: Path) -> list[str]:
-    """What is not the same below two directories."""
+def differences(found: Path, expected: Path, said: Said) -> list[str]:
+    """What is not the same below two directories, but for what was there at the start and stays."""
     one, other = entries(found), entries(expected)
     return [
         f"{name}: {one.get(name)} instead of {other.get(name)}"
         for name in sorted({*one, *other})
-        if one.get(name) != other.get(name)
+        if one.get(name) != other.get(name) and not (name not in other and said.stayed.get(name) == HELD)
     ]
 
 

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,19 +21,13 @@ from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Message, Service
 from hpcstage.node.kept import KeptLock, KeptPlace
-from hpcstage.outputs.drain import OutputDrain
-from hpcstage.outputs.journal import recall
-from hpcstage.outputs.prepare import OutputPlace, PreparedPlace
-from hpcstage.outputs.told import ToldPaths, told_of
-from hpcstage.protocol.daemonspec import DaemonSpec
-from hpcstage.protocol.rundir import told_path
 from hpcstage.protocol.shim import DISORDERLY, Answer, Kind
 from hpcstage.reading import readable
 from hpcstage.stderr import log
+from hpcstage.upload.drain import Drain
+from hpcstage.upload.facts import Place
 from hpcstage.writing import replace_text
 
-GIVES_WAY_S = 0.1
-"""The pause after a file while a program waits for a file of its datasets."""
 LAST_CHANCE_SHARE = 0.5
 """The share of the time for the daemon's end in which it drains where nobody asked for that: the wrapper is gone."""
 TURN_S = 0.05
@@ -77,8 +71,8 @@ def begin(base: Resources) -> tuple[Service, ...]:
         drains += _begun(KeptPlace(Path(base.spec.checkpoints)), lambda place: CheckpointDrain(base, place))
     if not drains:
         return ()
-    outputs = [one.drain for one in drains if isinstance(one.drain, _Outputs)]
-    return DrainService(base, drains), GivingWay(base, outputs)
+    give_way = [one.drain.give_way for one in drains if isinstance(one.drain, _Outputs)]
+    return DrainService(base, drains), GivingWay(base, give_way)
 
 
 def _begun(place: KeptPlace, begin_at: Callable[[KeptPlace], KeptDrain]) -> list[HeldDrain]:
@@ -102,21 +96,6 @@ class HeldDrain:
     drain: KeptDrain
 
 
-def _prepared(place: KeptPlace) -> PreparedPlace:
-    """Returns what the wrapper prepared, which it wrote to the journal. Raises OSError or ValueError."""
-    output = OutputPlace(place.output)
-    recalled = recall(output.journal)
-    if recalled is None:
-        raise ValueError(f"{output.journal} does not say what it is of")
-    return PreparedPlace(output, recalled.charter, recalled.ledger.entries)
-
-
-def _told(spec: DaemonSpec, prepared: PreparedPlace) -> ToldPaths | None:
-    """Returns where the nodes of the run tell each other of output files; None if this one is alone."""
-    hosts = spec.membership.hosts if prepared.charter.node else []
-    return told_of({host: told_path(Path(spec.group_dir), host, spec.run_id) for host in hosts}, prepared.charter.node)
-
-
 @dataclass(frozen=True)
 class _Pipe:
     """Stands for a descriptor that `work` reads. Two are unequal if a number is that of another pipe meanwhile, so that
@@ -128,33 +107,54 @@ class _Pipe:
         return False
 
 
-class _Outputs(OutputDrain):
+class _Outputs:
     """The drain of the command's output files."""
 
     def __init__(self, base: Resources, place: KeptPlace) -> None:
-        """Raises ValueError, or OSError where the kernel has no queue of events left."""
+        """Raises ValueError or OSError."""
         self._base = base
         self._is_ending = False
-        spec, prepared = base.spec, _prepared(place)
-        super().__init__(prepared, self._pause_after, spec.own_drain_rate_bytes_per_s, _told(spec, prepared))
+        self._drain = Drain(Place(place.output), base.spec.own_drain_rate_bytes_per_s)
+        self._wake_after: float | None = None
         replace_text(place.watched, "")
 
-    def end(self, now: float, *, is_orderly: bool = True) -> None:
-        """See KeptDrain; files are copied as they are, however the command ended."""
-        del is_orderly
-        self._is_ending = True
-        super().end(now)
-
-    def result(self) -> dict[str, Any]:
+    @property
+    def is_drained(self) -> bool:
         """See KeptDrain."""
-        return asdict(self.report())
+        return self._drain.is_over
 
-    def _pause_after(self, _size_bytes: int) -> float:
-        """Returns the seconds to wait after a file: none at the end of the command or of the job's time."""
+    def descriptors(self) -> Mapping[int, Callable[[], object]]:
+        """See KeptDrain."""
+        return dict.fromkeys(self._drain.fds, lambda: None)
+
+    def work(self, now: float) -> None:
+        """See KeptDrain."""
         hurry_at = self._base.spec.drain_hurry_unix_s
-        if self._is_ending or (hurry_at is not None and time.time() >= hurry_at):
-            return 0.0
-        return GIVES_WAY_S if self._base.answers.next_deadline() is not None else 0.0
+        is_hurried = self._is_ending or (hurry_at is not None and time.time() >= hurry_at)
+        self._drain.let_wait(is_waiting=not is_hurried and self._base.answers.next_deadline() is not None)
+        self._wake_after = self._drain.work(now)
+
+    def wake_after(self, now: float) -> float | None:  # noqa: ARG002
+        """See KeptDrain."""
+        return self._wake_after
+
+    def give_way(self, size_bytes: int) -> None:
+        """Frees so many bytes of the local disk, as far as that can be."""
+        self._drain.free(size_bytes)
+
+    def end(self, now: float, *, is_orderly: bool) -> None:  # noqa: ARG002
+        """See KeptDrain."""
+        self._is_ending = True
+        self._drain.let_wait(is_waiting=False)
+        self._drain.end(is_normal=is_orderly)
+
+    def result(self) -> dict[str, Any] | None:
+        """See KeptDrain."""
+        return self._drain.result()
+
+    def close(self) -> None:
+        """See KeptDrain."""
+        self._drain.close()
 
 
 class DrainService(Service):

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Service
-from hpcstage.outputs.drain import OutputDrain
 from hpcstage.protocol import nodedir
 from hpcstage.store import storedir
 from hpcstage.units import format_size
@@ -31,7 +30,8 @@ _HELPER = "give way"
 class GivingWay(Service):
     """Looks at the free space of the local disk, and removes what can go when there is little left."""
 
-    def __init__(self, base: Resources, outputs: Sequence[OutputDrain]) -> None:
+    def __init__(self, base: Resources, outputs: Sequence[Callable[[int], None]]) -> None:
+        """`outputs` free so many bytes of the output files."""
         self._base = base
         self._outputs = outputs
         self._store = storedir.Store(base.node_dir)
@@ -50,7 +50,7 @@ class GivingWay(Service):
         with suppress(OSError):
             left_bytes = _free_bytes(self._base.node_dir)
             if left_bytes < self._least_bytes and not self._is_removing:
-                self._give_way(left_bytes, now)
+                self._give_way(left_bytes)
 
     def wake_after(self, now: float) -> float | None:
         """See Service."""
@@ -61,13 +61,13 @@ class GivingWay(Service):
         self._is_over = True
         return ()
 
-    def _give_way(self, left_bytes: int, now: float) -> None:
+    def _give_way(self, left_bytes: int) -> None:
         if self._has_store:
             self._has_store = False
             self._remove_store(left_bytes)
             return
-        for drain in self._outputs:
-            drain.give_way(2 * self._least_bytes - left_bytes, now)
+        for free in self._outputs:
+            free(2 * self._least_bytes - left_bytes)
 
     def _remove_store(self, left_bytes: int) -> None:
         """Has no program open a copy any more, then removes all of them."""

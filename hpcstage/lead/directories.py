@@ -19,10 +19,10 @@ from hpcstage.job import localdir
 from hpcstage.job.schedulers import domain_of
 from hpcstage.node import kept
 from hpcstage.node.directory import outputs_base
-from hpcstage.outputs.claims import claims_of
-from hpcstage.outputs.prepare import CannotMirror, OutputPlace, prepare
 from hpcstage.protocol import leadspec
-from hpcstage.protocol.rundir import checkpoints_path, claims_path, outputs_path
+from hpcstage.protocol.rundir import checkpoints_path, outputs_path
+from hpcstage.upload.facts import Place
+from hpcstage.upload.start import CannotShow, start
 
 if TYPE_CHECKING:
     from hpcstage.job import Job
@@ -73,7 +73,7 @@ class HostedDirectory:
             (self._prepare_checkpoints if self._holds_checkpoints else self._prepare_outputs)(self.place)
         except HpcstageError as error:
             self._why_not = error.what
-        except (CannotMirror, OSError) as error:
+        except (CannotShow, OSError) as error:
             self.abandon()
             self._why_not = str(error)
         return "" if self.place is None else os.fspath(self.place.path)
@@ -81,7 +81,7 @@ class HostedDirectory:
     def _prepare_outputs(self, place: kept.KeptPlace) -> None:
         lead = self._lead
         require_same(lead.daemon.outputs, lead.out, lead.out_inode, place)
-        prepare(OutputPlace(place.output), Path(lead.out), lead.daemon.run_id, node=self._host)
+        start(Place(place.output), lead.out, lead.daemon.run_id, self._host).close()
 
     def _prepare_checkpoints(self, place: kept.KeptPlace) -> None:
         said = self._lead.checkpoint
@@ -130,8 +130,7 @@ class HostedDirectory:
             self.place = None
 
     def end(self, *, is_asked: bool) -> None:
-        """Says what several nodes have to settle, and removes the directory if all of it was drained; to be called when
-        the daemon has ended."""
+        """Removes the directory if all of it was drained; to be called when the daemon has ended."""
         if is_asked and not self._is_told:
             self.tell_result()
         place, self.place = self.place, None
@@ -139,20 +138,9 @@ class HostedDirectory:
             return
         if self._holds_checkpoints:
             self._end_earlier()
-        else:
-            self._claim(place)
         if (self._is_clean or not place.may_hold_files) and place.is_left(_LEFT_S):
             place.remove()
         self._let_go()
-
-    def _claim(self, place: kept.KeptPlace) -> None:
-        """Claims the output files that several nodes wrote."""
-        group_dir = Path(self._lead.group_dir)
-        with suppress(OSError, ValueError):
-            names = json.loads((group_dir / leadspec.CONFLICTS).read_text(errors="surrogateescape"))
-            claims = [claim.to_json() for claim in claims_of(OutputPlace(place.output), names)]
-            said = {"run_id": self._lead.daemon.run_id, "claims": claims}
-            leadspec.write_json(claims_path(group_dir, self._host), said)
 
     def _end_earlier(self) -> None:
         """Removes what this run has gone on from, when a later state is in DIR."""
@@ -169,16 +157,16 @@ class HostedDirectory:
 
 
 def require_same(expected_path: str, target: str, target_inode: int, place: kept.KeptPlace) -> None:
-    """Raises CannotMirror where the command would find other directories here than on the first node."""
+    """Raises CannotShow where the command would find other directories here than on the first node."""
     expected = Path(expected_path)
     if place.path != expected.with_name(place.path.name):
-        raise CannotMirror(f"its local directory is {place.path.parent.parent}, not {expected.parent.parent}")
+        raise CannotShow(f"its local directory is {place.path.parent.parent}, not {expected.parent.parent}")
     try:
         inode = os.stat(target).st_ino
     except OSError as error:
-        raise CannotMirror(f"{target}: {error.strerror}") from None
+        raise CannotShow(f"{target}: {error.strerror}") from None
     if inode != target_inode:
-        raise CannotMirror(f"{target} is another directory there")
+        raise CannotShow(f"{target} is another directory there")
 
 
 def _belongs(place: kept.KeptPlace, target: str) -> bool:

@@ -32,7 +32,7 @@ _NEW = "."
 """The names of directories whose lock is not held yet, or that are about to be deleted, begin so."""
 _WAIT_S = 0.05
 _BESIDE = frozenset(
-    {"tree", "journal", "journal.new", "scratch", "anchors"}
+    {"tree", "manifest", "manifest.new", "marker", "links"}
     | {"store", "charter", "shares", "origin", "continued", "arriving", "put"}
 )
 
@@ -102,7 +102,7 @@ class KeptPlace:
 
     @property
     def output(self) -> Path:
-        """The base of the watched directory; see `outputs.prepare` and `checkpoint.keeping`."""
+        """The base of the watched directory; see `upload.start` and `checkpoint.keeping`."""
         return self.path / "out"
 
     @property

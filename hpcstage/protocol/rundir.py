@@ -36,18 +36,3 @@ def outputs_path(group_dir: Path, host: str) -> Path:
 def checkpoints_path(group_dir: Path, host: str) -> Path:
     """Returns the path of what a node says of its checkpoints."""
     return group_dir / f"{host}.checkpoints"
-
-
-def told_path(group_dir: Path, host: str, run_id: str) -> Path:
-    """Returns the path of what a node tells the others of its output files while the run goes on."""
-    return group_dir / f"{host}.told-{run_id}"
-
-
-def told_files(group_dir: Path, run_id: str) -> list[Path]:
-    """Returns all files by which the nodes told each other of their output files."""
-    return list(group_dir.glob(f"*.told-{run_id}*"))
-
-
-def claims_path(group_dir: Path, host: str) -> Path:
-    """Returns the path of what a node claims of the files that several nodes wrote under one name."""
-    return group_dir / f"{host}.claims"

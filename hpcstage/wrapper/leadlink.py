@@ -7,24 +7,22 @@ the same as `end`) and writes lines: `joined`, `watched REASON-WHY-NOT`, `kept R
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcstage.node import childenv, control
-from hpcstage.outputs.claims import Claim
 from hpcstage.problem import Problem
 from hpcstage.protocol import leadspec
-from hpcstage.protocol.rundir import checkpoints_path, claims_path, outputs_path, told_files
+from hpcstage.protocol.rundir import checkpoints_path, outputs_path
 from hpcstage.reading import readable
 from hpcstage.wrapper import messages, outputpart
 from hpcstage.writing import replace_copy
@@ -220,23 +218,10 @@ class OtherNodes:
         """Returns what a node said of its checkpoints; nothing if it did not."""
         return self._said(checkpoints_path(self.group_dir, host))
 
-    def tell_conflicts(self, names: Sequence[str]) -> None:
-        """Tells the nodes which names several of them wrote; to be called before their end."""
-        with suppress(OSError):
-            (self.group_dir / leadspec.CONFLICTS).write_text(json.dumps(names))
-
-    def claims(self) -> dict[str, list[Claim]]:
-        """Returns what each node claims; to be called after its end."""
-        found = {}
-        for host in self.places:
-            found[host] = [Claim(**one) for one in self._said(claims_path(self.group_dir, host)).get("claims", ())]
-        return found
-
     def forget_outputs(self, own_host: str) -> None:
         """Removes what the nodes said of their output files from the group's directory; the record has it by then."""
         for host in (own_host, *self.places):
-            self._forget(outputs_path(self.group_dir, host), claims_path(self.group_dir, host))
-        self._forget(*told_files(self.group_dir, self.run_id))
+            self._forget(outputs_path(self.group_dir, host))
 
     def forget_checkpoints(self) -> None:
         """Removes what the nodes said of their checkpoints, as `forget_outputs` does."""

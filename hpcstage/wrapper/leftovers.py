@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +68,7 @@ class ForkedDrain:
         if place.holds_checkpoints:
             work = partial(_drained_checkpoints, place, is_orderly=is_orderly, has_target=has_target)
         else:
-            work = partial(_drained_outputs, place, timeout_s, has_target=has_target)
+            work = partial(_drained_outputs, place, has_target=has_target)
         self._pid = fork(lambda: _tell(work, into), {into, *lock.fds}, says_why=False)
         os.close(into)
 
@@ -160,34 +159,30 @@ def _drained_checkpoints(place: kept.KeptPlace, *, is_orderly: bool, has_target:
     return outputpart.part_of(report.to_json(), part)
 
 
-def _drained_outputs(place: kept.KeptPlace, timeout_s: float, *, has_target: bool) -> OutputsPart:
+def _drained_outputs(place: kept.KeptPlace, *, has_target: bool) -> OutputsPart:
     """Compares file by file. Where the directory on the shared file system has gone, is another one by now, or is in
     use by another run, nothing is tried."""
-    from hpcstage.outputs.journal import recall
-    from hpcstage.outputs.late import drain_late
-    from hpcstage.outputs.prepare import OutputPlace
-    from hpcstage.outputs.target import Target
+    from hpcstage.upload.drain import upload_late
+    from hpcstage.upload.facts import Place
+    from hpcstage.upload.manifest import Manifest
+    from hpcstage.upload.target import Target
 
-    output = OutputPlace(place.output)
-    part = OutputsPart(directory="?", local_dir=output.root)
+    local = Place(place.output)
+    part = OutputsPart(directory="?", local_dir=local.tree)
     try:
-        recalled = recall(output.journal)
-        if recalled is None:
-            return outputpart.unknown(part, "its journal does not say where to")
-        charter = recalled.charter
-        part = OutputsPart(directory=charter.target, local_dir=output.root)
-        Target(charter).check()
-        with _locked(charter.target, charter.run_id, has_target=has_target):
-            report = drain_late(output, timeout_s)
+        manifest = Manifest(local.manifest)
+        manifest.close()
+        part = OutputsPart(directory=manifest.run.target, local_dir=local.tree)
+        Target(manifest.run).check()
+        with _locked(manifest.run.target, manifest.run.run_id, has_target=has_target):
+            result = upload_late(local)
     except dirlock.TargetInUse as error:
         return outputpart.unknown(part, error.what)
     except OSError as error:
-        return outputpart.unknown(part, f"{error.filename or output.root}: {error.strerror or error}")
+        return outputpart.unknown(part, f"{error.filename or local.tree}: {error.strerror or error}")
     except (ValueError, LookupError, TypeError) as error:
-        return outputpart.unknown(part, f"its journal cannot be read: {error}")
-    if report is None:
-        return outputpart.unknown(part, "its journal does not say where to")
-    return outputpart.with_moved(outputpart.part_of(asdict(report), part), place.strangers())
+        return outputpart.unknown(part, f"its manifest cannot be read: {error}")
+    return outputpart.with_moved(outputpart.part_of(result, part), place.strangers())
 
 
 def waiting(above: Path, used: list[kept.KeptPlace] | None = None) -> list[kept.KeptPlace]:

@@ -81,14 +81,6 @@ def joined(parts: Mapping[str, OutputsPart]) -> OutputsPart:
     )
 
 
-def with_settled(part: OutputsPart, settled: Mapping[str, Mapping[str, str]]) -> OutputsPart:
-    """Returns the part after names that several nodes wrote were given to the last of them: by name and host, where the
-    files of the others are."""
-    others = [one for one in part.names if one.fate != "beside" or one.name not in settled]
-    found = [OutputName(name, "beside", at, host) for name, hosts in settled.items() for host, at in hosts.items()]
-    return replace(part, names=OutputsPart.few([*found, *others]))
-
-
 def lines(part: OutputsPart, machine: str, above: Path, *, goes_with_job: bool = False) -> list[str]:
     """Returns the lines that say which names are not in DIR, on which machine and in which place they still are, and
     what copies them. `above` is the directory that `--local-dir` names."""

@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpcstage import inherited
@@ -140,11 +139,12 @@ class RunOutputs:
 
     def _prepare(self, place: kept.KeptPlace, node: RunNode, config: Config) -> None:  # noqa: ARG002
         """Makes the local directory ready. Raises CannotPrepare."""
-        from hpcstage.outputs.prepare import CannotMirror, OutputPlace, prepare
+        from hpcstage.upload.facts import Place
+        from hpcstage.upload.start import CannotShow, start
 
         try:
-            prepare(OutputPlace(place.output), Path(self.part.directory), node.run_id, node=node.host)
-        except CannotMirror as error:
+            start(Place(place.output), self.part.directory, node.run_id, node.host).close()
+        except CannotShow as error:
             raise CannotPrepare(str(error)) from None
 
     @classmethod

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import socket
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import NotDrained
-from hpcstage.outputs.claims import Claim, claims_of, settle
-from hpcstage.outputs.prepare import OutputPlace
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.wrapper import messages, outputpart
 from hpcstage.wrapper.outputs import RunNode, RunOutputs
@@ -40,7 +37,6 @@ class SharedOutputs(RunOutputs):
         super().__init__(target, lock, why, kept_at)
         self._host = socket.gethostname()
         self._others: OtherNodes | None = None
-        self._conflicts: list[str] = []
         self._is_said = False
 
     @classmethod
@@ -75,8 +71,7 @@ class SharedOutputs(RunOutputs):
         elif why is not None and not self._is_said:
             self._is_said = True
             messages.warn(
-                "each node has a {out} of its own; what others write there is seen as links some seconds after it is "
-                f"in {self.part.directory}"
+                f"each node has a {{out}} of its own; what others write is in {self.part.directory}, not in {{out}}"
             )
         return why is not None
 
@@ -97,15 +92,8 @@ class SharedOutputs(RunOutputs):
         return self._others.lead.drained(timeout_s if is_own else 0.0) and is_own
 
     def before_end(self) -> None:
-        """See RunOutputs. Tells which names several nodes wrote, so that each claims its files of these."""
+        """See RunOutputs."""
         self._ask()
-        if self.place is None or self._others is None:
-            return
-        results = [self._others.result_of(host).get("report", {}) for host in self._others.places]
-        results.append(self._report(self.place) or {})
-        self._conflicts = sorted({name for report in results for name in report.get("findings", {}).get("beside", ())})
-        if self._conflicts:
-            self._others.tell_conflicts(self._conflicts)
 
     def collect(self) -> list[Problem]:
         """See RunOutputs."""
@@ -115,9 +103,6 @@ class SharedOutputs(RunOutputs):
         return problems
 
     def _collect(self, place: kept.KeptPlace) -> None:
-        own: list[Claim] = []
-        with suppress(OSError, ValueError):
-            own = claims_of(OutputPlace(place.output), self._conflicts)
         super()._collect(place)
         if self._others is None:
             return
@@ -130,9 +115,6 @@ class SharedOutputs(RunOutputs):
             if part.undrained_count or part.is_gone:
                 self.exit_code = NotDrained.exit_code
         self.part = outputpart.joined(parts)
-        if self._conflicts:
-            settled = settle(self.part.directory, {self._host: own, **self._others.claims()})
-            self.part = outputpart.with_settled(self.part, settled)
 
     def _left_at(self, host: str | None) -> outputpart.LeftAt:
         if host is None or self._others is None or host not in self._others.places:

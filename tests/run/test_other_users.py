@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 from conftest import Hpcstage
 
-from hpcstage.outputs.claims import Claim, settle
-
 Tree = Callable[..., Path]
 OTHER = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as another user")
@@ -53,19 +51,6 @@ import psutil
 run = next(p for p in psutil.Process().parents() if "hpcstage" in p.cmdline())
 daemon = next(p for p in run.children() if "hpcstage.daemon" in p.cmdline())
 daemon.kill()
-"""
-TELLS = """
-import os, subprocess, sys, time
-out, results = sys.argv[1:]
-groups = os.environ["XDG_STATE_HOME"] + "/hpcstage/groups"
-def below(path):
-    return [name for _, _, names in os.walk(path) for name in names]
-subprocess.run([sys.executable, "-c", "import sys; open(sys.argv[1] + '/x', 'w').write('x')", out], check=True)
-end = time.monotonic() + 40
-while not any(".told" in name for name in below(groups) + below(os.environ["HPCSTAGE_RESULTS"])):
-    assert time.monotonic() < end
-    time.sleep(0.05)
-print(*sorted(name.rpartition(".")[2][:4] for name in below(os.environ["HPCSTAGE_RESULTS"])))
 """
 
 
@@ -115,37 +100,6 @@ def test_a_run_directory_whose_nodes_are_elsewhere(hpcstage: Hpcstage, make_tree
     assert done.returncode == 2, done.stderr
     assert done.stderr.count(b"\n") == 1
     assert not list(elsewhere.iterdir())
-
-
-def test_what_nodes_tell_each_other_is_where_only_the_user_writes(
-    hpcstage: Hpcstage, tmp_path: Path, reachable: None
-) -> None:
-    run_dir, results = tmp_path / "runs", tmp_path / "results"
-    (run_dir / "nodes").mkdir(parents=True)
-    for path in run_dir, run_dir / "nodes":
-        path.chmod(0o777)
-    words = ("run", "-q", "--nodes", "2", "--run-dir", run_dir, "--out", results)
-    done = hpcstage(*words, "--", sys.executable, "-c", TELLS, "{out}", results)
-    assert done.returncode == 0, done.stderr
-    assert "told" not in done.stdout.decode().split()
-    assert (results / "x").read_text() == "x"
-    assert not list((tmp_path / "state" / "hpcstage" / "groups").iterdir()), "it goes with the run"
-
-
-@pytest.mark.parametrize("name", ["../mine", "{above}/mine"])
-def test_no_claim_reaches_a_file_outside(tmp_path: Path, name: str) -> None:
-    """A forged claim of a node: its file, which has the name beside, gets the name of another."""
-    results, mine = tmp_path / "results", tmp_path / "mine"
-    results.mkdir()
-    mine.write_text("mine")
-    (results / "forged").write_text("forged")
-    name = name.format(above=tmp_path)
-    claims = {
-        "a": [Claim(name, name, mine.stat().st_ino, 1)],
-        "b": [Claim(name, "forged", (results / "forged").stat().st_ino, 2)],
-    }
-    settle(os.fspath(results), claims)
-    assert mine.read_text() == "mine"
 
 
 @pytest.mark.parametrize("planted", ["a directory", "a link to the directory of another run"])

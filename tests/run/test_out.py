@@ -112,9 +112,7 @@ def test_entries_that_are_never_copied_are_named(hpcstage: Hpcstage) -> None:
     assert [one["name"] for one in record(hpcstage)["outputs"]["names"] if one["fate"] == "skipped"] == list("abcde")
 
 
-def test_what_was_there_is_shown_and_a_removal_is_carried_over(
-    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path
-) -> None:
+def test_what_was_there_is_shown_and_stays(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path) -> None:
     results = tmp_path / "results"
     results.mkdir()
     (results / "old").write_text("old")
@@ -122,7 +120,10 @@ def test_what_was_there_is_shown_and_a_removal_is_carried_over(
     script = 'cat "$HPCSTAGE_OUT/old" && rm "$HPCSTAGE_OUT/old" && echo ${out}'
     done = run(hpcstage, make_tree(), "--out", results, "--", "sh", "-c", script)
     assert (done.returncode, done.stdout) == (0, b"old\n"), done.stderr
-    assert os.listdir(results) == ["other"]
+    assert sorted(os.listdir(results)) == ["old", "other"]
+    assert (
+        f"old of the command stays in {results}, under that name: it was there before this run" in done.stderr.decode()
+    )
 
 
 def test_what_cannot_be_copied_is_named_and_kept_and_copied_later(
@@ -623,6 +624,32 @@ def test_what_is_drained_gives_way_where_outputs_fill_the_local_disk(
     held = results / "held"
     assert (held.stat().st_size, held.read_bytes()[-3:]) == ((4 << 20) + 3, b"end")
     assert all((results / str(number)).read_bytes() == bytes([number]) * (4 << 20) for number in range(20))
+
+
+ROTATES = """
+import os, sys, time
+out, results = sys.argv[1:]
+for number in range(12):
+    with open(f"{out}/{number}", "wb") as file:
+        file.write(bytes([number]) * (4 << 20))
+    if number > 1:
+        os.unlink(f"{out}/{number - 2}")
+    end = time.monotonic() + 60
+    while not os.path.exists(f"{results}/{number}") and time.monotonic() < end:
+        time.sleep(0.02)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk")
+def test_what_the_command_removed_makes_room_in_a_full_directory(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path
+) -> None:
+    with small_tmpfs(tmp_path / "small", "size=20m") as small:
+        results = small / "results"
+        done = run(hpcstage, make_tree(), "--out", results, "--", *python_command(ROTATES, "{out}", results))
+        assert done.returncode == 0, done.stderr
+        assert sorted(os.listdir(results)) == ["10", "11"]
 
 
 def test_a_directory_below_a_dataset(hpcstage: Hpcstage, make_tree: Tree) -> None:

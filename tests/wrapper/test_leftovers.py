@@ -18,7 +18,8 @@ import pytest
 from hpcstage.emulator import Slowfs, unavailable
 from hpcstage.node import kept
 from hpcstage.node.kept import KeptLock, KeptPlace
-from hpcstage.outputs.prepare import OutputPlace, prepare
+from hpcstage.upload.facts import Place
+from hpcstage.upload.start import start
 from hpcstage.wrapper import dirlock, leftovers, outdir
 
 NO_FUSE = unavailable()
@@ -49,7 +50,7 @@ def left(local_dir: Path, tmp_path: Path) -> Iterator[Left]:
     target.mkdir()
     (target / "earlier").write_text("earlier")
     place, lock = kept.make(above, "run-9")
-    prepare(OutputPlace(place.output), target, "run-9")
+    start(Place(place.output), os.fspath(target), "run-9").close()
     yield Left(above, target, place, lock)
     place.remove()
 
@@ -106,7 +107,7 @@ def test_a_removal_that_was_killed_is_finished(left, capfd):
     while is_killed:
         step += 1
         place, lock = kept.make(left.above, "run-9")
-        prepare(OutputPlace(place.output), left.target, "run-9")
+        start(Place(place.output), os.fspath(left.target), "run-9").close()
         one = Left(left.above, left.target, place, lock)
         one.write("file", f"{step}")
         one.end()

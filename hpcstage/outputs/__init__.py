@@ -1,1 +1,0 @@
-"""A watched node-local directory and its exact drain to a directory on the shared file system."""

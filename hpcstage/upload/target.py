@@ -1,0 +1,127 @@
+"""Owns DIR: the paths in it, the names of temporary files, and how an entry gets its place.
+
+A place that is free is given by a hard link, of which only one can succeed; one that is this run's is taken by a
+rename. Between the look at what has the place and the rename lie microseconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import posixpath
+import stat
+from contextlib import suppress
+from itertools import count
+
+from hpcstage.upload.facts import Run
+
+TEMPORARY = ".hpcstage-"
+"""Names that begin so are never uploaded, and never shown."""
+NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EMLINK, errno.EXDEV})
+
+
+class Target:
+    """DIR, as one run writes to it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.root = run.target
+
+    def check(self) -> None:
+        """Raises OSError where DIR is not the directory of the start: what is mounted over it may be missing."""
+        if os.stat(self.root).st_ino != self._run.target_inode:
+            raise OSError(errno.ESTALE, "this is not the directory that the run began with", self.root)
+
+    def path(self, place: str) -> str:
+        """Returns the path of a place."""
+        return f"{self.root}/{place}"
+
+    def look(self, place: str) -> os.stat_result | None:
+        """Returns what lstat says of a place; None if nothing is there. Raises OSError."""
+        try:
+            return os.lstat(self.path(place))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def temporary(self, name: str) -> str:
+        """Returns the place of the temporary file for a name, which is the same for all processes of this node."""
+        owner = f"{self._run.run_id}/{self._run.node}/{name}"
+        digest = hashlib.blake2b(owner.encode("utf-8", "surrogateescape"), digest_size=10)
+        return posixpath.join(posixpath.dirname(name), TEMPORARY + digest.hexdigest())
+
+    def create(self, place: str) -> int:
+        """Makes a temporary file, in the place of one that a killed process left. Raises OSError."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self.discard(place)
+        return os.open(self.path(place), flags, 0o600)
+
+    def discard(self, place: str) -> None:
+        """Removes a temporary file, if it is there."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(self.path(place))
+
+    def places_beside(self, name: str, last: str) -> list[str]:
+        """Returns where a file may lie whose name somebody else's has: where it lay the last time, else free places."""
+        first = f"{name}.{self._run.suffix}"
+        free = next(place for n in count() if self.look(place := f"{first}.{n}" if n else first) is None)
+        return [last, free] if last not in {"", name} else [free]
+
+    def give_free(self, temporary: str, place: str) -> bool:
+        """Gives a temporary file a place that was free. Tells whether it has it now; the temporary name is gone then.
+        Raises OSError."""
+        try:
+            os.link(self.path(temporary), self.path(place), follow_symlinks=False)
+        except FileExistsError:
+            if not self._is_same(temporary, place):  # it is, where the reply to an earlier try was lost
+                return False
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            if self.look(place) is not None:
+                return False
+            os.rename(self.path(temporary), self.path(place))
+            return True
+        self.discard(temporary)
+        return True
+
+    def take_over(self, temporary: str, place: str, inode: int) -> None:
+        """Gives a temporary file, which has this inode, a place that is this run's. Raises OSError."""
+        try:
+            os.rename(self.path(temporary), self.path(place))
+        except FileNotFoundError:
+            found = self.look(place)
+            if found is None or found.st_ino != inode:
+                raise
+        self.discard(temporary)  # a rename onto another name of the same file does nothing
+
+    def make(self, place: str) -> int:
+        """Makes a directory. Returns its inode, or 0 if it was there. Raises NotADirectoryError if something else has
+        the place, or OSError."""
+        path = self.path(place)
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, "a file has the name of the directory", path) from None
+            return 0
+        return os.lstat(path).st_ino
+
+    def remove(self, place: str, *, is_dir: bool = False) -> None:
+        """Removes an entry. Raises OSError."""
+        (os.rmdir if is_dir else os.unlink)(self.path(place))
+
+    def sync(self, place: str) -> None:
+        """Forces a directory to the disk."""
+        fd = os.open(self.path(place), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
+                raise
+        finally:
+            os.close(fd)
+
+    def _is_same(self, one: str, other: str) -> bool:
+        found = self.look(one), self.look(other)
+        return None not in found and found[0].st_ino == found[1].st_ino  # type: ignore[union-attr]

@@ -1,0 +1,138 @@
+"""The process that uploads: it may be killed, and nothing is removed in DIR that nobody saw removed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import wait_for
+
+from hpcstage.upload.drain import NO_TIME, Drain, upload_late
+from hpcstage.upload.ending import UNSEEN
+from hpcstage.upload.facts import Place
+from hpcstage.upload.freeing import free
+from hpcstage.upload.manifest import Manifest
+from hpcstage.upload.start import start
+from hpcstage.upload.uploading import Uploader
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    made = Place(tmp_path / "local")
+    start(made, os.fspath(tmp_path / "DIR"), "run").close()
+    return made
+
+
+def ended(drain: Drain, *, is_normal: bool = True) -> dict[str, Any]:
+    """Ends the command, and returns what became of the files."""
+    drain.end(is_normal=is_normal)
+
+    def is_over() -> bool:
+        drain.work(time.monotonic())
+        return drain.is_over
+
+    wait_for(is_over)
+    result = drain.result()
+    drain.close()
+    assert result is not None
+    return result
+
+
+def write_and_wait(place: Place, target: Path, *names: str) -> None:
+    for name in names:
+        Path(place.tree, name).write_text(name)
+    wait_for(lambda: all((target / name).exists() for name in names))
+
+
+def test_what_the_command_removed_is_removed_at_the_end(place: Place, tmp_path: Path) -> None:
+    drain = Drain(place)
+    write_and_wait(place, tmp_path / "DIR", "stays", "goes")
+    Path(place.tree, "goes").unlink()
+    assert ended(drain)["undrained"] == []
+    assert os.listdir(tmp_path / "DIR") == ["stays"]
+
+
+@pytest.mark.parametrize("how", ["killed", "failed", "cleaned"])
+def test_what_nobody_saw_removed_stays(place: Place, tmp_path: Path, how: str) -> None:
+    drain = Drain(place)
+    write_and_wait(place, tmp_path / "DIR", "stays", "goes")
+    if how == "killed":
+        (process,) = psutil.Process().children()
+        process.kill()
+        process.wait()
+    if how == "cleaned":
+        os.unlink(place.marker)
+    Path(place.tree, "goes").unlink()
+    result = ended(drain, is_normal=how != "failed")
+    assert list(result["findings"]["kept"]) == ["goes"]
+    assert sorted(os.listdir(tmp_path / "DIR")) == ["goes", "stays"]
+
+
+def test_what_there_was_no_time_for_is_named_and_comes_later(place: Place, tmp_path: Path) -> None:
+    drain = Drain(place, rate=1.0)
+    Path(place.tree, "file").write_text("content")
+    drain.end(is_normal=True)
+    result = drain.result()
+    drain.close()
+    assert result is not None
+    assert result["undrained"] == [{"name": "file", "why": NO_TIME}]
+    assert upload_late(place)["undrained"] == []
+    assert (tmp_path / "DIR" / "file").read_text() == "content"
+
+
+def test_a_late_pass_removes_nothing(place: Place, tmp_path: Path) -> None:
+    drain = Drain(place)
+    write_and_wait(place, tmp_path / "DIR", "stays", "goes")
+    drain.close()
+    Path(place.tree, "goes").unlink()
+    assert upload_late(place)["findings"]["kept"] == {"goes": UNSEEN}
+    assert sorted(os.listdir(tmp_path / "DIR")) == ["goes", "stays"]
+
+
+def test_a_stopped_process_does_not_hold_up_the_daemon(place: Place) -> None:
+    drain = Drain(place)
+    (process,) = psutil.Process().children()
+    process.send_signal(signal.SIGSTOP)
+    Path(place.tree, "file").write_text("content")
+    drain.end(is_normal=True)
+    assert drain.work(time.monotonic()) is None
+    result = drain.result()
+    drain.close()
+    assert result is not None
+    assert [one["name"] for one in result["undrained"]] == ["file"]
+
+
+# ---- freeing
+
+
+@pytest.fixture
+def uploaded(place: Place) -> Uploader:
+    made = Uploader(place, Manifest(place.manifest))
+    Path(place.tree, "file").write_bytes(b"x" * 100_000)
+    made.bring("file")
+    return made
+
+
+def test_a_link_takes_the_place_of_a_file(place: Place, uploaded: Uploader, tmp_path: Path) -> None:
+    manifest = Manifest(place.manifest)
+    assert free(place, manifest, uploaded.target, "file") == 100_000
+    assert os.readlink(f"{place.tree}/file") == os.fspath(tmp_path / "DIR" / "file")
+    manifest.close()
+    Path(place.tree, "file").rename(Path(place.tree, "other"))
+    assert upload_late(place)["undrained"] == []
+    assert (tmp_path / "DIR" / "other").read_bytes() == b"x" * 100_000, "a rename of the link is one of the file"
+
+
+def test_a_file_that_is_open_stays(place: Place, uploaded: Uploader) -> None:
+    manifest = Manifest(place.manifest)
+    with Path(place.tree, "file").open("rb"):
+        assert free(place, manifest, uploaded.target, "file") == 0
+    assert not Path(place.tree, "file").is_symlink()
+    Path(place.tree, "file").write_bytes(b"y" * 100_000)
+    assert free(place, manifest, uploaded.target, "file") == 0
+    manifest.close()
