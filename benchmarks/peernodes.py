@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.types import Dataset, DatasetKind, Entry
+from hpcstage.plan.types import Dataset, DatasetKind, ManifestEntry
 from hpcstage.protocol import exchange
 from hpcstage.protocol.exchange import Why
 from hpcstage.protocol.exchangespec import GroupSpec
@@ -40,7 +40,7 @@ def manifest_of(
     """Files of these sizes in folders of 1,000."""
     dataset = Dataset(_DATASET, DatasetKind.DIRECTORY, b"/nonexistent/data", (), ("/nonexistent/data",))
     entries = [
-        Entry(0, b"%05d/f%07d" % (id_ // 1000, id_), size, mtime_ns + id_, 0o644, 1, id_ + 1, id_ in links)
+        ManifestEntry(0, b"%05d/f%07d" % (id_ // 1000, id_), size, mtime_ns + id_, 0o644, 1, id_ + 1, id_ in links)
         for id_, size in enumerate(sizes)
     ]
     return Manifest.build([dataset], entries)

@@ -42,7 +42,7 @@ def plan(limit: int | None, as_json: bool, **given: Any) -> int:  # noqa: ANN401
 
 def _coming(given: dict[str, Any]) -> Plan:
     from hpcstage.config import load
-    from hpcstage.preview.inputs import ForecastInputs, Inputs
+    from hpcstage.preview.inputs import ForecastInputs, PlanInputs
     from hpcstage.preview.pipeline import find, foresee
     from hpcstage.protocol.shim import WorkProgress
     from hpcstage.report.progress import ProgressLine
@@ -51,7 +51,7 @@ def _coming(given: dict[str, Any]) -> Plan:
     for warning in config.warnings:
         stderr.say(f"warning: {warning}")
     several = ForecastInputs.of_config(config, os.environ, figures(given))
-    inputs = Inputs.of_config(config, os.environ, inherited.directory())
+    inputs = PlanInputs.of_config(config, os.environ, inherited.directory())
     with ProgressLine(quiet=bool(given.get("quiet"))) as line:
 
         def on_found(files: int, size_bytes: int) -> None:

@@ -62,7 +62,7 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ManifestEntry:
     """One file of the manifest."""
 
     dataset: int

@@ -13,7 +13,7 @@ from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.spelling import Spelling
 from hpcstage.plan.order import orders, trace
 from hpcstage.plan.types import Order, follows_samplers
-from hpcstage.preview.inputs import Inputs
+from hpcstage.preview.inputs import PlanInputs
 
 NOT_ASKED = "not looked for: --order names another order"
 NO_STATE = "there is no state directory"
@@ -33,15 +33,15 @@ class FoundOrder:
     """Text about the order, for people."""
 
 
-def find_order(inputs: Inputs, manifest: Manifest) -> FoundOrder:
+def find_order(inputs: PlanInputs, manifest: Manifest) -> FoundOrder:
     """Returns the order with which a run would start."""
-    data, setting = inputs.data, inputs.order
+    datasets, setting = inputs.datasets, inputs.order
     known, why = _trace(inputs, manifest)
     spelt = Spelling(manifest)
     listed = orders.build(
         manifest,
         setting or None,
-        lists=[replace(item, paths=list(map(spelt, item.paths))) for item in data.ordering],
+        lists=[replace(item, paths=list(map(spelt, item.paths))) for item in datasets.ordering],
         trace=None if known is None else orders.from_ids(known.order, len(manifest), orders.TRACE),
     )
     about = ""
@@ -50,11 +50,11 @@ def find_order(inputs: Inputs, manifest: Manifest) -> FoundOrder:
         about = f"left by run {header.run_id}: {shlex.join(header.command)}"
     elif listed.order.provenance == orders.MANIFEST:
         about = _why_by_path(setting, why)
-    missing = orders.missing_text(listed, data.ordering)
+    missing = orders.missing_text(listed, datasets.ordering)
     return FoundOrder(listed.order, listed.unknown, missing, about)
 
 
-def _trace(inputs: Inputs, manifest: Manifest) -> tuple[trace.Trace | None, str]:
+def _trace(inputs: PlanInputs, manifest: Manifest) -> tuple[trace.Trace | None, str]:
     """Returns the trace of the command on these files, or the one that any command wrote last where the command is not
     known; or None and why there is none."""
     if not (follows_samplers(inputs.order or None) or inputs.order == orders.TRACE):
@@ -62,7 +62,7 @@ def _trace(inputs: Inputs, manifest: Manifest) -> tuple[trace.Trace | None, str]
     if inputs.state_dir is None:
         return None, NO_STATE
     directory = inputs.state_dir / trace.DIRECTORY
-    roots = [os.fsdecode(dataset.root) for dataset in inputs.data.datasets]
+    roots = [os.fsdecode(dataset.root) for dataset in inputs.datasets.all]
     if inputs.command is not None:
         return trace.find(directory, roots, inputs.command, manifest)
     return trace.newest(directory, roots, manifest)

@@ -36,7 +36,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class ForecastInputs:
-    """What a plan with a forecast follows from, besides `Inputs`."""
+    """What a plan with a forecast follows from, besides `PlanInputs`."""
 
     disk: Disk
     nodes: int
@@ -63,10 +63,10 @@ class ForecastInputs:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class PlanInputs:
     """The input of the scan and of the search for an order."""
 
-    data: Datasets
+    datasets: Datasets
     order: str
     """`auto`, `manifest`, `given`, `trace`, `sampler` or the path of a list: see `plan.order.orders`."""
     state_dir: Path | None
@@ -77,7 +77,7 @@ class Inputs:
     """Absolute directories that are not scanned."""
 
     @classmethod
-    def of_config(cls, config: Config, env: Mapping[str, str], cwd: Path) -> Inputs:
+    def of_config(cls, config: Config, env: Mapping[str, str], cwd: Path) -> PlanInputs:
         """Returns the inputs of a run with this configuration. Raises UsageError for datasets that cannot be used."""
         from hpcstage.record.index import state_dir
 
@@ -85,10 +85,10 @@ class Inputs:
         return cls(resolve(config.data, cwd, order), order, state_dir(env))
 
     @classmethod
-    def of_spec(cls, spec: DaemonSpec, data: Datasets) -> Inputs:
+    def of_spec(cls, spec: DaemonSpec, datasets: Datasets) -> PlanInputs:
         """Returns the inputs of a run that has begun."""
         return cls(
-            data=data,
+            datasets=datasets,
             order=spec.order,
             state_dir=Path(spec.state_dir) if spec.state_dir else None,
             command=tuple(spec.command),

@@ -9,7 +9,7 @@ from hpcstage.plan.dataset.datasets import already_local
 from hpcstage.plan.dataset.scan import ScanResult, scan
 from hpcstage.plan.order import orders
 from hpcstage.preview.findorder import FoundOrder, find_order
-from hpcstage.preview.inputs import ForecastInputs, Inputs
+from hpcstage.preview.inputs import ForecastInputs, PlanInputs
 from hpcstage.preview.plan import Plan, ScanSummary
 
 DAEMON_START_S = 0.25
@@ -35,14 +35,14 @@ class FoundFiles:
         )
 
 
-def find(inputs: Inputs, on_found: Callable[[int, int], None] = lambda _files, _bytes: None) -> FoundFiles:
+def find(inputs: PlanInputs, on_found: Callable[[int, int], None] = lambda _files, _bytes: None) -> FoundFiles:
     """Scans the datasets and finds the order. Calls `on_found` with the files and bytes found so far, a few times a
     second. Raises UsageError for an order that cannot be used."""
-    result = scan(inputs.data, exclude=inputs.exclude, on_found=on_found)
+    result = scan(inputs.datasets, exclude=inputs.exclude, on_found=on_found)
     return FoundFiles(result, find_order(inputs, result.manifest))
 
 
-def foresee(inputs: Inputs, given: ForecastInputs, found: FoundFiles) -> Plan:
+def foresee(inputs: PlanInputs, given: ForecastInputs, found: FoundFiles) -> Plan:
     """Returns the whole plan: what fits, each node's part, and the forecast, or the figures that it lacks."""
     from hpcstage.plan.forecast import Conditions, forecast, missing_figures
     from hpcstage.plan.placement.fitting import fit
@@ -52,7 +52,7 @@ def foresee(inputs: Inputs, given: ForecastInputs, found: FoundFiles) -> Plan:
     from hpcstage.store import storedir
 
     plan, manifest, disk, nodes = found.plan, found.scan.manifest, given.disk, given.nodes
-    earlier = find_earlier(inputs.data.datasets, given.env)
+    earlier = find_earlier(inputs.datasets.all, given.env)
     workload, rates = known(given.told, earlier, manifest, nodes)
     budget = None if disk.path is None or disk.facts is None else storedir.budget(disk.path, disk.facts)
     fitting = fit(manifest, orders.complete(plan.order, len(manifest)), budget) if budget else None
@@ -79,7 +79,7 @@ def foresee(inputs: Inputs, given: ForecastInputs, found: FoundFiles) -> Plan:
         missing=tuple(OPTIONS[name] for name in missing),
         forecast=None if missing else forecast(workload.on(nodes), rates, conditions),
         notes=(
-            *(f"{notice.text}; {notice.remedy}" for notice in already_local(inputs.data.datasets, disk.device)),
+            *(f"{notice.text}; {notice.remedy}" for notice in already_local(inputs.datasets.all, disk.device)),
             *plan.notes,
         ),
         nodes=many,

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcstage.plan.types import Entry
+from hpcstage.plan.types import ManifestEntry
 from hpcstage.protocol.arriving import (
     ARRIVING_NAME_BYTES,
     ARRIVING_ROW,
@@ -54,7 +54,7 @@ class SourceFacts:
     incoming: bytes
 
 
-def is_as_listed(status: os.stat_result, listed: Entry) -> bool:
+def is_as_listed(status: os.stat_result, listed: ManifestEntry) -> bool:
     """Returns whether a source is as the manifest lists it."""
     is_same = (status.st_size, status.st_mtime_ns) == (listed.size_bytes, listed.mtime_ns)
     return is_same and listed.ctime_ns in (0, status.st_ctime_ns)
@@ -67,7 +67,7 @@ class Arrivals:
         self._path = path
         self._map: mmap.mmap | None = None
 
-    def begin(self, facts: SourceFacts, listed: Entry) -> Arrival:
+    def begin(self, facts: SourceFacts, listed: ManifestEntry) -> Arrival:
         """Returns the stripes of a file whose copying begins. They are shown if the file has a row and is as the
         manifest lists it; else nobody sees them."""
         status = facts.status

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.types import Entry
+from hpcstage.plan.types import ManifestEntry
 from hpcstage.protocol.shim import (
     ATTRIBUTES_FACTOR,
     ATTRIBUTES_FILE,
@@ -52,7 +52,7 @@ class AttributesTable:
         finally:
             os.close(fd)
 
-    def put(self, copy: os.stat_result, source: Entry, device: int) -> None:
+    def put(self, copy: os.stat_result, source: ManifestEntry, device: int) -> None:
         """Writes the row of a copy of `source`, which is on `device` by this node's number."""
         at = self._place(copy.st_ino)
         row = ATTRIBUTES_ROW.pack(
@@ -122,7 +122,7 @@ def devices_here(manifest: Manifest) -> dict[int, int | None]:
     return {device: _device_here(manifest.entry(id_), manifest.source_path(id_)) for device, id_ in first.items()}
 
 
-def _device_here(entry: Entry, path: bytes) -> int | None:
+def _device_here(entry: ManifestEntry, path: bytes) -> int | None:
     try:
         found = os.stat(path)
     except OSError:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.types import Entry
+from hpcstage.plan.types import ManifestEntry
 from hpcstage.protocol import nodedir
 from hpcstage.store.copyfile import CopyJob
 
@@ -45,7 +45,7 @@ class Catalog:
         """Returns the bytes of a file at the scan."""
         return self._manifest.size(id_)
 
-    def entry(self, id_: int) -> Entry:
+    def entry(self, id_: int) -> ManifestEntry:
         """Returns what the manifest knows of a file."""
         return self._manifest.entry(id_)
 

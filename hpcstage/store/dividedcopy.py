@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from hpcstage.plan.placement.division import own_bytes, window_stripes
-from hpcstage.plan.types import Entry
+from hpcstage.plan.types import ManifestEntry
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.arriving import Priority
 from hpcstage.store import copyfile
@@ -58,7 +58,7 @@ class DividedCopy:
     when the source is not what it was."""
 
     def __init__(
-        self, id_: int, job: CopyJob, listed: Entry, calls: Calls, pace: Pacer | None, stats: ThreadStats
+        self, id_: int, job: CopyJob, listed: ManifestEntry, calls: Calls, pace: Pacer | None, stats: ThreadStats
     ) -> None:
         """`stats` are the counters of the thread of its own."""
         self.id = id_

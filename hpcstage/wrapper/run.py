@@ -65,15 +65,15 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
             messages.warn(f"{{{key}}} is {directory} itself on the nodes of this job, and nothing on a local disk")
     try:
         with _preparing():
-            data = _resolve(command, config)
+            datasets = _resolve(command, config)
     except NotStarted as error:
         nothing = plan_datasets.Datasets([], [], {})
         return _without_us(command, config, error, Signals(), nothing, started)
     signals = Signals()
     try:
-        session = _open_session(command, config, data, started)
+        session = _open_session(command, config, datasets, started)
     except HpcstageError as error:
-        return _without_us(command, config, error, signals, data, started)
+        return _without_us(command, config, error, signals, datasets, started)
     try:
         code = finish(_run(command, session, signals))
         return code or (session.directories.exit_code if session.directories else 0)
@@ -90,29 +90,29 @@ def _resolve(command: Sequence[str], config: Config) -> Datasets:
     has_directory = config.out is not None or config.checkpoint is not None
     if not config.data and not has_directory and config.elastic is None:
         raise UsageError("no dataset given", "use --data DIRECTORY, or data: in hpcstage.yaml")
-    data = plan_datasets.Datasets([], [], {})
+    datasets = plan_datasets.Datasets([], [], {})
     if config.data:
-        data = plan_datasets.resolve(config.data, cwd, order=config.order_asked())
+        datasets = plan_datasets.resolve(config.data, cwd, order=config.order_asked())
     if has_directory or config.protect is not None or any(_PLACEHOLDER.search(word) for word in command):
         from hpcstage.wrapper import rundirectories
 
-        rundirectories.check(config, command, data.datasets)
+        rundirectories.check(config, command, datasets.all)
     if config.elastic is not None:
         from hpcstage.wrapper import elastictraining
 
         elastictraining.check(command, config, _job())
-    return data
+    return datasets
 
 
 def _job() -> jobs.Job:
     return jobs.detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
 
 
-def _open_session(command: Sequence[str], config: Config, data: Datasets, started: Clock) -> Session:
+def _open_session(command: Sequence[str], config: Config, datasets: Datasets, started: Clock) -> Session:
     from hpcstage.wrapper.session import Session
 
     with _preparing():
-        return Session.open(command, config, data, started)
+        return Session.open(command, config, datasets, started)
 
 
 @contextlib.contextmanager
@@ -131,12 +131,12 @@ def _fault(error: Exception) -> str:
 
 
 def _without_us(
-    command: Sequence[str], config: Config, error: HpcstageError, signals: Signals, data: Datasets, started: Clock
+    command: Sequence[str], config: Config, error: HpcstageError, signals: Signals, datasets: Datasets, started: Clock
 ) -> int:
     signals.release()
     if isinstance(error, UsageError):
         raise error
-    report_not_staged(command, config, error, data, started)
+    report_not_staged(command, config, error, datasets, started)
     if config.strict:
         raise error
     if not (isinstance(error, NoLocalDir) and _is_later_on_node()):

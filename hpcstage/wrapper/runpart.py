@@ -88,12 +88,12 @@ def tell_of_one_node(part: RunPart, job: jobs.Job) -> None:
         part.problems.append(Problem("alone", text, remedy))
 
 
-def check_datasets(data: Datasets, local: LocalDir, part: RunPart, *, strict: bool) -> list[str]:
+def check_datasets(datasets: Datasets, local: LocalDir, part: RunPart, *, strict: bool) -> list[str]:
     """Returns what to say about the datasets. A dataset that lies on the local disk gains nothing: it is read there."""
     said = []
-    if not data.datasets:
+    if not datasets.all:
         part.direct_why = "no dataset is named"
-    for problem in already_local(data.datasets, local.device):
+    for problem in already_local(datasets.all, local.device):
         if strict:
             raise NotStarted(problem.text, problem.remedy)
         part.direct_why = problem.text
@@ -151,7 +151,7 @@ def save_part(run_dir: Path, part: RunPart) -> None:
 
 
 def report_not_staged(
-    command: Sequence[str], config: Config, error: HpcstageError, data: Datasets, clock: Clock
+    command: Sequence[str], config: Config, error: HpcstageError, datasets: Datasets, clock: Clock
 ) -> None:
     """Writes into the run directory why nothing was staged, and makes none that its user could not use later. Behind a
     launcher only the first rank writes; where the launch has no name and each node stages alone, the first rank on each
@@ -162,7 +162,7 @@ def report_not_staged(
             return
         run_id = unique_id(clock.unix_s, job.job_id)
         part = run_part(command, config, clock, run_id, job, None)
-        part.roots = [os.fsdecode(dataset.root) for dataset in data.datasets]
+        part.roots = [os.fsdecode(dataset.root) for dataset in datasets.all]
         part.aside = not config.strict
         part.exit_code = error.exit_code if config.strict else None
         part.problems.append(Problem("not-staged", error.what, error.remedy))

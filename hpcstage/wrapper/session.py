@@ -107,7 +107,7 @@ class Session:
         self.progress = RunProgress(node, part, is_quiet=messages.is_quiet() or node.lock_fd is None)
 
     @classmethod
-    def open(cls, command: Sequence[str], config: Config, data: Datasets, clock: Clock) -> Session:
+    def open(cls, command: Sequence[str], config: Config, datasets: Datasets, clock: Clock) -> Session:
         """Makes the directories and starts or joins the daemon. Signals are blocked, so nothing interrupts it
         half-way."""
         host = socket.gethostname()
@@ -126,8 +126,8 @@ class Session:
             part = runpart.run_part(command, config, clock, run_id, job, local)
             if group is None and job.is_rank:
                 runpart.tell_of_one_node(part, job)
-            part.roots = [os.fsdecode(dataset.root) for dataset in data.datasets]
-            notices = runpart.check_datasets(data, local, part, strict=config.strict)
+            part.roots = [os.fsdecode(dataset.root) for dataset in datasets.all]
+            notices = runpart.check_datasets(datasets, local, part, strict=config.strict)
             run_dir = runpart.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
             try:
                 group = grouping.placed(group, run_dir, run_id)
@@ -152,7 +152,7 @@ class Session:
             session.directories = chosen
             if chosen is not None and claim.lock_fd is None:
                 chosen.give_up("another command of this launch has the staging daemon of this node")
-            session._connect(data, local, job, group)
+            session._connect(datasets, local, job, group)
             undo.pop_all()
         return session
 
@@ -250,7 +250,7 @@ class Session:
         """Whether this wrapper runs on the first node; the last wrapper there writes the record."""
         return self.group is None or self.group.index == 0
 
-    def _connect(self, data: Datasets, local: LocalDir, job: jobs.Job, group: Grouping | None) -> None:
+    def _connect(self, datasets: Datasets, local: LocalDir, job: jobs.Job, group: Grouping | None) -> None:
         self.group = self.progress.group = group
         if group is not None:
             self.part.nodes = list(group.hosts)
@@ -258,12 +258,12 @@ class Session:
             if self.node.lock_fd is None:
                 self.control = control.join(self.node.sock)
                 return
-            spec = self._spec(data, local, job)
-            data.save(self.node.path / DATASETS)  # a list may be readable only once, such as a pipe
+            spec = self._spec(datasets, local, job)
+            datasets.save(self.node.path / DATASETS)  # a list may be readable only once, such as a pipe
             lead = None if group is None else self._lead_spec(spec, local, group)
             one = ShimSetup.of(self.config.intercept, spec)
             setup = one if lead is None else hosted.shims(lead, spec, self.node)
-            control.prepare(self.node, data.datasets, setup)
+            control.prepare(self.node, datasets.all, setup)
             locks = () if self.directories is None else self.directories.locks
             self.control = control.start_daemon(self.node, spec, os.environ, locks)
         except Exception as error:
@@ -297,7 +297,7 @@ class Session:
         machine = socket.gethostname() if lead.virtual else None
         directories.meet(OtherNodes(places, machine, link, self.part.run_id, Path(lead.group_dir)))
 
-    def _spec(self, data: Datasets, local: LocalDir, job: jobs.Job) -> DaemonSpec:
+    def _spec(self, datasets: Datasets, local: LocalDir, job: jobs.Job) -> DaemonSpec:
         config, group = self.config, self.group
         shares = 1 if group is None else group.shares
         return DaemonSpec(
@@ -305,7 +305,7 @@ class Session:
             node_dir=os.fspath(self.node.path),
             run_dir=os.fspath(self.run_dir),
             mode=self.mode,
-            datasets=list(data.datasets),
+            datasets=list(datasets.all),
             order=config.order_asked(),
             budget=share.budget_facts(config.budget_asked(), job, local, shares),
             copiers=share.copier_count(job, shares),

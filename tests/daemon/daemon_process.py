@@ -218,7 +218,7 @@ def start_daemon(tmp_path: Path, local_dir: Path) -> Iterator[Callable[..., Daem
             node_dir=os.fspath(node_dir),
             run_dir=os.fspath(run_dir),
             mode=mode,
-            datasets=list(resolved.datasets),
+            datasets=list(resolved.all),
             order="given" if arguments[0].startswith("@") else "manifest",
             transfers=8,
         )

@@ -24,7 +24,7 @@ from hpcstage.daemon.queue.states import FileState
 from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.node import page
 from hpcstage.plan.budget import BudgetFacts
-from hpcstage.plan.types import Entry
+from hpcstage.plan.types import ManifestEntry
 from hpcstage.protocol import arriving as wire
 from hpcstage.protocol import nodedir, shim
 from hpcstage.protocol.arriving import Priority, StripeState
@@ -41,9 +41,9 @@ MB = wire.LEAST_STRIPE_BYTES
 SIZE = 12 * MB + 1000
 
 
-def facts_of(path: Path, id_: int = 3) -> tuple[SourceFacts, Entry]:
+def facts_of(path: Path, id_: int = 3) -> tuple[SourceFacts, ManifestEntry]:
     found = path.stat()
-    listed = Entry(0, b"", found.st_size, found.st_mtime_ns, 0, 0, 0, False, found.st_ctime_ns)
+    listed = ManifestEntry(0, b"", found.st_size, found.st_mtime_ns, 0, 0, 0, False, found.st_ctime_ns)
     return SourceFacts(id_, found, b"incoming/0.0/%d" % id_), listed
 
 
@@ -343,7 +343,9 @@ def test_what_a_reader_needs_next_is_brought_by_several_threads(tmp_path: Path) 
         source = slow.path / "large"
 
         def show(status: os.stat_result) -> Arrival:
-            listed = Entry(0, b"", status.st_size, status.st_mtime_ns, status.st_mode, 0, 0, False, status.st_ctime_ns)
+            listed = ManifestEntry(
+                0, b"", status.st_size, status.st_mtime_ns, status.st_mode, 0, 0, False, status.st_ctime_ns
+            )
             return Arrivals(node / wire.ARRIVING_FILE).begin(SourceFacts(0, status, b"incoming"), listed)
 
         job = CopyJob(os.fsencode(source), os.fsencode(node / "incoming"), os.fsencode(node / "copy"))

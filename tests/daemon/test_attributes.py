@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.types import Dataset, DatasetKind, Entry
+from hpcstage.plan.types import Dataset, DatasetKind, ManifestEntry
 from hpcstage.protocol.shim import (
     ATTRIBUTES_FACTOR,
     ATTRIBUTES_FILE,
@@ -19,7 +19,7 @@ from hpcstage.protocol.shim import (
 from hpcstage.store.attributes import Attributes, AttributesTable, devices_here
 
 
-def entry(path: Path, name: bytes = b"", **changed: int) -> Entry:
+def entry(path: Path, name: bytes = b"", **changed: int) -> ManifestEntry:
     """What a scan finds."""
     found = path.stat()
     values = {
@@ -27,7 +27,7 @@ def entry(path: Path, name: bytes = b"", **changed: int) -> Entry:
         "inode": found.st_ino, "ctime_ns": found.st_ctime_ns, "links": found.st_nlink, "uid": found.st_uid,
         "gid": found.st_gid,
     }  # fmt: skip
-    return Entry(0, name, is_link=False, **{**values, **changed})
+    return ManifestEntry(0, name, is_link=False, **{**values, **changed})
 
 
 def row(node_dir: Path, copy: os.stat_result) -> tuple[int, ...] | None:
@@ -54,7 +54,7 @@ def staged(tmp_path: Path, name: str) -> tuple[Path, Path]:
     return source, copy
 
 
-def manifest(tmp_path: Path, *entries: Entry) -> Manifest:
+def manifest(tmp_path: Path, *entries: ManifestEntry) -> Manifest:
     """Of a dataset on this disk."""
     root = os.fsencode(tmp_path / "source")
     return Manifest.build([Dataset("0-source", DatasetKind.DIRECTORY, root, (), ())], entries)

@@ -17,12 +17,12 @@ from hpcstage.daemon.reading.epochs import MappingJob
 from hpcstage.daemon.reading.streams import Stream, Table, Who
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order.sampling import Distributed
-from hpcstage.plan.types import Dataset, DatasetKind, Entry
+from hpcstage.plan.types import Dataset, DatasetKind, ManifestEntry
 from hpcstage.protocol.shim import EPOCH, EPOCH_ENDED
 
 DATASET = Dataset("0-data", DatasetKind.DIRECTORY, b"/src/data", (b"/alias",), ("/src/data",))
 FILES = 12
-MANIFEST = Manifest.build([DATASET], [Entry(0, b"f%02d" % i, 10, 1, 0o644, 1, i, False) for i in range(FILES)])
+MANIFEST = Manifest.build([DATASET], [ManifestEntry(0, b"f%02d" % i, 10, 1, 0o644, 1, i, False) for i in range(FILES)])
 CELLS = st.one_of(st.none(), st.integers(0, FILES - 1), st.just(99))
 TABLES = st.integers(1, 3).flatmap(lambda n: st.lists(st.lists(CELLS, min_size=n, max_size=n), min_size=1, max_size=8))
 

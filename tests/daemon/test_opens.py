@@ -17,7 +17,7 @@ from ringwriter import RingWriter as Writer
 
 from hpcstage.daemon.reading.opens import Damaged, LostRecords, Opened, Opens, Ring, RingRecord, finder, parse
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.types import Dataset, DatasetKind, Entry
+from hpcstage.plan.types import Dataset, DatasetKind, ManifestEntry
 from hpcstage.protocol import shim
 
 DATASETS = [
@@ -173,7 +173,7 @@ def test_rings_beyond_the_most_wait(directory: Path, monkeypatch: pytest.MonkeyP
 
 def test_ids_by_the_manifest() -> None:
     names = [(0, b"a"), (0, b"sub/b"), (1, b"a"), (1, b"\xff")]
-    manifest = Manifest.build(DATASETS, [Entry(n, name, 1, 2, 0o100644, 3, 4, False) for n, name in names])
+    manifest = Manifest.build(DATASETS, [ManifestEntry(n, name, 1, 2, 0o100644, 3, 4, False) for n, name in names])
     find = finder(manifest)
     for dataset, name in names:
         assert find(os.fsencode(DATASETS[dataset].name) + b"/" + name) == manifest.find(dataset, name) is not None

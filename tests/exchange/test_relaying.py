@@ -21,7 +21,7 @@ from group_nodes import Group
 
 from benchmarks.peernodes import MPIEXEC, Node, manifest_of, serve
 from hpcstage.exchange.files import stripeservice as service
-from hpcstage.plan.types import Entry
+from hpcstage.plan.types import ManifestEntry
 from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES
 from hpcstage.store.arrivals import Arrival, Arrivals, SourceFacts
 from hpcstage.store.arrivingrows import StripeShare
@@ -275,7 +275,9 @@ class Copier:
         self.big = BigCopy(0, job, None, self._invited.put, show=self._show)
 
     def _show(self, status: os.stat_result) -> Arrival:
-        listed = Entry(0, b"", status.st_size, status.st_mtime_ns, status.st_mode, 0, 0, False, status.st_ctime_ns)
+        listed = ManifestEntry(
+            0, b"", status.st_size, status.st_mtime_ns, status.st_mode, 0, 0, False, status.st_ctime_ns
+        )
         return Arrivals(Path(ARRIVING_FILE)).begin(SourceFacts(0, status, b"incoming/0"), listed)
 
     def _work(self, number: int) -> None:

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from hpcstage.plan.blocks import BLOCK_BYTES, blocks, blocks_bytes, blocks_of
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.placement.fitting import fit
-from hpcstage.plan.types import Budget, Dataset, DatasetKind, Entry
+from hpcstage.plan.types import Budget, Dataset, DatasetKind, ManifestEntry
 
 DATASETS = [Dataset(f"{i}-d", DatasetKind.DIRECTORY, b"/d%d" % i, (), ()) for i in range(2)]
 
 
 def manifest_of(*files: tuple[int, bytes, int]) -> Manifest:
-    return Manifest.build(DATASETS, [Entry(d, n, s, 0, 0o100644, 1, 1, False) for d, n, s in files])
+    return Manifest.build(DATASETS, [ManifestEntry(d, n, s, 0, 0o100644, 1, 1, False) for d, n, s in files])
 
 
 def test_blocks():

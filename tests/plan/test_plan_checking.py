@@ -44,7 +44,7 @@ def test_a_pattern_without_a_match(tree: Path, argument: str):
 
 @pytest.mark.parametrize("argument", ["d/*.jpg", "d/**/c.jpg", "d/s*", "*/sub/c*"])
 def test_a_pattern_with_a_match(tree: Path, argument: str):
-    assert resolve([argument], tree).datasets
+    assert resolve([argument], tree).all
 
 
 def test_a_directory_of_directories_that_hold_nothing(tree: Path):
@@ -52,15 +52,15 @@ def test_a_directory_of_directories_that_hold_nothing(tree: Path):
     (tree / "empty" / "link").symlink_to("nothing")
     assert "--data empty holds no file" in refused(tree, "empty")
     (tree / "empty" / "below" / "x").touch()
-    assert resolve(["empty"], tree).datasets
+    assert resolve(["empty"], tree).all
 
 
 def test_what_takes_long_to_look_at_is_left_to_the_scan(tree: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(arguments, "LOOKED_ENTRIES", 3)
     for number in range(5):
         (tree / "many" / str(number)).mkdir(parents=True)
-    assert resolve(["many"], tree).datasets
-    assert resolve(["many/*.jpg"], tree).datasets
+    assert resolve(["many"], tree).all
+    assert resolve(["many/*.jpg"], tree).all
 
 
 @pytest.mark.parametrize("label", [" 0", "\t17", ", 3", " 0 0.5", ";x"])
@@ -118,7 +118,7 @@ def test_nothing_in_a_line_has_another_meaning(tree: Path):
 def test_a_missing_entry_does_not_make_the_dataset_larger(tree: Path, missing: str, first: bool):
     good = ["d/sub/c.jpg", "d/sub/../a.jpg"]
     resolved = resolve([listed(tree, *([missing, *good] if first else [*good, missing]))], tree)
-    assert [os.fsdecode(d.root) for d in resolved.datasets] == [f"{tree}/d"]
+    assert [os.fsdecode(d.root) for d in resolved.all] == [f"{tree}/d"]
     assert len(resolved.lists[0].paths) == 3
 
 

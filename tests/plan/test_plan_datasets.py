@@ -26,7 +26,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def roots(resolved: Datasets) -> list[str]:
-    return [os.fsdecode(d.root) for d in resolved.datasets]
+    return [os.fsdecode(d.root) for d in resolved.all]
 
 
 def write_list(path: Path, *entries: str | bytes, end: bytes = b"\n") -> str:
@@ -37,7 +37,7 @@ def write_list(path: Path, *entries: str | bytes, end: bytes = b"\n") -> str:
 def test_directory_relative_and_through_a_link(tree: Path):
     (tree / "link").symlink_to("train")
     resolved = resolve(["link"], tree)
-    (dataset,) = resolved.datasets
+    (dataset,) = resolved.all
     assert dataset.root == os.fsencode(tree / "train")
     assert dataset.aliases == (os.fsencode(tree / "link"),)
     assert (dataset.kind, dataset.name, dataset.arguments) == (DatasetKind.DIRECTORY, "0-train", ("link",))
@@ -45,20 +45,20 @@ def test_directory_relative_and_through_a_link(tree: Path):
 
 @pytest.mark.parametrize("spelling", ["train/", "./train", "train/a/..", "other/../train//"])
 def test_spellings_of_one_directory_have_one_root(tree: Path, spelling: str):
-    (dataset,) = resolve([spelling], tree).datasets
+    (dataset,) = resolve([spelling], tree).all
     assert dataset.root == os.fsencode(tree / "train")
     assert dataset.aliases == ()
 
 
 def test_dotdot_behind_a_link_follows_the_link(tree: Path):
     (tree / "other" / "deep").symlink_to(tree / "train" / "a")
-    (dataset,) = resolve(["other/deep/../b"], tree).datasets
+    (dataset,) = resolve(["other/deep/../b"], tree).all
     assert dataset.root == os.fsencode(tree / "train/b")
 
 
 def test_the_same_directory_twice_is_one_dataset_with_both_spellings(tree: Path):
     (tree / "link").symlink_to("train")
-    (dataset,) = resolve(["train", "link"], tree).datasets
+    (dataset,) = resolve(["train", "link"], tree).all
     assert dataset.arguments == ("train", "link")
     assert dataset.aliases == (os.fsencode(tree / "link"),)
 
@@ -74,13 +74,13 @@ def test_overlap_names_both_and_the_fix(tree: Path, arguments: list[str]):
 def test_neighbours_with_a_common_prefix_do_not_overlap(tree: Path):
     (tree / "train2").mkdir()
     (tree / "train2" / "x").touch()
-    assert len(resolve(["train", "train2"], tree).datasets) == 2
+    assert len(resolve(["train", "train2"], tree).all) == 2
 
 
 def test_single_file_and_glob_share_a_root(tree: Path):
     resolved = resolve(["train/a/1.bin", "train/*/2.bin"], tree)
     assert roots(resolved) == [str(tree / "train")]
-    assert resolved.datasets[0].kind is DatasetKind.FILES
+    assert resolved.all[0].kind is DatasetKind.FILES
     assert resolved.selections[0].files == [b"a/1.bin"]
     assert resolved.selections[0].globs == [(b"", b"*/2.bin")]
 
@@ -94,16 +94,16 @@ def test_file_like_arguments_inside_a_directory_join_it(tree: Path):
     listed = write_list(tree / "order.txt", "train/b/3.bin", "train/a/1.bin")
     resolved = resolve(["train", "train/a/1.bin", "train/*/2.bin", listed], tree)
     assert roots(resolved) == [str(tree / "train")]
-    assert resolved.datasets[0].kind is DatasetKind.DIRECTORY
+    assert resolved.all[0].kind is DatasetKind.DIRECTORY
     assert resolved.selections == {}
-    assert listed in resolved.datasets[0].arguments
+    assert listed in resolved.all[0].arguments
     assert [p.paths for p in resolved.lists] == [[os.fsencode(tree / x) for x in ("train/b/3.bin", "train/a/1.bin")]]
 
 
 def test_a_file_above_a_directory_makes_them_one_dataset(tree: Path):
     resolved = resolve(["train", "labels.txt"], tree)
     assert roots(resolved) == [str(tree)]
-    assert resolved.datasets[0].kind is DatasetKind.FILES
+    assert resolved.all[0].kind is DatasetKind.FILES
     assert resolved.selections[0].directories == [b"train"]
     assert resolved.selections[0].files == [b"labels.txt"]
 
@@ -113,7 +113,7 @@ def test_a_spelling_that_is_no_name_of_the_root_is_none_of_its_aliases(tree: Pat
     (tree / "short").symlink_to("train")
     resolved = resolve(["short", "labels.txt"], tree)
     assert roots(resolved) == [str(tree)]
-    assert resolved.datasets[0].aliases == ()
+    assert resolved.all[0].aliases == ()
 
 
 def test_list_entries_through_a_link_are_found_below_the_root(tree: Path):
@@ -121,8 +121,8 @@ def test_list_entries_through_a_link_are_found_below_the_root(tree: Path):
     listed = write_list(tree / "order.txt", "link/a/1.bin", "link/b/3.bin")
     resolved = resolve([listed], tree)
     assert roots(resolved) == [str(tree / "train")]
-    assert resolved.datasets[0].aliases == (os.fsencode(tree / "link"),)
-    assert Roots(resolved.datasets).locate(resolved.lists[0].paths[0]) == (0, b"a/1.bin")
+    assert resolved.all[0].aliases == (os.fsencode(tree / "link"),)
+    assert Roots(resolved.all).locate(resolved.lists[0].paths[0]) == (0, b"a/1.bin")
 
 
 def test_list_over_two_places_with_nothing_in_common(tree: Path, local_dir: Path):
@@ -179,7 +179,7 @@ def test_no_dataset(tree: Path):
 
 
 def test_dataset_on_the_local_disk_is_told(tree: Path):
-    found, device = resolve(["train"], tree).datasets, os.stat(tree).st_dev
+    found, device = resolve(["train"], tree).all, os.stat(tree).st_dev
     assert [problem.id for problem in already_local(found, device)] == ["already-local"]
     assert already_local(found, device + 1) == []
 
@@ -189,8 +189,8 @@ def test_saved_and_loaded_again(tree: Path):
     resolved = resolve(["train", "labels.txt", "oth*/x*", listed], tree)
     resolved.save(tree / "resolved")
     loaded = Datasets.load(tree / "resolved")
-    assert (loaded.datasets, loaded.lists, loaded.selections) == (
-        resolved.datasets, resolved.lists, resolved.selections
+    assert (loaded.all, loaded.lists, loaded.selections) == (
+        resolved.all, resolved.lists, resolved.selections
     )  # fmt: skip
     assert (tree / "resolved").stat().st_mode & 0o777 == 0o600
 
@@ -209,7 +209,7 @@ def test_a_million_entries_in_seconds(tmp_path: Path):
         path.parent.mkdir()
         path.touch()
     listed.write_bytes(b"\n".join(b"%s/n%05d/n%05d_%d.jpg" % (base, i % 1000, i % 1000, i) for i in range(1_000_000)))
-    (dataset,) = resolve([f"@{listed}"], tmp_path).datasets
+    (dataset,) = resolve([f"@{listed}"], tmp_path).all
     assert dataset.root == base
 
 

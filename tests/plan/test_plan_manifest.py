@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.types import Dataset, DatasetKind, Entry
+from hpcstage.plan.types import Dataset, DatasetKind, ManifestEntry
 
 DATASETS = [
     Dataset("0-a", DatasetKind.DIRECTORY, b"/src/a", (b"/link/a",), ("/src/a",)),
@@ -22,9 +22,9 @@ DATASETS = [
 ]
 
 
-def entry(dataset: int, path: bytes, size: int = 1, **more: int) -> Entry:
+def entry(dataset: int, path: bytes, size: int = 1, **more: int) -> ManifestEntry:
     values = {"mtime_ns": -5, "mode": 0o100644, "device": 2**63, "inode": 7, **more}
-    return Entry(dataset=dataset, path=path, size_bytes=size, is_link=bool(more.pop("link", 0)), **values)
+    return ManifestEntry(dataset=dataset, path=path, size_bytes=size, is_link=bool(more.pop("link", 0)), **values)
 
 
 def test_sorted_by_dataset_and_path_with_all_facts():

@@ -16,13 +16,13 @@ from hpcstage.plan.dataset.columns import Columns
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.pathlist import PathList
 from hpcstage.plan.order import orders
-from hpcstage.plan.types import Dataset, DatasetKind, Entry, Order, follows_samplers
+from hpcstage.plan.types import Dataset, DatasetKind, ManifestEntry, Order, follows_samplers
 
 DATASET = Dataset("0-d", DatasetKind.DIRECTORY, b"/d", (b"/alias",), ("/d",))
 
 
 def manifest_of(*names: bytes) -> Manifest:
-    return Manifest.build([DATASET], [Entry(0, n, 1, 0, 0o100644, 1, 1, False) for n in names])
+    return Manifest.build([DATASET], [ManifestEntry(0, n, 1, 0, 0o100644, 1, 1, False) for n in names])
 
 
 ABC = manifest_of(b"a", b"b", b"c", b"s/1", b"s/2")

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order import trace
 from hpcstage.plan.order.trace import Trace, TraceHeader, Unusable
-from hpcstage.plan.types import Dataset, DatasetKind, Entry
+from hpcstage.plan.types import Dataset, DatasetKind, ManifestEntry
 
 DATASET = Dataset("0-d", DatasetKind.DIRECTORY, b"/d", (), ("/d",))
 
 
 def manifest_of(*names: bytes, dataset: int = 0) -> Manifest:
-    entries = [Entry(dataset, n, 1, 0, 0o100644, 1, 1, False) for n in names]
+    entries = [ManifestEntry(dataset, n, 1, 0, 0o100644, 1, 1, False) for n in names]
     return Manifest.build([DATASET, replace(DATASET, root=b"/e")], entries)
 
 

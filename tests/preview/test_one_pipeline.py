@@ -11,7 +11,7 @@ import pytest
 from conftest import Hpcstage, python_command
 
 from hpcstage import config
-from hpcstage.preview.inputs import Inputs
+from hpcstage.preview.inputs import PlanInputs
 from hpcstage.preview.program import find_earlier
 from hpcstage.protocol import rundir
 from hpcstage.record import index
@@ -37,7 +37,7 @@ def test_virtual_nodes_divide_the_machine_in_a_plan_as_in_a_run(
 def test_a_damaged_record_is_no_earlier_run(hpcstage: Hpcstage, make_tree: Callable[..., Path], data: str) -> None:
     root = make_tree(files=1)
     given = {"data": [os.fspath(root)]}
-    inputs = Inputs.of_config(config.load(given, hpcstage.env, hpcstage.cwd), hpcstage.env, hpcstage.cwd)
+    inputs = PlanInputs.of_config(config.load(given, hpcstage.env, hpcstage.cwd), hpcstage.env, hpcstage.cwd)
     run_dir = hpcstage.cwd / "run"
     run_dir.mkdir()
     line = {"run_dir": os.fspath(run_dir), "roots": [os.path.realpath(root)], "exit_code": 0}
@@ -46,8 +46,8 @@ def test_a_damaged_record_is_no_earlier_run(hpcstage: Hpcstage, make_tree: Calla
     path.write_text(json.dumps({**line, "roots": [1, "a"]}) + "\n" + json.dumps(line) + "\n")
     assert index.find([os.path.realpath(root)], hpcstage.env) == run_dir
     (run_dir / rundir.PART).write_text(data)
-    assert find_earlier(inputs.data.datasets, hpcstage.env) is None
+    assert find_earlier(inputs.datasets.all, hpcstage.env) is None
     (run_dir / rundir.RECORD).write_text(data)
-    assert find_earlier(inputs.data.datasets, hpcstage.env) is None
+    assert find_earlier(inputs.datasets.all, hpcstage.env) is None
     path.write_text(json.dumps({**line, "roots": [1, "a"]}) + "\n")
-    assert find_earlier(inputs.data.datasets, hpcstage.env) is None
+    assert find_earlier(inputs.datasets.all, hpcstage.env) is None

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from hpcstage.node import page, shimdir
-from hpcstage.plan.types import Entry
+from hpcstage.plan.types import ManifestEntry
 from hpcstage.protocol import shim
 from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES
 from hpcstage.store.arrivals import Arrival, Arrivals, SourceFacts
@@ -114,7 +114,7 @@ class Lab:
         """As the daemon does for a copy: what stat says of its source, or, where there is none, of the copy."""
         source, copy = self.source / name, self.store / name
         found = (source if source.exists() else copy).stat()
-        entry = Entry(
+        entry = ManifestEntry(
             0, b"", found.st_size, found.st_mtime_ns, found.st_mode, found.st_dev, found.st_ino, False,
             found.st_ctime_ns, found.st_nlink, found.st_uid, found.st_gid,
         )  # fmt: skip
@@ -308,7 +308,9 @@ class Coming:
         """As the daemon grants the row, and the copier fills it. With a share the file is divided."""
         assert self.daemon.grant(7, share=share, is_divided=share is not None)
         found = self.source.stat()
-        listed = Entry(0, b"file", found.st_size, found.st_mtime_ns, found.st_mode, 0, 0, False, found.st_ctime_ns)
+        listed = ManifestEntry(
+            0, b"file", found.st_size, found.st_mtime_ns, found.st_mode, 0, 0, False, found.st_ctime_ns
+        )
         facts = SourceFacts(7, found, b"incoming/0.0/7")
         self.arrival = Arrivals(self.lab.node / ARRIVING_FILE).begin(facts, listed)
         assert self.arrival.is_shown

@@ -16,7 +16,7 @@ from shimlab import COMING_BYTES as SIZE
 from shimlab import Action, Coming, Lab, Responder, ready, stepped
 
 from hpcstage.emulator import Settings, Slowfs, unavailable
-from hpcstage.plan.types import Entry
+from hpcstage.plan.types import ManifestEntry
 from hpcstage.protocol import shim
 from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_IN_ORDER_BYTES, LEAST_STRIPE_BYTES
 from hpcstage.store.arrivals import Arrivals, SourceFacts
@@ -462,7 +462,7 @@ def test_many_files_arrive(native_lab: Lab) -> None:
         if daemon.grant(number):
             granted += 1
             found = source.stat()
-            listed = Entry(0, b"", 1000, found.st_mtime_ns, 0, 0, 0, False, found.st_ctime_ns)
+            listed = ManifestEntry(0, b"", 1000, found.st_mtime_ns, 0, 0, 0, False, found.st_ctime_ns)
             facts = SourceFacts(number, found, b"incoming/0.0/%d" % number)
             Arrivals(native_lab.node / ARRIVING_FILE).begin(facts, listed).arrived(0)
     code = f"""

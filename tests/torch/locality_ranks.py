@@ -21,12 +21,12 @@ NODE_DIR = "HPCSTAGE_NODE_DIR"
 def make_node(node_dir: Path, names: Iterable[str], kept: Iterable[str], due: Iterable[str]) -> Path:
     """A node directory whose daemon knows these names below ROOT."""
     from hpcstage.plan.dataset.manifest import Manifest
-    from hpcstage.plan.types import Dataset, DatasetKind, Entry
+    from hpcstage.plan.types import Dataset, DatasetKind, ManifestEntry
     from hpcstage.store.heldfiles import HeldFiles
 
     node_dir.mkdir(parents=True)
     dataset = Dataset("data", DatasetKind.DIRECTORY, ROOT.encode(), (), ())
-    manifest = Manifest.build([dataset], [Entry(0, name.encode(), 1, 0, 0o644, 0, 0, False) for name in names])
+    manifest = Manifest.build([dataset], [ManifestEntry(0, name.encode(), 1, 0, 0o644, 0, 0, False) for name in names])
     manifest.save(node_dir / "manifest.bin")
     holdings = HeldFiles(node_dir, len(manifest))
     holdings.expect(_ids(manifest, due))

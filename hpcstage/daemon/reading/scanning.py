@@ -69,11 +69,11 @@ class Prepared:
 def scan_into(spec: DaemonSpec, waited_s: float = math.inf) -> bytes:
     """Scans the datasets and writes manifest and order into the node directory. Returns a `Scanned` in JSON. `waited_s`
     after the start a file system that does not answer is not waited for any more."""
-    from hpcstage.preview.inputs import Inputs
+    from hpcstage.preview.inputs import PlanInputs
     from hpcstage.preview.pipeline import find
 
     node_dir = Path(spec.node_dir)
-    inputs = Inputs.of_spec(spec, Datasets.load(node_dir / DATASETS))
+    inputs = PlanInputs.of_spec(spec, Datasets.load(node_dir / DATASETS))
     found = find(inputs, lambda *seen: page.note_progress(node_dir / nodedir.PAGE, WorkProgress(*seen)))
     manifest, scan = found.scan.manifest, node_dir / nodedir.SCAN
     scanned = Scanned(

@@ -31,7 +31,7 @@ _ODD = re.compile(rb"[ \t,;*?\[]")
 
 
 @dataclass(frozen=True)
-class NamedPath:
+class PathArgument:
     """A directory or a single file, with its absolute path as the user spelt it."""
 
     argument: str
@@ -40,7 +40,7 @@ class NamedPath:
 
 
 @dataclass(frozen=True)
-class Glob:
+class GlobArgument:
     """A glob pattern, and the fixed directory below which it matches."""
 
     argument: str
@@ -48,7 +48,7 @@ class Glob:
     pattern: bytes
 
 
-Argument = NamedPath | Glob | PathList
+Argument = PathArgument | GlobArgument | PathList
 
 
 def parse(argument: str, cwd: bytes) -> Argument:
@@ -69,17 +69,17 @@ def parse(argument: str, cwd: bytes) -> Argument:
     return _named(argument, path, mode)
 
 
-def _named(argument: str, path: bytes, mode: int) -> NamedPath:
+def _named(argument: str, path: bytes, mode: int) -> PathArgument:
     if stat.S_ISDIR(mode):
         _require(argument, path, os.R_OK | os.X_OK)
-        return NamedPath(argument, collapse(tidy(path)), is_directory=True)
+        return PathArgument(argument, collapse(tidy(path)), is_directory=True)
     if not stat.S_ISREG(mode):
         raise UsageError(
             f"--data {argument} is neither a file nor a directory", "name a directory, file, glob or @list"
         )
     _require(argument, path, os.R_OK)
     head, tail = os.path.split(tidy(path))
-    return NamedPath(argument, os.path.join(collapse(head), tail), is_directory=False)
+    return PathArgument(argument, os.path.join(collapse(head), tail), is_directory=False)
 
 
 def _require(argument: str, path: bytes, access: int) -> None:
@@ -96,7 +96,7 @@ def _unreadable(argument: str, error: OSError) -> UsageError:
     return UsageError(f"--data {argument} cannot be read: {error.strerror}", fix)
 
 
-def _glob(argument: str, path: bytes) -> Glob:
+def _glob(argument: str, path: bytes) -> GlobArgument:
     parts = tidy(path).split(b"/")
     first = next(i for i, part in enumerate(parts) if _MAGIC.search(part))
     directory = collapse(b"/".join(parts[:first]) or b"/")
@@ -108,7 +108,7 @@ def _glob(argument: str, path: bytes) -> Glob:
     pattern = parts[first:]
     if b".." in pattern:
         raise UsageError(f"--data {argument}: '..' behind a wildcard", "write the pattern without '..'")
-    return Glob(argument, directory, b"/".join(pattern))
+    return GlobArgument(argument, directory, b"/".join(pattern))
 
 
 def check(arguments: Sequence[Argument]) -> None:
@@ -116,7 +116,7 @@ def check(arguments: Sequence[Argument]) -> None:
     for item in arguments:
         if isinstance(item, PathList):
             check_list(item)
-        elif isinstance(item, Glob):
+        elif isinstance(item, GlobArgument):
             if _holds_file(item.directory, Pattern(item.pattern)) is False:
                 raise UsageError(f"--data {item.argument} matches no file", "check the pattern; quote it in the shell")
         elif item.is_directory and _holds_file(item.path, WHOLE) is False:
@@ -164,7 +164,7 @@ def _is_pattern(path: bytes) -> bool:
         named = parse(os.fsdecode(path), b"/")
     except UsageError:
         return False
-    return isinstance(named, Glob) and _holds_file(named.directory, Pattern(named.pattern)) is True
+    return isinstance(named, GlobArgument) and _holds_file(named.directory, Pattern(named.pattern)) is True
 
 
 def _holds_file(directory: bytes, pattern: Pattern) -> bool | None:

@@ -6,7 +6,7 @@ import os
 from array import array
 from collections.abc import Iterator
 
-from hpcstage.plan.types import Entry
+from hpcstage.plan.types import ManifestEntry
 
 LINK_FLAG = 1
 """The file is a symbolic link."""
@@ -49,8 +49,8 @@ class Columns:
         self.uids.append(found.st_uid)
         self.gids.append(found.st_gid)
 
-    def add_entry(self, entry: Entry) -> None:
-        """Appends a file that is given as an `Entry`."""
+    def add_entry(self, entry: ManifestEntry) -> None:
+        """Appends a file that is given as a `ManifestEntry`."""
         self.paths.append(entry.path)
         self.datasets.append(entry.dataset)
         self.sizes.append(entry.size_bytes)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.errors import UsageError
-from hpcstage.plan.dataset.arguments import Argument, Glob, NamedPath, check, check_list, parse
+from hpcstage.plan.dataset.arguments import Argument, GlobArgument, PathArgument, check, check_list, parse
 from hpcstage.plan.dataset.pathlist import PathList, is_there, read_list
 from hpcstage.plan.dataset.roots import Roots, is_below, with_slash
 from hpcstage.plan.types import ORDER_WORDS, Dataset, DatasetKind
@@ -44,7 +44,7 @@ class Selection:
 class Datasets:
     """The datasets and lists that the arguments of a job name."""
 
-    datasets: list[Dataset]
+    all: list[Dataset]
     lists: list[PathList]
     """Lists in the order of the arguments; entries that are in no dataset of kind DIRECTORY are staged, too."""
     selections: dict[int, Selection]
@@ -60,7 +60,7 @@ class Datasets:
     def save(self, path: Path) -> None:
         """Writes a file for another process (mode 0600)."""
         head = {
-            "datasets": [d.to_json() for d in self.datasets],
+            "datasets": [d.to_json() for d in self.all],
             "lists": [[x.argument, len(x.paths)] for x in self._all_lists()],
             "order": self.order is not None,
             "selections": {i: _selection_out(s) for i, s in self.selections.items()},
@@ -138,12 +138,12 @@ class _Builder:
 
     def build(self) -> Datasets:
         for item in self._parsed:
-            if isinstance(item, NamedPath) and item.is_directory:
+            if isinstance(item, PathArgument) and item.is_directory:
                 self._add_directory(item)
         for item in self._parsed:
             if isinstance(item, PathList):
                 self._add_list(item)
-            elif isinstance(item, Glob):
+            elif isinstance(item, GlobArgument):
                 self._add(item.directory, item.argument)
             elif not item.is_directory:
                 self._add(os.path.dirname(item.path), item.argument)
@@ -151,7 +151,7 @@ class _Builder:
         self._sort()
         return self._finish()
 
-    def _add_directory(self, item: NamedPath) -> None:
+    def _add_directory(self, item: PathArgument) -> None:
         root = os.path.realpath(item.path)
         for draft in self._drafts:
             if draft.root == root:
@@ -290,15 +290,15 @@ def _dataset(index: int, draft: _Draft, aliases: tuple[bytes, ...]) -> Dataset:
 def _select(item: Argument, roots: Roots, selections: dict[int, Selection]) -> None:
     if isinstance(item, PathList):
         return
-    directory = item.directory if isinstance(item, Glob) else item.path
+    directory = item.directory if isinstance(item, GlobArgument) else item.path
     name = b""
-    if isinstance(item, NamedPath) and not item.is_directory:
+    if isinstance(item, PathArgument) and not item.is_directory:
         directory, name = os.path.split(item.path)
     place = roots.locate(os.path.realpath(directory))
     if place is None or place[0] not in selections:
         return
     selection, below = selections[place[0]], place[1]
-    if isinstance(item, Glob):
+    if isinstance(item, GlobArgument):
         selection.globs.append((below, item.pattern))
     elif item.is_directory:
         selection.directories.append(below)

@@ -156,7 +156,7 @@ class FileNames:
         return replace(self, names=self.names[start:stop])
 
 
-Task = Directory | FileNames
+ScanTask = Directory | FileNames
 
 
 class WalkBounds:
@@ -190,7 +190,7 @@ def above(path: bytes) -> tuple[tuple[int, int], ...]:
 
 
 def list_directory(
-    task: Directory, root: bytes, findings: ScanFindings, push: Callable[[Task], None], bounds: WalkBounds
+    task: Directory, root: bytes, findings: ScanFindings, push: Callable[[ScanTask], None], bounds: WalkBounds
 ) -> int:
     """Lists a directory; returns how many entries it has."""
     path = join(root, task.path)
@@ -212,7 +212,7 @@ def list_directory(
         return 0
 
 
-def _sort_entries(entries: Iterator[os.DirEntry[bytes]], here: Directory, push: Callable[[Task], None]) -> int:
+def _sort_entries(entries: Iterator[os.DirEntry[bytes]], here: Directory, push: Callable[[ScanTask], None]) -> int:
     # This loop does not ask for types: where the file system does not list them, each costs an operation, in sequence.
     names: list[bytes] = []
     count = 0
@@ -228,7 +228,7 @@ def _sort_entries(entries: Iterator[os.DirEntry[bytes]], here: Directory, push: 
     return count
 
 
-def _descend(here: Directory, name: bytes, device: int | None, push: Callable[[Task], None]) -> None:
+def _descend(here: Directory, name: bytes, device: int | None, push: Callable[[ScanTask], None]) -> None:
     positions = here.pattern.into(here.positions, name)
     if positions:
         below = here.path + b"/" + name if here.path else name
@@ -236,7 +236,7 @@ def _descend(here: Directory, name: bytes, device: int | None, push: Callable[[T
 
 
 def look(
-    task: FileNames, start: int, stop: int, root: bytes, findings: ScanFindings, push: Callable[[Task], None]
+    task: FileNames, start: int, stop: int, root: bytes, findings: ScanFindings, push: Callable[[ScanTask], None]
 ) -> float:
     """Looks at some of the names; returns the median time of a look, which a preempted moment does not change."""
     prefix = join(root, task.parent)
@@ -282,7 +282,7 @@ def _takes(directory: Directory, name: bytes) -> bool:
     return directory.pattern.takes_file(directory.positions, name)
 
 
-def _follow(task: FileNames, name: bytes, root: bytes, device: int | None, push: Callable[[Task], None]) -> None:
+def _follow(task: FileNames, name: bytes, root: bytes, device: int | None, push: Callable[[ScanTask], None]) -> None:
     if task.directory is not None:
         _descend(task.directory, name, device, push)
     else:

@@ -26,7 +26,7 @@ from pathlib import Path
 from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.columns import LINK_FLAG, Columns
 from hpcstage.plan.dataset.roots import Roots, join, tidy
-from hpcstage.plan.types import Dataset, Entry
+from hpcstage.plan.types import Dataset, ManifestEntry
 from hpcstage.writing import replacing
 
 _MAGIC = b"hpcstage manifest\n\0\0\0\0\0\0"
@@ -77,7 +77,7 @@ class Manifest:
     # ---- making, saving, opening
 
     @classmethod
-    def build(cls, datasets: Sequence[Dataset], entries: Iterable[Entry] | Columns) -> Manifest:
+    def build(cls, datasets: Sequence[Dataset], entries: Iterable[ManifestEntry] | Columns) -> Manifest:
         """Makes a manifest in memory. It takes the first of entries with the same dataset and path. Columns are empty
         afterwards."""
         if isinstance(entries, Columns):
@@ -110,9 +110,9 @@ class Manifest:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def entry(self, file_id: int) -> Entry:
+    def entry(self, file_id: int) -> ManifestEntry:
         """Returns all that the manifest knows of a file."""
-        return Entry(
+        return ManifestEntry(
             dataset=self._of[file_id],
             path=self.path(file_id),
             size_bytes=self._sizes[file_id],
@@ -250,7 +250,7 @@ class Manifest:
             found.update(part)
         return found.hexdigest()
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[ManifestEntry]:
         """Yields all files by id."""
         return map(self.entry, range(len(self)))
 

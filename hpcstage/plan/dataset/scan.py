@@ -23,7 +23,7 @@ from hpcstage.plan.dataset.listing import (
     FileNames,
     Pattern,
     ScanFindings,
-    Task,
+    ScanTask,
     WalkBounds,
     above,
     list_directory,
@@ -60,7 +60,7 @@ class ScanResult:
 
 
 def scan(
-    data: Datasets,
+    datasets: Datasets,
     *,
     exclude: Sequence[bytes] = (),
     on_found: Callable[[int, int], None] = lambda _files, _bytes: None,
@@ -68,9 +68,9 @@ def scan(
     """Walks all datasets, except for the absolute directories of `exclude` (the run directory, the store). Calls
     `on_found` with the files and bytes that are found so far, a few times a second."""
     started = time.monotonic()
-    walk = _Walk(data, frozenset(exclude))
-    findings = walk.run(_first_tasks(data), on_found)
-    manifest = Manifest.build(data.datasets, findings.columns)
+    walk = _Walk(datasets, frozenset(exclude))
+    findings = walk.run(_first_tasks(datasets), on_found)
+    manifest = Manifest.build(datasets.all, findings.columns)
     seconds = time.monotonic() - started
     return ScanResult(
         manifest,
@@ -84,12 +84,12 @@ def scan(
     )
 
 
-def _first_tasks(data: Datasets) -> Iterator[Task]:
-    for index, dataset in enumerate(data.datasets):
+def _first_tasks(datasets: Datasets) -> Iterator[ScanTask]:
+    for index, dataset in enumerate(datasets.all):
         if dataset.kind is DatasetKind.DIRECTORY:
             yield Directory(index, b"", above(dataset.root), WHOLE, WHOLE.start)
             continue
-        selection = data.selections[index]
+        selection = datasets.selections[index]
         for path in selection.directories:
             yield Directory(index, path, above(join(dataset.root, path)), WHOLE, WHOLE.start)
         for path, text in selection.globs:
@@ -97,15 +97,15 @@ def _first_tasks(data: Datasets) -> Iterator[Task]:
             yield Directory(index, path, above(join(dataset.root, path)), pattern, pattern.start)
         if selection.files:
             yield FileNames(index, b"", list(selection.files), None)
-    yield from _tasks_of_lists(data)
+    yield from _tasks_of_lists(datasets)
 
 
-def _tasks_of_lists(data: Datasets) -> Iterator[Task]:
-    roots = Roots(data.datasets)
-    wanted = [dataset.kind is DatasetKind.FILES for dataset in data.datasets]
+def _tasks_of_lists(datasets: Datasets) -> Iterator[ScanTask]:
+    roots = Roots(datasets.all)
+    wanted = [dataset.kind is DatasetKind.FILES for dataset in datasets.all]
     if not any(wanted):
         return
-    for item in data.lists:
+    for item in datasets.lists:
         batches: dict[int, list[bytes]] = {}
         for path in item.paths:
             place = roots.locate(path)
@@ -122,11 +122,11 @@ def _tasks_of_lists(data: Datasets) -> Iterator[Task]:
 class _Walk:
     """A stack of tasks and the threads that work on it."""
 
-    def __init__(self, data: Datasets, exclude: frozenset[bytes]) -> None:
-        self._roots = [dataset.root for dataset in data.datasets]
+    def __init__(self, datasets: Datasets, exclude: frozenset[bytes]) -> None:
+        self._roots = [dataset.root for dataset in datasets.all]
         self._bounds = WalkBounds(exclude)
-        self._tasks: deque[Task] = deque()
-        self._feed: Iterator[Task] = iter(())
+        self._tasks: deque[ScanTask] = deque()
+        self._feed: Iterator[ScanTask] = iter(())
         self._busy = 0
         self._lost_s = 0.0
         self._most_threads = MOST_THREADS
@@ -140,7 +140,7 @@ class _Walk:
     def workers_started(self) -> int:
         return len(self._threads)
 
-    def run(self, tasks: Iterator[Task], on_found: Callable[[int, int], None]) -> ScanFindings:
+    def run(self, tasks: Iterator[ScanTask], on_found: Callable[[int, int], None]) -> ScanFindings:
         """Works until no task is left; the threads are daemon threads, so a hung source cannot keep the process."""
         self._feed = tasks
         with self._changed:
@@ -188,7 +188,7 @@ class _Walk:
                 self._failure = error
                 self._changed.notify_all()
 
-    def _take(self) -> Task | None:
+    def _take(self) -> ScanTask | None:
         with self._changed:
             while self._failure is None:
                 task = self._tasks.pop() if self._tasks else next(self._feed, None)
@@ -222,7 +222,7 @@ class _Walk:
                 self._start_worker()
             return True
 
-    def _push(self, task: Task) -> None:
+    def _push(self, task: ScanTask) -> None:
         with self._changed:
             if isinstance(task, Directory):
                 self._tasks.appendleft(task)
@@ -230,7 +230,7 @@ class _Walk:
                 self._tasks.append(task)
             self._changed.notify()
 
-    def _do(self, task: Task, findings: ScanFindings) -> None:
+    def _do(self, task: ScanTask, findings: ScanFindings) -> None:
         root = self._roots[task.dataset]
         started = time.monotonic()
         if isinstance(task, Directory):
