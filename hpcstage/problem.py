@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+NOT_PYTHON = "not-python"
+"""The command is a program that is not Python, and names none that is."""
+
 
 @dataclass(frozen=True)
 class Problem:

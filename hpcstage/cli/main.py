@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcstage import __version__, extras, stderr
+from hpcstage.cli.command import Group
 from hpcstage.errors import HpcstageError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ INTERRUPTED = 130
 _STDOUT = 1
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """A group that knows its commands by name and imports only the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -113,6 +114,8 @@ def run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except KeyboardInterrupt:
         return INTERRUPTED
+    except click.NoSuchOption as error:
+        return _say(f"no such option {error.option_name!r} (see hpcstage --help)", error.exit_code)
     except click.ClickException as error:
         return _say(error.format_message(), error.exit_code)
     except HpcstageError as error:

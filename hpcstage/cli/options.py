@@ -14,7 +14,7 @@ from hpcstage.config import SETTINGS, Setting, parse
 from hpcstage.config.parse import Parser
 from hpcstage.errors import UsageError
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 _FIGURES: tuple[tuple[str, str, Parser, str, str], ...] = (
     ("--epochs", "epochs", parse.whole(1, 1_000_000), "N", "How often the program reads the dataset."),
@@ -31,16 +31,14 @@ _FIGURES: tuple[tuple[str, str, Parser, str, str], ...] = (
 )  # fmt: skip
 """Option, name of the figure, how it is read, metavar, help."""
 
-_SHARED = frozenset({"dataset", "disk", "copy", "nodes"})
 
-
-def dataset_options(command: Command) -> Command:
+def dataset_options(command: Decorated) -> Decorated:
     """Adds the options that `run` and `plan` take: datasets, order, local disk, copying, nodes; and
     `common_options`."""
-    return _with((s for s in SETTINGS if s.group in _SHARED), common_options(command))
+    return _with((s for s in SETTINGS if s.is_planned), common_options(command))
 
 
-def figure_options(command: Command) -> Command:
+def figure_options(command: Decorated) -> Decorated:
     """Adds the options by which `plan` is told the figures of its forecast, under their names in `plan.types`."""
     for flag, name, parser, metavar, text in reversed(_FIGURES):
         callback = _figure(parser)
@@ -65,17 +63,17 @@ def _figure(parser: Parser) -> Callable[[click.Context, click.Parameter, str | N
     return read
 
 
-def run_options(command: Command) -> Command:
+def run_options(command: Decorated) -> Decorated:
     """Adds the options that only `run` takes."""
-    return _with((s for s in SETTINGS if s.group not in _SHARED), command)
+    return _with((s for s in SETTINGS if not s.is_planned), command)
 
 
-def all_options(command: Command) -> Command:
+def all_options(command: Decorated) -> Decorated:
     """Adds all settings, and `common_options`."""
     return _with(SETTINGS, common_options(command))
 
 
-def common_options(command: Command) -> Command:
+def common_options(command: Decorated) -> Decorated:
     """Adds `--config`, `-v` and `-q`."""
     command = click.option("-q", "--quiet", is_flag=True, help="Print errors only.")(command)
     command = click.option("-v", "--verbose", is_flag=True, help="Also print what hpcstage decides, and why.")(command)
@@ -83,13 +81,13 @@ def common_options(command: Command) -> Command:
     return click.option("--config", metavar="FILE", help=text)(command)
 
 
-def _with(settings: Iterable[Setting], command: Command) -> Command:
+def _with(settings: Iterable[Setting], command: Decorated) -> Decorated:
     for setting in reversed(list(settings)):
         command = _option(setting)(command)
     return command
 
 
-def _option(setting: Setting) -> Callable[[Command], Command]:
+def _option(setting: Setting) -> Callable[[Decorated], Decorated]:
     default = ", ".join(setting.default) if isinstance(setting.default, tuple) else setting.default
     shown = f"{setting.help}  [{setting.env}; default: {default}]" if default else f"{setting.help}  [{setting.env}]"
     if setting.is_switch:

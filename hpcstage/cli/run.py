@@ -7,11 +7,13 @@ from typing import Any
 
 import click
 
+from hpcstage.cli.command import Command
 from hpcstage.cli.options import dataset_options, run_options
 
 
 @click.command(
     "run",
+    cls=Command,
     context_settings={"allow_interspersed_args": False},
     short_help="Run a command with its datasets staged to the node-local disk.",
 )

@@ -6,6 +6,8 @@ from __future__ import annotations
 from hpcstage import stderr
 
 _verbosity = 0
+_warned: set[str] = set()
+"""What was warned of already, with what to do."""
 
 
 def set_verbosity(verbosity: int) -> None:
@@ -27,7 +29,8 @@ def info(text: str) -> None:
 
 def warn(text: str) -> None:
     """Prints a warning; not with -q."""
-    if _verbosity >= 0:
+    if _verbosity >= 0 and text not in _warned:
+        _warned.add(text)
         _write(text)
 
 
@@ -37,10 +40,11 @@ def error(text: str) -> None:
 
 
 def result(lines: list[str]) -> None:
-    """Prints the short report at the end; not with -q."""
+    """Prints the short report at the end, without what was warned of before; not with -q."""
     if _verbosity >= 0:
         for line in lines:
-            _write(line)
+            if line.partition(": ")[2] not in _warned:
+                _write(line)
 
 
 def _write(text: str) -> None:
