@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import click
 
+from hpcstage.config.model import BY_KEY, GROUPS, SETTINGS
 from hpcstage.config.parse import nearest
 from hpcstage.errors import UsageError
 
@@ -54,6 +55,46 @@ class Group(click.Group):
         if "run" in names and not nearest(word, names, _SHORT) and shutil.which(word):
             raise UsageError(f"no such command {word!r}", f"did you mean hpcstage run -- {word} ...?")
         raise _unknown("command", word, names, f"commands: {', '.join(names)}", _SHORT)
+
+
+class RunCommand(Command):
+    """`run`: its help explains the common options and names the others; that of --help-all explains all."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Returns all parameters, and --help-all."""
+        return [*super().get_params(ctx), _HELP_ALL]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the common options, then the groups in which the settings are declared."""
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        rows = {one.name: row for one in options if (row := one.get_help_record(ctx))}
+        common = [setting.key for setting in SETTINGS if setting.is_common]
+        common += [name for name in rows if name not in BY_KEY]
+        with formatter.section("Common options"):
+            formatter.write_dl([rows[name] for name in common])
+        explains = _HELP_ALL.name in ctx.meta
+        for group in GROUPS:
+            rest = [setting for setting in SETTINGS if setting.group == group and not setting.is_common]
+            with formatter.section(group):
+                if explains:
+                    formatter.write_dl([rows[setting.key] for setting in rest])
+                else:
+                    formatter.write_text("  ".join(setting.flag for setting in rest))
+        if not explains:
+            formatter.write_paragraph()
+            formatter.write_text("`hpcstage run --help-all` explains these, too.")
+
+
+def _help_all(ctx: click.Context, option: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not ctx.resilient_parsing:
+        ctx.meta[option.name or ""] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+_HELP_ALL = click.Option(
+    ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_help_all, help="Explain all options."
+)
 
 
 def flags(command: click.Command, ctx: click.Context) -> list[str]:

@@ -7,19 +7,19 @@ from typing import Any
 
 import click
 
-from hpcstage.cli.command import Command
+from hpcstage.cli.command import RunCommand
 from hpcstage.cli.options import dataset_options, run_options
 
 
 @click.command(
     "run",
-    cls=Command,
+    cls=RunCommand,
     context_settings={"allow_interspersed_args": False},
     short_help="Run a command with its datasets staged to the node-local disk.",
 )
 @dataset_options
 @run_options
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARGUMENT]...")
 def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
     """Run COMMAND, and copy its datasets to the node-local disk meanwhile, in the order in which COMMAND reads them.
 
@@ -27,7 +27,6 @@ def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> i
     hpcstage run --data /lustre/imagenet/train -- python train.py --data /lustre/imagenet/train
     hpcstage run --data @list.txt --mode upfront -- python train.py
     hpcstage run --data /lustre/imagenet --out results/r7 -- python train.py --output-dir {out}
-
     hpcstage run --checkpoint ckpt/r7 -- python train.py --save-dir {checkpoint}
 
     With --join there is no COMMAND: it is that of the training.

@@ -20,7 +20,7 @@ DISK_VARIABLES = (
 """Variables in which schedulers and sites name the job's directory on the local disk, the best first."""
 
 
-GROUPS = ("Datasets", "Local disk", "Several nodes", "Output files", "Checkpoints", "Elastic training", "The run")
+GROUPS = ("Datasets", "Local copies", "Several nodes", "Output files", "Checkpoints", "Elastic training", "The run")
 """The headings below which `hpcstage run --help` shows the settings, in its order."""
 
 
@@ -121,7 +121,7 @@ class Config:
         "stage), or auto (what the scheduler made for the job).",
         metavar="DIR|$VAR|ram|none|auto",
         more=f"auto takes the first that is set of {', '.join(DISK_VARIABLES)}; without a scheduler ${{TMPDIR:-/tmp}}.",
-        group="Local disk",
+        group="Local copies",
         is_common=True,
         is_planned=True,
     )
@@ -134,7 +134,7 @@ class Config:
         metavar="SIZE|N%[,INODES]",
         more="A job that has some of the node's processors gets the same share of what is free, unless its "
         "directory has a quota or a file system of its own.",
-        group="Local disk",
+        group="Local copies",
         is_common=True,
         is_planned=True,
     )
@@ -145,7 +145,7 @@ class Config:
         "Most bytes per second that the whole job copies from the source ahead of the program, such as 500MB. What "
         "the program waits for is copied at once, as it would read it there itself, and counts.",
         metavar="SIZE|none",
-        group="Datasets",
+        group="Local copies",
         is_planned=True,
     )
     placement: str = _choice(
@@ -200,7 +200,7 @@ class Config:
         ("auto", "native", "python", "off"),
         "How opens are redirected to the local copies: native (C "
         "extension), python (patched functions), auto (the first that works), off.",
-        group="Datasets",
+        group="Local copies",
     )
     drain_s: float = _declare(
         "drain",
