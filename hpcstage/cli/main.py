@@ -25,6 +25,7 @@ COMMANDS = {
     "run": "hpcstage.cli.run:run",
     "plan": "hpcstage.cli.plan:plan",
     "report": "hpcstage.cli.report:report",
+    "script": "hpcstage.cli.script:script",
     "clean": "hpcstage.cli.clean:clean",
     "checkpoint": "hpcstage.cli.checkpoint:checkpoint",
     "config": "hpcstage.cli.config:config",

@@ -32,6 +32,9 @@ _FIGURES: tuple[tuple[str, str, Parser, str, str], ...] = (
 """Option, name of the figure, how it is read, metavar, help."""
 
 
+_SCRIPTED = [s for s in SETTINGS if (s.is_common or s.is_planned) and s.key not in ("nodes", "elastic")]
+
+
 def dataset_options(command: Decorated) -> Decorated:
     """Adds the options that `run` and `plan` take: datasets, order, local disk, copying, nodes; and
     `common_options`."""
@@ -66,6 +69,22 @@ def _figure(parser: Parser) -> Callable[[click.Context, click.Parameter, str | N
 def run_options(command: Decorated) -> Decorated:
     """Adds the options that only `run` takes."""
     return _with((s for s in SETTINGS if not s.is_planned), command)
+
+
+def script_options(command: Decorated) -> Decorated:
+    """Adds the options that a job script passes on to `run`, and `--config`."""
+    text = "Settings of the runs: this YAML file."
+    return _with(_SCRIPTED, click.option("--config", metavar="FILE", help=text)(command))
+
+
+def words_of(given: Mapping[str, Any]) -> list[str]:
+    """Returns the options of `script_options` that were given, as words for `run`."""
+    found = [] if given["config"] is None else ["--config", str(given["config"])]
+    for setting in _SCRIPTED:
+        value = given[setting.key]
+        for one in value if setting.repeats else [value]:
+            found += [] if one is None else [setting.flag, str(one)]
+    return found
 
 
 def all_options(command: Decorated) -> Decorated:
