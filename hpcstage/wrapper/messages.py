@@ -21,9 +21,14 @@ def is_quiet() -> bool:
     return _verbosity < 0
 
 
+def tells_decisions() -> bool:
+    """Returns whether decisions are printed."""
+    return _verbosity > 0
+
+
 def info(text: str) -> None:
     """Prints a decision; only with -v."""
-    if _verbosity > 0:
+    if tells_decisions():
         _write(text)
 
 

@@ -147,7 +147,11 @@ class Session:
                 of_disk = [where + warning for warning in local.warnings]
                 for warning in (*job.notes, *of_disk, *together.warnings(config, job, local), *notices):
                     messages.warn(warning)
-                messages.info(f"staging below {local.path} ({local.why})")
+                if messages.tells_decisions():
+                    from hpcstage.wrapper import decisions
+
+                    for line in decisions.before(config, data, job, local, group, part.direct_why):
+                        messages.info(line)
             session = cls(
                 config, control.ClaimedNode(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock
             )
