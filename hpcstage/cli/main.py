@@ -99,6 +99,10 @@ def cli(context: click.Context) -> None:
     """Make the disk inside each compute node work for your training job.
 
     Put `hpcstage run --data DATASET --` in front of the command that trains.
+
+    \b
+    Completions (bash; also zsh, fish):  eval "$(_HPCSTAGE_COMPLETE=bash_source hpcstage)"
+    Man pages, from a clone:             scripts/man.py ~/.local/share/man/man1
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

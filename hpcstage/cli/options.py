@@ -6,13 +6,16 @@ A command that is decorated gets its values by key (None: not given), ready for 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from hpcstage.config import SETTINGS, Setting, parse
 from hpcstage.config.parse import Parser
 from hpcstage.errors import UsageError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -111,7 +114,7 @@ def _option(setting: Setting) -> Callable[[Decorated], Decorated]:
     shown = f"{setting.help}  [{setting.env}; default: {default}]" if default else f"{setting.help}  [{setting.env}]"
     if setting.is_switch:
         return click.option(f"{setting.flag}/--no-{setting.flag[2:]}", setting.key, default=None, help=shown)
-    complete = _completer(setting.choices) if setting.choices else None
+    complete = _completer(setting.choices) if setting.choices else complete_path if _is_path(setting) else None
     # The value stays text: `load` checks it in the same way wherever it comes from. No default: None is "not given".
     return click.option(
         setting.flag,
@@ -122,6 +125,17 @@ def _option(setting: Setting) -> Callable[[Decorated], Decorated]:
         shell_complete=complete,
         help=shown,
     )
+
+
+def _is_path(setting: Setting) -> bool:
+    return setting.is_path or setting.metavar.startswith("DIR")
+
+
+def complete_path(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Leaves it to the shell to complete a path."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(typed, type="file")]
 
 
 def _completer(choices: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], list[str]]:

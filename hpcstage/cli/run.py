@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from hpcstage.cli.command import RunCommand
-from hpcstage.cli.options import dataset_options, run_options
+from hpcstage.cli.options import complete_path, dataset_options, run_options
 
 
 @click.command(
@@ -19,7 +19,9 @@ from hpcstage.cli.options import dataset_options, run_options
 )
 @dataset_options
 @run_options
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARGUMENT]...")
+@click.argument(
+    "command", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_path, metavar="-- COMMAND [ARGUMENT]..."
+)
 def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
     """Run COMMAND, and copy its datasets to the node-local disk meanwhile, in the order in which COMMAND reads them.
 

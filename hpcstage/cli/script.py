@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hpcstage.cli.command import Command
-from hpcstage.cli.options import script_options
+from hpcstage.cli.options import complete_path, script_options
 
 _ONE = click.IntRange(min=1)
 
@@ -44,7 +44,9 @@ _ONE = click.IntRange(min=1)
     help="A shell line before the command, such as 'module load cuda'. Repeatable.",
 )
 @script_options
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARGUMENT]...")
+@click.argument(
+    "command", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_path, metavar="-- COMMAND [ARGUMENT]..."
+)
 def script(scheduler: str, command: tuple[str, ...], **given: Any) -> int:  # noqa: ANN401  click hands over what was typed
     """Print a job script that runs COMMAND under `hpcstage run`, made of those in jobscripts/.
 
