@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import Any
 
 import click
@@ -54,6 +55,9 @@ def run(command: tuple[str, ...], verbose: bool, quiet: bool, **given: Any) -> i
     config = load(given, os.environ, inherited.directory())
     if not command and config.join is None:
         raise UsageError("no command is given", "write it behind `--`: hpcstage run ... -- python train.py")
+    if "--" in command and shutil.which(command[0]) is None:
+        fix = "repeat --data for each path, or put quotes around a pattern: --data '*.tar'"
+        raise UsageError(f"{command[0]!r} in front of `--` belongs to no option", fix)
     if command and config.join is not None:
         raise UsageError("--join starts the command of the training", "leave `-- COMMAND` out")
     return launch(command, config, verbose - quiet)

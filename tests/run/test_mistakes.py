@@ -63,6 +63,20 @@ def test_the_placeholder_is_no_directory(hpcstage: Hpcstage, make_tree: Tree, ke
     assert line.startswith(f"hpcstage: --{key} {{{key}}} names what stands for the local directory in the command")
 
 
+@pytest.mark.parametrize("words", [["data"], ["--data", "data", "more.tar"]])
+def test_words_that_belong_to_no_option(hpcstage: Hpcstage, make_tree: Tree, words: list[str]) -> None:
+    (hpcstage.cwd / "data").symlink_to(make_tree("there"))
+    (line,) = said(hpcstage, "run", *words, "--", "true", code=2)
+    assert line.startswith(
+        f"hpcstage: '{words[-1]}' in front of `--` belongs to no option (repeat --data for each path"
+    )
+
+
+def test_a_command_with_dashes_of_its_own(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    done = hpcstage("run", "--data", make_tree(), "--", "echo", "a", "--", "b")
+    assert (done.returncode, done.stdout) == (0, b"a -- b\n")
+
+
 def test_quotes_around_the_command(hpcstage: Hpcstage, make_tree: Tree) -> None:
     *_, line = said(hpcstage, "run", "--data", make_tree(), "--", "python t.py", code=127)
     assert line.endswith("No such file or directory (leave the quotes around the command out: -- python t.py)")
