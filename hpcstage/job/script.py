@@ -13,7 +13,9 @@ from pathlib import Path
 
 from hpcstage.errors import UsageError
 
-TEMPLATES = Path(__file__).parent.parent / "jobscripts"
+_PLACES = [Path(__file__).parents[up] / "jobscripts" for up in (1, 2)]
+TEMPLATES = next((path for path in _PLACES if path.is_dir()), _PLACES[0])
+"""`jobscripts/`, of which a wheel has a copy in the package."""
 SCHEDULERS = ("slurm", "pbs", "gridengine")
 MARKS = {"slurm": "#SBATCH", "pbs": "#PBS", "gridengine": "#$"}
 SUBMIT = {"slurm": "sbatch", "pbs": "qsub", "gridengine": "qsub"}
