@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NOT_PYTHON = "not-python"
-"""The command is a program that is not Python, and names none that is."""
+NO_PYTHON = "hpcstage serves Python programs, and saw none in the command: what others read comes from the source"
+"""What is said at the end of such a run, unless the wrapper said as much at its start."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from hpcstage import stderr
 
 _verbosity = 0
 _warned: set[str] = set()
-"""What was warned of already, with what to do."""
+"""What was warned of already, with what to do; or the beginning of it."""
 
 
 def set_verbosity(verbosity: int) -> None:
@@ -32,10 +32,10 @@ def info(text: str) -> None:
         _write(text)
 
 
-def warn(text: str) -> None:
-    """Prints a warning; not with -q."""
+def warn(text: str, *, says_too: str = "") -> None:
+    """Prints a warning, once; not with -q. It makes the beginning of another superfluous, `says_too`."""
     if _verbosity >= 0 and text not in _warned:
-        _warned.add(text)
+        _warned.update(filter(None, (text, says_too)))
         _write(text)
 
 
@@ -48,7 +48,7 @@ def result(lines: list[str]) -> None:
     """Prints the short report at the end, without what was warned of before; not with -q."""
     if _verbosity >= 0:
         for line in lines:
-            if line.partition(": ")[2] not in _warned:
+            if not line.partition(": ")[2].startswith(tuple(_warned)):
                 _write(line)
 
 

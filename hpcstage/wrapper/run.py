@@ -22,7 +22,7 @@ from hpcstage import inherited
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError, NoLocalDir, NotStarted, UsageError
 from hpcstage.plan.dataset import datasets as plan_datasets
-from hpcstage.problem import NOT_PYTHON, Problem
+from hpcstage.problem import NO_PYTHON, Problem
 from hpcstage.wrapper import closing, messages
 from hpcstage.wrapper.child import Child, Signals, finish
 from hpcstage.wrapper.facts import Clock, leave_word
@@ -183,7 +183,7 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
     with _warning("cannot note that the command runs"):
         session.started(child.pid)
         if session.config.data and session.mode != "direct" and session.is_first:
-            _say_who_is_served(command, session)
+            _say_who_is_served(command)
     status = child.wait(_watch_of(session))
     with _warning("cannot end this run cleanly"):
         session.ended()
@@ -195,7 +195,7 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
     return status
 
 
-def _say_who_is_served(command: Sequence[str], session: Session) -> None:
+def _say_who_is_served(command: Sequence[str]) -> None:
     """Says that programs that are not Python are not served, where the command is one and names no other program."""
     path = shutil.which(command[0])
     names_others = any(map(_may_be_program, command[1 : 1 + _MOST_WORDS]))
@@ -204,9 +204,8 @@ def _say_who_is_served(command: Sequence[str], session: Session) -> None:
     with contextlib.suppress(OSError), open(path, "rb") as file:
         if file.read(4) == b"\x7fELF":
             name, served = os.path.basename(path), "hpcstage serves the Python programs that it starts"
-            problem = Problem(NOT_PYTHON, f"{name} is not Python: {served}, and what others read comes from the source")
-            messages.warn(problem.text)
-            session.part.problems.append(problem)
+            text = f"{name} is not Python: {served}, and what others read comes from the source"
+            messages.warn(text, says_too=NO_PYTHON)
 
 
 def _may_be_program(word: str) -> bool:

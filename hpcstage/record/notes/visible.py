@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcstage.problem import NOT_PYTHON
+from hpcstage.problem import NO_PYTHON
 from hpcstage.protocol.shim import PYTHON_SLOTS_FROM, SLOTS
 from hpcstage.record.figures.counts import DIRECT_LAYER, UNSEEN_LAYERS
 from hpcstage.record.parts.roster import Presence
@@ -52,11 +52,9 @@ def nothing_attached(record: Record) -> Iterator[Note]:
     if record.coverage.processes_missed:
         severity = Severity.ERROR if record.run.stages else Severity.WARNING
         text = "no Python process of the command attached: what it read came from the source, and was not measured"
-    elif any(problem.id == NOT_PYTHON for problem in record.problems):
-        return
     else:
         severity = Severity.WARNING
-        text = "hpcstage serves Python programs, and saw none in the command: what others read comes from the source"
+        text = NO_PYTHON
     yield Note("nothing-attached", severity, text, remedy)
 
 
