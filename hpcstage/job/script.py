@@ -67,14 +67,13 @@ def job_script(wanted: JobWanted, made_by: Sequence[str]) -> str:
     text = (TEMPLATES / f"{_template(wanted)}.sh").read_text(encoding="utf-8")
     if wanted.scheduler == "slurm" and wanted.saves:
         text = _requeued(text)
-    text = _DATA.sub("", _directives(text, wanted))
-    run = next(_RUN.finditer(text))
-    text = text[: run.start()] + _run(run[0], wanted) + text[run.end() :]
     if any("\n" in line for line in wanted.setup):
         raise UsageError("--setup holds several lines", "repeat --setup for each line")
-    text = text.replace(_ACTIVATE, "".join(f"{line}\n" for line in wanted.setup))
+    text = _DATA.sub("", _directives(_of_size(text, wanted), wanted))
+    run = next(_RUN.finditer(text))
+    before = text[: run.start()].replace(_ACTIVATE, "".join(f"{line}\n" for line in wanted.setup))
     head = f"#!/bin/bash\n# Made by: {join(made_by)}\n# Submit with: {SUBMIT[wanted.scheduler]} FILE\n"
-    return _HEADING.sub(lambda _: head, _of_size(text, wanted), count=1)
+    return _HEADING.sub(lambda _: head, before, count=1) + _run(run[0], wanted) + text[run.end() :]
 
 
 def quote(word: str) -> str:
@@ -110,16 +109,11 @@ def _requeued(text: str) -> str:
 def _run(line: str, wanted: JobWanted) -> str:
     """Returns the line that runs hpcstage, with the launcher that the template has in front of its command."""
     words = line.replace("\\\n", "").split(" -- ", 1)[1]
-    launcher = re.sub(_COMMAND, "", words)
-    command = wanted.command
-    if '"${TORCHRUN[@]}"' in launcher:
-        command = command[1:]
-    front = "exec " if line.startswith("exec ") else ""
-    behind = " &" if line.endswith("&") else ""
-    options = "".join(f" {quote(word)}" for word in wanted.options)
-    return f"{front}hpcstage run{options} -- {' '.join(launcher.split())} {join(command)}{behind}".replace(
-        "--  ", "-- "
-    )
+    launcher = re.sub(_COMMAND, "", words).split()
+    command = wanted.command[1:] if '"${TORCHRUN[@]}"' in launcher else wanted.command
+    front, behind = ["exec"] * line.startswith("exec "), ["&"] * line.endswith("&")
+    options = map(quote, wanted.options)
+    return " ".join([*front, "hpcstage", "run", *options, "--", *launcher, *map(quote, command), *behind])
 
 
 def _of_size(text: str, wanted: JobWanted) -> str:

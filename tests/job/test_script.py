@@ -14,7 +14,22 @@ from hypothesis import strategies as st
 
 from hpcstage.job.script import MARKS, quote
 
-HOSTILE = ["a b", "it's", '"q"', "$HOME", "`id`", "a\n#$ -l h_rt=1\n#SBATCH -n9", "back\\slash", "*", "{out}", "é", ""]
+HOSTILE = [
+    "a b",
+    "it's",
+    '"q"',
+    "$HOME",
+    "`id`",
+    "a\n#$ -l h_rt=1\n#SBATCH -n9",
+    "back\\slash",
+    "*",
+    "{out}",
+    "é",
+    "--  x",
+    "NHOSTS * 4 ${GPUS:-4} ppr:4:node",
+    "source .venv/bin/activate\n",
+    "",
+]
 VENV = "it's $HOME"
 ALL = ("slurm", "pbs", "gridengine")
 
