@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from conftest import Hpcstage
+from slowsource import NEEDS, slow_source
+
+from hpcstage.emulator import Settings
 
 Tree = Callable[..., Path]
 HOST = os.uname().nodename
@@ -112,6 +115,23 @@ def test_a_local_directory_that_is_missing(hpcstage: Hpcstage, make_tree: Tree) 
     env = {"HPCSTAGE_LOCAL_DIR": "auto", "TMPDIR": "/nowhere"}
     lines = said(hpcstage, "run", "--data", make_tree(), "--", "true", code=0, env=env)
     assert lines[0] == "hpcstage: $TMPDIR=/nowhere does not exist: using /tmp instead; --local-dir names another"
+
+
+@pytest.mark.parametrize(
+    ("job", "front", "behind"),
+    [
+        pytest.param("", "", ": using /tmp instead; --local-dir names another", marks=NEEDS),
+        pytest.param("4711", f"{HOST}: no node-local directory: ", " (ask the scheduler for local disk", marks=NEEDS),
+    ],
+)
+def test_a_local_directory_on_a_network(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, job: str, front: str, behind: str
+) -> None:
+    with slow_source(tmp_path / "behind", Settings()) as slow:
+        env = {"HPCSTAGE_LOCAL_DIR": "auto", "TMPDIR": str(slow.path), "SLURM_JOB_ID": job}
+        line, *_ = said(hpcstage, "run", "--data", make_tree(), "--", "true", code=0, env=env)
+        why = f"$TMPDIR={slow.path} is on fuse.slowfs, a network file system"
+        assert line.startswith(f"hpcstage: {front}{why}{behind}")
 
 
 @pytest.mark.parametrize(
