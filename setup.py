@@ -1,5 +1,5 @@
-"""Builds the C extensions where a compiler is at hand, and puts the page that explains the report into the package.
-Owns nothing else: the metadata is in pyproject.toml.
+"""Builds the C extensions where a compiler is at hand, and puts the page that explains the report and the job
+scripts into the package. Owns nothing else: the metadata is in pyproject.toml.
 
 All extensions are optional: without a compiler the package installs without them, and their Python forms are used.
 Where the variable HPCSTAGE_REQUIRE_NATIVE is set, as in CI, an extension that cannot be built is an error. They
@@ -64,13 +64,16 @@ EXTENSIONS = [
 
 
 class WithPage(build_py):
-    """Copies the page that explains the report into the package, where an installed report finds it."""
+    """Copies the page that explains the report, and the job scripts, into the package: what is installed finds them
+    there."""
 
     def run(self) -> None:
-        """Builds; nothing is copied into a clone that is installed in place, which has docs/."""
+        """Builds; nothing is copied into a clone that is installed in place, which has both."""
         super().run()
         if not self.editable_mode:
-            shutil.copyfile("docs/report.md", Path(self.build_lib) / "hpcstage" / "report" / "report.md")
+            package = Path(self.build_lib) / "hpcstage"
+            shutil.copyfile("docs/report.md", package / "report" / "report.md")
+            shutil.copytree("jobscripts", package / "jobscripts", dirs_exist_ok=True)
 
 
 setup(

@@ -64,7 +64,7 @@ class LocalDiskProblem(NotStarted):
     """The node-local directory cannot be used; the message names the host."""
 
     def __init__(self, what: str, remedy: str = "") -> None:
-        super().__init__(f"{what} on {os.uname().nodename}", remedy)
+        super().__init__(f"{os.uname().nodename}: {what}", remedy)
 
 
 class NoLocalDir(LocalDiskProblem):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+NO_PYTHON = "hpcstage serves Python programs, and saw none in the command: what others read comes from the source"
+"""What is said at the end of such a run, unless the wrapper said as much at its start."""
+
 
 @dataclass(frozen=True)
 class Problem:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcstage.cli.options import Command
+from hpcstage.cli.command import Group
+from hpcstage.cli.options import Decorated
 
 if TYPE_CHECKING:
     from hpcstage.wrapper.checkpointcommand import FoundCheckpoints
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _DAMAGED = 1
 
 
-def _place_options(command: Command) -> Command:
+def _place_options(command: Decorated) -> Decorated:
     command = click.option(
         "--local-dir", "local_dir", metavar="DIR|$VAR|ram|auto", help="The node-local directory of these runs."
     )(command)
@@ -26,7 +27,7 @@ def _place_options(command: Command) -> Command:
     return click.argument("directory", metavar="DIR")(command)
 
 
-@click.group("checkpoint", short_help="List, verify or restore checkpoints of --checkpoint DIR.")
+@click.group("checkpoint", cls=Group, short_help="List, verify or restore checkpoints of --checkpoint DIR.")
 def checkpoint() -> None:
     """List, verify or restore the checkpoints of a DIR of `hpcstage run --checkpoint DIR`.
 

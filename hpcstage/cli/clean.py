@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
+from hpcstage.cli.command import Command
 from hpcstage.cli.options import common_options
 
 
-@click.command("clean", short_help="Remove what killed runs left on this node, and drain their files.")
+@click.command("clean", cls=Command, short_help="Remove what killed runs left on this node, and drain their files.")
 @click.option(
     "--drain", is_flag=True, help="Copy what killed runs left to the directories of their --out and --checkpoint."
 )

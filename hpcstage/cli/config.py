@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcstage.cli.command import Group
 from hpcstage.cli.options import all_options
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
 
 
-@click.group("config", invoke_without_command=True, short_help="Show every setting, its value and where it comes from.")
+@click.group(
+    "config",
+    cls=Group,
+    invoke_without_command=True,
+    short_help="Show every setting, its value and where it comes from.",
+)
 @click.pass_context
 def config(context: click.Context) -> None:
     """Settings: the first source in this list that sets a value wins.

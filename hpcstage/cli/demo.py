@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from hpcstage.cli.command import Command
 
-@click.command("demo", short_help="Show what staging does, on this machine, in under two minutes.")
+
+@click.command("demo", cls=Command, short_help="Show what staging does, on this machine, in under two minutes.")
 @click.option(
     "--files", type=click.IntRange(min=20), default=500, show_default=True, help="Files in the dataset, 100 kB each."
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from hpcstage.cli.command import Command
 from hpcstage.errors import UsageError
 from hpcstage.node import shimdir
 from hpcstage.writing import replace_text
@@ -31,7 +32,9 @@ _ASK = (
 )
 
 
-@click.command("install-hook", short_help="Serve Pythons of this environment whose PYTHONPATH a script sets anew.")
+@click.command(
+    "install-hook", cls=Command, short_help="Serve Pythons of this environment whose PYTHONPATH a script sets anew."
+)
 @click.option(
     "--python",
     default="python3",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcstage import __version__, extras, stderr
+from hpcstage.cli.command import Group
 from hpcstage.errors import HpcstageError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ COMMANDS = {
     "run": "hpcstage.cli.run:run",
     "plan": "hpcstage.cli.plan:plan",
     "report": "hpcstage.cli.report:report",
+    "script": "hpcstage.cli.script:script",
     "clean": "hpcstage.cli.clean:clean",
     "checkpoint": "hpcstage.cli.checkpoint:checkpoint",
     "config": "hpcstage.cli.config:config",
@@ -34,7 +36,7 @@ INTERRUPTED = 130
 _STDOUT = 1
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """A group that knows its commands by name and imports only the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -97,6 +99,10 @@ def cli(context: click.Context) -> None:
     """Make the disk inside each compute node work for your training job.
 
     Put `hpcstage run --data DATASET --` in front of the command that trains.
+
+    \b
+    Completions (bash; also zsh, fish):  eval "$(_HPCSTAGE_COMPLETE=bash_source hpcstage)"
+    Man pages, from a clone:             scripts/man.py ~/.local/share/man/man1
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -113,6 +119,8 @@ def run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except KeyboardInterrupt:
         return INTERRUPTED
+    except click.NoSuchOption as error:
+        return _say(f"no such option {error.option_name!r} (see hpcstage --help)", error.exit_code)
     except click.ClickException as error:
         return _say(error.format_message(), error.exit_code)
     except HpcstageError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcstage import inherited, stderr
+from hpcstage.cli.command import Command
 from hpcstage.cli.options import dataset_options, figure_options, figures
 from hpcstage.errors import UsageError
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from hpcstage.preview.plan import Plan
 
 
-@click.command("plan", short_help="Show what would be copied in which order, whether it fits and what it gains.")
+@click.command(
+    "plan", cls=Command, short_help="Show what would be copied in which order, whether it fits and what it gains."
+)
 @dataset_options
 @figure_options
 @click.option("--limit", type=click.IntRange(min=0), help="Rows of the table (default 20; with --json: none).")

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import click
 
+from hpcstage.cli.command import Command
 
-@click.command("report", short_help="Show what a run did.")
+
+@click.command("report", cls=Command, short_help="Show what a run did.")
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
 @click.option("--nodes", is_flag=True, help="Print one line for each node of the job, failed and slow ones first.")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.config.model import BY_KEY, FIELD_OF, OTHER_VARIABLES, SETTINGS, Config, Setting
-from hpcstage.config.parse import expand
+from hpcstage.config.parse import expand, nearest
 from hpcstage.errors import ConfigError, UsageError
 from hpcstage.reading import read_whole
 
@@ -181,21 +181,14 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, SettingValue]:
 def _misspelt_variables(env: Mapping[str, str]) -> Iterable[str]:
     known = {s.env for s in SETTINGS} | OTHER_VARIABLES
     for name in sorted(env):
-        if name.startswith("HPCSTAGE_") and name not in known and (near := _nearest(name, known, 0.8)):
+        if name.startswith("HPCSTAGE_") and name not in known and (near := nearest(name, known, 0.8)):
             yield f"environment {name} is no setting; did you mean {near}?"
-
-
-def _nearest(name: str, known: Iterable[str], cutoff: float) -> str | None:
-    import difflib
-
-    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
-    return near[0] if near else None
 
 
 def _check_keys(content: Mapping[str, SettingValue]) -> None:
     for key, written in content.items():
         if key not in BY_KEY:
-            near = _nearest(key.replace("-", "_").lower(), BY_KEY, 0.4)
+            near = nearest(key.replace("-", "_").lower(), BY_KEY, 0.75)
             hint = f"did you mean {near!r}?" if near else "`hpcstage config show` lists all keys"
             raise ConfigError(f"{written.where}: unknown key {key!r}", hint)
 

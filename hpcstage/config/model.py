@@ -20,6 +20,10 @@ DISK_VARIABLES = (
 """Variables in which schedulers and sites name the job's directory on the local disk, the best first."""
 
 
+GROUPS = ("Datasets", "Local copies", "Several nodes", "Output files", "Checkpoints", "Elastic training", "The run")
+"""The headings below which `hpcstage run --help` shows the settings, in its order."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """One setting. `default` is written as a user would write it and goes through the same parser."""
@@ -29,8 +33,12 @@ class Setting:
     parse: parse.Parser
     help: str
     metavar: str = "TEXT"
-    group: str = "run"
-    """One of `dataset`, `disk`, `copy`, `nodes`, `workload` (taken by `run` and `plan`) and `run` (by `run` alone)."""
+    group: str = "The run"
+    """The heading in `hpcstage run --help`; see `GROUPS`."""
+    is_common: bool = False
+    """Whether `hpcstage run --help` explains it at the top."""
+    is_planned: bool = False
+    """Whether `plan` takes it as well as `run`."""
     choices: tuple[str, ...] = ()
     is_path: bool = False
     """Whether `$VAR` and `~` are replaced where the shell has not done it: in files and variables."""
@@ -76,9 +84,11 @@ class Config:
         "A dataset on the shared file system: a directory, glob, file, or @LIST (a file with "
         "one path per line, in the order in which your program reads them). Repeatable.",
         metavar="PATH",
-        group="dataset",
         is_path=True,
         repeats=True,
+        group="Datasets",
+        is_common=True,
+        is_planned=True,
     )
     mode: str = _choice(
         "mode",
@@ -86,6 +96,8 @@ class Config:
         ("runtime", "upfront", "direct"),
         "runtime copies while the command runs, upfront copies everything "
         "before it starts, direct copies nothing and only measures.",
+        group="Datasets",
+        is_common=True,
     )
     order: str = _declare(
         "order",
@@ -96,8 +108,9 @@ class Config:
         "(the @LIST), trace, manifest (by path), or a file with one path per line; but for sampler, no sampler is "
         "run ahead.",
         metavar="auto|manifest|given|trace|sampler|FILE",
-        group="dataset",
         is_path=True,
+        group="Datasets",
+        is_planned=True,
     )
     """The order as it was written; see `order_asked`."""
     local_dir: str | None = _declare(
@@ -107,8 +120,10 @@ class Config:
         "Node-local directory: a path, '$VAR', ram (/dev/shm), none (do not "
         "stage), or auto (what the scheduler made for the job).",
         metavar="DIR|$VAR|ram|none|auto",
-        group="disk",
         more=f"auto takes the first that is set of {', '.join(DISK_VARIABLES)}; without a scheduler ${{TMPDIR:-/tmp}}.",
+        group="Local copies",
+        is_common=True,
+        is_planned=True,
     )
     budget: str | None = _declare(
         "budget",
@@ -117,9 +132,11 @@ class Config:
         "How much of the local disk hpcstage may use: bytes or a share of what is free, and inodes after a comma: "
         "800GiB, 80%, 500GB,2000000. auto is 80%, and on a shared disk of a shared node the job's share of that.",
         metavar="SIZE|N%[,INODES]",
-        group="disk",
         more="A job that has some of the node's processors gets the same share of what is free, unless its "
         "directory has a quota or a file system of its own.",
+        group="Local copies",
+        is_common=True,
+        is_planned=True,
     )
     max_rate_bytes_per_s: float | None = _declare(
         "max_rate",
@@ -128,7 +145,8 @@ class Config:
         "Most bytes per second that the whole job copies from the source ahead of the program, such as 500MB. What "
         "the program waits for is copied at once, as it would read it there itself, and counts.",
         metavar="SIZE|none",
-        group="copy",
+        group="Local copies",
+        is_planned=True,
     )
     placement: str = _choice(
         "placement",
@@ -138,7 +156,9 @@ class Config:
         "files), partition (each file is kept by one node, others ask it; one that is too large for any node may "
         "be divided), private (each node for itself), auto (replicate where every node has room for all, else "
         "partition).",
-        group="nodes",
+        group="Several nodes",
+        is_common=True,
+        is_planned=True,
     )
     nodes: int | None = _declare(
         "nodes",
@@ -148,13 +168,15 @@ class Config:
         "this machine, to try things out: they divide its disk and processors, and a plan says the same. In a job "
         "plan shows what N nodes would do.",
         metavar="N|auto",
-        group="nodes",
+        group="Several nodes",
+        is_planned=True,
     )
     launcher: str = _choice(
         "launcher",
         "auto",
         ("auto", "srun", "pbsdsh", "qrsh", "mpiexec", "pjrsh", "none"),
         "What starts hpcstage on the other nodes; auto takes the scheduler's launcher, none starts nothing.",
+        group="Several nodes",
     )
     run_dir: str | None = _declare(
         "run_dir",
@@ -178,6 +200,7 @@ class Config:
         ("auto", "native", "python", "off"),
         "How opens are redirected to the local copies: native (C "
         "extension), python (patched functions), auto (the first that works), off.",
+        group="Local copies",
     )
     drain_s: float = _declare(
         "drain",
@@ -195,6 +218,8 @@ class Config:
         "and at its end.",
         metavar="DIR|none",
         is_path=True,
+        group="Output files",
+        is_common=True,
     )
     drain_rate_bytes_per_s: float | None = _declare(
         "drain_rate",
@@ -202,6 +227,7 @@ class Config:
         parse.rate("none"),
         "Most bytes per second that are copied from the local disk to the directories of --out and --checkpoint.",
         metavar="SIZE|none",
+        group="Output files",
     )
     drain_before_s: float = _declare(
         "drain_before",
@@ -210,6 +236,7 @@ class Config:
         "From so long before the end of the job's time, copying to the directory of --out gives way to nothing, "
         "and every saved state is copied at once to that of --checkpoint.",
         metavar="DURATION",
+        group="Output files",
     )
     time_limit_s: float | None = _declare(
         "time_limit",
@@ -218,6 +245,7 @@ class Config:
         "For --drain-before: the time that the job has, from the start of hpcstage. auto: until the end that Slurm "
         "tells; Grid Engine and PBS tell none.",
         metavar="DURATION|auto",
+        group="Output files",
     )
     checkpoint: str | None = _declare(
         "checkpoint",
@@ -228,6 +256,8 @@ class Config:
         "the start. Each file or directory that is completed in it is saved in the background and copied to DIR.",
         metavar="DIR|none",
         is_path=True,
+        group="Checkpoints",
+        is_common=True,
     )
     protect: tuple[int, int] | None = _declare(
         "protect",
@@ -237,6 +267,7 @@ class Config:
         "most that fits. auto: one parity. On one node checkpoints are protected by their copies in the directory "
         "of --checkpoint alone.",
         metavar="K+M|auto",
+        group="Checkpoints",
     )
     protect_rate_bytes_per_s: float | None = _declare(
         "protect_rate",
@@ -244,6 +275,7 @@ class Config:
         parse.rate("none"),
         "Most bytes per second that each node sends to others for --protect.",
         metavar="SIZE|none",
+        group="Checkpoints",
     )
     drain_every: int | None = _declare(
         "drain_every",
@@ -252,6 +284,7 @@ class Config:
         "Copy each N-th saved state to the directory of --checkpoint; the newest is always copied at the end. auto "
         "copies the newest whenever the one before has been copied.",
         metavar="N|auto",
+        group="Checkpoints",
     )
     elastic: tuple[int, int] | None = _declare(
         "elastic",
@@ -261,6 +294,8 @@ class Config:
         "node, for a command `torchrun ... train.py` or `python train.py`. Without a scheduler there are MAX "
         "virtual nodes.",
         metavar="MIN:MAX|none",
+        group="Elastic training",
+        is_common=True,
     )
     policy: str = _declare(
         "policy",
@@ -269,6 +304,7 @@ class Config:
         "For --elastic: who decides whether to train on the nodes that are there. failstop, minmax, waitfor, "
         "keepbatch, finishifnear, timeleft, or a class of yours, FILE.py:CLASS; each with :ARGUMENTS.",
         metavar="NAME[:ARGUMENTS]",
+        group="Elastic training",
     )
     survivors: str = _choice(
         "survivors",
@@ -277,6 +313,7 @@ class Config:
         "For --elastic: what becomes of the processes on the nodes that are left. restart: torchrun starts all of "
         "them anew, and the program loads what it has saved. keep: they go on, in a program that uses "
         "hpcstage.torch.Elastic and gloo (no NCCL, no FSDP; not tried on GPUs).",
+        group="Elastic training",
     )
     etcd: str | None = _declare(
         "etcd",
@@ -286,6 +323,7 @@ class Config:
         "several are separated by semicolons. none: they do so in the run directory, and in a store of PyTorch on "
         "one of them.",
         metavar="URL[;URL...]|none",
+        group="Elastic training",
     )
     name: str | None = _declare(
         "name",
@@ -294,6 +332,7 @@ class Config:
         "For --elastic: the name by which nodes of other jobs join the training, with --join NAME. It may begin "
         "with fewer than MIN nodes of its own, and waits for those that join.",
         metavar="NAME|none",
+        group="Elastic training",
     )
     join: str | None = _declare(
         "join",
@@ -302,6 +341,7 @@ class Config:
         "Add the nodes of this job to the training of that --name, which was started in the same working "
         "directory. No COMMAND is given: it is the training's.",
         metavar="NAME|none",
+        group="Elastic training",
     )
     verbosity: int = 0
     """The verbosity: -1 with -q, 1 with -v."""

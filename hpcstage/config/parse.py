@@ -7,7 +7,7 @@ can follow `key (origin): `.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from hpcstage.plan.budget import BudgetAsked
 from hpcstage.units import parse_duration, parse_size
@@ -230,6 +230,14 @@ def _spelt(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return "a list"
     return repr(value).lower() if isinstance(value, bool) else f"{value!s} ({type(value).__name__}, quote it)"
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float) -> str | None:
+    """Returns the one of the known words that was probably meant; None if none is near."""
+    import difflib
+
+    near = difflib.get_close_matches(word, sorted(known), n=1, cutoff=cutoff)
+    return near[0] if near else None
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:

@@ -93,7 +93,7 @@ def choose(setting: str | None, env: Mapping[str, str], job: Job, *, fs: Probe |
         try:
             return _checked(candidate, probe, tuple(skipped))
         except _Unfit as error:
-            skipped.append(f"{candidate.why}: {error}")
+            skipped.append(f"{candidate.why} {error}")
     reason = "; ".join(skipped) or f"none of {', '.join(DISK_VARIABLES)} is set"
     missing = any(not os.path.lexists(candidate.path) for candidate in _automatic(env, scheduled))
     raise NoLocalDir(f"no node-local directory: {reason}", _NOT_BY_SSH if job.is_rank and missing else _ASK)
@@ -110,7 +110,7 @@ def _explicit(setting: str, env: Mapping[str, str], scheduled: bool, probe: Prob
         of_job = scheduled and _is_of_job(path, env)
         return _checked(_Candidate(path, f"local_dir is {shown}", True, scheduled, of_job), probe, ())
     except (_Unfit, ValueError) as error:
-        raise NoLocalDir(f"local directory {setting}: {error}", _ASK) from None
+        raise NoLocalDir(f"local directory {setting} {error}", _ASK) from None
 
 
 def _automatic(env: Mapping[str, str], scheduled: bool) -> list[_Candidate]:
@@ -130,9 +130,10 @@ def _checked(candidate: _Candidate, probe: Probe, before: tuple[str, ...]) -> Lo
     path = candidate.path
     if not candidate.explicit and candidate.scheduled and os.path.normpath(path) in _SHARED:
         raise _Unfit(
-            "was not made for this job and may be memory or shared; give it with --local-dir if it is the right one"
+            f"was not made for this job and may be memory or shared; if it is the node's own disk, --local-dir {path}"
         )
-    warnings = [*before, *_owner_warnings(candidate)]
+    warnings = [f"{one}: using {path} instead; --local-dir names another" for one in before]
+    warnings += _owner_warnings(candidate)
     kind = probe.kind(path)
     if is_network(kind):
         if not candidate.explicit:
@@ -173,7 +174,7 @@ def _owner_warnings(candidate: _Candidate) -> list[str]:
     try:
         found = os.stat(path)
     except OSError as error:
-        raise _Unfit(error.strerror or "cannot be read") from None
+        raise _Unfit(_fault(error, "cannot be read")) from None
     if not stat.S_ISDIR(found.st_mode):
         raise _Unfit("is not a directory")
     if not os.access(path, os.W_OK | os.X_OK):
@@ -184,18 +185,24 @@ def _owner_warnings(candidate: _Candidate) -> list[str]:
     if found.st_mode & stat.S_IWOTH or not trusted:
         who = "everybody may write to it and it is not sticky" if trusted else f"it belongs to user {found.st_uid}"
         if not candidate.explicit:
-            raise _Unfit(f"{who}: others could exchange staged files")
+            raise _Unfit(f"is not safe: {who}, so that others could exchange staged files")
         return [f"{path}: {who}: others could exchange staged files"]
     if found.st_mode & stat.S_IWGRP and found.st_uid != os.geteuid():
         return [f"{path}: its group may write to it and it is not sticky: the group could exchange staged files"]
     return []
 
 
+def _fault(error: OSError, otherwise: str) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "does not exist"
+    return f"cannot be used: {error.strerror}" if error.strerror else otherwise
+
+
 def _space(probe: Probe, path: str) -> Space:
     try:
         space = probe.space(path)
     except OSError as error:
-        raise _Unfit(error.strerror or "cannot be asked for free space") from None
+        raise _Unfit(_fault(error, "cannot be asked for free space")) from None
     if space.read_only:
         raise _Unfit("is read-only")
     if space.free_bytes <= 0 or space.free_inodes == 0:
@@ -211,7 +218,7 @@ def _try_rename(path: str) -> None:
         (own / "a").write_bytes(b"x")
         (own / "a").replace(own / "b")
     except OSError as error:
-        raise _Unfit(f"a file cannot be made and renamed there: {error.strerror}") from None
+        raise _Unfit(f"takes no file that is made and renamed there: {error.strerror}") from None
     finally:
         for name in ("a", "b"):
             with suppress(OSError):

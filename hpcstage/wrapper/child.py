@@ -259,6 +259,8 @@ def exec_error(command: Sequence[str], error: OSError | ValueError) -> CommandNo
     what = f"cannot run {command[0]!r}: {error.strerror}"
     if isinstance(error, FileNotFoundError) and os.path.lexists(command[0]):
         return CommandNotFound(what, "it is there: check the interpreter in its first line, or where its link leads")
+    if len(command) == 1 and " " in command[0]:
+        return CommandNotFound(what, f"leave the quotes around the command out: -- {command[0]}")
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return CommandNotFound(what, "check the command after `--`")
     return CommandNotExecutable(what, "check its permissions and its first line")

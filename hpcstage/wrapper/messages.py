@@ -6,6 +6,8 @@ from __future__ import annotations
 from hpcstage import stderr
 
 _verbosity = 0
+_warned: set[str] = set()
+"""What was warned of already, with what to do; or the beginning of it."""
 
 
 def set_verbosity(verbosity: int) -> None:
@@ -19,15 +21,21 @@ def is_quiet() -> bool:
     return _verbosity < 0
 
 
+def tells_decisions() -> bool:
+    """Returns whether decisions are printed."""
+    return _verbosity > 0
+
+
 def info(text: str) -> None:
     """Prints a decision; only with -v."""
-    if _verbosity > 0:
+    if tells_decisions():
         _write(text)
 
 
-def warn(text: str) -> None:
-    """Prints a warning; not with -q."""
-    if _verbosity >= 0:
+def warn(text: str, *, says_too: str = "") -> None:
+    """Prints a warning, once; not with -q. It makes the beginning of another superfluous, `says_too`."""
+    if _verbosity >= 0 and text not in _warned:
+        _warned.update(filter(None, (text, says_too)))
         _write(text)
 
 
@@ -37,10 +45,11 @@ def error(text: str) -> None:
 
 
 def result(lines: list[str]) -> None:
-    """Prints the short report at the end; not with -q."""
+    """Prints the short report at the end, without what was warned of before; not with -q."""
     if _verbosity >= 0:
         for line in lines:
-            _write(line)
+            if not line.partition(": ")[2].startswith(tuple(_warned)):
+                _write(line)
 
 
 def _write(text: str) -> None:

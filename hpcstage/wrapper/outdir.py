@@ -72,6 +72,9 @@ class NamedDirectory:
         """Raises UsageError if DIR lies below a dataset, belongs to somebody else or cannot be written to. Makes
         nothing."""
         path, said = os.path.realpath(cwd / asked), f"{self.option} {asked}"
+        if any(named.placeholder in asked for named in BOTH):
+            what = f"{said} names what stands for the local directory in the command"
+            raise UsageError(what, f"name a directory on the shared file system: {self.option} DIR")
         for dataset in datasets:
             root = os.path.realpath(os.fsdecode(dataset.root))
             if dataset.kind is DatasetKind.DIRECTORY and os.path.commonpath([root, path]) == root:

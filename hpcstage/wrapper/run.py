@@ -22,7 +22,7 @@ from hpcstage import inherited
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError, NoLocalDir, NotStarted, UsageError
 from hpcstage.plan.dataset import datasets as plan_datasets
-from hpcstage.problem import Problem
+from hpcstage.problem import NO_PYTHON, Problem
 from hpcstage.wrapper import closing, messages
 from hpcstage.wrapper.child import Child, Signals, finish
 from hpcstage.wrapper.passthrough import replace_with
@@ -204,12 +204,19 @@ def _say_who_is_served(command: Sequence[str]) -> None:
     with contextlib.suppress(OSError), open(path, "rb") as file:
         if file.read(4) == b"\x7fELF":
             name, served = os.path.basename(path), "hpcstage serves the Python programs that it starts"
-            messages.warn(f"{name} is not Python: {served}, and what others read comes from the source")
+            text = f"{name} is not Python: {served}, and what others read comes from the source"
+            messages.warn(text, says_too=NO_PYTHON)
 
 
 def _may_be_program(word: str) -> bool:
     """Tells whether a word may name a program. Paths are not looked at: their file system may hang."""
-    return ".py" in word or "python" in word or word.startswith("./") or ("/" not in word and bool(shutil.which(word)))
+    return (
+        ".py" in word
+        or ".sh" in word
+        or "python" in word
+        or word.startswith("./")
+        or ("/" not in word and bool(shutil.which(word)))
+    )
 
 
 def _elastic(

@@ -143,9 +143,15 @@ class Session:
                 chosen.join(group, config)
             claim = directory.claim(local, group.node_name(run_id) if group else run_id, host=host)
             if claim.lock_fd is not None:  # printed once on a node, not by every rank
-                for warning in (*job.notes, *local.warnings, *together.warnings(config, job, local), *notices):
+                where = f"{host}: " if len(job.nodes) > 1 else ""
+                of_disk = [where + warning for warning in local.warnings]
+                for warning in (*job.notes, *of_disk, *together.warnings(config, job, local), *notices):
                     messages.warn(warning)
-                messages.info(f"staging below {local.path} ({local.why})")
+                if messages.tells_decisions():
+                    from hpcstage.wrapper import decisions
+
+                    for line in decisions.before(config, data, job, local, group, part.direct_why):
+                        messages.info(line)
             session = cls(
                 config, control.ClaimedNode(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock
             )

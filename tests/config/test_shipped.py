@@ -36,6 +36,7 @@ def test_there_is_something_to_check() -> None:
         "tsubame4.yaml",
         "abci3.yaml",
         "lassen.yaml",
+        "frontier.yaml",
         "slurm-tmpdir.yaml",
     }
     names = {p.stem for p in SCRIPTS}
@@ -65,6 +66,27 @@ def test_every_shipped_file_loads_as_a_site_file(path: Path, tmp_path: Path) -> 
     assert config.warnings == ()
     if path.name != "default.yaml":
         assert str(path) in config.origin["local_dir"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
+def test_every_shipped_file_is_taken_by_the_command_line(hpcstage: Hpcstage, path: Path) -> None:
+    shown = hpcstage("config", "show", "--json", "--config", path, env={"HPCSTAGE_LOCAL_DIR": ""})
+    assert (shown.returncode, shown.stderr) == (0, b"")
+    assert all(len(line) <= 120 for line in path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
+def test_a_run_takes_the_directory_that_a_site_names_by_a_variable(
+    hpcstage: Hpcstage, make_tree: Callable[..., Path], path: Path
+) -> None:
+    named = re.search(r"^local_dir: [$](\w+)$", path.read_text(), re.MULTILINE)
+    if named is None:
+        pytest.skip("names no variable")
+    env = {"HPCSTAGE_LOCAL_DIR": "", named[1]: str(hpcstage.local_dir)}
+    words = ["--config", path, "--data", make_tree(files=2), "--", sys.executable, "-c", ""]
+    assert hpcstage("run", *words, env=env).returncode == 0
+    (record,) = hpcstage.records()
+    assert json.loads(record.read_text())["environment"]["local_dir"] == str(hpcstage.local_dir)
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)

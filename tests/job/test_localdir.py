@@ -144,7 +144,7 @@ def test_without_a_scheduler_tmpdir_then_tmp(place: Path) -> None:
 def test_what_is_no_directory(place: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    assert "No such file" in problem("/nowhere/at/all", {})
+    assert "does not exist" in problem("/nowhere/at/all", {})
     assert "not a directory" in problem(os.fspath(file), {})
     assert "not an absolute path" in problem(None, {"TMPDIR": "relative"})
 
@@ -163,7 +163,7 @@ def test_a_directory_that_is_not_writable(place: Path) -> None:
 
 
 def test_a_directory_where_nothing_can_be_made() -> None:
-    assert "cannot be made" in problem("/proc", {}, fs=Pretend(space=Space(10**9, 10**6, 1, False)))
+    assert "takes no file that is made" in problem("/proc", {}, fs=Pretend(space=Space(10**9, 10**6, 1, False)))
 
 
 @pytest.mark.parametrize("kind", ["lustre", "gpfs", "nfs4", "beegfs", "ceph", "cifs", "fuse.sshfs", "fuse", "9p"])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import Hpcstage
+
+from hpcstage.config.model import GROUPS, SETTINGS
 
 Tree = Callable[..., Path]
 
@@ -194,3 +197,14 @@ def test_strict_with_a_directory_that_only_the_scan_finds_empty(hpcstage: Hpcsta
     assert hpcstage("run", "--mode", "upfront", "--data", "many", "--", "true").returncode == 0
     assert "no-file" in {note["id"] for note in json.loads(hpcstage.records()[-1].read_text())["notes"]}
     assert "hold no file" in refused_by_the_scan(hpcstage, "--data", "many")
+
+
+def test_the_help_of_run_explains_what_is_common_and_names_the_rest(hpcstage: Hpcstage) -> None:
+    brief, whole = (hpcstage("run", flag).stdout.decode() for flag in ("--help", "--help-all"))
+    assert brief.startswith("Usage: hpcstage run [OPTIONS] -- COMMAND")
+    assert brief.index("Common options:") < brief.index("--data PATH") < brief.index("Several nodes:\n  --nodes")
+    for setting in SETTINGS:
+        assert setting.flag in brief
+        assert (setting.env in brief) is setting.is_common, setting.key
+        assert len(re.findall(rf"\[{setting.env}[;\]]", whole)) == 1, setting.key
+    assert {setting.group for setting in SETTINGS} == set(GROUPS)

@@ -6,6 +6,7 @@ Only the environment says which dataset and how many epochs, as the scripts' fir
 
 from __future__ import annotations
 
+import shlex
 import signal
 
 import pytest
@@ -115,3 +116,30 @@ def test_gridengine_mpirun(gridengine: GridEngine, project: Project) -> None:
     totals = project.record()["totals"]
     assert totals["source_bytes"] == DATA_BYTES, project.report()
     assert set(gridengine.left_by(job).values()) == {""}
+
+
+def printed(project: Project, *words: str) -> str:
+    """The job script that `hpcstage script` prints in the project, for two epochs of train.py."""
+    venv = {"VIRTUAL_ENV": f"{project.path}/.venv"}
+    command = ["--data", str(DATA), "--", "python", "train.py", "--data", str(DATA), "--epochs", "2"]
+    line = f". .venv/bin/activate && VIRTUAL_ENV={venv['VIRTUAL_ENV']} hpcstage script {shlex.join([*words, *command])}"
+    return project.nodes.run(1, "bash", "-c", line, user=True, cwd=project.path, env=project.env).stdout
+
+
+def test_slurm_takes_what_is_printed(slurm: Slurm, project: Project) -> None:
+    asked = ["--nodes", str(NODES), "--processes", "2", "--cpus", "4", "--gpus", "2", "--memory", "2G", "--time", "5"]
+    script = printed(project, "slurm", *asked, "--partition", "batch", "--request", "--comment=it")
+    job = slurm.submit(env=project.env, cwd=project.path, script=script)
+    done = slurm.wait(job)
+    assert done["JobState"] == "COMPLETED", project.log()
+    assert (done["Partition"], done["TimeLimit"], done["Comment"]) == ("batch", "00:05:00", "it")
+    checked(project, 2 * NODES, NODES)
+
+
+def test_gridengine_takes_what_is_printed(gridengine: GridEngine, project: Project) -> None:
+    script = printed(project, "gridengine", "--request", "-pe smp 2", "--time", "0:05:00", "--partition", "all.q")
+    job = gridengine.submit(env=project.env, cwd=project.path, script=script)
+    done = gridengine.wait(job)
+    assert done["exit_status"] == "0", project.log()
+    assert (done["qname"], done["slots"], done["granted_pe"]) == ("all.q", "2", "smp")
+    checked(project, 1, 1)

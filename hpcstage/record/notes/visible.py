@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpcstage.problem import NO_PYTHON
 from hpcstage.protocol.shim import PYTHON_SLOTS_FROM, SLOTS
 from hpcstage.record.figures.counts import DIRECT_LAYER, UNSEEN_LAYERS
 from hpcstage.record.parts.roster import Presence
@@ -53,7 +54,7 @@ def nothing_attached(record: Record) -> Iterator[Note]:
         text = "no Python process of the command attached: what it read came from the source, and was not measured"
     else:
         severity = Severity.WARNING
-        text = "hpcstage serves Python programs, and saw none in the command: what others read comes from the source"
+        text = NO_PYTHON
     yield Note("nothing-attached", severity, text, remedy)
 
 
@@ -126,7 +127,10 @@ def not_swapped(record: Record) -> Iterator[Note]:
     opens = record.coverage.opens
     if not opens or not record.run.stages:
         return
-    for name, count in sorted(record.coverage.reasons.items(), key=lambda item: -item[1])[:2]:
+    reasons = dict(record.coverage.reasons)
+    if _only_lists(record) and all(dataset.staged_files == dataset.files for dataset in record.datasets):
+        reasons["unknown"] = reasons.get("unknown", 0) + reasons.pop("settled", 0)  # no listed file was left to copy
+    for name, count in sorted(reasons.items(), key=lambda item: -item[1])[:2]:
         if name in REASONS and count >= WORTH_SHARE * opens:
             what, remedy = _reason(name, record)
             severity = Severity.WARNING if count >= 0.2 * opens else Severity.INFO
@@ -134,8 +138,17 @@ def not_swapped(record: Record) -> Iterator[Note]:
             yield Note(f"direct-{name.replace('_', '-')}", severity, text, remedy)
 
 
+def _only_lists(record: Record) -> list[str]:
+    """Returns the lists of --data on one node; empty where a directory or a file is among its values."""
+    named = [str(one) for one in record.config.get("data", ())]
+    return named if record.group is None and all(one.startswith("@") for one in named) else []
+
+
 def _reason(name: str, record: Record) -> tuple[str, str]:
     what, remedy = REASONS[name]
+    if name == "unknown" and (lists := _only_lists(record)):
+        what = f"were of files that are not in {', '.join(lists)}, or were missing or written to"
+        remedy = "add them to the list, or name their directory with --data"
     if name == "later" and record.order.provenance in KNOWN_ORDERS:
         remedy = "the order is known, so the source limits: later epochs are local, or try --mode upfront"
     return what, remedy

@@ -1,0 +1,164 @@
+"""What newcomers mistype: one line says what was wrong, where, and what was probably meant; nothing is said twice."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Hpcstage
+from slowsource import NEEDS, slow_source
+
+from hpcstage.emulator import Settings
+
+Tree = Callable[..., Path]
+HOST = os.uname().nodename
+
+
+def said(hpcstage: Hpcstage, *words: str | Path, code: int, env: dict[str, str] | None = None) -> list[str]:
+    done = hpcstage(*words, env=env or {})
+    assert done.returncode == code, done.stderr
+    return done.stderr.decode().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["rnu", "--data", "d", "--", "true"], "no such command 'rnu' (did you mean run?)"),
+        (["config", "shw"], "no such command 'shw' (did you mean show?)"),
+        (["checkpoint", "lss", "x"], "no such command 'lss' (did you mean ls?)"),
+        (["true", "x"], "no such command 'true' (did you mean hpcstage run -- true ...?)"),
+        (["run", "--dta", "d", "--", "true"], "no such option '--dta' (did you mean --data?)"),
+        (["run", "--bogus", "--", "true"], "no such option '--bogus' (hpcstage run --help)"),
+        (["plan", "data"], "'data' is no argument of `hpcstage plan` (did you mean --data data?)"),
+        (["plan", "nowhere"], "'nowhere' is no argument of `hpcstage plan` (see hpcstage plan --help)"),
+        (["report", "a", "b"], "'b' is no argument of `hpcstage report` (see hpcstage report --help)"),
+    ],
+)
+def test_mistyped_words(hpcstage: Hpcstage, words: list[str], line: str) -> None:
+    (hpcstage.cwd / "data").mkdir()
+    assert said(hpcstage, *words, code=2) == [f"hpcstage: {line}"]
+
+
+def test_a_command_that_is_like_none(hpcstage: Hpcstage) -> None:
+    (line,) = said(hpcstage, "status", code=2)
+    assert line.startswith("hpcstage: no such command 'status' (commands: run, plan, report, ")
+
+
+@pytest.mark.parametrize("words", [["--data", "--"], ["--data", ""], ["--data="], ["--data", "--mode"]])
+def test_a_variable_that_is_empty(hpcstage: Hpcstage, words: list[str]) -> None:
+    (line,) = said(hpcstage, "run", *words, "true", code=2)
+    assert line == "hpcstage: --data has no value (is its variable empty? use --data PATH)"
+
+
+@pytest.mark.parametrize("option", ["--checkpoint", "--out", "--mode", "--config"])
+def test_options_do_not_take_the_dashes_for_their_value(hpcstage: Hpcstage, make_tree: Tree, option: str) -> None:
+    (line,) = said(hpcstage, "run", "--data", make_tree(), option, "--", "true", code=2)
+    assert line.startswith(f"hpcstage: {option} has no value (is its variable empty? use {option} ")
+    assert not (hpcstage.cwd / "--").exists()
+
+
+@pytest.mark.parametrize("key", ["out", "checkpoint"])
+def test_the_placeholder_is_no_directory(hpcstage: Hpcstage, make_tree: Tree, key: str) -> None:
+    (line,) = said(hpcstage, "run", "--data", make_tree(), f"--{key}", f"{{{key}}}", "--", "true", code=2)
+    assert line.startswith(f"hpcstage: --{key} {{{key}}} names what stands for the local directory in the command")
+
+
+@pytest.mark.parametrize("words", [["data"], ["--data", "data", "more.tar"]])
+def test_words_that_belong_to_no_option(hpcstage: Hpcstage, make_tree: Tree, words: list[str]) -> None:
+    (hpcstage.cwd / "data").symlink_to(make_tree("there"))
+    (line,) = said(hpcstage, "run", *words, "--", "true", code=2)
+    assert line.startswith(
+        f"hpcstage: '{words[-1]}' in front of `--` belongs to no option (repeat --data for each path"
+    )
+
+
+def test_a_command_with_dashes_of_its_own(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    done = hpcstage("run", "--data", make_tree(), "--", "echo", "a", "--", "b")
+    assert (done.returncode, done.stdout) == (0, b"a -- b\n")
+
+
+def test_quotes_around_the_command(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    *_, line = said(hpcstage, "run", "--data", make_tree(), "--", "python t.py", code=127)
+    assert line.endswith("No such file or directory (leave the quotes around the command out: -- python t.py)")
+
+
+@pytest.mark.parametrize("key", ["foo", "bucket", "data_dir"])
+def test_a_key_that_is_like_none(hpcstage: Hpcstage, make_tree: Tree, key: str) -> None:
+    (hpcstage.cwd / "hpcstage.yaml").write_text(f"{key}: 3\n")
+    (line,) = said(hpcstage, "run", "--data", make_tree(), "--", "true", code=2)
+    assert line == f"hpcstage: ./hpcstage.yaml:1: unknown key '{key}' (`hpcstage config show` lists all keys)"
+
+
+@pytest.mark.parametrize(("words", "code"), [(["sh", "-c", "exit 3"], 3), (["tar", "cf", "/dev/null", "."], 0)])
+def test_a_command_that_is_not_python_is_told_so_once(
+    hpcstage: Hpcstage, make_tree: Tree, words: list[str], code: int
+) -> None:
+    lines = said(hpcstage, "run", "--data", make_tree(), "--", *words, code=code)
+    told = [line for line in lines if "Python" in line]
+    assert len(told) == 1, lines
+    assert told[0].startswith(f"hpcstage: {words[0]} is not Python: ")
+    assert not any("error:" in line for line in lines), lines
+
+
+def test_a_dataset_that_is_local_is_told_once(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path) -> None:
+    same_disk = tmp_path / "local"
+    same_disk.mkdir()
+    command = ["--", sys.executable, "-c", ""]
+    lines = said(hpcstage, "run", "--local-dir", same_disk, "--data", make_tree(), *command, code=0)
+    assert sum("is already on the node-local disk" in line for line in lines) == 1, lines
+
+
+def test_a_local_directory_that_is_missing(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    env = {"HPCSTAGE_LOCAL_DIR": "auto", "TMPDIR": "/nowhere"}
+    lines = said(hpcstage, "run", "--data", make_tree(), "--", "true", code=0, env=env)
+    assert lines[0] == "hpcstage: $TMPDIR=/nowhere does not exist: using /tmp instead; --local-dir names another"
+
+
+@pytest.mark.parametrize(
+    ("job", "front", "behind"),
+    [
+        pytest.param("", "", ": using /tmp instead; --local-dir names another", marks=NEEDS),
+        pytest.param("4711", f"{HOST}: no node-local directory: ", " (ask the scheduler for local disk", marks=NEEDS),
+    ],
+)
+def test_a_local_directory_on_a_network(
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, job: str, front: str, behind: str
+) -> None:
+    with slow_source(tmp_path / "behind", Settings()) as slow:
+        env = {"HPCSTAGE_LOCAL_DIR": "auto", "TMPDIR": str(slow.path), "SLURM_JOB_ID": job}
+        line, *_ = said(hpcstage, "run", "--data", make_tree(), "--", "true", code=0, env=env)
+        why = f"$TMPDIR={slow.path} is on fuse.slowfs, a network file system"
+        assert line.startswith(f"hpcstage: {front}{why}{behind}")
+
+
+@pytest.mark.parametrize(
+    ("tmpdir", "why"),
+    [
+        ("/nowhere", "does not exist ("),
+        (
+            "/tmp",
+            "was not made for this job and may be memory or shared; if it is the node's own disk, --local-dir /tmp (",
+        ),
+    ],
+)
+def test_a_job_without_a_local_directory_names_the_host_first(
+    hpcstage: Hpcstage, make_tree: Tree, tmpdir: str, why: str
+) -> None:
+    env = {"HPCSTAGE_LOCAL_DIR": "auto", "TMPDIR": tmpdir, "SLURM_JOB_ID": "4711"}
+    (line,) = said(hpcstage, "run", "--data", make_tree(), "--", "true", code=0, env=env)
+    assert line.startswith(f"hpcstage: {HOST}: no node-local directory: $TMPDIR={tmpdir} {why}")
+
+
+def test_files_that_the_list_misses(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    root = make_tree(files=6)
+    files = sorted(root.rglob("*.bin"))
+    (hpcstage.cwd / "list.txt").write_text(f"{files[0]}\n{files[-1]}\n")
+    read = "import sys\nfor path in sys.argv[1:]: open(path, 'rb').read()"
+    options = ["--data", "@list.txt", "--mode", "upfront"]
+    lines = said(hpcstage, "run", *options, "--", sys.executable, "-c", read, *files, code=0)
+    (told,) = [line for line in lines if "@list.txt" in line]
+    assert "opens" in told
+    assert "were of files that are not in @list.txt" in told
