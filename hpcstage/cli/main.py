@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": "hpcstage.cli.run:run",
     "plan": "hpcstage.cli.plan:plan",
+    "doctor": "hpcstage.cli.doctor:doctor",
     "report": "hpcstage.cli.report:report",
     "clean": "hpcstage.cli.clean:clean",
     "checkpoint": "hpcstage.cli.checkpoint:checkpoint",

@@ -113,9 +113,7 @@ class Session:
         host = socket.gethostname()
         job = jobs.detect(os.environ, hostname=host, parent_pid=os.getppid())
         grouping.require_node(job)
-        local = localdir.choose(config.local_dir, os.environ, job)
-        if local is None:
-            raise NotStarted("local_dir is none", "give --local-dir")
+        local = localdir.require(config.local_dir, os.environ, job)
         group = together.find(config, job, local, host)
         alone = host if group is None else ""
         run_id = facts.shared_id(job.run_key, config, alone) or facts.unique_id(clock.unix_s, job.job_id)
@@ -270,10 +268,9 @@ class Session:
             if self.node.lock_fd is not None:
                 shutil.rmtree(self.node.path, ignore_errors=True)
             self.node.close()
-            if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
-                raise
-            what = f"cannot write to the local directory {local.path}: {error.strerror}"
-            raise LocalDiskProblem(what, _NO_ROOM[error.errno]) from None
+            if (found := explained(error, local)) is not error:
+                raise found from None
+            raise
         if lead is not None and group is not None:
             self._begin_group(group, lead)
 
@@ -341,6 +338,14 @@ class Session:
         """Copies the daemon's log to where it is found later."""
         with contextlib.suppress(OSError):
             replace_copy(self.node.log, self.log_kept)
+
+
+def explained(error: Exception, local: LocalDir) -> Exception:
+    """Returns what to tell of an error while a node directory is filled: where there is no room, and what to do."""
+    if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
+        return error
+    what = f"cannot write to the local directory {local.path}: {error.strerror}"
+    return LocalDiskProblem(what, _NO_ROOM[error.errno])
 
 
 def _node_of(config: Config, local: LocalDir, job: jobs.Job, run_id: str, group: Grouping | None) -> RunNode:
