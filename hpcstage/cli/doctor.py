@@ -29,10 +29,10 @@ def doctor(command: tuple[str, ...], as_json: bool, quiet: bool, **given: Any) -
     hpcstage doctor
     hpcstage doctor --data /lustre/imagenet/train -- python train.py
 
-    One line for each check: `ok`, `warning` (a run would stage, but not as well as it could) or `error` (it would not
-    stage), and what to do. With --quiet only warnings and errors. Nothing that hangs is waited for.
+    One line for each check: `ok`, `warning` (it would work, but not as well as it could) or `error` (it would not
+    work), and what to do. With --quiet only warnings and errors. Nothing that hangs is waited for.
 
-    Exit code 0: a run would stage; 1: it would not; 2: bad usage.
+    Exit code 0: a run would work; 1: it would not stage, or not do what its options say; 2: bad usage.
     """
     from hpcstage import inherited
     from hpcstage.config import load
@@ -55,5 +55,5 @@ def doctor(command: tuple[str, ...], as_json: bool, quiet: bool, **given: Any) -
         found = {"host": os.uname().nodename, "works": works, "findings": [vars(finding) for finding in findings]}
         click.echo(json.dumps(found, indent=1))
     else:
-        click.echo("a run would stage here" if works else "a run would not stage here: see the errors above")
+        click.echo("a run would work here" if works else "a run would not work here: see the errors above")
     return 0 if works else 1

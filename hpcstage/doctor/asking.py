@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from hpcstage.forked import fork, reap
 from hpcstage.lead.children import Output, wait_some
 from hpcstage.reading import readable
 
 ANSWER_S = 5.0
-"""A file system that does not answer within so many seconds hangs."""
+"""A file system hangs if a process that asks it has not run for so many seconds."""
+_LOOK_S = 0.25
 
 
 def hangs(work: Callable[[Callable[[str], object]], object]) -> str | None:
@@ -20,16 +23,28 @@ def hangs(work: Callable[[Callable[[str], object]], object]) -> str | None:
     out, into = os.pipe()
     pid = fork(lambda: work(lambda name: os.write(into, os.fsencode(name) + b"\0")), {into}, says_why=False)
     os.close(into)
-    said, deadline = b"", time.monotonic() + ANSWER_S
+    said, ran, since = b"", b"", time.monotonic()
     with os.fdopen(out, "rb", buffering=0) as answers:
-        while readable([out], deadline - time.monotonic()):
-            piece = answers.read(65536)
-            if not piece:
-                reap(pid, ANSWER_S)
-                return None
-            said, deadline = said + piece, time.monotonic() + ANSWER_S
+        while time.monotonic() - since < ANSWER_S:
+            if readable([out], _LOOK_S):
+                said += (piece := answers.read(65536) or b"")
+                if not piece:
+                    reap(pid, ANSWER_S)
+                    return None
+            elif (now := _run_time(pid)) == ran:
+                continue
+            else:
+                ran = now
+            since = time.monotonic()
     reap(pid, 0.0)
     return os.fsdecode(said.rstrip(b"\0").rpartition(b"\0")[2])
+
+
+def _run_time(pid: int) -> bytes:
+    """Returns a value that changes when a process runs; empty where the kernel does not say."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/schedstat").read_bytes()
+    return b""
 
 
 def heard(command: Sequence[str], env: dict[str, str], mark: str, limit_s: float) -> tuple[str, str]:

@@ -38,7 +38,8 @@ from hpcstage.protocol.exchangespec import TRIED
 from hpcstage.record.notes import visible
 from hpcstage.store import copyfile
 from hpcstage.units import format_number, format_size
-from hpcstage.wrapper import checkpoints, facts, grouping, plain, run, session
+from hpcstage.wrapper import facts, grouping, plain, run, session
+from hpcstage.wrapper.child import exec_error
 from hpcstage.wrapper.program import python_of, unserved
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Finding:
     """What was found, what to do about it, and by which check."""
 
     level: Literal["ok", "warning", "error"]
-    """`warning`: a run would stage, but not as well as it could; `error`: it would not stage."""
+    """`warning`: it would work, but not as well as it could; `error`: what was asked for would not work."""
     text: str
     remedy: str = ""
     check: str = ""
@@ -160,8 +161,9 @@ def python(found: Surroundings) -> Findings:
         return
     words = next(filter(None, map(python_of, likely)), None)
     if command and shutil.which(command[0]) is None:
-        yield _bad(f"{command[0]} cannot be executed: not there, or not permitted")
-    elif command and (said := unserved(command)) is not None:
+        number = errno.EACCES if os.path.lexists(command[0]) else errno.ENOENT
+        raise exec_error(command, OSError(number, os.strerror(number)))
+    if command and (said := unserved(command)) is not None:
         yield _warning(said)
     elif words is None:
         yield _warning("no python is on PATH", "activate its environment, or write `-- COMMAND` behind the options")
@@ -202,14 +204,14 @@ def nodes(found: Surroundings) -> Findings:
 
 def protection(found: Surroundings) -> Findings:
     """Whether the packages of --checkpoint are there, and which erasure code is used."""
-    missing = extras.missing(Extra.CHECKPOINT, *checkpoints.NEEDED)
+    missing = extras.missing(Extra.CHECKPOINT, *extras.OF_CHECKPOINTS)
     if missing is None:
         from hpcstage.checkpoint.coding.kernels import best_kernel
 
         yield _ok(f"--checkpoint can be used, erasure code by {best_kernel().name}")
     else:
-        to_say = _warning if found.config.checkpoint else _ok
-        yield to_say(f"--checkpoint would protect nothing: {missing.what}", missing.remedy)
+        to_say = _bad if found.config.checkpoint else _ok
+        yield to_say(f"--checkpoint would not work: {missing.what}", missing.remedy)
 
 
 def sources(found: Surroundings) -> Findings:
@@ -225,9 +227,9 @@ def sources(found: Surroundings) -> Findings:
         asked = replace(asked, elastic=None)
     if not (asked.data or asked.out or asked.checkpoint or asked.elastic):
         return
-    place = str(asked.out or asked.checkpoint)
+    place, without_torchrun = str(asked.out or asked.checkpoint), replace(asked, elastic=None)
     try:
-        if silent := hangs(lambda touches: (touches(place), run.resolve(found.command, asked))):
+        if silent := hangs(lambda touches: (touches(place), run.resolve(found.command, without_torchrun))):
             yield replace(_silent(silent), check="options")
         else:
             run.resolve(found.command, asked)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcstage import inherited
+from hpcstage import extras, inherited
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError, NoLocalDir, NotStarted, UsageError
 from hpcstage.plan.dataset import datasets as plan_datasets
@@ -124,6 +124,9 @@ def _preparing() -> Iterator[None]:
     except HpcstageError:
         raise
     except Exception as error:  # noqa: BLE001
+        missing = extras.of_import(error) if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None:
+            raise NotStarted(missing.what, missing.remedy) from None
         raise NotStarted(f"cannot prepare the run on {socket.gethostname()}: {_fault(error)}") from None
 
 
