@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,14 @@ class Doctor:
 
 @pytest.fixture
 def doctor(hpcstage: Hpcstage) -> Doctor:
-    """The command on this machine."""
+    """The command on this machine, for one node: no MPI is tried."""
+    hpcstage.env["HPCSTAGE_NODES"] = "1"
+    return Doctor(hpcstage)
+
+
+@pytest.fixture
+def several(hpcstage: Hpcstage) -> Doctor:
+    """The same for as many nodes as there may be."""
     return Doctor(hpcstage)
 
 
@@ -125,16 +133,18 @@ def silence(path: object) -> str:
 # ---- nothing is wrong
 
 
-def test_a_sound_machine(doctor: Doctor, make_tree: Tree) -> None:
+def test_a_sound_machine(several: Doctor, make_tree: Tree) -> None:
     data = make_tree()
-    assert doctor("--data", data, "--", sys.executable, "train.py") == 0, doctor.findings
-    assert doctor.found("scheduler", "ok")["text"].startswith(f"none on {socket.gethostname()}")
-    assert doctor.found("local directory", "ok")["text"].startswith(str(doctor.hpcstage.local_dir))
-    assert doctor.found(f"dataset {data}", "ok")["text"].startswith(f"{data} can be read, on ")
+    assert several("--data", data, "--", sys.executable, "train.py") == 0, several.findings
+    if find_spec("mpi4py"):
+        assert "connects two processes on this host" in several.found("nodes", "ok")["text"]
+    assert several.found("scheduler", "ok")["text"].startswith(f"none on {socket.gethostname()}")
+    assert several.found("local directory", "ok")["text"].startswith(str(several.hpcstage.local_dir))
+    assert several.found(f"dataset {data}", "ok")["text"].startswith(f"{data} can be read, on ")
     if shimdir.native_available():
-        assert doctor.found("python", "ok")["text"].endswith("the native layer attaches")
-    assert not list((doctor.hpcstage.cwd).glob("hpcstage-runs*"))
-    assert ("python", "error") not in doctor.worst
+        assert several.found("python", "ok")["text"].endswith("the native layer attaches")
+    assert not list((several.hpcstage.cwd).glob("hpcstage-runs*"))
+    assert ("python", "error") not in several.worst
 
 
 def test_one_line_for_each_check(hpcstage: Hpcstage, make_tree: Tree) -> None:
@@ -330,42 +340,42 @@ def test_fault_a_local_directory_that_hangs(doctor: Doctor, tmp_path: Path) -> N
 # ---- the nodes
 
 
-def test_fault_no_mpi4py(doctor: Doctor, lack: Callable[..., None]) -> None:
+def test_fault_no_mpi4py(several: Doctor, lack: Callable[..., None]) -> None:
     lack("mpi4py")
-    assert doctor() == 0
-    found = doctor.found("nodes", "warning")
+    assert several() == 0
+    found = several.found("nodes", "warning")
     assert "each stages for itself: mpi4py is not installed" in found["text"]
     assert "pip install mpi4py mpich" in found["text"]
-    assert doctor("--nodes", "1") == 0
-    assert not doctor.worst
+    assert several("--nodes", "1") == 0
+    assert not several.worst
 
 
-def test_fault_no_mpi_library(doctor: Doctor, lack: Callable[..., None], other_python: Path) -> None:
+def test_fault_no_mpi_library(several: Doctor, lack: Callable[..., None], other_python: Path) -> None:
     """mpi4py is there, and neither mpiexec nor a library that it could load; then only the library is missing."""
     pytest.importorskip("mpi4py")
     lack("mpich")
     env = {"PATH": "/usr/bin:/bin"}
     if shutil.which("mpiexec", path=env["PATH"]):
         pytest.skip("this machine has an MPI of its own")
-    assert doctor(**env) == 0
-    assert "each stages for itself: there is no mpiexec" in doctor.found("nodes", "warning")["text"]
-    assert "pip install mpi4py mpich" in doctor.found("nodes", "warning")["remedy"]
+    assert several(**env) == 0
+    assert "each stages for itself: there is no mpiexec" in several.found("nodes", "warning")["text"]
+    assert "pip install mpi4py mpich" in several.found("nodes", "warning")["remedy"]
     for name in ("mpiexec", "hydra_pmi_proxy"):
         (other_python.parent / name).symlink_to(Path(sys.executable).parent / name)
-    assert doctor(**env) == 0
-    assert "mpi4py cannot be used" in doctor.found("nodes", "warning")["text"]
+    assert several(**env) == 0
+    assert "mpi4py cannot be used" in several.found("nodes", "warning")["text"]
 
 
-def test_fault_a_run_directory_that_others_write_to(doctor: Doctor) -> None:
-    shared, state = doctor.hpcstage.cwd / "shared", doctor.hpcstage.cwd / "state"
+def test_fault_a_run_directory_that_others_write_to(several: Doctor) -> None:
+    shared, state = several.hpcstage.cwd / "shared", several.hpcstage.cwd / "state"
     for path in shared, state:
         path.mkdir()
         path.chmod(0o777)
         for above in path.parents:
             if above.stat().st_uid == os.geteuid() and not above.stat().st_mode & 0o001:
                 above.chmod(0o711)
-    assert doctor("--nodes", "2", "--run-dir", shared / "run") == 0
-    assert "everybody may write to" in doctor.found("nodes", "warning")["text"]
+    assert several("--nodes", "2", "--run-dir", shared / "run") == 0
+    assert "everybody may write to" in several.found("nodes", "warning")["text"]
 
 
 def test_fault_no_packages_for_checkpoints(doctor: Doctor, lack: Callable[..., None]) -> None:
