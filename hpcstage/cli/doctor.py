@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from typing import Any
@@ -30,7 +31,7 @@ def doctor(command: tuple[str, ...], as_json: bool, quiet: bool, **given: Any) -
     hpcstage doctor --data /lustre/imagenet/train -- python train.py
 
     One line for each check: `ok`, `warning` (it would work, but not as well as it could) or `error` (it would not
-    work), and what to do. With --quiet only warnings and errors. Nothing that hangs is waited for.
+    work), and what to do. With --quiet only warnings and errors. A file system that hangs is named after 5 s.
 
     Exit code 0: a run would work; 1: it would not stage, or not do what its options say; 2: bad usage.
     """
@@ -50,8 +51,6 @@ def doctor(command: tuple[str, ...], as_json: bool, quiet: bool, **given: Any) -
             click.echo(f"{level} {finding.line}".encode(encoding, "backslashreplace").decode(encoding))
     works = all(finding.level != "error" for finding in findings)
     if as_json:
-        import json
-
         found = {"host": os.uname().nodename, "works": works, "findings": [vars(finding) for finding in findings]}
         click.echo(json.dumps(found, indent=1))
     else:

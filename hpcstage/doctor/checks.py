@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 
 PYTHON_S = 30.0
 """The longest wait for a Python, which may be read from a busy file system for the first time."""
-_HOW_NOT_TO_WAIT = "a run would wait for it, too: is its file system mounted, and does it answer?"
-_OLDEST = (3, 8)
+_WAITS_TOO = "a run would wait for it, too: is its file system mounted, and does it answer?"
 _TOLD = "hpcstage-python "
 _PROBE = f"""
 import sys
@@ -138,17 +137,17 @@ def local_disk(found: Surroundings) -> Findings:
     local = localdir.require(setting, os.environ, found.job)
     with _node_directory(found, local):
         found.local = local
-    inodes = "" if local.free_inodes is None else f", {local.free_inodes:,} inodes"
-    yield _ok(f"{local.path} ({local.why}): {format_size(local.free_bytes)}{inodes} free")
+    inodes = "" if local.free_inodes is None else f" and {local.free_inodes:,} inodes"
+    kind = Machine().kind(os.fspath(local.path)) or "an unknown file system"
+    yield _ok(f"{local.path} ({local.why}), on {kind}: {format_size(local.free_bytes)}{inodes} free")
     yield from map(_warning, local.warnings)
 
 
 def extensions(_found: Surroundings) -> Findings:
     """Whether the C extensions were built."""
-    if shimdir.native_available() and copyfile.HAS_TURNS:
-        yield _ok("built")
-    else:
-        yield _warning("not built: files opened by C code are read from the source", visible.REINSTALL)
+    is_built = shimdir.native_available() and copyfile.HAS_TURNS
+    text = "not built: files opened by C code are read from the source"
+    yield _ok("built") if is_built else _warning(text, visible.REINSTALL)
 
 
 def python(found: Surroundings) -> Findings:
@@ -165,6 +164,8 @@ def python(found: Surroundings) -> Findings:
         raise exec_error(command, OSError(number, os.strerror(number)))
     if command and (said := unserved(command)) is not None:
         yield _warning(said)
+    elif any(os.path.basename(word) in environment.CONTAINERS for word in command[:2]):
+        yield _warning(f"a Python in a container of {command[0]} was not tried")
     elif words is None:
         yield _warning("no python is on PATH", "activate its environment, or write `-- COMMAND` behind the options")
     elif found.local is None:
@@ -191,12 +192,11 @@ def nodes(found: Surroundings) -> Findings:
     except NotStarted as error:
         yield _warning(error.what, error.remedy)
         return
-    launcher, hosts = launchers.VIRTUAL, [f"{job.hostname}.v0", f"{job.hostname}.v1"]
-    if group is not None:
-        launcher, hosts = group.launcher, group.hosts
-    library, why = _connected(launcher, hosts, () if group is None else group.parts)
+    two = [f"{job.hostname}.v0", f"{job.hostname}.v1"]
+    tried = group or together.Grouping(two, 0, launchers.VIRTUAL, starts_daemons=True)
+    library, why = _connected(tried)
     if library:
-        yield _ok(f"{library} connects {fold_nodes(hosts) if group else 'two processes on this host'}")
+        yield _ok(f"{library} connects {fold_nodes(group.hosts) if group else 'two processes on this host'}")
     else:
         remedy = "" if Extra.MPI.remedy in why else f"use an mpiexec that belongs to mpi4py: {Extra.MPI.remedy}"
         yield _warning(f"{'' if group else 'in a job of several, '}{world.UNCONNECTED}: {why}", remedy)
@@ -217,17 +217,16 @@ def protection(found: Surroundings) -> Findings:
 def sources(found: Surroundings) -> Findings:
     """Whether each dataset can be read, what it lies on, and whether that is the local disk already; then all that a
     run refuses of its options."""
-    asked = found.config
+    asked = found.config if found.command else replace(found.config, elastic=None)
     for argument in asked.data:
         for finding in _source(argument, found):
             yield replace(finding, check=f"dataset {argument}")
             if finding.level == "error" or _is_pipe(argument):
                 asked = replace(asked, data=tuple(name for name in asked.data if name != argument))
-    if asked.elastic and not found.command:
-        asked = replace(asked, elastic=None)
     if not (asked.data or asked.out or asked.checkpoint or asked.elastic):
         return
-    place, without_torchrun = str(asked.out or asked.checkpoint), replace(asked, elastic=None)
+    place = " or ".join(filter(None, (asked.out, asked.checkpoint))) or "a dataset"
+    without_torchrun = replace(asked, elastic=None)
     try:
         if silent := hangs(lambda touches: (touches(place), run.resolve(found.command, without_torchrun))):
             yield replace(_silent(silent), check="options")
@@ -305,7 +304,7 @@ def _tried(words: Sequence[str], node: control.ClaimedNode, config: Config) -> F
         yield _bad(f"{shown}: nothing is redirected, as --intercept off says", "leave it out")
     elif layer == "direct":
         yield _bad(f"{shown}: redirection fails its self-test", visible.SHIM_OFF)
-    elif tuple(map(int, version.split(".")[:2])) < _OLDEST:
+    elif tuple(map(int, version.split(".")[:2])) < (3, 8):
         yield _bad(f"{shown}: hpcstage serves Python 3.8 and later", "name a newer Python")
     else:
         text = f"{shown}: hpcstage does not attach, what it reads comes from the source"
@@ -317,15 +316,16 @@ def _tried(words: Sequence[str], node: control.ClaimedNode, config: Config) -> F
         yield _ok(text, Extra.TORCH.remedy, "torch")
 
 
-def _connected(launcher: str, hosts: Sequence[str], parts: Sequence[Sequence[str]]) -> tuple[str, str]:
+def _connected(group: together.Grouping) -> tuple[str, str]:
     """Returns the MPI library that connects the hosts, else the reason why none does."""
     mpiexec = world.find_mpiexec()
-    if (why := world.why_none(launcher, mpiexec)) is not None:
+    if (why := world.why_none(group.launcher, mpiexec)) is not None:
         return "", why
-    program = (sys.executable, "-s", "-m", "hpcstage.exchange.trial", str(len(hosts)))
+    program = (sys.executable, "-s", "-m", "hpcstage.exchange.trial", str(len(group.hosts)))
     env = launchers.scrubbed(environment.for_daemon(os.environ, control.package_parent()))
     library, why = "", "there is no way to start it"
-    for way in launchers.mpi_world(launcher, program, hosts, world.mpi_of(mpiexec), mpiexec, parts):
+    kind = world.mpi_of(mpiexec)
+    for way in launchers.mpi_world(group.launcher, program, group.hosts, kind, mpiexec, group.parts):
         library, why = heard(way, env, TRIED, world.LATE_S)
         if library:
             break
@@ -367,5 +367,5 @@ def _error(error: HpcstageError) -> Finding:
     return _bad(error.line().removesuffix(f" ({error.remedy})"), error.remedy)
 
 
-def _silent(name: str, remedy: str = _HOW_NOT_TO_WAIT) -> Finding:
+def _silent(name: str, remedy: str = _WAITS_TOO) -> Finding:
     return _bad(f"{name} does not answer (waited {ANSWER_S:g} s)", remedy)

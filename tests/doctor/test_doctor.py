@@ -193,6 +193,13 @@ def test_what_a_launcher_starts(doctor: Doctor, other_python: Path, tmp_path: Pa
         assert str(other_python) in doctor.found("python", "error")["text"]
 
 
+def test_a_python_in_a_container_is_not_that_of_this_machine(doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "apptainer").write_text("#!/bin/sh\n")
+    (tmp_path / "apptainer").chmod(0o755)
+    assert doctor("--", tmp_path / "apptainer", "exec", "image.sif", "python", "train.py") == 0
+    assert "was not tried" in doctor.found("python", "warning")["text"]
+
+
 # ---- the Python and the shim
 
 
@@ -437,6 +444,16 @@ def test_fault_a_dataset_that_hangs(doctor: Doctor, make_tree: Tree, tmp_path: P
         environment = {"PATH": f"{path}:{os.environ['PATH']}"}
         assert doctor("--", "python", "x", **environment) == 1
         assert "python, or a directory of PATH, does not answer" in doctor.found("python", "error")["text"]
+
+
+@needs_emulator
+def test_a_dataset_that_answers_slowly(doctor: Doctor, tmp_path: Path) -> None:
+    """All answers together take longer than the time after which a file system counts as one that hangs."""
+    with slow_source(tmp_path / "behind", Settings(metadata_latency_s=1.0), a=b"b") as slow:
+        began = time.monotonic()
+        assert doctor("--data", slow.path) == 0, doctor.findings
+        assert time.monotonic() - began > 2 * 5
+        assert "can be read, on fuse" in doctor.found(f"dataset {slow.path}", "ok")["text"]
 
 
 @needs_root

@@ -30,7 +30,7 @@ def test_in_a_job_of_two_nodes(slurm: Slurm, project: Project) -> None:
     assert codes == {"sound": 0, "faulty": 1}, told
     sound = {(item["check"], item["level"]): item["text"] for item in told["sound"]}
     assert f"slurm, job {job}, 2 nodes: {done['NodeList']}" == sound["scheduler", "ok"]
-    assert sound["local directory", "ok"].startswith(f"{LOCAL}/job.{job} ($TMPDIR={LOCAL}/job.{job}): ")
+    assert sound["local directory", "ok"].startswith(f"{LOCAL}/job.{job} ($TMPDIR={LOCAL}/job.{job}), on tmpfs: ")
     assert sound["nodes", "ok"].endswith(f" connects {done['NodeList']}")
     assert sound[f"dataset {DATA}", "ok"].startswith(f"{DATA} can be read")
     assert sound["python", "ok"]
