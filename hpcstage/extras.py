@@ -23,6 +23,10 @@ class Extra(Enum):
         return f"pip install {' '.join(self.value)}"
 
 
+OF_CHECKPOINTS = ("numpy", "xxhash")
+"""The packages without which there are no checkpoints: pyeclib only makes their erasure code faster."""
+
+
 class MissingPackage(UsageError):
     """Packages that a command needs are not installed for this Python."""
 

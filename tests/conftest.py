@@ -178,6 +178,7 @@ class Hpcstage:
     def __init__(self, cwd: Path, local_dir: Path) -> None:
         self.cwd = cwd
         self.local_dir = local_dir
+        self.python = sys.executable
         self._started: list[subprocess.Popen[bytes]] = []
         scheduler = ("SLURM", "PBS", "SGE", "PE_", "JOB_ID", "HPCSTAGE", "XDG_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(scheduler)}
@@ -191,7 +192,7 @@ class Hpcstage:
 
     def command(self, *arguments: str | bytes | os.PathLike[str]) -> list[str | bytes]:
         """The command line for some arguments."""
-        return [sys.executable, "-m", "hpcstage", *(os.fspath(a) for a in arguments)]
+        return [self.python, "-m", "hpcstage", *(os.fspath(a) for a in arguments)]
 
     def __call__(
         self,

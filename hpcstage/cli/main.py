@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": "hpcstage.cli.run:run",
     "plan": "hpcstage.cli.plan:plan",
+    "doctor": "hpcstage.cli.doctor:doctor",
     "report": "hpcstage.cli.report:report",
     "script": "hpcstage.cli.script:script",
     "clean": "hpcstage.cli.clean:clean",

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable
 
-from hpcstage.daemon.copying.changes import Changes
+from hpcstage.daemon.copying.changes import Changes, unnoticed
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.inodes import Inodes
 from hpcstage.daemon.copying.writes import Writes
@@ -132,9 +132,7 @@ class Voiding(Service):
         self._base.problems.append(Problem("dataset-replaced", text, remedy))
 
     def _unseen(self, what: str) -> None:
-        text = f"on {self._base.spec.host}, changes by programs without hpcstage are not noticed in {what}"
-        remedy = "if such programs write to the datasets during the job, use --mode direct"
-        self._base.problems.append(Problem("changes-unseen", text, remedy))
+        self._base.problems.append(unnoticed(self._base.spec.host, what))
 
 
 def _path(message: Message) -> bytes:

@@ -7,6 +7,7 @@ nor a command.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -69,6 +70,15 @@ class Machine:
             return None
         return mount_kind(mounts, os.fsencode(os.path.realpath(path)))
 
+    def kinds_below(self, path: str) -> list[str]:
+        """Returns the file systems that are mounted below `path`."""
+        try:
+            mounts = Path("/proc/self/mountinfo").read_bytes()
+        except OSError:
+            return []
+        above = os.fsencode(os.path.realpath(path)).rstrip(b"/") + b"/"
+        return [kind for point, kind in _mounts(mounts) if point.startswith(above) and point != above]
+
     def space(self, path: str) -> Space:
         """Returns what is free for an ordinary user."""
         found = os.statvfs(path)
@@ -106,6 +116,15 @@ def mount_kind(mountinfo: bytes, path: bytes) -> str | None:
     """Returns the type of the innermost mount above `path`; of two mounts on one directory the later hides the
     other."""
     best, kind = -1, None
+    for point, found in _mounts(mountinfo):
+        above = point if point.endswith(b"/") else point + b"/"
+        if len(point) >= best and (path + b"/").startswith(above):
+            best, kind = len(point), found
+    return kind
+
+
+def _mounts(mountinfo: bytes) -> Iterator[tuple[bytes, str]]:
+    """Yields the directory of each mount and its type."""
     for line in mountinfo.splitlines():
         head, _, tail = line.partition(b" - ")
         words = head.split(b" ")
@@ -115,10 +134,7 @@ def mount_kind(mountinfo: bytes, path: bytes) -> str | None:
         if b"\\" in point:
             for escape, char in _ESCAPES.items():
                 point = point.replace(escape, char)
-        above = point if point.endswith(b"/") else point + b"/"
-        if len(point) >= best and (path + b"/").startswith(above):
-            best, kind = len(point), tail.split(b" ", 1)[0].decode("ascii", "replace")
-    return kind
+        yield point, tail.split(b" ", 1)[0].decode("ascii", "replace")
 
 
 def _available_bytes() -> int | None:

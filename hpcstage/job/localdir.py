@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcstage import inherited
 from hpcstage.config.model import DISK_VARIABLES
 from hpcstage.config.parse import expand
-from hpcstage.errors import NoLocalDir
+from hpcstage.errors import NoLocalDir, NotStarted
 from hpcstage.job.disks import Machine, Probe, Space, is_memory, is_network
 from hpcstage.job.types import Job
 from hpcstage.plan.budget import BudgetFacts
@@ -29,6 +29,8 @@ _NOT_BY_SSH = (
     "schedulers make the job's directory for processes that they start, not for those that come by ssh: put hpcstage "
     "in front of the launcher, or give --local-dir DIR, a directory that every node has"
 )
+
+Touches = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,27 @@ class _Candidate:
     """Whether it is, or lies in, a directory that the scheduler names, and so perhaps deletes with the job."""
 
 
-def choose(setting: str | None, env: Mapping[str, str], job: Job, *, fs: Probe | None = None) -> LocalDir | None:
+def require(setting: str | None, env: Mapping[str, str], job: Job, touches: Touches = lambda _path: None) -> LocalDir:
+    """Returns what `choose` returns. Raises NotStarted if the user wants no directory."""
+    chosen = choose(setting, env, job, touches=touches)
+    if chosen is None:
+        raise NotStarted("local_dir is none", "give --local-dir")
+    return chosen
+
+
+def choose(
+    setting: str | None,
+    env: Mapping[str, str],
+    job: Job,
+    *,
+    fs: Probe | None = None,
+    touches: Touches = lambda _path: None,
+) -> LocalDir | None:
     """Returns the directory to use on this node; None if the user wants none.
 
-    `setting` is the value of local_dir; None or `auto` means what the scheduler made. Raises NoLocalDir, whose message
-    names every candidate that failed.
+    `setting` is the value of local_dir; None or `auto` means what the scheduler made. `touches` is told of each
+    directory before it is looked at, as its file system may hang. Raises NoLocalDir, whose message names every
+    candidate that failed.
     """
     probe = fs or Machine()
     scheduled = job.scheduler != "none"
@@ -87,9 +105,10 @@ def choose(setting: str | None, env: Mapping[str, str], job: Job, *, fs: Probe |
         what = f"the umask {inherited.umask():04o} takes this user's own rights to new files and directories away"
         raise NoLocalDir(f"no node-local directory: {what}", "umask 022")
     if setting not in (None, "auto"):
-        return _explicit(setting, env, scheduled, probe)
+        return _explicit(setting, env, scheduled, probe, touches)
     skipped: list[str] = []
     for candidate in _automatic(env, scheduled):
+        touches(candidate.path)
         try:
             return _checked(candidate, probe, tuple(skipped))
         except _Unfit as error:
@@ -103,9 +122,10 @@ class _Unfit(Exception):
     """The candidate cannot be used; the text says why."""
 
 
-def _explicit(setting: str, env: Mapping[str, str], scheduled: bool, probe: Probe) -> LocalDir:
+def _explicit(setting: str, env: Mapping[str, str], scheduled: bool, probe: Probe, touches: Touches) -> LocalDir:
     try:
         path = RAM if setting == "ram" else os.path.abspath(expand(setting, env))
+        touches(path)
         shown = setting if setting in ("ram", path) else f"{setting} ({path})"
         of_job = scheduled and _is_of_job(path, env)
         return _checked(_Candidate(path, f"local_dir is {shown}", True, scheduled, of_job), probe, ())

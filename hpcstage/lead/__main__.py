@@ -207,7 +207,7 @@ class Lead:
     def _say_unconnected(self) -> None:
         if (self.ending or not self.world.running) and self.world.why != self._why_said:
             self._why_said = self.world.why
-            text = f"the nodes are not connected, each stages for itself: {self.world.why}"
+            text = f"{world.UNCONNECTED}: {self.world.why}"
             say("problem", Problem("group-lost", text, "see nodes/lead.log in the run directory").to_line())
 
     # ---- the end

@@ -41,6 +41,8 @@ LATE_S = 20.0
 APART_S = 5.0
 """A launcher that has said that a process failed ends within so many seconds, or waits for a node that is lost."""
 LEAST_GOODBYE_S = 0.2
+UNCONNECTED = "the nodes are not connected, each stages for itself"
+"""What is said where no program connects them, before the reason."""
 _VERSION_S = 10.0
 _FAILED = re.compile(r"srun: error: \S+: tasks? ")
 """What srun says when a process has failed; other launchers do not outlive that."""
@@ -78,10 +80,8 @@ class World:
         """Whether no more program will be started."""
         self.mpiexec = find_mpiexec()
         self.mpi = mpi_of(self.mpiexec)
-        if (missing := extras.missing(Extra.MPI, "mpi4py")) is not None:
-            self.over, self.why = True, missing.line()
-        elif self.mpiexec is None and launcher != "srun":
-            self.over, self.why = True, "there is no mpiexec"
+        if (why := why_none(launcher, self.mpiexec)) is not None:
+            self.over, self.why = True, why
 
     @property
     def is_hopeless(self) -> bool:
@@ -183,6 +183,13 @@ class World:
                 mpifiles.unlink(left)
             self._output.kill()
             self._output = None
+
+
+def why_none(launcher: str, mpiexec: str | None) -> str | None:
+    """Returns why no MPI program can be started here; None if nothing is known to be in the way."""
+    if (missing := extras.missing(Extra.MPI, "mpi4py")) is not None:
+        return missing.line()
+    return "there is no mpiexec" if mpiexec is None and launcher != "srun" else None
 
 
 def find_mpiexec() -> str | None:

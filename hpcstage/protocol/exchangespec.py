@@ -18,6 +18,8 @@ OURS = "hpcstage exchange on "
 STANDS = "hpcstage-group "
 """The beginning of a line that the exchange of rank 0 prints for the lead, with the generation of the membership: once
 all have come together, and when a node has left."""
+TRIED = "hpcstage-tried "
+"""The beginning of the line that a trial prints, with the MPI library that connected its processes."""
 
 
 @dataclass(frozen=True)

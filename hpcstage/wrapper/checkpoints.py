@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 RESTORED_S = 3600.0
 """The command waits for so long until the newest state lies in its directory; a signal ends the wait."""
-_NEEDED = ("numpy", "xxhash")
 _ON_ONE_NODE = "checkpoints are protected by their copies in DIR alone: one node has no other that could keep parities"
 _NOT_REACHED = "the other nodes of the job are not reached"
 _SILENT = "not all nodes said in time that they have the newest state"
@@ -90,7 +89,7 @@ class RunCheckpoints(RunOutputs):
         super().give_up(why)
 
     def _prepare(self, place: kept.KeptPlace, node: RunNode, config: Config) -> None:
-        if (missing := extras.missing(Extra.CHECKPOINT, *_NEEDED)) is not None:
+        if (missing := extras.missing(Extra.CHECKPOINT, *extras.OF_CHECKPOINTS)) is not None:
             raise CannotPrepare(missing.line())
         above = place.path.parent
         self._earlier = leftovers.take_checkpoints(above, self.part.directory)  # the start named them

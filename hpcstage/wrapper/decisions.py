@@ -31,10 +31,10 @@ _ORDERS = {
 
 
 def before(
-    config: Config, data: Datasets, job: Job, local: LocalDir, group: Grouping | None, direct_why: str
+    config: Config, datasets: Datasets, job: Job, local: LocalDir, group: Grouping | None, direct_why: str
 ) -> list[str]:
     """Returns what is decided before the command starts."""
-    roots = ", ".join(os.fsdecode(dataset.root) for dataset in data.datasets) or "none"
+    roots = ", ".join(os.fsdecode(dataset.root) for dataset in datasets.all) or "none"
     mode = f"mode direct: {direct_why}" if direct_why else _set(config, "mode", _MODES[config.mode])
     lines = [f"datasets: {roots} ({config.origin['data']})", mode, f"staging below {local.path} ({local.why})"]
     if config.origin["local_dir"] != "default":

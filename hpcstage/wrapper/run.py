@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
 import time
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcstage import inherited
+from hpcstage import extras, inherited
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError, NoLocalDir, NotStarted, UsageError
 from hpcstage.plan.dataset import datasets as plan_datasets
@@ -26,6 +25,7 @@ from hpcstage.problem import NO_PYTHON, Problem
 from hpcstage.wrapper import closing, messages
 from hpcstage.wrapper.child import Child, Signals, finish
 from hpcstage.wrapper.passthrough import replace_with
+from hpcstage.wrapper.program import unserved
 from hpcstage.wrapper.runpart import Clock, report_not_staged
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 _WAIT_S = 0.05
 _ASKS_TO_END = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU})
-_MOST_WORDS = 50
 _PLACEHOLDER = re.compile(r"\{(out|checkpoint)\}")
 
 
@@ -65,7 +64,7 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
             messages.warn(f"{{{key}}} is {directory} itself on the nodes of this job, and nothing on a local disk")
     try:
         with _preparing():
-            datasets = _resolve(command, config)
+            datasets = resolve(command, config)
     except NotStarted as error:
         nothing = plan_datasets.Datasets([], [], {})
         return _without_us(command, config, error, Signals(), nothing, started)
@@ -81,7 +80,9 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
         signals.release()
 
 
-def _resolve(command: Sequence[str], config: Config) -> Datasets:
+def resolve(command: Sequence[str], config: Config) -> Datasets:
+    """Returns the datasets. Raises UsageError if these, or the directories and the training that are asked for, cannot
+    be used."""
     cwd = inherited.directory()
     if config.elastic is None and config.name is not None:
         raise UsageError("--name is for --elastic", "add --elastic MIN:MAX, or leave it out")
@@ -123,6 +124,9 @@ def _preparing() -> Iterator[None]:
     except HpcstageError:
         raise
     except Exception as error:  # noqa: BLE001
+        missing = extras.of_import(error) if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None:
+            raise NotStarted(missing.what, missing.remedy) from None
         raise NotStarted(f"cannot prepare the run on {socket.gethostname()}: {_fault(error)}") from None
 
 
@@ -182,8 +186,9 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
         raise
     with _warning("cannot note that the command runs"):
         session.started(child.pid)
-        if session.config.data and session.mode != "direct" and session.is_first:
-            _say_who_is_served(command)
+        is_told = session.config.data and session.mode != "direct" and session.is_first
+        if is_told and (said := unserved(command)) is not None:
+            messages.warn(said, says_too=NO_PYTHON)
     status = child.wait(_watch_of(session))
     with _warning("cannot end this run cleanly"):
         session.ended()
@@ -193,30 +198,6 @@ def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
             _drain(session.directories, session, signals, status)
         closing.close(session, status)
     return status
-
-
-def _say_who_is_served(command: Sequence[str]) -> None:
-    """Says that programs that are not Python are not served, where the command is one and names no other program."""
-    path = shutil.which(command[0])
-    names_others = any(map(_may_be_program, command[1 : 1 + _MOST_WORDS]))
-    if path is None or names_others or os.path.basename(os.path.realpath(path)).startswith(("python", "pypy")):
-        return
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        if file.read(4) == b"\x7fELF":
-            name, served = os.path.basename(path), "hpcstage serves the Python programs that it starts"
-            text = f"{name} is not Python: {served}, and what others read comes from the source"
-            messages.warn(text, says_too=NO_PYTHON)
-
-
-def _may_be_program(word: str) -> bool:
-    """Tells whether a word may name a program. Paths are not looked at: their file system may hang."""
-    return (
-        ".py" in word
-        or ".sh" in word
-        or "python" in word
-        or word.startswith("./")
-        or ("/" not in word and bool(shutil.which(word)))
-    )
 
 
 def _elastic(

@@ -113,9 +113,7 @@ class Session:
         host = socket.gethostname()
         job = jobs.detect(os.environ, hostname=host, parent_pid=os.getppid())
         grouping.require_node(job)
-        local = localdir.choose(config.local_dir, os.environ, job)
-        if local is None:
-            raise NotStarted("local_dir is none", "give --local-dir")
+        local = localdir.require(config.local_dir, os.environ, job)
         group = together.find(config, job, local, host)
         alone = host if group is None else ""
         run_id = runpart.shared_id(job.run_key, config, alone) or runpart.unique_id(clock.unix_s, job.job_id)
@@ -150,7 +148,7 @@ class Session:
                 if messages.tells_decisions():
                     from hpcstage.wrapper import decisions
 
-                    for line in decisions.before(config, data, job, local, group, part.direct_why):
+                    for line in decisions.before(config, datasets, job, local, group, part.direct_why):
                         messages.info(line)
             session = cls(
                 config, control.ClaimedNode(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock
@@ -276,10 +274,9 @@ class Session:
             if self.node.lock_fd is not None:
                 shutil.rmtree(self.node.path, ignore_errors=True)
             self.node.close()
-            if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
-                raise
-            what = f"cannot write to the local directory {local.path}: {error.strerror}"
-            raise LocalDiskProblem(what, _NO_ROOM[error.errno]) from None
+            if (found := explained(error, local)) is not error:
+                raise found from None
+            raise
         if lead is not None and group is not None:
             self._begin_group(group, lead)
 
@@ -347,6 +344,14 @@ class Session:
         """Copies the daemon's log to where it is found later."""
         with contextlib.suppress(OSError):
             replace_copy(self.node.log, self.log_kept)
+
+
+def explained(error: Exception, local: LocalDir) -> Exception:
+    """Returns what to tell of an error while a node directory is filled: where there is no room, and what to do."""
+    if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
+        return error
+    what = f"cannot write to the local directory {local.path}: {error.strerror}"
+    return LocalDiskProblem(what, _NO_ROOM[error.errno])
 
 
 def _node_of(config: Config, local: LocalDir, job: jobs.Job, run_id: str, group: Grouping | None) -> RunNode:

@@ -35,15 +35,24 @@ from hpcstage.inotify import (
 )
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.roots import is_below
+from hpcstage.problem import Problem
 
 HELPER = "changes"
 LEADS_HELPER = "leads"
 LEADS_EVERY_S = 10.0
 MOST_WATCHES = 65_536
 LIMIT_FILE = Path("/proc/sys/fs/inotify/max_user_watches")
-_MASK = MODIFY | ATTRIB | CLOSE_WRITE | CREATE | MOVES
+NO_WATCH_LEFT = "the limit of this user's watches: fs.inotify.max_user_watches"
+NO_QUEUE_LEFT = "the limit of this user's queues: fs.inotify.max_user_instances"
+MASK = MODIFY | ATTRIB | CLOSE_WRITE | CREATE | MOVES
 _MASK_ABOVE = ATTRIB | SELF | DONT_FOLLOW
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+
+
+def unnoticed(host: str, where: str) -> Problem:
+    """Returns what to tell of directories that are not watched."""
+    text = f"on {host}, changes by programs without hpcstage are not noticed in {where}"
+    return Problem("changes-unseen", text, "if such programs write to the datasets during the job, use --mode direct")
 
 
 class Changes:
@@ -156,7 +165,7 @@ def _watch_all(watched: EventQueue, manifest: Manifest) -> tuple[list[tuple[int,
     names: list[tuple[int, str]] = []
     missing, why = 0, ""
     above = ((path, _MASK_ABOVE) for path in to_watch_above(manifest))
-    for path, mask in chain(above, ((path, _MASK) for path in to_watch(manifest))):
+    for path, mask in chain(above, ((path, MASK) for path in to_watch(manifest))):
         if why and len(names) >= most:
             missing += 1
             continue
@@ -168,7 +177,7 @@ def _watch_all(watched: EventQueue, manifest: Manifest) -> tuple[list[tuple[int,
             missing += 1
             if error.errno == errno.ENOSPC:
                 most = len(names)
-                why = "the limit of this user's watches: fs.inotify.max_user_watches"
+                why = NO_WATCH_LEFT
             else:
                 why = why or str(error.strerror)
     return names, missing, why

@@ -54,6 +54,11 @@ class MpiWorld:
             self._mpi.Finalize()
             raise WorldError(_other_size(expected, self.size) if self.rank == 0 else "")
 
+    @property
+    def library(self) -> str:
+        """Returns the MPI library's name and version."""
+        return " ".join(str(self._mpi.Get_library_version()).splitlines()[0].strip("\0").split())
+
     def meet(self, timeout_s: float) -> None:
         """Returns once all processes have come so far."""
         self._wait(self._comm.Ibarrier(), timeout_s)

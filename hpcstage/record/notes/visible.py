@@ -31,6 +31,9 @@ REASONS = {
     ),
     "local_error": ("could not be read from the local disk", "check the health and the quota of the local disk"),
 }
+DROPPED = "python -I, -E or -S, `env -i`, sudo and containers with a clean environment drop PYTHONPATH: pass it on"
+SHIM_OFF = "try --intercept python; please report the platform"
+REINSTALL = "reinstall hpcstage where a C compiler exists (x86-64 or aarch64, glibc)"
 KNOWN_ORDERS = ("given", "sampler", "trace")
 
 
@@ -45,10 +48,7 @@ def nothing_attached(record: Record) -> Iterator[Note]:
     """Notes that no shim ran in any process."""
     if record.coverage.processes_attached != 0 or not _is_judged(record):
         return
-    remedy = _how_to_attach(record) or (
-        "python -I, -E or -S, `env -i`, sudo and containers with a clean environment drop PYTHONPATH: "
-        "pass it on; programs that are not Python are not redirected"
-    )
+    remedy = _how_to_attach(record) or f"{DROPPED}; programs that are not Python are not redirected"
     if record.coverage.processes_missed:
         severity = Severity.ERROR if record.run.stages else Severity.WARNING
         text = "no Python process of the command attached: what it read came from the source, and was not measured"
@@ -99,7 +99,7 @@ def shim_off(record: Record) -> Iterator[Note]:
     if count:
         who = format_number(count, "process", "processes")
         text = f"in {who} redirection failed its self-test: they read the source"
-        yield Note("shim-off", Severity.WARNING, text, "try --intercept python; please report the platform")
+        yield Note("shim-off", Severity.WARNING, text, SHIM_OFF)
 
 
 def uncounted(record: Record) -> Iterator[Note]:
@@ -118,8 +118,7 @@ def python_layer(record: Record) -> Iterator[Note]:
     layers = record.coverage.layers
     if layers.get("python") and not layers.get("native") and record.coverage.opens:
         text = "Python layer only: files opened by C code were read from the source, and reads are not timed"
-        remedy = "reinstall hpcstage where a C compiler exists (x86-64 or aarch64, glibc), or drop --intercept python"
-        yield Note("python-layer", Severity.INFO, text, remedy)
+        yield Note("python-layer", Severity.INFO, text, f"{REINSTALL}, or drop --intercept python")
 
 
 def not_swapped(record: Record) -> Iterator[Note]:
