@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from http.client import HTTPConnection
-from http.server import BaseHTTPMessageHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -100,7 +100,7 @@ class Forgetful:
         """What happens then, before it is asked again."""
         between = self
 
-        class Handler(BaseHTTPMessageHandler):
+        class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:

@@ -20,7 +20,6 @@ class PeerCounts:
 
     peer_files: int = 0
     peer_bytes: int = 0
-    sent_files: int = 0
     sent_bytes: int = 0
 
 
@@ -90,6 +89,5 @@ class Received:
         self._engine.hooks.final(id_)
 
     def sent(self, message: exchange.Sent) -> None:
-        """Counts files that the exchange has sent to another node."""
-        self._counts.sent_files += message.files
+        """Counts bytes that the exchange has sent to another node."""
         self._counts.sent_bytes += message.size_bytes

@@ -51,7 +51,6 @@ class OpenLog:
         """The time of the next look at the rings."""
         self.is_on = False
         """Whether processes log."""
-        self.was_on = False
 
     @property
     def more(self) -> bool:
@@ -60,7 +59,7 @@ class OpenLog:
 
     def start(self) -> None:
         """Makes processes log what they open from here on."""
-        self.is_on = self.was_on = True
+        self.is_on = True
         self._page.set_logging(True)
 
     def stop(self, find: Finder | None) -> list[Event]:

@@ -32,7 +32,6 @@ _MOST_RAW_BYTES = 1 << 30
 DAMAGED = "the trace is damaged"
 DIRECTORY = "traces"
 """The directory of traces below the user's state directory."""
-PROVENANCE = "trace"
 MOST_BYTES = 64 << 20
 MOST_FILES = 64
 MOST_TOTAL_BYTES = 512 << 20
