@@ -92,7 +92,7 @@ class NodeRow:
     index: Count | None = None
     """The node's index in the job; node 0 scans."""
     state: Presence = Presence.OK
-    """died: its daemon ended before the job did; missing: none ever reported."""
+    """died: its daemon ended before the job did; missing: none ever reported; silent: none has reported for a while."""
     why: str | None = None
     """Why the node died or is missing, as far as anybody said."""
     slow: tuple[str, ...] = ()
@@ -378,6 +378,11 @@ class Record:
     def number(self, state: Presence) -> int:
         """Returns the number of nodes in a state."""
         return sum(node.state is state for node in self.nodes)
+
+    @property
+    def lost_nodes(self) -> int:
+        """Returns the number of nodes that never came up or died."""
+        return self.number(Presence.MISSING) + self.number(Presence.DIED) + self.number(Presence.SILENT)
 
     @property
     def keeps_directories(self) -> bool:

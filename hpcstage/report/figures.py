@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 from hpcstage.record.figures.counts import ratio
 from hpcstage.record.index import Earlier
-from hpcstage.record.parts.roster import Presence
 from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, TimeSplit
 from hpcstage.units import format_duration, format_rate, format_share, format_size
 
@@ -146,7 +145,7 @@ def source_times(record: Record, group: GroupSection) -> str:
         return ""
     value = f"{group.source_times:.3g}"
     often = "once" if value == "1" else f"{value} times"
-    whole = group.reported >= group.nodes and not record.number(Presence.DIED)
+    whole = group.reported >= group.nodes and not record.lost_nodes
     return f"source read {often}" if whole else f"source read at least {often}"
 
 
