@@ -25,6 +25,7 @@ COMMANDS = {
     "plan": "hpcstage.cli.plan:plan",
     "report": "hpcstage.cli.report:report",
     "list": "hpcstage.cli.list:list_runs",
+    "compare": "hpcstage.cli.compare:compare",
     "clean": "hpcstage.cli.clean:clean",
     "checkpoint": "hpcstage.cli.checkpoint:checkpoint",
     "config": "hpcstage.cli.config:config",

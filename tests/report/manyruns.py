@@ -17,6 +17,7 @@ import manylab
 from conftest import Hpcstage, python_command, wait_for
 from recordcases import node_part, run_part, trainer, worker
 
+from hpcstage.protocol.rundir import NODES, PART, RUNS
 from hpcstage.record import files, index
 from hpcstage.record.compose import compose
 
@@ -70,16 +71,21 @@ def write(path: Path, data: object, at_s: float) -> None:
 @contextmanager
 def going(hpcstage: Hpcstage, *words: str | os.PathLike[str]) -> Iterator[subprocess.Popen[bytes]]:
     """A run whose command waits until the end of the block; its nodes have written their parts once."""
-    stop = hpcstage.cwd / "stop"
+    stop, before = hpcstage.cwd / "stop", _parts(hpcstage.cwd)
     with hpcstage.start("run", *words, "--", *python_command(WAITS, stop)) as process:
         try:
-            wait_for(lambda: bool(list(hpcstage.cwd.glob("hpcstage-runs/*/run.part.json"))))
-            wait_for(lambda: bool(list(hpcstage.cwd.glob("hpcstage-runs/*/nodes/*.json"))))
+            wait_for(lambda: {path.name == PART for path in _parts(hpcstage.cwd) - before} == {True, False})
             yield process
         finally:
             stop.touch()
             process.communicate(timeout=60)
             stop.unlink()
+
+
+def _parts(cwd: Path) -> set[Path]:
+    """The wrappers' parts, and those of the nodes, of all runs below a directory."""
+    ends = (PART, f"{NODES}/*.json")
+    return {path for place in ("*", f"{RUNS}/*") for end in ends for path in cwd.glob(f"{place}/{end}")}
 
 
 def grow_old(directory: Path, age_s: float = 3600.0) -> None:
