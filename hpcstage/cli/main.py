@@ -26,6 +26,7 @@ COMMANDS = {
     "report": "hpcstage.cli.report:report",
     "list": "hpcstage.cli.list:list_runs",
     "compare": "hpcstage.cli.compare:compare",
+    "prune": "hpcstage.cli.prune:prune",
     "clean": "hpcstage.cli.clean:clean",
     "checkpoint": "hpcstage.cli.checkpoint:checkpoint",
     "config": "hpcstage.cli.config:config",

@@ -62,12 +62,12 @@ class Pace:
     def _copying(self, record: Record) -> Iterator[str]:
         if not record.run.stages:
             return
-        done, share, left_s = copied(record), self._copies.share, self._copies.left_s
-        if share is None:
+        done, left_s = copied(record), self._copies.left_s
+        if not done.all_files:
             yield f"{format_number(done.files, 'copy', 'copies')} made"
             return
         yield f"{done.files:,} of {done.all_files:,} files copied ({format_share(done.files / done.all_files)})"
-        if left_s and share < 1:
+        if left_s and done.files < done.all_files:
             yield f"about {format_duration(max(1, round(left_s)))} left for the rest"
 
 
