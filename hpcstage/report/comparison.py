@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from hpcstage.record.schema import Contention, Record
+from hpcstage.record.schema import Record
 from hpcstage.report import figures
 
 Unit = Literal["s", "bytes", "bytes/s", "ms", "share", "count", "text"]
@@ -101,11 +101,6 @@ FORMS: dict[Unit, Callable[[float], str]] = {
 RATED = frozenset({"s", "bytes", "bytes/s", "ms"})
 
 
-def _contended_s(part: Contention) -> float | None:
-    """Returns how long the source was slow; None where that cannot be said."""
-    return None if part.verdict in (None, "unknown") else sum(one.end_s - one.start_s for one in part.periods)
-
-
 FIGURES: tuple[tuple[str, Unit, Callable[[Record], Value]], ...] = (
     ("total", "s", lambda r: r.time_split.total_s),
     ("  before the command", "s", lambda r: r.time_split.before_s),
@@ -126,7 +121,7 @@ FIGURES: tuple[tuple[str, Unit, Callable[[Record], Value]], ...] = (
     ("read from local disk", "bytes", lambda r: r.totals.local_bytes),
     ("best bandwidth", "bytes/s", lambda r: r.contention.best_bytes_per_s),
     ("typical bandwidth", "bytes/s", lambda r: r.contention.typical_bytes_per_s),
-    ("contention", "s", lambda r: _contended_s(r.contention)),
+    ("contention", "s", lambda r: figures.contended_s(r.contention)),
     ("open at source, p50", "ms", lambda r: r.contention.latency_ms.open.p50),
     ("open at source, p95", "ms", lambda r: r.contention.latency_ms.open.p95),
     ("read at source, p50", "ms", lambda r: r.contention.latency_ms.read.p50),

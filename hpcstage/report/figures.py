@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from hpcstage.record.figures.counts import ratio
 from hpcstage.record.index import Earlier
-from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, TimeSplit
+from hpcstage.record.schema import Contention, GroupSection, NodeRow, Record, RunSection, TimeSplit
 from hpcstage.units import format_duration, format_rate, format_share, format_size
 
 UNKNOWN = "not measured"
@@ -124,6 +124,11 @@ def reported(group: GroupSection | None) -> str:
 def wait_share(split: TimeSplit) -> float | None:
     """Returns the share of the wall time in which the program waited for files."""
     return ratio(split.waited_s, split.wall_s)
+
+
+def contended_s(part: Contention) -> float | None:
+    """Returns how long the source was slow; None where that cannot be said."""
+    return None if part.verdict in (None, "unknown") else sum(one.end_s - one.start_s for one in part.periods)
 
 
 def headroom(split: TimeSplit) -> str:
