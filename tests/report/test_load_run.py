@@ -58,17 +58,21 @@ def test_to_import_hpcstage_is_light() -> None:
     assert done.stdout == "[]\n"
 
 
+def readable(name: str) -> str:
+    """A name whose bytes that are not UTF-8 are escaped."""
+    return name.encode(errors="backslashreplace").decode()
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_frames(case: str) -> None:
     pytest.importorskip("pandas", reason="needs pandas")
     record = Record.from_json(CASES[case]())
     frames = record.to_frames()
     assert set(frames) == {"nodes", "time", "datasets", "series", "periods", "notes"}
-    hosts = [node.host.encode(errors="backslashreplace").decode() for node in record.nodes]
-    assert list(frames["nodes"]["host"]) == hosts
+    assert list(frames["nodes"]["host"]) == [readable(node.host) for node in record.nodes]
     assert list(frames["nodes"]["state"]) == [node.state.value for node in record.nodes]
     assert len(frames["series"]) == len(record.series.start_s)
     assert list(frames["periods"]["loss"]) == [period.loss for period in record.contention.periods]
-    assert list(frames["notes"]["id"]) == [note.id for note in record.notes]
+    assert list(frames["notes"]["id"]) == [readable(note.id) for note in record.notes]
     (wall_s,) = frames["time"]["wall_s"]
     assert wall_s == pytest.approx(record.time_split.wall_s) or record.time_split.wall_s is None
