@@ -25,6 +25,8 @@ from hpcstage.units import format_duration, format_number, format_rate, format_s
 EVERY_S = 2.0
 LEAST_PAUSE = 5
 """Between two looks the follower sleeps at least so many times as long as a look takes."""
+UNKNOWN_COLUMNS = 80
+"""Some terminals do not say how wide they are."""
 GOES_ON = frozenset({"running", "unclear"})
 CYCLE_S = 9.5
 """In little more than this all nodes write their parts once, each at its own time."""
@@ -105,7 +107,7 @@ class Screen:
             return
         self._shown = line
         if self._is_terminal:
-            columns = os.get_terminal_size(sys.stdout.fileno()).columns
+            columns = os.get_terminal_size(sys.stdout.fileno()).columns or UNKNOWN_COLUMNS
             sys.stdout.write(f"\r\x1b[K{figures.clip(line, max(10, columns - 1))}")
         else:
             sys.stdout.write(figures.clean(line) + "\n")

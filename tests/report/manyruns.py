@@ -74,7 +74,7 @@ def going(hpcstage: Hpcstage, *words: str | os.PathLike[str]) -> Iterator[subpro
     stop, before = hpcstage.cwd / "stop", _parts(hpcstage.cwd)
     with hpcstage.start("run", *words, "--", *python_command(WAITS, stop)) as process:
         try:
-            wait_for(lambda: {path.name == PART for path in _parts(hpcstage.cwd) - before} == {True, False})
+            wait_for(lambda: {path.name == PART for path, _ in _parts(hpcstage.cwd) - before} == {True, False})
             yield process
         finally:
             stop.touch()
@@ -82,10 +82,11 @@ def going(hpcstage: Hpcstage, *words: str | os.PathLike[str]) -> Iterator[subpro
             stop.unlink()
 
 
-def _parts(cwd: Path) -> set[Path]:
-    """The wrappers' parts, and those of the nodes, of all runs below a directory."""
+def _parts(cwd: Path) -> set[tuple[Path, int]]:
+    """The wrappers' parts, and those of the nodes, of all runs below a directory, and when they were written."""
     ends = (PART, f"{NODES}/*.json")
-    return {path for place in ("*", f"{RUNS}/*") for end in ends for path in cwd.glob(f"{place}/{end}")}
+    found = (path for place in ("*", f"{RUNS}/*") for end in ends for path in cwd.glob(f"{place}/{end}"))
+    return {(path, path.stat().st_mtime_ns) for path in found}
 
 
 def grow_old(directory: Path, age_s: float = 3600.0) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -81,6 +83,24 @@ def test_a_node_that_is_lost_on_the_way(hpcstage: Hpcstage, make_tree: Tree) -> 
     assert "warning: nothing was heard from " in said()
     assert said().count("nothing was heard from ") == 1
     assert process.returncode == 0
+
+
+def test_on_a_terminal_one_line_changes(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    ours, theirs = pty.openpty()
+    got, words, where = b"", hpcstage.command("report", "--follow"), {"cwd": hpcstage.cwd, "env": hpcstage.env}
+    with manyruns.going(hpcstage, "--data", make_tree(files=3)):
+        process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, **where)  # type: ignore[call-overload]
+        os.close(theirs)
+        while b"files copied" not in got:
+            got += os.read(ours, 65536)
+    with contextlib.suppress(OSError):  # the other end is closed
+        while chunk := os.read(ours, 65536):
+            got += chunk
+    os.close(ours)
+    assert process.wait(60) == 0
+    line, _, rest = got.decode().rpartition("\r\x1b[K")
+    assert line.count("\n") == 0, "until the end the line is written over"
+    assert "hpcstage report: " in rest.partition("\r\n")[2]
 
 
 def test_who_follows_may_stop_at_any_time(hpcstage: Hpcstage, make_tree: Tree) -> None:

@@ -94,6 +94,16 @@ def test_a_run_that_goes_on_ends_and_goes(hpcstage: Hpcstage, make_tree: Callabl
     assert b"ended, directory gone" in hpcstage("list").stdout
 
 
+def test_a_run_into_the_directory_of_an_earlier_one(hpcstage: Hpcstage, make_tree: Callable[..., Path]) -> None:
+    words = ("--run-dir", "results", "--data", make_tree(files=3))
+    with manyruns.going(hpcstage, *words):
+        pass
+    with manyruns.going(hpcstage, *words):
+        assert states(hpcstage) == [("running", 0, True), ("ended", 0, True)]
+        assert b"still running" in hpcstage("report", "results").stdout, "the record there is that of the earlier run"
+    assert states(hpcstage) == [("ended", 0, True)] * 2
+
+
 def test_a_killed_run(hpcstage: Hpcstage, make_tree: Callable[..., Path], local_dir: Path) -> None:
     with manyruns.going(hpcstage, "--data", make_tree(files=3)) as process:
         kill_all(process)
