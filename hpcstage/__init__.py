@@ -8,8 +8,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
+    from hpcstage.record.schema import Record
+
 __version__ = "0.1.0"
-__all__ = ["__version__", "order"]
+__all__ = ["__version__", "load_run", "order"]
 
 
 def order(paths: Iterable[str | bytes | os.PathLike[str]]) -> bool:
@@ -21,3 +23,17 @@ def order(paths: Iterable[str | bytes | os.PathLike[str]]) -> bool:
     from hpcstage.announce import order as announce
 
     return announce(paths)
+
+
+def load_run(run: str | os.PathLike[str]) -> Record:
+    """Returns the record of a run: of a run directory, its run.json, a run's id or a job's. Raises
+    `hpcstage.errors.NoResult`.
+
+    Its fields are those of `hpcstage report --json`; its `to_frames()` makes tables for pandas of it.
+    """
+    import os
+    from pathlib import Path
+
+    from hpcstage.record import files, lookup
+
+    return files.load_run(lookup.named_run(Path(run), os.environ, Path.cwd()))

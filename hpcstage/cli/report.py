@@ -15,8 +15,15 @@ from hpcstage.cli.command import Command
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
 @click.option("--nodes", is_flag=True, help="Print one line for each node of the job, failed and slow ones first.")
+@click.option("--follow", is_flag=True, help="Show how a run goes until it ends, then its report.")
+@click.option(
+    "--prom",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the figures for the textfile collector of Prometheus's node exporter.",
+)
 @click.option("--no-color", is_flag=True, help="No colour, not even on a terminal.")
-def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
+def report(run: Path | None, as_json: bool, nodes: bool, follow: bool, prom: Path | None, no_color: bool) -> int:
     """Show the report of RUN: a run directory, its run.json, a run's id or a job's; without it that of the last run.
 
     \b
@@ -24,6 +31,8 @@ def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
     hpcstage report 4711                                             the last run of job 4711
     hpcstage report hpcstage-runs/20261121-031422-1f3a5b7c --json
     hpcstage report --nodes
+    hpcstage report 4711 --follow                                    from the login node, too; Ctrl-C ends only this
+    hpcstage report --prom /var/lib/node_exporter/hpcstage.prom
 
     The last line names the page that explains every word and figure. Exit code 0: shown; 1: no such run; 2: bad usage.
     """
@@ -34,6 +43,16 @@ def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
 
     cwd = inherited.directory()
     path = lookup.named_run(run, os.environ, cwd) if run else lookup.last_run(os.environ, cwd)
+    if follow:
+        from hpcstage.report import follow as following
+
+        following.follow(path, following.Screen())
+    if prom is not None:
+        from hpcstage.report.prom import text
+        from hpcstage.writing import replace_text
+
+        replace_text(prom, text(files.load_run(path)), 0o644)
+        return 0
     if as_json:
         click.echo(json.dumps(files.load_run(path).to_json(), indent=1))
         return 0

@@ -43,7 +43,7 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
 
     `running` says why the command is taken to be still running, where hpcstage saw no end of it.
     """
-    nodes = _read(run, parts, running=running is not None)
+    nodes = _read(run, parts, running)
     wall_s = wall_of(run, [node for node in nodes if node.speaks] or nodes)
     nodes = [replace(node, split=fit(node.times.mean, wall_s or 0.0)) for node in nodes]
     contention, paces = contention_of(nodes)
@@ -83,9 +83,9 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
     return replace(record, notes=notes_of(record))
 
 
-def _read(run: RunPart, parts: Iterable[NodePart], *, running: bool) -> list[Digest]:
+def _read(run: RunPart, parts: Iterable[NodePart], running: Life | None) -> list[Digest]:
     """Returns the nodes by index."""
-    found = [digest_of(run, part, running=running) for part in parts if not is_left_over(run, part)]
+    found = [digest_of(run, part, running) for part in parts if not is_left_over(run, part)]
     nodes = sorted(_without_doubles(found), key=lambda node: node.index)
     names = names_of([node.part for node in nodes])
     return [replace(node, name=name) for node, name in zip(nodes, names, strict=True)]
@@ -115,14 +115,14 @@ def _run(run: RunPart, nodes: Sequence[Digest], running: Life | None) -> RunSect
         mode=part.mode if part else None,
         mode_asked=run.mode_asked,
         mode_why=run.direct_why or None,
-        state=_state(run, running),
+        state=state_of(run, running),
         started_unix_s=run.started_unix_s,
         exit_code=run.exit_code,
         signal=run.signal,
     )
 
 
-def _state(run: RunPart, running: Life | None) -> RunState:
+def state_of(run: RunPart, running: Life | None) -> RunState:
     """Says how far the run got, as far as hpcstage saw it."""
     if run.aside:
         return "aside"

@@ -47,15 +47,10 @@ def load(path: Path) -> Record:
 
 def load_run(path: Path) -> Record:
     """Reads the record of a run directory or a record file; composes that of a killed run from its parts."""
-    file = _record_file(path)
-    return _composed(path) if file is None else load(file)
-
-
-def _record_file(path: Path) -> Path | None:
-    """Returns the record's file; None where the record must be composed from the parts."""
     if not path.is_dir():
-        return path
-    return path / RECORD if (path / RECORD).exists() and not _late(path) else None
+        return load(path)
+    record = load(path / RECORD) if (path / RECORD).exists() else None
+    return _composed(path) if record is None or _is_late(record, path) else record
 
 
 def _composed(run_dir: Path) -> Record:
@@ -74,11 +69,13 @@ def _part_paths(run_dir: Path) -> list[Path]:
     return sorted((run_dir / NODES).glob("*.json"))
 
 
-def _late(run_dir: Path) -> bool:
-    """Returns whether a node of several wrote its part after the record was written, so that the record lacks it."""
+def _is_late(record: Record, run_dir: Path) -> bool:
+    """Returns whether the parts are of a later run into the same directory, or a node of several wrote its part after
+    the record was written, so that the record lacks it."""
     with contextlib.suppress(NoResult, OSError):
-        record = load(run_dir / RECORD)
-        if not record.complete and record.group and (run_dir / PART).exists():
+        if run_part(run_dir).started_unix_s > record.run.started_unix_s:
+            return True
+        if not record.complete and record.group:
             written_ns = (run_dir / RECORD).stat().st_mtime_ns
             return any(path.stat().st_mtime_ns > written_ns for path in _part_paths(run_dir))
     return False
@@ -86,7 +83,7 @@ def _late(run_dir: Path) -> bool:
 
 def _run(path: Path) -> RunPart:
     if (path / PART).exists():
-        return _run_part(path / PART)
+        return run_part(path)
     heads = [(node.host, node.started_unix_s, node.mode) for node in node_parts(path)]
     if not heads:
         raise NoResult(f"{path} holds no record of hpcstage", "give a run directory (hpcstage-runs/RUN) or run.json")
@@ -94,7 +91,9 @@ def _run(path: Path) -> RunPart:
     return RunPart(path.name, [], host, started_unix_s, mode_asked=mode, nodes=[head[0] for head in heads])
 
 
-def _run_part(path: Path) -> RunPart:
+def run_part(run_dir: Path) -> RunPart:
+    """Reads the wrapper's part of a run; NoResult says what is wrong with it."""
+    path = run_dir / PART
     try:
         return RunPart.from_json(_read(path))
     except ValueError as error:

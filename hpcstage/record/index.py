@@ -1,7 +1,9 @@
-"""Keeps the index of a user's runs: one JSON line for each in `$XDG_STATE_HOME/hpcstage/runs.jsonl`.
+"""Keeps the index of a user's runs: JSON lines in `$XDG_STATE_HOME/hpcstage/runs.jsonl`, one when a run starts and one
+when it ends, of which the last counts.
 
-The index makes `hpcstage report` without an argument possible and finds earlier runs of a command. It is a convenience:
-where it cannot be written (a read-only home) nothing fails, and a line that cannot be read is skipped.
+The index makes `hpcstage list` and `hpcstage report` without an argument possible and finds earlier runs of a command.
+It is a convenience: where it cannot be written (a read-only home) nothing fails, and a line that cannot be read is
+skipped.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ import json
 import os
 import pwd
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hpcstage.record.jsonform import read, written
 from hpcstage.writing import replacing
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 NAME = "runs.jsonl"
 MOST_RUNS = 1000
-"""The index is cut to this many last lines when it has more than twice as many."""
+"""The index is cut to the last lines of this many runs when it has more than three times as many lines."""
 LOCKED_S = 2.0
 """Others hold the lock for milliseconds: where it stays taken for this long, locks do not work on the file system."""
 RETRY_S = 0.01
@@ -45,6 +48,57 @@ class IndexLine:
     nodes: int = 1
     total_s: float | None = None
     """The seconds of the command, and of the staging before it."""
+    job_id: str | None = None
+    waited_s: float | None = None
+    """The seconds for which the program waited for data, with several nodes on the one that waited longest."""
+    lost_nodes: int = 0
+    state: str = "running"
+    """The state of the run when the line was written, as in the record."""
+
+    @classmethod
+    def of_part(cls, part: RunPart, run_dir: Path) -> IndexLine:
+        """Returns what the wrapper's part tells of a run."""
+        return cls(
+            run_id=part.run_id,
+            run_dir=os.path.abspath(run_dir),
+            command=part.command,
+            roots=part.roots,
+            started_unix_s=part.started_unix_s,
+            mode=part.mode_asked,
+            nodes=len(part.nodes) or 1,
+            job_id=part.job_id,
+        )
+
+    @classmethod
+    def of_record(cls, record: Record, run_dir: Path) -> IndexLine:
+        """Returns what the record tells of a run."""
+        run = record.run
+        return cls(
+            run_id=run.id,
+            run_dir=os.path.abspath(run_dir),
+            command=run.command,
+            roots=_roots(record),
+            started_unix_s=run.started_unix_s,
+            exit_code=run.exit_code,
+            mode=run.mode or run.mode_asked,
+            nodes=len(record.environment.nodes),
+            total_s=record.time_split.total_s,
+            job_id=record.environment.job_id,
+            waited_s=record.time_split.headroom_s,
+            lost_nodes=record.lost_nodes,
+            state=run.state,
+        )
+
+    def answers_to(self, asked: str) -> bool:
+        """Returns whether the run has this id or directory, or its job this id, also without the name of the job's
+        server (`123.pbs1`)."""
+        job_id = self.job_id or self.run_id
+        return asked in (self.run_id, os.path.basename(self.run_dir), job_id, job_id.partition(".")[0])
+
+    @property
+    def key(self) -> tuple[str, float]:
+        """Returns what the lines of a run have in common: later runs may use the same directory, and the same id."""
+        return self.run_dir, self.started_unix_s
 
 
 @dataclass(frozen=True)
@@ -78,15 +132,12 @@ def path_of(env: Mapping[str, str]) -> Path:
 
 def begin(part: RunPart, run_dir: Path, env: Mapping[str, str] = os.environ) -> None:
     """Appends a run that has just started, so that its report can be found even if it is killed. Never fails."""
-    _append(IndexLine(part.run_id, os.path.abspath(run_dir), part.command, part.roots, part.started_unix_s), env)
+    _append(IndexLine.of_part(part, run_dir), env)
 
 
 def add(record: Record, run_dir: Path, env: Mapping[str, str] = os.environ) -> None:
     """Appends a run that has ended. Never fails."""
-    run, path = record.run, os.path.abspath(run_dir)
-    began = IndexLine(run.id, path, run.command, _roots(record), run.started_unix_s)
-    nodes, total_s = len(record.environment.nodes), record.time_split.total_s
-    _append(replace(began, exit_code=run.exit_code, mode=run.mode, nodes=nodes, total_s=total_s), env)
+    _append(IndexLine.of_record(record, run_dir), env)
 
 
 def _roots(record: Record) -> list[str]:
@@ -100,12 +151,25 @@ def last(env: Mapping[str, str] = os.environ) -> Path | None:
 
 def known(env: Mapping[str, str] = os.environ) -> Iterator[Path]:
     """Yields the run directories of the index that still exist, the last first."""
-    return (path for line in _newest(env) if (path := Path(line["run_dir"])).is_dir())
+    return (path for line in newest(env) if (path := Path(line.run_dir)).is_dir())
+
+
+def newest(env: Mapping[str, str] = os.environ) -> Iterator[IndexLine]:
+    """Yields the last line of each run, the last first."""
+    try:
+        lines = path_of(env).read_bytes().splitlines()
+    except OSError:
+        return
+    seen = set[tuple[str, float]]()
+    for line in map(_line, reversed(lines)):
+        if line is not None and line.key not in seen:
+            seen.add(line.key)
+            yield line
 
 
 def find(roots: Sequence[str], env: Mapping[str, str] = os.environ) -> Path | None:
     """Returns the run directory of the last successful run on these datasets."""
-    found = (Path(line["run_dir"]) for line in _successful(roots, env))
+    found = (Path(line.run_dir) for line in _successful(roots, env))
     return next((path for path in found if path.is_dir()), None)
 
 
@@ -116,17 +180,30 @@ def earlier(record: Record, env: Mapping[str, str] = os.environ) -> list[Earlier
 
     run, nodes, took_s = record.run, len(record.environment.nodes), dict[str, list[float]]()
     for line in _successful(_roots(record), env):
-        mode, total_s, started_s = (line.get(key) for key in ("mode", "total_s", "started_unix_s"))
-        is_like = (line.get("command"), line.get("nodes")) == (list(run.command), nodes)
-        if is_like and mode and total_s is not None and started_s is not None and started_s < run.started_unix_s:
-            took_s.setdefault(mode, []).append(total_s)
+        is_like = (tuple(line.command), line.nodes) == (run.command, nodes)
+        if is_like and line.mode and line.total_s is not None and line.started_unix_s < run.started_unix_s:
+            took_s.setdefault(line.mode, []).append(line.total_s)
     return [Earlier(mode, len(values), median(values)) for mode, values in sorted(took_s.items())]
 
 
-def _successful(roots: Sequence[str], env: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def forget(run_dirs: Collection[str], env: Mapping[str, str] = os.environ) -> None:
+    """Removes the lines of these run directories. Raises OSError. Where locks do not work they stay: another process
+    may be appending a line."""
+    path = path_of(env)
+    if not run_dirs or not path.exists():
+        return
+    with _locked(path) as locked:
+        if locked:
+            lines = path.read_bytes().splitlines(keepends=True)
+            kept = [text for text in lines if (line := _line(text)) is None or line.run_dir not in run_dirs]
+            with replacing(path) as file:
+                file.write(b"".join(kept))
+
+
+def _successful(roots: Sequence[str], env: Mapping[str, str]) -> Iterator[IndexLine]:
     """Yields the successful runs on these datasets, the last first."""
     known = sorted(roots)
-    return (line for line in _newest(env) if line.get("exit_code") == 0 and sorted(line.get("roots") or []) == known)
+    return (line for line in newest(env) if line.exit_code == 0 and sorted(map(str, line.roots)) == known)
 
 
 def _append(line: IndexLine, env: Mapping[str, str]) -> None:
@@ -135,7 +212,7 @@ def _append(line: IndexLine, env: Mapping[str, str]) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(path) as locked:
             with open(path, "ab", opener=_private) as file:
-                file.write(json.dumps(asdict(line)).encode() + b"\n")
+                file.write(json.dumps(written(line)).encode() + b"\n")
             if locked:
                 _compact(path)
 
@@ -168,20 +245,20 @@ def _lock(fd: int) -> bool:
 
 def _compact(path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
-    if len(lines) <= 2 * MOST_RUNS:
+    if len(lines) <= 3 * MOST_RUNS:
         return
+    kept: dict[tuple[str, float], bytes] = {}
+    for text in reversed(lines):
+        if (line := _line(text)) is not None and len(kept) < MOST_RUNS:
+            kept.setdefault(line.key, text)
     with replacing(path) as file:
-        file.write(b"".join(lines[-MOST_RUNS:]))
+        file.write(b"".join(reversed(kept.values())))
 
 
-def _newest(env: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yields the lines that can be read as data, the last first."""
-    try:
-        lines = path_of(env).read_bytes().splitlines()
-    except OSError:
-        return
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):
-            entry = json.loads(line)
-            if isinstance(entry, dict) and isinstance(entry.get("run_dir"), str):
-                yield entry
+def _line(text: bytes) -> IndexLine | None:
+    """Returns a line of the index; None where it is none."""
+    with contextlib.suppress(ValueError, RecursionError):
+        line = read(IndexLine, json.loads(text))
+        if isinstance(line.run_dir, str) and isinstance(line.run_id, str):
+            return line
+    return None

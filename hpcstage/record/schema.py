@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Literal
 
@@ -92,7 +93,7 @@ class NodeRow:
     index: Count | None = None
     """The node's index in the job; node 0 scans."""
     state: Presence = Presence.OK
-    """died: its daemon ended before the job did; missing: none ever reported."""
+    """died: its daemon ended before the job did; missing: none ever reported; silent: none has reported for a while."""
     why: str | None = None
     """Why the node died or is missing, as far as anybody said."""
     slow: tuple[str, ...] = ()
@@ -380,6 +381,11 @@ class Record:
         return sum(node.state is state for node in self.nodes)
 
     @property
+    def lost_nodes(self) -> int:
+        """Returns the number of nodes that never came up or died."""
+        return self.number(Presence.MISSING) + self.number(Presence.DIED) + self.number(Presence.SILENT)
+
+    @property
     def keeps_directories(self) -> bool:
         """Returns whether the run has output files or checkpoints, for which it needs no dataset."""
         return self.outputs is not None or self.checkpoints is not None
@@ -392,6 +398,33 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Returns plain data for json.dump."""
         return jsonform.written(self)
+
+    def to_frames(self) -> dict[str, Any]:
+        """Returns tables as DataFrames of pandas: `nodes`, `time` (one row), `datasets`, `series` (the source over
+        time), `periods` (of contention), `notes`. Needs pandas."""
+        import pandas
+
+        tables: dict[str, tuple[type[Any], Sequence[Any]]] = {
+            "nodes": (NodeRow, self.nodes),
+            "time": (TimeSplit, [self.time_split]),
+            "datasets": (DatasetPart, self.datasets),
+            "periods": (SharedPeriod, self.contention.periods),
+            "notes": (Note, self.notes),
+        }
+        frames = {
+            name: pandas.DataFrame([_cells(row) for row in rows], columns=[one.name for one in fields(form)])
+            for name, (form, rows) in tables.items()
+        }
+        series = {"start_s": self.series.start_s, "source_bytes_per_s": self.series.source_bytes_per_s}
+        return {**frames, "series": pandas.DataFrame(series, dtype=float)}
+
+
+def _cells(row: Any) -> dict[str, Any]:  # noqa: ANN401  any dataclass
+    """Returns a row of a table. pandas keeps no names that are not UTF-8: their bytes are escaped."""
+    return {
+        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        for name, value in jsonform.written(row).items()
+    }
 
 
 def json_schema() -> dict[str, Any]:

@@ -49,12 +49,12 @@ class Canvas:
         )
 
     @classmethod
-    def of_stdout(cls, *, no_color: bool = False) -> Canvas:
-        """Returns the canvas of this terminal, or plain text where stdout is none. Colour also needs that the
-        environment does not refuse it."""
+    def of_stdout(cls, *, least: int = NARROWEST, no_color: bool = False) -> Canvas:
+        """Returns the canvas of this terminal, `least` columns wide, or plain text where stdout is none. Colour also
+        needs that the environment does not refuse it."""
         console = Console(no_color=no_color or None)
         is_terminal = sys.stdout.isatty()
-        width = max(NARROWEST, min(console.width, WIDEST)) if is_terminal else NARROWEST
+        width = max(least, min(console.width, WIDEST)) if is_terminal else least
         color = is_terminal and not console.no_color and not console.is_dumb_terminal
         return cls(width, color=color, unicode=console.encoding.startswith("utf"))
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 
 from hpcstage.record.figures.counts import ratio
 from hpcstage.record.index import Earlier
-from hpcstage.record.parts.roster import Presence
-from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, TimeSplit
+from hpcstage.record.schema import Contention, GroupSection, NodeRow, Record, RunSection, TimeSplit
 from hpcstage.units import format_duration, format_rate, format_share, format_size
 
 UNKNOWN = "not measured"
@@ -127,6 +126,11 @@ def wait_share(split: TimeSplit) -> float | None:
     return ratio(split.waited_s, split.wall_s)
 
 
+def contended_s(part: Contention) -> float | None:
+    """Returns how long the source was slow; None where that cannot be said."""
+    return None if part.verdict in (None, "unknown") else sum(one.end_s - one.start_s for one in part.periods)
+
+
 def headroom(split: TimeSplit) -> str:
     """Says how long the program waited for data."""
     share = ratio(split.headroom_s, split.wall_s)
@@ -146,7 +150,7 @@ def source_times(record: Record, group: GroupSection) -> str:
         return ""
     value = f"{group.source_times:.3g}"
     often = "once" if value == "1" else f"{value} times"
-    whole = group.reported >= group.nodes and not record.number(Presence.DIED)
+    whole = group.reported >= group.nodes and not record.lost_nodes
     return f"source read {often}" if whole else f"source read at least {often}"
 
 

@@ -34,14 +34,15 @@ WINDOW_S = 30.0
 class CopyPace:
     """Measures one piece of work: how much of it is done, how fast it goes, and when it will end."""
 
-    def __init__(self, begun_s: float) -> None:
+    def __init__(self, begun_s: float, window_s: float = WINDOW_S) -> None:
         self.begun_s = begun_s
+        self._window_s = window_s
         self._seen: deque[tuple[float, WorkProgress]] = deque()
 
     def add(self, at_s: float, done: WorkProgress) -> None:
         """Adds what is done at this moment."""
         self._seen.append((at_s, done))
-        while len(self._seen) > 2 and at_s - self._seen[1][0] > WINDOW_S:
+        while len(self._seen) > 2 and at_s - self._seen[1][0] > self._window_s:
             self._seen.popleft()
 
     @property
@@ -61,14 +62,15 @@ class CopyPace:
     @property
     def left_s(self) -> float | None:
         """The expected seconds until the end; None where the rate or the amount is not known."""
-        done, files_per_s, bytes_per_s = self._seen[-1][1], *self._rates()
+        done, files_per_s, bytes_per_s = self._seen[-1][1], *self.rates()
         if self.share is None:
             return None
         if done.all_bytes:
             return max(0, done.all_bytes - done.size_bytes) / bytes_per_s if bytes_per_s else None
         return max(0, done.all_files - done.files) / files_per_s if files_per_s else None
 
-    def _rates(self) -> tuple[float, float]:
+    def rates(self) -> tuple[float, float]:
+        """Returns files and bytes per second over the window."""
         (begin_s, first), (end_s, last) = self._seen[0], self._seen[-1]
         passed_s = max(end_s - begin_s, 1e-9)
         return (last.files - first.files) / passed_s, (last.size_bytes - first.size_bytes) / passed_s
@@ -76,7 +78,7 @@ class CopyPace:
     def text(self) -> str:
         """Returns share, time left, rate, bytes and files, the most important first: a narrow terminal cuts the end."""
         done, share, left_s = self._seen[-1][1], self.share, self.left_s
-        files_per_s, bytes_per_s = self._rates()
+        files_per_s, bytes_per_s = self.rates()
         if share is None:
             return f"{done.files:,} files, {format_size(done.size_bytes)}, {files_per_s:,.0f} files/s"
         if share == 1.0:

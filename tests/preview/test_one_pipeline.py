@@ -40,7 +40,8 @@ def test_a_damaged_record_is_no_earlier_run(hpcstage: Hpcstage, make_tree: Calla
     inputs = PlanInputs.of_config(config.load(given, hpcstage.env, hpcstage.cwd), hpcstage.env, hpcstage.cwd)
     run_dir = hpcstage.cwd / "run"
     run_dir.mkdir()
-    line = {"run_dir": os.fspath(run_dir), "roots": [os.path.realpath(root)], "exit_code": 0}
+    line = {"run_id": "r", "run_dir": os.fspath(run_dir), "command": ["true"], "started_unix_s": 1e9}
+    line |= {"roots": [os.path.realpath(root)], "exit_code": 0}
     path = index.path_of(hpcstage.env)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**line, "roots": [1, "a"]}) + "\n" + json.dumps(line) + "\n")

@@ -43,7 +43,7 @@ def test_a_run_that_goes_on_is_not_reported_as_dead(hpcstage: Hpcstage, make_tre
             stop.touch()
             going.communicate(timeout=30)
     assert "still running" in shown
-    assert "the command is still running: its process is running on this host" in shown
+    assert "the run goes on: its command is running on this host" in shown
     assert "!!" not in shown
     assert "INCOMPLETE" not in shown
     assert "end of the command was not seen" not in shown

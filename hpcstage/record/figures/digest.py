@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from hpcstage.record.figures.counts import Histogram, by_layer, joined, merge, totals_of
 from hpcstage.record.figures.track import Track, track_of
 from hpcstage.record.figures.waits import NodeTimes, Split, times_of
+from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.part import DatasetPart, NodePart
 from hpcstage.record.parts.roster import Presence, clock_error_s, reason_of, says_something, state_of
 from hpcstage.record.parts.run import RunPart
@@ -84,9 +85,9 @@ class JobFigures:
     contention: Contention
 
 
-def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
+def digest_of(run: RunPart, node: NodePart, running: Life | None = None) -> Digest:
     """Computes all figures of a node that the record needs."""
-    state = state_of(node, running=running)
+    state = state_of(node, running)
     last_s = max(node.ended_s or 0.0, *(sample.start_s + sample.length_s for sample in node.samples[-1:]), 0.0)
     shift_s = node.started_unix_s - run.started_unix_s - clock_error_s(run, node, last_s)
     start_s = (run.child_started_s or 0.0) - shift_s
@@ -96,7 +97,7 @@ def digest_of(run: RunPart, node: NodePart, *, running: bool = False) -> Digest:
     return Digest(
         part=replace(node, samples=(), processes=(), hist_open={}, hist_read={}, errors=()),
         state=state,
-        why=reason_of(run, node, state),
+        why=reason_of(run, node, state, running),
         speaks=says_something(node),
         shift_s=shift_s,
         last_s=last_s,

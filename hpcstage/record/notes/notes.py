@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from hpcstage.extras import Extra
 from hpcstage.record.notes.visible import KNOWN_ORDERS, VISIBLE_RULES
-from hpcstage.record.parts.roster import Presence, few
+from hpcstage.record.parts.roster import few
 from hpcstage.record.schema import Note, Record, Severity
 from hpcstage.units import format_number, format_rate, format_share, format_size
 
@@ -134,7 +134,7 @@ def read_more_than_once(record: Record) -> Iterator[Note]:
         remedy = f"--placement auto reads each file once and passes it on; it needs mpi4py ({Extra.MPI.remedy})"
         yield Note("read-by-each-node", Severity.INFO, f"{text}: each for itself{why}", remedy)
         return
-    if group.alone_count + record.number(Presence.DIED) + record.number(Presence.MISSING):
+    if group.alone_count + record.lost_nodes:
         remedy = "nodes outside of the group read for themselves: see why above"
     else:
         remedy = "files that were read before they were staged, or found no room: see the opens that were not swapped"

@@ -22,6 +22,7 @@ NO_PART = (
 DIED = "training went on from the source; the figures of that node end where its daemon did"
 RUNNING = "the figures are those up to now; ask again when the command has ended"
 UNCLEAR = "the figures are those up to now; ask again in a minute, or on that host"
+SILENT = "a node that is lost, or whose daemon is, looks so, and one that cannot write to the run directory"
 _Told = tuple[str | None, Problem]
 """The name of a node, or None for the wrapper and the lead; and a problem that it reported."""
 
@@ -48,10 +49,7 @@ def _own(
     if run.aside or (ended(run) and run.child_started_s is None):
         return []
     if running and not ended(run):
-        if running.is_certain:
-            return [Problem("running", f"the command is still running: {running.why}", RUNNING)]
-        text = f"the command runs on {run.host}, or was killed a moment ago: {running.why}"
-        return [Problem("unclear", text, UNCLEAR)]
+        return [*_silent(nodes), _going_on(run, running)]
     found = []
     if not ended(run):
         found.append(Problem("killed", "hpcstage stopped before the command did", KILLED))
@@ -62,6 +60,21 @@ def _own(
     if cut and "node-dead" not in ids:
         found.append(Problem("daemon-died", f"the daemon on {few(cut)} did not shut down cleanly", DIED))
     return found
+
+
+def _going_on(run: RunPart, running: Life) -> Problem:
+    if running.is_certain:
+        return Problem("running", f"the run goes on: {running.why}", RUNNING)
+    text = f"the command runs on {run.host}, or was killed a moment ago: {running.why}"
+    return Problem("unclear", text, UNCLEAR)
+
+
+def _silent(nodes: Sequence[Digest]) -> list[Problem]:
+    found = [node for node in nodes if node.state is Presence.SILENT]
+    if not found:
+        return []
+    text = f"nothing was heard from {few([node.name for node in found])}: {found[0].why}"
+    return [Problem("node-silent", text, SILENT)]
 
 
 def _grouped(told: Sequence[_Told], total: int) -> list[Problem]:

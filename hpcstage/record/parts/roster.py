@@ -11,8 +11,10 @@ from collections.abc import Collection, Sequence
 from enum import Enum
 
 from hpcstage.problem import Problem
+from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.part import NodePart, NodeTotals
 from hpcstage.record.parts.run import RunPart
+from hpcstage.units import format_duration
 
 MISSING = "node-missing"
 FAR_S = 10.0
@@ -29,6 +31,8 @@ class Presence(Enum):
     """The node's daemon ended before the job did."""
     MISSING = "missing"
     """The node's daemon never reported."""
+    SILENT = "silent"
+    """The job goes on, but the node's daemon has not reported for a while."""
     RUNNING = "running"
     """The job has not ended."""
 
@@ -39,13 +43,16 @@ def is_left_over(run: RunPart, node: NodePart) -> bool:
     return early and _short(node.host) not in {_short(host) for host in (run.host, *run.nodes)}
 
 
-def state_of(node: NodePart, *, running: bool = False) -> Presence:
-    """Returns a node's state from its part. While the job runs, a part without an end is normal."""
+def state_of(node: NodePart, running: Life | None = None) -> Presence:
+    """Returns a node's state from its part. While the job runs, a part without an end is normal, as long as it is
+    written again and again."""
     if any(problem.id == MISSING for problem in node.problems):
         return Presence.MISSING
     if node.complete:
         return Presence.OK
-    return Presence.RUNNING if running else Presence.DIED
+    if running is None:
+        return Presence.DIED
+    return Presence.SILENT if node.host in running.silent_s else Presence.RUNNING
 
 
 def says_something(node: NodePart) -> bool:
@@ -53,10 +60,12 @@ def says_something(node: NodePart) -> bool:
     return node.complete or bool(node.totals != NodeTotals() or node.samples or node.processes)
 
 
-def reason_of(run: RunPart, node: NodePart, state: Presence) -> str | None:
+def reason_of(run: RunPart, node: NodePart, state: Presence, running: Life | None) -> str | None:
     """Says why a node did not come up or died, as far as a part says it; None for other nodes."""
     if state in (Presence.OK, Presence.RUNNING):
         return None
+    if state is Presence.SILENT and running is not None:
+        return f"its last sign of life is {format_duration(running.silent_s[node.host])} old"
     told = [problem for problem in node.problems if problem.id == MISSING] or _of_host(run, node.host)
     told = told or list(node.problems)
     if told:

@@ -35,6 +35,7 @@ class RunPart:
     local_dir: str | None = None
     config: dict[str, Any] = field(default_factory=dict)
     """The settings by name."""
+    pid: int | None = None
     child_pid: int | None = None
     roots: list[str] = field(default_factory=list)
     """Roots of the datasets, known before any node has reported."""
@@ -44,7 +45,7 @@ class RunPart:
     aside: bool = False
     """Whether hpcstage could not stage and left the machine to the command, whose end it did not see."""
     pid_space: str = ""
-    """The wrapper's PID namespace; `child_pid` is valid only within it."""
+    """The wrapper's PID namespace; `pid` (the wrapper's own) and `child_pid` are valid only within it."""
     outputs: OutputsPart | None = None
     """The command's output files; None without --out."""
     checkpoints: CheckpointsPart | None = None

@@ -17,7 +17,7 @@ from hpcstage.report.figures import UNKNOWN, count, seconds, short_name, size, s
 
 LINES = 11
 LEAST = 5
-FAILED = {Presence.MISSING: "never came up", Presence.DIED: "died"}
+FAILED = {Presence.MISSING: "never came up", Presence.DIED: "died", Presence.SILENT: "is silent"}
 _MOVED = attrgetter("source_bytes"), attrgetter("peer_bytes"), attrgetter("local_bytes")
 SINGLY = 2
 """Up to this many failed nodes get a line each."""

@@ -75,6 +75,7 @@ def brief(record: Record) -> str:
     for count, what in (
         (record.number(Presence.MISSING), "never came up"),
         (record.number(Presence.DIED), "died"),
+        (record.number(Presence.SILENT), "silent"),
         (slow, "slow"),
     ):
         said.append(f"{count} {what}" if count else "")

@@ -1,48 +1,46 @@
-"""Prints several records side by side, one column each, to compare modes on the same command. From records to text."""
+"""Prints runs side by side, one column each. From a comparison to text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-from rich import box
-from rich.table import Table
+import time
+from collections.abc import Iterator, Sequence
 
 from hpcstage.record.schema import Record
-from hpcstage.report import figures
-from hpcstage.report.canvas import Canvas, cleaned, line
-from hpcstage.report.figures import percent, rate, seconds, size
+from hpcstage.report.canvas import Canvas, cleaned, grid
+from hpcstage.report.comparison import Compared, Comparison, compare
+from hpcstage.units import format_number
 
 
 def side_by_side(records: Sequence[Record], canvas: Canvas) -> str:
     """Returns a table with a row for each figure, and a column for each record, headed by its mode."""
-    shown = [cleaned(record, unicode=canvas.unicode) for record in records]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("mode", no_wrap=True)
-    for record in shown:
-        table.add_column(figures.mode(record.run), justify="right")
-    some_copied = any(record.totals.peer_bytes is not None for record in shown)
-    for name, cell in ROWS:
-        if some_copied or name != PEERS:
-            table.add_row(name, *(line(cell(record)) for record in shown))
-    return "\n".join(canvas.lines(table))
+    found = cleaned(compare(records), unicode=canvas.unicode)
+    return "\n".join(_table(found, "mode", [run.mode for run in found.runs], canvas))
 
 
-PEERS = "copied between nodes"
-ROWS: list[tuple[str, Callable[[Record], str]]] = [
-    ("total", lambda r: seconds(r.time_split.total_s)),
-    ("  before the command", lambda r: seconds(r.time_split.before_s)),
-    ("  compute", lambda r: seconds(r.time_split.compute_s)),
-    ("  preprocessing", lambda r: seconds(r.time_split.preprocess_s)),
-    ("  waiting for source", lambda r: seconds(r.time_split.wait_source_s)),
-    ("  waiting for local", lambda r: seconds(r.time_split.wait_local_s)),
-    ("  other", lambda r: seconds(r.time_split.other_s)),
-    ("staging hidden", lambda r: seconds(r.time_split.hidden_s)),
-    ("waiting for data", lambda r: percent(figures.wait_share(r.time_split))),
-    ("served locally", lambda r: percent(figures.local_share(r))),
-    ("opens swapped", lambda r: percent(r.coverage.share)),
-    ("read from the source", lambda r: size(r.totals.source_bytes)),
-    (PEERS, lambda r: size(r.totals.peer_bytes)),
-    ("read from local disk", lambda r: size(r.totals.local_bytes)),
-    ("best bandwidth", lambda r: rate(r.contention.best_bytes_per_s)),
-    ("end", lambda r: figures.ending(r.run)),
-]
+def text(found: Comparison, canvas: Canvas) -> str:
+    """Returns what is compared, the table, and what keeps the runs from being compared."""
+    found = cleaned(found, unicode=canvas.unicode)
+    runs = canvas.lines(grid("lllll", (tuple(_head(run)) for run in found.runs)), found.runs[0].command)
+    table = _table(found, "", [run.label for run in found.runs], canvas)
+    unlike = [f"! {told}" for told in found.unlike]
+    return "\n".join([*runs, "", *table, "", *unlike, found.remark])
+
+
+def _head(run: Compared) -> Iterator[str]:
+    yield run.label
+    yield run.id
+    yield f"{run.mode}, {format_number(run.nodes, 'node')}"
+    yield f"job {run.job_id}" if run.job_id else ""
+    yield f"started {time.strftime('%Y-%m-%d %H:%M', time.localtime(run.started_unix_s))}"
+
+
+def _table(found: Comparison, name: str, heads: Sequence[str], canvas: Canvas) -> list[str]:
+    """Draws the table: behind each figure but the first its ratio to the first."""
+    rows = []
+    for row in found.rows:
+        cells = [row.text(0)]
+        for at in range(1, len(heads)):
+            cells += [row.text(at), row.ratio(at)]
+        rows.append((row.name, *cells))
+    above = [name, heads[0], *(head for run in heads[1:] for head in (run, ""))]
+    return canvas.lines(grid("lr" + "rr" * (len(heads) - 1), rows, above))

@@ -1,0 +1,189 @@
+"""Puts the figures of several runs side by side, and says in what the runs are unlike. From records to a comparison.
+
+It draws no conclusion: which run was faster is in the figures, and why is in each run's report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from hpcstage.record.schema import Record
+from hpcstage.report import figures
+
+Unit = Literal["s", "bytes", "bytes/s", "ms", "share", "count", "text"]
+Value = float | str | None
+ONE_EACH = "one run each: how busy the file system and the nodes were then is in these figures, too"
+NO_SETTINGS = frozenset({"mode", "run_dir", "local_dir", "data"})
+"""Settings that have rows or sentences of their own, or name places."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of all runs. None is not known."""
+
+    name: str
+    unit: Unit
+    values: tuple[Value, ...]
+    ratios: tuple[float | None, ...]
+    """To the first run; None for that, and where one of the two is 0 or not known, or the unit has no ratio."""
+
+    def text(self, at: int) -> str:
+        """Returns the figure of one run in words."""
+        value = self.values[at]
+        if value is None or isinstance(value, str):
+            return value or "-"
+        return FORMS[self.unit](value)
+
+    def ratio(self, at: int) -> str:
+        """Returns the ratio of one run to the first in words; empty where there is none."""
+        ratio = self.ratios[at]
+        return "" if ratio is None else f"{ratio:.2f}x" if ratio < 9.995 else f"{ratio:.3g}x"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One of the runs."""
+
+    label: str
+    id: str
+    job_id: str | None
+    mode: str
+    nodes: int
+    command: str
+    started_unix_s: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side."""
+
+    runs: tuple[Compared, ...]
+    rows: tuple[Row, ...]
+    unlike: tuple[str, ...]
+    """In what the runs differ from the first, beside the mode, or are not whole."""
+    remark: str = ONE_EACH
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data for json.dump."""
+        return asdict(self)
+
+
+def compare(records: Sequence[Record]) -> Comparison:
+    """Compares runs with the first of them."""
+    runs = tuple(_run(record, _label(at)) for at, record in enumerate(records))
+    rows = (_row(name, unit, [figure(record) for record in records]) for name, unit, figure in FIGURES)
+    unlike = [told for record, run in zip(records, runs, strict=True) for told in _unlike(record, run, records[0])]
+    return Comparison(runs, tuple(row for row in rows if any(row.values)), (*unlike, *_settings(records)))
+
+
+def _label(at: int) -> str:
+    return chr(ord("A") + at) if at < 26 else str(at + 1)
+
+
+def _run(record: Record, label: str) -> Compared:
+    run, place = record.run, record.environment
+    command = " ".join(run.command)
+    return Compared(label, run.id, place.job_id, figures.mode(run), len(place.nodes), command, run.started_unix_s)
+
+
+# ---- figures ----
+
+FORMS: dict[Unit, Callable[[float], str]] = {
+    "s": figures.seconds,
+    "bytes": figures.size,
+    "bytes/s": figures.rate,
+    "ms": lambda value: figures.seconds(value / 1000),
+    "share": figures.percent,
+    "count": figures.count,
+}
+RATED = frozenset({"s", "bytes", "bytes/s", "ms"})
+
+
+FIGURES: tuple[tuple[str, Unit, Callable[[Record], Value]], ...] = (
+    ("total", "s", lambda r: r.time_split.total_s),
+    ("  before the command", "s", lambda r: r.time_split.before_s),
+    ("  compute", "s", lambda r: r.time_split.compute_s),
+    ("  preprocessing", "s", lambda r: r.time_split.preprocess_s),
+    ("  waiting for source", "s", lambda r: r.time_split.wait_source_s),
+    ("  waiting for local", "s", lambda r: r.time_split.wait_local_s),
+    ("  other", "s", lambda r: r.time_split.other_s),
+    ("staging hidden", "s", lambda r: r.time_split.hidden_s),
+    ("waiting for data", "share", lambda r: figures.wait_share(r.time_split)),
+    ("slowest node waited", "s", lambda r: r.time_split.slowest.waited_s if r.time_split.slowest else None),
+    ("served locally", "share", figures.local_share),
+    ("opens swapped", "share", lambda r: r.coverage.share),
+    ("read from the source", "bytes", lambda r: r.totals.source_bytes),
+    ("  by copiers", "bytes", lambda r: r.totals.copied_bytes),
+    ("  by the program", "bytes", lambda r: r.totals.direct_bytes),
+    ("copied between nodes", "bytes", lambda r: r.totals.peer_bytes),
+    ("read from local disk", "bytes", lambda r: r.totals.local_bytes),
+    ("best bandwidth", "bytes/s", lambda r: r.contention.best_bytes_per_s),
+    ("typical bandwidth", "bytes/s", lambda r: r.contention.typical_bytes_per_s),
+    ("contention", "s", lambda r: figures.contended_s(r.contention)),
+    ("open at source, p50", "ms", lambda r: r.contention.latency_ms.open.p50),
+    ("open at source, p95", "ms", lambda r: r.contention.latency_ms.open.p95),
+    ("read at source, p50", "ms", lambda r: r.contention.latency_ms.read.p50),
+    ("read at source, p95", "ms", lambda r: r.contention.latency_ms.read.p95),
+    ("output files copied", "bytes", lambda r: r.outputs.size_bytes if r.outputs else None),
+    ("  done after the end", "s", lambda r: r.outputs.took_s if r.outputs else None),
+    ("  names not copied", "count", lambda r: r.outputs.undrained_count if r.outputs else None),
+    ("checkpoints saved", "count", lambda r: r.checkpoints.saved_count if r.checkpoints else None),
+    ("  training stood still", "s", lambda r: r.checkpoints.stood_still_s if r.checkpoints else None),
+    ("end", "text", lambda r: figures.ending(r.run)),
+)
+
+
+def _row(name: str, unit: Unit, values: Sequence[Value]) -> Row:
+    first = values[0]
+    known = [value if isinstance(value, int | float) and unit in RATED else None for value in values]
+    base = known[0] if isinstance(first, int | float) else None
+    ratios = [value / base if value and base and at else None for at, value in enumerate(known)]
+    return Row(name, unit, tuple(values), tuple(ratios))
+
+
+# ---- what keeps runs from being compared ----
+
+
+def _unlike(record: Record, run: Compared, first: Record) -> Iterator[str]:
+    """Says in what a run is unlike the first, and what its figures lack."""
+    if record is not first:
+        yield from (f"{run.label}: {told}" for told in _differences(record, first))
+    if record.run.state != "ended" or record.run.exit_code != 0:
+        yield f"{run.label}: {figures.ending(record.run)}"
+    if told := figures.reported(record.group):
+        yield f"{run.label}: its sums are those {told}"
+    elif record.lost_nodes and record.run.state == "ended":
+        yield f"{run.label}: nodes were lost: its sums lack what these did last"
+
+
+def _differences(record: Record, first: Record) -> Iterator[str]:
+    if record.run == first.run:
+        yield "the same run"
+    if record.run.command != first.run.command:
+        yield f"another command: {' '.join(record.run.command)}"
+    if (here := len(record.environment.nodes)) != (there := len(first.environment.nodes)):
+        yield f"on {here} {'node' if here == 1 else 'nodes'}, not on {there}"
+    if _roots(record) != _roots(first):
+        yield f"other datasets: {', '.join(_roots(record)) or 'none'}"
+    elif _sizes(record) != _sizes(first):
+        yield "its datasets had other files, or not all of them were counted"
+    if record.generator != first.generator:
+        yield f"of {record.generator}"
+
+
+def _roots(record: Record) -> list[str]:
+    return sorted(dataset.root for dataset in record.datasets)
+
+
+def _sizes(record: Record) -> list[tuple[str, int | None, int | None]]:
+    return sorted((one.root, one.files, one.size_bytes) for one in record.datasets)
+
+
+def _settings(records: Sequence[Record]) -> Iterator[str]:
+    """Names the settings that are not the same in all runs."""
+    for key in sorted({key for record in records for key in record.config} - NO_SETTINGS):
+        values = [str(record.config.get(key)) for record in records]
+        if len(set(values)) > 1:
+            yield f"setting {key}: {', '.join(values)}"
