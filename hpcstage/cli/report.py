@@ -26,7 +26,7 @@ def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
     The last line names the page that explains every word and figure. Exit code 0: shown; 1: no such run; 2: bad usage.
     """
     from hpcstage import inherited
-    from hpcstage.record import files, index, lookup
+    from hpcstage.record import files, lookup
     from hpcstage.report.canvas import Canvas
     from hpcstage.report.terminal.page import render
 
@@ -36,5 +36,5 @@ def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
         click.echo(json.dumps(files.load_run(path).to_json(), indent=1))
         return 0
     record, canvas = files.load_run(path), Canvas.of_stdout(no_color=no_color)
-    click.echo(render(record, canvas, index.earlier(record), every_node=nodes), color=True)
+    click.echo(render(record, canvas, every_node=nodes), color=True)
     return 0

@@ -26,6 +26,11 @@ from hpcstage.record.parts.roster import Presence
 VERSION = "1.0"
 TITLE = "The record of a run of hpcstage"
 RunState = Literal["ended", "running", "unclear", "lost", "aside", "not started"]
+VerdictKind = Literal[
+    "error", "running", "no-dataset", "already-local", "not-attached", "nothing-opened", "not-measured",
+    "source-keeps-up", "direct-was-faster", "copies-served", "copies-late", "does-not-fit", "source-contended",
+    "source-limits", "local-disk-limits", "other-nodes-limit",
+]  # fmt: skip
 Column = tuple[float, ...]
 
 
@@ -154,6 +159,8 @@ class RunTotals:
     """Bytes read at the source: by copiers and by the program. Null if a process that read there did not measure it."""
     copied_bytes: Count | None
     """The copiers' share of them."""
+    copy_read_s: Seconds | None = None
+    """Time that copiers spent in opens and reads at the source, summed over all copies."""
     direct_bytes: Count | None
     """The program's share of them."""
     direct_opens: Count | None
@@ -337,6 +344,18 @@ class Note:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the run was worth, why, and what to do next."""
+
+    kind: VerdictKind
+    text: str
+    compared: str = ""
+    """This run's time and those of the command's earlier runs in other modes; empty where none is known."""
+    figures: dict[str, float]
+    """The figures of the sentences by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """Bytes and seconds carry their unit in the key. Unknown is null, never 0. Times count from the start of the run.
     Within version 1 keys are only added. With several nodes, sums are over the nodes that reported (group.reported of
@@ -348,6 +367,7 @@ class Record:
     complete: bool
     """False: a node or the end of the command is missing; see problems."""
     problems: tuple[Problem, ...]
+    verdict: Verdict | None = None
     run: RunSection
     environment: EnvironmentSection
     config: dict[str, Any]
@@ -374,6 +394,23 @@ class Record:
     def names_dataset(self) -> bool:
         """Returns whether the run has a dataset, as far as is known: some have output files or checkpoints only."""
         return bool(self.datasets) or self.run.mode != "direct"
+
+    @property
+    def local_measure(self) -> str:
+        """Returns `bytes` where reads were measured, else `opens`: what `local_share` is a share of."""
+        known = self.totals.local_bytes is not None and self.totals.direct_bytes is not None
+        return "bytes" if known and self._read_bytes > 0 else "opens"
+
+    @property
+    def local_share(self) -> float | None:
+        """Returns the share of what processes with hpcstage read of the datasets that came from the local disk."""
+        if self.local_measure == "opens":
+            return self.coverage.share
+        return (self.totals.local_bytes or 0) / self._read_bytes
+
+    @property
+    def _read_bytes(self) -> int:
+        return (self.totals.local_bytes or 0) + (self.totals.direct_bytes or 0)
 
     def number(self, state: Presence) -> int:
         """Returns the number of nodes in a state."""

@@ -9,7 +9,6 @@ import signal
 from collections.abc import Callable, Sequence
 
 from hpcstage.record.figures.counts import ratio
-from hpcstage.record.index import Earlier
 from hpcstage.record.parts.roster import Presence
 from hpcstage.record.schema import GroupSection, NodeRow, Record, RunSection, TimeSplit
 from hpcstage.units import format_duration, format_rate, format_share, format_size
@@ -99,24 +98,6 @@ def mode(run: RunSection) -> str:
     return run.mode or run.mode_asked
 
 
-def local_measure(record: Record) -> str:
-    """Returns `bytes` where reads were measured, else `opens`."""
-    totals = record.totals
-    known = totals.local_bytes is not None and totals.direct_bytes is not None
-    return "bytes" if known and _seen(record) > 0 else "opens"
-
-
-def local_share(record: Record) -> float | None:
-    """Returns the share of what processes with hpcstage read of the datasets that came from the local disk."""
-    if local_measure(record) == "opens":
-        return record.coverage.share
-    return (record.totals.local_bytes or 0) / _seen(record)
-
-
-def _seen(record: Record) -> int:
-    return (record.totals.local_bytes or 0) + (record.totals.direct_bytes or 0)
-
-
 def reported(group: GroupSection | None) -> str:
     """Says how many nodes the figures are of, where that is not all."""
     return f"on {group.reported} of {group.nodes} nodes" if group and group.reported < group.nodes else ""
@@ -125,19 +106,6 @@ def reported(group: GroupSection | None) -> str:
 def wait_share(split: TimeSplit) -> float | None:
     """Returns the share of the wall time in which the program waited for files."""
     return ratio(split.waited_s, split.wall_s)
-
-
-def headroom(split: TimeSplit) -> str:
-    """Says how long the program waited for data."""
-    share = ratio(split.headroom_s, split.wall_s)
-    of_wall = "" if share is None else f" ({percent(share)})"
-    return f"headroom {seconds(split.headroom_s)}{of_wall}: all that faster reading could still save"
-
-
-def earlier(found: Sequence[Earlier]) -> str:
-    """Says how long earlier runs of the command took, by mode."""
-    told = (f"{one.mode} {seconds(one.median_s)}{f' (median of {one.runs})' * (one.runs > 1)}" for one in found)
-    return f"this command earlier: {', '.join(told)}"
 
 
 def source_times(record: Record, group: GroupSection) -> str:

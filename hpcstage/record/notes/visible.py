@@ -15,14 +15,10 @@ WORTH_SHARE = 0.02
 """Opens that were not swapped are worth a note if they are at least this share of all opens."""
 
 REASONS = {
-    # Of other reasons a problem tells more: there was no room, an error, no daemon.
+    # Of other reasons the verdict or a problem tells more: a copy that came late, no room, an error, no daemon.
     "unknown": (
         "were not there when the dataset was scanned, or not regular files",
         "files that the program makes itself need no staging; otherwise name their directory with --data",
-    ),
-    "later": (
-        "went to the source because waiting for the copy would have taken longer",
-        "give the reading order (--data @list.txt or --order FILE), or --mode upfront",
     ),
     "timeout": (
         "got no answer from the daemon in time",
@@ -30,7 +26,6 @@ REASONS = {
     ),
     "local_error": ("could not be read from the local disk", "check the health and the quota of the local disk"),
 }
-KNOWN_ORDERS = ("given", "sampler", "trace")
 
 
 def _is_judged(record: Record) -> bool:
@@ -128,17 +123,10 @@ def not_swapped(record: Record) -> Iterator[Note]:
         return
     for name, count in sorted(record.coverage.reasons.items(), key=lambda item: -item[1])[:2]:
         if name in REASONS and count >= WORTH_SHARE * opens:
-            what, remedy = _reason(name, record)
+            what, remedy = REASONS[name]
             severity = Severity.WARNING if count >= 0.2 * opens else Severity.INFO
             text = f"{format_number(count, 'open')} ({format_share(count / opens)}) {what}"
             yield Note(f"direct-{name.replace('_', '-')}", severity, text, remedy)
-
-
-def _reason(name: str, record: Record) -> tuple[str, str]:
-    what, remedy = REASONS[name]
-    if name == "later" and record.order.provenance in KNOWN_ORDERS:
-        remedy = "the order is known, so the source limits: later epochs are local, or try --mode upfront"
-    return what, remedy
 
 
 def shim_errors(record: Record) -> Iterator[Note]:

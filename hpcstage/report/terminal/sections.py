@@ -27,7 +27,7 @@ REASON_NAMES = {
 }  # fmt: skip
 MODE_LINES = 3
 """The lines for why another mode was followed; with several nodes one, as the table of nodes needs the others."""
-MOST_PERIODS = 3
+MOST_PERIODS = 2
 
 
 def header(record: Record) -> RenderableType:
@@ -51,6 +51,23 @@ def header(record: Record) -> RenderableType:
     if not record.complete and run.state not in ("running", "unclear", "aside", "not started"):
         rows.append(("INCOMPLETE", "some figures are missing; see the notes"))
     return Group(title, grid("lw", rows))
+
+
+VERDICT_LINES = 5
+
+
+def verdict(record: Record) -> RenderableType:
+    """Says what the run was worth, why, and what to do next."""
+    found = record.verdict
+    if found is None:
+        return Group()
+    most = VERDICT_LINES if record.group is None else VERDICT_LINES - 3
+    sentences = [Wrapped(_capital(sentence), most) for sentence in (found.text, found.compared) if sentence]
+    return section("Verdict", *sentences)
+
+
+def _capital(sentence: str) -> str:
+    return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
 def _where(record: Record) -> str:
@@ -105,7 +122,7 @@ def meters(record: Record) -> RenderableType:
     fullest = max(used, key=lambda pair: pair[0] / pair[1], default=None)
     disk = fullest and fullest[0] / fullest[1]
     rows = (
-        ("served locally", figures.local_share(record), served_of(record)),
+        ("served locally", record.local_share, served_of(record)),
         ("waiting for data", figures.wait_share(record.time_split), "of the wall time"),
         ("local disk used", disk, f"of {size(fullest[1])}" if fullest else ""),
     )
@@ -120,7 +137,7 @@ def served_of(record: Record) -> str:
     """Says what `local_share` is a share of."""
     if where := figures.reported(record.group):
         return where
-    return f"of {figures.local_measure(record)}"
+    return f"of {record.local_measure}"
 
 
 def time(record: Record) -> RenderableType:
@@ -138,7 +155,7 @@ def time(record: Record) -> RenderableType:
     slowest = ""
     if split.slowest is not None:
         slowest = f" (mean of the processes; longest waits on {short_name(split.slowest.host)})"
-    said = (figures.headroom(split), *(f"({sentence})" for sentence in split.unmeasured[:1]))
+    said = tuple(f"({sentence})" for sentence in split.unmeasured[:1])
     return section(f"Time{slowest}", grid("lrrlrl", rows), *said)
 
 
@@ -313,7 +330,7 @@ def elastic(record: Record) -> RenderableType:
     return section(f"Elastic: {format_number(part.generations, 'membership')}", grid("lw", rows))
 
 
-SECTIONS = (header, meters, time, origin, coverage, source, outputs, checkpoints, elastic)
+SECTIONS = (verdict, header, meters, time, origin, coverage, source, outputs, checkpoints, elastic)
 """The sections in their order; `page` puts those of the nodes after the meters, and the notes at the end."""
-WITHOUT_DATASET = (header, outputs, checkpoints, elastic)
+WITHOUT_DATASET = (verdict, header, outputs, checkpoints, elastic)
 """Those of a run that has no dataset: the others would have nothing to say."""

@@ -38,7 +38,7 @@ ROWS: list[tuple[str, Callable[[Record], str]]] = [
     ("  other", lambda r: seconds(r.time_split.other_s)),
     ("staging hidden", lambda r: seconds(r.time_split.hidden_s)),
     ("waiting for data", lambda r: percent(figures.wait_share(r.time_split))),
-    ("served locally", lambda r: percent(figures.local_share(r))),
+    ("served locally", lambda r: percent(r.local_share)),
     ("opens swapped", lambda r: percent(r.coverage.share)),
     ("read from the source", lambda r: size(r.totals.source_bytes)),
     (PEERS, lambda r: size(r.totals.peer_bytes)),
