@@ -24,6 +24,7 @@ COMMANDS = {
     "run": "hpcstage.cli.run:run",
     "plan": "hpcstage.cli.plan:plan",
     "report": "hpcstage.cli.report:report",
+    "explain": "hpcstage.cli.explain:explain",
     "clean": "hpcstage.cli.clean:clean",
     "checkpoint": "hpcstage.cli.checkpoint:checkpoint",
     "config": "hpcstage.cli.config:config",

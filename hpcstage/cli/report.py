@@ -23,7 +23,7 @@ def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
     hpcstage report hpcstage-runs/20261121-031422-1f3a5b7c --json
     hpcstage report --nodes
 
-    The last line names the page that explains every word and figure. Exit code 0: shown; 1: no such run; 2: bad usage.
+    `hpcstage explain` explains every word and figure. Exit code 0: shown; 1: no such run; 2: bad usage.
     """
     from hpcstage import inherited
     from hpcstage.record import files, lookup

@@ -108,6 +108,34 @@ def wait_share(split: TimeSplit) -> float | None:
     return ratio(split.waited_s, split.wall_s)
 
 
+def times(split: TimeSplit) -> list[tuple[str, float]]:
+    """Returns in words where the wall time went, in seconds, without what is 0 or was not measured."""
+    is_divided = split.compute_s is not None and split.waited_s is not None
+    rows = (
+        ("compute", split.compute_s),
+        ("waited for the source", split.wait_source_s),
+        ("waited for local disk", split.wait_local_s),
+        ("waited for decoding", split.preprocess_s),
+        ("start and end (imports)" if is_divided else "not divided", split.other_s),
+    )
+    return [(name, value) for name, value in rows if value]
+
+
+HIDDEN = "copied while you computed"
+
+
+def origins(record: Record) -> list[tuple[str, int | None, int | None]]:
+    """Returns in words from where files came, with opens and bytes, without what is 0 or was not measured."""
+    totals = record.totals
+    rows = (
+        ("read from the local copy", record.coverage.swapped, totals.local_bytes),
+        ("read from the source", totals.direct_opens, totals.direct_bytes),
+        ("copied from the source", None, totals.copied_bytes),
+        ("copied from other nodes", None, totals.peer_bytes),
+    )
+    return [row for row in rows if any(row[1:])]
+
+
 def source_times(record: Record, group: GroupSection) -> str:
     """Says how often the source was read by the nodes that reported; others may have read it, too."""
     if group.source_times is None:

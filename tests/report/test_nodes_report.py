@@ -122,7 +122,7 @@ def test_a_report_of_one_node_says_nothing_of_several() -> None:
 
 
 def test_bytes_between_nodes_are_an_origin_of_their_own() -> None:
-    assert re.search("  other nodes +1 GB  from node to node", shown(CASES["2 nodes"]()))
+    assert re.search("  copied from other nodes +1 GB", shown(CASES["2 nodes"]()))
     table = side_by_side("whole", "2 nodes")
     (line,) = [line for line in table.split("\n") if line.startswith("copied between nodes")]
     assert line.split()[3:] == ["not", "measured", "1", "GB"]
@@ -142,5 +142,5 @@ def test_the_source_was_read_at_least_so_often_where_a_node_never_came_up() -> N
     assert "source read once" not in one_lost
     lines = "\n".join(short(CASES["4 nodes, one failed"]()))
     assert "source read at least " in lines
-    assert "on 3 of 4 nodes" in one_lost.partition("served locally")[2].splitlines()[0]
-    assert "nodes" not in well.partition("served locally")[2].splitlines()[0]
+    assert "on 3 of 4 nodes" in one_lost.partition("\nfrom the local copy")[2].splitlines()[0]
+    assert "nodes" not in well.partition("\nfrom the local copy")[2].splitlines()[0]

@@ -8,7 +8,6 @@ from rich.text import Text
 from hpcstage.record.schema import Note, Record, Severity
 from hpcstage.record.verdict import untold
 from hpcstage.report.canvas import Canvas, Wrapped, cleaned, grid, indented, section
-from hpcstage.report.explained import explained
 from hpcstage.report.terminal import nodes
 from hpcstage.report.terminal.sections import SECTIONS, WITHOUT_DATASET, header, verdict
 
@@ -18,6 +17,7 @@ LEAST_NOTES = 8
 """The lines that one note takes at most, with heading and remedy."""
 TEXT_LINES, REMEDY_LINES = 4, 3
 """The most lines of a note: hpcstage's own texts are shorter, those with the user's names in them may be cut."""
+EXPLAINED = "Every word of it: hpcstage explain"
 UNWATCHED = ("aside", "not started")
 """States without figures: the command did not run, or ran without hpcstage."""
 MARKS = {Severity.ERROR: Text("!!", "red"), Severity.WARNING: Text("! ", "yellow"), Severity.INFO: Text("- ")}
@@ -38,7 +38,7 @@ def render(record: Record, canvas: Canvas, *, every_node: bool = False) -> str:
     blocks.append(notes(record, canvas, LINES - sum(map(len, blocks))))
     blocks = [block for block in blocks if block]
     if sum(map(len, blocks)) < LINES:
-        blocks.append([cleaned(explained(), unicode=canvas.unicode)])  # a path that is cut or wrapped leads nowhere
+        blocks.append([EXPLAINED])
     airy = sum(map(len, blocks)) + len(blocks) - 1 <= LINES
     return ("\n\n" if airy else "\n").join("\n".join(block) for block in blocks)
 
