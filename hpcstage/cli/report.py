@@ -13,8 +13,9 @@ import click
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
 @click.option("--nodes", is_flag=True, help="Print one line for each node of the job, failed and slow ones first.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as a web page.")
 @click.option("--no-color", is_flag=True, help="No colour, not even on a terminal.")
-def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
+def report(run: Path | None, as_json: bool, nodes: bool, html: Path | None, no_color: bool) -> int:
     """Show the report of RUN: a run directory, its run.json, a run's id or a job's; without it that of the last run.
 
     \b
@@ -22,6 +23,7 @@ def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
     hpcstage report 4711                                             the last run of job 4711
     hpcstage report hpcstage-runs/20261121-031422-1f3a5b7c --json
     hpcstage report --nodes
+    hpcstage report 4711 --html report.html                          one file, which needs no network
 
     `hpcstage explain` explains every word and figure. Exit code 0: shown; 1: no such run; 2: bad usage.
     """
@@ -34,6 +36,12 @@ def report(run: Path | None, as_json: bool, nodes: bool, no_color: bool) -> int:
     path = lookup.named_run(run, os.environ, cwd) if run else lookup.last_run(os.environ, cwd)
     if as_json:
         click.echo(json.dumps(files.load_run(path).to_json(), indent=1))
+        return 0
+    if html is not None:
+        from hpcstage.report.html.page import write_page
+
+        write_page(files.load_run(path), cwd / html)
+        click.echo(f"written: {html}")
         return 0
     record, canvas = files.load_run(path), Canvas.of_stdout(no_color=no_color)
     click.echo(render(record, canvas, every_node=nodes), color=True)

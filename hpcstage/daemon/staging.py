@@ -236,7 +236,8 @@ class Staging(Phase):
     def snapshot(self, now: float, sums: list[int]) -> Snapshot:
         """See Phase."""
         self.engine.advance(now)
-        return Snapshot(self.engine.pool.stats.totals(), sums, replace(self.engine.busy))
+        peer_bytes = self.peers.arrivals.counts.peer_bytes
+        return Snapshot(self.engine.pool.stats.totals(), sums, replace(self.engine.busy), peer_bytes)
 
     def status(self) -> str:
         """See Phase."""

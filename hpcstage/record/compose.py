@@ -67,6 +67,7 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         run=_run(run, told, running),
         environment=_environment(run),
         config=run.config,
+        config_origin=run.config_origin,
         datasets=figures.datasets,
         nodes=tuple(rows_of(run, nodes, silent if total > 1 else [], figures)),
         group=group_of(nodes, total, figures),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
@@ -89,6 +89,15 @@ class Waits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeSeries:
+    """What the source gave to one node over time; the axis is that of all nodes."""
+
+    interval_s: Seconds
+    first_s: float
+    source_bytes_per_s: tuple[Count, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeRow:
     """One node of the job."""
 
@@ -127,6 +136,8 @@ class NodeRow:
     budget_bytes: Count | None = None
     """What its store may hold."""
     used_bytes: Count | None = None
+    over_time: NodeSeries | None = None
+    """Null where the node reported none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +282,8 @@ class OwnPeriod:
 class Percentiles:
     """Percentiles of a latency in milliseconds."""
 
+    p05: NotNegative | None = None
+    """The source at its best."""
     p50: NotNegative | None
     p95: NotNegative | None
     p99: NotNegative | None
@@ -318,11 +331,14 @@ class OrderSection:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """What the source gave over time, in columns of equal length. With several nodes to all of them, on one axis."""
+    """What the source gave over time, what came from other nodes, and what programs read from copies, in columns of
+    equal length. With several nodes of all of them, on one axis."""
 
     interval_s: Seconds | None
     start_s: Column
     source_bytes_per_s: Column
+    peer_bytes_per_s: Column = ()
+    local_bytes_per_s: Column = ()
 
 
 class Severity(Enum):
@@ -372,6 +388,8 @@ class Record:
     environment: EnvironmentSection
     config: dict[str, Any]
     """The settings by name."""
+    config_origin: dict[str, str] = field(default_factory=dict)
+    """Where each setting came from, such as default, --data or a file."""
     datasets: tuple[DatasetPart, ...]
     nodes: tuple[NodeRow, ...]
     """The nodes by index; those of which nothing was heard come last."""

@@ -124,16 +124,15 @@ def times(split: TimeSplit) -> list[tuple[str, float]]:
 HIDDEN = "copied while you computed"
 
 
+ORIGINS = ("read from the local copy", "read from the source", "copied from the source", "copied from other nodes")
+
+
 def origins(record: Record) -> list[tuple[str, int | None, int | None]]:
     """Returns in words from where files came, with opens and bytes, without what is 0 or was not measured."""
     totals = record.totals
-    rows = (
-        ("read from the local copy", record.coverage.swapped, totals.local_bytes),
-        ("read from the source", totals.direct_opens, totals.direct_bytes),
-        ("copied from the source", None, totals.copied_bytes),
-        ("copied from other nodes", None, totals.peer_bytes),
-    )
-    return [row for row in rows if any(row[1:])]
+    opens = (record.coverage.swapped, totals.direct_opens, None, None)
+    read = (totals.local_bytes, totals.direct_bytes, totals.copied_bytes, totals.peer_bytes)
+    return [row for row in zip(ORIGINS, opens, read, strict=True) if any(row[1:])]
 
 
 def source_times(record: Record, group: GroupSection) -> str:

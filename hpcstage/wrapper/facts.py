@@ -75,6 +75,7 @@ def run_part(
         nodes=list(job.nodes),
         local_dir=None if local is None else os.fspath(local.path),
         config={str(row["key"]): row["value"] for row in config.rows()},
+        config_origin={str(row["key"]): str(row["source"]) for row in config.rows()},
         pid_space=alive.pid_space(),
     )
 

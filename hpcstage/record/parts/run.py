@@ -35,6 +35,8 @@ class RunPart:
     local_dir: str | None = None
     config: dict[str, Any] = field(default_factory=dict)
     """The settings by name."""
+    config_origin: dict[str, str] = field(default_factory=dict)
+    """Where each of them came from."""
     child_pid: int | None = None
     roots: list[str] = field(default_factory=list)
     """Roots of the datasets, known before any node has reported."""
