@@ -103,6 +103,17 @@ def reported(group: GroupSection | None) -> str:
     return f"on {group.reported} of {group.nodes} nodes" if group and group.reported < group.nodes else ""
 
 
+def verdict(record: Record) -> list[str]:
+    """Returns the sentences of the verdict."""
+    found = record.verdict
+    return [_capital(sentence) for sentence in (found.text, found.compared) if sentence] if found else []
+
+
+def _capital(sentence: str) -> str:
+    """Returns it with a capital letter and a full stop; the name of this program has none."""
+    return f"{sentence if sentence.startswith('hpcstage') else sentence[:1].upper() + sentence[1:]}."
+
+
 def wait_share(split: TimeSplit) -> float | None:
     """Returns the share of the wall time in which the program waited for files."""
     return ratio(split.waited_s, split.wall_s)

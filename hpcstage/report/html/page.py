@@ -70,7 +70,7 @@ def write_page(record: Record, path: Path) -> None:
     try:
         replace_text(path, render(record), 0o644)
     except OSError as error:
-        raise NoResult(f"cannot write {path}: {error.strerror}", "name another file with --html") from error
+        raise NoResult(f"cannot write {path}: {error.strerror}", "name another file with --html") from None
 
 
 def render(record: Record) -> str:
@@ -91,6 +91,7 @@ def render(record: Record) -> str:
         mode=figures.mode(record.run),
         ending=figures.ending(record.run),
         started=f"{datetime.fromtimestamp(record.run.started_unix_s, timezone.utc):%Y-%m-%d %H:%M:%S} UTC",
+        verdict=figures.verdict(record),
         notes=untold(record),
         is_judged=record.names_dataset and record.run.was_watched,
         times=_times(record),
@@ -227,8 +228,14 @@ def _nodes(record: Record) -> list[tuple[NodeRow, str]]:
     return rows
 
 
-def _settings(record: Record) -> list[tuple[str, Any, str]]:
+def _value(value: Any) -> str:  # noqa: ANN401  a setting of any type
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def _settings(record: Record) -> list[tuple[str, str, str]]:
     """Returns name, value and origin, first what somebody set."""
     origin = record.config_origin
-    rows = [(key, "" if value is None else value, origin.get(key, "")) for key, value in record.config.items()]
+    rows = [(key, _value(value), origin.get(key, "")) for key, value in record.config.items()]
     return sorted(rows, key=lambda row: row[2] == "default")

@@ -58,17 +58,9 @@ VERDICT_LINES = 5
 
 def verdict(record: Record) -> RenderableType:
     """Says what the run was worth, why, and what to do next."""
-    found = record.verdict
-    if found is None:
-        return Group()
     most = VERDICT_LINES if record.group is None else VERDICT_LINES - 3
-    sentences = [Wrapped(_capital(sentence), most) for sentence in (found.text, found.compared) if sentence]
-    return section("Verdict", *sentences)
-
-
-def _capital(sentence: str) -> str:
-    """Returns it with a capital letter and a full stop; the name of this program has none."""
-    return f"{sentence if sentence.startswith('hpcstage') else sentence[:1].upper() + sentence[1:]}."
+    sentences = [Wrapped(sentence, most) for sentence in figures.verdict(record)]
+    return section("Verdict", *sentences) if sentences else Group()
 
 
 def _where(record: Record) -> str:
