@@ -70,7 +70,7 @@ def test_what_a_whole_run_shows() -> None:
         "of 64 GB",
         "20,000 opens below the datasets, 19,600 served from the local copy (98 %)",
         "from the source: 300 scan not done",
-        "3 processes served (3 native)",
+        "3 processes reached (3 native)",
         "copied while you computed",
         "p50/p95/p99: open ",
         "contention 12.0 s to 26.0 s: 94 % below its best",
@@ -100,7 +100,7 @@ def test_unknown_is_said() -> None:
 
 def test_one_process_is_one_process() -> None:
     one = shown(compose(run_part(), [node_part(processes=[trainer()], missed_count=1)]))
-    assert "1 process served (1 native), 1 Python process not reached" in one
+    assert "1 process reached (1 native), 1 Python process not reached" in one
 
 
 def test_endings() -> None:

@@ -167,7 +167,7 @@ def coverage(record: Record) -> RenderableType:
         if part.reasons and (part.swapped or 0) < part.opens:
             lines.append("from the source: " + _reasons(part.reasons))
     layers = ", ".join(f"{count(number)} {name}" for name, number in part.layers.items())
-    seen = [f"{_processes(part.processes_attached)} served ({layers})"] if part.processes_attached else []
+    seen = [f"{_processes(part.processes_attached)} reached ({layers})"] if part.processes_attached else []
     seen += [f"{_processes(part.processes_missed, 'Python ')} not reached"] if part.processes_missed else []
     lines += [", ".join(seen)] if seen else []
     return section("Coverage", *lines) if lines else Group()
