@@ -30,6 +30,7 @@ COMMANDS = {
     "compare": "hpcstage.cli.compare:compare",
     "prune": "hpcstage.cli.prune:prune",
     "script": "hpcstage.cli.script:script",
+    "explain": "hpcstage.cli.explain:explain",
     "clean": "hpcstage.cli.clean:clean",
     "checkpoint": "hpcstage.cli.checkpoint:checkpoint",
     "config": "hpcstage.cli.config:config",

@@ -16,6 +16,7 @@ from hpcstage.cli.command import Command
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
 @click.option("--nodes", is_flag=True, help="Print one line for each node of the job, failed and slow ones first.")
 @click.option("--follow", is_flag=True, help="Show how a run goes until it ends, then its report.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as a web page.")
 @click.option(
     "--prom",
     metavar="FILE",
@@ -23,7 +24,15 @@ from hpcstage.cli.command import Command
     help="Write the figures for the textfile collector of Prometheus's node exporter.",
 )
 @click.option("--no-color", is_flag=True, help="No colour, not even on a terminal.")
-def report(run: Path | None, as_json: bool, nodes: bool, follow: bool, prom: Path | None, no_color: bool) -> int:
+def report(
+    run: Path | None,
+    as_json: bool,
+    nodes: bool,
+    follow: bool,
+    html: Path | None,
+    prom: Path | None,
+    no_color: bool,
+) -> int:
     """Show the report of RUN: a run directory, its run.json, a run's id or a job's; without it that of the last run.
 
     \b
@@ -33,11 +42,12 @@ def report(run: Path | None, as_json: bool, nodes: bool, follow: bool, prom: Pat
     hpcstage report --nodes
     hpcstage report 4711 --follow                                    from the login node, too; Ctrl-C ends only this
     hpcstage report --prom /var/lib/node_exporter/hpcstage.prom
+    hpcstage report 4711 --html report.html                          one file, which needs no network
 
-    The last line names the page that explains every word and figure. Exit code 0: shown; 1: no such run; 2: bad usage.
+    `hpcstage explain` explains every word and figure. Exit code 0: shown; 1: no such run; 2: bad usage.
     """
     from hpcstage import inherited
-    from hpcstage.record import files, index, lookup
+    from hpcstage.record import files, lookup
     from hpcstage.report.canvas import Canvas
     from hpcstage.report.terminal.page import render
 
@@ -56,6 +66,12 @@ def report(run: Path | None, as_json: bool, nodes: bool, follow: bool, prom: Pat
     if as_json:
         click.echo(json.dumps(files.load_run(path).to_json(), indent=1))
         return 0
+    if html is not None:
+        from hpcstage.report.html.page import write_page
+
+        write_page(files.load_run(path), cwd / html)
+        click.echo(f"written: {html}")
+        return 0
     record, canvas = files.load_run(path), Canvas.of_stdout(no_color=no_color)
-    click.echo(render(record, canvas, index.earlier(record), every_node=nodes), color=True)
+    click.echo(render(record, canvas, every_node=nodes), color=True)
     return 0

@@ -237,7 +237,8 @@ class Staging(Phase):
     def snapshot(self, now: float, sums: list[int]) -> Snapshot:
         """See Phase."""
         self.engine.advance(now)
-        return Snapshot(self.engine.pool.stats.totals(), sums, replace(self.engine.busy))
+        peer_bytes = self.peers.received.counts.peer_bytes
+        return Snapshot(self.engine.pool.stats.totals(), sums, replace(self.engine.busy), peer_bytes)
 
     def status(self) -> str:
         """See Phase."""

@@ -34,6 +34,7 @@ class Snapshot:
     totals: Totals
     sums: list[int]
     busy: Busy
+    peer_bytes: int = 0
 
 
 class Telemetry:
@@ -89,6 +90,8 @@ def _sample(last: Snapshot, now: Snapshot, start_s: float, length_s: float) -> S
         shim_open_ns=shim(Counter.SOURCE_OPEN_NS),
         shim_bytes=shim(Counter.SOURCE_READ_BYTES),
         shim_read_ns=shim(Counter.SOURCE_READ_NS),
+        local_bytes=shim(Counter.LOCAL_READ_BYTES),
+        peer_bytes=now.peer_bytes - last.peer_bytes,
     )
     held_back_s = now.busy.limited_s - last.busy.limited_s
     local_bound = sample.copy_write_ns > sample.copy_read_ns + sample.copy_open_ns

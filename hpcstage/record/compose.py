@@ -34,6 +34,7 @@ from hpcstage.record.schema import (
     RunSection,
     RunState,
 )
+from hpcstage.record.verdict import verdict_of
 
 NOT_ENDED = "the command has not ended, as far as is known: the times are those up to now"
 
@@ -66,6 +67,7 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         run=_run(run, told, running),
         environment=_environment(run),
         config=run.config,
+        config_origin=run.config_origin,
         datasets=figures.datasets,
         nodes=tuple(rows_of(run, nodes, silent if total > 1 else [], figures)),
         group=group_of(nodes, total, figures),
@@ -80,7 +82,8 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         checkpoints=_checkpoints(run.checkpoints, told),
         elastic=run.elastic,
     )
-    return replace(record, notes=notes_of(record))
+    record = replace(record, notes=notes_of(record))
+    return replace(record, verdict=verdict_of(record))
 
 
 def _read(run: RunPart, parts: Iterable[NodePart], running: Life | None) -> list[Digest]:

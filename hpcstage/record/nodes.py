@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from hpcstage.record.figures.contention import median_without
 from hpcstage.record.figures.counts import add, opens_of, ratio
 from hpcstage.record.figures.digest import Digest, JobFigures
+from hpcstage.record.figures.track import rows_over_time
 from hpcstage.record.parts.part import GroupPart
 from hpcstage.record.parts.roster import Presence, unheard_why
 from hpcstage.record.parts.run import RunPart
-from hpcstage.record.schema import GroupSection, NodeRow, OwnPeriod
+from hpcstage.record.schema import GroupSection, NodeRow, NodeSeries, OwnPeriod
 from hpcstage.units import format_duration, format_share
 
 SLOWER_SHARE = 0.75
@@ -33,11 +34,12 @@ def rows_of(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], figure
     """Returns the rows in the order of `nodes`, then those of the nodes that reported nothing (`silent`)."""
     behind = _behind([node.split.waited_s for node in nodes])
     slow = _slow(nodes, behind, figures)
-    rows = [_row(*found) for found in zip(nodes, slow, behind, strict=True)]
+    over_time = rows_over_time([node.track for node in nodes])
+    rows = [_row(*found) for found in zip(nodes, slow, behind, over_time, strict=True)]
     return [*rows, *(_unheard(run, name) for name in silent)]
 
 
-def _row(node: Digest, slow: Sequence[str], behind_s: float | None) -> NodeRow:
+def _row(node: Digest, slow: Sequence[str], behind_s: float | None, over_time: NodeSeries | None) -> NodeRow:
     part, disk, totals = node.part, node.disk, node.totals
     known = node.speaks
     return NodeRow(
@@ -59,6 +61,7 @@ def _row(node: Digest, slow: Sequence[str], behind_s: float | None) -> NodeRow:
         disk_read_bytes_per_s=disk.read_bytes_per_s,
         budget_bytes=part.budget_bytes,
         used_bytes=part.used_bytes,
+        over_time=over_time,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Literal
 
@@ -27,6 +27,11 @@ from hpcstage.record.parts.roster import Presence
 VERSION = "1.0"
 TITLE = "The record of a run of hpcstage"
 RunState = Literal["ended", "running", "unclear", "lost", "aside", "not started"]
+VerdictKind = Literal[
+    "error", "running", "no-dataset", "already-local", "not-attached", "nothing-opened", "not-measured",
+    "source-keeps-up", "direct-was-faster", "copies-served", "copies-late", "does-not-fit", "source-contended",
+    "source-limits", "local-disk-limits", "other-nodes-limit",
+]  # fmt: skip
 Column = tuple[float, ...]
 
 
@@ -85,6 +90,15 @@ class Waits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeSeries:
+    """What the source gave to one node over time; the axis is that of all nodes."""
+
+    interval_s: Seconds
+    first_s: float
+    source_bytes_per_s: tuple[Count, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeRow:
     """One node of the job."""
 
@@ -123,6 +137,8 @@ class NodeRow:
     budget_bytes: Count | None = None
     """What its store may hold."""
     used_bytes: Count | None = None
+    over_time: NodeSeries | None = None
+    """Null where the node reported none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +171,8 @@ class RunTotals:
     """Bytes read at the source: by copiers and by the program. Null if a process that read there did not measure it."""
     copied_bytes: Count | None
     """The copiers' share of them."""
+    copy_read_s: Seconds | None = None
+    """Time that copiers spent in opens and reads at the source, summed over all copies."""
     direct_bytes: Count | None
     """The program's share of them."""
     direct_opens: Count | None
@@ -265,6 +283,8 @@ class OwnPeriod:
 class Percentiles:
     """Percentiles of a latency in milliseconds."""
 
+    p05: NotNegative | None = None
+    """The source at its best."""
     p50: NotNegative | None
     p95: NotNegative | None
     p99: NotNegative | None
@@ -312,11 +332,14 @@ class OrderSection:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """What the source gave over time, in columns of equal length. With several nodes to all of them, on one axis."""
+    """What the source gave over time, what came from other nodes, and what programs read from copies, in columns of
+    equal length. With several nodes of all of them, on one axis."""
 
     interval_s: Seconds | None
     start_s: Column
     source_bytes_per_s: Column
+    peer_bytes_per_s: Column = ()
+    local_bytes_per_s: Column = ()
 
 
 class Severity(Enum):
@@ -338,6 +361,18 @@ class Note:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the run was worth, why, and what to do next."""
+
+    kind: VerdictKind
+    text: str
+    compared: str = ""
+    """This run's time and those of the command's earlier runs in other modes; empty where none is known."""
+    figures: dict[str, float]
+    """The figures of the sentences by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """Bytes and seconds carry their unit in the key. Unknown is null, never 0. Times count from the start of the run.
     Within version 1 keys are only added. With several nodes, sums are over the nodes that reported (group.reported of
@@ -349,10 +384,13 @@ class Record:
     complete: bool
     """False: a node or the end of the command is missing; see problems."""
     problems: tuple[Problem, ...]
+    verdict: Verdict | None = None
     run: RunSection
     environment: EnvironmentSection
     config: dict[str, Any]
     """The settings by name."""
+    config_origin: dict[str, str] = field(default_factory=dict)
+    """Where each setting came from, such as default, --data or a file."""
     datasets: tuple[DatasetPart, ...]
     nodes: tuple[NodeRow, ...]
     """The nodes by index; those of which nothing was heard come last."""
@@ -375,6 +413,23 @@ class Record:
     def names_dataset(self) -> bool:
         """Returns whether the run has a dataset, as far as is known: some have output files or checkpoints only."""
         return bool(self.datasets) or self.run.mode != "direct"
+
+    @property
+    def local_measure(self) -> str:
+        """Returns `bytes` where reads were measured, else `opens`: what `local_share` is a share of."""
+        known = self.totals.local_bytes is not None and self.totals.direct_bytes is not None
+        return "bytes" if known and self._read_bytes > 0 else "opens"
+
+    @property
+    def local_share(self) -> float | None:
+        """Returns the share of what processes with hpcstage read of the datasets that came from the local disk."""
+        if self.local_measure == "opens":
+            return self.coverage.share
+        return (self.totals.local_bytes or 0) / self._read_bytes
+
+    @property
+    def _read_bytes(self) -> int:
+        return (self.totals.local_bytes or 0) + (self.totals.direct_bytes or 0)
 
     def number(self, state: Presence) -> int:
         """Returns the number of nodes in a state."""

@@ -9,7 +9,6 @@ import signal
 from collections.abc import Callable, Sequence
 
 from hpcstage.record.figures.counts import ratio
-from hpcstage.record.index import Earlier
 from hpcstage.record.schema import Contention, GroupSection, NodeRow, Record, RunSection, TimeSplit
 from hpcstage.units import format_duration, format_rate, format_share, format_size
 
@@ -98,27 +97,20 @@ def mode(run: RunSection) -> str:
     return run.mode or run.mode_asked
 
 
-def local_measure(record: Record) -> str:
-    """Returns `bytes` where reads were measured, else `opens`."""
-    totals = record.totals
-    known = totals.local_bytes is not None and totals.direct_bytes is not None
-    return "bytes" if known and _seen(record) > 0 else "opens"
-
-
-def local_share(record: Record) -> float | None:
-    """Returns the share of what processes with hpcstage read of the datasets that came from the local disk."""
-    if local_measure(record) == "opens":
-        return record.coverage.share
-    return (record.totals.local_bytes or 0) / _seen(record)
-
-
-def _seen(record: Record) -> int:
-    return (record.totals.local_bytes or 0) + (record.totals.direct_bytes or 0)
-
-
 def reported(group: GroupSection | None) -> str:
     """Says how many nodes the figures are of, where that is not all."""
     return f"on {group.reported} of {group.nodes} nodes" if group and group.reported < group.nodes else ""
+
+
+def verdict(record: Record) -> list[str]:
+    """Returns the sentences of the verdict."""
+    found = record.verdict
+    return [_capital(sentence) for sentence in (found.text, found.compared) if sentence] if found else []
+
+
+def _capital(sentence: str) -> str:
+    """Returns it with a capital letter and a full stop; the name of this program has none."""
+    return f"{sentence if sentence.startswith('hpcstage') else sentence[:1].upper() + sentence[1:]}."
 
 
 def wait_share(split: TimeSplit) -> float | None:
@@ -131,17 +123,31 @@ def contended_s(part: Contention) -> float | None:
     return None if part.verdict in (None, "unknown") else sum(one.end_s - one.start_s for one in part.periods)
 
 
-def headroom(split: TimeSplit) -> str:
-    """Says how long the program waited for data."""
-    share = ratio(split.headroom_s, split.wall_s)
-    of_wall = "" if share is None else f" ({percent(share)})"
-    return f"headroom {seconds(split.headroom_s)}{of_wall}: all that faster reading could still save"
+def times(split: TimeSplit) -> list[tuple[str, float]]:
+    """Returns in words where the wall time went, in seconds, without what is 0 or was not measured."""
+    is_divided = split.compute_s is not None and split.waited_s is not None
+    rows = (
+        ("compute", split.compute_s),
+        ("waited for the source", split.wait_source_s),
+        ("waited for local disk", split.wait_local_s),
+        ("waited for decoding", split.preprocess_s),
+        ("start and end (imports)" if is_divided else "not divided", split.other_s),
+    )
+    return [(name, value) for name, value in rows if value]
 
 
-def earlier(found: Sequence[Earlier]) -> str:
-    """Says how long earlier runs of the command took, by mode."""
-    told = (f"{one.mode} {seconds(one.median_s)}{f' (median of {one.runs})' * (one.runs > 1)}" for one in found)
-    return f"this command earlier: {', '.join(told)}"
+HIDDEN = "copied while you computed"
+
+
+ORIGINS = ("read from the local copy", "read from the source", "copied from the source", "copied from other nodes")
+
+
+def origins(record: Record) -> list[tuple[str, int | None, int | None]]:
+    """Returns in words from where files came, with opens and bytes, without what is 0 or was not measured."""
+    totals = record.totals
+    opens = (record.coverage.swapped, totals.direct_opens, None, None)
+    read = (totals.local_bytes, totals.direct_bytes, totals.copied_bytes, totals.peer_bytes)
+    return [row for row in zip(ORIGINS, opens, read, strict=True) if any(row[1:])]
 
 
 def source_times(record: Record, group: GroupSection) -> str:

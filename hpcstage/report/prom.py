@@ -52,7 +52,7 @@ def _families(record: Record) -> Iterator[tuple[str, str, list[Sample]]]:
     }
     said = "Bytes copied and read at the source, received from other nodes, and read from local copies."
     yield "bytes", said, [(value, {"origin": origin}) for origin, value in origins.items()]
-    yield "local_ratio", "Share of what was read that came from local copies.", [(figures.local_share(record), {})]
+    yield "local_ratio", "Share of what was read that came from local copies.", [(record.local_share, {})]
     opens, swapped = record.coverage.opens, record.coverage.swapped
     others = None if opens is None or swapped is None else opens - swapped
     yield (

@@ -8,6 +8,7 @@ import importlib
 import os
 import shutil
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpcstage.node import control
@@ -113,12 +114,14 @@ def _write_record(session: Session) -> None:
     """Writes the record and prints the short form. A failure is reported; the command's exit code stays what it is."""
     from hpcstage.record import files, index
     from hpcstage.record.compose import compose
+    from hpcstage.record.verdict import verdict_of
     from hpcstage.report.terminal.short import short
 
     run_dir, part = session.run_dir, session.part
     try:
         runpart.save_part(run_dir, part)
         record = compose(part, files.node_parts(run_dir))
+        record = replace(record, verdict=verdict_of(record, index.earlier(record, os.environ)))
         files.save(record, run_dir / RECORD)
     except OSError as error:
         messages.warn(f"cannot write the report of this run to {run_dir}: {error.strerror}")

@@ -76,6 +76,7 @@ def run_part(
         local_dir=None if local is None else os.fspath(local.path),
         config={str(row["key"]): row["value"] for row in config.rows()},
         pid=os.getpid(),
+        config_origin={str(row["key"]): str(row["source"]) for row in config.rows()},
         pid_space=alive.pid_space(),
     )
 

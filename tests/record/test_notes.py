@@ -43,9 +43,7 @@ def writing(share: float, length: int = 20) -> list[Sample]:
     return [Sample(float(n), 1.0, 10**7, 10, rest_ns // 2, rest_ns // 2, write_ns, 8.0) for n in range(length)]
 
 
-WAITING = [trainer(loader_wait_ns=30 * SECOND), worker(101, **blocked(90))]
 IDLE = ProcessPart(5, 1, "native", {})
-DIRECT = {"mode": "direct", "processes": WAITING, "samples": []}
 
 
 @dataclass(frozen=True)
@@ -62,15 +60,6 @@ class Case:
         return f"{self.note} {self.says}".strip()
 
 
-BLOCKED = {**blocked(40), "exit_ns": 60 * SECOND, "reads_measured": 1}
-LISTING = [ProcessPart(100, 1, "native", {"listings": 600, **BLOCKED})]
-
-
-def ordered(name: str, provenance: str) -> Callable[[], RecordJson]:
-    readers = [reader(source_opens=50, **{f"direct_{name}": 50})]
-    return lambda: one(processes=readers, order={"provenance": provenance})
-
-
 def direct(name: str) -> Callable[[], RecordJson]:
     return lambda: one(processes=[reader(source_opens=50, **{f"direct_{name}": 50})])
 
@@ -79,7 +68,7 @@ def problem(name: str) -> dict[str, Any]:
     return {"problems": [Problem(name, "t", "r")]}
 
 
-REASONS = ("unknown", "later", "timeout", "local_error")
+REASONS = ("unknown", "timeout", "local_error")
 CASES = [
     Case("killed", lambda: one({"exit_code": None, "child_ended_s": None}), one),
     Case("running", lambda: composed(run_part(exit_code=None), [node_part(complete=False)], Life(True, "so")), one),
@@ -109,8 +98,6 @@ CASES = [
     ),
     Case("python-layer", lambda: one(processes=[ProcessPart(5, 1, "python", {"hit_opens": 9})]), one),
     *(Case(f"direct-{name.replace('_', '-')}", direct(name), lambda: one(processes=[reader()])) for name in REASONS),
-    Case("direct-later", ordered("later", "manifest"), ordered("later", "trace"), "give the reading order"),
-    Case("direct-later", ordered("later", "trace"), ordered("later", "manifest"), "so the source limits"),
     Case("shim-errors", lambda: one(processes=[reader(errors=3)]), one),
     Case("store-full", lambda: one(budget_bytes=10**8), one, "name a larger disk"),
     Case("disk-full", lambda: one(**problem("disk-full")), one),
@@ -131,29 +118,6 @@ CASES = [
     ),
     Case("read-by-each-node", lambda: composed(manycases.run(2), [private(0), private(1)]), many),
     Case("read-again", lambda: composed(manycases.run(2), [twice(0), twice(1)]), many),
-    Case("waits-for-source", lambda: one({"mode_asked": "direct"}, **DIRECT), one, "run it with --mode runtime"),
-    Case("waits-for-source", lambda: one({"direct_why": "local"}, **DIRECT), one, "on the local disk already"),
-    Case(
-        "waits-for-source",
-        lambda: waiting("direct_later", want_ready=10**6),
-        lambda: waiting("direct_full"),
-        "comes in later epochs",
-    ),
-    Case("waits-for-source", lambda: waiting("direct_scanning"), one, "before the scan of the datasets had ended"),
-    Case("waits-for-source", lambda: waiting("direct_full"), one, "no room on the local disk"),
-    Case("waits-for-source", lambda: waiting("direct_large"), one, "what has not been copied by then"),
-    Case("waits-for-source", lambda: one(processes=LISTING), one, "opened none of their files"),
-    Case("order", lambda: one(processes=[reader(wants=60)]), lambda: one(processes=[reader(wants=5)])),
-    Case(
-        "order",
-        lambda: one(processes=[reader(wants=60, source_opens=60, direct_later=60)]),
-        lambda: one(processes=[reader(wants=60, source_opens=60, direct_large=60)]),
-    ),
-    Case(
-        "order",
-        lambda: one(processes=[reader(wants=60)]),
-        lambda: one(processes=[reader(wants=60, source_opens=60, direct_scanning=60)]),
-    ),
     Case(
         "preprocessing",
         lambda: one(processes=[trainer(loader_wait_ns=50 * SECOND), worker(101, **blocked(3))]),
@@ -169,14 +133,6 @@ def private(index: int) -> Any:
 
 def twice(index: int) -> Any:
     return manycases.node(index, 2, totals=replace(manycases.node(index, 2).totals, source_bytes=manycases.SIZE))
-
-
-def waiting(counter: str, **totals: int) -> RecordJson:
-    reads = worker(101, direct_scanning=0, direct_later=0, source_opens=5_000, **blocked(90))
-    reads.counters[counter] = 5_000
-    part = node_part(processes=[trainer(loader_wait_ns=30 * SECOND), reads])
-    part = replace(part, totals=replace(part.totals, **{"want_ready": 0, **totals}))
-    return composed(run_part(), [part])
 
 
 def notes(record: RecordJson, note: str) -> list[str]:

@@ -18,12 +18,14 @@ from pathlib import Path
 
 import pytest
 from conftest import Hpcstage
-from reportcases import CASES, compose, node_part, run_part
+from reportcases import CASES
 from rich.cells import cell_len
 
 from hpcstage.record import files, index
 from hpcstage.record.schema import Record
+from hpcstage.units import format_duration
 
+READ = [sys.executable, "-c", "import glob, sys; [open(f).close() for f in glob.glob(sys.argv[1] + '/*/*')]"]
 REPO = Path(__file__).resolve().parents[2]
 
 
@@ -60,10 +62,17 @@ def test_the_last_run(tmp_path: Path, run_dir: Path) -> None:
     assert b"no run found" in gone.stderr
 
 
-def test_how_long_the_command_took_earlier(tmp_path: Path, run_dir: Path) -> None:
-    older = compose(run_part(started_unix_s=1e9), [node_part(mode="direct")])
-    index.add(Record.from_json(older), tmp_path, {"XDG_STATE_HOME": str(tmp_path / "state")})
-    assert b"\n  this command earlier: direct 60.2 s\n" in report(tmp_path, str(run_dir)).stdout
+def test_how_long_the_command_took_earlier_in_another_mode(hpcstage: Hpcstage, make_tree: Callable[..., Path]) -> None:
+    data = make_tree()
+    for mode in ("direct", "upfront"):
+        done = hpcstage("run", "--mode", mode, "--data", data, "--", *READ, data)
+    (verdict,) = [json.loads(path.read_text())["verdict"] for path in hpcstage.records()[1:]]
+    times = verdict["figures"]
+    told = verdict["compared"] or verdict["text"]
+    assert {"direct_s", "total_s"} <= times.keys()
+    assert format_duration(times["direct_s"]) in told
+    assert format_duration(times["total_s"]) in told
+    assert f"hpcstage: {told}" in done.stderr.decode().splitlines()
 
 
 def part_of(run_dir: Path, job_id: str | None) -> None:
@@ -177,8 +186,7 @@ def test_a_terminal_gets_its_width_and_colour_unless_refused(tmp_path: Path, run
     piped = report(tmp_path, str(run_dir)).stdout.decode()
     for columns, longest in ((40, 80), (80, 80), (200, 100)):
         plain = re.sub("\x1b\\[[0-9;]+m", "", on_terminal(tmp_path, run_dir, columns))
-        drawn = plain.partition("Explained in ")[0]  # whose path is as long as it is
-        assert max(map(cell_len, drawn.split("\n"))) == longest
+        assert max(map(cell_len, plain.split("\n"))) == longest
     assert "\x1b[1m" in on_terminal(tmp_path, run_dir, 80)
     assert on_terminal(tmp_path, run_dir, 80, "--no-color") == piped
     assert on_terminal(tmp_path, run_dir, 80, NO_COLOR="1") == piped

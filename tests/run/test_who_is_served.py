@@ -60,7 +60,7 @@ def test_nothing_is_judged_while_the_program_imports(hpcstage: Hpcstage, make_tr
     os.mkfifo(hpcstage.cwd / "imports")
     running = hpcstage.start("run", "--data", make_tree(files=3), "--", sys.executable, "-c", "open('imports').read()")
     with open(hpcstage.cwd / "imports", "w"):
-        wait_for(lambda: b"1 process attached" in hpcstage("report").stdout)
+        wait_for(lambda: b"1 process reached" in hpcstage("report").stdout)
         said = hpcstage("report").stdout
     assert b"still running" in said
     assert b"opened a file below" not in said

@@ -243,6 +243,6 @@ def percentile_ns(histogram: Mapping[int, int], percent: float) -> float | None:
 
 def percentiles_ms(histogram: Mapping[int, int]) -> Percentiles:
     """Returns percentiles in milliseconds."""
-    found_ns = (percentile_ns(histogram, percent) for percent in (50, 95, 99))
-    p50, p95, p99 = (None if value_ns is None else value_ns / 1e6 for value_ns in found_ns)
-    return Percentiles(p50=p50, p95=p95, p99=p99)
+    found_ns = (percentile_ns(histogram, percent) for percent in (5, 50, 95, 99))
+    p05, p50, p95, p99 = (None if value_ns is None else value_ns / 1e6 for value_ns in found_ns)
+    return Percentiles(p05=p05, p50=p50, p95=p95, p99=p99)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from hpcstage.protocol.shim import Reason
 from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.rows import UNCOUNTED_LAYER, ProcessPart
 from hpcstage.record.schema import Coverage, RunTotals
+from hpcstage.units import NS_PER_S
 
 DIRECT_LAYER = "direct"
 """A process of this layer attached but counts nothing: its self-tests failed."""
@@ -96,6 +97,7 @@ def totals_of(node: NodePart, seen: Counts) -> RunTotals:
     copied_bytes = node.totals.source_bytes
     if copied_bytes is None and _copied_nothing(node):
         copied_bytes = 0
+    copy_read_ns = sum(one.copy_open_ns + one.copy_read_ns for one in node.samples)
     direct_opens: int | None = seen.get("source_opens", 0)
     direct_bytes = None if seen.get("blind_source") else seen.get("source_read_bytes", 0)
     if not node.processes and (node.node_count == 1 or node.missed_count):  # the command may have read files unseen
@@ -103,6 +105,7 @@ def totals_of(node: NodePart, seen: Counts) -> RunTotals:
     return RunTotals(
         source_bytes=add(copied_bytes, direct_bytes),
         copied_bytes=copied_bytes,
+        copy_read_s=None if copied_bytes is None or (copied_bytes and not node.samples) else copy_read_ns / NS_PER_S,
         direct_bytes=direct_bytes,
         direct_opens=direct_opens,
         peer_bytes=node.totals.peer_bytes,
@@ -125,7 +128,7 @@ def summed(nodes: Sequence[tuple[NodePart, RunTotals]]) -> RunTotals:
         totals for node, totals in nodes if node.mode != "direct" and (node.group or totals.peer_bytes is not None)
     ]
 
-    def total(name: str) -> int | None:
+    def total(name: str) -> Any:  # noqa: ANN401  as the field
         among = shared if name == "peer_bytes" else [totals for _, totals in nodes]
         return add(*(getattr(totals, name) for totals in among)) if among else None
 

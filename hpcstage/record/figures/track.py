@@ -7,19 +7,20 @@ A sample belongs to the cell in which its middle lies. The number of cells has a
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
 from hpcstage.record.parts.rows import Sample
-from hpcstage.record.schema import Series
+from hpcstage.record.schema import NodeSeries, Series
 from hpcstage.units import NS_PER_S
 
 CELL_S = 0.25
 MOST_CELLS = 8192
 """A node's track has at most this many cells: cells of half a second in a run of an hour."""
 MOST_POINTS = 240
+MOST_NODE_POINTS = 60
 POINT_S = 1.0
 """In shorter times, files that end together would look like a peak of the source."""
 SHORTEST_S = 0.2
@@ -53,11 +54,15 @@ class Track:
     files: array[float]
     got: array[float]
     """All bytes that the node got from the source."""
+    peer: array[float]
+    """Bytes that it got from other nodes."""
+    local: array[float]
+    """Bytes that its program read from copies."""
 
     @property
     def columns(self) -> tuple[array[float], ...]:
         """Returns what is summed up by cell."""
-        return self.seen_s, self.size, self.files, self.got
+        return self.seen_s, self.size, self.files, self.got, self.peer, self.local
 
     @property
     def end(self) -> int:
@@ -89,12 +94,14 @@ def track_of(samples: Sequence[Sample], shift_s: float) -> Track | None:
         track.size[at] += rate * sample.length_s
         track.files[at] += files
     for sample, at in zip(samples, cells, strict=True):
+        track.peer[at - first] += sample.peer_bytes
+        track.local[at - first] += sample.local_bytes
         track.got[at - first] += sample.copied_bytes + (0 if _is_cached(sample) else sample.shim_bytes)
     return track
 
 
 def _zeros(cells: int) -> list[array[float]]:
-    return [array("f", bytes(4 * cells)) for _ in range(4)]
+    return [array("f", bytes(4 * cells)) for _ in range(6)]
 
 
 def _measured(samples: Sequence[Sample]) -> tuple[MeasuredOn, Measured]:
@@ -160,11 +167,30 @@ def _moved(track: Track, level: int, first: int, end: int) -> Track:
 def series_of(tracks: Sequence[Track]) -> Series:
     """Returns the section: what all nodes got together, in at most MOST_POINTS points."""
     if not tracks:
-        return Series(interval_s=None, start_s=(), source_bytes_per_s=())
+        return Series(interval_s=None, start_s=(), source_bytes_per_s=(), peer_bytes_per_s=(), local_bytes_per_s=())
     tracks = aligned(tracks, MOST_POINTS, POINT_S)
     length_s = CELL_S * 2 ** tracks[0].level
+
+    def rates(columns: Iterable[array[float]]) -> tuple[float, ...]:
+        return tuple(sum(values) / length_s for values in zip(*columns, strict=True))
+
     return Series(
         interval_s=length_s,
         start_s=tuple(cell * length_s for cell in range(tracks[0].first, tracks[0].end)),
-        source_bytes_per_s=tuple(sum(got) / length_s for got in zip(*(track.got for track in tracks), strict=True)),
+        source_bytes_per_s=rates(track.got for track in tracks),
+        peer_bytes_per_s=rates(track.peer for track in tracks),
+        local_bytes_per_s=rates(track.local for track in tracks),
     )
+
+
+def rows_over_time(tracks: Sequence[Track | None]) -> list[NodeSeries | None]:
+    """Returns what the source gave to each node, on one axis, in at most MOST_NODE_POINTS points."""
+    known = [track for track in tracks if track is not None]
+    found = iter(aligned(known, MOST_NODE_POINTS, POINT_S)) if known else iter(())
+    return [None if track is None else _row(next(found)) for track in tracks]
+
+
+def _row(track: Track) -> NodeSeries:
+    length_s = CELL_S * 2**track.level
+    rates = tuple(round(got / length_s) for got in track.got)
+    return NodeSeries(interval_s=length_s, first_s=track.first * length_s, source_bytes_per_s=rates)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcstage.extras import Extra
-from hpcstage.record.notes.visible import KNOWN_ORDERS, VISIBLE_RULES
+from hpcstage.record.notes.visible import VISIBLE_RULES
 from hpcstage.record.parts.roster import few
 from hpcstage.record.schema import Note, Record, Severity
 from hpcstage.units import format_number, format_rate, format_share, format_size
@@ -153,56 +153,9 @@ def idle_nodes(record: Record) -> Iterator[Note]:
     yield Note("idle-nodes", Severity.WARNING, text, remedy)
 
 
-# ---- time: waits, order ----
+# ---- time ----
 
 MUCH_SHARE = 0.15
-OUT_OF_ORDER_SHARE = 0.2
-WAITS = {
-    "runtime": "copies came too late: the gain comes in later epochs",
-    "upfront": "the files that it waited for were not staged: the report lists the reasons under Coverage",
-    "direct": "run it with --mode runtime: from the second epoch on, reads are local",
-    "local": "the dataset is on the local disk already: that disk, or the number of readers, is what limits",
-    None: "the notes say why no node reported",
-}
-WAITED_FOR = {
-    "scanning": "most of these files were opened before the scan of the datasets had ended; later epochs are local",
-    "unknown": "most of these files are not among the datasets' files as they were scanned: see Coverage",
-    "full": "most of these files found no room on the local disk: see the note on its size",
-    "failed": "most of these files could not be copied: see the note on the errors",
-    "void": "most of these files had been written to during the run",
-    "large": "most of these opens were of large files, of which the program reads at the source what has not "
-    "been copied by then; --mode upfront copies them before it starts, which pays if it reads them again",
-}
-"""Advice by the reason of the opens, for reasons that another order would not change."""
-OPENED_NOTHING = "it opened none of their files: it waited for listings and the like, which always go to the source"
-
-
-def waits_for_source(record: Record) -> Iterator[Note]:
-    """Notes that the program waited for the source for much of its time."""
-    split = record.time_split
-    if not split.wall_s or split.wait_source_s is None or split.wait_source_s < MUCH_SHARE * split.wall_s:
-        return
-    share = format_share(split.wait_source_s / split.wall_s)
-    if record.group and not record.totals.direct_opens:
-        text = f"the program waited {share} of its time for files that other nodes keep or were still reading"
-        remedy = "with more room (--budget) each node keeps all of them; where it has that, the link is what limits"
-    else:
-        text, remedy = f"the program waited for the source {share} of its time", _why_waited(record)
-    yield Note("waits-for-source", Severity.INFO, text, remedy)
-
-
-def _why_waited(record: Record) -> str:
-    """Returns the advice for the reason that most of the opens at the source have, else for the mode."""
-    if record.coverage.opens == 0:
-        return OPENED_NOTHING
-    counts = {"copy": record.totals.want_ready or 0, **record.coverage.reasons}
-    most = max(counts, key=lambda name: counts[name])
-    mode: str | None = record.run.mode
-    if mode == "runtime" and counts[most] and most in WAITED_FOR:
-        return WAITED_FOR[most]
-    if mode == "direct" and record.run.mode_asked != "direct":
-        mode = "local"
-    return WAITS[mode]
 
 
 def preprocessing(record: Record) -> Iterator[Note]:
@@ -215,22 +168,8 @@ def preprocessing(record: Record) -> Iterator[Note]:
         yield Note("preprocessing", Severity.INFO, text, remedy)
 
 
-def order(record: Record) -> Iterator[Note]:
-    """Notes that the program opened many files before they were staged."""
-    opens, reasons = record.coverage.opens, record.coverage.reasons
-    wanted = (record.totals.wanted or 0) - sum(reasons.get(name, 0) for name in WAITED_FOR)
-    if not opens or not record.run.stages or wanted <= OUT_OF_ORDER_SHARE * opens:
-        return
-    provenance = record.order.provenance or "manifest"
-    known = "the order is known, so the source limits: the gain comes in later epochs"
-    unknown = "pass on the order in which the program reads: --data @list.txt, --order FILE, or hpcstage.order(paths)"
-    many = f"{format_number(wanted, 'open')} ({format_share(wanted / opens)})"
-    text = f"{many} came before the file was staged; order: {provenance}"
-    yield Note("order", Severity.INFO, text, known if provenance in KNOWN_ORDERS else unknown)
-
-
 RULES = [
     *VISIBLE_RULES,
     *(store_full, slow_disk, written, slow_nodes, idle_nodes, read_more_than_once),
-    *(waits_for_source, order, preprocessing),
+    preprocessing,
 ]

@@ -16,14 +16,10 @@ WORTH_SHARE = 0.02
 """Opens that were not swapped are worth a note if they are at least this share of all opens."""
 
 REASONS = {
-    # Of other reasons a problem tells more: there was no room, an error, no daemon.
+    # Of other reasons the verdict or a problem tells more: a copy that came late, no room, an error, no daemon.
     "unknown": (
         "were not there when the dataset was scanned, or not regular files",
         "files that the program makes itself need no staging; otherwise name their directory with --data",
-    ),
-    "later": (
-        "went to the source because waiting for the copy would have taken longer",
-        "give the reading order (--data @list.txt or --order FILE), or --mode upfront",
     ),
     "timeout": (
         "got no answer from the daemon in time",
@@ -34,7 +30,6 @@ REASONS = {
 DROPPED = "python -I, -E or -S, `env -i`, sudo and containers with a clean environment drop PYTHONPATH: pass it on"
 SHIM_OFF = "try --intercept python; please report the platform"
 REINSTALL = "reinstall hpcstage where a C compiler exists (x86-64 or aarch64, glibc)"
-KNOWN_ORDERS = ("given", "sampler", "trace")
 
 
 def _is_judged(record: Record) -> bool:
@@ -148,8 +143,6 @@ def _reason(name: str, record: Record) -> tuple[str, str]:
     if name == "unknown" and (lists := _only_lists(record)):
         what = f"were of files that are not in {', '.join(lists)}, or were missing or written to"
         remedy = "add them to the list, or name their directory with --data"
-    if name == "later" and record.order.provenance in KNOWN_ORDERS:
-        remedy = "the order is known, so the source limits: later epochs are local, or try --mode upfront"
     return what, remedy
 
 

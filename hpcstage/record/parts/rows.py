@@ -30,6 +30,10 @@ class Sample:
     shim_open_ns: int = 0
     shim_bytes: int = 0
     shim_read_ns: int = 0
+    local_bytes: int = 0
+    """Bytes that the program read from staged copies."""
+    peer_bytes: int = 0
+    """Bytes of staged files that came from other nodes."""
 
 
 UNCOUNTED_LAYER = "uncounted"

@@ -36,6 +36,8 @@ class RunPart:
     config: dict[str, Any] = field(default_factory=dict)
     """The settings by name."""
     pid: int | None = None
+    config_origin: dict[str, str] = field(default_factory=dict)
+    """Where each of them came from."""
     child_pid: int | None = None
     roots: list[str] = field(default_factory=list)
     """Roots of the datasets, known before any node has reported."""

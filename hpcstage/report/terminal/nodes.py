@@ -16,7 +16,7 @@ from hpcstage.report.canvas import Canvas, grid
 from hpcstage.report.figures import UNKNOWN, count, seconds, short_name, size, source_times
 
 LINES = 11
-LEAST = 5
+LEAST = 4
 FAILED = {Presence.MISSING: "never came up", Presence.DIED: "died", Presence.SILENT: "is silent"}
 _MOVED = attrgetter("source_bytes"), attrgetter("peer_bytes"), attrgetter("local_bytes")
 SINGLY = 2

@@ -27,7 +27,7 @@ REASON_NAMES = {
 }  # fmt: skip
 MODE_LINES = 3
 """The lines for why another mode was followed; with several nodes one, as the table of nodes needs the others."""
-MOST_PERIODS = 3
+MOST_PERIODS = 2
 
 
 def header(record: Record) -> RenderableType:
@@ -51,6 +51,16 @@ def header(record: Record) -> RenderableType:
     if not record.complete and run.state not in ("running", "unclear", "aside", "not started"):
         rows.append(("INCOMPLETE", "some figures are missing; see the notes"))
     return Group(title, grid("lw", rows))
+
+
+VERDICT_LINES = 5
+
+
+def verdict(record: Record) -> RenderableType:
+    """Says what the run was worth, why, and what to do next."""
+    most = VERDICT_LINES if record.group is None else VERDICT_LINES - 3
+    sentences = [Wrapped(sentence, most) for sentence in figures.verdict(record)]
+    return section("Verdict", *sentences) if sentences else Group()
 
 
 def _where(record: Record) -> str:
@@ -100,73 +110,71 @@ def order(record: Record) -> list[str]:
 
 
 def meters(record: Record) -> RenderableType:
-    """Shows the share served locally, the share of waits for data, and the use of the local disk."""
+    """Shows the share served from local copies, the share of waits for data, and the use of the local disk."""
     used = [(node.used_bytes or 0, room) for node in record.nodes if (room := node.budget_bytes)]
     fullest = max(used, key=lambda pair: pair[0] / pair[1], default=None)
     disk = fullest and fullest[0] / fullest[1]
     rows = (
-        ("served locally", figures.local_share(record), served_of(record)),
-        ("waiting for data", figures.wait_share(record.time_split), "of the wall time"),
+        ("from the local copy", record.local_share, served_of(record)),
+        ("waited for data", figures.wait_share(record.time_split), "of the wall time"),
         ("local disk used", disk, f"of {size(fullest[1])}" if fullest else ""),
     )
-    return grid("lwrl", [(name, _bar(share), percent(share), after) for name, share, after in rows])
+    return grid("lwrl", [(name, _bar(share), percent(share), after) for name, share, after in rows if share])
 
 
-def _bar(share: float | None) -> RenderableType:
-    return "" if share is None else ProgressBar(1.0, share, complete_style="cyan", finished_style="cyan")
+def _bar(share: float) -> RenderableType:
+    return ProgressBar(1.0, share, complete_style="cyan", finished_style="cyan")
 
 
 def served_of(record: Record) -> str:
     """Says what `local_share` is a share of."""
     if where := figures.reported(record.group):
         return where
-    return f"of {figures.local_measure(record)}"
+    return f"of {record.local_measure}"
 
 
 def time(record: Record) -> RenderableType:
-    """Shows the time split."""
+    """Shows where the time went."""
     split = record.time_split
-
-    def cell(name: str, value: float | None) -> tuple[str, str, str]:
-        return name, seconds(value), "" if value is None or not split.wall_s else percent(value / split.wall_s)
-
-    rows = (
-        (*cell("compute", split.compute_s), *cell("waiting for source", split.wait_source_s)),
-        (*cell("preprocessing", split.preprocess_s), *cell("waiting for local", split.wait_local_s)),
-        (*cell("other", split.other_s), "staging hidden", seconds(split.hidden_s), "overlaps"),
-    )
+    cells = [
+        (name, seconds(value), percent(value / split.wall_s) if split.wall_s else "")
+        for name, value in figures.times(split)
+    ]
+    cells += [(figures.HIDDEN, seconds(split.hidden_s), "")] if split.hidden_s else []
+    cells += [("", "", "")] * (len(cells) % 2)
     slowest = ""
     if split.slowest is not None:
         slowest = f" (mean of the processes; longest waits on {short_name(split.slowest.host)})"
-    said = (figures.headroom(split), *(f"({sentence})" for sentence in split.unmeasured[:1]))
-    return section(f"Time{slowest}", grid("lrrlrl", rows), *said)
+    rows = [(*left, *right) for left, right in zip(cells[::2], cells[1::2], strict=True)]
+    return section(f"Time{slowest}", grid("lrrlrr", rows, gap=1), *(f"({one})" for one in split.unmeasured[:1]))
 
 
 def origin(record: Record) -> RenderableType:
     """Shows opens and bytes by where they were served."""
-    totals = record.totals
-    rows = [
-        ("  local disk", count(record.coverage.swapped), totals.local_bytes, "read by the program"),
-        ("  source", count(totals.direct_opens), totals.direct_bytes, "read by the program"),
-        ("  source", "", totals.copied_bytes, "copied"),
+    cells = [
+        (f"  {name}", "" if opens is None else count(opens), "" if amount is None else size(amount))
+        for name, opens, amount in figures.origins(record)
     ]
-    if totals.peer_bytes is not None:
-        rows.append(("  other nodes", "", totals.peer_bytes, "from node to node"))
-    cells = [(name, opens, size(amount), what) for name, opens, amount, what in rows]
-    return grid("lrrw", cells, ("Origin", "opens", "bytes", ""))
+    return grid("lrr", cells, ("Origin", "opens", "bytes")) if cells else Group()
 
 
 def coverage(record: Record) -> RenderableType:
-    """Says how many opens below the datasets were swapped, and why the others were not."""
-    part = record.coverage
-    share = f" ({percent(part.share)})" if part.share is not None else ""
-    opens = f"{count(part.opens)} {'open' if part.opens == 1 else 'opens'}"
-    lines = [f"{opens} below the datasets, {count(part.swapped)} swapped{share}"]
-    if part.opens and (part.swapped or 0) < part.opens:
-        lines.append("not swapped: " + _reasons(part.reasons))
+    """Says how many opens below the datasets were served from local copies, and why the others were not."""
+    part, lines = record.coverage, []
+    if part.opens:
+        share = f"{count(part.swapped)} served from the local copy ({percent(part.share)})" if part.swapped else ""
+        lines.append(", ".join(filter(None, (f"{_opens(part.opens)} below the datasets", share))))
+        if part.reasons and (part.swapped or 0) < part.opens:
+            lines.append("from the source: " + _reasons(part.reasons))
     layers = ", ".join(f"{count(number)} {name}" for name, number in part.layers.items())
-    attached = f"{_processes(part.processes_attached)} attached" + (f" ({layers})" if layers else "")
-    return section("Coverage", *lines, f"{attached}, {_processes(part.processes_missed, 'Python ')} missed")
+    seen = [f"{_processes(part.processes_attached)} reached ({layers})"] if part.processes_attached else []
+    seen += [f"{_processes(part.processes_missed, 'Python ')} not reached"] if part.processes_missed else []
+    lines += [", ".join(seen)] if seen else []
+    return section("Coverage", *lines) if lines else Group()
+
+
+def _opens(number: int) -> str:
+    return f"{count(number)} {'open' if number == 1 else 'opens'}"
 
 
 def _processes(number: int | None, kind: str = "") -> str:
@@ -181,20 +189,22 @@ def _reasons(reasons: Mapping[str, int]) -> str:
 def source(record: Record) -> RenderableType:
     """Shows latency and bandwidth of the source, its bandwidth over time, and contention."""
     part, values = record.contention, record.series.source_bytes_per_s
-    lines: list[RenderableType] = [
-        f"best, typical {UNKNOWN}: too few intervals say something about the source"
-        if part.best_bytes_per_s is None
-        else f"best {rate(part.best_bytes_per_s)}, typical {rate(part.typical_bytes_per_s)}",
-        f"p50/p95/p99: {_latency('open', part.latency_ms.open)}, {_latency('read', part.latency_ms.read)}",
-    ]
+    lines: list[RenderableType] = []
+    if part.best_bytes_per_s is not None:
+        lines.append(f"best {rate(part.best_bytes_per_s)}, typical {rate(part.typical_bytes_per_s)}")
+    latencies = (latency("open", part.latency_ms.open), latency("read", part.latency_ms.read))
+    if told := ", ".join(filter(None, latencies)):
+        lines.append(f"p50/p95/p99: {told}")
     if any(values):
         lines.append(grid("lwl", [("over time", Sparkline(values), rate(max(values)))]))
-    return section("Source", *lines, *_periods(part))
+    lines += _periods(part)
+    return section("Source", *lines) if lines else Group()
 
 
-def _latency(name: str, values: Percentiles) -> str:
+def latency(name: str, values: Percentiles) -> str:
+    """Says how long operations of a kind took at the source; empty where none was measured."""
     if values.p50 is None:
-        return f"{name} {UNKNOWN}"
+        return ""
     unit, factor = ("ms", 1) if (values.p99 or 0) >= 1 else ("us", 1000)
     told = "/".join(f"{(value or 0) * factor:.3g}" for value in (values.p50, values.p95, values.p99))
     return f"{name} {told} {unit}"
@@ -313,7 +323,7 @@ def elastic(record: Record) -> RenderableType:
     return section(f"Elastic: {format_number(part.generations, 'membership')}", grid("lw", rows))
 
 
-SECTIONS = (header, meters, time, origin, coverage, source, outputs, checkpoints, elastic)
+SECTIONS = (verdict, header, meters, time, origin, coverage, source, outputs, checkpoints, elastic)
 """The sections in their order; `page` puts those of the nodes after the meters, and the notes at the end."""
-WITHOUT_DATASET = (header, outputs, checkpoints, elastic)
+WITHOUT_DATASET = (verdict, header, outputs, checkpoints, elastic)
 """Those of a run that has no dataset: the others would have nothing to say."""

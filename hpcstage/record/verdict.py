@@ -1,0 +1,342 @@
+"""Decides what a run was worth, why, and what to do next, in a sentence that rests on measured figures. Pure.
+
+This module owns the kinds of verdicts, their order and their words; nothing else in hpcstage judges a run as a whole.
+What hpcstage did not measure is not in the sentence, but for what it calls assumed. Each number that the sentence has
+is in the verdict's figures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from hpcstage.record.figures.counts import UNSEEN_LAYERS, add, ratio
+from hpcstage.record.parts.roster import Presence
+from hpcstage.record.schema import Note, Record, Severity, Verdict, VerdictKind
+from hpcstage.units import format_duration, format_number, format_share, format_size
+
+if TYPE_CHECKING:
+    from hpcstage.record.index import Earlier
+
+LITTLE_SHARE = 0.05
+"""A program that waits for less than this share of its time gains next to nothing from faster reading."""
+MUCH_SHARE = 0.2
+"""Opens that went to the source for one reason explain the waits if they are at least this share of all."""
+LOST_SHARE = 0.25
+"""Contention explains the waits if the source lost at least this share of their time by it."""
+FASTER_SHARE = 0.95
+"""Mode direct was faster if it took less than this share of the time."""
+ONCE = 1.2
+"""The files count as read once if they were opened up to this many times."""
+BEFORE_SHARE = 0.05
+"""Staging before the command is worth a word if it took at least this share of the whole."""
+LATE_REASONS = ("later", "scanning", "timeout")
+"""The daemon's answers to opens that asked for a file too early."""
+TOLD_ELSEWHERE = ("nothing-attached",)
+"""Errors for which there is a kind of its own."""
+KNOWN_ORDERS = ("given", "sampler", "trace")
+OTHER_REASONS = {
+    "scanning": "came before the scan of the dataset had ended; those after it can be served, so longer runs gain more",
+    "unknown": "were not among the files of the dataset when it was scanned; name the directories that it reads with "
+    "--data",
+    "failed": "were of files that could not be copied; see the notes",
+    "void": "were of files that had been written to; keep outputs outside of the dataset",
+    "large": "were of large files that were not copied yet; --mode upfront copies them before it starts, which pays if "
+    "it reads them again",
+}
+"""What is said of opens that went to the source for another reason than lateness and room."""
+TOLD: dict[VerdictKind, tuple[str, ...]] = {
+    "not-attached": ("nothing-attached", "shim-off"),
+    "nothing-opened": ("nothing-opened",),
+    "not-measured": ("uncounted",),
+    "already-local": ("already-local",),
+    "does-not-fit": ("store-full",),
+    "local-disk-limits": ("waits-for-local-disk",),
+}
+"""The notes that a verdict makes superfluous."""
+WHEN_BUSY = "or use it when the file system is busy"
+
+
+def verdict_of(record: Record, earlier: Sequence[Earlier] = ()) -> Verdict:
+    """Returns the verdict on a record with notes. `earlier` are the command's earlier runs."""
+    return _Judge(record, earlier).verdict()
+
+
+def untold(record: Record) -> list[Note]:
+    """Returns the notes that say something beside the verdict."""
+    verdict = record.verdict
+    if verdict is None:
+        return list(record.notes)
+    told = TOLD.get(verdict.kind, ())
+    return [note for note in record.notes if note.id not in told and not verdict.text.startswith(note.text)]
+
+
+class _Judge:
+    """Finds the kind, and writes the sentence; it keeps the figures that it wrote."""
+
+    def __init__(self, record: Record, earlier: Sequence[Earlier]) -> None:
+        self._record = record
+        run, split = record.run, record.time_split
+        self._others = [one for one in earlier if one.mode != run.mode] if run.exit_code == 0 else []
+        self._headroom_s, self._wall_s = split.headroom_s, split.wall_s
+        self._figures: dict[str, float] = {}
+
+    def verdict(self) -> Verdict:
+        """Returns the verdict. What makes all figures doubtful is asked first, then what hpcstage could see, then what
+        the program waited for."""
+        kind, text = self._not_judged() or self._not_reached() or self._waited()
+        compared = "" if kind == "direct-was-faster" else self._compared()
+        return Verdict(kind=kind, text=text, compared=compared, figures=self._figures)
+
+    # ---- the figures of the sentence
+
+    def _share(self, name: str, value: float) -> str:
+        self._figures[name] = value
+        return format_share(value).replace("under ", "<")
+
+    def _seconds(self, name: str, value_s: float) -> str:
+        self._figures[name] = value_s
+        return format_duration(value_s)
+
+    def _size(self, name: str, value_bytes: float) -> str:
+        self._figures[name] = value_bytes
+        return format_size(value_bytes)
+
+    def _opens(self, name: str, value: int) -> str:
+        self._figures[name] = value
+        return format_number(value, "open")
+
+    # ---- runs that are not judged by their waits
+
+    def _not_judged(self) -> tuple[VerdictKind, str] | None:
+        record = self._record
+        error = next((note for note in record.notes if _is_fatal(note)), None)
+        if error is not None:
+            rest = f"; on the others {self._served_and_waited()}" if self._some_well() else ""
+            return "error", f"{error.text}{f'; {error.remedy}' if error.remedy else ''}{rest}"
+        if record.run.state in ("running", "unclear"):
+            return "running", f"still running: up to now {self._served_and_waited()}"
+        if not record.names_dataset or not record.datasets:
+            if record.keeps_directories:
+                return "no-dataset", "no dataset was named: only output files and checkpoints were kept locally"
+            return "no-dataset", "no dataset was named, so nothing could be served; name it with --data"
+        if record.run.mode == "direct" and record.run.mode_asked != "direct" and record.run.mode_why:
+            return "already-local", f"{record.run.mode_why}: staging it saves nothing; {self._leave_out()}"
+        return None
+
+    def _some_well(self) -> bool:
+        """Returns whether some of several nodes staged to the end, so that there is something to judge."""
+        record = self._record
+        return bool(record.group and record.coverage.opens and record.number(Presence.OK))
+
+    def _not_reached(self) -> tuple[VerdictKind, str] | None:
+        """Judges a run in which hpcstage saw no open of the datasets."""
+        record, coverage = self._record, self._record.coverage
+        if coverage.opens:
+            return None
+        notes = {note.id: note for note in record.notes}
+        note = notes.get("nothing-attached") or notes.get("shim-off")
+        if coverage.opens is None:
+            return "not-measured", "no node reported, so what the command read is not known"
+        if "uncounted" in notes:
+            return "not-measured", f"{notes['uncounted'].text}; {notes['uncounted'].remedy}"
+        if any(number for layer, number in coverage.layers.items() if layer not in UNSEEN_LAYERS):
+            roots = ", ".join(dataset.root for dataset in record.datasets[:2])
+            text = f"the program opened no file below {roots}, so nothing was served"
+            if self._headroom_s and self._wall_s and self._headroom_s > LITTLE_SHARE * self._wall_s:
+                return "nothing-opened", f"{text}; it {self._wait()}, for listings and the like from the source"
+            return "nothing-opened", f"{text}; check that --data names the paths that it opens"
+        name = os.path.basename(record.run.command[0]) if record.run.command else "the command"
+        if note is None or coverage.processes_missed or coverage.layers or name.startswith("python"):
+            why = f"; {note.remedy}" if note and note.remedy else ""
+            return "not-attached", f"hpcstage was active in no process of the command: it read the source{why}"
+        text = f"hpcstage cannot serve {name}, in which no Python process was seen: it read the source"
+        return "not-attached", f"{text}; {self._leave_out()}"
+
+    # ---- runs that are judged by their waits
+
+    def _waited(self) -> tuple[VerdictKind, str]:
+        if self._headroom_s is None or not self._wall_s:
+            return "not-measured", f"{self._served_and_waited()}{self._try_direct()}"
+        if (faster_s := self._direct_s()) is not None:
+            text = f"mode direct took {self._seconds('direct_s', faster_s)} earlier, {self._this_took()}"
+            return "direct-was-faster", f"{text}; {self._leave_out()}, {WHEN_BUSY}"
+        if self._headroom_s > LITTLE_SHARE * self._wall_s:
+            return self._much()
+        return self._little(self._headroom_s, self._wall_s)
+
+    def _little(self, headroom_s: float, wall_s: float) -> tuple[VerdictKind, str]:
+        record = self._record
+        if not record.run.stages or (record.local_share or 0.0) < 0.5:
+            left = f"hpcstage can save {self._at_most(headroom_s)} here"
+            return "source-keeps-up", f"{self._wait()} (the source keeps up): {left}; {self._leave_out()}, {WHEN_BUSY}"
+        cost_s = self._source_s(record.totals.local_bytes)
+        if cost_s is not None and cost_s <= LITTLE_SHARE * wall_s:
+            took = (
+                f"what it read takes the source {self._seconds('source_s', cost_s)}, assumed as fast as for the copies"
+            )
+            return "source-keeps-up", f"{self._wait()} (the source keeps up: {took}); {self._leave_out()}, {WHEN_BUSY}"
+        text = f"{self._served()}, and the program {self._wait()}"
+        before_s, total_s = record.time_split.before_s or 0.0, record.time_split.total_s or 0.0
+        if record.run.mode == "upfront" and before_s > BEFORE_SHARE * total_s:
+            took = f"copying took {self._seconds('before_s', before_s)} before the command started"
+            return "copies-served", f"{text}; {took}: --mode runtime copies while it runs"
+        return "copies-served", f"{text}{self._try_direct()}"
+
+    def _much(self) -> tuple[VerdictKind, str]:
+        """Judges a run that waited for a considerable time: by the reason that explains most of it."""
+        record, split = self._record, self._record.time_split
+        opens, reasons, wait = record.coverage.opens or 0, record.coverage.reasons, self._wait()
+        if record.group and record.group.placement == "partition" and not record.totals.direct_opens:
+            advice = "with more room (--budget) each node keeps all files; where it has that, the link is what limits"
+            return "other-nodes-limit", f"{wait}, for files that other nodes keep or were reading: {advice}"
+        if (split.wait_local_s or 0.0) > (split.wait_source_s or 0.0):
+            advice = "a faster disk (--local-dir) or more readers (num_workers) can help, a faster source cannot"
+            return "local-disk-limits", f"{wait}, most of it for the local disk: {advice}"
+        if fitting := self._not_fitting(opens, reasons):
+            return "does-not-fit", f"{wait}: {fitting}"
+        lost_s = sum((one.end_s - one.start_s) * one.loss for one in record.contention.periods)
+        if lost_s and lost_s >= LOST_SHARE * (split.wait_source_s or 0.0):
+            slow_s = sum(one.end_s - one.start_s for one in record.contention.periods)
+            mean = self._share("contended_loss", lost_s / slow_s)
+            text = f"the source was {mean} below its own best for {self._seconds('contended_s', slow_s)}"
+            return "source-contended", f"{wait}: {text}; run it at another time before you change anything"
+        late = self._late(reasons)
+        if record.run.stages and late >= MUCH_SHARE * opens:
+            self._figures["opens"] = opens
+            many = f"{self._opens('late_opens', late)} of {opens:,}"
+            text = f"{many} came before their file was copied, and were answered by the source"
+            return "copies-late", f"{wait}: {text}; {self._first_pass()}{self._order()}"
+        for name, text in OTHER_REASONS.items():
+            if record.run.stages and reasons.get(name, 0) >= MUCH_SHARE * opens:
+                return "source-limits", f"{wait}: {self._opens(f'{name}_opens', reasons[name])} {text}"
+        if not record.run.stages:
+            most = f"copies can save {self._at_most(self._headroom_s or 0.0)}"
+            return "source-limits", f"{wait}, as the source is slower than the program: {most}; {self._first_pass()}"
+        return "source-limits", f"{wait}: {self._first_pass()}{self._try_direct()}"
+
+    def _not_fitting(self, opens: int, reasons: Mapping[str, int]) -> str:
+        """Says what found no room, where that is much; else it returns nothing."""
+        record = self._record
+        size_bytes = add(*(dataset.size_bytes for dataset in record.datasets)) or 0
+        rooms = [node.budget_bytes for node in record.nodes if node.budget_bytes is not None]
+        is_divided = record.group is not None and record.group.placement == "partition"
+        room_bytes = (sum(rooms) if is_divided else min(rooms)) if rooms else size_bytes
+        full = reasons.get("full", 0)
+        if not record.run.stages or (full < MUCH_SHARE * opens and size_bytes - room_bytes < MUCH_SHARE * size_bytes):
+            return ""
+        told = f"{self._opens('full_opens', full)} found no room on the local disk" if full else ""
+        if size_bytes > room_bytes:
+            room = self._size("room_bytes", room_bytes)
+            told = f"the local disk has room for {room} of {self._size('dataset_bytes', size_bytes)}"
+        return f"{told}; name a larger disk with --local-dir, or raise --budget where you set one"
+
+    def _late(self, reasons: Mapping[str, int]) -> int:
+        """Counts the opens that had asked the daemon for their file and were sent to the source, being too early."""
+        totals = self._record.totals
+        asked = max(0, (totals.wanted or 0) - (totals.want_ready or 0))
+        return min(asked, sum(reasons.get(name, 0) for name in LATE_REASONS))
+
+    def _first_pass(self) -> str:
+        """Says what helps a program that waits for the source."""
+        record, split = self._record, self._record.time_split
+        files = add(*(dataset.files for dataset in record.datasets)) if record.datasets else None
+        times = ratio(record.coverage.opens, files)
+        computes = (split.compute_s or 0.0) > LITTLE_SHARE * (self._wall_s or 0.0)
+        if times is None:
+            what = "hpcstage gains" if record.run.stages else "try --mode runtime, which gains"
+            return f"{what} where files are read again, or while the program computes"
+        if times > ONCE:
+            often = f"each file was opened {self._times(times)} times"
+            if record.run.stages:
+                return f"{often}, and {self._served()}: the first opens wait for the source, so longer runs gain more"
+            return f"{often}: --mode runtime serves it from the local disk from the second on"
+        if not computes:
+            return f"files were read once and nothing was computed meanwhile: {self._leave_out()}"
+        if not record.run.stages:
+            return "files were read once: --mode runtime can copy ahead while the program computes"
+        return "files were read once: only the time in which the program computes can hide copies"
+
+    def _order(self) -> str:
+        """Names the option that tells the reading order, where copies followed the order of the paths."""
+        if (self._record.order.provenance or "manifest") in KNOWN_ORDERS:
+            return ""
+        return "; if it does not read in the order of the paths, give its order with --order FILE"
+
+    def _times(self, value: float) -> str:
+        self._figures["opens_per_file"] = value
+        return f"{value:.3g}"
+
+    # ---- parts of sentences
+
+    def _wait(self) -> str:
+        """Says how long the program waited, with several nodes that of the slowest."""
+        split = self._record.time_split
+        wall = self._seconds("wall_s", self._wall_s or 0.0)
+        where = f" on {split.slowest.host}, the slowest node" if split.slowest else ""
+        if not self._headroom_s:
+            return f"never waited for data in {wall}"
+        self._figures["waited_s"] = self._headroom_s
+        return (
+            f"waited for data {self._share('waited_share', self._headroom_s / (self._wall_s or 1.0))} of {wall}{where}"
+        )
+
+    def _at_most(self, seconds: float) -> str:
+        return f"at most {self._seconds('save_at_most_s', seconds)}" if seconds else "nothing"
+
+    def _served(self) -> str:
+        record, share = self._record, self._record.local_share
+        if share is None:
+            return "what was served from the local copy is not known"
+        if not share:
+            return "nothing came from the local copy"
+        return f"{self._share('local_share', share)} of the {record.local_measure} came from the local copy"
+
+    def _served_and_waited(self) -> str:
+        if self._headroom_s is None or not self._wall_s:
+            return f"{self._served()}; how long the program waited for data was not measured"
+        return f"{self._served()}, and the program {self._wait()}"
+
+    def _source_s(self, read_bytes: int | None) -> float | None:
+        """Returns how long the source would take for what the programs of a node read, one file after the other, if it
+        answered them as it answered the copiers. None: not known."""
+        totals, group = self._record.totals, self._record.group
+        per_byte = ratio(totals.copy_read_s, totals.copied_bytes)
+        if per_byte is None or read_bytes is None:
+            return None
+        return per_byte * read_bytes / max(1, group.reported if group else 1)
+
+    def _try_direct(self) -> str:
+        is_known = any(one.mode == "direct" for one in self._others) or not self._record.run.stages
+        return "" if is_known else "; run it once with --mode direct to see what that saved"
+
+    def _leave_out(self) -> str:
+        return "leave --data out" if self._record.keeps_directories else "leave hpcstage out"
+
+    def _compared(self) -> str:
+        """Puts this run's time beside those of earlier runs in other modes; empty where none is known."""
+        run, total_s = self._record.run, self._record.time_split.total_s
+        if not self._others or total_s is None or not run.mode:
+            return ""
+        told = []
+        for one in self._others:
+            took = self._seconds(f"{one.mode}_s", one.median_s)
+            if one.runs > 1:
+                self._figures[f"{one.mode}_runs"] = one.runs
+            told.append(f"mode {one.mode} {took}{f' (median of {one.runs})' if one.runs > 1 else ''}")
+        return f"{self._this_took()}; earlier: {', '.join(told)}"
+
+    def _this_took(self) -> str:
+        run, total_s = self._record.run, self._record.time_split.total_s or 0.0
+        return f"this run {self._seconds('total_s', total_s)} in mode {run.mode}"
+
+    def _direct_s(self) -> float | None:
+        """Returns how long mode direct took earlier where that was shorter than this run that staged."""
+        total_s = self._record.time_split.total_s
+        known = [one.median_s for one in self._others if one.mode == "direct" and self._record.run.stages]
+        return known[0] if known and total_s and known[0] < FASTER_SHARE * total_s else None
+
+
+def _is_fatal(note: Note) -> bool:
+    return note.severity is Severity.ERROR and note.id not in TOLD_ELSEWHERE
