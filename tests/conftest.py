@@ -68,6 +68,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.flaky(reruns=1, condition=StartedProcesses()))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says at the end why first tries failed."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        crash = getattr(report.longrepr, "reprcrash", None)
+        reason = crash.message if crash else str(report.longrepr)
+        terminalreporter.write_line(f"RERUN {report.nodeid} - {report.when}: {' '.join(reason.split())[:300]}")
+
+
 @contextlib.contextmanager
 def shim_modules() -> Iterator[None]:
     """The shim's Python modules can be imported, as they can in a program."""
