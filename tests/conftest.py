@@ -123,9 +123,10 @@ def small_tmpfs(path: Path, options: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", path], check=True)
 
 
-def _mounts(own: Path) -> set[str]:
-    found = [line.split()[:2] for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines()]
-    return {path for name, path in found if not _is_of_others(name, path, own)}
+def _mounts() -> set[tuple[str, str]]:
+    """Names and paths."""
+    lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
+    return {(name, path) for name, path in (line.split()[:2] for line in lines)}
 
 
 def _is_of_others(name: str, path: str, own: Path) -> bool:
@@ -158,14 +159,15 @@ def _marked() -> list[psutil.Process]:
 def leaks(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fails a test that leaves a process or a mount behind."""
     own = tmp_path_factory.getbasetemp()
-    mounts = _mounts(own)
+    mounts = _mounts()
     monkeypatch.setenv(MARK, SESSION)
     yield
     deadline = time.monotonic() + GONE_S
     while (left := _marked()) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not left, f"processes left behind: {left}"
-    assert not _mounts(own) - mounts, f"mounts left behind: {_mounts(own) - mounts}"
+    mounted = {path for name, path in _mounts() - mounts if not _is_of_others(name, path, own)}
+    assert not mounted, f"mounts left behind: {mounted}"
 
 
 @pytest.fixture
