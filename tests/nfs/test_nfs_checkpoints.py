@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from nfsfixtures import Project
+from nfsproject import Project
 
 pytest_plugins = ("nfsfixtures",)
 pytestmark = [pytest.mark.root, pytest.mark.timeout(3600), pytest.mark.slow]

@@ -6,7 +6,8 @@ import json
 import shlex
 
 import pytest
-from nfsfixtures import PATIENCE_S, Project
+from nfslab import PATIENCE_S
+from nfsproject import Project
 
 pytest_plugins = ("nfsfixtures",)
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from nfsfixtures import PATIENCE_S, Project
+from nfslab import PATIENCE_S
+from nfsproject import Project
 
 pytest_plugins = ("nfsfixtures",)
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
