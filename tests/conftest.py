@@ -210,7 +210,7 @@ class Hpcstage:
         self,
         *arguments: str | bytes | os.PathLike[str],
         env: Mapping[str, str] | None = None,
-        timeout_s: float = 60,
+        timeout_s: float = 120,
         cwd: Path | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
         """Runs it to its end."""
