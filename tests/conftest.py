@@ -30,7 +30,7 @@ OF_EMULATOR = re.compile(r"hpcstage-slowfs-(\d+)-")
 OF_TESTS = re.compile(r"/pytest-of-[^/]+/pytest-\d+/")
 GLOO = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 """For programs of several ranks: they meet on loopback, whatever this machine's name leads to."""
-SECOND_TRIES = ("elastic", "nfs", "run", "scheduler")
+SECOND_TRIES = ("run", "scheduler")
 """Rooms with tests that failed on a busy machine from causes that are not known."""
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
 """Audit events of a process that is started."""
