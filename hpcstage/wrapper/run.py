@@ -123,7 +123,11 @@ def _preparing() -> Iterator[None]:
     except HpcstageError:
         raise
     except Exception as error:  # noqa: BLE001
-        raise NotStarted(f"cannot prepare the run on {socket.gethostname()}: {_fault(error)}") from None
+        from hpcstage import extras
+
+        missing = extras.of_import(error) if isinstance(error, ModuleNotFoundError) else None
+        what, remedy = (missing.what, missing.remedy) if missing else (_fault(error), "")
+        raise NotStarted(f"cannot prepare the run on {socket.gethostname()}: {what}", remedy) from None
 
 
 def _fault(error: Exception) -> str:
