@@ -32,7 +32,7 @@ needs_torch = [
 
 def quick(name: str, tmp_path: Path, *words: str, code: int = 0) -> dict[str, Any]:
     result = tmp_path / f"{name}.json"
-    work = tmp_path / "work"
+    work = tmp_path.parent / "w"  # short: names of sockets below it have 107 bytes at most
     work.mkdir(exist_ok=True)
     command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(result), "--work-dir", str(work)]
     done = subprocess.run(
