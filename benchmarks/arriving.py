@@ -40,12 +40,12 @@ from hpcstage.protocol.arriving import (
 READING = Path(__file__).resolve().parent / "workload" / "arriving.py"
 VICTIMS = ("daemon", "copiers", "both")
 TURNS = 5
-WRITES, FILLS = 3, 4
+WRITES, FILLS = 1, 4
 """Of TURNS tries, that in which the program writes to the file, and that in which the local disk fills up."""
-TRIES, QUICK_TRIES = 50, TURNS
+TRIES, QUICK_TRIES = 50, len(VICTIMS)
 MOST_PER_KILL = 2
-FILE_BYTES, QUICK_FILE_BYTES = 240_000_003, 100_000_003
-READING_S, QUICK_READING_S = 12.0, 4.0
+FILE_BYTES, QUICK_FILE_BYTES = 240_000_003, 50_000_003
+READING_S, QUICK_READING_S = 12.0, 2.0
 """50 times 12 s are 10 minutes."""
 BANDWIDTH = 20e6
 BEGUN = 0.3

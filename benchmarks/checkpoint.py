@@ -41,7 +41,7 @@ manifest's reason is some bytes longer, and times of the same work differ."""
 MOST_FLAT = 1.2
 WORK, TERMS = "work of a node", "terms of the simulation"
 EXCHANGED_ARM = "pipeline"
-NODE_BYTES, QUICK_NODE_BYTES = 128 << 20, 16 << 20
+NODE_BYTES, QUICK_NODE_BYTES = 128 << 20, 4 << 20
 """Of a data node in the simulation; the paper has 501 MB."""
 STORED_BYTES, QUICK_STORED_BYTES = 8 << 20, 2 << 20
 """Of a node whose encoding is measured."""

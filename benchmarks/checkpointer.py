@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
-from benchmarks.files import Place, drop_caches, empty, place
+from benchmarks.files import Place, drop_caches, drop_files, empty, place
 from benchmarks.harness import Arm, Bench, Figure, Options, at_most, holds, options_of, parser
 from benchmarks.storage import Storage
 from hpcstage.emulator import Settings
@@ -143,8 +143,9 @@ class Training:
 class Ways:
     """Saves one state in different ways, and loads it again."""
 
-    def __init__(self, where: Place, size_bytes: int) -> None:
+    def __init__(self, where: Place, size_bytes: int, *, quick: bool) -> None:
         self._where = where
+        self._drop = drop_files if quick else drop_caches
         self._state = state_of(COUNTS[0], size_bytes)
         self._into = {name: torch.zeros_like(tensor) for name, tensor in self._state.items()}
 
@@ -167,7 +168,7 @@ class Ways:
                     took = save(directory / str(turn), turn)
                 for tensor in self._into.values():
                     tensor.zero_()
-                drop_caches([path for path in directory.rglob("*") if path.is_file()])
+                self._drop([path for path in directory.rglob("*") if path.is_file()])
                 began_s = time.monotonic()
                 load(directory / "1")
                 load_s = time.monotonic() - began_s
@@ -271,20 +272,20 @@ def standing(count: int) -> str:
 
 def measure(bench: Bench, where: Place, options: Options) -> None:
     """All cells; what a cell needs is made for it and given back."""
-    size_bytes = STATE_BYTES // 25 if options.quick else STATE_BYTES
+    size_bytes = STATE_BYTES // 100 if options.quick else STATE_BYTES
     for count in COUNTS:
         if options.wants(standing(count)):
             with contextlib.closing(Standing(where.disk / "saves", count, size_bytes)) as state:
                 bench.measure(standing(count), {OURS: state.saved, COPIED: state.copied}, options.rounds(15, 3))
             empty(where.disk / "saves")
     if options.wants("training"):
-        minute_s = 3.0 if options.quick else MINUTE_S
+        minute_s = 1.0 if options.quick else MINUTE_S
         with contextlib.closing(Training(where.disk / "saves", size_bytes, minute_s)) as training:
             arms: dict[str, Arm] = {PLAIN: partial(training.minute, False), OURS: partial(training.minute, True)}
             bench.measure("training", arms, options.rounds(5))
         empty(where.disk / "saves")
     if options.wants("ways"):
-        bench.measure("ways", Ways(where, size_bytes).arms(), options.rounds(5))
+        bench.measure("ways", Ways(where, size_bytes, quick=options.quick).arms(), options.rounds(5))
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import compileall
 import contextlib
+import ctypes
 import mmap
 import os
 import random
@@ -25,6 +26,7 @@ from benchmarks.harness import Options
 
 _PACKAGE = Path(hpcstage.__file__).parent
 _MEMORY = Path("/dev/shm")
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _DROP = Path("/proc/sys/vm/drop_caches")
 _STAMP_S = 1_600_000_000
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)
@@ -112,6 +114,16 @@ def drop_files(paths: Sequence[Path]) -> None:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(fd)
+
+
+def write_back(path: Path) -> None:
+    """Has nothing left to write to the file system of a path."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        if _LIBC.syncfs(fd):
+            raise OSError(ctypes.get_errno(), "syncfs", os.fspath(path))
+    finally:
+        os.close(fd)
 
 
 def drop_caches(paths: Sequence[Path]) -> None:

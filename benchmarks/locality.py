@@ -46,7 +46,8 @@ NODES, QUICK_NODES = (2, 4, 8), (2,)
 SAMPLERS = {"regular": "regular", "cached": "regular", "locality": "locality"}
 LEARNERS_ON, QUICK_LEARNERS_ON = (4, 16, 64, 256), (4,)
 TRAINED, QUICK_TRAINED = (4000, 12), (400, 2)
-RANKS = 4
+HELD_OUT, QUICK_HELD_OUT = 2000, 200
+RANKS, QUICK_RANKS = 4, 2
 TOLERANCE = 1e-12
 THEOREM_1 = "theorem 1"
 
@@ -129,7 +130,7 @@ def loaded(path: Path) -> dict[str, Any]:
 
 
 def training(where: Place, options: Options) -> dict[str, Any]:
-    """Two trainings of the same samples on two nodes of two ranks: gradients against the regular ones, accuracies."""
+    """Two trainings of the same samples on two nodes: gradients against the regular ones, accuracies."""
     from benchmarks.workload.locality import write_samples
 
     count, epochs = QUICK_TRAINED if options.quick else TRAINED
@@ -143,7 +144,9 @@ def training(where: Place, options: Options) -> dict[str, Any]:
         empty(where.disk / "state")
         nodes = ("--nodes", "2", "--placement", "partition")
         head = hpcstage_command("runtime", run_dir, where.local.renew(), str(data), nodes)
-        run([*head, *training_command(RANKS, data, sampler, out, ["--train", "--epochs", epochs])], where.disk)
+        words = ["--train", "--epochs", epochs, "--held-out", QUICK_HELD_OUT if options.quick else HELD_OUT]
+        ranks = QUICK_RANKS if options.quick else RANKS
+        run([*head, *training_command(ranks, data, sampler, out, words)], where.disk)
         trained = loaded(out)
         gradients[sampler], found[f"{sampler}_accuracy"] = trained["gradients"], trained["accuracy"]
         found[f"{sampler}_peer_files"] = served(run_dir)["peer_files"]

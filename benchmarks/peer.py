@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 
 from benchmarks.filepass import Line, passed
-from benchmarks.files import Place, place, touch_memory
+from benchmarks.files import Place, place, touch_memory, write_back
 from benchmarks.harness import Arm, Bench, Figure, Options, Row, at_least, at_most, divide, holds, options_of, parser
 from benchmarks.link import link, unavailable
 from benchmarks.peernodes import MPIEXEC, Node, launch, manifest_of, serve
@@ -204,7 +204,7 @@ def _measured(cell: Cell, nodes: Sequence[Node], how: Launch) -> dict[str, Any]:
     process = launch(nodes, base, env=how.environment, before=how.before, arguments=how.arguments)
     serve(nodes, lambda: all(node.is_ready for node in nodes))
     for ids in (_WARM, _measured_ids(cell)):
-        os.sync()
+        write_back(base)
         touch_memory(2 * cell.size_bytes)
         seconds = _pass(nodes, ids, cell.receivers)
     receivers = [nodes[index] for index in cell.receivers]

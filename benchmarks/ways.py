@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import shutil
 import statistics
 import sys
@@ -26,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.files import Place, empty, make_files, place
+from benchmarks.files import Place, empty, make_files, place, write_back
 from benchmarks.harness import Arm, Bench, Figure, Options, at_least, at_most, divide, holds, options_of, parser
 from benchmarks.programs import hpcstage_command, record, run
 from benchmarks.storage import Storage
@@ -208,7 +207,7 @@ class Lane:
         with self.disks:
             local = self.where.local.renew()
         path = Path(shutil.copytree(data, local / "data"))
-        os.sync()
+        write_back(path)
         done = run(self._words(cell, path / "one.bin" if cell.is_large else path, pieces), self.where.disk)
         return {"seconds": done.seconds, "output": done.stdout, "lanes": self.lanes, **self._later(cell)}
 
@@ -314,7 +313,7 @@ def measure(bench: Bench, measured: Sequence[Cell], options: Options, lanes: int
     with contextlib.ExitStack() as stack:
         places = [stack.enter_context(place(options)) for _ in range(lanes)]
         data = Data(places[0].memory, options)
-        os.sync()
+        write_back(places[0].disk)
         pool = stack.enter_context(ThreadPoolExecutor(lanes))
         running = [pool.submit(work, Lane(where, data, options, lanes)) for where in places]
         try:

@@ -7,7 +7,6 @@ network with a lane for each node makes of them is simulated (`benchmarks.checkp
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.files import empty
+from benchmarks.files import empty, write_back
 from benchmarks.peernodes import Node, launch, manifest_of, serve
 from hpcstage.checkpoint.generations.files import GenerationId, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.state import FileTree
@@ -48,7 +47,7 @@ class ExchangedGroup:
         for store in self.stores:
             for part in (GenerationPart.PARITY, GenerationPart.CODING):
                 (generation_path(store, self.identity.number) / part).unlink(missing_ok=True)
-        os.sync()
+        write_back(self.stores[0])
         self.trial += 1
         nodes = tuple(range(len(self.links)))
         names = tuple(f"node{node}" for node in nodes)

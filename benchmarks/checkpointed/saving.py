@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.checkpointed.storegroup import GroupStore, StoreGroup
-from benchmarks.files import Place, empty
+from benchmarks.files import Place, empty, write_back
 from benchmarks.harness import Options
 from benchmarks.workload.trained import FORMS, PROGRAMS
 from hpcstage.checkpoint.generations.choice import GenerationPolicy
@@ -103,8 +103,8 @@ class States:
 
         The nodes of a group each save them, and each generation is encoded.
         """
-        os.sync()
         directory, restored = empty(self._where.disk / "stores"), self._where.disk / "restored"
+        write_back(directory)
         stores = tuple(GroupStore(f"node{number}", directory / str(number)) for number in range(self._group.nodes))
         with contextlib.ExitStack() as opened:
             writers = [opened.enter_context(GenerationStore(store.directory, policy)) for store in stores]

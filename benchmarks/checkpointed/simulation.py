@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.checkpointed.storegroup import GroupStore, StoreGroup
-from benchmarks.files import empty
+from benchmarks.files import empty, write_back
 from benchmarks.peer import Cell, launching
 from benchmarks.programs import run
 from hpcstage.checkpoint.coding.checksums import checksum
@@ -218,7 +218,7 @@ class Encoded:
         for store in self._stores:
             for part in (GenerationPart.PARITY, GenerationPart.CODING):
                 (generation_path(store.directory, 1) / part).unlink(missing_ok=True)
-        os.sync()
+        write_back(self._directory)
         began_s, before_s = time.monotonic(), time.process_time()
         StoreGroup(self._stores, self._size).encode(1)
         used_s = (time.process_time() - before_s) / len(self._stores)

@@ -21,7 +21,7 @@ FINE_SAMPLES = 4_000
 """The number of samples of this length; those after them are COARSE_S long."""
 COARSE_S = 1.0
 MOST_TIME_SHARE = 0.01
-"""Taking samples takes at most this share of the time, or comes once in COARSE_S: there may be thousands of
+"""Taking samples takes at most this share of a processor, or comes once in COARSE_S: there may be thousands of
 processes."""
 LIMITED_SHARE = 0.25
 _NO_SUMS = [0] * COUNTERS
@@ -55,10 +55,10 @@ class Telemetry:
     def look(self, now: float) -> None:
         """Takes a sample if it is time."""
         if now >= self._next:
-            begin = time.monotonic()
+            begin = time.thread_time()
             self.tick(now)
             least_s = FINE_S if len(self.samples) < FINE_SAMPLES else COARSE_S
-            every_s = min(COARSE_S, max(least_s, (time.monotonic() - begin) / MOST_TIME_SHARE))
+            every_s = min(COARSE_S, max(least_s, (time.thread_time() - begin) / MOST_TIME_SHARE))
             self._next = max(self._next + every_s, now + every_s / 2)
 
     def tick(self, now: float) -> None:

@@ -32,7 +32,7 @@ needs_torch = [
 
 def quick(name: str, tmp_path: Path, *words: str, code: int = 0) -> dict[str, Any]:
     result = tmp_path / f"{name}.json"
-    work = tmp_path / "work"
+    work = tmp_path.parent / "w"  # short: names of sockets below it have 107 bytes at most
     work.mkdir(exist_ok=True)
     command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(result), "--work-dir", str(work)]
     done = subprocess.run(
@@ -131,8 +131,10 @@ class TestTraining:
 
     @needs_mpi
     def test_nodes(self, tmp_path: Path) -> None:
-        result = quick("nodes", tmp_path, "--check")
-        assert arms(result, "N2 E2") == {"direct", "private", "replicate", "partition"}
+        wanted = ("direct", "replicate", "partition")
+        chosen = [word for arm in wanted for word in ("--arms", arm)]
+        result = quick("nodes", tmp_path, "--only", "N2 E2", *chosen, "--check")
+        assert arms(result, "N2 E2") == set(wanted)
 
     @needs_mpi
     def test_guard_with_faults(self, tmp_path: Path) -> None:

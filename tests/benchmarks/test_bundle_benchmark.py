@@ -195,7 +195,7 @@ def test_command(tmp_path: Path) -> None:
     assert (loaded["benchmark"], loaded["quick"]) == ("bundle", True)
     cells = {sample["cell"] for sample in loaded["samples"]}
     assert {"figure 4, Food-101", "figure 4, ImageNet-100", "figure 5, seed 1"} <= cells
-    assert no_pages or {"page cache 20%", "page cache 50%"} <= cells
+    assert no_pages or "page cache 50%" in cells
     simulated = [f for f in loaded["figures"] if f["name"].startswith(("Food-101", "ImageNet-100"))]
     assert len(simulated) == 6
     assert all(figure["ok"] for figure in simulated), "a simulation does not depend on the machine"

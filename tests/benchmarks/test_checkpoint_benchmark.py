@@ -20,8 +20,8 @@ from benchmarks.checkpointed import simulation
 pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(300)]
 
 
-def test_checkpoint(tmp_path: Path) -> None:
-    result, work = tmp_path / "checkpoint.json", tmp_path / "work"
+def test_checkpoint(tmp_path: Path, local_dir: Path) -> None:
+    result, work = tmp_path / "checkpoint.json", local_dir / "work"  # no disk that others write to
     work.mkdir()
     cells = ["frozen body, Adam head, tensors", "work of a node", "simulated", "exchanged, 3 nodes, 2+1"]
     command = [sys.executable, "-m", "benchmarks.checkpoint", "--quick", "--json", str(result), "--work-dir", str(work)]

@@ -29,7 +29,7 @@ def quick(tmp_path: Path, *words: str, code: int = 0, env: dict[str, str] | None
     command = [sys.executable, "-m", "benchmarks.coder", "--quick", "--reps", "1", "--json", str(file)]
     done = subprocess.run(
         [*command, "--work-dir", str(work), *words],
-        cwd=REPO, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=60, check=False,
+        cwd=REPO, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=150, check=False,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     assert not list(work.iterdir()), "what it worked with is removed"

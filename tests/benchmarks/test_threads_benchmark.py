@@ -28,6 +28,9 @@ def test_threads(tmp_path: Path) -> None:
     result, work = tmp_path / "threads.json", tmp_path / "work"
     work.mkdir()
     command = [sys.executable, "-m", "benchmarks.threads", "--quick", "--json", str(result), "--work-dir", str(work)]
+    cells = [f"{kind}, {workers} workers" for kind in ("io", "decode") for workers in (0, 2)]
+    wanted = ["PyTorch", "1 threads", "4 threads"]
+    command += [word for cell in cells for word in ("--only", cell)] + [w for arm in wanted for w in ("--arms", arm)]
     done = subprocess.run(
         command, cwd=REPO, capture_output=True, text=True, timeout=280, check=False, env=os.environ.copy()
     )
@@ -35,9 +38,8 @@ def test_threads(tmp_path: Path) -> None:
     assert not list(work.iterdir()), "what it worked with is removed"
     loaded = json.loads(result.read_text())
     assert loaded["benchmark"] == "threads"
-    cells = {f"{kind}, {workers} workers" for kind in ("io", "decode") for workers in (0, 1, 2)}
-    assert {s["cell"] for s in loaded["samples"]} == cells
-    assert {s["arm"] for s in loaded["samples"]} == {"PyTorch", "1 threads", "2 threads", "4 threads", "8 threads"}
+    assert {s["cell"] for s in loaded["samples"]} == set(cells)
+    assert {s["arm"] for s in loaded["samples"]} == set(wanted)
     figures = {figure["name"]: figure for figure in loaded["figures"]}
     assert figures["the same batches in all arms"]["ok"] is True
-    assert len(figures) == 4
+    assert len(figures) == 3

@@ -35,7 +35,7 @@ def small_disk(tmp_path):
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_copiers_are_replaced(start_daemon, make_tree, seed):
     root = make_tree(files=600, size_bytes=30_000)
-    daemon = start_daemon(root, max_rate_bytes_per_s=12e6).attach()
+    daemon = start_daemon(root, max_rate_bytes_per_s=4e6).attach()
     daemon.wait_for_scan()
     rng = random.Random(seed)
     killed: set[psutil.Process] = set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,3 +65,21 @@ def test_a_first_sight_is_soon_confirmed_however_long_looks_take(
         seen.close()
         helpers.close()
     assert found == [{0}, None, {0}, None]
+
+
+def test_a_look_that_was_kept_from_the_processor_is_followed_soon(make_tree: Callable[..., Path]) -> None:
+    """It took long and cost little."""
+    root = make_tree(files=1, size_bytes=4096)
+    helpers = Helpers()
+    seen = Sightings(helpers, scan(resolve([os.fspath(root)], root)).manifest, lambda: 0)
+
+    def programs() -> list[int]:
+        threading.Event().wait(0.5)
+        return []
+
+    try:
+        found = [seen.look(programs, (), (), now) for now in (10.0, 30.0)]
+    finally:
+        seen.close()
+        helpers.close()
+    assert found == [set(), set()]

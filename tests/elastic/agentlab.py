@@ -172,7 +172,7 @@ class Agents:
                     self.signal(name, signum)
         if self.process.poll() is None:
             try:
-                _, self.said = self.process.communicate(timeout=20)
+                _, self.said = self.process.communicate(timeout=60)
             finally:
                 self.process.kill()
                 self.process.communicate()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from nfsfixtures import Project, lab, project
+from nfsproject import Project
 
-__all__ = ["lab", "project"]
+pytest_plugins = ("nfsfixtures",)
 pytestmark = [pytest.mark.root, pytest.mark.timeout(3600), pytest.mark.slow]
 KILLS = int(os.environ.get("HPCSTAGE_TEST_KILLS", "4"))
 SEED = int(os.environ.get("HPCSTAGE_TEST_SEED", "1"))

@@ -6,9 +6,10 @@ import json
 import shlex
 
 import pytest
-from nfsfixtures import PATIENCE_S, Project, lab, project
+from nfslab import PATIENCE_S
+from nfsproject import Project
 
-__all__ = ["lab", "project"]
+pytest_plugins = ("nfsfixtures",)
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 MAKE = """$PYTHON -c '
 import os

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from nfsfixtures import PATIENCE_S, Project, lab, project
+from nfslab import PATIENCE_S
+from nfsproject import Project
 
-__all__ = ["lab", "project"]
+pytest_plugins = ("nfsfixtures",)
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 CHECK = """$PYTHON -c '
 import numpy as np

@@ -18,7 +18,12 @@ MB = 1_000_000
 CLOCK = """
 import json, os, sys, time
 root, began = sys.argv[1], time.monotonic()
+def waiting():
+    with open("/proc/thread-self/schedstat") as file:
+        ran, queued, _ = map(int, file.read().split())
+    return time.monotonic() - (ran + queued) / 1e9
 """
+"""Differences of `waiting` are the time in which the thread neither ran nor was kept from it by other programs."""
 
 
 @pytest.fixture
@@ -47,10 +52,10 @@ import mmap
 spent = 0.0
 for round in range(3):
     for index in range(10):
-        begin = time.monotonic()
+        begin = waiting()
         with open(root + "/f%d" % index, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:
             sum(pages[::4096])
-            spent += time.monotonic() - begin
+            spent += waiting() - begin
         time.sleep(0.03)
 print(json.dumps({"waited": spent, "took": time.monotonic() - began}))
 """
@@ -67,18 +72,20 @@ for round in range(4):
     names = sorted(os.listdir(root))
     for name in names:
         os.stat(os.path.join(root, name))
+    if round == 3:
+        open(root + "/f0").close()
     spent += time.monotonic() - begin
-    time.sleep(1.1 - (time.monotonic() - begin))
-open(root + "/f0").close()
+    time.sleep(max(0, 1.1 - (time.monotonic() - begin)))
 print(json.dumps({"waited": spent, "took": time.monotonic() - began}))
 """
     split, own = split_of(hpcstage, slow.path, code)
     assert own["waited"] > 0.1
-    assert split["wait_source_s"] == pytest.approx(own["waited"], abs=0.1)
+    assert split["wait_source_s"] == pytest.approx(own["waited"], rel=0.2, abs=0.1)
     assert split["compute_s"] == pytest.approx(own["took"] - own["waited"], abs=0.3)
 
 
 def test_waits_of_threads_beside_a_computing_one_are_no_waits(hpcstage: Hpcstage, slow: Slowfs) -> None:
+    slow.change(data_latency_s=0.25)  # woken seldom, the threads are seldom ready to run and kept from it
     code = """
 import threading
 over = threading.Event()
@@ -86,7 +93,7 @@ def read(number):
     while not over.is_set():
         with open(root + "/f%d" % number, "rb") as file:
             file.read()
-threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
+threads = [threading.Thread(target=read, args=(number,)) for number in range(3)]
 for thread in threads: thread.start()
 begin = time.monotonic()
 while time.monotonic() < begin + 1.5: sum(range(1000))

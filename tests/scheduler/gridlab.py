@@ -20,7 +20,7 @@ DIR = SHARED / "gridengine"
 LEFT = SHARED / "grid-left"
 NOTIFY_S = 5
 START_S = 30.0
-JOB_S = 60.0
+JOB_S = 120.0
 ENV = {"SGE_ROOT": os.fspath(ROOT), "SGE_CELL": "default", "SGE_QMASTER_PORT": "6444", "SGE_EXECD_PORT": "6445"}
 ADMIN = ("setpriv", "--reuid=sgeadmin", "--regid=sgeadmin", "--clear-groups")
 

@@ -23,7 +23,7 @@ DIR = SHARED / "slurm"
 LEFT = SHARED / "left"
 FREEZER = Path("/sys/fs/cgroup/freezer")
 START_S = 10.0
-JOB_S = 60.0
+JOB_S = 120.0
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 
 CONFIG = f"""

@@ -33,7 +33,8 @@ LEAST_BYTES = 256 << 10
 """Reading less than this is no evidence: a program may read as much to start."""
 LEAST_SHARE = 0.5
 MOST_TIME_SHARE = 0.01
-"""Looks take at most this share of the time, but for the one that follows a first sight."""
+"""Looks take at most this share of a processor, but for the one that follows a first sight. Their time on a processor
+counts: where programs keep the daemon from one, looks that cost nothing would become rare."""
 CONFIRM_S = 0.5
 """The time from a first sight to the next look, which shows whether copying is to pause."""
 
@@ -95,11 +96,11 @@ class Sightings:
         the shim."""
         if now < self._next:
             return None
-        begin = time.monotonic()
+        begin = time.thread_time()
         found = self._look(programs(), attached)
         self._given = Counter({id_: self._given[id_] for id_ in flying})
         is_first, self._found = bool(found) and not self._found, bool(found)
-        self._next = now + (CONFIRM_S if is_first else (time.monotonic() - begin) / MOST_TIME_SHARE)
+        self._next = now + (CONFIRM_S if is_first else (time.thread_time() - begin) / MOST_TIME_SHARE)
         return found
 
     def _look(self, programs: Collection[int], attached: Collection[int]) -> set[int]:

@@ -20,7 +20,7 @@ LONGEST_S = 0.25
 """The longest time that a look stands for, as the daemon may have been busy."""
 FIND_EVERY_S = 0.25
 MOST_TIME_SHARE = 0.02
-"""Looks take at most this share of the time."""
+"""Looks take at most this share of a processor."""
 MOST_PROCESSES = 32
 MOST_THREADS = 256
 """The most threads in one look, of all processes together."""
@@ -45,7 +45,7 @@ class Looks:
         """Looks at all processes if it is time."""
         if now < self._next:
             return
-        begin = time.monotonic()
+        begin = time.thread_time()
         threads_left, seen = MOST_THREADS, 0
         for pid, call, mapped in self._several():
             seen += 1
@@ -56,7 +56,7 @@ class Looks:
             if states:
                 self._add(pid, now, states, call, mapped)
         least_s = EVERY_S if seen else FIND_EVERY_S
-        self._next = now + max(least_s, (time.monotonic() - begin) / MOST_TIME_SHARE)
+        self._next = now + max(least_s, (time.thread_time() - begin) / MOST_TIME_SHARE)
 
     def _add(self, pid: int, now: float, states: str, call: str, mapped: str) -> None:
         passed_ns = int(min(now - self._at.get(pid, now), LONGEST_S) * 1e9)
