@@ -2,7 +2,7 @@
 
 Makes a small dataset, puts emulated slow storage under it, trains the same small network in three modes through the
 real command line, compares the weights, and shows the three reports side by side. Owns no figures: they are measured
-while the user watches, on emulated storage, and the output says so.
+while the user watches, on emulated storage, and the output says so. The last line says what was seen in one sentence.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcstage import extras
 from hpcstage.errors import HpcstageError
 from hpcstage.extras import Extra
+
+if TYPE_CHECKING:
+    from hpcstage.record.schema import TimeSplit
 
 MODES = ("direct", "upfront", "runtime")
 CLASSES = 10
@@ -32,6 +35,8 @@ RUN_LIMIT_S = 120.0
 END_LIMIT_S = 20.0
 FASTEST_FILE_S, SLOWEST_FILE_S = 0.002, 0.04
 SOURCE_LATENCY_S = 0.001
+MOST_SPREAD = 1.2
+"""Between the times that equal work computed, of a machine whose figures mean something."""
 
 Say = Callable[[str], None]
 
@@ -184,12 +189,26 @@ def _show(records: list[dict[str, Any]], weights: list[Path], say: Say) -> int:
     from hpcstage.report.canvas import Canvas
     from hpcstage.report.terminal.sidebyside import side_by_side
 
+    shown = [Record.from_json(record) for record in records]
     say("")
-    say(side_by_side([Record.from_json(record) for record in records], Canvas.of_stdout(no_color=True)))
-    same = len({path.read_bytes() for path in weights}) == 1
-    outputs = {path.with_name("output").read_bytes() for path in weights}
+    say(side_by_side(shown, Canvas.of_stdout(no_color=True)))
+    results = {(path.read_bytes(), path.with_name("output").read_bytes()) for path in weights}
     say("")
-    say(
-        "weights and losses: identical in all three modes" if same and len(outputs) == 1 else "weights or losses DIFFER"
-    )
-    return 0 if same and len(outputs) == 1 else 1
+    say(seen({mode: record.time_split for mode, record in zip(MODES, shown, strict=True)}, same=len(results) == 1))
+    return 0 if len(results) == 1 else 1
+
+
+def seen(splits: Mapping[str, TimeSplit], same: bool) -> str:
+    """Returns what the runs in these modes showed, in one sentence."""
+    from hpcstage.report.figures import seconds
+
+    if not same:
+        return "The weights or losses DIFFER between the modes: that must not be, and says more than the times."
+    end = "weights and losses are identical in all three modes."
+    computed = [split.compute_s for split in splits.values() if split.compute_s is not None]
+    if computed and max(computed) > MOST_SPREAD * min(computed):
+        times = f"{seconds(min(computed))} to {seconds(max(computed))}"
+        return f"This machine is too busy for these times to mean anything (equal work computed for {times}); {end}"
+    before, after = splits["direct"], splits["runtime"]
+    waits = f"waited {seconds(before.waited_s)} for data without hpcstage and {seconds(after.waited_s)} with it"
+    return f"Training {waits}, and took {seconds(after.total_s)} instead of {seconds(before.total_s)}; {end}"

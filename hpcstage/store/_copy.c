@@ -127,7 +127,7 @@ static int fail(struct job *job, int status) {
 static int get_facts(int fd, struct facts *facts) {
     struct statx x;
     unsigned asked = STATX_TYPE | STATX_MODE | STATX_SIZE | STATX_BLOCKS | STATX_MTIME | STATX_CTIME;
-    if (statx(fd, "", AT_EMPTY_PATH, asked, &x) == 0) {
+    if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, asked, &x) == 0) { /* glibc has it from 2.28 on only */
         facts->size = (int64_t)x.stx_size;
         facts->blocks = (int64_t)x.stx_blocks;
         facts->mode = x.stx_mode;

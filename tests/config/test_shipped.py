@@ -203,7 +203,8 @@ def test_schedulers_that_are_not_at_hand(
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck (apt-get install shellcheck)")
 def test_shell_scripts_are_clean() -> None:
-    scripts = [*SCRIPTS, *(REPO / name for name in ("scripts/test", "scripts/prepare", "scripts/demo", ".ci/run"))]
+    names = ("scripts/test", "scripts/prepare", "scripts/demo", "scripts/wheels", ".ci/run")
+    scripts = [*SCRIPTS, *(REPO / name for name in names)]
     done = subprocess.run(["shellcheck", *scripts], cwd=REPO, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from conftest import REPO
 
+import hpcstage as package
+
 pytest.importorskip("setuptools", reason="needs setuptools to build packages")
 
 if sys.version_info >= (3, 11):
@@ -68,6 +70,7 @@ def below(top: Path, *patterns: str) -> set[str]:
 
 def test_the_source_distribution_holds_scripts_configurations_and_documents(sdist: Path) -> None:
     wanted = below(REPO, "*.md", "LICENSE", "constraints.txt", "jobscripts/*", "configs/*", "docs/*", "scripts/*")
+    wanted |= below(REPO, "CITATION.cff", "packaging/**/*")
     wanted |= below(REPO, "hpcstage/**/*.py", "hpcstage/**/*.[ch]", "hpcstage/**/*.json", "tests/**/*.py")
     assert wanted - below(sdist, "**/*") == set()
     assert below(sdist, "**/*.so", "**/*.pyc") == set()
@@ -87,7 +90,8 @@ def test_one_wheel_for_all_that_are_supported(wheel: Path, tmp_path: Path) -> No
     wanted |= {"hpcstage/report/report.md", *(f"hpcstage/{name}" for name in below(REPO, "jobscripts/*"))}
     assert below(tmp_path, "hpcstage/**/*") - below(tmp_path, "hpcstage/**/*.so") == wanted, "and no other C"
     metadata = next(tmp_path.glob("*.dist-info/METADATA")).read_text()
-    assert f"Requires-Python: >=3.{OLDEST}\n" in metadata
+    said = ("License-Expression: Apache-2.0", f"Requires-Python: >=3.{OLDEST}", f"Version: {package.__version__}")
+    assert set(said) <= set(metadata.splitlines())
     code = "import hpcstage; from hpcstage.node.shimdir import native_available as n; print(hpcstage.__file__, n())"
     env = {**os.environ, "PYTHONPATH": os.fspath(tmp_path)}
     done = subprocess.run(

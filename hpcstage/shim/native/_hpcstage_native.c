@@ -3,10 +3,12 @@
  *
  * The module uses the limited API, so that one build serves every CPython from 3.8 on.
  */
-#include "_native.h"
+#define _GNU_SOURCE
 #define Py_LIMITED_API 0x03080000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+
+#include "_native.h"
 
 #include <errno.h>
 #include <pthread.h>
