@@ -43,7 +43,7 @@ def test_a_figure_that_was_not_measured_is_not_stated(tmp_path):
     found["figures"] = []
     path.write_text(json.dumps(found), encoding="utf-8")
     with pytest.raises(LookupError, match=r"warm\.json has no figure"):
-        stated.readme_table(tmp_path / "results")
+        stated.measured_table(tmp_path / "results")
 
 
 def test_every_result_file_has_its_commit():
