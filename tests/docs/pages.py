@@ -16,7 +16,7 @@ _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 @dataclass(frozen=True)
 class Block:
-    """A block between fences: `bash` is to be run, `diff` and `python` are what they say, without a kind it was printed."""
+    """A block between fences. Its kind is `bash` (to be run), `diff` or `python`; without one it was printed."""
 
     kind: str
     text: str
@@ -44,7 +44,7 @@ def links(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names of its headings, as they are made from their text on the web: without marks, with hyphens for spaces."""
+    """The names of its headings, as the web makes them from the text: without marks, with hyphens for spaces."""
     heads = re.findall(r"^#+ (.*)$", prose(page), re.M)
     return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
 
