@@ -1,4 +1,4 @@
-"""Builds the C extensions where a compiler is at hand, and puts the page that explains the report into the package.
+"""Builds the C extensions where a compiler is at hand, and puts the pages that explain the report into the package.
 Owns nothing else: the metadata is in pyproject.toml.
 
 All extensions are optional: without a compiler the package installs without them, and their Python forms are used.
@@ -63,18 +63,19 @@ EXTENSIONS = [
 ]
 
 
-class WithPage(build_py):
-    """Copies the page that explains the report into the package, where an installed report finds it."""
+class WithPages(build_py):
+    """Copies the pages that explain the report into the package, where an installed report finds them."""
 
     def run(self) -> None:
         """Builds; nothing is copied into a clone that is installed in place, which has docs/."""
         super().run()
         if not self.editable_mode:
-            shutil.copyfile("docs/report.md", Path(self.build_lib) / "hpcstage" / "report" / "report.md")
+            for name in ("report.md", "notes.md"):
+                shutil.copyfile(f"docs/{name}", Path(self.build_lib) / "hpcstage" / "report" / name)
 
 
 setup(
-    cmdclass={"build_py": WithPage},
+    cmdclass={"build_py": WithPages},
     ext_modules=EXTENSIONS if HAS_LIMITED_API else [],
     options={"bdist_wheel": {"py_limited_api": OLDEST}} if HAS_LIMITED_API else {},
 )

@@ -82,7 +82,7 @@ def test_one_wheel_for_all_that_are_supported(wheel: Path, tmp_path: Path) -> No
     built = ("shim/native/_hpcstage_native", "store/_copy", "store/_files")
     assert below(tmp_path, "hpcstage/**/*.so") == {f"hpcstage/{name}.abi3.so" for name in built}
     wanted = below(REPO, "hpcstage/**/*.py", "hpcstage/**/*.json", "hpcstage/emulator/*.c", "hpcstage/py.typed")
-    wanted |= {"hpcstage/report/report.md"}
+    wanted |= {"hpcstage/report/report.md", "hpcstage/report/notes.md"}
     assert below(tmp_path, "hpcstage/**/*") - below(tmp_path, "hpcstage/**/*.so") == wanted, "and no other C"
     metadata = next(tmp_path.glob("*.dist-info/METADATA")).read_text()
     assert f"Requires-Python: >=3.{OLDEST}\n" in metadata
