@@ -16,10 +16,10 @@ from pages import GENERATED, PAGES, anchors, blocks, links, prose, words
 
 from hpcstage.cli.main import COMMANDS, cli
 
-COMING = frozenset({"compare", "doctor", "list", "prune", "script"})
+COMING: frozenset[str] = frozenset()
 """Commands of which the pages tell already. Whoever adds one takes it out here."""
-COMING_OPTIONS = frozenset({"--html", "--follow", "--prom"})
-COMING_NAMES = frozenset({"load_run"})
+COMING_OPTIONS: frozenset[str] = frozenset()
+COMING_NAMES: frozenset[str] = frozenset()
 OF_OTHERS = frozenset(
     {"--cleanenv", "--containall", "--cpus-per-task", "--local-addr", "--master-", "--max-restarts", "--nnodes"}
     | {"--no-kill", "--node-rank", "--overlap", "--pid", "--rdzv-", "--rdzv-conf", "--rdzv-id", "--standalone"}
