@@ -1,4 +1,4 @@
-"""Builds the C extensions where a compiler is at hand, and puts the page that explains the report and the job
+"""Builds the C extensions where a compiler is at hand, and puts the pages that explain the report and the job
 scripts into the package. Owns nothing else: the metadata is in pyproject.toml.
 
 All extensions are optional: without a compiler the package installs without them, and their Python forms are used.
@@ -63,8 +63,8 @@ EXTENSIONS = [
 ]
 
 
-class WithPage(build_py):
-    """Copies the page that explains the report, and the job scripts, into the package: what is installed finds them
+class WithPages(build_py):
+    """Copies the pages that explain the report, and the job scripts, into the package: what is installed finds them
     there."""
 
     def run(self) -> None:
@@ -72,12 +72,13 @@ class WithPage(build_py):
         super().run()
         if not self.editable_mode:
             package = Path(self.build_lib) / "hpcstage"
-            shutil.copyfile("docs/report.md", package / "report" / "report.md")
+            for name in ("report.md", "notes.md"):
+                shutil.copyfile(f"docs/{name}", package / "report" / name)
             shutil.copytree("jobscripts", package / "jobscripts", dirs_exist_ok=True)
 
 
 setup(
-    cmdclass={"build_py": WithPage},
+    cmdclass={"build_py": WithPages},
     ext_modules=EXTENSIONS if HAS_LIMITED_API else [],
     options={"bdist_wheel": {"py_limited_api": OLDEST}} if HAS_LIMITED_API else {},
 )

@@ -1,8 +1,8 @@
-"""The figures that README.md and docs/measured.md state, taken from the files in `results/`.
+"""The figures that README.md, docs/measured.md and results/README.md state, taken from the files in `results/`.
 
-`python -m benchmarks.stated` writes the tables of both pages anew; a test compares them with what is there, so no page
-states a figure that its result file does not hold. Each row names the command that measures it, the result file, and
-the commit that was measured (for older files: the commit that added the file).
+`python -m benchmarks.stated` writes the tables of these pages anew; a test compares them with what is there, so no page
+states a figure that its result file does not hold. results/README.md has all of them, each with the command that
+measures it, the result file, and the commit that was measured (for older files: the commit that added the file).
 """
 
 # ruff: noqa: E501  a row of a page is one line
@@ -22,7 +22,7 @@ from benchmarks.stretching.cuts import CUTS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
-README, MEASURED = ROOT / "README.md", ROOT / "docs" / "measured.md"
+README, MEASURED, ALL = ROOT / "README.md", ROOT / "docs" / "measured.md", RESULTS / "README.md"
 BEGIN, END = "<!-- figures: python -m benchmarks.stated -->\n", "<!-- end of figures -->"
 ADDED_IN = {
     "faults": "785d391",
@@ -106,6 +106,7 @@ class Row:
     what: str
     said: Callable[[Result], str]
     in_readme: bool = False
+    in_measured: bool = False
     command: str = ""
     """Where it is not the benchmark's name alone."""
 
@@ -186,13 +187,13 @@ ROWS: tuple[Row, ...] = (
         "staging",
         "The same, one epoch; ten epochs (one round): `runtime` / ideal time (aim: at most 1.05)",
         lambda r: f"{r.figure(X1 + ': runtime / bound'):.2f}; {r.figure('cnn x1 E10 high: runtime / bound'):.2f}",
-        in_readme=True,
+        in_measured=True,
     ),
     Row(
         "staging",
         "A program that does not read ahead: `runtime` against reading directly",
         lambda r: f"{_less(r, X1 + ' no-prefetch', 'direct')} less time",
-        in_readme=True,
+        in_measured=True,
     ),
     Row(
         "staging",
@@ -213,18 +214,19 @@ ROWS: tuple[Row, ...] = (
             f"{r.figure('epochs, workers 0: later epochs / local files'):.2f}; "
             f"{r.figure('epochs, workers 2: later epochs / local files'):.2f}"
         ),
-        in_readme=True,
+        in_measured=True,
     ),
     Row(
         "peer",
         "Files of 128 kB, 64 MB from node to node / a bare MPI ping-pong: link of 10 Gbit/s; tcp; shared memory (aim: 0.8)",
         lambda r: _peer(r, "ratio"),
-        in_readme=True,
+        in_measured=True,
     ),
     Row(
         "staging",
         "One epoch of 28 s, contended source: `runtime` against `cp -r`, then training (three rounds)",
         lambda r: f"{_less(r, X1, 'cp -r')} less time",
+        in_measured=True,
     ),
     Row(
         "staging",
@@ -251,6 +253,7 @@ ROWS: tuple[Row, ...] = (
             f"{', '.join(_less(r, f'{n} x1 E10 high', 'upfront') for n in ('cnn', *NETS))} less time; "
             + _over(r, r"\w+ x1 E10 high: runtime / bound")
         ),
+        in_measured=True,
     ),
     Row(
         "nodes",
@@ -297,6 +300,7 @@ ROWS: tuple[Row, ...] = (
             f"off by {max(r.figures('.*: periods off by')):.1f} s; "
             f"{_range(r.figures('.*: loss of bandwidth off by'), '.1f', 100)} %"
         ),
+        in_measured=True,
     ),
     Row(
         "truth",
@@ -304,23 +308,27 @@ ROWS: tuple[Row, ...] = (
         lambda r: (
             f"off by at most {100 * r.figure('time split: compute off by, of the wall time'):.1f} % of the wall time"
         ),
+        in_measured=True,
     ),
     Row(
         "ways",
         "Ways of reading that could be harmed: `runtime` / the program alone, the worst cell (aim: at most 1.05)",
         lambda r: f"{max(r.figures('(?!the median).*: runtime / plain')):.3f}",
         command="ways --lanes 14",
+        in_measured=True,
     ),
     Row(
         "ways",
         "The same, the median over all cells (aim: at most 0.85)",
         lambda r: _over(r, "the median over all cells: .* / plain"),
         command="ways --lanes 14",
+        in_measured=True,
     ),
     Row(
         "served",
         "A file of 4 GB read in order from storage with 2 ms per request: `runtime`, times as fast as without hpcstage (aim: 3)",
         lambda r: _over(r, "in order, 2 ms per request: .*, times as fast as plain", ".2f"),
+        in_measured=True,
     ),
     Row(
         "served",
@@ -331,16 +339,19 @@ ROWS: tuple[Row, ...] = (
         "warm",
         "An open of a staged file, beyond the same open of a local path",
         lambda r: f"{r.figure('native layer: an open on a hit costs'):.2f} us",
+        in_measured=True,
     ),
     Row(
         "warm",
         "Start of a Python interpreter",
         lambda r: f"{r.figure('native layer: interpreter start costs'):.0f} ms more",
+        in_measured=True,
     ),
     Row(
         "identity",
         "Losses and weights of direct, upfront, runtime with 0, 2 forked, 2 spawned workers against the program alone",
         lambda r: "identical" if min(r.figures(".*: losses and weights identical")) == 1 else "DIFFERENT",
+        in_measured=True,
     ),
     Row(
         "faults",
@@ -349,11 +360,13 @@ ROWS: tuple[Row, ...] = (
             f"{r.figure('kills after which all ended as without hpcstage'):.0f}, "
             + ("all of them" if r.figure("all tries ended as without hpcstage") == 1 else "NOT all")
         ),
+        in_measured=True,
     ),
     Row(
         "outputs",
         "Output files, three processes that write at random: sequences that left the tree of a plain directory; daemon, wrapper, both or all killed at random moments, then `clean --drain`: tries in which nothing that the command left was lost and every difference was named",
         lambda r: f"{r.figure(PLAIN):.0f} of 100; {r.figure('kills after which no closed file was lost'):.0f} of 100",
+        in_measured=True,
     ),
     Row(
         "coder",
@@ -418,6 +431,7 @@ ROWS: tuple[Row, ...] = (
             f"{r.figure('training that saves each minute against none'):.2f}; "
             f"{r.median('training', 'Checkpointer', 'safe_s'):.1f} s"
         ),
+        in_measured=True,
     ),
     Row(
         "checkpointer",
@@ -464,6 +478,7 @@ ROWS += (
             f"{_less(r, X1, 'upfront')}; {_less(r, X1, 'direct')} less time; {r.figure(X1 + ': runtime / bound'):.2f}"
         ),
         command="staging --compute processor",
+        in_measured=True,
     ),
     Row(
         "copy",
@@ -473,6 +488,7 @@ ROWS += (
             f"{r.figure(f'{MANY}, 2 ms: time / that of the best other'):.2f} of its time; "
             f"{r.figure(f'{MANY}, 2 ms: share of what a C program reads flat out, names given'):.2f}"
         ),
+        in_measured=True,
     ),
     Row(
         "copy",
@@ -482,6 +498,7 @@ ROWS += (
             f"{r.figure('8 x 256 MB, local disk: time / that of the best other'):.2f}; "
             f"{r.figure('8 x 256 MB, 2 ms: time / that of the best other'):.2f} of its time"
         ),
+        in_measured=True,
     ),
     Row(
         "locality",
@@ -504,6 +521,7 @@ ROWS += (
             f"{_after_faults(r, '(hpcstage|kept)', 'noticed')}; {_after_faults(r, 'kept')}; {_after_faults(r, 'hpcstage')}"
         ),
         command=FAULTS,
+        in_measured=True,
     ),
     Row(
         "elastic",
@@ -573,6 +591,7 @@ ROWS += (
                 for way in ONE_FILE
             )
         ),
+        in_measured=True,
     ),
 )
 
@@ -595,20 +614,27 @@ ROWS += (
 
 def readme_table(folder: Path = RESULTS) -> str:
     """The rows of README.md."""
-    rows = [f"| {row.what} | {row.text(folder)} |" for row in ROWS if row.in_readme]
-    return "\n".join(["| what | figure |", "|---|---|", *rows, ""])
+    return _short([row for row in ROWS if row.in_readme], folder)
 
 
 def measured_table(folder: Path = RESULTS) -> str:
-    """The rows of docs/measured.md: all, with the command and the result file."""
+    """The rows of docs/measured.md."""
+    return _short([row for row in ROWS if row.in_readme or row.in_measured], folder)
+
+
+def full_table(folder: Path = RESULTS) -> str:
+    """The rows of results/README.md: all, with the command and the result file."""
     lines = ["| what | figure | command | result file | commit |", "|---|---|---|---|---|"]
     for row in ROWS:
-        result = Result(row.result, folder)
-        name = f"{row.result}.json"
-        file = f"[{name}](../benchmarks/results/{name})"
+        file = f"[{row.result}.json]({row.result}.json)"
         command = f"`python -m benchmarks.{row.command or row.result}`"
-        lines.append(f"| {row.what} | {row.text(folder)} | {command} | {file} | {result.commit} |")
+        lines.append(f"| {row.what} | {row.text(folder)} | {command} | {file} | {Result(row.result, folder).commit} |")
     return "\n".join([*lines, ""])
+
+
+def _short(rows: Sequence[Row], folder: Path) -> str:
+    lines = [f"| {row.what} | {row.text(folder)} |" for row in rows]
+    return "\n".join(["| what | figure |", "|---|---|", *lines, ""])
 
 
 def between(page: str) -> str:
@@ -617,8 +643,8 @@ def between(page: str) -> str:
 
 
 def main() -> int:
-    """Writes both tables."""
-    for path, table in ((README, readme_table()), (MEASURED, measured_table())):
+    """Writes the tables."""
+    for path, table in ((README, readme_table()), (MEASURED, measured_table()), (ALL, full_table())):
         page = path.read_text(encoding="utf-8")
         path.write_text(page.replace(BEGIN + between(page) + END, BEGIN + table + END), encoding="utf-8")
     return 0

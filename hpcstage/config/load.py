@@ -179,7 +179,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, SettingValue]:
 
 
 def _misspelt_variables(env: Mapping[str, str]) -> Iterable[str]:
-    known = {s.env for s in SETTINGS} | OTHER_VARIABLES
+    known = {s.env for s in SETTINGS} | OTHER_VARIABLES.keys()
     for name in sorted(env):
         if name.startswith("HPCSTAGE_") and name not in known and (near := nearest(name, known, 0.8)):
             yield f"environment {name} is no setting; did you mean {near}?"

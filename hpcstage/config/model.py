@@ -365,27 +365,27 @@ _BY_FIELD: dict[str, Setting] = {f.name: f.metadata["setting"] for f in fields(C
 SETTINGS: tuple[Setting, ...] = tuple(_BY_FIELD.values())
 BY_KEY: dict[str, Setting] = {s.key: s for s in SETTINGS}
 FIELD_OF: dict[str, str] = {s.key: name for name, s in _BY_FIELD.items()}
-OTHER_VARIABLES = frozenset(
-    f"HPCSTAGE_{name}"
-    for name in (
-        "CONFIG",
-        "SITE_CONFIG",
-        "ACTIVE",
-        "DISABLE",
-        "RUN_ID",
-        "RESULTS",
-        "SOCKET",
-        "NODE_DIR",
-        "STORE",
-        "VERSION",
-        "JOB",
-        "ELASTIC_DIR",
-        "ELASTIC_POLICY",
-        "ELASTIC_SURVIVORS",
-        "ELASTIC_ENDS",
-        "ELASTIC_SEATS",
-        "ELASTIC_AGREED",
-        "VIRTUAL_NODE",
-    )
-)
-"""Variables that belong to hpcstage and are no settings."""
+OTHER_VARIABLES: Mapping[str, str] = {
+    f"HPCSTAGE_{name}": text
+    for name, text in {
+        "DISABLE": "1: `hpcstage run` only executes its command.",
+        "CONFIG": "A YAML file with settings, as --config.",
+        "SITE_CONFIG": "The site's YAML file, in the place of /etc/hpcstage.yaml.",
+        "ACTIVE": "Set for the command: the run's id. A run inside a run only executes its command.",
+        "RUN_ID": "Set for the command: the run's id.",
+        "VERSION": "Set for the command: the version of hpcstage.",
+        "RESULTS": "Set for the command: the run directory.",
+        "NODE_DIR": "Set for the command: the run's directory on the local disk.",
+        "STORE": "Set for the command: where the copies lie.",
+        "SOCKET": "",
+        "JOB": "",
+        "ELASTIC_DIR": "",
+        "ELASTIC_POLICY": "For `torchrun --rdzv-backend hpcstage`: the policy.",
+        "ELASTIC_SURVIVORS": "",
+        "ELASTIC_ENDS": "",
+        "ELASTIC_SEATS": "",
+        "ELASTIC_AGREED": "",
+        "VIRTUAL_NODE": "",
+    }.items()
+}
+"""Variables that belong to hpcstage and are no settings, with what a user should know of them."""

@@ -21,6 +21,7 @@ class PyHpcstage(PythonPackage):
         depends_on("py-rich@13:")
         depends_on("py-psutil@5.9:")
         depends_on("py-pyyaml@6:")
+        depends_on("py-jinja2@3.1:")
         depends_on("py-mpi4py@3.1:", when="+mpi")
 
     def setup_build_environment(self, env: EnvironmentModifications) -> None:

@@ -1,4 +1,4 @@
-"""docs/report.md explains what the report shows: every label, every reason, every note."""
+"""docs/report.md explains every label of the report, docs/notes.md every reason and every note."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hpcstage.report.terminal.sections import REASON_NAMES
 
 REPO = Path(__file__).resolve().parents[2]
 PAGE = (REPO / "docs" / "report.md").read_text(encoding="utf-8")
+NOTES, REASONS = (REPO / "docs" / "notes.md").read_text(encoding="utf-8").split("\n## Why an open")
 WORDS = " ".join(PAGE.replace("*", "").replace("`", "").lower().split())
 LABEL = re.compile(r"^(?:  )?([A-Za-z][A-Za-z ]*?)(?:  +| \(|:|\[|$)", re.M)
 BEFORE = r"""(?:Note\(\s*|Problem\(\s*|_of_nodes\()"""
@@ -25,7 +26,7 @@ IDS = re.compile(BEFORE + r'"([a-z]+(?:[-_][a-z]+)+|' + SINGLE + ')"')
 
 def test_every_reason_has_a_row() -> None:
     for name in REASON_NAMES.values():
-        assert f"| `{name}` |" in PAGE, name
+        assert f"| `{name}` |" in REASONS, name
     assert {reason.name.lower() for reason in Reason if reason is not Reason.NONE} <= REASON_NAMES.keys()
 
 
@@ -51,11 +52,11 @@ def test_every_note_is_named() -> None:
         if path.relative_to(package).parts[0] in ("record", "daemon", "store", "wrapper", "lead", "exchange", "plan"):
             found |= {name.replace("_", "-") for name in IDS.findall(path.read_text(encoding="utf-8"))}
     assert len(found) > 30
-    assert sorted(name for name in found if f"`{name}`" not in PAGE) == []
+    assert sorted(name for name in found if f"`{name}`" not in NOTES) == []
 
 
 def test_every_note_is_explained_once() -> None:
-    rows = re.findall(r"^\| (.*?) \|", PAGE.partition("## Notes")[2], re.M)
+    rows = re.findall(r"^\| (.*?) \|", NOTES, re.M)
     names = re.findall(r"`([a-z-]+)`", " ".join(rows))
     assert len(names) > 30
     assert sorted({name for name in names if names.count(name) > 1}) == []

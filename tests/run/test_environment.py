@@ -97,7 +97,7 @@ READ = "import sys, _hpcstage_attach; print(_hpcstage_attach.layer != 'none', le
 INSIDE = 'PYTHONPATH=$HPCSTAGE_NODE_DIR/shim${PYTHONPATH:+:$PYTHONPATH} exec "$@"'
 
 
-@pytest.mark.parametrize("way", ["the README's command", "a variable of the user's"])
+@pytest.mark.parametrize("way", ["the page's command", "a variable of the user's"])
 def test_a_command_in_a_clean_environment_is_served(
     hpcstage: Hpcstage, make_tree: Callable[..., Path], tmp_path: Path, way: str
 ) -> None:
@@ -105,7 +105,7 @@ def test_a_command_in_a_clean_environment_is_served(
     (tmp_path / "apptainer").chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     words = [sys.executable, "-c", READ, os.fspath(make_tree() / "class0" / "file00000.bin")]
-    if way == "the README's command":
+    if way == "the page's command":
         words = ["sh", "-c", INSIDE, "sh", *words]
     else:
         env["APPTAINERENV_PYTHONPATH"] = ""

@@ -6,11 +6,14 @@ Only the environment says which dataset and how many epochs, as the scripts' fir
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
+import sys
 
 import pytest
 from clusterproject import DATA, DATA_BYTES, NODES, Project, digest, heard, needs_checkpoints, ranks_wait
+from conftest import REPO
 from gridlab import GridEngine
 from nodeslab import until
 from slurmlab import Slurm
@@ -45,6 +48,19 @@ def test_slurm(slurm: Slurm, project: Project, script: str, ranks: int, hosts: i
         said = project.said("rank-*.said")
         assert {line["SRUN_CPUS_PER_TASK"] for line in said} == {"16"}, "srun does not take them from the job"
         assert {line["MASTER_PORT"] for line in said} == {str(20000 + job % 10000)}, "jobs share nodes, not ports"
+
+
+def test_the_script_of_the_readme(slurm: Slurm, project: Project) -> None:
+    """As a stranger submits it, from an activated environment, which Slurm hands on."""
+    text = (REPO / "README.md").read_text().partition("```diff\n")[2].partition("```")[0]
+    script = "\n".join(line[1:] for line in text.splitlines() if not line.startswith("-"))
+    script = script.replace("/lustre/imagenet/train", str(DATA)).replace("--epochs 90", "--epochs 2")
+    environment = {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", "PYTHONPATH": str(REPO)}
+    job = slurm.submit("--time=2", env={**project.env, **environment}, cwd=project.path, script=script)
+    assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
+    checked(project, 1, 1)
+    assert "\nhpcstage: " in (project.outside / f"slurm-{job}.out").read_text()
+    assert "python train.py" in project.report()
 
 
 def test_slurm_requeue(slurm: Slurm, project: Project) -> None:
