@@ -70,7 +70,7 @@ def test_figures_and_their_ratios() -> None:
     assert found["read from the source"].values[2] is None
     assert found["read from the source"].text(2) == "-"
     assert found["read from the source"].ratios[2] is None
-    assert found["served locally"].ratios == (None, None, None), "of shares, nobody wants a ratio"
+    assert found["from the local copy"].ratios == (None, None, None), "of shares, nobody wants a ratio"
     assert found["contention"].values[0] == pytest.approx(14.0)
     assert found["contention"].values[2] is None, "not known is not 0"
     assert found["open at source, p50"].values[0] == pytest.approx(case("whole").contention.latency_ms.open.p50)
