@@ -8,8 +8,13 @@ from hpcstage.report.canvas import cleaned
 from hpcstage.report.comparison import Comparison
 
 PARTS = (
-    "before the command", "compute", "preprocessing", "waiting for source", "waiting for local", "other"
-)  # fmt: skip
+    "before the command",
+    "compute",
+    "waited for decoding",
+    "waited for the source",
+    "waited for local disk",
+    "start and end",
+)
 TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>hpcstage: {{ runs|length }} runs compared</title>
