@@ -1,7 +1,8 @@
 """Uploads while the command runs: files that nobody writes to any more, and what logs hold so far.
 
-A file is due QUIET_S after its last change if the kernel says that nobody can write to it. Then it rests for ten times
-as long as its upload took. What is not due is looked at again each second.
+A file is due QUIET_S after its last change if the kernel says that nobody can write to it; one that is not due for so
+long is shown as far as it goes. After its upload it rests for ten times as long as that took. What is not due is looked
+at again each second.
 """
 
 from __future__ import annotations
@@ -162,9 +163,8 @@ class Living:
         if put is not None and put.here == here and (put.is_sealed or seen.is_done):
             return False
         way: Callable[[str], int] | None = None
-        if is_link or not _can_be_written(path):
-            if is_link or now - seen.since >= QUIET_S:
-                way = self._uploader.bring
+        if is_link or (now - seen.since >= QUIET_S and not _can_be_written(path)):
+            way = self._uploader.bring
         elif now - seen.first >= QUIET_S and (put is None or put.here != here):
             way = self._uploader.show
         if way is None:

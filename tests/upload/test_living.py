@@ -83,6 +83,25 @@ def test_files_directories_and_logs_appear(uploaded: Uploaded) -> None:
     assert not uploaded.end().left
 
 
+def test_a_log_that_is_opened_for_each_line_appears(uploaded: Uploaded) -> None:
+    log, ends = uploaded.tree / "log", threading.Event()
+
+    def write() -> None:
+        while not ends.wait(0.1):
+            with log.open("a") as file:
+                file.write("line\n")
+
+    writer = threading.Thread(target=write)
+    with uploaded.living():
+        writer.start()
+        try:
+            wait_for(lambda: (uploaded.target / "log").exists() and len((uploaded.target / "log").read_bytes()) > 50)
+        finally:
+            ends.set()
+            writer.join()
+    assert not uploaded.end().left
+
+
 def test_what_is_half_written_replaces_nothing(uploaded: Uploaded) -> None:
     model = uploaded.tree / "model"
     with uploaded.living():

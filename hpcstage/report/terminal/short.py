@@ -23,8 +23,8 @@ def short(record: Record) -> list[str]:
     facts = [_kept(record), brief(record)]
     told = [
         *(figures.clip(sentence, SENTENCE_WIDTH) for sentence in sentences),
-        *(figures.clip(fact, WIDTH) for fact in facts),
         *(figures.clip(note, SENTENCE_WIDTH) for note in notes),
+        *(figures.clip(fact, WIDTH) for fact in facts),
     ]
     return [line for line in told if line][:LINES]
 
