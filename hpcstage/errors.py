@@ -65,6 +65,8 @@ class LocalDiskProblem(NotStarted):
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(f"{os.uname().nodename}: {what}", remedy)
+        self.here = what
+        """The message for who names the host itself."""
 
 
 class NoLocalDir(LocalDiskProblem):

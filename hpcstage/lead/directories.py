@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, charter_of
-from hpcstage.errors import HpcstageError
+from hpcstage.errors import HpcstageError, LocalDiskProblem
 from hpcstage.job import localdir
 from hpcstage.job.schedulers import domain_of
 from hpcstage.node import kept
@@ -71,6 +71,8 @@ class HostedDirectory:
         try:
             self.place, self._held = kept.make(above, f"{self._lead.node_name(self._index)}{suffix}")
             (self._prepare_checkpoints if self._holds_checkpoints else self._prepare_outputs)(self.place)
+        except LocalDiskProblem as error:
+            self._why_not = error.here
         except HpcstageError as error:
             self._why_not = error.what
         except (CannotShow, OSError) as error:
