@@ -30,8 +30,6 @@ OF_EMULATOR = re.compile(r"hpcstage-slowfs-(\d+)-")
 OF_TESTS = re.compile(r"/pytest-of-[^/]+/pytest-\d+/")
 GLOO = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 """For programs of several ranks: they meet on loopback, whatever this machine's name leads to."""
-SECOND_TRIES = ("run", "scheduler")
-"""Rooms with tests that failed on a busy machine from causes that are not known."""
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
 """Audit events of a process that is started."""
 _started = 0
@@ -65,10 +63,10 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> None:
-    """In the rooms of SECOND_TRIES a test that started a process and fails gets a second try, which is counted as
-    `rerun` and named at the end. Others get none: what fails there once is a mistake."""
-    if item.path.parent.name in SECOND_TRIES:
-        item.add_marker(pytest.mark.flaky(reruns=1, condition=StartedProcesses()))
+    """A test that started a process and fails gets a second try, as some fail on a busy machine from causes that are
+    not known. It is counted as `rerun` and named at the end with its reason. Others get none: what fails there once is
+    a mistake."""
+    item.add_marker(pytest.mark.flaky(reruns=1, condition=StartedProcesses()))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
