@@ -40,7 +40,7 @@ def compare(runs: tuple[Path, ...], html: Path | None, as_json: bool) -> int:
     cwd = inherited.directory()
     found = comparison.compare([files.load_run(lookup.named_run(run, os.environ, cwd)) for run in runs])
     if html is not None:
-        from hpcstage.report.comparisonpage import page
+        from hpcstage.report.html.comparison import page
         from hpcstage.writing import replace_text
 
         replace_text(html, page(found), 0o644)

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from hpcstage.errors import NoResult
@@ -73,9 +73,8 @@ def write_page(record: Record, path: Path) -> None:
         raise NoResult(f"cannot write {path}: {error.strerror}", "name another file with --html") from None
 
 
-def render(record: Record) -> str:
-    """Returns the page."""
-    record = cleaned(record, unicode=True)
+def template(name: str) -> Template:
+    """Returns the template of a page. Names and commands may hold anything: they are escaped."""
     env = Environment(
         autoescape=True,
         loader=FileSystemLoader(Path(__file__).parent),
@@ -84,7 +83,13 @@ def render(record: Record) -> str:
         lstrip_blocks=True,
     )
     env.filters |= {"seconds": seconds, "size": size, "count": count, "percent": percent, "rate": rate, "clock": clock}
-    return env.get_template("page.html.j2").render(
+    return env.get_template(name)
+
+
+def render(record: Record) -> str:
+    """Returns the page."""
+    record = cleaned(record, unicode=True)
+    return template("page.html.j2").render(
         record=record,
         title=f"hpcstage: {record.run.id}",
         command=shlex.join(record.run.command),
