@@ -12,6 +12,8 @@ from hpcstage.config.model import BY_KEY, GROUPS, SETTINGS
 from hpcstage.config.parse import nearest
 from hpcstage.errors import UsageError
 
+_PROGRAM = 0.75
+"""How near they must be to be meant rather than a program of that name."""
 _SHORT = 0.6
 """How near names of commands must be: with three letters one of them is much."""
 
@@ -52,7 +54,7 @@ class Group(click.Group):
         word, names = args[0], self.list_commands(ctx)
         if word in names or word.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        if "run" in names and not nearest(word, names, _SHORT) and shutil.which(word):
+        if "run" in names and not nearest(word, names, _PROGRAM) and shutil.which(word):
             raise UsageError(f"no such command {word!r}", f"did you mean hpcstage run -- {word} ...?")
         raise _unknown("command", word, names, f"commands: {', '.join(names)}", _SHORT)
 

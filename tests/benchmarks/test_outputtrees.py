@@ -69,26 +69,18 @@ def test_another_mode_is_a_difference(there: Path, left: Path) -> None:
     assert len(judged(there, left)) == 1
 
 
+BESIDE = {"name": "a", "why": "a.run-1", "fate": "beside"}
+
+
 def test_what_lies_beside_has_to_be_named(there: Path, left: Path) -> None:
     (there / "a").rename(there / "a.run-1")
     (there / "a").write_text("of others")
     assert len(judged(there, left)) == 2
     assert judged(there, left, Said.of(CLEAN.format(name="a", beside="a.run-1"), None)) == []
-    assert judged(there, left, Said.of("", {"outputs": {"beside": [{"name": "a", "why": "a.run-1"}]}})) == []
+    assert judged(there, left, Said.of("", {"outputs": {"names": [BESIDE]}})) == []
     assert judged(there, left, Said.of(CLEAN.format(name="d/b", beside="a.run-1"), None)) != []
     (there / "a.run-1").write_text("old")
     assert judged(there, left, Said.of(CLEAN.format(name="a", beside="a.run-1"), None)) != []
-
-
-def test_a_former_name_has_to_be_named_with_the_new_one(there: Path, left: Path) -> None:
-    (there / "a").rename(there / "former")
-    assert len(judged(there, left)) == 2
-    said = STAYS.format(name="former", why="the local directory has it as a")
-    assert judged(there, left, Said.of(said, None)) == []
-    assert judged(there, left, Said.of(said.replace("as a", "as d/b"), None)) != []
-    assert judged(there, left, Said.of(said.replace("the local directory has it as a", "it was removed"), None)) != []
-    (there / "former").write_text("old")
-    assert judged(there, left, Said.of(said, None)) != []
 
 
 def test_what_is_there_without_a_word_is_a_difference(there: Path, left: Path) -> None:

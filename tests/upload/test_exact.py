@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from killing import killed_before
+from killsteps import killed_before
 
 from hpcstage.upload import ending
 from hpcstage.upload.ending import Ended, end
