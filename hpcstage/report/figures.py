@@ -109,8 +109,9 @@ def verdict(record: Record) -> list[str]:
 
 
 def _capital(sentence: str) -> str:
-    """Returns it with a capital letter and a full stop; the name of this program has none."""
-    return f"{sentence if sentence.startswith('hpcstage') else sentence[:1].upper() + sentence[1:]}."
+    """Returns it with a capital letter and a full stop; the names of this program and of hosts have none."""
+    first = sentence.partition(" ")[0]
+    return f"{sentence[:1].upper() + sentence[1:] if first.isalpha() and first != 'hpcstage' else sentence}."
 
 
 def wait_share(split: TimeSplit) -> float | None:
