@@ -13,7 +13,10 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 LOCAL = "/disk/tmp"
 MARK = "NFS_TEST_PROJECT"
 FIND = f"grep -lzs ^{MARK}= /proc/[0-9]*/environ"
-KILL = f"kill -9 $({FIND} | cut -d/ -f3)"
+KILL = f"""for round in $(seq 50); do
+    pids=$({FIND} | cut -d/ -f3); [ -n "$pids" ] || break; kill -9 $pids; sleep 0.1
+done"""
+"""Again and again, since one that is killed may just have started another one."""
 
 
 class Project:
