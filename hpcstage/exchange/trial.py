@@ -26,7 +26,7 @@ def main(count: int) -> int:
             print(f"{OURS}{os.uname().nodename}: {': '.join(str(error).splitlines())}", flush=True)  # noqa: T201
         return 1
     if world.rank == 0:
-        print(f"{TRIED}{world.library}", flush=True)  # noqa: T201
+        print(f"{TRIED}{world.version}", flush=True)  # noqa: T201
     world.finalize()
     return 0
 

@@ -55,7 +55,7 @@ class MpiWorld:
             raise WorldError(_other_size(expected, self.size) if self.rank == 0 else "")
 
     @property
-    def library(self) -> str:
+    def version(self) -> str:
         """Returns the MPI library's name and version."""
         return " ".join(str(self._mpi.Get_library_version()).splitlines()[0].strip("\0").split())
 
