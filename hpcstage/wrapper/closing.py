@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import os
+import shlex
 import shutil
 import time
 from dataclasses import replace
@@ -133,7 +134,7 @@ def _write_record(session: Session) -> None:
 
             for line in decisions.after(record):
                 messages.info(line)
-        messages.result([*short(record), f"report: hpcstage report {run_dir}"])
+        messages.result([*short(record), f"report: hpcstage report {shlex.quote(str(run_dir))}"])
 
 
 def get_ready(session: Session) -> None:
