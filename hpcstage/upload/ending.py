@@ -89,6 +89,7 @@ class _Ending:
 
     def run(self, why_not_removed: str) -> Ended:
         """`why_not_removed`: why what the command has removed stays in DIR; empty: it is removed."""
+        self._confirm()
         found = scan(self._tree, self._manifest)
         if found.left or not os.path.isdir(self._tree):
             why_not_removed = why_not_removed or UNSEEN
@@ -106,6 +107,14 @@ class _Ending:
             with self._failing(name):
                 self._stamp(name, found.directories[name])
         return self._told(found, why_not_removed)
+
+    def _confirm(self) -> None:
+        """Confirms copies that got their places before a killed process could note it."""
+        for name, put in list(self._manifest.wills.items()):
+            with self._failing(name):
+                if self._is_there(put):
+                    self._target.discard(self._target.temporary(name))
+                    self._manifest.did(name)
 
     # ---- what DIR held
 

@@ -189,6 +189,8 @@ def check(made: World, report: Ended, *, is_late: bool) -> None:
         place = report.beside.get(name, name)
         assert there.get(place) == entry or name in left, (name, place, entry, there, report)
     more = {name for name in there if name not in plain} - set(report.beside.values())
+    more_files = {name for name in more if there[name] != "directory"}
+    assert more_files <= {*report.kept, *made.held}, (more_files, plain, there, report)
     if not is_late:
         kept = {*report.kept, *(os.path.dirname(name) for name in report.kept)}
         kept |= set(made.held) if report.left else set()  # what could not be renamed has its name still
@@ -227,3 +229,10 @@ def test_after_a_kill_nothing_is_lost(
         again = made.late()
         assert report.left or entries(made.target) == before, "another late pass changes nothing"
         check(made, again, is_late=True)
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_what_lay_in_dir_before_that_was_noted_is_known(step: int) -> None:
+    with world({}, [step]) as made:
+        made.do([("write", "a", b"one"), ("upload", "a"), ("remove", "a")])
+        check(made, made.late(), is_late=True)
