@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,3 +60,4 @@ def main(root: Path, epochs: int, workers: int, out: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    gc.collect()  # the model holds the process group, whose threads must end before Python does

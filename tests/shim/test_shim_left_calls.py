@@ -161,7 +161,9 @@ library = ctypes.PyDLL(sys.argv[2])
 can = library.state_after_jumps(fd, int(sys.argv[3] == "read"))
 say([can, is_inside(), os.pread(fd, 3, 0).decode()])
 """
-    assert native_lab.run(code, library, way) == [1, False, "ccc"]
+    *left, read = native_lab.run(code, library, way)
+    assert left == [1, False]
+    assert read in {"ccc", "sss"}, "a jump at a bad moment has the file read at the source from then on"
 
 
 @pytest.mark.parametrize("way", ["pread", "read"])
