@@ -11,15 +11,10 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpcstage.checkpoint.keeping.facts import CannotKeep, CheckpointCharter, CheckpointPlace, DrainTerms, KeepingReport
 from hpcstage.errors import HpcstageError
 from hpcstage.forked import fork, reap
-
-if TYPE_CHECKING:
-    from hpcstage.checkpoint.jobwide.jobkeeper import JobKeeper
-    from hpcstage.checkpoint.keeping.keeper import CheckpointKeeper
 
 NICE = 10
 _READ_BYTES = 1 << 16
@@ -28,7 +23,7 @@ _READ_BYTES = 1 << 16
 class CheckpointAgentProcess:
     """Owns the process that keeps one directory, as a service of an event loop."""
 
-    def __init__(self, place: CheckpointPlace, terms: DrainTerms, node_dir: Path | None = None) -> None:
+    def __init__(self, place: CheckpointPlace, terms: DrainTerms, node_dir: Path) -> None:
         """`node_dir` is where the exchange of this node is found, in a job of several nodes. Raises OSError."""
         self._place = place
         self._node_dir = node_dir
@@ -97,16 +92,6 @@ class CheckpointAgentProcess:
         if isinstance(found, dict):
             self._report = KeepingReport.from_json(found)
 
-    def _keeper(self, commands: int, tell: Callable[[KeepingReport], None]) -> CheckpointKeeper | JobKeeper:
-        charter = CheckpointCharter.load(self._place)
-        if charter.nodes and self._node_dir is not None:
-            from hpcstage.checkpoint.jobwide.jobkeeper import JobKeeper
-
-            return JobKeeper(self._place, charter, self._node_dir, commands, tell, self._terms)
-        from hpcstage.checkpoint.keeping.keeper import CheckpointKeeper  # NumPy makes threads, after the fork only
-
-        return CheckpointKeeper(self._place, commands, tell, self._terms)
-
     def _keep(self, commands: int, reports: int) -> None:
         """Keeps the directory, in the child."""
         is_ready = False
@@ -122,7 +107,10 @@ class CheckpointAgentProcess:
         try:
             with suppress(OSError):
                 os.nice(NICE)
-            keeper = self._keeper(commands, tell)
+            from hpcstage.checkpoint.jobwide.jobkeeper import JobKeeper  # NumPy makes threads, after the fork only
+
+            charter = CheckpointCharter.load(self._place)
+            keeper = JobKeeper(self._place, charter, self._node_dir, commands, tell, self._terms)
             is_ready = True
             keeper.keep()
             say(is_over=True)

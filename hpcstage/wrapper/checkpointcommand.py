@@ -151,7 +151,7 @@ def restore_to(found: FoundCheckpoints, to: Path, number: int | None) -> str:
 
 def _is_of_job(place: kept.KeptPlace) -> bool:
     """Tells whether a place has the share of one node of several."""
-    return bool(CheckpointCharter.load(CheckpointPlace(place.output)).nodes)
+    return not CheckpointCharter.load(CheckpointPlace(place.output)).is_alone
 
 
 def _restore_job(place: kept.KeptPlace, to: Path) -> str:

@@ -139,8 +139,8 @@ def _lock_of(target: str, run_id: str) -> int | None:
 def _drained_checkpoints(place: kept.KeptPlace, *, is_orderly: bool, has_target: bool) -> OutputsPart:
     """Drains the newest generation, and what is in none. Where the directory on the shared file system has gone, is
     another one by now, or is in use by another run, nothing is tried."""
+    from hpcstage.checkpoint.jobwide.alone import drain_late
     from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
-    from hpcstage.checkpoint.late import drain_late
 
     local = CheckpointPlace(place.output)
     part = OutputsPart(directory="?", local_dir=os.fspath(local.tree))

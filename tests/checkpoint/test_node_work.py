@@ -16,7 +16,7 @@ from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import Files, GenerationId
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.jobwide.alone import drain_share_late
+from hpcstage.checkpoint.jobwide.alone import drain_late
 from hpcstage.checkpoint.jobwide.conclusions import after_commit
 from hpcstage.checkpoint.jobwide.families import earlier_states
 from hpcstage.checkpoint.jobwide.known import note_generations
@@ -24,7 +24,7 @@ from hpcstage.checkpoint.jobwide.naming import name_shares
 from hpcstage.checkpoint.jobwide.talking import Talk
 from hpcstage.checkpoint.jobwide.words import EntryState, JobGeneration, JobLedger, JobOrder, KeeperWord, OrderKind
 from hpcstage.checkpoint.jobwide.work import NodeWork
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, DrainTerms
+from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
 from hpcstage.checkpoint.keeping.saving import MarkedTree, ProcessorShare
 from hpcstage.checkpoint.protection.groups import protect
 
@@ -51,11 +51,12 @@ class Run:
     def begun(self) -> NodeWork:
         """Puts the newest state of the runs before into its directory."""
         work = NodeWork(
-            self.place, self.charter, 0, Talk(self.place.base, self.place.base, 0), DrainTerms(),
-            ProcessorShare(1.0, lambda: True),
+            self.place, self.charter, 0, Talk(self.place.base, self.place.base, 0), ProcessorShare(1.0, lambda: True)
         )  # fmt: skip
         state = earlier_states({0: work.found()[0]})[0]
-        done = work.done(JobOrder(1, 0, 0, OrderKind.BEGIN, {"key": state.key, "state": state.to_json()}))
+        done = work.done(
+            JobOrder(1, 0, 0, OrderKind.BEGIN, {"key": state.key, "state": state.to_json(), "is_drained": False})
+        )
         assert not done.error
         return work
 
@@ -107,7 +108,7 @@ def test_what_is_written_again_before_anything_was_saved_stays_with_the_run_that
     assert (ledger.last.names, ledger.last.lacking) == ({"step2"}, ("step1",))
     work.know(replace(ledger, drained=ledger.last.number))
     work.close()
-    assert drain_share_late(first.place, first.charter).undrained == ()
+    assert drain_late(first.place, first.charter).undrained == ()
     target = Path(first.charter.target)
     assert "all of step1" in [path.read_text() for path in target.iterdir() if path.is_file()]
 

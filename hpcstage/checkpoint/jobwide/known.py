@@ -1,5 +1,4 @@
-"""The generations of a place that all nodes of its job have, as files beside its store. A run on one node had all of
-them by itself."""
+"""The generations of a place that all nodes of its run have, as files beside its store."""
 
 from __future__ import annotations
 
@@ -9,17 +8,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 
-from hpcstage.checkpoint.generations.manifest import GenerationManifest
-from hpcstage.checkpoint.generations.reading import LocalSource
-from hpcstage.checkpoint.generations.restoring import times_of
-from hpcstage.checkpoint.jobwide.families import FoundStore
-from hpcstage.checkpoint.jobwide.words import CarriedEntry, JobGeneration
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
-from hpcstage.checkpoint.keeping.history import generations_of, whole_versions
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
+from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
+from hpcstage.checkpoint.jobwide.words import JobGeneration
+from hpcstage.checkpoint.keeping.facts import CheckpointPlace
 from hpcstage.writing import replace_text
-
-ALONE = "alone"
-"""The name of the node of a run that had one."""
 
 
 def note_generations(place: CheckpointPlace, generations: Iterable[JobGeneration]) -> None:
@@ -50,42 +43,20 @@ def pending_generation(place: CheckpointPlace, known: JobGeneration | None) -> J
 
 
 def known_generations(place: CheckpointPlace) -> list[JobGeneration]:
-    """Returns the generations of a place that all nodes of its run have, oldest first."""
-    if not place.shares.is_dir():
-        return _of_one_node(place)
-    found = []
-    for name in sorted(os.listdir(place.shares)):
+    """Returns the generations of a place that all nodes of its run have, oldest first. What one node saved alone, all
+    have."""
+    found: list[JobGeneration] = []
+    for name in sorted(os.listdir(place.shares)) if place.shares.is_dir() else ():
         with suppress(OSError, ValueError, KeyError, TypeError):
             found.append(JobGeneration.from_json(json.loads((place.shares / name).read_text())))
-    return found
+    pending = pending_generation(place, found[-1] if found else None)
+    return [*found, pending] if pending is not None and len(pending.shares) == 1 else found
 
 
-def found_at(key: str, place: CheckpointPlace) -> FoundStore | None:
-    """Returns what a place holds for others; None where its charter cannot be read."""
-    try:
-        charter = CheckpointCharter.load(place)
-        generations = tuple(known_generations(place))
-        return FoundStore(charter.run_id, charter.node or ALONE, key, generations, place.origins(), place.seen())
-    except (OSError, ValueError):
-        return None
-
-
-def _of_one_node(place: CheckpointPlace) -> list[JobGeneration]:
-    made = [one for one in generations_of(place) if isinstance(one, GenerationManifest)]
-    if not made:
-        return []
+def newest_known(place: CheckpointPlace) -> GenerationManifest | None:
+    """Returns the manifest of the newest of these that can be read."""
     with LocalSource(place.store) as source:
-        older = whole_versions(source, place.tree, made[-1].number)
-    carried = {name: CarriedEntry(number, {ALONE: ""}) for number, names in older.items() for name in names}
-    return [
-        JobGeneration(
-            one.number,
-            one.attempt,
-            one.created_ns,
-            {ALONE: dict.fromkeys(times_of(one), "")},
-            carried if one is made[-1] else {},
-            needs=one.needs,
-            state_bytes=one.state_bytes,
-        )
-        for one in made
-    ]
+        for one in reversed(known_generations(place)):
+            with suppress(DamagedGeneration, OSError):
+                return GenerationReader(source).manifest(one.number)
+    return None

@@ -12,7 +12,7 @@ import math
 import struct
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +54,9 @@ News = PresentNodes | Heard | Encoded
 class Talk:
     """The conversation of one keeper."""
 
-    def __init__(self, node_dir: Path, group_dir: Path, me: int) -> None:
+    def __init__(self, node_dir: Path, group_dir: Path, me: int, *, is_alone: bool = False) -> None:
+        """`is_alone`: the job has no other node."""
+        self._is_alone = is_alone
         self._node_dir = node_dir
         self._group_dir = group_dir
         self._me = me
@@ -65,7 +67,7 @@ class Talk:
         self._pieces: dict[tuple[int, int], dict[int, bytes]] = {}
         self._open_at = self._standing_at = 0.0
         self._view = PresentNodes(-1, frozenset())
-        self.apart_since: float | None = time.monotonic()
+        self.apart_since: float | None = None if is_alone else time.monotonic()
         """Since when this node is not connected; None: it is, or needs nobody."""
 
     @property
@@ -80,7 +82,7 @@ class Talk:
     def wait_s(self) -> float:
         """Returns the longest wait that is sensible now."""
         if self._link is None:
-            return _OPEN_EVERY_S
+            return math.inf if self._is_alone else _OPEN_EVERY_S
         return 0.0 if self._link.has_events else math.inf
 
     def hold(self, key: str, directory: Path) -> None:
@@ -92,8 +94,10 @@ class Talk:
             except LinkLost:
                 self._lose()
 
-    def say(self, word: KeeperWord, nodes: Iterable[int]) -> None:
+    def say(self, word: KeeperWord, nodes: Collection[int]) -> None:
         """Tells a word; to whom it cannot be told, a later one will be."""
+        if not nodes:
+            return
         data = zlib.compress(json.dumps(word.to_json()).encode(), 1)
         self._serial += 1
         count = -(-len(data) // _PIECE_BYTES)
@@ -111,9 +115,11 @@ class Talk:
         found: list[News] = []
         before = self._view
         now = time.monotonic()
-        if self._link is None and now >= self._open_at:
+        if self._link is None and now >= self._open_at and not self._is_alone:
             self._open(now)
-        if self._link is None:
+        if self._is_alone:
+            self._view = PresentNodes(0, frozenset({self._me}))
+        elif self._link is None:
             self._look_alone(now)
         else:
             found += self._events()
