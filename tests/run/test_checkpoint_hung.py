@@ -18,7 +18,7 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from test_checkpoint import SAVE, STEPS, WAIT, kept, names, saved_names
 
-from hpcstage.checkpoint.keeping.completed import completed_since
+from hpcstage.checkpoint.jobwide.completed import completed_since
 from hpcstage.checkpoint.keeping.facts import CheckpointPlace
 from hpcstage.emulator import Settings, Slowfs
 

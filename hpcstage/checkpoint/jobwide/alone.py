@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -191,18 +191,18 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly
 
 
 def _newest_whole(
-    place: CheckpointPlace, charter: CheckpointCharter, known: Sequence[JobGeneration], others: Mapping[str, Path]
+    place: CheckpointPlace, charter: CheckpointCharter, known: Iterable[JobGeneration], others: Mapping[str, Path]
 ) -> tuple[LonelyEnd, dict[str, str]]:
     """Brings the newest generation to the target; of a run on one node the newest that is not damaged. Returns the
     damaged ones, too."""
     damaged: dict[str, str] = {}
-    ends: list[LonelyEnd] = []
-    for last in sorted(known, key=lambda one: one.number, reverse=True):
-        ends.append(end_alone(place, charter, last, others))
-        if not (charter.is_alone and ends[-1].is_damaged):
-            return ends[-1], damaged
-        damaged[f"generation {last.number}"] = ends[-1].missing[0].why
-    return (ends[0] if ends else end_alone(place, charter, None, others)), damaged
+    newest_first: list[JobGeneration | None] = [*sorted(known, key=lambda one: one.number, reverse=True)]
+    for last in newest_first or [None]:
+        end = end_alone(place, charter, last, others)
+        if last is None or not (charter.is_alone and end.is_damaged):
+            return end, damaged
+        damaged[f"generation {last.number}"] = end.missing[0].why
+    return LonelyEnd(), damaged
 
 
 def restore_here(place: CheckpointPlace, charter: CheckpointCharter, to: Path) -> int | None:
