@@ -295,7 +295,7 @@ class JobKeeper:
 
         def placed(outcome: Outcome) -> None:
             if LACKS in outcome.facts:  # only this process can ask other nodes
-                outcome = self._target.placed(order, there, self._talk.link)
+                outcome = self._target.placed(order, there, self._talk.link, can_ask=True)
             self._council.placed(order, outcome)
 
         self._upload(lambda _: self._target.placed(order, there), order, placed)

@@ -68,16 +68,18 @@ class TargetWork:
             return Outcome(order.key, reason(error))
         return Outcome(order.key)
 
-    def placed(self, order: JobOrder, there: Mapping[str, int], link: GroupLink | None = None) -> Outcome:
+    def placed(
+        self, order: JobOrder, there: Mapping[str, int], link: GroupLink | None = None, *, can_ask: bool = False
+    ) -> Outcome:
         """Gives what all nodes brought to the target its names. `there` are the nodes that are there, `link` reads what
-        they have."""
+        they have; without leave to ask them, LACKS may be the outcome."""
         gathering = self._gathering(order)
         try:
             self.charter.check_target()
             if order.kind is OrderKind.COPY:
                 facts = self._place_copies(gathering, order)
             else:
-                facts = self._place_generation(gathering, order, there, link)
+                facts = self._place_generation(gathering, order, there, link, can_ask=can_ask)
         except (OSError, HpcstageError) as error:
             facts = {}
             outcome = Outcome(order.key, reason(error))
@@ -107,12 +109,12 @@ class TargetWork:
                         raise
 
     def _place_generation(
-        self, gathering: Gathering, order: JobOrder, there: Mapping[str, int], link: GroupLink | None
+        self, gathering: Gathering, order: JobOrder, there: Mapping[str, int], link: GroupLink | None, *, can_ask: bool
     ) -> dict[str, object]:
         generation, names = order.ledger.last, frozenset(order.body["names"])
         assert generation is not None
         lacking = [node for number, node, _ in parts_of(generation) if not gathering.has(node, number)]
-        if link is None and any(node != self.charter.node for node in lacking):
+        if not can_ask and any(node != self.charter.node for node in lacking):
             return {LACKS: True}
         before = described(gathering.target)
         with ExitStack() as stack:
