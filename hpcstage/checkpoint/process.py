@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hpcstage.checkpoint.keeping.facts import CannotKeep, CheckpointCharter, CheckpointPlace, DrainTerms, KeepingReport
+from hpcstage.checkpoint.job.place import CannotKeep, CheckpointCharter, CheckpointPlace, CheckpointReport, DrainTerms
 from hpcstage.errors import HpcstageError
 from hpcstage.forked import fork, reap
 
@@ -29,7 +29,7 @@ class CheckpointAgentProcess:
         self._node_dir = node_dir
         self._terms = terms
         self._rest = b""
-        self._report: KeepingReport | None = None
+        self._report: CheckpointReport | None = None
         self._is_over = False
         self.is_ready = False
         """Whether the program may use the directory."""
@@ -71,7 +71,7 @@ class CheckpointAgentProcess:
         """Whether nothing more will be done."""
         return not self._pid
 
-    def report(self) -> KeepingReport | None:
+    def report(self) -> CheckpointReport | None:
         """Returns the last report; None if the process died before its end, so that the checkpoints have to be drained
         late."""
         return self._report if self._is_over else None
@@ -90,7 +90,7 @@ class CheckpointAgentProcess:
         self._is_over = bool(said.get("is_over"))
         found = said.get("report")
         if isinstance(found, dict):
-            self._report = KeepingReport.from_json(found)
+            self._report = CheckpointReport.from_json(found)
 
     def _keep(self, commands: int, reports: int) -> None:
         """Keeps the directory, in the child."""
@@ -101,18 +101,18 @@ class CheckpointAgentProcess:
             while data:
                 data = data[os.write(reports, data) :]
 
-        def tell(report: KeepingReport) -> None:
+        def tell(report: CheckpointReport) -> None:
             say(report=report.to_json(), is_ready=is_ready)
 
         try:
             with suppress(OSError):
                 os.nice(NICE)
-            from hpcstage.checkpoint.jobwide.jobkeeper import JobKeeper  # NumPy makes threads, after the fork only
+            from hpcstage.checkpoint.job.nodeagent import NodeAgent  # NumPy makes threads, after the fork only
 
             charter = CheckpointCharter.load(self._place)
-            keeper = JobKeeper(self._place, charter, self._node_dir, commands, tell, self._terms)
+            agent = NodeAgent(self._place, charter, self._node_dir, commands, tell, self._terms)
             is_ready = True
-            keeper.keep()
+            agent.keep()
             say(is_over=True)
         except CannotKeep as error:
             say(why_not=str(error))

@@ -19,9 +19,9 @@ from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.generations.reading import LocalSource, OpenGeneration
 from hpcstage.checkpoint.generations.restoring import NothingToRestore, restore, restore_newest, times_of
 from hpcstage.checkpoint.generations.restoring import verify as verify_generation
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
-from hpcstage.checkpoint.keeping.history import generations_of
-from hpcstage.checkpoint.keeping.plain import (
+from hpcstage.checkpoint.job.history import generations_of
+from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
+from hpcstage.checkpoint.job.plain import (
     checkpoints_in,
     damaged,
     described,
@@ -157,7 +157,7 @@ def _is_of_job(place: kept.KeptPlace) -> bool:
 def _restore_job(place: kept.KeptPlace, to: Path) -> str:
     """Restores the newest state of all nodes from what they left on this machine. Returns a line; empty if parts are
     missing."""
-    from hpcstage.checkpoint.jobwide.alone import restore_here
+    from hpcstage.checkpoint.job.late import restore_here
 
     local = CheckpointPlace(place.output)
     to.mkdir(mode=0o700, parents=True, exist_ok=True)

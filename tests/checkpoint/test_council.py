@@ -1,4 +1,4 @@
-"""The decisions of a job's keepers: whatever comes in whatever order, whoever is lost, nothing saved is dropped."""
+"""The decisions of a job's agents: whatever comes in whatever order, whoever is lost, nothing saved is dropped."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hpcstage.checkpoint.jobwide.coordinator import SETTLE_S, CouncilTerms
-from hpcstage.checkpoint.jobwide.council import Council, Do, PlaceShares, Say
-from hpcstage.checkpoint.jobwide.families import FoundStore
-from hpcstage.checkpoint.jobwide.words import EntryState, JobGeneration, JobOrder, KeeperWord, Lane, OrderKind, Outcome
+from hpcstage.checkpoint.job.coordinator import SETTLE_S, CouncilTerms
+from hpcstage.checkpoint.job.council import Council, Do, PlaceShares, Say
+from hpcstage.checkpoint.job.families import FoundStore
+from hpcstage.checkpoint.job.ledger import EntryState, JobGeneration, JobOrder, Lane, NodeReport, OrderKind, Outcome
 from hpcstage.checkpoint.protection.groups import CodeSize
 
 FALLIBLE = (OrderKind.COMMIT, OrderKind.ENCODE, OrderKind.SHARE, OrderKind.COPY)
@@ -28,7 +28,7 @@ NAMES = ("step1", "step2", "latest")
 
 
 class Node:
-    """A keeper without a disk of its own: its council, what it would have committed, and what it is to do."""
+    """A agent without a disk of its own: its council, what it would have committed, and what it is to do."""
 
     def __init__(self, job: Job, index: int) -> None:
         self.job = job
@@ -49,7 +49,7 @@ class Node:
     def take(self) -> None:
         for act in self.council.take(self.job.now):
             if isinstance(act, Say):
-                data = json.dumps(act.word.to_json())
+                data = json.dumps(act.report.to_json())
                 for other in self.council.present - {self.index}:
                     self.job.sent[self.index, other].append(data)
             else:
@@ -191,9 +191,9 @@ class Job:
 
     def deliver(self, pair: tuple[int, int]) -> None:
         sender, to = pair
-        word = KeeperWord.from_json(json.loads(self.sent[pair].popleft()))
+        report = NodeReport.from_json(json.loads(self.sent[pair].popleft()))
         if to in self.nodes:
-            self.nodes[to].council.heard(sender, word)
+            self.nodes[to].council.heard(sender, report)
             self.nodes[to].take()
 
     def kill(self, index: int) -> None:
@@ -365,7 +365,7 @@ def test_a_state_that_lacks_the_part_of_a_lost_node_is_none(lost: int, is_first_
     job.end()
     assert set(job.target) == named
     assert all(node.is_over for node in job.nodes.values())
-    order = job.nodes[1].council._word.orders[Lane.LOCAL]
+    order = job.nodes[1].council._own.orders[Lane.LOCAL]
     assert order.body["lost"] == [f"n{lost}"]
 
 
@@ -738,7 +738,7 @@ def test_a_target_that_cannot_be_restored_refuses() -> None:
     job.nodes[1].work("no space")
     job.settle()
     assert all(node.is_over for node in job.nodes.values())
-    order = job.nodes[0].council._word.orders[Lane.LOCAL]
+    order = job.nodes[0].council._own.orders[Lane.LOCAL]
     assert order.kind is OrderKind.REFUSE
     assert "no space" in order.body["why"]
 
@@ -830,7 +830,7 @@ class Disorder(RuleBasedStateMachine):
     @rule(data=st.data(), name=st.sampled_from(NAMES), is_complete=st.booleans())
     def write(self, data: st.DataObject, name: str, is_complete: bool) -> None:
         node = data.draw(st.sampled_from(sorted(self.job.nodes)))
-        has_directory = self.job.nodes[node].council._word.is_ready and not self.job.nodes[node].is_gone
+        has_directory = self.job.nodes[node].council._own.is_ready and not self.job.nodes[node].is_gone
         if not self.is_ended and has_directory:
             self.job.write(node, name, is_complete=is_complete)
 
@@ -845,7 +845,7 @@ class Disorder(RuleBasedStateMachine):
     def wipe(self, data: st.DataObject) -> None:
         """The directory of a node goes; nothing that was in it counts as removed by the program."""
         node = self.job.nodes[data.draw(st.sampled_from(sorted(self.job.nodes)))]
-        if not self.is_ended and node.council._word.is_ready:
+        if not self.is_ended and node.council._own.is_ready:
             node.is_gone, node.entries = True, {}
             node.see()
             node.take()
@@ -855,7 +855,7 @@ class Disorder(RuleBasedStateMachine):
     def lose(self, data: st.DataObject) -> None:
         index = data.draw(st.sampled_from(sorted(self.job.nodes)))
         is_over = all(node.is_over for node in self.job.nodes.values())
-        if not is_over and all(node.council._word.is_ready for node in self.job.nodes.values()):
+        if not is_over and all(node.council._own.is_ready for node in self.job.nodes.values()):
             self.lost.add(self.job.hosts[index])
             self.job.kill(index)
             self.job.connect()
@@ -866,7 +866,7 @@ class Disorder(RuleBasedStateMachine):
 
     @rule(is_orderly=st.booleans())
     def end(self, is_orderly: bool) -> None:
-        if all(node.council._word.is_ready for node in self.job.nodes.values()):
+        if all(node.council._own.is_ready for node in self.job.nodes.values()):
             self.is_ended = True
             for node in self.job.nodes.values():
                 node.council.end(is_orderly=is_orderly)
@@ -925,21 +925,21 @@ class Disorder(RuleBasedStateMachine):
             return
         job = self.job
         job.settle()
-        words = {n.index: n for n in job.nodes.values()}
-        if not all(node.council._word.is_ready for node in words.values()):
+        reports = {n.index: n for n in job.nodes.values()}
+        if not all(node.council._own.is_ready for node in reports.values()):
             return
         if not self.is_ended:
             job.end()
-        assert all(node.is_over for node in words.values())
+        assert all(node.is_over for node in reports.values())
         last = job.last
-        complete = {name for node in words.values() for name in node.entries}
+        complete = {name for node in reports.values() for name in node.entries}
         if last is None or not complete:  # the last checkpoint is never given up
             return
-        if set(last.shares) != {node.name for node in words.values()}:  # none is made where all is in the target
+        if set(last.shares) != {node.name for node in reports.values()}:  # none is made where all is in the target
             assert job.drained == last.number
         else:
-            half = set() if words[min(words)].council.ledger.is_orderly else self.half_rewritten(last)
-            for node in words.values():
+            half = set() if reports[min(reports)].council.ledger.is_orderly else self.half_rewritten(last)
+            for node in reports.values():
                 for name, mark in last.shares[node.name].items():
                     found = node.entries.get(name)  # None: it was removed, and the last checkpoint is never given up
                     assert found is None or found.mark == mark or name in half
@@ -947,7 +947,7 @@ class Disorder(RuleBasedStateMachine):
             assert missing & half <= job.target.keys() | set(last.lacking), "the old ones stay where they are"
             missing -= half
             assert not missing or OrderKind.COMMIT in self.failed_at_end
-            ledger = words[min(words)].council.ledger
+            ledger = reports[min(reports)].council.ledger
             assert job.drained == last.number or (OrderKind.SHARE in self.failed_at_end and ledger.undrained_why)
 
 

@@ -20,13 +20,13 @@ from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSourc
 from hpcstage.checkpoint.generations.restoring import LOCK
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.jobwide.alone import drain_late, end_alone
-from hpcstage.checkpoint.jobwide.gathering import SHARES, Gathering, SupersededRemoval, opened_whole
-from hpcstage.checkpoint.jobwide.holdings import RunStores
-from hpcstage.checkpoint.jobwide.known import note_generations, note_pending
-from hpcstage.checkpoint.jobwide.words import JobGeneration
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
-from hpcstage.checkpoint.keeping.plain import checkpoints_in, described
+from hpcstage.checkpoint.job.gathering import SHARES, Gathering, SupersededRemoval, opened_whole
+from hpcstage.checkpoint.job.holdings import RunStores
+from hpcstage.checkpoint.job.known import note_generations, note_pending
+from hpcstage.checkpoint.job.late import drain_late, end_alone
+from hpcstage.checkpoint.job.ledger import JobGeneration
+from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
+from hpcstage.checkpoint.job.plain import checkpoints_in, described
 
 NODES = ("n0", "n1")
 

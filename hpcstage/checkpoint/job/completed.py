@@ -1,6 +1,6 @@
 """Tells which entries of a directory are complete after everything was killed, whether a generation has them or not.
 
-Owns a file beside the directory, with the entries that were complete when the keeper last looked. One that came after
+Owns a file beside the directory, with the entries that were complete when the agent last looked. One that came after
 that look is complete if all of its kind got their names by renames.
 """
 
@@ -15,10 +15,10 @@ from typing import Any
 from hpcstage.checkpoint.entries import CompleteEntries, kind_of, leads_to, mark_of
 from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.generations.restoring import times_of
-from hpcstage.checkpoint.jobwide.known import newest_known
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
-from hpcstage.checkpoint.keeping.history import generations_of, newest_manifest
-from hpcstage.checkpoint.keeping.plain import described, is_there, shown_in
+from hpcstage.checkpoint.job.history import generations_of, newest_manifest
+from hpcstage.checkpoint.job.known import newest_known
+from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
+from hpcstage.checkpoint.job.plain import described, is_there, shown_in
 from hpcstage.procio import boot_id
 from hpcstage.writing import replace_text
 

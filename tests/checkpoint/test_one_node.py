@@ -21,13 +21,12 @@ from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import CommitTerms
-from hpcstage.checkpoint.jobwide.alone import drain_late
-from hpcstage.checkpoint.jobwide.known import known_generations, note_generations
-from hpcstage.checkpoint.jobwide.words import CarriedEntry, JobGeneration
-from hpcstage.checkpoint.keeping import facts
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, DrainTerms, KeepingReport
-from hpcstage.checkpoint.keeping.history import newest_manifest
-from hpcstage.checkpoint.keeping.plain import damaged, described, place_copies, shown_in
+from hpcstage.checkpoint.job.history import newest_manifest
+from hpcstage.checkpoint.job.known import known_generations, note_generations
+from hpcstage.checkpoint.job.late import drain_late
+from hpcstage.checkpoint.job.ledger import CarriedEntry, JobGeneration
+from hpcstage.checkpoint.job.place import ALONE, CheckpointCharter, CheckpointPlace, CheckpointReport, DrainTerms
+from hpcstage.checkpoint.job.plain import damaged, described, place_copies, shown_in
 from hpcstage.checkpoint.process import CheckpointAgentProcess
 
 SIZE_BYTES = 200_000
@@ -71,7 +70,7 @@ class Kept:
         made.write_bytes(os.urandom(SIZE_BYTES) if content is None else content)
         made.rename(self.place.tree / name)
 
-    def end(self, *, is_orderly: bool = True) -> KeepingReport:
+    def end(self, *, is_orderly: bool = True) -> CheckpointReport:
         """Ends the run, and returns what became of it."""
         self.agent.end(0.0, is_orderly=is_orderly)
         self.until(lambda: self.agent.is_drained, "the end")
@@ -273,7 +272,7 @@ def test_a_killed_agent_leaves_what_a_late_drain_takes(make: Make) -> None:
 def test_a_state_that_does_not_fit_is_not_kept(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     (tmp_path / "target/step1").write_bytes(bytes(1000))
-    monkeypatch.setattr(facts, "ROOM_SHARE", 0.0)
+    monkeypatch.setattr("hpcstage.checkpoint.job.place.ROOM_SHARE", 0.0)
     kept = make()
     assert not kept.agent.is_ready
     assert "the local disk has room for 0 B" in kept.agent.why_not
@@ -314,10 +313,10 @@ def save_in(place: CheckpointPlace, names: Collection[str], terms: CommitTerms |
     with GenerationStore(place.store) as store:
         made = store.commit(FileTree(place.tree, sorted(names)), terms=terms).manifest
     known = known_generations(place)
-    older = {name: one.number for one in known for name in one.shares[facts.ALONE]}
-    carried = {name: CarriedEntry(number, {facts.ALONE: ""}) for name, number in older.items() if name not in names}
+    older = {name: one.number for one in known for name in one.shares[ALONE]}
+    carried = {name: CarriedEntry(number, {ALONE: ""}) for name, number in older.items() if name not in names}
     share = {name: mark_of(place.tree, name) for name in names}
-    generation = JobGeneration(made.number, made.attempt, made.created_ns, {facts.ALONE: share}, carried)
+    generation = JobGeneration(made.number, made.attempt, made.created_ns, {ALONE: share}, carried)
     note_generations(place, [*known, generation])
     return made
 
@@ -439,7 +438,7 @@ def test_hidden_entries_are_complete_after_an_orderly_end(make: Make) -> None:
 
 
 def test_what_has_no_room_for_a_generation_is_copied_as_it_is(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "ROOM_SHARE", 0.0)
+    monkeypatch.setattr("hpcstage.checkpoint.job.place.ROOM_SHARE", 0.0)
     kept = make()
     kept.save("step1", b"one")
     kept.until(lambda: kept.drained() == ["step1"], "the copy")

@@ -13,8 +13,8 @@ from hpcstage.checkpoint.generations.manifest import DamagedGeneration, Generati
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.restoring import NEWEST_NS, making_in, newest_ns, place, sync_directory
 from hpcstage.checkpoint.generations.state import FileTree
-from hpcstage.checkpoint.jobwide.families import StorePlace
-from hpcstage.checkpoint.jobwide.gathering import (
+from hpcstage.checkpoint.job.families import StorePlace
+from hpcstage.checkpoint.job.gathering import (
     Gathering,
     Share,
     SupersededRemoval,
@@ -24,11 +24,12 @@ from hpcstage.checkpoint.jobwide.gathering import (
     tops_of,
     with_target,
 )
-from hpcstage.checkpoint.jobwide.holdings import OWN, RunStores
-from hpcstage.checkpoint.jobwide.joining import ShareEntry, join
-from hpcstage.checkpoint.jobwide.words import JobGeneration, JobOrder, OrderKind, Outcome
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, reason
-from hpcstage.checkpoint.keeping.plain import (
+from hpcstage.checkpoint.job.holdings import OWN, RunStores
+from hpcstage.checkpoint.job.joining import ShareEntry, join
+from hpcstage.checkpoint.job.ledger import JobGeneration, JobOrder, OrderKind, Outcome
+from hpcstage.checkpoint.job.pacing import PacedSource
+from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace, reason
+from hpcstage.checkpoint.job.plain import (
     described,
     forget_beside,
     names_in,
@@ -36,7 +37,6 @@ from hpcstage.checkpoint.keeping.plain import (
     place_copies,
     remove_torn,
 )
-from hpcstage.checkpoint.keeping.saving import PacedSource
 from hpcstage.checkpoint.protection.link import GroupLink
 from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
 from hpcstage.errors import HpcstageError

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hpcstage.checkpoint.jobwide.words import JobGeneration, JobLedger, JobOrder, KeeperWord, OrderKind, Outcome
-from hpcstage.checkpoint.keeping.facts import ALONE, LOCAL_KEPT, MOST_ROWS, SavedRow
+from hpcstage.checkpoint.job.ledger import JobGeneration, JobLedger, JobOrder, NodeReport, OrderKind, Outcome
+from hpcstage.checkpoint.job.place import ALONE, LOCAL_KEPT, MOST_ROWS, SavedRow
 from hpcstage.checkpoint.protection.groups import ProtectionPlan
 
 Outcomes = Mapping[str, Outcome]
@@ -59,13 +59,13 @@ def after_failed_begin(ledger: JobLedger, keys: Sequence[str], line: str) -> Job
 
 
 def after_commit(
-    ledger: JobLedger, order: JobOrder, outcomes: Outcomes, words: Mapping[str, KeeperWord], plan: ProtectionPlan
+    ledger: JobLedger, order: JobOrder, outcomes: Outcomes, reports: Mapping[str, NodeReport], plan: ProtectionPlan
 ) -> JobLedger:
     """Notes a generation that all nodes have committed."""
     facts = {host: one.facts for host, one in outcomes.items()}
     made = _generation(order.body, facts)
     if ledger.is_drained and not ledger.generations:
-        ledger = replace(ledger, drained_marks=_marks_of_put(made, words))
+        ledger = replace(ledger, drained_marks=_marks_of_put(made, reports))
     return replace(
         ledger,
         generations=(*ledger.generations, made),
@@ -122,13 +122,13 @@ def _generation(body: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]])
     )
 
 
-def _marks_of_put(made: JobGeneration, words: Mapping[str, KeeperWord]) -> dict[str, dict[str, str]]:
+def _marks_of_put(made: JobGeneration, reports: Mapping[str, NodeReport]) -> dict[str, dict[str, str]]:
     """Returns the marks of what came from the target at the start: it has that already."""
     found = {name: made.marks(name) for name in made.names}
     return {
         name: marks
         for name, marks in found.items()
-        if marks and all(name in words[host].entries and words[host].entries[name].is_restored for host in marks)
+        if marks and all(name in reports[host].entries and reports[host].entries[name].is_restored for host in marks)
     }
 
 

@@ -1,6 +1,6 @@
 """Decides which order the nodes of a job get next, on the node that gives them. Pure: it has no clock.
 
-Owns the order of things: what is saved, protected, drained and dropped, and when. It sees the words of all nodes that
+Owns the order of things: what is saved, protected, drained and dropped, and when. It sees the reports of all nodes that
 are there, gives one order in each lane, and gives the next when all of them have carried it out (`conclusions`). What
 hangs with the target holds up no save.
 """
@@ -11,10 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hpcstage.checkpoint.jobwide import conclusions
-from hpcstage.checkpoint.jobwide.conclusions import Outcomes, first_failure
-from hpcstage.checkpoint.jobwide.families import FoundStore, earlier_states
-from hpcstage.checkpoint.jobwide.naming import (
+from hpcstage.checkpoint.job import conclusions
+from hpcstage.checkpoint.job.conclusions import Outcomes, first_failure
+from hpcstage.checkpoint.job.families import FoundStore, earlier_states
+from hpcstage.checkpoint.job.ledger import (
+    NO_ROOM,
+    CommandEnding,
+    JobGeneration,
+    JobLedger,
+    JobOrder,
+    Lane,
+    NodeReport,
+    OrderKind,
+    Outcome,
+)
+from hpcstage.checkpoint.job.naming import (
     NamedShares,
     arriving,
     half_rewritten,
@@ -22,18 +33,7 @@ from hpcstage.checkpoint.jobwide.naming import (
     name_shares,
     with_writers,
 )
-from hpcstage.checkpoint.jobwide.words import (
-    NO_ROOM,
-    CommandEnding,
-    JobGeneration,
-    JobLedger,
-    JobOrder,
-    KeeperWord,
-    Lane,
-    OrderKind,
-    Outcome,
-)
-from hpcstage.checkpoint.keeping.facts import RETRY_S
+from hpcstage.checkpoint.job.place import RETRY_S
 from hpcstage.checkpoint.protection.groups import CodeSize, ProtectionPlan, protect
 
 SOON_S = 0.3
@@ -67,8 +67,8 @@ class Coordinator:
         self.ledger = JobLedger()
         self.placing: JobOrder | None = None
         """The order whose shares are to be given their names, until `placed`."""
-        self._words: Mapping[str, KeeperWord] = {}
-        """The words of the nodes that are there, by host."""
+        self._reports: Mapping[str, NodeReport] = {}
+        """The reports of the nodes that are there, by host."""
         self._view = -1
         """The membership for which this node has taken over."""
         self._seq = 0
@@ -91,17 +91,17 @@ class Coordinator:
             return None
         return min((at for at in (self._retry_at, self._settles_at) if at), default=None)
 
-    def lead(self, view: int, words: Mapping[int, KeeperWord], now: float) -> list[JobOrder]:
-        """Returns the orders that are to be given now. `words` are those of all nodes that are there."""
-        self._words = {self._hosts[node]: words[node] for node in sorted(words)}
+    def lead(self, view: int, reports: Mapping[int, NodeReport], now: float) -> list[JobOrder]:
+        """Returns the orders that are to be given now. `reports` are those of all nodes that are there."""
+        self._reports = {self._hosts[node]: reports[node] for node in sorted(reports)}
         if self._view != view:
             self._take_over(view, now)
-        self._writers = with_writers((self.ledger.writers, self._writers), self._words)
+        self._writers = with_writers((self.ledger.writers, self._writers), self._reports)
         before = dict(self._given)
         for lane, order in before.items():
-            found = {host: word.outcomes.get(lane) for host, word in self._words.items()}
+            found = {host: report.outcomes.get(lane) for host, report in self._reports.items()}
             outcomes = {host: one for host, one in found.items() if one and one.key == order.key}
-            if len(outcomes) == len(words):
+            if len(outcomes) == len(reports):
                 del self._given[lane]
                 self._conclude(order, outcomes, now)
         if not self._is_done:
@@ -118,7 +118,9 @@ class Coordinator:
         """Goes on from the newest order that a node knows."""
         self._view, self._given, self.placing, self._tried, self._retry_at = view, {}, None, set(), 0.0
         self._end_at = now + END_S
-        orders = sorted((one for word in self._words.values() for one in word.orders.values()), key=lambda one: one.key)
+        orders = sorted(
+            (one for report in self._reports.values() for one in report.orders.values()), key=lambda one: one.key
+        )
         if not orders:
             return
         newest = orders[-1]
@@ -135,14 +137,14 @@ class Coordinator:
 
     def _next(self, now: float) -> None:
         """Gives the next orders, if there are some to give."""
-        words = self._words.values()
+        reports = self._reports.values()
         is_local_free = Lane.LOCAL not in self._given
         is_target_free = Lane.TARGET not in self._given and self.placing is None
-        if not self.ledger.is_begun or not all(word.is_ready for word in words):
+        if not self.ledger.is_begun or not all(report.is_ready for report in reports):
             if is_local_free:
                 self._begin()
-        elif any(word.ending is CommandEnding.NOT for word in words):
-            is_due = any(word.hurries for word in words)
+        elif any(report.ending is CommandEnding.NOT for report in reports):
+            is_due = any(report.hurries for report in reports)
             if is_local_free:
                 _ = self._encode() or self._keep() or self._commit(now)
             if is_target_free:
@@ -171,17 +173,17 @@ class Coordinator:
 
     def _begin(self) -> None:
         """Chooses the state that is put into all directories: the newest of which nothing says that it cannot be."""
-        words = self._words
-        if len(words) < len(self._hosts) or any(word.found is None for word in words.values()):
+        reports = self._reports
+        if len(reports) < len(self._hosts) or any(report.found is None for report in reports.values()):
             return
         if self.ledger.is_begun:
             self._give(OrderKind.READY)
             return
         found = {
-            self._hosts.index(host): [FoundStore.from_json(one) for one in word.found or ()]
-            for host, word in words.items()
+            self._hosts.index(host): [FoundStore.from_json(one) for one in report.found or ()]
+            for host, report in reports.items()
         }
-        target_ns = words[self._hosts[self._me]].target_ns
+        target_ns = reports[self._hosts[self._me]].target_ns
         for state in earlier_states(found, with_completed=len(self._hosts) == 1):
             if state.time_ns < target_ns:
                 break
@@ -216,9 +218,9 @@ class Coordinator:
         self._retry_at = 0.0
         if self._lost_writers():
             return False
-        if last is None and not self.ledger.is_closed and held & half_rewritten(self._words, None):
+        if last is None and not self.ledger.is_closed and held & half_rewritten(self._reports, None):
             return False  # no generation could stand for what is held
-        named = name_shares(self._words, self.ledger.generations, held)
+        named = name_shares(self._reports, self.ledger.generations, held)
         if not self._is_wanted(named):
             return False
         self.ledger = replace(self.ledger, writers=self._writers)
@@ -236,7 +238,7 @@ class Coordinator:
         """Returns the lost nodes whose parts the state of now lacks: it is none, and the last whole one stays."""
         if self._terms.is_elastic:
             return []
-        return sorted(lost_writers(self._words, self.ledger.last, self._writers, self._hosts))
+        return sorted(lost_writers(self._reports, self.ledger.last, self._writers, self._hosts))
 
     def _full_why(self, last: JobGeneration | None) -> str:
         """Returns why the next generation cannot build on the one before; empty if it can."""
@@ -254,7 +256,7 @@ class Coordinator:
         """Returns the entries of which some nodes have new parts and others old ones or none, as long as those of the
         others may still come. After an orderly end all is as the program left it; after another one they do not
         come."""
-        half = half_rewritten(self._words, self.ledger.last) | arriving(self._words, self.ledger.last)
+        half = half_rewritten(self._reports, self.ledger.last) | arriving(self._reports, self.ledger.last)
         self._half_since = {name: self._half_since.get(name, now) for name in half}
         ledger, self._settles_at = self.ledger, 0.0
         if ledger.last is None and ledger.is_unsaved:
@@ -276,12 +278,12 @@ class Coordinator:
 
     def _is_made(self, named: NamedShares) -> bool:
         """Tells whether the program made one of the entries."""
-        entries = {host: self._words[host].entries for host in named.shares}
+        entries = {host: self._reports[host].entries for host in named.shares}
         return any(not entries[host][name].is_restored for host, share in named.shares.items() for name in share)
 
     def _after_commit(self, order: JobOrder, outcomes: Outcomes, now: float) -> None:
         if first_failure(outcomes) is None:
-            self.ledger = conclusions.after_commit(self.ledger, order, outcomes, self._words, self._plan())
+            self.ledger = conclusions.after_commit(self.ledger, order, outcomes, self._reports, self._plan())
             return
         hard = first_failure(outcomes, with_soon=False)
         if hard is not None and hard[1].facts.get(NO_ROOM) and (without := conclusions.after_no_room(self.ledger)):
@@ -292,13 +294,13 @@ class Coordinator:
         self._copy_due = self._copy_due or hard is not None
 
     def _is_of_present(self, generation: JobGeneration) -> bool:
-        return generation.shares.keys() == self._words.keys()
+        return generation.shares.keys() == self._reports.keys()
 
     # ---- protection
 
     def _plan(self) -> ProtectionPlan:
-        told = {host: word.domain for host, word in self._words.items() if word.domain}
-        return protect(list(self._words), self._terms.asked, told)
+        told = {host: report.domain for host, report in self._reports.items() if report.domain}
+        return protect(list(self._reports), self._terms.asked, told)
 
     def _encode(self, *, is_ending: bool = False) -> bool:
         last, plan = self.ledger.last, self._plan()
@@ -318,13 +320,13 @@ class Coordinator:
         last = self.ledger.last
         if last is None or self.ledger.drained == last.number:
             return False
-        is_lost = not last.shares.keys() <= self._words.keys()
+        is_lost = not last.shares.keys() <= self._reports.keys()
         if not (is_due or is_lost or self.ledger.since_drain >= (self._terms.drain_every or 1)):
             return False
         if not self._try(f"share {last.number}"):
             return False
         names = sorted(name for name in last.names if last.marks(name) != self.ledger.drained_marks.get(name))
-        told = {name for word in self._words.values() for name in word.entries}
+        told = {name for report in self._reports.values() for name in report.entries}
         self._give(
             OrderKind.SHARE,
             number=last.number,
@@ -340,7 +342,7 @@ class Coordinator:
         if not self._copy_due or self._lost_writers():
             return False
         self._copy_due = False
-        named = name_shares(self._words, self.ledger.generations, self._held(now))
+        named = name_shares(self._reports, self.ledger.generations, self._held(now))
         marks = {(h, name): f"{h}\0{name}\0{mark}" for h, share in named.shares.items() for name, mark in share.items()}
         new = {name for (_, name), mark in marks.items() if mark not in self.ledger.copied}
         if not new:
@@ -358,7 +360,7 @@ class Coordinator:
 
     def _keep(self) -> bool:
         """Has all nodes know the ledger, and drop what none retains."""
-        newest = self._words[self._hosts[self._me]].orders.get(Lane.LOCAL)
+        newest = self._reports[self._hosts[self._me]].orders.get(Lane.LOCAL)
         if newest is not None and newest.ledger == self.ledger:
             return False
         self.ledger = conclusions.after_keep(self.ledger)
@@ -375,7 +377,7 @@ class Coordinator:
     def _close(self) -> bool:
         if self.ledger.is_closed:
             return False
-        first = self._words.get(self._hosts[0])
+        first = self._reports.get(self._hosts[0])
         self._give(OrderKind.CLOSE, is_orderly=first is not None and first.ending is CommandEnding.ORDERLY)
         return True
 

@@ -9,8 +9,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, UndrainedEntry, reason
-from hpcstage.checkpoint.keeping.plain import (
+from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace, UndrainedEntry, reason
+from hpcstage.checkpoint.job.plain import (
     described,
     forget_beside,
     is_carried,

@@ -10,8 +10,8 @@ from dataclasses import asdict
 
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
-from hpcstage.checkpoint.jobwide.words import JobGeneration
-from hpcstage.checkpoint.keeping.facts import CheckpointPlace
+from hpcstage.checkpoint.job.ledger import JobGeneration
+from hpcstage.checkpoint.job.place import CheckpointPlace
 from hpcstage.writing import replace_text
 
 

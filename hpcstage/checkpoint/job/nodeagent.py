@@ -1,4 +1,4 @@
-"""Keeps the share that one node has in the checkpoints of a job: does what the council of all keepers decides. A job on
+"""Keeps the share that one node has in the checkpoints of a job: does what the council of all agents decides. A job on
 one node is a council of one.
 
 Owns the loop and the report. It works in a process of its own, one thing after the other; what it does in the target,
@@ -17,25 +17,25 @@ from pathlib import Path
 from hpcstage.checkpoint.entries import CompleteEntries, mark_of
 from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.generations.restoring import remove_leftovers
-from hpcstage.checkpoint.jobwide.alone import end_alone
-from hpcstage.checkpoint.jobwide.completed import CompletedNote
-from hpcstage.checkpoint.jobwide.coordinator import CouncilTerms
-from hpcstage.checkpoint.jobwide.council import Council, Do, Say
-from hpcstage.checkpoint.jobwide.talking import Heard, PresentNodes, Talk, wait
-from hpcstage.checkpoint.jobwide.targetwork import LACKS, Pace, TargetWork
-from hpcstage.checkpoint.jobwide.uploading import Uploading
-from hpcstage.checkpoint.jobwide.words import EntryState, JobLedger, JobOrder, Lane, OrderKind, Outcome
-from hpcstage.checkpoint.jobwide.work import NodeWork
-from hpcstage.checkpoint.keeping.facts import (
+from hpcstage.checkpoint.job.completed import CompletedNote
+from hpcstage.checkpoint.job.coordinator import CouncilTerms
+from hpcstage.checkpoint.job.council import Council, Do, Say
+from hpcstage.checkpoint.job.late import end_alone
+from hpcstage.checkpoint.job.ledger import EntryState, JobLedger, JobOrder, Lane, OrderKind, Outcome
+from hpcstage.checkpoint.job.pacing import SHARE, ProcessorShare
+from hpcstage.checkpoint.job.place import (
     CannotKeep,
     CheckpointCharter,
     CheckpointPlace,
+    CheckpointReport,
     DrainTerms,
-    KeepingReport,
     UndrainedEntry,
 )
-from hpcstage.checkpoint.keeping.plain import HIDDEN, OURS, names_in
-from hpcstage.checkpoint.keeping.saving import SHARE, ProcessorShare
+from hpcstage.checkpoint.job.plain import HIDDEN, OURS, names_in
+from hpcstage.checkpoint.job.talking import Heard, PresentNodes, Talk, wait
+from hpcstage.checkpoint.job.targetprocess import Uploading
+from hpcstage.checkpoint.job.targetwork import LACKS, Pace, TargetWork
+from hpcstage.checkpoint.job.work import NodeWork
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.link import Encoded
@@ -54,7 +54,7 @@ _DIED = "the process that copied it died"
 _NOT_CONNECTED = "the nodes of the job are not connected"
 
 
-class JobKeeper:
+class NodeAgent:
     """Keeps one node's directory in a job. `commands` is a descriptor that has a byte when the command has ended."""
 
     def __init__(
@@ -63,7 +63,7 @@ class JobKeeper:
         charter: CheckpointCharter,
         node_dir: Path,
         commands: int,
-        tell: Callable[[KeepingReport], object],
+        tell: Callable[[CheckpointReport], object],
         terms: DrainTerms,
     ) -> None:
         """`node_dir` is where the exchange of this node is found. Puts the newest state into the directory, as all
@@ -153,13 +153,13 @@ class JobKeeper:
             if isinstance(one, PresentNodes):
                 self._meet(one)
             elif isinstance(one, Heard):
-                self._council.heard(one.node, one.word)
+                self._council.heard(one.node, one.report)
             else:
                 self._encoded(one)
         acts = self._council.take(now)
         for act in acts:
             if isinstance(act, Say):
-                self._talk.say(act.word, self._council.present - {self._me})
+                self._talk.say(act.report, self._council.present - {self._me})
             elif isinstance(act, Do):
                 self._do(act.order)
             else:
@@ -351,12 +351,12 @@ class JobKeeper:
         while self._council.is_over and not self._council.are_all_over and time.monotonic() < deadline:
             for one in self._talk.news():
                 if isinstance(one, Heard):
-                    self._council.heard(one.node, one.word)
+                    self._council.heard(one.node, one.report)
                 elif isinstance(one, PresentNodes):
                     return
             for act in self._council.take(time.monotonic()):
                 if isinstance(act, Say):
-                    self._talk.say(act.word, self._council.present - {self._me})
+                    self._talk.say(act.report, self._council.present - {self._me})
             wait(self._talk, [], max(0.0, min(0.1, deadline - time.monotonic())))
 
     # ---- the report
@@ -368,9 +368,9 @@ class JobKeeper:
             self._said = said
             self._tell_report(self._reported(ledger))
 
-    def _reported(self, ledger: JobLedger) -> KeepingReport:
+    def _reported(self, ledger: JobLedger) -> CheckpointReport:
         protected = max((one.number for one in ledger.generations if one.size), default=None)
-        return KeepingReport(
+        return CheckpointReport(
             restored=ledger.restored,
             restored_s=self._restored_s,
             saved=ledger.rows,

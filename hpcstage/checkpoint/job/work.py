@@ -19,18 +19,18 @@ from hpcstage.checkpoint.generations.manifest import DamagedGeneration, Generati
 from hpcstage.checkpoint.generations.state import StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import CommitProgress, CommitTerms, NoRoom
-from hpcstage.checkpoint.jobwide.completed import began_with, completed_since, is_behind
-from hpcstage.checkpoint.jobwide.families import EarlierState, FoundStore
-from hpcstage.checkpoint.jobwide.gathering import opened_whole, remove_stale, restore_whole
-from hpcstage.checkpoint.jobwide.holdings import OWN, RunStores
-from hpcstage.checkpoint.jobwide.known import known_generations, note_generations, note_pending
-from hpcstage.checkpoint.jobwide.talking import Talk
-from hpcstage.checkpoint.jobwide.words import NO_ROOM, JobGeneration, JobLedger, JobOrder, OrderKind, Outcome
-from hpcstage.checkpoint.keeping.beginning import add_others, check_room, from_target
-from hpcstage.checkpoint.keeping.facts import CannotKeep, CheckpointCharter, CheckpointPlace, UndrainedEntry, reason
-from hpcstage.checkpoint.keeping.history import newest_manifest
-from hpcstage.checkpoint.keeping.leftovers import place_leftovers
-from hpcstage.checkpoint.keeping.plain import (
+from hpcstage.checkpoint.job.beginning import add_others, check_room, from_target
+from hpcstage.checkpoint.job.completed import began_with, completed_since, is_behind
+from hpcstage.checkpoint.job.families import EarlierState, FoundStore
+from hpcstage.checkpoint.job.gathering import opened_whole, remove_stale, restore_whole
+from hpcstage.checkpoint.job.history import newest_manifest
+from hpcstage.checkpoint.job.holdings import OWN, RunStores
+from hpcstage.checkpoint.job.known import known_generations, note_generations, note_pending
+from hpcstage.checkpoint.job.ledger import NO_ROOM, JobGeneration, JobLedger, JobOrder, OrderKind, Outcome
+from hpcstage.checkpoint.job.leftovers import place_leftovers
+from hpcstage.checkpoint.job.pacing import MarkedTree, ProcessorShare
+from hpcstage.checkpoint.job.place import CannotKeep, CheckpointCharter, CheckpointPlace, UndrainedEntry, reason
+from hpcstage.checkpoint.job.plain import (
     checkpoints_in,
     described,
     names_in,
@@ -39,7 +39,7 @@ from hpcstage.checkpoint.keeping.plain import (
     shown_in,
     size_of,
 )
-from hpcstage.checkpoint.keeping.saving import MarkedTree, ProcessorShare
+from hpcstage.checkpoint.job.talking import Talk
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.orders import EncodeOrder

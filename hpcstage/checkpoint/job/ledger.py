@@ -1,7 +1,7 @@
-"""Owns what the keepers of a job tell each other: frozen values with a JSON form. Pure.
+"""Owns what the agents of a job tell each other: frozen values with a JSON form. Pure.
 
-Each keeper tells its whole word anew whenever it changes, so that a word that was lost with a connection costs nothing:
-the next one has all. The keeper of the lowest node that is there, the coordinator, puts orders into its word, in each
+Each agent tells its whole report anew whenever it changes, so that one that was lost with a connection costs nothing:
+the next one has all. The agent of the lowest node that is there, the coordinator, puts orders into its report, in each
 lane one after the other; each has the ledger of what was decided before, from which another node takes over.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
-from hpcstage.checkpoint.keeping.facts import SavedRow
+from hpcstage.checkpoint.job.place import SavedRow
 
 NO_ROOM = "no_room"
 """The fact of an outcome that the local disk has no room for a generation."""
@@ -239,12 +239,12 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class KeeperWord:
-    """All that a keeper says."""
+class NodeReport:
+    """All that an agent says."""
 
     view: int = -1
     orders: Mapping[Lane, JobOrder] = field(default_factory=dict)
-    """The newest order of each lane that the keeper knows."""
+    """The newest order of each lane that the agent knows."""
     outcomes: Mapping[Lane, Outcome] = field(default_factory=dict)
     """The result of the last order of each lane that it carried out."""
     entries: Mapping[str, EntryState] = field(default_factory=dict)
@@ -268,7 +268,7 @@ class KeeperWord:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> KeeperWord:
+    def from_json(cls, data: Mapping[str, Any]) -> NodeReport:
         """Reads what `to_json` returned. Raises ValueError, KeyError or TypeError."""
         read = {
             "orders": {Lane(lane): JobOrder.from_json(one) for lane, one in data["orders"].items()},

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpcstage.checkpoint.jobwide.words import JobGeneration
+from hpcstage.checkpoint.job.ledger import JobGeneration
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from hpcstage.checkpoint.jobwide.words import Outcome
+from hpcstage.checkpoint.job.ledger import Outcome
 from hpcstage.forked import fork, reap
 from hpcstage.reading import readable
 

@@ -130,7 +130,7 @@ class CheckpointPlace:
 
 @dataclass(frozen=True)
 class CheckpointCharter:
-    """Says where checkpoints belong, and what their keeper goes by."""
+    """Says where checkpoints belong, and what their agent goes by."""
 
     run_id: str
     target: str
@@ -239,7 +239,7 @@ class UndrainedEntry:
 
 
 @dataclass(frozen=True)
-class KeepingReport:
+class CheckpointReport:
     """The fate of the checkpoints. The fields that a `DrainReport` of outputs has, too, have its names."""
 
     restored: str = ""
@@ -268,7 +268,7 @@ class KeepingReport:
     is_gone: bool = False
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> KeepingReport:
+    def from_json(cls, data: Mapping[str, Any]) -> CheckpointReport:
         """Reads what `to_json` returned."""
         rows = {
             "saved": tuple(SavedRow(**row) for row in data["saved"]),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
-from hpcstage.checkpoint.keeping.facts import CheckpointPlace, UndrainedEntry
+from hpcstage.checkpoint.job.place import CheckpointPlace, UndrainedEntry
 
 
 def newest_manifest(base: Path) -> GenerationManifest | None:

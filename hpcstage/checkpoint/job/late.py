@@ -19,8 +19,8 @@ from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, LocalSource
 from hpcstage.checkpoint.generations.restoring import making_in, newest_ns, times_of
 from hpcstage.checkpoint.generations.restoring import place as place_entry
-from hpcstage.checkpoint.jobwide.completed import began_with, completed_since, is_behind
-from hpcstage.checkpoint.jobwide.gathering import (
+from hpcstage.checkpoint.job.completed import began_with, completed_since, is_behind
+from hpcstage.checkpoint.job.gathering import (
     Gathering,
     Share,
     SupersededRemoval,
@@ -28,18 +28,18 @@ from hpcstage.checkpoint.jobwide.gathering import (
     remove_superseded,
     restore_whole,
 )
-from hpcstage.checkpoint.jobwide.holdings import RunStores
-from hpcstage.checkpoint.jobwide.known import known_generations, pending_generation
-from hpcstage.checkpoint.jobwide.words import JobGeneration
-from hpcstage.checkpoint.keeping.facts import (
+from hpcstage.checkpoint.job.holdings import RunStores
+from hpcstage.checkpoint.job.known import known_generations, pending_generation
+from hpcstage.checkpoint.job.ledger import JobGeneration
+from hpcstage.checkpoint.job.leftovers import place_completed, place_leftovers
+from hpcstage.checkpoint.job.place import (
     CheckpointCharter,
     CheckpointPlace,
-    KeepingReport,
+    CheckpointReport,
     UndrainedEntry,
     reason,
 )
-from hpcstage.checkpoint.keeping.leftovers import place_completed, place_leftovers
-from hpcstage.checkpoint.keeping.plain import OURS, described, has_state_of, is_there, names_in, shown_in, size_of
+from hpcstage.checkpoint.job.plain import OURS, described, has_state_of, is_there, names_in, shown_in, size_of
 from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
 from hpcstage.errors import HpcstageError
 
@@ -160,7 +160,7 @@ def _has(target: Path, charter: CheckpointCharter, generation: JobGeneration) ->
     return is_it or has_state_of(target, charter.run_id, generation.number)
 
 
-def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly: bool = False) -> KeepingReport:
+def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly: bool = False) -> CheckpointReport:
     """Brings to the target what one node of a job left that nobody keeps any more, with what other nodes of it left on
     this machine; after an orderly end of the command all that lies in the directory of a run on one node is complete.
     Raises OSError."""
@@ -180,7 +180,7 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly
     left = [name for name in _unsaved(place, end.brought, whole) if name not in completed]
     missing, beside = place_completed(place, completed if is_shown else (), charter)
     torn, unclosed = place_leftovers(place, left if is_shown or is_continued else [*left, *completed], charter)
-    return KeepingReport(
+    return CheckpointReport(
         drained_number=end.number,
         findings={"beside": {**end.beside, **beside}, "skipped": damaged},
         undrained=(*end.missing, *missing, *torn),

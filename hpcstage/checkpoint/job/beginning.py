@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.checkpoint.generations.restoring import remove_leftovers, times_of
-from hpcstage.checkpoint.keeping.facts import CannotKeep, CheckpointPlace
-from hpcstage.checkpoint.keeping.plain import (
+from hpcstage.checkpoint.job.place import CannotKeep, CheckpointPlace
+from hpcstage.checkpoint.job.plain import (
     checkpoints_in,
     damaged,
     described,
