@@ -19,7 +19,7 @@ from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.generations.reading import LocalSource, OpenGeneration
 from hpcstage.checkpoint.generations.restoring import restore, times_of
 from hpcstage.checkpoint.generations.restoring import verify as verify_generation
-from hpcstage.checkpoint.job.history import generations_of
+from hpcstage.checkpoint.job.known import generations_of
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
 from hpcstage.checkpoint.job.plain import (
     checkpoints_in,

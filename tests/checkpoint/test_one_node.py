@@ -21,8 +21,7 @@ from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import CommitTerms
-from hpcstage.checkpoint.job.history import newest_manifest
-from hpcstage.checkpoint.job.known import known_generations, note_generations
+from hpcstage.checkpoint.job.known import known_generations, newest_manifest, note_generations
 from hpcstage.checkpoint.job.late import drain_late
 from hpcstage.checkpoint.job.ledger import CarriedEntry, JobGeneration
 from hpcstage.checkpoint.job.place import ALONE, CheckpointCharter, CheckpointPlace, CheckpointReport, DrainTerms

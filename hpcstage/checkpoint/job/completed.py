@@ -15,8 +15,7 @@ from typing import Any
 from hpcstage.checkpoint.entries import CompleteEntries, kind_of, leads_to, mark_of
 from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.generations.restoring import times_of
-from hpcstage.checkpoint.job.history import generations_of, newest_manifest
-from hpcstage.checkpoint.job.known import newest_known
+from hpcstage.checkpoint.job.known import generations_of, newest_known, newest_manifest
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
 from hpcstage.checkpoint.job.plain import described, is_there, shown_in
 from hpcstage.procio import boot_id

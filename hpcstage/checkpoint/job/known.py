@@ -1,4 +1,5 @@
-"""The generations of a place that all nodes of its run have, as files beside its store."""
+"""Reads what the generations of one place tell, and owns the files beside them that say which of them all nodes of a run
+have."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
 from hpcstage.checkpoint.job.ledger import JobGeneration
-from hpcstage.checkpoint.job.place import CheckpointPlace
+from hpcstage.checkpoint.job.place import CheckpointPlace, UndrainedEntry
 from hpcstage.writing import replace_text
 
 
@@ -60,3 +62,23 @@ def newest_known(place: CheckpointPlace) -> GenerationManifest | None:
             with suppress(DamagedGeneration, OSError):
                 return GenerationReader(source).manifest(one.number)
     return None
+
+
+def newest_manifest(base: Path) -> GenerationManifest | None:
+    """Returns the manifest of the newest generation below a base whose manifest can be read."""
+    found = (one for one in reversed(generations_of(CheckpointPlace(base))) if isinstance(one, GenerationManifest))
+    return next(found, None)
+
+
+def generations_of(place: CheckpointPlace) -> list[GenerationManifest | UndrainedEntry]:
+    """Returns the manifests of all generations on the local disk, oldest first; of one that cannot be read its name and
+    the reason."""
+    found: list[GenerationManifest | UndrainedEntry] = []
+    with LocalSource(place.store) as source:
+        reader = GenerationReader(source)
+        for number in source.numbers():
+            try:
+                found.append(reader.manifest(number))
+            except DamagedGeneration as error:
+                found.append(UndrainedEntry(str(number), error.what))
+    return found

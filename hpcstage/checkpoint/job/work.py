@@ -23,9 +23,8 @@ from hpcstage.checkpoint.job.beginning import add_others, check_room, from_targe
 from hpcstage.checkpoint.job.completed import began_with, completed_since, is_behind
 from hpcstage.checkpoint.job.families import EarlierState, FoundStore
 from hpcstage.checkpoint.job.gathering import opened_whole, remove_stale, restore_whole
-from hpcstage.checkpoint.job.history import newest_manifest
 from hpcstage.checkpoint.job.holdings import OWN, RunStores
-from hpcstage.checkpoint.job.known import known_generations, note_generations, note_pending
+from hpcstage.checkpoint.job.known import known_generations, newest_manifest, note_generations, note_pending
 from hpcstage.checkpoint.job.ledger import NO_ROOM, JobGeneration, JobLedger, JobOrder, OrderKind, Outcome
 from hpcstage.checkpoint.job.leftovers import place_leftovers
 from hpcstage.checkpoint.job.pacing import MarkedTree, ProcessorShare
