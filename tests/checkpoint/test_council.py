@@ -21,6 +21,7 @@ from hpcstage.checkpoint.job.coordinator import SETTLE_S, CouncilTerms
 from hpcstage.checkpoint.job.council import Council, Do, PlaceShares, Say
 from hpcstage.checkpoint.job.families import FoundStore
 from hpcstage.checkpoint.job.ledger import EntryState, JobGeneration, JobOrder, Lane, NodeReport, OrderKind, Outcome
+from hpcstage.checkpoint.job.naming import arriving
 from hpcstage.checkpoint.protection.groups import CodeSize
 
 FALLIBLE = (OrderKind.COMMIT, OrderKind.ENCODE, OrderKind.SHARE, OrderKind.COPY)
@@ -61,6 +62,8 @@ class Node:
 
     def work(self, error: str = "", *, is_soon: bool = False, place: int = 0) -> None:
         """Does the next thing that is to be done, or a later one."""
+        if not self.todo:  # it was given up
+            return
         act = self.todo[place]
         del self.todo[place]
         order = act.order
@@ -944,6 +947,8 @@ class Disorder(RuleBasedStateMachine):
                     found = node.entries.get(name)  # None: it was removed, and the last checkpoint is never given up
                     assert found is None or found.mark == mark or name in half
             missing = complete - last.names - set(last.dropped)
+            if not reports[min(reports)].council.ledger.is_orderly:  # the parts of other nodes do not come any more
+                missing -= arriving({node.name: node.council._own for node in reports.values()}, last)
             assert missing & half <= job.target.keys() | set(last.lacking), "the old ones stay where they are"
             missing -= half
             assert not missing or OrderKind.COMMIT in self.failed_at_end

@@ -1,5 +1,4 @@
-"""Reads what the generations of one place tell, and owns the files beside them that say which of them all nodes of a run
-have."""
+"""Reads what the generations of one place tell; owns the files beside them that say which of them all nodes have."""
 
 from __future__ import annotations
 
