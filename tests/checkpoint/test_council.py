@@ -95,7 +95,14 @@ class Node:
         self.restored = set(names)
         self.entries = {name: EntryState(f"{self.name}:{name}", is_restored=True) for name in names}
         self.see()
-        return {"restored": order.body["key"], "seen": sorted(names), "floor": 7, "after_ns": 70, "lines": []}
+        return {
+            "restored": order.body["key"],
+            "seen": sorted(names),
+            "is_drained": False,
+            "floor": 7,
+            "after_ns": 70,
+            "lines": [],
+        }
 
     def _ready(self, order: JobOrder) -> dict[str, Any]:
         self.council.ready()

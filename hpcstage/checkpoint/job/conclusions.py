@@ -36,7 +36,7 @@ def after_begin(ledger: JobLedger, order: JobOrder, outcomes: Outcomes, first: s
     """Notes that a state lies in all directories; what is said of it the host `first` knows."""
     facts = [one.facts for one in outcomes.values()]
     said = outcomes[first].facts
-    is_drained = bool(order.body["is_drained"])
+    is_drained = order.body["state"] is None or all(one["is_drained"] for one in facts)
     return replace(
         ledger,
         is_begun=True,

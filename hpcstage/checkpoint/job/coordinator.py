@@ -184,17 +184,18 @@ class Coordinator:
             for host, report in reports.items()
         }
         target_ns = reports[self._hosts[self._me]].target_ns
-        for state in earlier_states(found, with_completed=len(self._hosts) == 1):
-            if state.time_ns < target_ns:
+        is_alone = len(self._hosts) == 1
+        for state in earlier_states(found, with_completed=is_alone):
+            # What the target has, too, one node takes from there: somebody may have changed it. For many that is slow.
+            if state.time_ns < target_ns or (is_alone and state.time_ns == target_ns and not state.completed):
                 break
             if state.key not in self.ledger.failed:
-                is_drained = state.generation.created_ns == target_ns and not state.completed
-                self._give(OrderKind.BEGIN, key=state.key, state=state.to_json(), is_drained=is_drained)
+                self._give(OrderKind.BEGIN, key=state.key, state=state.to_json())
                 return
         if _TARGET in self.ledger.failed:
             self._give(OrderKind.REFUSE, why=self.ledger.lines[-1])
         else:
-            self._give(OrderKind.BEGIN, key=_TARGET, state=None, is_drained=True)
+            self._give(OrderKind.BEGIN, key=_TARGET, state=None)
 
     def _after_begin(self, order: JobOrder, outcomes: Outcomes) -> None:
         failure = first_failure(outcomes)

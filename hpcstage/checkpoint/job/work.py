@@ -32,6 +32,7 @@ from hpcstage.checkpoint.job.place import CannotKeep, CheckpointCharter, Checkpo
 from hpcstage.checkpoint.job.plain import (
     checkpoints_in,
     described,
+    is_there,
     names_in,
     of_others,
     place_copies,
@@ -150,25 +151,39 @@ class NodeWork:
             state = EarlierState.from_json(order.body["state"])
             text, lines = self._restore(state, target)
             seen = {*names_in(tree), *state.generation.names}
-        numbers, times = [self._store.next_number() - 1], [0]
+        numbers, times, is_drained = [self._store.next_number() - 1], [0], False
         if (drained := described(target)) is not None:
             numbers.append(drained.manifest.number)
             times.append(drained.manifest.created_ns)
+            is_drained = self._is_in(target, drained.manifest, order)
         for earlier in self._earlier.values():
             known = known_generations(earlier)
+            if not self._origins and drained is not None and known and _has_id(known[-1], drained.manifest):
+                self._origins = (CheckpointCharter.load(earlier).run_id, *earlier.origins())
             seen.update(earlier.seen() or (), *(one.names for one in known))
             for one in (*known, newest_manifest(earlier.base)):
                 if one is not None:
                     numbers.append(one.number)
                     times.append(one.created_ns)
         self._place.note_seen(seen)
+        self._place.note_origins(self._origins)
         return {
             "restored": text,
             "lines": lines,
             "seen": sorted(seen),
+            "is_drained": is_drained,
             "floor": max(numbers),
             "after_ns": max(times),
         }
+
+    def _is_in(self, target: Path, manifest: GenerationManifest, order: JobOrder) -> bool:
+        """Tells whether the target has the state that lies in the directory, as it is described there."""
+        if order.body["state"] is None:
+            return True
+        state = EarlierState.from_json(order.body["state"])
+        names = state.generation.names
+        is_described = _has_id(state.generation, manifest) and not state.completed
+        return is_described and all(is_there(target, manifest, name) for name in names)
 
     def _restore(self, state: EarlierState, target: Path) -> tuple[str, list[str]]:
         told, lines = [], list[str]()
@@ -182,7 +197,6 @@ class NodeWork:
         others = of_others(target, state.seen, {*generation.names, *generation.lacking, *names_in(self._place.tree)})
         told += add_others(self._place, target, sorted(lacking.union(others)))
         self._origins = (state.run_id, *state.origins)
-        self._place.note_origins(self._origins)
         self._begun_with = frozenset({*generation.names, *state.completed})
         return ", with ".join(told), lines
 
@@ -303,6 +317,10 @@ class NodeWork:
                 if mark not in (known.get(name), restored.get(name)) and (node, name, mark) not in copied:
                     names.append(name)
         return place_leftovers(self._place, names, self._charter)
+
+
+def _has_id(generation: JobGeneration, manifest: GenerationManifest) -> bool:
+    return (generation.number, generation.attempt) == (manifest.number, manifest.attempt)
 
 
 def _found_at(key: str, place: CheckpointPlace, drained_ns: int) -> FoundStore:
