@@ -2,7 +2,7 @@
 one node is a council of one.
 
 Owns the loop and the report. It works in a process of its own, one thing after the other; what it does in the target,
-it does in another process (`uploading`). What it restores and saves is in `work`, what it brings to the target in
+it does in another process (`targetprocess`). What it restores and saves is in `work`, what it brings to the target in
 `targetwork`.
 """
 
@@ -33,7 +33,7 @@ from hpcstage.checkpoint.job.place import (
 )
 from hpcstage.checkpoint.job.plain import HIDDEN, OURS, names_in
 from hpcstage.checkpoint.job.talking import Heard, PresentNodes, Talk, wait
-from hpcstage.checkpoint.job.targetprocess import Uploading
+from hpcstage.checkpoint.job.targetprocess import TargetProcess
 from hpcstage.checkpoint.job.targetwork import LACKS, Pace, TargetWork
 from hpcstage.checkpoint.job.work import NodeWork
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
@@ -83,7 +83,7 @@ class NodeAgent:
         capped = ProcessorShare(SHARE, lambda: self._has_ended or bool(readable([commands], 0)) or terms.hurries())
         self._work = NodeWork(place, charter, self._me, self._talk, capped, lambda: self._look(time.monotonic()))
         self._target = TargetWork(place, charter, self._me)
-        self._uploading = Uploading()
+        self._target_process = TargetProcess()
         self._entries: CompleteEntries | None = None
         self._noted: CompletedNote | None = None
         self._restored: dict[str, str] = {}
@@ -124,7 +124,7 @@ class NodeAgent:
                 if self._has_ended and self._talk.apart_since is not None:
                     apart_until = min(apart_until, time.monotonic() + APART_S)
                     if time.monotonic() >= apart_until:
-                        self._uploading.close()
+                        self._target_process.close()
                         self._end_apart()
                         break
                 else:
@@ -133,7 +133,7 @@ class NodeAgent:
         finally:
             if self._entries is not None:
                 self._entries.close()
-            self._uploading.close()
+            self._target_process.close()
         self._report()
         self._talk.close()
         self._work.close()
@@ -147,7 +147,7 @@ class NodeAgent:
         self._hear_command()
         if self._terms.hurries():
             self._council.hurry()
-        has_uploaded = self._uploading.turn()
+        has_ended_one = self._target_process.turn()
         news = self._talk.news()
         for one in news:
             if isinstance(one, PresentNodes):
@@ -166,7 +166,7 @@ class NodeAgent:
                 self._put_in_place(act.order)
         if acts:
             self._report()
-        elif not news and not has_uploaded:
+        elif not news and not has_ended_one:
             self._wait(now)
 
     def _wait(self, now: float) -> None:
@@ -180,20 +180,20 @@ class NodeAgent:
             fds.append(self._entries.fd)
             if (look_s := self._entries.wake_after(now)) is not None:
                 waits.append(look_s)
-        wait(self._talk, [*fds, *self._uploading.fds], max(0.0, min(waits)))
+        wait(self._talk, [*fds, *self._target_process.fds], max(0.0, min(waits)))
 
     def _meet(self, view: PresentNodes) -> None:
         if self._is_ready:
             there = {self._charter.nodes[node] for node in view.present}
             self._lost = set(self._charter.nodes) - there if there else self._lost
         self._encoding.clear()
-        self._uploading.give_up()
+        self._target_process.give_up()
         self._council.membership(view.number, view.present)
 
     def _hear_command(self) -> None:
         if self._is_ready and not self._has_ended and readable([self._commands], 0):
             self._is_orderly, self._has_ended = os.read(self._commands, 1) == b"0", True
-            self._uploading.hurry()
+            self._target_process.hurry()
             self._council.end(is_orderly=self._is_orderly)
 
     def _look(self, now: float) -> None:
@@ -286,9 +286,9 @@ class NodeAgent:
                 self._target.superseded = read
             take(outcome)
 
-        self._uploading.begin(done, taken, Outcome(order.key, _DIED))
+        self._target_process.begin(done, taken, Outcome(order.key, _DIED))
         if self._has_ended:
-            self._uploading.hurry()
+            self._target_process.hurry()
 
     def _put_in_place(self, order: JobOrder) -> None:
         there = {self._charter.nodes[index]: index for index in self._council.present}

@@ -25,8 +25,8 @@ the next time, as plain data."""
 Take = Callable[[Outcome, Any], object]
 
 
-class Uploading:
-    """What goes on, and what comes next."""
+class TargetProcess:
+    """The process that works on the target, and what it does next."""
 
     def __init__(self) -> None:
         self._next: tuple[Work, Take, Outcome] | None = None
