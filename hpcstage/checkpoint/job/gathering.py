@@ -17,7 +17,15 @@ from pathlib import Path
 from hpcstage.checkpoint.generations.files import Files, GenerationId, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import EntryType, GenerationManifest
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, OpenGeneration, read_whole
-from hpcstage.checkpoint.generations.restoring import NEWEST_NS, making_in, place, restore, sync_directory, times_of
+from hpcstage.checkpoint.generations.restoring import (
+    NEWEST_NS,
+    making_in,
+    place,
+    remove_leftovers,
+    restore,
+    sync_directory,
+    times_of,
+)
 from hpcstage.checkpoint.job.joining import Joined, describe, join, share_of
 from hpcstage.checkpoint.job.ledger import JobGeneration
 from hpcstage.checkpoint.job.plain import (
@@ -255,6 +263,7 @@ class Gathering:
         tops = tops_of(whole.joined)
         wanted = {top for name in names for top in tops.get(name, ())}
         beside: dict[str, str] = {}
+        remove_leftovers(self.target)
         with making_in(self.target) as made:
             places = {index: self.of(one.node, one.number) for index, one in enumerate(whole.shares)}
             build(whole.joined, places, made, wanted)

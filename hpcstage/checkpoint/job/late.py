@@ -137,11 +137,13 @@ def _named(
     target = gathering.target
     before = described(target)
     is_behind = before is not None and before.manifest.created_ns >= generation.created_ns
-    noted = [replace(one, source=LocalSource(gathering.noted(one.node, one.number))) for one in shares]
     seen = {*(place.seen() or ())}
     if before is not None and has_state_of(target, charter.run_id, 1):
         seen |= times_of(before.manifest).keys()
-    placed = gathering.give_names(opened_whole(noted), generation, generation.names, is_behind=is_behind)
+    with ExitStack() as stack:  # NFS removes no directory of which a file is open
+        noted = [LocalSource(gathering.noted(one.node, one.number)) for one in shares]
+        whole = opened_whole([replace(s, source=stack.enter_context(n)) for s, n in zip(shares, noted, strict=True)])
+        placed = gathering.give_names(whole, generation, generation.names, is_behind=is_behind)
     now = described(target)
     if before is not None and now is not None and not is_behind:
         trees = [place.tree, *(one.tree for one in _siblings(place, charter).values())]

@@ -84,6 +84,8 @@ class NodeAgent:
         self._work = NodeWork(place, charter, self._me, self._talk, capped, lambda: self._look(time.monotonic()))
         self._target = TargetWork(place, charter, self._me)
         self._target_process = TargetProcess()
+        self._placed: Outcome | None = None
+        """The outcome of giving names in the target that the last order of a job on one node had."""
         self._entries: CompleteEntries | None = None
         self._noted: CompletedNote | None = None
         self._restored: dict[str, str] = {}
@@ -223,7 +225,7 @@ class NodeAgent:
             self._encode(order)
             return
         if kind.lane is Lane.TARGET:
-            self._upload(lambda pace: self._target.done(order, pace), order, self._council.did)
+            self._upload(order)
             return
         if kind is OrderKind.READY:
             outcome = self._make_ready(order)
@@ -271,34 +273,55 @@ class NodeAgent:
 
     # ---- the target
 
-    def _upload(self, work: Callable[[Pace], Outcome], order: JobOrder, take: Callable[[Outcome], object]) -> None:
-        """Has an order about the target carried out in the other process."""
-        terms = self._terms
+    def _upload(self, order: JobOrder) -> None:
+        """Has this node's part of an order about the target carried out in the other process; what no other node has a
+        part of gets its names there, too."""
+        is_alone, there = self._charter.is_alone, {self._charter.node: self._me}
 
-        def done(is_hurried: Callable[[], bool]) -> tuple[Outcome, dict[str, str]]:
-            share = ProcessorShare(SHARE, lambda: is_hurried() or terms.hurries())
-            outcome = work(share.and_below(terms.pace))
-            return outcome, {name: made.to_bytes().decode() for name, made in self._target.superseded.items()}
+        def work(pace: Pace) -> list[Outcome]:
+            done = self._target.done(order, pace)
+            return [done, self._target.placed(order, there)] if is_alone and not done.error else [done]
 
-        def taken(outcome: Outcome, known: dict[str, str] | None) -> None:
-            if known is not None:
-                read = {name: GenerationManifest.from_bytes(text.encode()) for name, text in known.items()}
-                self._target.superseded = read
-            take(outcome)
+        def take(outcomes: list[Outcome]) -> None:
+            self._placed = outcomes[-1] if len(outcomes) > 1 else None
+            self._council.did(outcomes[0])
 
-        self._target_process.begin(done, taken, Outcome(order.key, _DIED))
-        if self._has_ended:
-            self._target_process.hurry()
+        self._apart(work, order, take)
 
     def _put_in_place(self, order: JobOrder) -> None:
+        if self._placed is not None and self._placed.key == order.key:
+            self._council.placed(order, self._placed)
+            return
         there = {self._charter.nodes[index]: index for index in self._council.present}
 
-        def placed(outcome: Outcome) -> None:
+        def take(outcomes: list[Outcome]) -> None:
+            (outcome,) = outcomes
             if LACKS in outcome.facts:  # only this process can ask other nodes
                 outcome = self._target.placed(order, there, self._talk.link, can_ask=True)
             self._council.placed(order, outcome)
 
-        self._upload(lambda _: self._target.placed(order, there), order, placed)
+        self._apart(lambda _: [self._target.placed(order, there)], order, take)
+
+    def _apart(
+        self, work: Callable[[Pace], list[Outcome]], order: JobOrder, take: Callable[[list[Outcome]], object]
+    ) -> None:
+        """Has something done in the other process."""
+        terms = self._terms
+
+        def done(is_hurried: Callable[[], bool]) -> tuple[list[Outcome], dict[str, str]]:
+            share = ProcessorShare(SHARE, lambda: is_hurried() or terms.hurries())
+            outcomes = work(share.and_below(terms.pace))
+            return outcomes, {name: made.to_bytes().decode() for name, made in self._target.superseded.items()}
+
+        def taken(outcomes: list[Outcome], known: dict[str, str]) -> None:
+            read = {name: GenerationManifest.from_bytes(text.encode()) for name, text in known.items()}
+            self._target.superseded = read
+            take(outcomes)
+
+        died = Outcome(order.key, _DIED)
+        self._target_process.begin(done, taken, lambda: take([died]))
+        if self._has_ended:
+            self._target_process.hurry()
 
     # ---- the end
 

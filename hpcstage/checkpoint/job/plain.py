@@ -137,6 +137,13 @@ def note_run(target: Path, run_id: str, identity: GenerationId) -> None:
     replace_text(target / DESCRIPTION / _RUN, json.dumps([run_id, identity.number, identity.attempt]), 0o600)
 
 
+def described_run(target: Path) -> str:
+    """Returns the run whose generation is described; empty where that is not known."""
+    with suppress(OSError, ValueError, IndexError, TypeError):
+        return str(json.loads((target / DESCRIPTION / _RUN).read_text())[0])
+    return ""
+
+
 def has_state_of(target: Path, run_id: str, number: int) -> bool:
     """Tells whether a directory has that generation of a run on several nodes, or a later one of it."""
     opened = described(target)

@@ -19,19 +19,18 @@ from hpcstage.reading import readable
 
 _ENDS_S = 1.0
 
-Work = Callable[[Callable[[], bool]], tuple[Outcome, Any]]
-"""What is done in the process: it is told how to ask whether to hurry, and returns an outcome and what is to be known
-the next time, as plain data."""
-Take = Callable[[Outcome, Any], object]
+Work = Callable[[Callable[[], bool]], tuple[list[Outcome], Any]]
+"""What is done in the process: it is told how to ask whether to hurry, and returns outcomes and what is to be known the
+next time, as plain data."""
+Take = Callable[[list[Outcome], Any], object]
 
 
 class TargetProcess:
     """The process that works on the target, and what it does next."""
 
     def __init__(self) -> None:
-        self._next: tuple[Work, Take, Outcome] | None = None
-        self._take: Take | None = None
-        self._died: Outcome | None = None
+        self._next: tuple[Work, Take, Callable[[], object]] | None = None
+        self._now: tuple[Take, Callable[[], object]] | None = None
         self._pid = 0
         self._from = self._hurry = -1
 
@@ -40,8 +39,8 @@ class TargetProcess:
         """Returns what to wait for."""
         return [self._from] if self._pid else []
 
-    def begin(self, work: Work, take: Take, died: Outcome) -> None:
-        """Does some work as soon as nothing else goes on; `died` is its outcome if the process dies."""
+    def begin(self, work: Work, take: Take, died: Callable[[], object]) -> None:
+        """Does some work as soon as nothing else goes on; then `take` is called, or `died` if the process died."""
         self._next = work, take, died
         self._start()
 
@@ -53,15 +52,15 @@ class TargetProcess:
             data = file.read()
         os.close(self._hurry)
         reap(self._pid, _ENDS_S)
-        self._pid, take = 0, self._take
-        if take is not None:
+        self._pid = 0
+        if self._now is not None:
+            take, died = self._now
             try:
                 said, known = json.loads(data)
-                outcome = Outcome.from_json(said)
             except ValueError:  # none of it, or not all
-                assert self._died is not None
-                outcome, known = self._died, None
-            take(outcome, known)
+                died()
+            else:
+                take([Outcome.from_json(one) for one in said], known)
         self._start()
         return True
 
@@ -73,7 +72,7 @@ class TargetProcess:
 
     def give_up(self) -> None:
         """Kills what goes on; nobody hears of it any more."""
-        self._next = self._take = None
+        self._next = self._now = None
         if self._pid:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
@@ -93,19 +92,19 @@ class TargetProcess:
         (work, take, died), self._next = self._next, None
         hurried, self._hurry = os.pipe()
         self._from, into = os.pipe()
-        self._take, self._died = take, died
+        self._now = take, died
         try:
             self._pid = fork(lambda: _do(work, hurried, into), {hurried, into})
         except OSError:
             os.close(self._hurry)
             os.close(self._from)
-            take(died, None)
+            died()
         finally:
             os.close(hurried)
             os.close(into)
 
 
 def _do(work: Work, hurried: int, into: int) -> None:
-    outcome, known = work(lambda: bool(readable([hurried], 0)))
+    outcomes, known = work(lambda: bool(readable([hurried], 0)))
     with os.fdopen(into, "wb") as file:
-        file.write(json.dumps([asdict(outcome), known]).encode())
+        file.write(json.dumps([[asdict(one) for one in outcomes], known]).encode())

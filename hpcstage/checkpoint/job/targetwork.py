@@ -11,7 +11,14 @@ from pathlib import Path
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
 from hpcstage.checkpoint.generations.reading import LocalSource
-from hpcstage.checkpoint.generations.restoring import NEWEST_NS, making_in, newest_ns, place, sync_directory
+from hpcstage.checkpoint.generations.restoring import (
+    NEWEST_NS,
+    making_in,
+    newest_ns,
+    place,
+    remove_leftovers,
+    sync_directory,
+)
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.job.families import StorePlace
 from hpcstage.checkpoint.job.gathering import (
@@ -120,7 +127,7 @@ class TargetWork:
         with ExitStack() as stack:
             stores = {node: StorePlace(index, OWN) for node, index in there.items()}
             holdings = stack.enter_context(RunStores.opened(stores, self.me, {OWN: self.place.store}, link))
-            shares, gone = self._brought(gathering, holdings, generation, names, there)
+            shares, gone = self._brought(gathering, holdings, generation, names, there, stack)
             whole = opened_whole(shares)
             if gone:
                 whole = with_target(whole, gone, gathering.target)
@@ -146,6 +153,7 @@ class TargetWork:
         generation: JobGeneration,
         names: frozenset[str],
         there: Mapping[str, int],
+        stack: ExitStack,
     ) -> tuple[list[Share], frozenset[str]]:
         """Brings to the target what the nodes could not, since they are lost. Returns all shares that can be read, and
         the entries of which a part is gone for good."""
@@ -155,7 +163,7 @@ class TargetWork:
             try:
                 if not gathering.has(node, number):
                     gathering.put(Share(node, number, holdings.source(node), of), of & names)
-                share = Share(node, number, LocalSource(gathering.noted(node, number)), of)
+                share = Share(node, number, stack.enter_context(LocalSource(gathering.noted(node, number))), of)
                 opened_whole([share])
                 shares.append(share)
             except (DamagedGeneration, NodeIsGone):
@@ -182,6 +190,7 @@ class TargetWork:
         joined = join([_scanned(node, path, index) for index, (node, path) in enumerate(directories)])
         tops = {top for found in tops_of(joined).values() for top in found}
         beside: dict[str, str] = {}
+        remove_leftovers(gathering.target)
         with making_in(gathering.target) as made:
             build(joined, {index: path for index, (_, path) in enumerate(directories)}, made, tops)
             for top in sorted(tops):

@@ -16,6 +16,7 @@ from typing import Any
 from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import GenerationId
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
+from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.generations.state import StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import CommitProgress, CommitTerms, NoRoom
@@ -32,6 +33,7 @@ from hpcstage.checkpoint.job.place import CannotKeep, CheckpointCharter, Checkpo
 from hpcstage.checkpoint.job.plain import (
     checkpoints_in,
     described,
+    described_run,
     is_there,
     names_in,
     of_others,
@@ -109,7 +111,7 @@ class NodeWork:
     def _confirm(self) -> None:
         """Notes with the runs from which this one went on that the target has a later state."""
         for earlier in self._earlier.values():
-            if CheckpointCharter.load(earlier).run_id in self._origins:
+            if _run_of(earlier) in self._origins:
                 numbers = [one.number for one in known_generations(earlier)]
                 earlier.note_continued(max(numbers, default=0))
 
@@ -159,8 +161,10 @@ class NodeWork:
         for earlier in self._earlier.values():
             known = known_generations(earlier)
             if not self._origins and drained is not None and known and _has_id(known[-1], drained.manifest):
-                self._origins = (CheckpointCharter.load(earlier).run_id, *earlier.origins())
+                self._origins = (_run_of(earlier), *earlier.origins())
             seen.update(earlier.seen() or (), *(one.names for one in known))
+            if drained is not None and described_run(target) in (_run_of(earlier), *earlier.origins()):
+                seen.update(times_of(drained.manifest))
             for one in (*known, newest_manifest(earlier.base)):
                 if one is not None:
                     numbers.append(one.number)
@@ -317,6 +321,13 @@ class NodeWork:
                 if mark not in (known.get(name), restored.get(name)) and (node, name, mark) not in copied:
                     names.append(name)
         return place_leftovers(self._place, names, self._charter)
+
+
+def _run_of(place: CheckpointPlace) -> str:
+    """Returns the run of a place; empty where that cannot be read."""
+    with suppress(OSError, ValueError):
+        return CheckpointCharter.load(place).run_id
+    return ""
 
 
 def _has_id(generation: JobGeneration, manifest: GenerationManifest) -> bool:
