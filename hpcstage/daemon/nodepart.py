@@ -81,9 +81,9 @@ def _copied(totals: NodeTotals, engine: Engine) -> NodeTotals:
     copied = engine.pool.stats.totals()
     return replace(
         totals,
-        source_bytes=copied.bytes,
-        source_files=copied.files,
-        source_opens=copied.opens,
+        copied_bytes=copied.bytes,
+        copied_files=copied.files,
+        copy_opens=copied.opens,
         void=engine.queue.states.count(FileState.VOID),
         refused=engine.queue.states.count(FileState.REFUSED),
         copy_busy_s=round(engine.busy.busy_s, 6),

@@ -168,7 +168,7 @@ def test_any_parts_give_a_valid_record(
         if kind == "missing":
             part = missing(index, count)
         elif kind == "died":
-            part = replace(part, complete=False, ended_s=None, totals={"source_bytes": 7})
+            part = replace(part, complete=False, ended_s=None, totals={"copied_bytes": 7})
         elif kind == "mute":
             part = replace(part, complete=False, ended_s=None, totals={}, samples=[], processes=[])
         elif kind == "private":

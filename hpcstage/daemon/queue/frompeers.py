@@ -110,7 +110,7 @@ class FromPeers:
         """Returns why a large file is not to be passed between nodes now."""
         if not self._large.is_large(id_):
             return None
-        if self._large.reads.has(id_, now):
+        if self._large.is_read_at_source(id_, now):
             return Deferral.READ
         return Deferral.PEER if now < self._not_before.get(id_, now) else None
 
