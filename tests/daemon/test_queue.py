@@ -84,7 +84,7 @@ def test_full_store_refuses_what_does_not_fit_and_goes_on():
 def test_inodes_are_counted_with_directories():
     q = queue([1] * 10, budget=Budget(1 << 40, 6), directories=2)
     assert len(q.source.next(99, 0.0)) == 4
-    assert q.budget.used_inodes == 6
+    assert q.budget.used_files == 4
     assert q.states.count(FileState.REFUSED) == 6
 
 

@@ -31,6 +31,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.sizes = sizes
         self.budget = Budget(room * BLOCK_BYTES, inodes)
         order = data.draw(st.lists(st.sampled_from(range(len(sizes))), unique=True))
+        self.directories = directories
         self.queue = Queue(sizes, Limits(self.budget, directories, rate, patience_s=3.0, request_cap_s=8), order)
         self.now = 0.0
         self.grown = False
@@ -180,7 +181,7 @@ class QueueMachine(RuleBasedStateMachine):
     def within_budget(self):
         if hasattr(self, "queue") and self.queue.budget.used_files and not self.grown:
             assert self.queue.budget.used_bytes <= self.budget.size_bytes
-            assert self.queue.budget.used_inodes <= self.budget.inodes
+            assert self.queue.budget.used_files + self.directories <= self.budget.inodes
 
     @invariant()
     def final_stays(self):
