@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hpcstage.daemon.queue.queue import Queue
-from hpcstage.daemon.queue.rates import Limits, Verdict
+from hpcstage.daemon.queue.rates import AnswerKind, Limits
 from hpcstage.daemon.queue.states import FINAL, FileState
 from hpcstage.plan.blocks import BLOCK_BYTES, blocks_bytes
 from hpcstage.plan.types import Budget
@@ -69,13 +69,13 @@ class QueueMachine(RuleBasedStateMachine):
         before = self.queue.states.of(id_)
         decision = self.queue.request(id_, self.now)
         if before is FileState.STORED:
-            assert decision.verdict is Verdict.READY
+            assert decision.kind is AnswerKind.READY
         elif before in FINAL:
-            assert decision.verdict is Verdict.DIRECT
+            assert decision.kind is AnswerKind.DIRECT
             assert decision.reason is not Reason.NONE
         else:
-            assert decision.verdict in (Verdict.WAIT, Verdict.DIRECT)
-            if decision.verdict is Verdict.WAIT:
+            assert decision.kind in (AnswerKind.WAIT, AnswerKind.DIRECT)
+            if decision.kind is AnswerKind.WAIT:
                 assert self.now < decision.deadline <= self.now + 4.0
                 assert self.queue.states.of(id_) in (FileState.PROMOTED, FileState.FLYING)
                 if before is FileState.WAITING:
