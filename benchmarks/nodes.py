@@ -116,7 +116,7 @@ def served(run_dir: Path) -> dict[str, Any]:
         "local_opens": _sum(counters, "hit_opens") + _sum(counters, "ready_opens"),
         "source_opens": _sum(counters, "source_opens"),
         "peer_files": _sum(totals, "peer_files"),
-        "copied_files": _sum(totals, "source_files"),
+        "copied_files": _sum(totals, "copied_files"),
         "problems": sorted({problem["id"] for part in parts for problem in part["problems"]}),
     }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcstage.cli.command import Group
+from hpcstage.cli.command import CommandGroup
 from hpcstage.cli.options import Decorated
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def _place_options(command: Decorated) -> Decorated:
     return click.argument("directory", metavar="DIR")(command)
 
 
-@click.group("checkpoint", cls=Group, short_help="List, verify or restore checkpoints of --checkpoint DIR.")
+@click.group("checkpoint", cls=CommandGroup, short_help="List, verify or restore checkpoints of --checkpoint DIR.")
 def checkpoint() -> None:
     """List, verify or restore the checkpoints of a DIR of `hpcstage run --checkpoint DIR`.
 

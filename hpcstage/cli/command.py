@@ -42,7 +42,7 @@ class Command(click.Command):
         return f"see {ctx.command_path} --help"
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group that suggests the commands it has."""
 
     command_class = Command

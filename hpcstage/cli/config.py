@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcstage.cli.command import Group
+from hpcstage.cli.command import CommandGroup
 from hpcstage.cli.options import all_options
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group(
     "config",
-    cls=Group,
+    cls=CommandGroup,
     invoke_without_command=True,
     short_help="Show every setting, its value and where it comes from.",
 )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcstage import __version__, extras, stderr
-from hpcstage.cli.command import Group
+from hpcstage.cli.command import CommandGroup
 from hpcstage.errors import HpcstageError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ INTERRUPTED = 130
 _STDOUT = 1
 
 
-class LazyGroup(Group):
+class LazyGroup(CommandGroup):
     """A group that knows its commands by name and imports only the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -6,6 +6,7 @@ Owns lifecycle and signals. It lives while a wrapper is attached, or a child who
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import selectors
 import signal
@@ -18,7 +19,6 @@ from pathlib import Path
 from hpcstage.daemon.inbox import UNANSWERED, Inbox, Item
 from hpcstage.daemon.peers.nodegroup import NodeGroup
 from hpcstage.daemon.preparing import Phase, Preparing, Unstaged
-from hpcstage.daemon.process import signals
 from hpcstage.daemon.process.daemonpage import Page
 from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.process.server import Reply, open_listener
@@ -112,7 +112,7 @@ class Daemon(Service):
     def run(self) -> None:
         """Runs the event loop until no wrapper or child is left, then ends the staging."""
         spec, helpers = self.base.spec, self.base.helpers
-        out = signals.take()
+        out = _take_signals()
         self.base.selector.register(out, selectors.EVENT_READ, lambda: self._signals(os.read(out, 64)))
         if leftovers := [Path(path) for path in spec.leftovers]:
             helpers.start(_SWEEP, lambda: _remove_all(leftovers), lambda _: None, gives_way=True)
@@ -252,6 +252,25 @@ class Daemon(Service):
             return node_directory.retire(self.base.node_dir)
         except (OSError, HpcstageError):
             return self.base.node_dir
+
+
+def _take_signals() -> int:
+    """Returns the descriptor from which the loop reads the numbers of SIGTERM and SIGUSR1, in turn with everything
+    else.
+
+    The daemon ignores a terminal's signals, which are for the command; SIGUSR2 writes the stacks to the log.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    out, into = os.pipe()
+    os.set_blocking(out, False)
+    os.set_blocking(into, False)
+    signal.set_wakeup_fd(into, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the wrapper keeps its signals blocked, which a child inherits
+    return out
 
 
 def _fork_copiers(spec: DaemonSpec) -> CopierPool | None:

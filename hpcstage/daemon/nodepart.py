@@ -81,9 +81,9 @@ def _copied(totals: NodeTotals, engine: Engine) -> NodeTotals:
     copied = engine.pool.stats.totals()
     return replace(
         totals,
-        source_bytes=copied.bytes,
-        source_files=copied.files,
-        source_opens=copied.opens,
+        copied_bytes=copied.bytes,
+        copied_files=copied.files,
+        copy_opens=copied.opens,
         void=engine.queue.states.count(FileState.VOID),
         refused=engine.queue.states.count(FileState.REFUSED),
         copy_busy_s=round(engine.busy.busy_s, 6),
@@ -114,9 +114,9 @@ def problems(engine: Engine, limit: Budget, unserved: Unserved, host: str) -> li
     left = engine.queue.large.uncopied - files
     here = set(filter(engine.queue.large.reads.was_here, left))
     if here:
-        problems.append(_deferred(engine, here, "left-to-program", "the program"))
+        problems.append(_deferred(engine, here, "deferred-to-program", "the program"))
     if left - here:
-        problems.append(_deferred(engine, left - here, "left-to-others", "a program of another node"))
+        problems.append(_deferred(engine, left - here, "deferred-to-others", "a program of another node"))
     if (kinds := engine.failures.kinds) and not engine.queue.is_disk_full:
         count, first = sum(one.count for one in kinds.values()), next(iter(kinds.values()))
         text = f"{format_number(count, 'file')} could not be copied: {first.error}: {first.path}"

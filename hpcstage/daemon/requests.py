@@ -12,7 +12,7 @@ from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.peers.peers import Peers
 from hpcstage.daemon.peers.sharing import Neighbours
 from hpcstage.daemon.process.server import Reply
-from hpcstage.daemon.queue.rates import Verdict
+from hpcstage.daemon.queue.rates import AnswerKind
 from hpcstage.daemon.queue.states import FINAL, FileState
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Message, Service
@@ -61,7 +61,7 @@ class Requests(Service):
             return answers.reply(Reason.UNKNOWN)
         self._usefulness.served(now)
         decision = engine.queue.request(id_, now)
-        if decision.verdict is not Verdict.WAIT:
+        if decision.kind is not AnswerKind.WAIT:
             self.yield_to_programs(now)
             return answers.told(decision)
         answers.park(id_, token, decision.deadline)

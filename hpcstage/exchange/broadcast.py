@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from hpcstage.exchange.lane import Lanes
 from hpcstage.exchange.transport.buffers import Buffer, BufferPool
-from hpcstage.exchange.transport.frames import BULK_TAG, PIECE_BYTES, Bundle, Row, Sort, close_bundle
+from hpcstage.exchange.transport.frames import BULK_TAG, PIECE_BYTES, Bundle, BundleRow, Sort, close_bundle
 from hpcstage.exchange.transport.mpi import Mail, Post
 
 MOST_READING = 4
@@ -81,7 +81,7 @@ class Spread:
 
         def read() -> int:
             _read_exactly(task.path, buffer.view[:length], start)
-            row = Row(task.number, 0, task.size_bytes, start, length, 0, 0)
+            row = BundleRow(task.number, 0, task.size_bytes, start, length, 0, 0)
             return close_bundle(buffer.view, length, [row], 0, task.sort)
 
         pool = self._post.sends
@@ -114,7 +114,7 @@ class Spread:
         self._pass_on(buffer, mail.data, self._post.arrivals)
         self._lanes.writing.submit(lambda: _write(path, mail.data, row), self._then(bundle.sort, buffer, path, row))
 
-    def _then(self, sort: Sort, buffer: Buffer, path: str, row: Row) -> Callable[[bool], None]:
+    def _then(self, sort: Sort, buffer: Buffer, path: str, row: BundleRow) -> Callable[[bool], None]:
         def written(good: bool) -> None:
             self._post.arrivals.give(buffer)
             if not good:
@@ -147,7 +147,7 @@ def _read_exactly(path: str, view: memoryview, start: int) -> None:
         os.close(fd)
 
 
-def _write(path: str, data: memoryview, row: Row) -> bool:
+def _write(path: str, data: memoryview, row: BundleRow) -> bool:
     """Writes a piece; the first one begins the file anew. Returns False if the disk did not take it, or the file ends
     elsewhere."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if row.start else os.O_TRUNC)

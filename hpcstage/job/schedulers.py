@@ -1,7 +1,8 @@
 """Turns each scheduler's variables and host files into facts, in one function each. Pure, but for `read_text`.
 
-To add a scheduler, write a function like these and put it into `SCHEDULERS`; `environment` does the rest.
-The captured environments in tests/job/environments show which variables exist where.
+To add a scheduler, write a function like these and put it into `SCHEDULERS`. The job's id comes from variables alone:
+`environment.jobs_in` reads no file. `config.model.DISK_VARIABLES` finds its local disk; `launchers` knows what starts
+processes on the other nodes. The environments in tests/job/environments show which variables exist where.
 """
 
 from __future__ import annotations

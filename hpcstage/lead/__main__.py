@@ -58,7 +58,7 @@ class Lead:
         self._why_said = ""
         self._standing: list[int] = []
         self._told: set[str] = set()
-        """The words that the wrapper was told; each is told once."""
+        """The messages that the wrapper was given; each is given once."""
 
     def run(self) -> None:
         """Runs until the wrapper says that the command has ended, or is gone."""
@@ -91,16 +91,16 @@ class Lead:
             self.ending = True
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
-            word, _, rest = line.decode(errors="replace").partition(" ")
-            if word == "end":
+            message, _, rest = line.decode(errors="replace").partition(" ")
+            if message == "end":
                 self.ending = True
-            elif word == "child":
+            elif message == "child":
                 self.nodes.attach(int(rest))
-            elif word == "dead":
+            elif message == "dead":
                 self.nodes.states.set(0, "dead", ENDED_EARLY)
-            elif word == "drain":
+            elif message == "drain":
                 self.nodes.ask_drained()
-            elif word == "staged?":
+            elif message == "staged?":
                 self._staged_asked = True
                 self.nodes.ask_staged()
 
@@ -226,10 +226,10 @@ class Lead:
             shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def say(word: str, rest: str = "") -> bool:
+def say(message: str, rest: str = "") -> bool:
     """Writes a line for the wrapper. Returns False if that is gone."""
     with contextlib.suppress(OSError, ValueError):
-        os.write(1, f"{word} {rest}".rstrip().encode(errors="replace") + b"\n")
+        os.write(1, f"{message} {rest}".rstrip().encode(errors="replace") + b"\n")
         return True
     return False
 

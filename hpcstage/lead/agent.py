@@ -161,8 +161,8 @@ class Agent:
     def _stay(self, hosted: Hosted, outputs: HostedDirectories) -> None:
         asked = told = False
         while not self._is_over():
-            for word, why in outputs.news(hosted, is_asked=self._is_drain_asked).items():
-                self._say(word, why=why)
+            for message, why in outputs.news(hosted, is_asked=self._is_drain_asked).items():
+                self._say(message, why=why)
             if not self._joined and hosted.is_staging():
                 self._joined = True
                 self._say("joined", **hosted.place())

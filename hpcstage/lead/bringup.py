@@ -122,8 +122,8 @@ class VirtualNodes(Nodes):
                 self.states.set(index, "dead", ENDED_EARLY)
         for index, directories in self._directories.items():
             if self.states.all[index].alive:
-                for word, why in directories.news(self._hosted[index], is_asked=self.is_drain_asked).items():
-                    self.states.set_outputs(index, word, why)
+                for message, why in directories.news(self._hosted[index], is_asked=self.is_drain_asked).items():
+                    self.states.set_outputs(index, message, why)
 
     def joined(self) -> bool:
         """See Nodes."""

@@ -40,7 +40,7 @@ class HostedDirectory:
 
     def __init__(self, lead: LeadSpec, index: int, *, holds_checkpoints: bool) -> None:
         self.place: kept.KeptPlace | None = None
-        self.word = "kept" if holds_checkpoints else "watched"
+        self.message = "kept" if holds_checkpoints else "watched"
         """With it a node says that the directory is watched, or why not."""
         self.spec_key = "checkpoints" if holds_checkpoints else "outputs"
         self._holds_checkpoints = holds_checkpoints
@@ -210,7 +210,7 @@ class HostedDirectories:
     @property
     def is_pressing(self) -> bool:
         """Whether somebody waits for what `news` will say."""
-        is_watched = all(member.word in self._said for member in self._members)
+        is_watched = all(member.message in self._said for member in self._members)
         return not is_watched or (self._is_asked and not self._is_drained)
 
     def news(self, hosted: Hosted, *, is_asked: bool) -> dict[str, str]:
@@ -218,9 +218,9 @@ class HostedDirectories:
         `is_asked`: the command has ended."""
         said = {}
         for member in self._members:
-            if member.word not in self._said and (why := member.watched(hosted)) is not None:
-                self._said.add(member.word)
-                said[member.word] = why
+            if member.message not in self._said and (why := member.watched(hosted)) is not None:
+                self._said.add(member.message)
+                said[member.message] = why
         is_made = any(member.place is not None for member in self._members)
         if is_asked and not self._is_asked:
             self._is_asked = True

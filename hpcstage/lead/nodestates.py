@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from hpcstage.problem import Problem
 from hpcstage.protocol.membership import GroupNode
 
-_WORDS = ("ready", "joined", "staged", "missing", "dead", "ended")
+_STATES = ("ready", "joined", "staged", "missing", "dead", "ended")
 """States in the order in which a node says them."""
 _OF_OUTPUTS = ("watched", "kept", "draining", "drained")
-"""The words of a node for its directories of output files and of checkpoints."""
+"""The messages of a node about its directories of output files and of checkpoints."""
 _GONE = "gone"
 """The last state: nothing of the run is left on the node."""
 ENDED_EARLY = "its daemon ended early"
@@ -120,14 +120,14 @@ class NodeStates:
         self.set(index, state)
         self.all[index].entry = replace(self.all[index].entry, node_dir=node_dir, sock=sock)
 
-    def set_outputs(self, index: int, word: str, why: object = "", beat: object = None) -> None:
+    def set_outputs(self, index: int, message: str, why: object = "", beat: object = None) -> None:
         """Notes what a node says of its output directory."""
         node = self.all[index]
-        if word == "watched":
+        if message == "watched":
             node.unwatched_why = str(why or "")
-        elif word == "kept":
+        elif message == "kept":
             node.unkept_why = str(why or "")
-        elif word == "drained":
+        elif message == "drained":
             node.is_drained = True
         else:
             node.beat = beat
@@ -145,12 +145,12 @@ class NodeStates:
 
     def heard(self, told: Iterable[Mapping[str, object]]) -> None:
         """Takes what agents have said, in whatever order it came."""
-        order = [*_WORDS, *_OF_OUTPUTS, _GONE]
+        order = [*_STATES, *_OF_OUTPUTS, _GONE]
         known = [data for data in told if data.get("state") in order]
         for data in sorted(known, key=lambda data: order.index(str(data["state"]))):
-            self._word(data)
+            self._message(data)
 
-    def _word(self, data: Mapping[str, object]) -> None:
+    def _message(self, data: Mapping[str, object]) -> None:
         index, state = data.get("index"), data.get("state")
         if data.get("run_id") != self._run_id or not isinstance(index, int) or not 0 < index < len(self.all):
             return
@@ -159,7 +159,7 @@ class NodeStates:
             self.set_outputs(index, str(state), data.get("why"), data.get("beat"))
             return
         node.cleaning = state in ("ended", "dead") or (node.cleaning and state != _GONE)
-        if state not in _WORDS or node.state in ("dead", "ended"):
+        if state not in _STATES or node.state in ("dead", "ended"):
             return
         node.joined = node.joined or state in ("joined", "staged")
         if state in ("ready", "joined") and node.state == "staged":

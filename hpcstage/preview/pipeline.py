@@ -48,7 +48,7 @@ def foresee(inputs: PlanInputs, given: ForecastInputs, found: FoundFiles) -> Pla
     from hpcstage.plan.placement.fitting import fit
     from hpcstage.plan.placement.nodesplan import NodesInput, nodes_plan
     from hpcstage.plan.placement.placements import Placing
-    from hpcstage.preview.program import OPTIONS, find_earlier, known
+    from hpcstage.preview.earlierrun import OPTIONS, find_earlier, known
     from hpcstage.store import storedir
 
     plan, manifest, disk, nodes = found.plan, found.scan.manifest, given.disk, given.nodes

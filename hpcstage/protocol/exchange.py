@@ -212,7 +212,7 @@ class Together:
 
 
 @dataclass(frozen=True)
-class Held:
+class Holdings:
     """A node has copies of these, whose nodes are missing. Daemon: here, tell all others. Exchange: on that node. The
     last message of a node has no ids."""
 
@@ -244,12 +244,12 @@ Message = (
     | Confirmed
     | Reading
     | Together
-    | Held
+    | Holdings
     | End
 )
-_WITH_IDS = (Fetch, Ask, Offer, Missed, Written, Reading, Together, Held)
+_WITH_IDS = (Fetch, Ask, Offer, Missed, Written, Reading, Together, Holdings)
 _CLASSES: dict[int, type[Message]] = {kind.CODE: kind for kind in get_args(Message)}
-_Listed = TypeVar("_Listed", Fetch, Ask, Offer, Missed, Written, Reading, Together, Held)
+_Listed = TypeVar("_Listed", Fetch, Ask, Offer, Missed, Written, Reading, Together, Holdings)
 
 
 def pack(message: Message) -> bytes:
@@ -335,6 +335,6 @@ class GroupPieces:
             raise LinkError(str(error)) from None
 
 
-def _fixed(message: Group | Fetch | Ask | Offer | Missed | Written | Reading | Together | Held) -> list[int]:
+def _fixed(message: Group | Fetch | Ask | Offer | Missed | Written | Reading | Together | Holdings) -> list[int]:
     """Returns all values but the last, which has its own form."""
     return list(vars(message).values())[:-1]

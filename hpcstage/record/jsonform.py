@@ -132,7 +132,9 @@ TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneTy
 def schema(form: type[Any]) -> dict[str, Any]:
     """Returns the JSON schema of a dataclass. Docstrings of classes and attributes are its descriptions."""
     hints = get_type_hints(form, include_extras=True)
-    about = _documented(form.__module__).get(form.__name__, {})
+    about: dict[str, str] = {}
+    for one in filter(is_dataclass, reversed(form.__mro__)):
+        about |= _documented(one.__module__).get(one.__name__, {})
     found: dict[str, Any] = {"type": "object"}
     required = [one.name for one in fields(form) if one.default is MISSING and one.default_factory is MISSING]
     properties = {}

@@ -21,7 +21,7 @@ from hpcstage.record.jsonform import Count, NotNegative, Seconds, Share
 from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.parts.elastic import ElasticPart
 from hpcstage.record.parts.outputs import OutputsPart
-from hpcstage.record.parts.part import DatasetPart, MissedProcess, OrderLead
+from hpcstage.record.parts.part import DatasetPart, MissedProcess, OrderLead, SummedTotals
 from hpcstage.record.parts.roster import Presence
 
 VERSION = "1.0"
@@ -163,7 +163,7 @@ class GroupSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunTotals:
+class RunTotals(SummedTotals):
     """Sums over the nodes that reported: bytes that two nodes read from the source count twice. Null where one of them
     does not know. Programs on nodes without a daemon are not counted."""
 
@@ -184,8 +184,6 @@ class RunTotals:
     """Bytes that the program read from staged copies."""
     wanted: Count | None
     """Opens that asked the daemon for a file that was not staged yet."""
-    want_ready: Count | None
-    """Those of them that got the copy."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,11 +160,11 @@ class LeadLink:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _hear(self, word: str, timeout_s: float) -> bool:
-        """Returns whether the lead has said the word, or never will."""
-        if word in self._said:
+    def _hear(self, message: str, timeout_s: float) -> bool:
+        """Returns whether the lead has sent the message, or never will."""
+        if message in self._said:
             return True
-        return not self._take(timeout_s) or word in self._said
+        return not self._take(timeout_s) or message in self._said
 
     def _take(self, timeout_s: float) -> bool:
         """Reads what the lead has written; returns False if the lead is gone."""
@@ -182,15 +182,15 @@ class LeadLink:
         return True
 
     def _line(self, line: str) -> None:
-        word, _, rest = line.partition(" ")
-        self._said.add(word)
-        if word == "watched":
+        message, _, rest = line.partition(" ")
+        self._said.add(message)
+        if message == "watched":
             self._unwatched_why = rest
-        if word == "kept":
+        if message == "kept":
             self._unkept_why = rest
-        if word == "notice":
+        if message == "notice":
             messages.warn(rest)
-        if word == "problem":
+        if message == "problem":
             self._problems.append(Problem.from_line(rest))
 
 

@@ -32,8 +32,8 @@ def test_a_whole_run(start_daemon, make_tree):
     part = daemon.end()
     assert part.complete
     assert part.mode == "runtime"
-    assert part.totals.source_bytes == part.datasets[0].size_bytes == part.datasets[0].staged_bytes == 500_000
-    assert part.totals.source_files == part.datasets[0].staged_files == 50
+    assert part.totals.copied_bytes == part.datasets[0].size_bytes == part.datasets[0].staged_bytes == 500_000
+    assert part.totals.copied_files == part.datasets[0].staged_files == 50
     assert part.totals.want_ready == 1
     assert part.staged_s is not None
     assert sum(part.hist_open.values()) == 50
@@ -50,7 +50,7 @@ def test_direct_mode_copies_nothing(start_daemon, make_tree):
     assert daemon.children() == []
     part = daemon.end()
     assert part.mode == "direct"
-    assert part.totals.source_bytes is None
+    assert part.totals.copied_bytes is None
 
 
 def test_daemon_and_copiers_do_not_push_the_program_aside(start_daemon, make_tree):

@@ -85,7 +85,7 @@ def test_nothing_is_copied_before_all_early_writes_hold(start_daemon, make_tree,
     daemon.staged()
     totals = daemon.end().totals
     assert totals.void == 300
-    assert totals.source_opens == 300, "a file was copied before the write that came earlier"
+    assert totals.copy_opens == 300, "a file was copied before the write that came earlier"
 
 
 def test_a_copy_in_flight_never_appears(start_daemon, tmp_path):
@@ -106,7 +106,7 @@ def test_a_copy_in_flight_never_appears(start_daemon, tmp_path):
     assert daemon.store(root / "small").exists()
     part = daemon.end()
     assert part.totals.void == 1
-    assert part.totals.source_bytes < 4 << 20
+    assert part.totals.copied_bytes < 4 << 20
 
 
 def test_who_waits_for_a_file_that_is_written_goes_to_the_source(start_daemon, tmp_path):

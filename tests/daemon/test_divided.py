@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcstage.daemon.queue.queue import Queue
-from hpcstage.daemon.queue.rates import Limits, Verdict
+from hpcstage.daemon.queue.rates import AnswerKind, Limits
 from hpcstage.daemon.queue.sourcereads import LET_GO_S
 from hpcstage.daemon.queue.states import FileState, NodeShare
 from hpcstage.plan.types import Budget
@@ -49,7 +49,7 @@ def test_it_begins_when_a_program_reads_it() -> None:
         queue = queue_of()
         if here:
             decision = queue.request(LARGE, 0.0)
-            assert (decision.verdict, decision.reason) == (Verdict.DIRECT, Reason.LARGE)
+            assert (decision.kind, decision.reason) == (AnswerKind.DIRECT, Reason.LARGE)
             assert queue.large.reads.untold(0.0) == [LARGE], "other nodes hear of that"
         else:
             queue.large.read_elsewhere((LARGE,), 0, 0.0)
@@ -62,7 +62,7 @@ def test_it_needs_room() -> None:
     queue = queue_of((), budget=ROOM + 29 * MB)
     assert queue.divided.next(0.0) == []
     assert queue.settled, "nothing will come"
-    assert queue.request(LARGE, 0.0).verdict is Verdict.DIRECT
+    assert queue.request(LARGE, 0.0).kind is AnswerKind.DIRECT
 
 
 def test_what_is_not_divided_is_as_before() -> None:

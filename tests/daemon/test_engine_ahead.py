@@ -12,7 +12,7 @@ import pytest
 
 from hpcstage.daemon.copying.engine import Engine, Hooks
 from hpcstage.daemon.queue.queue import Queue
-from hpcstage.daemon.queue.rates import Estimates, Limits, Verdict
+from hpcstage.daemon.queue.rates import AnswerKind, Estimates, Limits
 from hpcstage.daemon.queue.width import FIRST_TRANSFERS
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
@@ -69,7 +69,7 @@ def test_few_go_on_beside_those_that_programs_wait_for(local_dir: Path, make_tre
         assert engine.pool.assigned == FIRST_TRANSFERS
         requested.update((0, 50, 51))
         for id_ in requested:
-            assert engine.queue.request(id_, 30.0).verdict is Verdict.WAIT
+            assert engine.queue.request(id_, 30.0).kind is AnswerKind.WAIT
         engine.pump(30.0)
         assert {50, 51} < set(engine.pool.ids)
         assert engine.pool.assigned == FIRST_TRANSFERS + len(requested), (

@@ -34,8 +34,8 @@ def test_replicate_reads_each_file_once(nodes, make_tree):
         assert daemon.state() is State.SETTLED
     parts = nodes.end()
     assert nodes.worlds[0].end() == 0
-    assert total(parts, "source_bytes") == 120 * 20_000
-    assert total(parts, "source_files") == 120
+    assert total(parts, "copied_bytes") == 120 * 20_000
+    assert total(parts, "copied_files") == 120
     assert total(parts, "peer_files") == 240
     assert total(parts, "peer_bytes") == 240 * 20_000
     assert [part.placement for part in parts] == ["replicate"] * 3
@@ -61,7 +61,7 @@ def test_partition_keeps_one_copy_and_serves_requests(nodes, make_tree):
         assert len(own) < here < len(files), "what passed through made room for what came after"
     parts = nodes.end()
     assert nodes.worlds[0].end() == 0
-    assert total(parts, "source_bytes") == 60 * 50_000
+    assert total(parts, "copied_bytes") == 60 * 50_000
     assert total(parts, "peer_files") == 120
     assert [part.placement for part in parts] == ["partition"] * 3
     assert all(part.used_bytes <= budget for part in parts)
@@ -80,7 +80,7 @@ def test_requests_for_what_others_read_come_first(nodes, make_tree):
             assert daemon.request(path) == (Answer.READY, Reason.NONE)
     assert all(daemon.state() is State.STAGING for daemon in daemons)
     parts = nodes.end()
-    assert total(parts, "source_files") < 300
+    assert total(parts, "copied_files") < 300
 
 
 def test_without_a_group_every_node_stages_alone(nodes, make_tree):
@@ -96,7 +96,7 @@ def test_without_a_group_every_node_stages_alone(nodes, make_tree):
         assert f"node{index}" in part.problems[0].text
         assert "no exchange has connected" in part.problems[0].text
         assert part.group == GroupPart(why=part.group.why)
-        assert part.totals.source_files == 30
+        assert part.totals.copied_files == 30
 
 
 def test_a_node_that_never_came_up_is_dealt_to_the_others(nodes, make_tree):
@@ -106,7 +106,7 @@ def test_a_node_that_never_came_up_is_dealt_to_the_others(nodes, make_tree):
     for daemon in daemons[:2]:
         daemon.staged()
     parts = [daemon.end() for daemon in daemons[:2]]
-    assert total(parts, "source_files") == 90
+    assert total(parts, "copied_files") == 90
     daemons[2].end()
 
 
@@ -117,7 +117,7 @@ def test_the_rate_cap_is_the_jobs(nodes, make_tree):
     parts = nodes.end()
     spans = [(part.started_unix_s, part.started_unix_s + part.staged_s) for part in parts]
     assert max(end for _, end in spans) - min(start for start, _ in spans) > 100 * 50_000 / 2_000_000 * 0.8
-    assert total(parts, "source_files") == 100
+    assert total(parts, "copied_files") == 100
     assert len(daemons) == 2
 
 
@@ -148,7 +148,7 @@ def test_more_than_all_nodes_together_can_hold(nodes, make_tree):
         assert set(answers) == {(Answer.READY, Reason.NONE), (Answer.DIRECT, Reason.FULL)}
         assert 20 <= answers.count((Answer.READY, Reason.NONE)) < 40
     parts = nodes.end()
-    assert total(parts, "source_files") < 40
+    assert total(parts, "copied_files") < 40
     for part in parts:
         assert part.placement == "partition"
         assert [problem.id for problem in part.problems] == ["store-full"]
@@ -175,7 +175,7 @@ def test_copies_of_others_files_run_ahead_of_a_program(nodes, make_tree):
     parts = nodes.end()
     assert parts[0].totals.want_ready == 0
     assert parts[0].totals.peer_files == 30
-    assert total(parts, "source_files") == 60
+    assert total(parts, "copied_files") == 60
     assert other.spec.node_index == 1
 
 
@@ -189,7 +189,7 @@ def test_a_group_that_comes_late(nodes, make_tree):
     first.staged()
     parts = nodes.end()
     assert parts[0].totals.peer_files > 0
-    assert parts[0].totals.peer_files + parts[0].totals.source_files == 60
+    assert parts[0].totals.peer_files + parts[0].totals.copied_files == 60
     assert parts[0].problems == ()
     assert [problem.id for problem in parts[1].problems] == ["group-missing"]
 
@@ -210,7 +210,7 @@ def test_a_manifest_that_comes_while_a_node_scans_alone(nodes, make_tree):
             os.kill(slow.server_pid, signal.SIGCONT)
         nodes.staged()
         parts = nodes.end()
-    assert total(parts, "source_files") == 60
+    assert total(parts, "copied_files") == 60
     assert total(parts, "peer_files") == 60
 
 

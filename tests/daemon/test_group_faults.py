@@ -43,7 +43,7 @@ def test_a_new_group_goes_on_where_the_last_ended(nodes, make_tree):
         assert all(same(path, daemon.store(path)) for path in files_of(root))
     parts = nodes.end()
     assert nodes.worlds[1].end() == 0
-    assert total(parts, "source_files") <= 203, "in between nothing was wanted, so nothing was read twice"
+    assert total(parts, "copied_files") <= 203, "in between nothing was wanted, so nothing was read twice"
     assert [part.group.generations for part in parts] == [2, 2, 2]
     assert [part.problems for part in parts] == [(), (), ()]
 
@@ -58,7 +58,7 @@ def test_without_a_new_group_the_rest_comes_from_the_source(nodes, make_tree):
         assert daemon.request(last) == (Answer.READY, Reason.NONE), "what is wanted does not wait for a group"
     nodes.staged()
     parts = nodes.end()
-    assert total(parts, "source_files") > 200
+    assert total(parts, "copied_files") > 200
     assert all([problem.id for problem in part.problems] == ["group-missing"] for part in parts)
 
 
@@ -74,7 +74,7 @@ def test_a_dead_daemon_costs_its_share_and_nothing_else(nodes, make_tree):
         daemon.staged()
         assert all(same(path, daemon.store(path)) for path in files_of(root))
     parts = [daemon.end() for daemon in left]
-    assert total(parts, "source_files") <= 200
+    assert total(parts, "copied_files") <= 200
 
 
 def test_partition_after_a_loss(nodes, make_tree):
@@ -113,7 +113,7 @@ def test_copies_of_a_lost_node_s_files_are_not_read_again(nodes, make_tree):
     for _ in range(2):
         for daemon in rest:
             assert {daemon.request(path) for path in files_of(root)} == {(Answer.READY, Reason.NONE)}
-    assert total(nodes.end(), "source_files") == 60 - 8
+    assert total(nodes.end(), "copied_files") == 60 - 8
 
 
 def test_an_exchange_that_hangs(nodes, make_tree):
@@ -147,8 +147,8 @@ def test_what_was_asked_of_a_node_that_leaves_is_read_once_by_the_others(nodes, 
     for daemon in daemons[:2]:
         daemon.staged()
     parts = [daemon.end() for daemon in daemons[:2]]
-    assert total(parts, "source_files") <= 90
-    assert left.totals.source_files < 30
+    assert total(parts, "copied_files") <= 90
+    assert left.totals.copied_files < 30
     assert [part.problems for part in parts] == [(), ()]
 
 
@@ -203,5 +203,5 @@ def test_a_first_node_that_cannot_scan(nodes, make_tree):
         daemon.staged()
         assert all(same(path, daemon.store(path)) for path in files_of(root))
     parts = nodes.end()
-    assert total(parts[1:], "source_files") == 30
+    assert total(parts[1:], "copied_files") == 30
     assert [problem.id for problem in parts[0].problems] == ["scan-failed"]

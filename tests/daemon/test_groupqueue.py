@@ -10,7 +10,7 @@ import pytest
 from hpcstage.daemon.queue.beside import BytesRead
 from hpcstage.daemon.queue.freebudget import TemporaryCopies
 from hpcstage.daemon.queue.queue import Queue
-from hpcstage.daemon.queue.rates import Limits, Verdict
+from hpcstage.daemon.queue.rates import AnswerKind, Limits
 from hpcstage.daemon.queue.states import FileState, NodeShare
 from hpcstage.plan.budget import for_temporary
 from hpcstage.plan.types import Budget
@@ -31,8 +31,8 @@ def queue(sizes, share, budget=PLENTY, *, linked=True, read_of=lambda _: 0):
 def test_each_kind_in_its_order_and_requests_first():
     q = queue([10] * 8, NodeShare([0, 2, 4, 6]))
     q.sequences.push([7, 6, 5])
-    assert q.request(3, 0.0).verdict is Verdict.WAIT
-    assert q.request(4, 0.0).verdict is Verdict.WAIT
+    assert q.request(3, 0.0).kind is AnswerKind.WAIT
+    assert q.request(4, 0.0).kind is AnswerKind.WAIT
     assert q.source.next(9, 0.0) == [4, 6, 0, 2]
     assert q.from_peers.next(9, MANY, 0.0) == [3, 7, 5, 1]
     assert not q.settled
@@ -42,8 +42,8 @@ def test_what_others_ask_for_takes_turns_with_the_order():
     q = queue([10] * 9, NodeShare(range(9)))
     q.source.turns = 2
     for id_ in (8, 7, 6, 5):
-        assert q.source.asked(id_) is Verdict.WAIT
-    assert q.request(3, 0.0).verdict is Verdict.WAIT
+        assert q.source.asked(id_) is AnswerKind.WAIT
+    assert q.request(3, 0.0).kind is AnswerKind.WAIT
     assert q.source.next(9, 0.0) == [3, 8, 7, 0, 6, 5, 1, 2, 4]
 
 
@@ -51,12 +51,12 @@ def test_asked_for_what_is_here_and_what_never_will_be():
     q = queue([10] * 4, NodeShare([0, 1]))
     assert q.source.next(1, 0.0) == [0]
     q.done(0, 10, 1.0)
-    assert q.source.asked(0) is Verdict.READY
-    assert q.source.asked(2) is Verdict.DIRECT, "another node's: two nodes would wait for each other"
+    assert q.source.asked(0) is AnswerKind.READY
+    assert q.source.asked(2) is AnswerKind.DIRECT, "another node's: two nodes would wait for each other"
     q.void([1])
-    assert q.source.asked(1) is Verdict.DIRECT
+    assert q.source.asked(1) is AnswerKind.DIRECT
     q.states.close(Reason.FULL)
-    assert q.source.asked(3) is Verdict.DIRECT
+    assert q.source.asked(3) is AnswerKind.DIRECT
 
 
 def test_credits():
@@ -71,9 +71,9 @@ def test_credits():
 def test_missed_comes_from_the_source_next():
     q = queue([10] * 6, NodeShare([0, 1]))
     assert q.from_peers.next(2, MANY, 0.0) == [2, 3]
-    assert q.source.asked(1) is Verdict.WAIT
+    assert q.source.asked(1) is AnswerKind.WAIT
     q.from_peers.missed(3, requested=False)
-    assert q.request(2, 0.0).verdict is Verdict.WAIT
+    assert q.request(2, 0.0).kind is AnswerKind.WAIT
     q.from_peers.missed(2, requested=True)
     assert q.source.next(9, 0.0) == [2, 1, 3, 0]
 
@@ -82,7 +82,7 @@ def test_without_a_link_requests_come_from_the_source_and_the_rest_waits():
     q = queue([10] * 4, NodeShare([0]), linked=False)
     assert q.source.next(9, 0.0) == [0]
     assert q.from_peers.next(9, MANY, 0.0) == []
-    assert q.request(2, 0.0).verdict is Verdict.WAIT
+    assert q.request(2, 0.0).kind is AnswerKind.WAIT
     assert q.source.next(9, 0.0) == [2]
     assert not q.settled
     q.divide(None)
@@ -92,7 +92,7 @@ def test_without_a_link_requests_come_from_the_source_and_the_rest_waits():
 def test_the_end_of_the_link():
     q = queue([10] * 6, NodeShare([0]))
     assert q.from_peers.next(3, MANY, 0.0) == [1, 2, 3]
-    assert q.request(5, 0.0).verdict is Verdict.WAIT
+    assert q.request(5, 0.0).kind is AnswerKind.WAIT
     q.from_peers.unlink(lambda id_: id_ == 2)
     assert q.source.next(9, 0.0) == [2, 5, 0] or q.source.next(9, 0.0) == []
     q.from_peers.linked = True
@@ -109,7 +109,7 @@ def test_partition_keeps_its_own_and_lets_the_rest_pass_through():
     assert q.settled
     assert q.states.count(FileState.REMOTE) == 4
     for id_ in (2, 3, 4):
-        assert q.request(id_, 1.0).verdict is Verdict.WAIT
+        assert q.request(id_, 1.0).kind is AnswerKind.WAIT
         assert q.from_peers.next(9, MANY, 1.0) == [id_]
         assert q.done(id_, 4096, 1.0)
     assert q.budget.temporary.dropped == [2]
@@ -122,7 +122,7 @@ def test_a_full_store_does_not_end_what_passes_through():
     q = queue([4096] * 6, NodeShare([0, 1, 2], temporary=Budget(4096, 10)), Budget(3 * 4096, 100))
     assert q.source.next(9, 0.0) == [0, 1]
     assert q.states.of(2) is FileState.REFUSED
-    assert q.request(4, 0.0).verdict is Verdict.WAIT
+    assert q.request(4, 0.0).kind is AnswerKind.WAIT
     assert q.from_peers.next(9, MANY, 0.0) == [4]
 
 
@@ -212,7 +212,7 @@ def test_ahead_of_a_program_that_said_what_it_reads():
     q.budget.temporary.read([5])
     assert q.from_peers.next(9, MANY, 1.0) == [2]
     assert q.budget.temporary.dropped == [5]
-    assert q.request(9, 1.0).verdict is Verdict.WAIT
+    assert q.request(9, 1.0).kind is AnswerKind.WAIT
     assert q.from_peers.next(9, MANY, 1.0) == [9], "what is requested goes before what is ahead"
     assert q.states.of(4) is FileState.REMOTE
     assert not q.from_peers.next(9, MANY, 1.0)
@@ -236,7 +236,7 @@ LARGE = 100 << 20
 
 def test_what_another_node_reads_at_the_source_is_not_copied_and_not_waited_for():
     q = queue([LARGE, 10], NodeShare([0, 1]))
-    assert q.source.asked(0) is Verdict.WAIT
+    assert q.source.asked(0) is AnswerKind.WAIT
     q.large.read_elsewhere([0, 7], 1, 1.0)
     assert q.from_peers.is_deferred(0, 1.0), "who asked is told to come again"
     assert q.source.next(9, 1.0) == [1]
@@ -292,7 +292,7 @@ def test_what_is_left_to_programs_and_whether_one_of_this_node_read_it():
 
 def test_a_large_copy_of_another_node_is_waited_for_where_it_comes_sooner_than_from_the_source():
     q = queue([LARGE, LARGE], NodeShare([], temporary=Budget(1 << 40, 10)))
-    assert q.request(0, 0.0).verdict is Verdict.WAIT
+    assert q.request(0, 0.0).kind is AnswerKind.WAIT
     assert q.large.reads.untold(0.0) == [0], "who has it says whether it can be had now"
     assert q.from_peers.next(9, MANY, 0.0) == [0]
     q.from_peers.deferred_by_peer(0, 0.1)

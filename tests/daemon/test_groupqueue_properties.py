@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hpcstage.daemon.queue.queue import Queue
-from hpcstage.daemon.queue.rates import Limits, Verdict
+from hpcstage.daemon.queue.rates import AnswerKind, Limits
 from hpcstage.daemon.queue.states import FINAL, FileState, NodeShare
 from hpcstage.plan.blocks import BLOCK_BYTES, blocks_bytes
 from hpcstage.plan.types import Budget
@@ -110,10 +110,10 @@ class GroupQueueMachine(RuleBasedStateMachine):
         before = self.queue.states.of(id_)
         decision = self.queue.request(id_, self.now)
         if before is FileState.STORED:
-            assert decision.verdict is Verdict.READY
+            assert decision.kind is AnswerKind.READY
         elif before in FINAL:
-            assert decision.verdict is Verdict.DIRECT
-        elif decision.verdict is Verdict.WAIT:
+            assert decision.kind is AnswerKind.DIRECT
+        elif decision.kind is AnswerKind.WAIT:
             self.requested.add(id_)
             assert self.now < decision.deadline <= self.now + 4.0
             assert self.queue.states.of(id_) in (FileState.PROMOTED, FileState.FLYING)
@@ -126,11 +126,11 @@ class GroupQueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def asked(self, data):
         id_ = data.draw(self.ids())
-        verdict = self.queue.source.asked(id_)
+        kind = self.queue.source.asked(id_)
         place = self.queue.states.of(id_)
         if place is FileState.STORED:
-            assert verdict is Verdict.READY
-        elif verdict is Verdict.WAIT:
+            assert kind is AnswerKind.READY
+        elif kind is AnswerKind.WAIT:
             assert place in (FileState.WAITING, FileState.PROMOTED, FileState.FLYING)
             assert not self.queue.states.is_from_peer(id_), "two nodes would wait for each other"
 

@@ -10,7 +10,7 @@ import pytest
 from hpcstage.daemon.queue.beside import BytesRead
 from hpcstage.daemon.queue.large import LEAST_BYTES, MOST_TRIES
 from hpcstage.daemon.queue.queue import Queue
-from hpcstage.daemon.queue.rates import Bucket, Limits, Verdict
+from hpcstage.daemon.queue.rates import AnswerKind, Bucket, Limits
 from hpcstage.daemon.queue.sourcereads import LET_GO_S
 from hpcstage.daemon.queue.states import LOOK_LIMIT, FileState
 from hpcstage.plan.types import Budget
@@ -37,8 +37,8 @@ def test_order_then_the_rest():
 def test_request_moves_to_the_front():
     q = queue([10] * 5)
     assert q.source.next(1, 0.0) == [0]
-    assert q.request(3, 0.0).verdict is Verdict.WAIT
-    assert q.request(2, 0.0).verdict is Verdict.WAIT
+    assert q.request(3, 0.0).kind is AnswerKind.WAIT
+    assert q.request(2, 0.0).kind is AnswerKind.WAIT
     assert q.source.next(10, 0.0) == [3, 2, 1, 4]
 
 
@@ -46,7 +46,7 @@ def test_stored_is_ready_and_void_never_comes_back():
     q = queue([10, 10])
     q.source.next(2, 0.0)
     assert q.done(0, 10, 1.0)
-    assert q.request(0, 1.0).verdict is Verdict.READY
+    assert q.request(0, 1.0).kind is AnswerKind.READY
     assert q.void([0, 1]) == [1]
     assert q.request(0, 1.0).reason is Reason.VOID
     assert not q.done(1, 10, 2.0), "published too late: the copy has to go"
@@ -78,13 +78,13 @@ def test_full_store_refuses_what_does_not_fit_and_goes_on():
     q.done(0, 4096, 1.0)
     q.done(2, 4096, 1.0)
     assert q.settled
-    assert q.request(0, 1.0).verdict is Verdict.READY, "what is there is served"
+    assert q.request(0, 1.0).kind is AnswerKind.READY, "what is there is served"
 
 
 def test_inodes_are_counted_with_directories():
     q = queue([1] * 10, budget=Budget(1 << 40, 6), directories=2)
     assert len(q.source.next(99, 0.0)) == 4
-    assert q.budget.used_inodes == 6
+    assert q.budget.used_files == 4
     assert q.states.count(FileState.REFUSED) == 6
 
 
@@ -221,7 +221,7 @@ def test_a_file_that_the_program_reads_in_order_is_copied_once_as_long_as_that_p
 
 def test_files_that_are_read_at_the_source_are_known_from_the_moment_when_they_are_opened():
     q = queue([LARGE, LARGE, 10])
-    assert [q.source.request(id_, FileState.WAITING, 0.0).verdict for id_ in (0, 1)] == [Verdict.DIRECT] * 2
+    assert [q.source.request(id_, FileState.WAITING, 0.0).kind for id_ in (0, 1)] == [AnswerKind.DIRECT] * 2
     q.large.reads.here(1, 3.0)
     assert q.large.reads.ids(4.9) == [0, 1]
     assert q.large.reads.ids(7.9) == [1], "the program has let go of it"
@@ -254,7 +254,7 @@ def test_a_copy_under_way_is_given_up_when_the_program_opens_the_file():
     q = queue([LARGE, LARGE], read=read)
     assert q.source.next(9, 0.0) == [0, 1]
     read[:] = [LARGE // 2] * 2
-    assert q.request(0, 3.0).verdict is Verdict.DIRECT
+    assert q.request(0, 3.0).kind is AnswerKind.DIRECT
     assert q.large.read_meanwhile(3.0) == [0]
     assert q.source.defer(0, 3.0)
     assert not q.source.defer(0, 3.0)
@@ -268,8 +268,8 @@ def test_what_is_nearly_there_is_waited_for():
     q = queue([LARGE], read=read)
     q.source.next(1, 0.0)
     read[0] += LARGE * 9 // 10
-    assert q.request(0, 9.0).verdict is Verdict.WAIT
-    assert q.request(0, 18.0).verdict is Verdict.DIRECT, "a tenth takes two seconds at this pace"
+    assert q.request(0, 9.0).kind is AnswerKind.WAIT
+    assert q.request(0, 18.0).kind is AnswerKind.DIRECT, "a tenth takes two seconds at this pace"
 
 
 def test_no_more_is_copied_ahead_than_is_read_at_the_source():
@@ -383,10 +383,10 @@ def test_the_rate_cap_keeps_back_nothing_that_a_program_waits_for():
     copied_ahead = len(q.source.next(50, 0.0))
     assert 0 < copied_ahead < 10
     assert q.source.next(50, 0.0) == []
-    assert q.request(900, 0.0).verdict is Verdict.WAIT
+    assert q.request(900, 0.0).kind is AnswerKind.WAIT
     assert q.source.next(50, 0.0) == [900]
     wanted = [q.request(id_, 0.1) for id_ in range(500, 600)]
-    assert {decision.verdict for decision in wanted} == {Verdict.WAIT}, "though the cap would admit the last in 10 s"
+    assert {decision.kind for decision in wanted} == {AnswerKind.WAIT}, "though the cap would admit the last in 10 s"
     assert q.source.next(500, 0.1) == [*range(500, 600)]
     assert q.source.next(50, 9.9) == [], "the program has had what might be copied until now"
     assert q.source.next(50, 10.4) != []

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hpcstage.daemon.queue.queue import Queue
-from hpcstage.daemon.queue.rates import Limits, Verdict
+from hpcstage.daemon.queue.rates import AnswerKind, Limits
 from hpcstage.daemon.queue.states import FINAL, FileState
 from hpcstage.plan.blocks import BLOCK_BYTES, blocks_bytes
 from hpcstage.plan.types import Budget
@@ -31,6 +31,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.sizes = sizes
         self.budget = Budget(room * BLOCK_BYTES, inodes)
         order = data.draw(st.lists(st.sampled_from(range(len(sizes))), unique=True))
+        self.directories = directories
         self.queue = Queue(sizes, Limits(self.budget, directories, rate, patience_s=3.0, request_cap_s=8), order)
         self.now = 0.0
         self.grown = False
@@ -68,13 +69,13 @@ class QueueMachine(RuleBasedStateMachine):
         before = self.queue.states.of(id_)
         decision = self.queue.request(id_, self.now)
         if before is FileState.STORED:
-            assert decision.verdict is Verdict.READY
+            assert decision.kind is AnswerKind.READY
         elif before in FINAL:
-            assert decision.verdict is Verdict.DIRECT
+            assert decision.kind is AnswerKind.DIRECT
             assert decision.reason is not Reason.NONE
         else:
-            assert decision.verdict in (Verdict.WAIT, Verdict.DIRECT)
-            if decision.verdict is Verdict.WAIT:
+            assert decision.kind in (AnswerKind.WAIT, AnswerKind.DIRECT)
+            if decision.kind is AnswerKind.WAIT:
                 assert self.now < decision.deadline <= self.now + 4.0
                 assert self.queue.states.of(id_) in (FileState.PROMOTED, FileState.FLYING)
                 if before is FileState.WAITING:
@@ -180,7 +181,7 @@ class QueueMachine(RuleBasedStateMachine):
     def within_budget(self):
         if hasattr(self, "queue") and self.queue.budget.used_files and not self.grown:
             assert self.queue.budget.used_bytes <= self.budget.size_bytes
-            assert self.queue.budget.used_inodes <= self.budget.inodes
+            assert self.queue.budget.used_files + self.directories <= self.budget.inodes
 
     @invariant()
     def final_stays(self):

@@ -103,7 +103,7 @@ def test_orders_are_announced_anew_after_a_change(
     assert not found.wrong, found
     assert found.epochs == 4
     parts = [json.loads(path.read_text()) for path in sorted((run_dir / "nodes").glob("*.json"))]
-    assert sum(part["totals"]["source_files"] for part in parts) == FILES + 1, "each file is read once from the source"
+    assert sum(part["totals"]["copied_files"] for part in parts) == FILES + 1, "each file is read once from the source"
     orders = [part["order"] for part in parts]
     assert [order["announcements"] for order in orders] == [5, 2], "four epochs, and the rest of one after the change"
     for order in orders:

@@ -21,9 +21,9 @@ from hpcstage.exchange.transport.frames import (
     BUFFER_BYTES,
     MAX_ROWS,
     PIECE_BYTES,
+    BundleRow,
     ControlFrame,
     FrameError,
-    Row,
     Sort,
     close_bundle,
     open_bundle,
@@ -176,11 +176,11 @@ def test_what_has_the_name_is_never_replaced(nodes, form, what, size, monkeypatc
     assert os.listdir(pair[1].path / "incoming/peer") == []
 
 
-def rows_of(*parts: tuple[int, int, int]) -> list[Row]:
+def rows_of(*parts: tuple[int, int, int]) -> list[BundleRow]:
     """Of (size, start, length), all of id 0."""
     rows, at = [], 0
     for size, start, length in parts:
-        rows.append(Row(0, 0o644, size, start, length, at, 10**18))
+        rows.append(BundleRow(0, 0o644, size, start, length, at, 10**18))
         at += length
     return rows
 
@@ -210,7 +210,7 @@ def test_a_file_that_does_not_come_whole_gets_no_name(nodes, parts, monkeypatch)
 def test_permission_bits_beyond_the_usual_are_not_taken(nodes, form, monkeypatch):
     _, node = nodes([1])
     catalog = catalog_of(node, monkeypatch)
-    Incoming().store(BufferPool(1).take(), [Row(0, 0o106755, 1, 0, 1, 0, 10**18)], catalog)
+    Incoming().store(BufferPool(1).take(), [BundleRow(0, 0o106755, 1, 0, 1, 0, 10**18)], catalog)
     assert node.file(0).stat().st_mode & 0o7777 == 0o755
 
 
@@ -228,7 +228,7 @@ def test_control_messages_come_out_as_they_went_in(sort, fingerprint, why, ids, 
 def test_tables_come_out_as_they_went_in(parts, sort):
     rows, at = [], 0
     for id_, length, rest in parts:
-        rows.append(Row(id_, 0o600, length + rest, rest, length, at, -5))
+        rows.append(BundleRow(id_, 0o600, length + rest, rest, length, at, -5))
         at += length
     view = memoryview(bytearray(BUFFER_BYTES))
     length = close_bundle(view, at, rows, 99, sort)

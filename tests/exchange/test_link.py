@@ -35,7 +35,7 @@ MESSAGES = st.one_of(
     st.builds(exchange.End),
     st.builds(exchange.Reading, st.integers(0, 9), IDS),
     st.builds(exchange.Together, st.integers(0, 9), IDS),
-    st.builds(exchange.Held, st.integers(0, 9), IDS),
+    st.builds(exchange.Holdings, st.integers(0, 9), IDS),
 )
 
 

@@ -15,7 +15,7 @@ from benchmarks.peernodes import Node, manifest_of
 from hpcstage.exchange.files.stripeservice import StripeService
 from hpcstage.exchange.lane import Lane, Wake
 from hpcstage.exchange.transport.buffers import BufferPool
-from hpcstage.exchange.transport.frames import ControlFrame, Row, Sort, close_bundle
+from hpcstage.exchange.transport.frames import BundleRow, ControlFrame, Sort, close_bundle
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol.arriving import LEAST_STRIPE_BYTES
 from hpcstage.store.arrivingrows import StripeShare
@@ -66,7 +66,7 @@ class Desk:
         buffer, rows, at = self.post.arrivals.take(), [], 0
         for start, data in parts:
             buffer.view[at : at + len(data)] = data
-            rows.append(Row(0, 0, size, start, len(data), at, 0))
+            rows.append(BundleRow(0, 0, size, start, len(data), at, 0))
             at += len(data)
         assert self.root.catalog is not None
         print_ = self.root.catalog.fingerprint if fingerprint is None else fingerprint

@@ -143,7 +143,7 @@ def test_readers_in_order_are_served_from_all_nodes(hpcstage: Hpcstage, source: 
     read = 3 * NODES * SIZE
     assert record["totals"]["local_bytes"] >= 0.7 * read, "the part of each node alone is half"
     assert record["totals"]["peer_bytes"] >= 0.2 * read
-    assert not {"store-full", "left-to-program", "copy-failed"} & notes(record).keys()
+    assert not {"store-full", "deferred-to-program", "copy-failed"} & notes(record).keys()
     assert not any(part["datasets"][0]["staged_files"] for part in manylab.parts_of(hpcstage))
 
 

@@ -132,20 +132,20 @@ def test_what_a_program_of_any_node_reads_at_the_source_is_not_copied(
     reader, other = (manylab.parts_of(hpcstage)[node]["host"] for node in (int(rank), 1 - int(rank)))
     left = "a large file (90 MB) was not copied, as {} read it at the source"
     texts = {
-        "left-to-program": f"{reader}: {left.format('the program')}",
-        "left-to-others": f"{other}: {left.format('a program of another node')}",
+        "deferred-to-program": f"{reader}: {left.format('the program')}",
+        "deferred-to-others": f"{other}: {left.format('a program of another node')}",
     }
     said = {note["id"]: note["text"] for note in record["notes"] if note["id"] in texts}
     assert said
     assert said.items() <= texts.items()
-    assert placement == "partition" or "left-to-program" in said
+    assert placement == "partition" or "deferred-to-program" in said
 
 
 def test_it_is_copied_once_for_all_nodes_when_no_program_reads_it_any_more(hpcstage: Hpcstage, source: Slowfs) -> None:
     record = run(hpcstage, source, LET_GO, options=("--placement", "replicate"))
     assert [part["datasets"][0]["staged_bytes"] for part in manylab.parts_of(hpcstage)] == [SIZE_BYTES, SIZE_BYTES]
     assert source.counters().read_bytes <= SIZE_BYTES + 8 * MB
-    assert "left-to-program" not in {note["id"] for note in record["notes"]}
+    assert "deferred-to-program" not in {note["id"] for note in record["notes"]}
 
 
 @pytest.mark.parametrize(("rank", "placement"), [("0", "replicate"), ("1", "partition")])

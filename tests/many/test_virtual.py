@@ -121,7 +121,7 @@ def test_how_often_the_source_is_read_even_by_a_program_that_begins_at_once(
     parts = manylab.parts_of(hpcstage)
     assert {part["placement"] for part in parts} == {placement}
     opens = [process["counters"].get("source_opens", 0) for part in parts for process in part["processes"]]
-    read = sum(part["totals"]["source_bytes"] for part in parts)
+    read = sum(part["totals"]["copied_bytes"] for part in parts)
     if placement == "private":
         assert read <= times * 60 * 10_000
     else:
@@ -147,7 +147,7 @@ def test_without_mpi_each_node_stages_alone_and_the_report_says_so(
     assert list(hpcstage.cwd.glob("hpcstage-runs/*/nodes/lead.log"))
     parts = manylab.parts_of(hpcstage)
     assert [part["placement"] for part in parts] == ["private", "private"]
-    assert all(part["totals"]["source_files"] for part in parts), "each node staged"
+    assert all(part["totals"]["copied_files"] for part in parts), "each node staged"
     assert not list(local_dir.glob("hpcstage-*/*/"))
 
 

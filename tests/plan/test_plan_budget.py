@@ -27,7 +27,7 @@ def test_needs_count_directories_once_per_dataset():
     manifest = manifest_of((0, b"a/b/1", 1), (0, b"a/b/2", 0), (1, b"a/3", 5000))
     found = fit(manifest, range(3), Budget(10**9, 10**9))
     assert found.fits
-    assert (found.files, found.share, found.first_left_out) == (3, 1.0, None)
+    assert (found.files, found.share) == (3, 1.0)
     # Three files; of the first dataset its own directory, a and a/b; of the second its own and a.
     assert found.needed_inodes == found.inodes == 3 + 3 + 2
     assert found.needed_bytes == found.size_bytes == (1 + 0 + 2 + 5) * BLOCK_BYTES
@@ -36,9 +36,9 @@ def test_needs_count_directories_once_per_dataset():
 def test_order_decides_what_is_left_out():
     manifest = manifest_of((0, b"1", 4096), (0, b"2", 4096), (0, b"3", 8192))
     room = Budget(3 * BLOCK_BYTES, 100)
-    assert (fit(manifest, [0, 1, 2], room).files, fit(manifest, [0, 1, 2], room).first_left_out) == (2, 2)
+    assert fit(manifest, [0, 1, 2], room).files == 2
     found = fit(manifest, [2, 0, 1], room)
-    assert (found.files, found.first_left_out, found.share, found.fits) == (1, 0, 0.5, False)
+    assert (found.files, found.share, found.fits) == (1, 0.5, False)
     assert found.size_bytes == 3 * BLOCK_BYTES
     assert found.needed_bytes == 5 * BLOCK_BYTES
 
@@ -51,7 +51,7 @@ def test_inodes_run_out_first():
 
 def test_nothing_fits():
     found = fit(manifest_of((0, b"x", 1)), [0], Budget(0, 0))
-    assert (found.files, found.size_bytes, found.inodes, found.share, found.first_left_out) == (0, 0, 0, 0.0, 0)
+    assert (found.files, found.size_bytes, found.inodes, found.share) == (0, 0, 0, 0.0)
 
 
 @given(
@@ -66,6 +66,6 @@ def test_never_over_budget_and_monotonous(files: list[tuple[int, bytes, int]], s
     if not found.fits:
         assert found.size_bytes <= size
         assert found.inodes <= inodes
-        assert found.first_left_out == found.files
+        assert not fit(manifest, range(found.files + 1), Budget(size, inodes)).fits, "one more is too much"
     more = fit(manifest, range(len(manifest)), Budget(size + 50_000, inodes + 10))
     assert more.files >= found.files

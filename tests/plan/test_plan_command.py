@@ -20,9 +20,9 @@ from hpcstage.plan.order.orders import complete
 from hpcstage.plan.placement.fitting import fit
 from hpcstage.plan.types import Budget, Order, Rates, Workload
 from hpcstage.preview import plan as plans
+from hpcstage.preview.earlierrun import OPTIONS
 from hpcstage.preview.findorder import FoundOrder
 from hpcstage.preview.plan import rows
-from hpcstage.preview.program import OPTIONS
 from hpcstage.report.plan import page
 
 RATES = Rates(1e6, 1e6, 1e9, sources=dict.fromkeys(OF_RATES, "option"))

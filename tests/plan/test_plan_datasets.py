@@ -81,13 +81,13 @@ def test_single_file_and_glob_share_a_root(tree: Path):
     resolved = resolve(["train/a/1.bin", "train/*/2.bin"], tree)
     assert roots(resolved) == [str(tree / "train")]
     assert resolved.all[0].kind is DatasetKind.FILES
-    assert resolved.selections[0].files == [b"a/1.bin"]
-    assert resolved.selections[0].globs == [(b"", b"*/2.bin")]
+    assert resolved.named[0].files == [b"a/1.bin"]
+    assert resolved.named[0].globs == [(b"", b"*/2.bin")]
 
 
 def test_a_name_that_looks_like_a_glob_is_a_file_if_it_exists(tree: Path):
     (tree / "a[1].bin").write_text("x")
-    assert resolve(["a[1].bin"], tree).selections[0].files == [b"a[1].bin"]
+    assert resolve(["a[1].bin"], tree).named[0].files == [b"a[1].bin"]
 
 
 def test_file_like_arguments_inside_a_directory_join_it(tree: Path):
@@ -95,7 +95,7 @@ def test_file_like_arguments_inside_a_directory_join_it(tree: Path):
     resolved = resolve(["train", "train/a/1.bin", "train/*/2.bin", listed], tree)
     assert roots(resolved) == [str(tree / "train")]
     assert resolved.all[0].kind is DatasetKind.DIRECTORY
-    assert resolved.selections == {}
+    assert resolved.named == {}
     assert listed in resolved.all[0].arguments
     assert [p.paths for p in resolved.lists] == [[os.fsencode(tree / x) for x in ("train/b/3.bin", "train/a/1.bin")]]
 
@@ -104,8 +104,8 @@ def test_a_file_above_a_directory_makes_them_one_dataset(tree: Path):
     resolved = resolve(["train", "labels.txt"], tree)
     assert roots(resolved) == [str(tree)]
     assert resolved.all[0].kind is DatasetKind.FILES
-    assert resolved.selections[0].directories == [b"train"]
-    assert resolved.selections[0].files == [b"labels.txt"]
+    assert resolved.named[0].directories == [b"train"]
+    assert resolved.named[0].files == [b"labels.txt"]
 
 
 def test_a_spelling_that_is_no_name_of_the_root_is_none_of_its_aliases(tree: Path):
@@ -189,8 +189,8 @@ def test_saved_and_loaded_again(tree: Path):
     resolved = resolve(["train", "labels.txt", "oth*/x*", listed], tree)
     resolved.save(tree / "resolved")
     loaded = Datasets.load(tree / "resolved")
-    assert (loaded.all, loaded.lists, loaded.selections) == (
-        resolved.all, resolved.lists, resolved.selections
+    assert (loaded.all, loaded.lists, loaded.named) == (
+        resolved.all, resolved.lists, resolved.named
     )  # fmt: skip
     assert (tree / "resolved").stat().st_mode & 0o777 == 0o600
 

@@ -15,7 +15,7 @@ from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.forecast import OF_RATES, OF_WORKLOAD, Conditions, forecast, missing_figures, queued_s
 from hpcstage.plan.types import Forecast, Rates, Workload
-from hpcstage.preview.program import EarlierRun, known
+from hpcstage.preview.earlierrun import EarlierRun, known
 from hpcstage.record.workload import Measured
 
 INSTANT = 1e15

@@ -44,7 +44,7 @@ def node(index: int, count: int, seconds: int = 60, **changes: Any) -> NodePart:
     load = {name: changes.pop(name) for name in ("source", "own") if name in changes}
     share = FILES // count + (index < FILES % count)
     counted = {
-        "source_bytes": share * (SIZE // FILES), "source_files": share, "want_ready": 10, "copy_busy_s": 39.0,
+        "copied_bytes": share * (SIZE // FILES), "copied_files": share, "want_ready": 10, "copy_busy_s": 39.0,
         "peer_bytes": SIZE - share * (SIZE // FILES), "peer_files": FILES - share,
     }  # fmt: skip
     reading = {"source_opens": 0, "direct_scanning": 0, "direct_later": 0, "source_read_bytes": 0, "source_reads": 0}

@@ -134,8 +134,8 @@ def node_part(**changes: Any) -> NodePart:
         "datasets": [DatasetPart("/lustre/imagenet/train", 10_000, 10**9, 10_000, 10**9)],
         "staged_s": 40.0,
         "totals": {
-            "source_bytes": 980_000_000,
-            "source_files": 9_800,
+            "copied_bytes": 980_000_000,
+            "copied_files": 9_800,
             "want_ready": 300,
             "copy_busy_s": 39.0,
         },

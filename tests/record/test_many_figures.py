@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from recordcases import SECOND, START, blocked, composed, trainer, worker
 
 from hpcstage.record import files
 from hpcstage.record.compose import compose
-from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.part import NodePart, SummedTotals
 from hpcstage.record.parts.roster import Presence
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.parts.run import RunPart
@@ -45,6 +45,14 @@ def test_the_split_is_a_mean_that_adds_up_and_names_the_slowest() -> None:
     assert row(record, "node0001")["slow"] == []
     assert [n["severity"] for n in record["notes"] if n["id"] == "slow-nodes"] == ["warning"]
     assert Record.from_json(record).time_split.headroom_s == pytest.approx(30, abs=0.5), "of the slowest"
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(SummedTotals)])
+def test_what_daemons_count_is_the_jobs_sum_and_unknown_where_one_does_not_know(name: str) -> None:
+    counted = [replace(one, totals=replace(one.totals, **{name: 3 + one.node_index})) for one in job(3)]
+    assert record_of(run(3), counted)["totals"][name] == 3 + 4 + 5
+    counted[1] = replace(counted[1], totals=replace(counted[1].totals, **{name: None}))
+    assert record_of(run(3), counted)["totals"][name] is None
 
 
 def test_a_node_is_compared_with_the_median_of_the_others_not_with_the_fastest() -> None:
@@ -168,7 +176,7 @@ def test_any_parts_give_a_valid_record(
         if kind == "missing":
             part = missing(index, count)
         elif kind == "died":
-            part = replace(part, complete=False, ended_s=None, totals={"source_bytes": 7})
+            part = replace(part, complete=False, ended_s=None, totals={"copied_bytes": 7})
         elif kind == "mute":
             part = replace(part, complete=False, ended_s=None, totals={}, samples=[], processes=[])
         elif kind == "private":

@@ -32,7 +32,7 @@ def test_each_byte_left_the_source_once(count: int) -> None:
 
 
 def test_the_record_of_one_node_has_no_group() -> None:
-    record = record_of(run(1), [node(0, 1, group=None, placement="private", totals={"source_bytes": 5})])
+    record = record_of(run(1), [node(0, 1, group=None, placement="private", totals={"copied_bytes": 5})])
     assert record["group"] is None
     assert record["time_split"]["slowest"] is None
     assert record["contention"]["own_periods"] is None
@@ -53,7 +53,7 @@ def test_a_node_that_never_came_up_is_named_with_its_reason() -> None:
     assert [p["id"] for p in record["problems"]] == ["node-missing"], "the lead and its part say the same"
     assert record["problems"][0]["text"] == "nothing is staged on node0001: ssh: connection refused"
     assert record["group"]["reported"] == 3
-    assert record["totals"]["source_bytes"] == sum(n.totals.source_bytes or 0 for n in nodes)
+    assert record["totals"]["source_bytes"] == sum(n.totals.copied_bytes or 0 for n in nodes)
     assert record["run"]["mode"] == "runtime", "not what the lead wrote for the missing node"
     assert "node-missing" in ids(record)
     assert [n["severity"] for n in record["notes"] if n["id"] == "node-missing"] == ["error"]
@@ -166,7 +166,7 @@ def test_the_group_that_was_not_there() -> None:
     alone = {"generations": 0, "why": why}
     problem = Problem("group-missing", f"staged without the others: {why}", "look")
     changes = {"placement": "private", "placement_why": why, "group": alone, "problems": [problem]}
-    totals = replace(node(0, 64).totals, source_bytes=SIZE, peer_bytes=0)
+    totals = replace(node(0, 64).totals, copied_bytes=SIZE, peer_bytes=0)
     record = record_of(run(64), job(64, 5, totals=totals, **changes))
     assert record["group"]["placement"] == "private"
     assert (record["group"]["generations"], record["group"]["alone_count"]) == (0, 64)
@@ -179,7 +179,7 @@ def test_the_group_that_was_not_there() -> None:
 
 def test_one_node_outside_of_the_group_is_said() -> None:
     lost = {"generations": 0, "why": "no exchange has connected"}
-    totals = replace(node(3, 4).totals, source_bytes=SIZE, peer_bytes=0)
+    totals = replace(node(3, 4).totals, copied_bytes=SIZE, peer_bytes=0)
     nodes = [*job(4), node(3, 4, placement="private", group=lost, totals=totals)]
     record = record_of(run(4), [nodes[0], nodes[1], nodes[2], nodes[4]])
     assert record["group"]["alone_count"] == 1

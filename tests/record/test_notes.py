@@ -127,12 +127,12 @@ CASES = [
 
 
 def private(index: int) -> Any:
-    totals = replace(manycases.node(index, 2).totals, source_bytes=manycases.SIZE)
+    totals = replace(manycases.node(index, 2).totals, copied_bytes=manycases.SIZE)
     return manycases.node(index, 2, placement="private", placement_why="asked for", totals=totals)
 
 
 def twice(index: int) -> Any:
-    return manycases.node(index, 2, totals=replace(manycases.node(index, 2).totals, source_bytes=manycases.SIZE))
+    return manycases.node(index, 2, totals=replace(manycases.node(index, 2).totals, copied_bytes=manycases.SIZE))
 
 
 def notes(record: RecordJson, note: str) -> list[str]:

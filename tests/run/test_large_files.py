@@ -123,7 +123,7 @@ def test_what_the_program_reads_at_the_source_is_not_copied_beside_it(
     record = run(hpcstage, source, {"kept": KEPT, "anew": ANEW}[way], "--intercept", intercept)
     assert source.counters().read_bytes < 1.5 * PARTS[way]
     said = {note["id"]: note["text"] for note in record["notes"]}
-    assert said["left-to-program"] == "a large file (120 MB) was not copied, as the program read it at the source"
+    assert said["deferred-to-program"] == "a large file (120 MB) was not copied, as the program read it at the source"
     assert "direct-later" not in said
     if intercept != "off":
         reasons = Counter(record["coverage"]["reasons"])
@@ -193,7 +193,7 @@ def test_an_open_file_that_is_read_again_goes_on_with_its_copy(hpcstage: Hpcstag
 def test_copied_before_the_program_starts_it_is_served(hpcstage: Hpcstage, source: Slowfs) -> None:
     record = run(hpcstage, source, KEPT, "--mode", "upfront")
     assert record["datasets"][0]["staged_bytes"] == SIZE_BYTES + len(b"small")
-    assert "left-to-program" not in {note["id"] for note in record["notes"]}
+    assert "deferred-to-program" not in {note["id"] for note in record["notes"]}
     assert SIZE_BYTES <= source.counters().read_bytes <= 1.01 * SIZE_BYTES + os.sysconf("SC_PAGE_SIZE")
 
 

@@ -62,7 +62,7 @@ def test_copying_stops_where_nobody_is_served(hpcstage: Hpcstage, source: Slowfs
     assert source.counters().read_bytes < 1.35 * TOTAL, "about two seconds of copying at half of the rate"
     said = notes(record)
     assert said["not-reached"].startswith("copying paused for ")
-    assert "left-to-program" not in said
+    assert "deferred-to-program" not in said
 
 
 @pytest.mark.parametrize("source", [MB], indirect=True)

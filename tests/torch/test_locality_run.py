@@ -53,7 +53,7 @@ def flat(make_tree: Callable[..., Path]) -> Path:
 def test_two_nodes_read_what_they_hold(hpcstage: Hpcstage, make_tree: Callable[..., Path]) -> None:
     data = flat(make_tree)
     ours, theirs = run(hpcstage, data, 2), run(hpcstage, data, 2, "regular")
-    assert total(ours, "source_files") == total(theirs, "source_files") == FILES, "each file is read once"
+    assert total(ours, "copied_files") == total(theirs, "copied_files") == FILES, "each file is read once"
     assert total(ours, "peer_files") < 0.25 * EPOCHS * FILES, "about 7 % are moved to even out"
     assert total(ours, "peer_files") < 0.6 * total(theirs, "peer_files")
     for part in ours:
@@ -64,6 +64,6 @@ def test_two_nodes_read_what_they_hold(hpcstage: Hpcstage, make_tree: Callable[.
 
 def test_one_node_and_workers(hpcstage: Hpcstage, make_tree: Callable[..., Path]) -> None:
     parts = run(hpcstage, flat(make_tree), 1, workers=1)
-    assert total(parts, "source_files") == FILES
+    assert total(parts, "copied_files") == FILES
     assert parts[0]["order"]["provenance"] == "sampler"
     assert parts[0]["order"]["announcements"] >= RANKS, "as long as there is something to stage or to learn"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Container, Iterator
 
 from hpcstage.daemon.queue.queue import Queue
-from hpcstage.daemon.queue.rates import Verdict
+from hpcstage.daemon.queue.rates import AnswerKind
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.protocol import exchange
 from hpcstage.protocol.exchange import Why
@@ -73,7 +73,7 @@ class Offers:
         for id_ in message.ids:
             if id_ >= self._files or self._queue.from_peers.is_deferred(id_, now):
                 self._answer(id_, message.node)
-            elif self._queue.source.asked(id_) is Verdict.WAIT:
+            elif self._queue.source.asked(id_) is AnswerKind.WAIT:
                 self._askers.add(id_, message.node)
             else:
                 self._answer(id_, message.node)
@@ -98,7 +98,7 @@ class Offers:
     def refused(self) -> None:
         """Answers the nodes that asked for files that this node will not read, as it reads nothing more."""
         for id_ in self._askers.ids():
-            if self._queue.source.asked(id_) is Verdict.DIRECT:
+            if self._queue.source.asked(id_) is AnswerKind.DIRECT:
                 self.final(id_)
 
     def take(self) -> Iterator[exchange.Offer]:

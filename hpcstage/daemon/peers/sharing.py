@@ -182,9 +182,9 @@ class FileSharing(Neighbours):
         assert self.routes is not None
         own = self._group.nodes.index
         here = [id_ for id_ in self.routes.left() if self._engine.queue.states.of(id_) is FileState.STORED]
-        for message in exchange.in_messages(exchange.Held(own, tuple(here))):
+        for message in exchange.in_messages(exchange.Holdings(own, tuple(here))):
             self._group.send(message)
-        self._group.send(exchange.Held(own, ()))
+        self._group.send(exchange.Holdings(own, ()))
         self._inquiry.begin((node for node in members.present if node != own), now)
 
     def _take_over(self, members: Membership) -> None:
@@ -253,7 +253,7 @@ class FileSharing(Neighbours):
             self._written_elsewhere(message)
         elif isinstance(message, exchange.Confirmed):
             self.confirmed = max(self.confirmed, message.number)
-        elif isinstance(message, exchange.Held):
+        elif isinstance(message, exchange.Holdings):
             self._inquiry.heard(message.node, message.ids)
         elif isinstance(message, exchange.Reading):
             self._read_elsewhere(message, now)

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.queue.queue import Queue
-from hpcstage.daemon.queue.rates import Decision, Verdict
+from hpcstage.daemon.queue.rates import AnswerKind, Decision
 from hpcstage.protocol.shim import Answer, Reason
 
 
@@ -38,7 +38,7 @@ class Answers:
 
     def told(self, decision: Decision) -> Reply:
         """Returns the reply for a request that waits no longer; a decision to wait becomes LATER."""
-        return self.reply(Reason.NONE if decision.verdict is Verdict.READY else decision.reason or Reason.LATER)
+        return self.reply(Reason.NONE if decision.kind is AnswerKind.READY else decision.reason or Reason.LATER)
 
     # ---- requests that wait
 

@@ -30,7 +30,7 @@ class BytesRead:
     """How long programs were in the calls that read `program_bytes`."""
 
 
-class Pace(Enum):
+class PaceBeside(Enum):
     """How a large file is copied while the program reads others at the source."""
 
     NOT = "not at all"
@@ -50,11 +50,11 @@ class Beside:
     """
 
     def __init__(self) -> None:
-        self.pace = Pace.NOT
+        self.pace = PaceBeside.NOT
         self._alone: BytesRead | None = None
         """What the program reads alone in a second."""
         self._since: BytesRead | None = None
-        self._failed: Counter[Pace] = Counter()
+        self._failed: Counter[PaceBeside] = Counter()
         self._wait_until = 0.0
         self._sprint_at = 0.0
         self._least_s = LEAST_TRIAL_S
@@ -65,7 +65,7 @@ class Beside:
         files are being copied."""
         if not reads:
             self._restart()
-        elif self.pace is not Pace.NOT:
+        elif self.pace is not PaceBeside.NOT:
             self._judge(read, copies)
         elif read.at >= self._wait_until:
             self._measure(read, copies)
@@ -76,7 +76,7 @@ class Beside:
         return self._least_s == LEAST_SPRINT_S
 
     def _restart(self) -> None:
-        self.pace, self._least_s = Pace.NOT, LEAST_TRIAL_S
+        self.pace, self._least_s = PaceBeside.NOT, LEAST_TRIAL_S
         self._alone = self._since = None
 
     def _measure(self, read: BytesRead, copies: bool) -> None:
@@ -85,35 +85,35 @@ class Beside:
         elif read.at - self._since.at >= LEAST_TRIAL_S:
             self._alone = _per_second(self._since, read)
             self._since = None
-            self.pace = Pace.YIELDING
-            self._sprint_at = read.at + SPRINT_AFTER_S * self._longer(Pace.FULL)
+            self.pace = PaceBeside.YIELDING
+            self._sprint_at = read.at + SPRINT_AFTER_S * self._longer(PaceBeside.FULL)
 
     def _judge(self, read: BytesRead, copies: bool) -> None:
         if not copies or self._since is None:
             self._since = read if copies else None
             if self.is_sprinting and not copies:
-                self.pace, self._least_s = Pace.YIELDING, LEAST_TRIAL_S
+                self.pace, self._least_s = PaceBeside.YIELDING, LEAST_TRIAL_S
             return
         if read.at - self._since.at < self._least_s or self._alone is None:
             return
         alone, beside = self._alone, _per_second(self._since, read)
-        if self.pace is Pace.FULL and not beside.program_bytes and beside.at < LEAST_TRIAL_S:
+        if self.pace is PaceBeside.FULL and not beside.program_bytes and beside.at < LEAST_TRIAL_S:
             return
         self._since = read
-        if self.pace is Pace.FULL:
+        if self.pace is PaceBeside.FULL:
             self._least_s = LEAST_TRIAL_S
             if beside.program_s * alone.program_bytes > MOST_SLOWER * alone.program_s * beside.program_bytes:
-                self.pace = Pace.YIELDING
-                self._failed[Pace.FULL] += 1
-                self._sprint_at = read.at + SPRINT_AFTER_S * self._longer(Pace.FULL)
+                self.pace = PaceBeside.YIELDING
+                self._failed[PaceBeside.FULL] += 1
+                self._sprint_at = read.at + SPRINT_AFTER_S * self._longer(PaceBeside.FULL)
         elif alone.program_bytes - beside.program_bytes > MOST_TAKEN * beside.copied_bytes:
             self._restart()
-            self._wait_until = read.at + TRIAL_WAIT_S * self._longer(Pace.YIELDING)
-            self._failed[Pace.YIELDING] += 1
+            self._wait_until = read.at + TRIAL_WAIT_S * self._longer(PaceBeside.YIELDING)
+            self._failed[PaceBeside.YIELDING] += 1
         elif read.at >= self._sprint_at:
-            self.pace, self._least_s = Pace.FULL, LEAST_SPRINT_S
+            self.pace, self._least_s = PaceBeside.FULL, LEAST_SPRINT_S
 
-    def _longer(self, pace: Pace) -> int:
+    def _longer(self, pace: PaceBeside) -> int:
         return int(2 ** min(self._failed[pace], MOST_DOUBLINGS))
 
 

@@ -122,7 +122,6 @@ class FreeBudget:
         self._states = states
         self._whole = for_files(budget, directories)
         self._left_bytes, self._left_inodes = self._whole.size_bytes, self._whole.inodes
-        self._directories = directories
         self._reserved: dict[int, int] = {}
 
     @property
@@ -134,11 +133,6 @@ class FreeBudget:
     def used_files(self) -> int:
         """The number of all copies."""
         return self._whole.inodes - self.temporary.limit.inodes - self._left_inodes + self.temporary.count
-
-    @property
-    def used_inodes(self) -> int:
-        """The inodes of the copies and of the directories set aside for them."""
-        return self.used_files + self._directories
 
     @property
     def is_full(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.fromsource import FromSource
 from hpcstage.daemon.queue.large import Deferral, Large
-from hpcstage.daemon.queue.rates import Decision, Estimates, Verdict
+from hpcstage.daemon.queue.rates import AnswerKind, Decision, Estimates
 from hpcstage.daemon.queue.sequences import Line, Sequences
 from hpcstage.daemon.queue.sourcereads import LET_GO_S
 from hpcstage.daemon.queue.states import FROM_PEER, LOOK_LIMIT, PEER_REMOTE, PEER_WAITS, FileState
@@ -110,7 +110,7 @@ class FromPeers:
         """Returns why a large file is not to be passed between nodes now."""
         if not self._large.is_large(id_):
             return None
-        if self._large.reads.has(id_, now):
+        if self._large.is_read_at_source(id_, now):
             return Deferral.READ
         return Deferral.PEER if now < self._not_before.get(id_, now) else None
 
@@ -154,13 +154,13 @@ class FromPeers:
         is_sooner = expected_s <= min(self._source.limits.patience_s, self._source.estimates.transfer_s(size))
         if not self.linked or self._deferral(id_, now) or not is_sooner or not has_space:
             self._large.reads.opened(id_, now)
-            return Decision(Verdict.DIRECT, reason=Reason.LARGE)
+            return Decision(AnswerKind.DIRECT, reason=Reason.LARGE)
         self._large.reads.awaited(id_)
         return self._wait(id_, state, expected_s, now)
 
     def _wait(self, id_: int, state: FileState, expected_s: float, now: float) -> Decision:
         decision = self._source.limits.decide(expected_s, SHORTEST_WAIT_S, now)
-        if decision.verdict is Verdict.WAIT:
+        if decision.kind is AnswerKind.WAIT:
             self._flights.ahead.discard(id_)
             if state in (FileState.WAITING, FileState.REMOTE):
                 self._flights.states.move(id_, FileState.PROMOTED)

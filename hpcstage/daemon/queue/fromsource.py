@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.large import MOST_WAIT_S, Large
-from hpcstage.daemon.queue.rates import Bucket, Decision, Estimates, Limits, Verdict
+from hpcstage.daemon.queue.rates import AnswerKind, Bucket, Decision, Estimates, Limits
 from hpcstage.daemon.queue.sequences import Line, Sequences
 from hpcstage.daemon.queue.states import FINAL, LOOK_LIMIT, SOURCE_WAITS, FileState
 from hpcstage.protocol.shim import Reason
@@ -108,18 +108,18 @@ class FromSource:
             return self._request_large(id_, state, now)
         least_s = SHORTEST_SHARED_WAIT_S if self.limits.shared else SHORTEST_WAIT_S
         decision = self.limits.decide(self._expected_s(id_, state, now), least_s, now)
-        if decision.verdict is Verdict.WAIT and state in (FileState.WAITING, FileState.REMOTE):
+        if decision.kind is AnswerKind.WAIT and state in (FileState.WAITING, FileState.REMOTE):
             self._flights.states.move(id_, FileState.PROMOTED)
             self.promoted.ids.append(id_)
         return decision
 
     def _request_large(self, id_: int, state: FileState, now: float) -> Decision:
         if state is FileState.FLYING and self._large.is_worth_waiting(id_, now):
-            return Decision(Verdict.WAIT, deadline=now + 2 * MOST_WAIT_S)
+            return Decision(AnswerKind.WAIT, deadline=now + 2 * MOST_WAIT_S)
         if state is FileState.FLYING:
             self._large.opened_under_way(id_, now)
         self._large.reads.opened(id_, now)
-        return Decision(Verdict.DIRECT, reason=Reason.LARGE)
+        return Decision(AnswerKind.DIRECT, reason=Reason.LARGE)
 
     def _expected_s(self, id_: int, state: FileState, now: float) -> float:
         alone_s = self.estimates.transfer_s(self._flights.states.size(id_))
@@ -128,21 +128,21 @@ class FromSource:
         ahead = self._flights.states.promoted_bytes / (2 if state is FileState.PROMOTED else 1)
         return alone_s + self.estimates.drain_s(ahead)
 
-    def asked(self, id_: int) -> Verdict:
+    def asked(self, id_: int) -> AnswerKind:
         """Returns what another node that asks for a file is told; WAIT: this node reads it from the source soon."""
         state = self._flights.states.of(id_)
         if state is FileState.STORED:
-            return Verdict.READY
+            return AnswerKind.READY
         if (
             self._flights.states.closed
             or state in FINAL
             or state is FileState.REMOTE
             or self._flights.states.is_from_peer(id_)
         ):
-            return Verdict.DIRECT
+            return AnswerKind.DIRECT
         if state is FileState.WAITING:
             self._asked.ids.append(id_)
-        return Verdict.WAIT
+        return AnswerKind.WAIT
 
     # ---- transfers that are begun again
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from itertools import islice
 
-from hpcstage.daemon.queue.beside import Beside, BytesRead, Pace
+from hpcstage.daemon.queue.beside import Beside, BytesRead, PaceBeside
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.followed import Followed
 from hpcstage.daemon.queue.rates import Estimates
@@ -207,7 +207,7 @@ class Large:
         there."""
         if not self.reads.count(now):
             return False
-        return bool(self.led) or self._beside.pace is Pace.NOT or not self.reads.are_here(now)
+        return bool(self.led) or self._beside.pace is PaceBeside.NOT or not self.reads.are_here(now)
 
     def priority(self, id_: int, now: float) -> Priority:
         """Returns how the copy of a file gives way to programs that read the source."""
@@ -219,7 +219,7 @@ class Large:
             return Priority.FULL
         if self._beside.is_sprinting:
             return Priority.TRIAL
-        return Priority.FULL if self._beside.pace is Pace.FULL else Priority.BELOW_PROGRAMS
+        return Priority.FULL if self._beside.pace is PaceBeside.FULL else Priority.BELOW_PROGRAMS
 
     @property
     def is_sprinting(self) -> bool:

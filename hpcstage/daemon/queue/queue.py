@@ -18,7 +18,7 @@ from hpcstage.daemon.queue.freebudget import FreeBudget
 from hpcstage.daemon.queue.frompeers import FromPeers
 from hpcstage.daemon.queue.fromsource import FromSource
 from hpcstage.daemon.queue.large import Large
-from hpcstage.daemon.queue.rates import Decision, Estimates, Limits, Verdict
+from hpcstage.daemon.queue.rates import AnswerKind, Decision, Estimates, Limits
 from hpcstage.daemon.queue.sequences import Sequences
 from hpcstage.daemon.queue.states import FINAL, FileState, NodeShare, States
 from hpcstage.plan.blocks import blocks_bytes
@@ -64,13 +64,13 @@ class Queue:
         states, temporary = self.states, self.budget.temporary
         state, closed = states.of(id_), states.closed
         if state is FileState.STORED:
-            return Decision(Verdict.READY)
+            return Decision(AnswerKind.READY)
         if state in FINAL:
             is_refused = state is FileState.REFUSED
-            return Decision(Verdict.DIRECT, reason=closed or Reason.FULL if is_refused else _REASONS[state])
+            return Decision(AnswerKind.DIRECT, reason=closed or Reason.FULL if is_refused else _REASONS[state])
         if id_ in self.divided:
             self.large.reads.here(id_, now)
-            return Decision(Verdict.DIRECT, reason=Reason.LARGE)
+            return Decision(AnswerKind.DIRECT, reason=Reason.LARGE)
         if states.is_from_peer(id_) and self.large.is_large(id_) and not closed:
             return self.from_peers.request_large(id_, state, now)
         if states.is_from_peer(id_) and not self.from_peers.linked and id_ not in self.flights.asked:
@@ -79,7 +79,7 @@ class Queue:
                 self.source.promoted.ids.append(id_)
         if state is FileState.REMOTE:
             if closed or not temporary.can_hold(blocks_bytes(states.size(id_))):
-                return Decision(Verdict.DIRECT, reason=closed or Reason.FULL)
+                return Decision(AnswerKind.DIRECT, reason=closed or Reason.FULL)
             temporary.passed()
         return (self.from_peers if states.is_from_peer(id_) else self.source).request(id_, state, now)
 

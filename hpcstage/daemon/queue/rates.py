@@ -25,7 +25,7 @@ _AHEAD_S = 0.05
 """Copiers are given transfers ahead for this long, so that they do not wait for the daemon."""
 
 
-class Verdict(Enum):
+class AnswerKind(Enum):
     """The kind of answer to a request."""
 
     READY = "ready"
@@ -37,7 +37,7 @@ class Verdict(Enum):
 class Decision:
     """The answer to a request; `deadline` is set for WAIT, `reason` for DIRECT."""
 
-    verdict: Verdict
+    kind: AnswerKind
     deadline: float = 0.0
     reason: Reason = Reason.NONE
 
@@ -62,9 +62,9 @@ class Limits:
     def decide(self, expected_s: float, least_s: float, now: float) -> Decision:
         """Returns the answer to a request whose file is expected in `expected_s`; a wait lasts `least_s` or longer."""
         if expected_s > self.patience_s:
-            return Decision(Verdict.DIRECT, reason=Reason.LATER)
+            return Decision(AnswerKind.DIRECT, reason=Reason.LATER)
         longest_s = min(max(least_s, WAIT_FACTOR * expected_s), self.request_cap_s / 2)
-        return Decision(Verdict.WAIT, deadline=now + longest_s)
+        return Decision(AnswerKind.WAIT, deadline=now + longest_s)
 
 
 class Bucket:

@@ -10,27 +10,35 @@ another order by name; it is counted in any case.
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.queue.queue import Queue
-from hpcstage.daemon.reading import epochs, traces
+from hpcstage.daemon.reading import epochs
 from hpcstage.daemon.reading.announcements import Announcements
 from hpcstage.daemon.reading.lists import HELPER, Lists, ReadList
 from hpcstage.daemon.reading.openwatch import OpenLog, OpenWatch
 from hpcstage.daemon.reading.scanning import Prepared
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Message, Service
-from hpcstage.plan.order import orders
+from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.plan.order import orders, trace
 from hpcstage.plan.types import follows_samplers
+from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.shim import SAMPLER_ORDER, Answer, Kind
+from hpcstage.stderr import log
 
 if TYPE_CHECKING:
     from hpcstage.record.parts.part import NodePart
 
 TRACE_HELPER = "trace"
+FULLER_FACTOR = 2
+"""A trace with more than this many times the files is not replaced: a run that was broken off knows less."""
 SHIM_PREFIX = SAMPLER_ORDER.decode()
 """The prefix of names below orders/ of the beginning of an epoch, which the shim gives."""
 ANNOUNCED, HEAD = "announced", "head"
@@ -115,7 +123,7 @@ class Ordering(Service):
         self.watch.stop()
         spec, manifest = self._base.spec, self._prepared.manifest
         if spec.node_index == 0:
-            self._base.helpers.start(TRACE_HELPER, lambda: traces.leave(spec, manifest, self.watch.first), _ignored)
+            self._base.helpers.start(TRACE_HELPER, lambda: _leave_trace(spec, manifest, self.watch.first), _ignored)
         return [name for name in self._base.helpers.names() if name.startswith((HELPER, TRACE_HELPER))]
 
     # ---- the record
@@ -136,3 +144,32 @@ class Ordering(Service):
 
 def _ignored(answer: bytes | None) -> None:
     """Takes the end of the helper that writes the trace, which says in the log what went wrong."""
+
+
+def _leave_trace(spec: DaemonSpec, manifest: Manifest, first: array[int]) -> bytes:
+    """Writes the trace: the ids in the order of their first opens. Work for a helper, as a home directory may hang."""
+    if not spec.state_dir or not first:
+        return b""
+    last, _ = trace.find(_directory(spec), _roots(spec), spec.command, manifest)
+    if last is not None and len(last.order) > FULLER_FACTOR * len(first):
+        log(f"the trace of run {last.header.run_id} stays, as this run opened {len(first):,} files only")
+        return b""
+    header = trace.TraceHeader(
+        command=tuple(spec.command),
+        roots=tuple(_roots(spec)),
+        digest=trace.digest(manifest),
+        files=len(manifest),
+        run_id=spec.run_id,
+        written_utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+    if why := trace.save(_directory(spec), trace.Trace(header, first)):
+        log(f"no trace is left: {why}")
+    return b""
+
+
+def _directory(spec: DaemonSpec) -> Path:
+    return Path(spec.state_dir) / trace.DIRECTORY
+
+
+def _roots(spec: DaemonSpec) -> list[str]:
+    return [os.fsdecode(dataset.root) for dataset in spec.datasets]

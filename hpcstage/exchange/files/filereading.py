@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hpcstage.exchange.files import batch as files
 from hpcstage.exchange.files.batch import ReadOutcome
 from hpcstage.exchange.transport.buffers import Buffer
-from hpcstage.exchange.transport.frames import MAX_ROWS, PIECE_BYTES, Row, close_bundle
+from hpcstage.exchange.transport.frames import MAX_ROWS, PIECE_BYTES, BundleRow, close_bundle
 from hpcstage.store.catalog import Catalog
 
 
@@ -19,7 +19,7 @@ class Filled:
     """A bundle that was filled. It has no rows if there was nothing to send."""
 
     length: int = 0
-    rows: list[Row] = field(default_factory=list)
+    rows: list[BundleRow] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
     """Ids whose copies cannot be read, or are not whole."""
     unknown: list[int] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Outgoing:
             found = files.read_files([catalog.staged(id_) for id_ in ids], buffer, at, PIECE_BYTES)
             for id_, (what, size, mode, mtime_ns, place) in zip(ids, found, strict=False):
                 if what == ReadOutcome.WHOLE:
-                    filled.rows.append(Row(id_, mode, size, 0, size, place, mtime_ns))
+                    filled.rows.append(BundleRow(id_, mode, size, 0, size, place, mtime_ns))
                     at = place + size
                 elif what == ReadOutcome.LOST:
                     filled.lost.append(id_)
@@ -127,7 +127,7 @@ class Outgoing:
             filled.lost.append(file.id)
             self.close()
             return
-        filled.rows.append(Row(file.id, file.mode, file.size_bytes, file.position, length, 0, file.mtime_ns))
+        filled.rows.append(BundleRow(file.id, file.mode, file.size_bytes, file.position, length, 0, file.mtime_ns))
         file.position += length
         if file.position == file.size_bytes:
             self.close()

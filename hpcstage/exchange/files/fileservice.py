@@ -16,7 +16,7 @@ from hpcstage.exchange.service import ExchangeService, Station
 from hpcstage.exchange.transport.frames import CONTROL_TAG, ControlFrame, Sort, open_bundle
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol import exchange
-from hpcstage.protocol.exchange import Ask, Fetch, Held, Offer, Reading, Sent, Together, Why
+from hpcstage.protocol.exchange import Ask, Fetch, Holdings, Offer, Reading, Sent, Together, Why
 from hpcstage.store.catalog import Transfer
 
 
@@ -24,7 +24,7 @@ class FileService(ExchangeService):
     """Serves the messages about files of one transfer."""
 
     sorts = (Sort.ASK, Sort.REFUSE, Sort.READING, Sort.TOGETHER, Sort.HELD, Sort.FILES)
-    orders = (Fetch, Offer, Reading, Together, Held)
+    orders = (Fetch, Offer, Reading, Together, Holdings)
 
     def __init__(self, station: Station, transfer: Transfer) -> None:
         super().__init__(station)
@@ -46,7 +46,7 @@ class FileService(ExchangeService):
             self._tell_others(Sort.READING, message.ids)
         elif isinstance(message, Together):
             self._tell_others(Sort.TOGETHER, (message.id, *message.ids))
-        elif isinstance(message, Held):
+        elif isinstance(message, Holdings):
             self._tell_others(Sort.HELD, message.ids)
 
     def _fetch(self, message: Fetch) -> None:
@@ -167,6 +167,6 @@ def _told(message: ControlFrame, node: int) -> Iterator[exchange.Message]:
     if message.sort is Sort.READING:
         yield Reading(node, message.ids)
     elif message.sort is Sort.HELD:
-        yield Held(node, message.ids)
+        yield Holdings(node, message.ids)
     elif message.sort is Sort.TOGETHER and message.ids:
         yield Together(message.ids[0], message.ids[1:])

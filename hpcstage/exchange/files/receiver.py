@@ -19,7 +19,7 @@ from typing import NamedTuple
 from hpcstage.exchange.files import batch
 from hpcstage.exchange.lane import Lane
 from hpcstage.exchange.transport.buffers import Buffer
-from hpcstage.exchange.transport.frames import CONTROL_TAG, Bundle, ControlFrame, Row, Sort
+from hpcstage.exchange.transport.frames import CONTROL_TAG, Bundle, BundleRow, ControlFrame, Sort
 from hpcstage.exchange.transport.mpi import Mail, Post
 from hpcstage.protocol.exchange import MAX_IDS, Got, Missed, Why
 from hpcstage.store import copyfile
@@ -52,7 +52,7 @@ class Incoming:
     def __init__(self) -> None:
         self._parts: dict[int, _Part] = {}
 
-    def store(self, buffer: Buffer, rows: Sequence[Row], catalog: Catalog) -> list[Stored]:
+    def store(self, buffer: Buffer, rows: Sequence[BundleRow], catalog: Catalog) -> list[Stored]:
         """Writes the rows of a bundle. Returns the files that ended."""
         whole = [row for row in rows if row.length == row.size_bytes]
         if self._parts:
@@ -75,7 +75,7 @@ class Incoming:
             if part is not None:
                 _abandon(part)
 
-    def _row(self, view: memoryview, row: Row, catalog: Catalog) -> Stored | None:
+    def _row(self, view: memoryview, row: BundleRow, catalog: Catalog) -> Stored | None:
         try:
             part = self._part(row, catalog)
             data = view[row.at : row.at + row.length]
@@ -91,7 +91,7 @@ class Incoming:
             return Stored(row.id, _why(error))
         return Stored(row.id, Why.NONE, row.size_bytes, row.mtime_ns)
 
-    def _part(self, row: Row, catalog: Catalog) -> _Part:
+    def _part(self, row: BundleRow, catalog: Catalog) -> _Part:
         """Returns the file that a row continues or begins."""
         part = self._parts.get(row.id)
         if part is not None and row.start == part.received and row.size_bytes == part.size_bytes:

@@ -28,8 +28,8 @@ from hpcstage.exchange.transport.frames import (
     MAX_ROWS,
     PIECE_BYTES,
     Bundle,
+    BundleRow,
     ControlFrame,
-    Row,
     Sort,
     close_bundle,
     open_bundle,
@@ -81,7 +81,7 @@ class OutgoingStripes:
             if not self._read(given, buffer.view[at : at + length], catalog):
                 self._on_lost(self._stripes.popleft())
                 continue
-            filled.rows.append(Row(given.id, 0, given.size_bytes, given.position, length, at, 0))
+            filled.rows.append(BundleRow(given.id, 0, given.size_bytes, given.position, length, at, 0))
             at += length
             given.position += length
             if given.position == given.end:

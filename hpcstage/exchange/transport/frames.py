@@ -123,7 +123,7 @@ def sort_of(data: memoryview, *, is_bundle: bool) -> Sort:
     return sort
 
 
-class Row(NamedTuple):
+class BundleRow(NamedTuple):
     """`length` bytes from `start` in a file of `size_bytes`; they lie `at` in the bundle."""
 
     id: int
@@ -136,7 +136,7 @@ class Row(NamedTuple):
 
 
 def close_bundle(
-    buffer: memoryview, data_bytes: int, rows: Sequence[Row], fingerprint: int, sort: Sort = Sort.FILES
+    buffer: memoryview, data_bytes: int, rows: Sequence[BundleRow], fingerprint: int, sort: Sort = Sort.FILES
 ) -> int:
     """Writes the table behind the bytes, and returns the length of the bundle."""
     at = data_bytes
@@ -153,7 +153,7 @@ class Bundle:
 
     sort: Sort
     fingerprint: int
-    rows: tuple[Row, ...]
+    rows: tuple[BundleRow, ...]
 
 
 def open_bundle(data: memoryview) -> Bundle:
@@ -164,7 +164,7 @@ def open_bundle(data: memoryview) -> Bundle:
         end = len(data) - TAIL.size - count * ROW.size
         if count > MAX_ROWS or end < 0:
             raise FrameError("the table is larger than the bundle")
-        rows = tuple(map(Row._make, ROW.iter_unpack(data[end : end + count * ROW.size])))
+        rows = tuple(map(BundleRow._make, ROW.iter_unpack(data[end : end + count * ROW.size])))
         at = 0
         for id_, _, size_bytes, start, length, lies_at, _ in rows:
             if lies_at != at or start + length > size_bytes:

@@ -30,7 +30,7 @@ ENDS = 64
 
 
 @dataclass
-class Selection:
+class NamedFiles:
     """The files of a dataset of kind FILES that are staged besides the entries of lists. Paths are below its root."""
 
     files: list[bytes] = field(default_factory=list)
@@ -47,8 +47,8 @@ class Datasets:
     all: list[Dataset]
     lists: list[PathList]
     """Lists in the order of the arguments; entries that are in no dataset of kind DIRECTORY are staged, too."""
-    selections: dict[int, Selection]
-    """Selections by index of the dataset; only for kind FILES."""
+    named: dict[int, NamedFiles]
+    """By index of the dataset; only for kind FILES."""
     order: PathList | None = None
     """The list that `--order` names."""
 
@@ -63,7 +63,7 @@ class Datasets:
             "datasets": [d.to_json() for d in self.all],
             "lists": [[x.argument, len(x.paths)] for x in self._all_lists()],
             "order": self.order is not None,
-            "selections": {i: _selection_out(s) for i, s in self.selections.items()},
+            "named": {i: _named_out(s) for i, s in self.named.items()},
         }
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(fd, "wb") as file:
@@ -85,8 +85,8 @@ class Datasets:
             lists.append(PathList(argument, paths[:count]))
             paths = paths[count:]
         order = lists.pop() if head["order"] else None
-        selections = {int(i): _selection_in(s) for i, s in head["selections"].items()}
-        return cls([Dataset.from_json(d) for d in head["datasets"]], lists, selections, order)
+        named = {int(i): _named_in(s) for i, s in head["named"].items()}
+        return cls([Dataset.from_json(d) for d in head["datasets"]], lists, named, order)
 
     def _all_lists(self) -> list[PathList]:
         return [*self.lists, *([self.order] if self.order else [])]
@@ -116,7 +116,7 @@ def _read_order(order: str | None, cwd: bytes) -> PathList | None:
 
 
 @dataclass
-class _Draft:
+class _UnfinishedDataset:
     """A dataset that is not complete yet. `spelt` holds the directories by which the user named it or parts of it."""
 
     root: bytes
@@ -127,13 +127,11 @@ class _Draft:
 
 
 class _Builder:
-    """Collects drafts, makes their roots disjoint, then distributes what was named over them."""
+    """Collects datasets, makes their roots disjoint, then distributes what was named over them."""
 
     def __init__(self, parsed: Sequence[Argument]) -> None:
         self._parsed = parsed
-        self._drafts: list[_Draft] = []
-        self._named: list[tuple[bytes, bytes, str]] = []
-        """Triples (kind, resolved directory or file, rest) of the files that FILES datasets take."""
+        self._datasets: list[_UnfinishedDataset] = []
         self._lists: list[PathList] = []
 
     def build(self) -> Datasets:
@@ -153,35 +151,35 @@ class _Builder:
 
     def _add_directory(self, item: PathArgument) -> None:
         root = os.path.realpath(item.path)
-        for draft in self._drafts:
-            if draft.root == root:
-                draft.arguments.append(item.argument)
-                draft.spelt.append((item.path, root))
+        for dataset in self._datasets:
+            if dataset.root == root:
+                dataset.arguments.append(item.argument)
+                dataset.spelt.append((item.path, root))
                 return
-            if is_below(draft.root, root) or is_below(root, draft.root):
-                _refuse_overlap(draft, root, item.argument)
-        self._drafts.append(_Draft(root, True, [item.argument], [(item.path, root)]))
+            if is_below(dataset.root, root) or is_below(root, dataset.root):
+                _refuse_overlap(dataset, root, item.argument)
+        self._datasets.append(_UnfinishedDataset(root, True, [item.argument], [(item.path, root)]))
 
     def _add(self, directory: bytes, argument: str) -> bytes:
         root = os.path.realpath(directory)
-        for draft in self._drafts:
-            if is_below(root, draft.root):
-                draft.arguments.append(argument)
-                draft.spelt.append((directory, root))
+        for dataset in self._datasets:
+            if is_below(root, dataset.root):
+                dataset.arguments.append(argument)
+                dataset.spelt.append((directory, root))
                 return root
-        self._drafts.append(_Draft(root, False, [argument], [(directory, root)]))
+        self._datasets.append(_UnfinishedDataset(root, False, [argument], [(directory, root)]))
         return root
 
     def _add_list(self, item: PathList) -> None:
-        known = [(with_slash(s), with_slash(r)) for d in self._drafts if d.whole for s, r in d.spelt]
+        known = [(with_slash(s), with_slash(r)) for d in self._datasets if d.whole for s, r in d.spelt]
         known += [(r, r) for _, r in known]
         rest = item.paths
         for prefix, _ in known:
             rest = [path for path in rest if not path.startswith(prefix)]
         moved = [(prefix, real) for prefix, real in known if prefix != real]
-        for draft in self._drafts:
-            if len(rest) < len(item.paths) and draft.whole and _any_below(item.paths, draft):
-                draft.arguments.append(item.argument)
+        for dataset in self._datasets:
+            if len(rest) < len(item.paths) and dataset.whole and _any_below(item.paths, dataset):
+                dataset.arguments.append(item.argument)
         for directory in common_directories(rest, is_there):
             root = self._add(directory, item.argument)
             if root != directory:
@@ -190,36 +188,36 @@ class _Builder:
 
     def _merge(self) -> None:
         """Makes one dataset of nested roots. Nested directories were refused before, so the outer root is of FILES."""
-        outer: list[_Draft] = []
-        for draft in sorted(self._drafts, key=lambda d: len(d.root)):
-            home = next((o for o in outer if is_below(draft.root, o.root)), None)
+        outer: list[_UnfinishedDataset] = []
+        for dataset in sorted(self._datasets, key=lambda d: len(d.root)):
+            home = next((o for o in outer if is_below(dataset.root, o.root)), None)
             if home is None:
-                outer.append(draft)
+                outer.append(dataset)
                 continue
-            home.arguments.extend(draft.arguments)
-            home.spelt.extend(draft.spelt)
-            home.whole = home.whole or (draft.whole and draft.root == home.root)
-        self._drafts = outer
+            home.arguments.extend(dataset.arguments)
+            home.spelt.extend(dataset.spelt)
+            home.whole = home.whole or (dataset.whole and dataset.root == home.root)
+        self._datasets = outer
 
     def _sort(self) -> None:
         position = {item.argument: i for i, item in enumerate(self._parsed)}
-        for draft in self._drafts:
-            draft.arguments = sorted(set(draft.arguments), key=position.__getitem__)
-        self._drafts.sort(key=lambda d: position[d.arguments[0]])
+        for dataset in self._datasets:
+            dataset.arguments = sorted(set(dataset.arguments), key=position.__getitem__)
+        self._datasets.sort(key=lambda d: position[d.arguments[0]])
 
     def _finish(self) -> Datasets:
         datasets: list[Dataset] = []
-        for index, draft in enumerate(self._drafts):
-            datasets.append(_dataset(index, draft, _aliases(draft)))
-        selections = {i: Selection() for i, d in enumerate(datasets) if d.kind is DatasetKind.FILES}
+        for index, dataset in enumerate(self._datasets):
+            datasets.append(_finished(index, dataset, _aliases(dataset)))
+        named = {i: NamedFiles() for i, d in enumerate(datasets) if d.kind is DatasetKind.FILES}
         roots = Roots(datasets)
         for item in self._parsed:
-            _select(item, roots, selections)
-        return Datasets(datasets, self._lists, selections)
+            _select(item, roots, named)
+        return Datasets(datasets, self._lists, named)
 
 
-def _any_below(paths: Iterable[bytes], draft: _Draft) -> bool:
-    prefixes = tuple({with_slash(p) for pair in draft.spelt for p in pair})
+def _any_below(paths: Iterable[bytes], dataset: _UnfinishedDataset) -> bool:
+    prefixes = tuple({with_slash(p) for pair in dataset.spelt for p in pair})
     return any(path.startswith(prefixes) for path in paths)
 
 
@@ -261,33 +259,33 @@ def _end(paths: Sequence[bytes], there: Callable[[bytes], bool], outermost: Oute
     return end if there(end) else next(filter(there, outermost(ENDS, paths)), end)
 
 
-def _refuse_overlap(draft: _Draft, root: bytes, argument: str) -> None:
-    inner, outer = argument, draft.arguments[0]
-    if is_below(draft.root, root):
+def _refuse_overlap(dataset: _UnfinishedDataset, root: bytes, argument: str) -> None:
+    inner, outer = argument, dataset.arguments[0]
+    if is_below(dataset.root, root):
         inner, outer = outer, inner
     raise UsageError(f"the datasets {outer} and {inner} overlap", f"leave out --data {inner}: {outer} contains it")
 
 
-def _aliases(draft: _Draft) -> tuple[bytes, ...]:
+def _aliases(dataset: _UnfinishedDataset) -> tuple[bytes, ...]:
     """Returns other spellings of the root that follow from how the user spelt parts of it."""
     found: dict[bytes, None] = {}
-    for spelt, real in draft.spelt:
-        inner = real[len(draft.root) :] if draft.root != b"/" else real
+    for spelt, real in dataset.spelt:
+        inner = real[len(dataset.root) :] if dataset.root != b"/" else real
         inner = b"" if inner == b"/" else inner
         alias = spelt.removesuffix(inner) if inner else spelt
-        leads_there = not inner or (spelt.endswith(inner) and alias and os.path.realpath(alias) == draft.root)
-        if leads_there and alias != draft.root:
+        leads_there = not inner or (spelt.endswith(inner) and alias and os.path.realpath(alias) == dataset.root)
+        if leads_there and alias != dataset.root:
             found[alias] = None
     return tuple(found)
 
 
-def _dataset(index: int, draft: _Draft, aliases: tuple[bytes, ...]) -> Dataset:
-    base = _UNSAFE.sub("_", os.fsencode(os.path.basename(draft.root)).decode("ascii", "replace"))[:40]
-    kind = DatasetKind.DIRECTORY if draft.whole else DatasetKind.FILES
-    return Dataset(f"{index}-{base or 'root'}", kind, draft.root, aliases, tuple(draft.arguments))
+def _finished(index: int, dataset: _UnfinishedDataset, aliases: tuple[bytes, ...]) -> Dataset:
+    base = _UNSAFE.sub("_", os.fsencode(os.path.basename(dataset.root)).decode("ascii", "replace"))[:40]
+    kind = DatasetKind.DIRECTORY if dataset.whole else DatasetKind.FILES
+    return Dataset(f"{index}-{base or 'root'}", kind, dataset.root, aliases, tuple(dataset.arguments))
 
 
-def _select(item: Argument, roots: Roots, selections: dict[int, Selection]) -> None:
+def _select(item: Argument, roots: Roots, named: dict[int, NamedFiles]) -> None:
     if isinstance(item, PathList):
         return
     directory = item.directory if isinstance(item, GlobArgument) else item.path
@@ -295,15 +293,15 @@ def _select(item: Argument, roots: Roots, selections: dict[int, Selection]) -> N
     if isinstance(item, PathArgument) and not item.is_directory:
         directory, name = os.path.split(item.path)
     place = roots.locate(os.path.realpath(directory))
-    if place is None or place[0] not in selections:
+    if place is None or place[0] not in named:
         return
-    selection, below = selections[place[0]], place[1]
+    chosen, below = named[place[0]], place[1]
     if isinstance(item, GlobArgument):
-        selection.globs.append((below, item.pattern))
+        chosen.globs.append((below, item.pattern))
     elif item.is_directory:
-        selection.directories.append(below)
+        chosen.directories.append(below)
     else:
-        selection.files.append(os.path.join(below, name))
+        chosen.files.append(os.path.join(below, name))
 
 
 def already_local(datasets: Sequence[Dataset], local_device: int | None) -> list[Problem]:
@@ -327,16 +325,16 @@ def _device(path: bytes) -> int | None:
     return None
 
 
-def _selection_out(selection: Selection) -> dict[str, Any]:
+def _named_out(named: NamedFiles) -> dict[str, Any]:
     return {
-        "files": [os.fsdecode(p) for p in selection.files],
-        "directories": [os.fsdecode(p) for p in selection.directories],
-        "globs": [[os.fsdecode(d), os.fsdecode(p)] for d, p in selection.globs],
+        "files": [os.fsdecode(p) for p in named.files],
+        "directories": [os.fsdecode(p) for p in named.directories],
+        "globs": [[os.fsdecode(d), os.fsdecode(p)] for d, p in named.globs],
     }
 
 
-def _selection_in(data: dict[str, Any]) -> Selection:
-    return Selection(
+def _named_in(data: dict[str, Any]) -> NamedFiles:
+    return NamedFiles(
         [os.fsencode(p) for p in data["files"]],
         [os.fsencode(p) for p in data["directories"]],
         [(os.fsencode(d), os.fsencode(p)) for d, p in data["globs"]],

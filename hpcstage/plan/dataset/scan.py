@@ -89,14 +89,14 @@ def _first_tasks(datasets: Datasets) -> Iterator[ScanTask]:
         if dataset.kind is DatasetKind.DIRECTORY:
             yield Directory(index, b"", above(dataset.root), WHOLE, WHOLE.start)
             continue
-        selection = datasets.selections[index]
-        for path in selection.directories:
+        named = datasets.named[index]
+        for path in named.directories:
             yield Directory(index, path, above(join(dataset.root, path)), WHOLE, WHOLE.start)
-        for path, text in selection.globs:
+        for path, text in named.globs:
             pattern = Pattern(text)
             yield Directory(index, path, above(join(dataset.root, path)), pattern, pattern.start)
-        if selection.files:
-            yield FileNames(index, b"", list(selection.files), None)
+        if named.files:
+            yield FileNames(index, b"", list(named.files), None)
     yield from _tasks_of_lists(datasets)
 
 

@@ -22,8 +22,6 @@ class Fit:
     """Bytes on the local disk, in whole blocks."""
     inodes: int
     fits: bool
-    first_left_out: int | None
-    """The id of the first file that does not fit."""
     share: float
     """The share of the dataset's bytes that fits (of its files, where all are empty)."""
     needed_bytes: int
@@ -36,18 +34,15 @@ def fit(manifest: Manifest, ids: Iterable[int], budget: Budget) -> Fit:
     counter = _Counter(manifest)
     files = content = 0
     taken: tuple[int, int] = (0, 0)
-    left_out: int | None = None
+    fits = True
     for file_id in ids:
         size = counter.add(file_id)
-        if left_out is None:
-            if counter.size_bytes > budget.size_bytes or counter.inodes > budget.inodes:
-                left_out = file_id
-                continue
+        fits = fits and counter.size_bytes <= budget.size_bytes and counter.inodes <= budget.inodes
+        if fits:
             files, content, taken = files + 1, content + size, (counter.size_bytes, counter.inodes)
     total = manifest.total_bytes
     share = content / total if total else files / max(1, len(manifest))
-    complete = left_out is None
-    return Fit(files, *taken, complete, left_out, 1.0 if complete else share, counter.size_bytes, counter.inodes)
+    return Fit(files, *taken, fits, 1.0 if fits else share, counter.size_bytes, counter.inodes)
 
 
 class _Counter:

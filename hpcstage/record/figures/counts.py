@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any, TypeAlias
 
 from hpcstage.protocol.shim import Reason
-from hpcstage.record.parts.part import NodePart
+from hpcstage.record.parts.part import NodePart, SummedTotals
 from hpcstage.record.parts.rows import UNCOUNTED_LAYER, ProcessPart
 from hpcstage.record.schema import Coverage, RunTotals
 from hpcstage.units import NS_PER_S
@@ -94,7 +94,7 @@ TOTALS = [part.name for part in fields(RunTotals)]
 
 def totals_of(node: NodePart, seen: Counts) -> RunTotals:
     """Returns the totals of a node, whose processes counted `seen`."""
-    copied_bytes = node.totals.source_bytes
+    copied_bytes = node.totals.copied_bytes
     if copied_bytes is None and _copied_nothing(node):
         copied_bytes = 0
     copy_read_ns = sum(one.copy_open_ns + one.copy_read_ns for one in node.samples)
@@ -111,7 +111,7 @@ def totals_of(node: NodePart, seen: Counts) -> RunTotals:
         peer_bytes=node.totals.peer_bytes,
         local_bytes=None if seen.get("blind_local") else seen.get("local_read_bytes", 0),
         wanted=seen.get("wants", 0),
-        want_ready=node.totals.want_ready,
+        **{one.name: getattr(node.totals, one.name) for one in fields(SummedTotals)},
     )
 
 

@@ -18,7 +18,7 @@ ERRORS = {
     "killed", "daemon-died", "node-missing", "node-dead", "no-part", "scan-failed", "local-failed", "not-staged",
     "command-not-run", "not-drained", "outputs-gone",
 }  # fmt: skip
-NEWS = {"running", "unclear", "left-to-others"}
+NEWS = {"running", "unclear", "deferred-to-others"}
 
 
 def notes_of(record: Record) -> tuple[Note, ...]:

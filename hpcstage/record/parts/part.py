@@ -37,16 +37,24 @@ class DatasetPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeTotals:
+class SummedTotals:
+    """What a daemon counts and the record says as the sum over the nodes; None: not known."""
+
+    want_ready: Count | None = None
+    """Opens that asked the daemon for a file that was not staged yet, and got the copy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTotals(SummedTotals):
     """The daemon's and its copiers' counts; None: not known."""
 
-    want_ready: int | None = None
     peer_bytes: int | None = None
     """Bytes of staged files that the node received from nodes of its node group, or of a training that it joined."""
     peer_files: int | None = None
-    source_bytes: int | None = None
-    source_files: int | None = None
-    source_opens: int | None = None
+    copied_bytes: int | None = None
+    """Bytes that copiers read at the source."""
+    copied_files: int | None = None
+    copy_opens: int | None = None
     void: int | None = None
     """Files that the program wrote to."""
     refused: int | None = None
