@@ -18,7 +18,6 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 from coding_nodes import BLOCK, KEY, CodingGroup
 
 from benchmarks.peernodes import MPIEXEC, serve
-from hpcstage.checkpoint.coding.routes import pipeline, total_loads
 from hpcstage.checkpoint.coding.stripes import Striping
 from hpcstage.checkpoint.generations.files import OWN_PARTS, GenerationPart
 from hpcstage.checkpoint.generations.reading import LocalSource
@@ -28,7 +27,7 @@ from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.link import Encoded, GroupLink
 from hpcstage.checkpoint.protection.rebuilding import GroupSource
 from hpcstage.checkpoint.protection.remote import RemoteSource
-from hpcstage.exchange.coding.tasks import ROUND_BYTES
+from hpcstage.exchange.coding.stripework import ROUND_BYTES
 from hpcstage.protocol.coding import MAX_TOLD_BYTES, AgentGone, AgentMessage
 
 if not MPIEXEC.exists():
@@ -54,11 +53,12 @@ def coding(local_dir):
 
 
 def sent_bytes(one: CodingGroup) -> list[int]:
-    """What each node sends, as the routes count it."""
-    sizes = [sum(one.part(i, part).stat().st_size for part in OWN_PARTS) for i in range(len(one.names))]
-    striping = Striping(len(sizes), one.size.k, one.size.m, BLOCK)
-    loads = total_loads(pipeline(stripe.data, stripe.parities) for stripe in striping.stripes(sizes))
-    return [loads[index].sent_bytes if index in loads else 0 for index in range(len(sizes))]
+    """What each node sends by its duties."""
+    sizes, sent = own_bytes(one), [0] * len(one.names)
+    for stripe in Striping(len(sizes), one.size.k, one.size.m, BLOCK).stripes(sizes):
+        for duty in stripe.duties():
+            sent[duty.block.node] += duty.sent_bytes * len(duty.receivers)
+    return sent
 
 
 def own_bytes(one: CodingGroup) -> list[int]:

@@ -1,4 +1,4 @@
-"""The parts of the coding service that need no MPI: its messages, its pace, its thread, its socket."""
+"""The parts of the coding service that need no MPI: its messages, its thread, its socket."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 from conftest import wait_for
 
 from hpcstage.checkpoint.protection.link import Event, GroupChanged, GroupLink
-from hpcstage.exchange.coding import stores
-from hpcstage.exchange.coding.pace import LOWEST, OWED_S, PATIENCE_S, QUIET_S, EncodingPace, become_background
+from hpcstage.exchange.coding.encoding import LOWEST, become_background
 from hpcstage.exchange.coding.port import AgentPort
-from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, BlockHead, ExchangeMessage
+from hpcstage.exchange.coding.questions import answer
+from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, Offer, Piece, packed, read_head, unpacked, write_head
 from hpcstage.exchange.transport.frames import FrameError
 from hpcstage.protocol import coding
 from hpcstage.protocol.coding import CodingLinkError, MessageStream, pack
@@ -68,58 +68,21 @@ def test_what_is_no_message_is_refused(data):
         list(MessageStream().add(data))
 
 
-def test_words_and_heads_are_checked():
-    word = ExchangeMessage("offer", {"digest": 1 << 63, "sizes": [1, 2]}, b"body")
-    packed = memoryview(word.pack())
-    assert ExchangeMessage.unpack(packed) == word
-    assert (word.number("digest"), word.numbers("sizes")) == (1 << 63, (1, 2))
-    for wrong in (b"", packed[:3], packed[:9], b"\x08\x02\0\0\0[]"):
+def test_messages_between_exchanges_are_checked():
+    for message in (Offer(1 << 63, [1, 2], "ab"), Piece(1, 5, b"body"), coding.AgentGone(1)):
+        assert unpacked(memoryview(packed(message))) == message
+    whole = packed(Offer(1, [1, 2]))
+    for wrong in (b"", whole[:3], whole[:-1], whole + b"x", whole.replace(b"2]", b'""]'), packed(coding.Welcome(1))):
         with pytest.raises(FrameError):
-            ExchangeMessage.unpack(memoryview(wrong))
-    for look in (word.text, word.number, word.numbers):
-        with pytest.raises(FrameError):
-            look("missing")
-    buffer, head = bytearray(BLOCK_HEAD_BYTES), BlockHead(5, 1 << 63, 3, 255)
-    head.pack_into(buffer)
-    assert BlockHead.unpack(memoryview(buffer)) == head
+            unpacked(memoryview(wrong))
+    block = bytearray(BLOCK_HEAD_BYTES)
+    write_head(block, 5, 1 << 63)
+    assert read_head(memoryview(block)) == (5, 1 << 63)
     with pytest.raises(FrameError):
-        BlockHead.unpack(memoryview(buffer)[:-1])
+        read_head(memoryview(block)[:-1])
 
 
-def test_bytes_go_at_their_rate_and_a_pause_is_not_made_up_for():
-    pace, never = EncodingPace(0.0, 1000.0), float("-inf")
-    now = pace.due(0.0, never) + 1000
-    pace.sent(500, now)
-    assert now + 0.4 <= pace.due(now, never) <= now + 0.5
-    pace.sent(500, now)
-    assert now + 0.9 <= pace.due(now, never) <= now + 1.0
-    later = now + 1000
-    pace.sent(500, later)
-    assert later + 0.4 <= pace.due(later, never) <= later + 0.5
-
-
-def test_pieces_are_rare_beside_files_and_never_stop():
-    pace = EncodingPace(0.0, 0.0)
-    now = 1e9
-    assert pace.due(now, now - 2 * QUIET_S) <= now
-    pace.began(now)
-    assert now < pace.due(now, now) <= now + PATIENCE_S
-    assert pace.due(now + PATIENCE_S, now + PATIENCE_S) <= now + PATIENCE_S
-
-
-def test_processor_time_that_was_used_is_waited_for_a_moment(monkeypatch):
-    used = [0.0]
-    monkeypatch.setattr("hpcstage.exchange.coding.pace.time.process_time", lambda: used[0])
-    pace, never = EncodingPace(0.5, 0.0), float("-inf")
-    now = 1e9
-    assert pace.due(now, never) <= now
-    used[0] = 0.1
-    assert now + 0.1 < pace.due(now, never) <= now + 0.2
-    used[0] = 100.0
-    assert pace.due(now, never) <= now + OWED_S
-
-
-def test_the_thread_of_the_lane_has_the_lowest_priority():
+def test_the_thread_of_an_order_has_the_lowest_priority():
     found = []
 
     def look():
@@ -225,9 +188,13 @@ def test_only_files_of_generations_are_read(tmp_path):
     generation = tmp_path / "00000001"
     generation.mkdir()
     (generation / "data").write_bytes(b"0123456789")
-    assert stores.read(tmp_path, 1, "data", 3, 4) == stores.Found(0, "", 10, b"3456")
-    assert stores.read(tmp_path, 1, "data", 8, 100).content == b"89"
-    for number, part, offset, length in (
+
+    def read(number: int, part: str, offset: int, length: int) -> coding.StoreAnswer:
+        return answer(tmp_path, coding.Read(7, 0, "own", number, part, offset, length))
+
+    assert read(1, "data", 3, 4) == coding.StoreAnswer(7, 0, "", 10, b"3456")
+    assert read(1, "data", 8, 100).content == b"89"
+    for asked in (
         (1, "../data", 0, 1),
         (0, "data", 0, 1),
         (10**9, "data", 0, 1),
@@ -236,12 +203,6 @@ def test_only_files_of_generations_are_read(tmp_path):
         (1, "data", 0, coding.MAX_PIECE_BYTES + 1),
         (1, "blocks", 0, 1),
     ):
-        found = stores.read(tmp_path, number, part, offset, length)
+        found = read(*asked)
         assert found.errno
         assert found.content == b""
-    held = stores.HeldGenerations()
-    held.hold("relative", "a/b")
-    held.hold("x" * 1000, "/a")
-    held.hold("own", "/a")
-    assert [held.directory(key) for key in ("relative", "x" * 1000)] == [None, None]
-    assert os.fspath(held.directory("own")) == "/a"

@@ -72,7 +72,7 @@ class GroupLink:
         self._events: deque[Event] = deque()
         self._answers: dict[int, coding.StoreAnswer] = {}
         self._asked: set[int] = set()
-        self._ids = itertools.count(1)
+        self._ids = itertools.count(int.from_bytes(os.urandom(6), "little"))
         self._node: int | None = None
         self._membership: Membership | None = None
 
@@ -166,7 +166,7 @@ class GroupLink:
         not be dropped. If any node has a record of this generation and group, it is spread and nothing is computed.
         Raises LinkLost.
         """
-        self._socket.send(coding.Encode(**order.to_values()))
+        self._socket.send(order.message())
 
     # ---- files of other nodes
 
