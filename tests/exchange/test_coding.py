@@ -237,8 +237,8 @@ def test_a_lost_node_is_rebuilt_over_the_link(coding):
     wanted = (one.state(1) / "step").read_bytes()
     shutil.rmtree(one.store(1))
     link = one.links[1]
-    assert [link.list(index, KEY) for index in range(3)] == [[1], [], [1]]
     sources = {name: RemoteSource(link, index, KEY) for index, name in enumerate(one.names)}
+    assert [source.numbers() for source in sources.values()] == [[1], [], [1]]
     group = GroupSource("n1", sources)
     target = one.directory / "restored"
     assert restore_newest(group, target).refused == ()
@@ -276,12 +276,16 @@ def test_what_cannot_be_read_is_said(coding):
     one = coding(CodeSize(2, 1))
     one.commit(UNEQUAL)
     one.start()
-    link = one.links[0]
+
+    def read(node: int, key: str, number: int, part: GenerationPart, offset: int, length: int) -> bytes:
+        with RemoteSource(one.links[0], node, key) as source:
+            found = bytearray(length)
+            return bytes(found[: source.read_into(number, part, memoryview(found), offset)])
+
     data = one.part(1, GenerationPart.DATA).read_bytes()
-    assert link.read(1, KEY, 1, GenerationPart.DATA, 0, 10 * len(data)) == data
-    assert link.read(1, KEY, 1, GenerationPart.DATA, 700, 33) == data[700:733]
-    assert link.read(0, KEY, 1, GenerationPart.DATA, 0, 5) == one.part(0, GenerationPart.DATA).read_bytes()[:5]
-    assert link.size_bytes(1, KEY, 1, GenerationPart.DATA) == len(data)
+    assert read(1, KEY, 1, GenerationPart.DATA, 0, 10 * len(data)) == data
+    assert read(1, KEY, 1, GenerationPart.DATA, 700, 33) == data[700:733]
+    assert read(0, KEY, 1, GenerationPart.DATA, 0, 5) == one.part(0, GenerationPart.DATA).read_bytes()[:5]
     outside = one.directory / "outside"
     outside.write_bytes(b"secret")
     one.part(1, GenerationPart.PARITY).symlink_to(outside)
@@ -293,9 +297,9 @@ def test_what_cannot_be_read_is_said(coding):
         (0, KEY, GenerationPart.DATA, errno.EINVAL),
     ):
         with pytest.raises(OSError, match=rf"\[Errno {why}\]"):
-            link.read(1, key, number, part, 0, 10)
+            read(1, key, number, part, 0, 10)
     with pytest.raises(OSError, match=rf"\[Errno {errno.EHOSTUNREACH}\] node 7 is not in the group"):
-        link.read(7, KEY, 1, GenerationPart.DATA, 0, 10)
+        read(7, KEY, 1, GenerationPart.DATA, 0, 10)
 
 
 def test_messages_come_whole_in_order_and_wait_for_an_agent(coding):

@@ -51,6 +51,8 @@ class CodingService(ExchangeService):
         self._encodings = Encodings(station, self._port, self._wake)
         self._questions = Questions(station, self._port, self._lane)
         self._membership = station.membership
+        self._agent = 0
+        """The number of the agent that was welcomed and has not gone; 0: there is none."""
         self._held: deque[AgentMessage] = deque()
         self._held_bytes = 0
 
@@ -65,15 +67,21 @@ class CodingService(ExchangeService):
         self._wake.clear()
         if self.station.ended:
             return
-        was_connected = self._port.is_connected
         for message in self._port.receive():
             self._obey(message)
-        if was_connected and not self._port.is_connected:
-            self._agent_gone()
-        was_connected = self._port.is_connected
-        if self._port.accept():
-            if was_connected:
-                self._agent_gone()
+        self._port.accept()
+        self._follow()
+
+    def _follow(self) -> None:
+        """Says that the agent has gone, and welcomes another one."""
+        agent = self._port.number if self._port.is_connected else 0
+        if agent == self._agent:
+            return
+        if self._agent:
+            self._encodings.agent_gone()
+            self._say_gone()
+        self._agent = agent
+        if agent:
             self._welcome()
 
     def _welcome(self) -> None:
@@ -83,10 +91,6 @@ class CodingService(ExchangeService):
         while self._held:
             self._port.send(self._held.popleft())
         self._held_bytes = 0
-
-    def _agent_gone(self) -> None:
-        self._encodings.agent_gone()
-        self._say_gone()
 
     def _say_gone(self) -> None:
         for node in self.station.membership.present:
@@ -141,6 +145,7 @@ class CodingService(ExchangeService):
 
     def pump(self) -> bool:
         """Goes on with the orders, and hands over what was read."""
+        self._follow()
         if self.station.membership is not self._membership:
             self._membership = self.station.membership
             self._port.send(Members(self._membership.pack()))
@@ -158,9 +163,8 @@ class CodingService(ExchangeService):
     def stop(self) -> None:
         """Ends all orders, and the link to the agent."""
         self._encodings.stop()
-        if self._port.is_connected:
-            self._say_gone()
         self._port.close()
+        self._follow()
 
 
 def _import_early() -> None:
