@@ -64,23 +64,21 @@ def operands(
 ) -> tuple[list[memoryview], list[memoryview]]:
     """Returns the blocks of one operation. Raises a ValueError where they do not fit: a library in C would read and
     write beyond them."""
-    read, written = list(map(_view, sources)), list(map(_view, targets))
-    if not read or not written or len(rows) != len(written) or any(len(row) != len(read) for row in rows):
+    read, written = [memoryview(b) for b in sources], [memoryview(b) for b in targets]  # type: ignore[arg-type]
+    if not read or not rows or len(rows) != len(written) or {*map(len, rows)} != {len(read)}:
         raise ValueError(
             f"{len(written)} targets are as many rows of {len(read)} coefficients, and at least one of one"
         )
-    sizes = {block.nbytes for block in (*read, *written)}
-    if len(sizes) > 1 or max(sizes) > MOST_BYTES:
-        raise ValueError(f"the blocks of an operation have one size of at most {MOST_BYTES} bytes, not {sorted(sizes)}")
+    size = read[0].nbytes
+    for block in (*read, *written):
+        if block.nbytes != size or size > MOST_BYTES:
+            sizes = sorted({one.nbytes for one in (*read, *written)})
+            raise ValueError(f"the blocks of an operation have one size of at most {MOST_BYTES} bytes, not {sizes}")
+        if not block.c_contiguous:
+            raise ValueError("the bytes of a block are contiguous")
     if any(block.readonly for block in written):
         raise ValueError("a block that cannot be written is no target")
-    if not all(block.c_contiguous for block in (*read, *written)):
-        raise ValueError("the bytes of a block are contiguous")
     return read, written
-
-
-def _view(block: Block) -> memoryview:
-    return memoryview(block)  # type: ignore[arg-type]  # numpy's types say so from Python 3.12 on
 
 
 # ---- ISA-L
@@ -151,7 +149,7 @@ class IsalKernel:
 
 
 def _addresses(blocks: Sequence[memoryview]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(blocks))(*map(_address, blocks))
+    return (ctypes.c_void_p * len(blocks))(*[_address(block) for block in blocks])
 
 
 def _address(block: memoryview) -> int:
