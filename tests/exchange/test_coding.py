@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from coding_nodes import BLOCK, KEY, CodingGroup
+from conftest import wait_for
 
 from benchmarks.peernodes import MPIEXEC, serve
 from hpcstage.checkpoint.coding.stripes import Striping
@@ -27,6 +30,7 @@ from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.link import Encoded, GroupLink
 from hpcstage.checkpoint.protection.rebuilding import GroupSource
 from hpcstage.checkpoint.protection.remote import RemoteSource
+from hpcstage.exchange.coding.encoding import LOWEST
 from hpcstage.exchange.coding.stripework import ROUND_BYTES
 from hpcstage.protocol.coding import MAX_TOLD_BYTES, AgentGone, AgentMessage
 
@@ -328,17 +332,21 @@ def test_messages_come_whole_in_order_and_wait_for_an_agent(coding):
     assert one.end() == 0
 
 
-def test_files_of_the_dataset_come_while_checkpoints_are_encoded(coding):
+def test_files_of_the_dataset_come_while_checkpoints_are_encoded_at_a_rate(coding):
     one = coding(CodeSize(2, 1))
     identity = one.commit([size * 4 for size in UNEQUAL])
     data = one.group.stage(0, 0)
     one.start()
     for index in range(3):
         one.links[index].encode(one.order(identity, index, rate_bytes_per_s=400_000.0))
+    threads = Path(f"/proc/{one.group.exchanges()[1].pid}/task")
+    wait_for(lambda: any(os.getpriority(os.PRIO_PROCESS, int(tid.name)) == LOWEST for tid in threads.iterdir()))
     one.group.nodes[1].ask(0, [0])
     serve(one.group.nodes, lambda: 0 in one.group.nodes[1].got)
     assert one.group.nodes[1].file(0).read_bytes() == data
-    assert [each.failure for each in one.encoded()] == [""] * 3
+    found = one.encoded()
+    assert [each.failure for each in found] == [""] * 3
+    assert all(each.seconds > 0.9 * each.bytes_sent / 400_000 for each in found)
     assert one.coded() == one.coded_here()
 
 

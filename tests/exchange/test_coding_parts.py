@@ -1,4 +1,4 @@
-"""The parts of the coding service that need no MPI: its messages, its thread, its socket."""
+"""The parts of the coding service that need no MPI: its messages, its socket, what it reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 from conftest import wait_for
 
 from hpcstage.checkpoint.protection.link import Event, GroupChanged, GroupLink
-from hpcstage.exchange.coding.encoding import LOWEST, become_background
 from hpcstage.exchange.coding.port import AgentPort
 from hpcstage.exchange.coding.questions import answer
 from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, Offer, Piece, packed, read_head, unpacked, write_head
@@ -80,21 +79,6 @@ def test_messages_between_exchanges_are_checked():
     assert read_head(memoryview(block)) == (5, 1 << 63)
     with pytest.raises(FrameError):
         read_head(memoryview(block)[:-1])
-
-
-def test_the_thread_of_an_order_has_the_lowest_priority():
-    found = []
-
-    def look():
-        become_background()
-        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-
-    before = os.getpriority(os.PRIO_PROCESS, os.getpid())
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert found == [LOWEST]
-    assert os.getpriority(os.PRIO_PROCESS, os.getpid()) == before
 
 
 def connected() -> socket.socket:

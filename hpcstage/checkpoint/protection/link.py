@@ -102,8 +102,6 @@ class GroupLink:
         except BaseException:
             link.close()
             raise
-        others = [event for event in link._events if not isinstance(event, GroupChanged)]
-        link._events = deque(others)  # messages may have come with the greeting
         return link
 
     def close(self) -> None:
@@ -248,8 +246,9 @@ class GroupLink:
         elif isinstance(message, coding.Welcome):
             self._node = message.node
         elif isinstance(message, coding.Members):
-            self._membership = Membership.unpack(message.packed)
-            self._events.append(GroupChanged(self._membership))
+            before, self._membership = self._membership, Membership.unpack(message.packed)
+            if before is not None:
+                self._events.append(GroupChanged(self._membership))
         elif isinstance(message, coding.EncodeEnded):
             generation = GenerationId(message.number, message.attempt)
             facts = message.failure, message.seconds, message.bytes_sent, message.bytes_read

@@ -19,18 +19,7 @@ from hpcstage.exchange.lane import Lane, Wake
 from hpcstage.exchange.service import ExchangeService, Station
 from hpcstage.exchange.transport.frames import Sort
 from hpcstage.exchange.transport.mpi import Mail
-from hpcstage.protocol.coding import (
-    AgentGone,
-    AgentMessage,
-    Encode,
-    FromAgent,
-    Hold,
-    ListStore,
-    Members,
-    Read,
-    StoreAnswer,
-    Welcome,
-)
+from hpcstage.protocol import coding
 
 MOST_HELD_BYTES = 32 << 20
 """The most bytes of messages that wait for an agent which has not come."""
@@ -53,7 +42,7 @@ class CodingService(ExchangeService):
         self._membership = station.membership
         self._agent = 0
         """The number of the agent that was welcomed and has not gone; 0: there is none."""
-        self._held: deque[AgentMessage] = deque()
+        self._held: deque[coding.AgentMessage] = deque()
         self._held_bytes = 0
 
     # ---- the agent
@@ -86,29 +75,29 @@ class CodingService(ExchangeService):
 
     def _welcome(self) -> None:
         threading.Thread(target=_import_early, name="importing", daemon=True).start()
-        self._port.send(Welcome(self._node))
-        self._port.send(Members(self.station.membership.pack()))
+        self._port.send(coding.Welcome(self._node))
+        self._port.send(coding.Members(self.station.membership.pack()))
         while self._held:
             self._port.send(self._held.popleft())
         self._held_bytes = 0
 
     def _say_gone(self) -> None:
         for node in self.station.membership.present:
-            say(self.station, node, packed(AgentGone(self._node)))
+            say(self.station, node, packed(coding.AgentGone(self._node)))
 
-    def _obey(self, message: FromAgent) -> None:
-        if isinstance(message, Hold):
+    def _obey(self, message: coding.FromAgent) -> None:
+        if isinstance(message, coding.Hold):
             self._questions.hold(message)
-        elif isinstance(message, Encode):
+        elif isinstance(message, coding.Encode):
             self._encodings.begin(message)
-        elif isinstance(message, Read | ListStore):
+        elif isinstance(message, coding.Read | coding.ListStore):
             self._questions.ask(message)
         elif message.node == self._node:
             self._deliver(message)
         else:
             say(self.station, message.node, packed(message))
 
-    def _deliver(self, message: AgentMessage) -> None:
+    def _deliver(self, message: coding.AgentMessage) -> None:
         """Gives this node's agent what an agent told; `message` names the node of that one."""
         if self._port.is_connected:
             self._port.send(message)
@@ -129,14 +118,14 @@ class CodingService(ExchangeService):
             self._encodings.take_block(node, mail.data)
             return
         message = unpacked(mail.data)
-        if isinstance(message, AgentMessage):
+        if isinstance(message, coding.AgentMessage):
             if not self.station.ended:
-                self._deliver(AgentMessage(node, message.message))
-        elif isinstance(message, AgentGone):
-            self._port.send(AgentGone(node))
-        elif isinstance(message, Read | ListStore):
+                self._deliver(coding.AgentMessage(node, message.message))
+        elif isinstance(message, coding.AgentGone):
+            self._port.send(coding.AgentGone(node))
+        elif isinstance(message, coding.Read | coding.ListStore):
             self._questions.serve(node, message)
-        elif isinstance(message, StoreAnswer):
+        elif isinstance(message, coding.StoreAnswer):
             self._questions.answered(node, message)
         else:
             self._encodings.hear(node, message)
@@ -148,7 +137,7 @@ class CodingService(ExchangeService):
         self._follow()
         if self.station.membership is not self._membership:
             self._membership = self.station.membership
-            self._port.send(Members(self._membership.pack()))
+            self._port.send(coding.Members(self._membership.pack()))
         return self._encodings.pump() | self._lane.collect()
 
     def next_at(self) -> float:

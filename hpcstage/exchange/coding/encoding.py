@@ -12,10 +12,8 @@ first. The loop of the exchange puts what comes into `inbox` and sends what it f
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
-import platform
 import threading
 import time
 from collections import deque
@@ -48,10 +46,6 @@ LOWEST = 19
 BESIDE_FILES_S = 0.05
 """Files are under way if something happened with one so lately; meanwhile a piece of work is begun so often."""
 _PIECE_BYTES = 1 << 20
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "ppc64le": 273, "s390x": 282, "riscv64": 30}
-"""The number of the system call for the class of input and output; the C library has no function for it."""
-_WHO_PROCESS = 1
-_IDLE_CLASS = 3 << 13
 
 
 class OrderEnded(Exception):
@@ -110,7 +104,8 @@ class Encoding(threading.Thread):
         """Carries out the order, and says how it ended."""
         began, failure = time.monotonic(), ""
         try:
-            become_background()
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
             for thread in self._before:
                 thread.join()
             self._carry_out()
@@ -253,12 +248,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ImportError):
         return f"{error.name} cannot be imported"
     return (isinstance(error, OSError) and error.strerror) or str(error)
-
-
-def become_background() -> None:
-    """Gives the calling thread the lowest priority, and idle input and output, as far as the system lets it."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
-    if (number := _IOPRIO_SET.get(platform.machine())) is not None:
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).syscall(number, _WHO_PROCESS, 0, _IDLE_CLASS)

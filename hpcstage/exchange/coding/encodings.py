@@ -5,7 +5,7 @@ Carries messages between the thread of each order and the other members.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 
 from hpcstage.checkpoint.protection.orders import EncodeOrder, NoOrder
 from hpcstage.exchange.coding.encoding import Encoding
@@ -19,7 +19,6 @@ from hpcstage.protocol.coding import Encode, EncodeEnded
 MOST_ENCODINGS = 8
 """The most orders that are under way at a time."""
 _MOST_EARLY = 1024
-_MOST_KNOWN = 1024
 
 
 class Encodings:
@@ -31,7 +30,7 @@ class Encodings:
         self._port = port
         self._wake = wake
         self._under_way: dict[int, Encoding] = {}
-        self._known: OrderedDict[int, None] = OrderedDict()
+        self._known: set[int] = set()
         """The digests of orders that were under way."""
         self._early: defaultdict[int, list[tuple[int, OrderMessage]]] = defaultdict(list)
         """Messages about orders that the agent has not given yet, by digest."""
@@ -49,9 +48,7 @@ class Encodings:
         except NoOrder as error:
             self._port.send(EncodeEnded(message.number, message.attempt, message.trial, str(error), 0.0, 0, 0))
             return
-        self._known[order.digest] = None
-        while len(self._known) > _MOST_KNOWN:
-            self._known.popitem(last=False)
+        self._known.add(order.digest)
         before = [one for one in self._under_way.values() if one.order.generation.number == message.number]
         encoding = Encoding(order, self._port.number, self._station, self._wake, before)
         self._under_way[order.digest] = encoding

@@ -18,7 +18,7 @@ from hpcstage.exchange.coding.port import AgentPort
 from hpcstage.exchange.coding.wire import packed, say
 from hpcstage.exchange.lane import Lane
 from hpcstage.exchange.service import Station
-from hpcstage.protocol.coding import MAX_KEY_LENGTH, MAX_PIECE_BYTES, Hold, ListStore, Read, StoreAnswer
+from hpcstage.protocol import coding
 
 READS_S = 0.05
 """The next read of a rebuild is expected for so long; meanwhile this node looks for it every _LOOK_S."""
@@ -41,13 +41,13 @@ class Questions:
         self._read_at = -math.inf
         """When somebody read last."""
 
-    def hold(self, message: Hold) -> None:
+    def hold(self, message: coding.Hold) -> None:
         """Lets other nodes read a directory of this node's agent."""
         is_known = message.key in self._held or len(self._held) < MOST_KEYS
-        if is_known and len(message.key) <= MAX_KEY_LENGTH and os.path.isabs(message.directory):
+        if is_known and len(message.key) <= coding.MAX_KEY_LENGTH and os.path.isabs(message.directory):
             self._held[message.key] = Path(message.directory)
 
-    def ask(self, question: Read | ListStore) -> None:
+    def ask(self, question: coding.Read | coding.ListStore) -> None:
         """Asks a node what the agent wants to know; it may be this one."""
         if question.node == self._node:
             self.serve(self._node, question)
@@ -58,23 +58,23 @@ class Questions:
         else:
             self._port.send(_unreachable(question.id, question.node))
 
-    def serve(self, node: int, question: Read | ListStore) -> None:
+    def serve(self, node: int, question: coding.Read | coding.ListStore) -> None:
         """Answers a question of a node."""
         self._read_at = time.monotonic()
         directory = self._held.get(question.key)
         if directory is None:
             why = f"node {self._node} holds nothing of that name"
-            self._give(node, StoreAnswer(question.id, errno.ENOENT, why, 0, b""))
+            self._give(node, coding.StoreAnswer(question.id, errno.ENOENT, why, 0, b""))
         else:
             self._lane.submit(lambda: answer(directory, question), lambda found: self._give(node, found))
 
-    def _give(self, node: int, found: StoreAnswer) -> None:
+    def _give(self, node: int, found: coding.StoreAnswer) -> None:
         if node == self._node:
             self._port.send(found)
         else:
             say(self._station, node, packed(found))
 
-    def answered(self, node: int, found: StoreAnswer) -> None:
+    def answered(self, node: int, found: coding.StoreAnswer) -> None:
         """Gives the agent the answer of a node."""
         if self._asked.get(found.id) == node:
             del self._asked[found.id]
@@ -92,28 +92,28 @@ class Questions:
         return now + _LOOK_S if now - self._read_at < READS_S else math.inf
 
 
-def _unreachable(id_: int, node: int) -> StoreAnswer:
-    return StoreAnswer(id_, errno.EHOSTUNREACH, f"node {node} is not in the group", 0, b"")
+def _unreachable(id_: int, node: int) -> coding.StoreAnswer:
+    return coding.StoreAnswer(id_, errno.EHOSTUNREACH, f"node {node} is not in the group", 0, b"")
 
 
-def answer(directory: Path, question: Read | ListStore) -> StoreAnswer:
+def answer(directory: Path, question: coding.Read | coding.ListStore) -> coding.StoreAnswer:
     """Reads what is asked for below a directory, and nothing but files of generations."""
     try:
         from hpcstage.checkpoint.generations.reading import LocalSource  # NumPy takes long
 
         with LocalSource(directory) as source:
-            if isinstance(question, ListStore):
-                return StoreAnswer(question.id, 0, "", 0, json.dumps(source.numbers()).encode())
+            if isinstance(question, coding.ListStore):
+                return coding.StoreAnswer(question.id, 0, "", 0, json.dumps(source.numbers()).encode())
             number, part = question.number, GenerationPart(question.part)
-            if not is_number(number) or question.offset < 0 or not 0 <= question.length <= MAX_PIECE_BYTES:
+            if not is_number(number) or question.offset < 0 or not 0 <= question.length <= coding.MAX_PIECE_BYTES:
                 raise ValueError("a place that no file has")
             content = memoryview(bytearray(question.length))
             count = source.read_into(number, part, content, question.offset)
-            return StoreAnswer(question.id, 0, "", source.size_bytes(number, part), bytes(content[:count]))
+            return coding.StoreAnswer(question.id, 0, "", source.size_bytes(number, part), bytes(content[:count]))
     except ValueError as error:
         found = errno.EINVAL, str(error)
     except OSError as error:
         found = error.errno or errno.EIO, error.strerror or ""
     except ImportError as error:
         found = errno.ENOSYS, f"{error.name} cannot be imported"
-    return StoreAnswer(question.id, *found, 0, b"")
+    return coding.StoreAnswer(question.id, *found, 0, b"")

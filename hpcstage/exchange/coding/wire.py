@@ -14,21 +14,11 @@ from typing import ClassVar, get_args
 
 from hpcstage.exchange.service import Station
 from hpcstage.exchange.transport.frames import BLOCK_TAG, CODING_TAG, FrameError, Sort
-from hpcstage.protocol.coding import (
-    AgentGone,
-    AgentMessage,
-    CodingLinkError,
-    CodingMessage,
-    ListStore,
-    Read,
-    StoreAnswer,
-    pack,
-    unpack,
-)
+from hpcstage.protocol import coding
 
 
 @dataclass(frozen=True)
-class Offer(CodingMessage):
+class Offer(coding.CodingMessage):
     """What a member has of the generation of an order."""
 
     digest: int
@@ -41,7 +31,7 @@ class Offer(CodingMessage):
 
 
 @dataclass(frozen=True)
-class RoundsDone(CodingMessage):
+class RoundsDone(coding.CodingMessage):
     """A member has finished so many rounds of stripes."""
 
     digest: int
@@ -49,7 +39,7 @@ class RoundsDone(CodingMessage):
 
 
 @dataclass(frozen=True)
-class Piece(CodingMessage):
+class Piece(coding.CodingMessage):
     """The next piece of a member's checksums, of so many bytes in all, or of the record."""
 
     BODY: ClassVar[str] = "content"
@@ -59,14 +49,14 @@ class Piece(CodingMessage):
 
 
 @dataclass(frozen=True)
-class Recorded(CodingMessage):
+class Recorded(coding.CodingMessage):
     """A member has the record on its disk."""
 
     digest: int
 
 
 @dataclass(frozen=True)
-class Failed(CodingMessage):
+class Failed(coding.CodingMessage):
     """A member cannot go on, and says why."""
 
     digest: int
@@ -75,7 +65,8 @@ class Failed(CodingMessage):
 
 OrderMessage = Offer | RoundsDone | Piece | Recorded | Failed
 """What a member of a group tells another one of an order; `digest` says which."""
-ExchangeMessage = OrderMessage | AgentMessage | AgentGone | Read | ListStore | StoreAnswer
+AgentsMessage = coding.AgentMessage | coding.AgentGone | coding.Read | coding.ListStore | coding.StoreAnswer
+ExchangeMessage = OrderMessage | AgentsMessage
 _KINDS = {kind.__name__: kind for kind in get_args(ExchangeMessage)}
 _SORT = bytes([Sort.CODING])
 _BLOCK = struct.Struct("<B3xIQ")
@@ -84,14 +75,14 @@ BLOCK_HEAD_BYTES = _BLOCK.size
 
 def packed(message: ExchangeMessage) -> bytes:
     """Returns the bytes of a message."""
-    return _SORT + pack(message)
+    return _SORT + coding.pack(message)
 
 
 def unpacked(data: memoryview) -> ExchangeMessage:
     """Reads what `packed` returned. Raises FrameError."""
     try:
-        found: ExchangeMessage = unpack(data[len(_SORT) :], _KINDS)
-    except CodingLinkError as error:
+        found: ExchangeMessage = coding.unpack(data[len(_SORT) :], _KINDS)
+    except coding.CodingLinkError as error:
         raise FrameError(str(error)) from None
     return found
 
