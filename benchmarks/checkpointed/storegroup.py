@@ -13,11 +13,18 @@ from pathlib import Path
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
 from hpcstage.checkpoint.coding.kernels import best_kernel
 from hpcstage.checkpoint.coding.stripes import CodedBlock, Stripe, Striping, summed
-from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, GenerationId
+from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, GenerationId, generation_path
 from hpcstage.checkpoint.generations.layout import BLOCK_BYTES
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
 from hpcstage.checkpoint.protection.groups import CodeSize
-from hpcstage.checkpoint.protection.record import CodedMember, CodingRecord, MemberChecksums, MemberWriter, read_data
+from hpcstage.checkpoint.protection.record import (
+    CodedMember,
+    CodingRecord,
+    MemberChecksums,
+    made_parities,
+    read_data,
+    write_record,
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class StoreGroup:
             (identity,) = {GenerationReader(source).manifest(number).id for source in sources}
             record = self._encoded(sources, identity)
         for store in self.stores:
-            MemberWriter(self.files, store.directory, number).record(record.to_bytes())
+            write_record(self.files, generation_path(store.directory, number), record.to_bytes())
         return record
 
     def _encoded(self, sources: Sequence[LocalSource], identity: GenerationId) -> CodingRecord:
@@ -63,8 +70,8 @@ class StoreGroup:
             return made
 
         with contextlib.ExitStack() as opened:
-            writers = [MemberWriter(self.files, store.directory, identity.number) for store in self.stores]
-            parities = [opened.enter_context(writer.parities()) for writer in writers]
+            generations = [generation_path(store.directory, identity.number) for store in self.stores]
+            parities = [opened.enter_context(made_parities(self.files, generation)) for generation in generations]
             for stripe in striping.stripes(totals):
                 for block, content in encoded(code, stripe, own).items():
                     sums[block.node].note(block, content)

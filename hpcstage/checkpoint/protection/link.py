@@ -17,7 +17,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcstage import localsocket
@@ -174,12 +174,12 @@ class GroupLink:
         """Lets other nodes read the generations below a directory of this node, by this key. Raises LinkLost."""
         self._send(coding.Hold(key, str(directory)))
 
-    def ask(self, kind: type[coding.Read] | type[coding.ListStore], *values: object) -> int:
-        """Asks a node, which may be this one, the question with these values behind its id; returns the id, by which
-        `answer` gives the answer. Raises LinkLost."""
+    def ask(self, question: coding.Read | coding.ListStore) -> int:
+        """Asks a node, which may be this one; returns the id, which the question gets here, for `answer`. Raises
+        LinkLost."""
         asked = next(self._ids)
         self._asked.add(asked)
-        self._send(kind(asked, *values))  # type: ignore[arg-type]
+        self._send(replace(question, id=asked))
         return asked
 
     def answer(self, asked: int, node: int, timeout_s: float = ANSWER_S) -> coding.StoreAnswer:

@@ -21,7 +21,7 @@ import xxhash
 
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode, NoErasureCode
 from hpcstage.checkpoint.coding.stripes import CodedBlock, Striping
-from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, GenerationId, GenerationPart, generation_path
+from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, GenerationId, GenerationPart
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import BlockSource, read_whole
 
@@ -121,31 +121,24 @@ class CodingRecord:
                 raise DamagedGeneration("its coding record has a form that this version does not know")
             code, generation = ErasureCode.from_json(head["rows"]), GenerationId(head["number"], head["attempt"])
             made = cls(generation, head["block_bytes"], code, tuple(_members(head["members"], checksums)))
-            _check_counts(made)
+            parities = made.striping.parity_places(made.sizes_bytes)
+            blocks = [-(-size // made.block_bytes) + parities for size in made.sizes_bytes]
+            if [len(one.checksums) for one in made.members] != [count * CHECKSUM_BYTES for count in blocks]:
+                raise ValueError("there is not one checksum for each block")
         except (ValueError, KeyError, TypeError, RecursionError, NoErasureCode) as error:
             raise DamagedGeneration("its coding record is none of a group") from error
         return made
 
 
-def _members(listed: Sequence[Any], checksums: bytes) -> list[CodedMember]:
-    made, start = [], 0
+def _members(listed: Sequence[Any], checksums: bytes) -> Iterator[CodedMember]:
+    start = 0
     for name, sizes, length in listed:
         if not (isinstance(name, str) and len(sizes) == len(OWN_PARTS) and min(*map(int, sizes), length) >= 0):
             raise ValueError("no member of a group")
-        made.append(CodedMember(name, tuple(sizes), checksums[start : start + length]))
+        yield CodedMember(name, tuple(sizes), checksums[start : start + length])
         start += length
     if start != len(checksums):
         raise ValueError("there are checksums of no member")
-    return made
-
-
-def _check_counts(record: CodingRecord) -> None:
-    """Raises a ValueError unless there is a checksum for every block."""
-    parities = record.striping.parity_places(record.sizes_bytes)
-    for member in record.members:
-        blocks = -(-member.size_bytes // record.block_bytes) + parities
-        if len(member.checksums) != blocks * CHECKSUM_BYTES:
-            raise ValueError(f"{member.name} has another number of checksums than of blocks")
 
 
 def read_data(source: BlockSource, number: int, sizes_bytes: tuple[int, ...], view: memoryview, offset: int) -> int:
@@ -203,33 +196,29 @@ class MemberChecksums:
         return bytes(self._made)
 
 
-class MemberWriter:
-    """Writes what the erasure code adds to one generation of a node."""
+@contextlib.contextmanager
+def made_parities(files: Files, generation: Path) -> Iterator[int]:
+    """Gives a descriptor to write the parities of a node to, beside a generation; they get their name at the end, and
+    are removed after an error."""
+    temporary = generation / f".{GenerationPart.PARITY.value}"
+    _remove(files, temporary)
+    try:
+        with files.created(temporary) as fd:
+            yield fd
+            files.call(os.fsync, fd)
+        files.call(os.rename, temporary, generation / GenerationPart.PARITY)
+    except Exception:
+        _remove(files, temporary)
+        raise
+    files.sync_directory(generation)
 
-    def __init__(self, files: Files, store: Path, number: int) -> None:
-        self._files = files
-        self._directory = generation_path(store, number)
 
-    @contextlib.contextmanager
-    def parities(self) -> Iterator[int]:
-        """Gives a descriptor to write parities to, which have their name at the end, and are removed after an error."""
-        temporary = self._directory / f".{GenerationPart.PARITY.value}"
-        self._remove(temporary)
-        try:
-            with self._files.created(temporary) as fd:
-                yield fd
-                self._files.call(os.fsync, fd)
-            self._files.call(os.rename, temporary, self._directory / GenerationPart.PARITY)
-        except Exception:
-            self._remove(temporary)
-            raise
-        self._files.sync_directory(self._directory)
+def write_record(files: Files, generation: Path, content: bytes) -> None:
+    """Keeps the record beside the generation."""
+    _remove(files, generation / f".{GenerationPart.CODING.value}")
+    files.publish(generation / GenerationPart.CODING, content)
 
-    def record(self, content: bytes) -> None:
-        """Keeps the coding record."""
-        self._remove(self._directory / f".{GenerationPart.CODING.value}")
-        self._files.publish(self._directory / GenerationPart.CODING, content)
 
-    def _remove(self, left: Path) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._files.call(os.unlink, left)
+def _remove(files: Files, left: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        files.call(os.unlink, left)

@@ -58,7 +58,7 @@ class RemoteSource:
     def numbers(self) -> Sequence[int]:
         """Returns the committed generations, oldest first."""
         self._check(None)
-        answer = self._answer(None, self._link.ask(ListStore, self._node, self._key))
+        answer = self._answer(None, self._link.ask(ListStore(0, self._node, self._key)))
         try:
             return [int(number) for number in json.loads(answer.content)]
         except (ValueError, TypeError) as error:
@@ -69,7 +69,7 @@ class RemoteSource:
         file = number, part
         if file not in self._sizes:
             self._check(file)
-            self._answer(file, self._link.ask(Read, self._node, self._key, number, part.value, 0, 0))
+            self._answer(file, self._link.ask(Read(0, self._node, self._key, number, part.value, 0, 0)))
         return self._sizes[file]
 
     def read_into(self, number: int, part: GenerationPart, view: memoryview, offset: int) -> int:
@@ -104,7 +104,7 @@ class RemoteSource:
             is_there = one <= last or one * MAX_PIECE_BYTES < self._sizes.get(file, 0)
             if is_there and (file, one) not in self._pieces and (file, one) not in self._coming:
                 where = file[0], file[1].value, one * MAX_PIECE_BYTES, MAX_PIECE_BYTES
-                self._coming[file, one] = self._link.ask(Read, self._node, self._key, *where)
+                self._coming[file, one] = self._link.ask(Read(0, self._node, self._key, *where))
 
     def _check(self, file: _File | None) -> None:
         """Raises the OSError that asking would."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
 from hpcstage.checkpoint.coding.kernels import best_kernel
 from hpcstage.checkpoint.coding.stripes import Duty, Striping, summed
-from hpcstage.checkpoint.generations.files import OWN_PARTS, Files
+from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, generation_path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
 from hpcstage.checkpoint.protection.orders import EncodeOrder
@@ -24,10 +24,11 @@ from hpcstage.checkpoint.protection.record import (
     CodedMember,
     CodingRecord,
     MemberChecksums,
-    MemberWriter,
     checksum,
+    made_parities,
     read_data,
     read_record,
+    write_record,
 )
 from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, Offer, read_head, write_head
 from hpcstage.exchange.transport.frames import FrameError
@@ -81,9 +82,8 @@ class StripeWork:
     def __enter__(self) -> StripeWork:
         """Opens the generation and makes the file of its parities. Raises OSError."""
         self._source = self._opened.enter_context(LocalSource(self._order.directory, self._files))
-        self._parities = self._opened.enter_context(
-            MemberWriter(self._files, self._order.directory, self._order.generation.number).parities()
-        )
+        generation = generation_path(self._order.directory, self._order.generation.number)
+        self._parities = self._opened.enter_context(made_parities(self._files, generation))
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -215,4 +215,4 @@ def keep_record(order: EncodeOrder, content: bytes) -> None:
     record = CodingRecord.from_bytes(content)
     if record.generation != order.generation or not _is_ours(order, record):
         raise DamagedGeneration("a coding record came that is another group's")
-    MemberWriter(Files(), order.directory, order.generation.number).record(content)
+    write_record(Files(), generation_path(order.directory, order.generation.number), content)
