@@ -102,6 +102,18 @@ def test_rounds_go_on_where_nodes_differ_much_and_one_has_nothing(coding):
     assert one.end() == 0
 
 
+def test_a_node_that_is_the_last_to_finish_a_round_begins_the_next_one(coding):
+    """It still writes parities when the other one waits for its data, and has said all that it had to say."""
+    one = coding(CodeSize(1, 1))
+    one.block_bytes = MB
+    identity = one.commit([3 * ROUND_BYTES + MB, 2 * MB])
+    one.start()
+    for index, link in enumerate(one.links):
+        link.encode(one.order(identity, index, rate_bytes_per_s=8e6 if index == 0 else 0.0, wait_s=8.0))
+    assert [each.failure for each in one.encoded()] == [""] * 2
+    assert one.coded() == one.coded_here()
+
+
 def test_six_nodes_with_two_parities(coding):
     one = coding(CodeSize(4, 2))
     identity = one.commit([40_000 + 700 * index for index in range(6)])

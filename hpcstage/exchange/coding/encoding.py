@@ -165,9 +165,10 @@ class Encoding(threading.Thread):
     def _goes_on(self, work: StripeWork) -> bool:
         """Begins what the others let begin, and tells them what is finished. Returns whether anything is left."""
         work.begin(min(self._rounds))
-        if work.finished > self._rounds[self.place]:
+        while work.finished > self._rounds[self.place]:
             self._rounds[self.place] = work.finished
             self._say(RoundsDone(self.order.digest, work.finished))
+            work.begin(min(self._rounds))  # this node may have been the last one
         return not work.is_done
 
     def _do_piece(self, work: StripeWork) -> None:
