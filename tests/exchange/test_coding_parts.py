@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,11 +14,21 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from conftest import wait_for
 
+from benchmarks.checkpointed.storegroup import GroupStore, StoreGroup
+from hpcstage.checkpoint.generations.choice import GenerationPolicy
+from hpcstage.checkpoint.generations.files import GenerationId, generation_path
+from hpcstage.checkpoint.generations.state import FileTree
+from hpcstage.checkpoint.generations.store import GenerationStore
+from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.link import Event, GroupChanged, GroupLink
+from hpcstage.checkpoint.protection.orders import EncodeOrder
+from hpcstage.exchange.coding import stripework
+from hpcstage.exchange.coding.encoding import Encoding
 from hpcstage.exchange.coding.port import AgentPort
 from hpcstage.exchange.coding.questions import answer
 from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, Offer, Piece, packed, read_head, unpacked, write_head
-from hpcstage.exchange.transport.frames import FrameError
+from hpcstage.exchange.lane import Wake
+from hpcstage.exchange.transport.frames import FrameError, Sort
 from hpcstage.protocol import coding
 from hpcstage.protocol.coding import CodingLinkError, MessageStream, pack
 from hpcstage.protocol.membership import Membership
@@ -196,3 +207,43 @@ def test_only_files_of_generations_are_read(tmp_path):
         found = read(*asked)
         assert found.errno
         assert found.content == b""
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_orders_of_any_sizes_end_whoever_is_slow(tmp_path, monkeypatch, seed):
+    """Encodings as one process; messages between two members stay in their order, others come in any."""
+    monkeypatch.setattr(stripework, "ROUND_BYTES", 4096)
+    draw, size = random.Random(seed), CodeSize(*random.Random(seed).choice([(1, 1), (2, 1), (2, 2), (1, 2)]))
+    names = tuple(f"n{index}" for index in range(size.nodes + draw.randrange(3)))
+    stores = tuple(GroupStore(name, tmp_path / name) for name in names)
+    identity = GenerationId.new(1)
+    for index, store in enumerate(stores):
+        state = tmp_path / f"state{index}"
+        state.mkdir()
+        (state / "step").write_bytes(draw.randbytes(draw.choice([0, 1, 600, 5000, 60_000])))
+        with GenerationStore(store.directory, GenerationPolicy(block_bytes=512)) as opened:
+            opened.commit(FileTree(state), identity)
+    wake, members = Wake(), list[Encoding]()
+    for index, store in enumerate(stores):
+        station = SimpleNamespace(daemon=SimpleNamespace(hello=SimpleNamespace(index=index)), files_at=0.0)
+        share, nodes = draw.choice([0.0, 0.0, 0.3]), tuple(range(len(names)))
+        order = EncodeOrder(identity, store.directory, nodes, names, size, 512, processor_share=share, wait_s=10.0)
+        members.append(Encoding(order, 1, station, wake, ()))
+    for member in members:
+        member.start()
+    while any(member.failure is None or member.outbox for member in members):
+        readable([wake.fileno()], 1.0)
+        wake.clear()
+        for member in draw.sample(members, len(members)):
+            for _ in range(draw.randrange(5)):
+                if member.outbox:
+                    place, data = member.outbox.popleft()
+                    told = memoryview(bytearray(data)) if data[0] == Sort.BLOCK else unpacked(memoryview(data))
+                    members[place].inbox.put((member.place, told))
+            if member.outbox:
+                wake.up()
+    assert [member.failure for member in members] == [""] * len(members)
+    parts = [generation_path(s.directory, 1) / part for s in stores for part in ("parity", "coding")]
+    made = [part.read_bytes() for part in parts]
+    StoreGroup(stores, size, 512).encode(1)
+    assert [part.read_bytes() for part in parts] == made
