@@ -74,7 +74,8 @@ class CodingService(ExchangeService):
             self._welcome()
 
     def _welcome(self) -> None:
-        threading.Thread(target=_import_early, name="importing", daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # there may be no more threads
+            threading.Thread(target=_import_early, name="importing", daemon=True).start()
         self._port.send(coding.Welcome(self._node))
         self._port.send(coding.Members(self.station.membership.pack()))
         while self._held:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from hpcstage.checkpoint.generations.files import OWN_PARTS
 from hpcstage.checkpoint.protection.orders import EncodeOrder
 from hpcstage.errors import HpcstageError
 from hpcstage.exchange.coding.wire import (
@@ -96,7 +97,7 @@ class Encoding(threading.Thread):
         self._rounds = [0] * len(order.nodes)
         """How many rounds each member has finished."""
         self._blocks: list[memoryview] = []
-        """Those that nobody has taken yet: others may begin while this node makes its file."""
+        """Those that came before this node began their round."""
         self._received = {place: _Received() for place in self._places}
         self._recorded: set[int] = set()
 
@@ -151,8 +152,7 @@ class Encoding(threading.Thread):
         """Works through the stripes; returns the checksums of all members, whose parities are on their disks."""
         with work:
             while self._goes_on(work):
-                while self._blocks:
-                    work.take(self._blocks.pop())
+                self._blocks = [block for block in self._blocks if not work.take(block)]
                 if work.ready and time.monotonic() >= self._due:
                     self._do_piece(work)
                 else:
@@ -208,6 +208,8 @@ class Encoding(threading.Thread):
         if isinstance(message, memoryview):
             self._blocks.append(message)
         elif isinstance(message, Offer):
+            if len(message.sizes_bytes) != len(OWN_PARTS) or min(message.sizes_bytes) < 0:
+                raise FrameError("an offer of other files than a generation has")
             self._offers[place] = message
         elif isinstance(message, RoundsDone):
             self._rounds[place] = message.count

@@ -49,7 +49,8 @@ class Encodings:
             self._port.send(EncodeEnded(message.number, message.attempt, message.trial, str(error), 0.0, 0, 0))
             return
         self._known.add(order.digest)
-        before = [one for one in self._under_way.values() if one.order.generation.number == message.number]
+        others = [one for one in self._under_way.values() if one.order.generation.number == message.number]
+        before = [one for one in others if one.is_alive()]
         encoding = Encoding(order, self._port.number, self._station, self._wake, before)
         self._under_way[order.digest] = encoding
         for node, told in self._early.pop(order.digest, ()):
@@ -57,7 +58,11 @@ class Encodings:
         for node, name in zip(order.nodes, order.names, strict=True):
             if node != self._node and self._station.place(node) is None:
                 self._fail(encoding, f"{name} is not in the group of nodes")
-        encoding.start()
+        try:
+            encoding.start()
+        except RuntimeError as error:  # there may be no more threads
+            encoding.failure = f"{order.names[encoding.place]}: {error}"
+            self._fail(encoding, encoding.failure)
 
     # ---- the other members
 

@@ -62,9 +62,8 @@ class StripeWork:
         self._striping = Striping(len(order.nodes), order.size.k, order.size.m, order.block_bytes)
         self._code, self._kernel = ErasureCode.cauchy(order.size.k, order.size.m), best_kernel()
         self._checksums = MemberChecksums(self._striping, self._totals, place)
-        self._stripes = self._striping.count(self._totals)
         self._per_round = len(order.nodes) * max(1, ROUND_BYTES // (order.block_bytes * order.size.k))
-        self._rounds = -(-self._stripes // self._per_round)
+        self._rounds = -(-self._striping.count(self._totals) // self._per_round)
         self._left: list[int] = []
         """The tasks that are not done, of each round that has begun."""
         self.finished = 0
@@ -72,8 +71,6 @@ class StripeWork:
         self.ready: deque[Task] = deque()
         self._waiting: dict[int, Task] = {}
         """By stripe: the tasks whose message has not come."""
-        self._early: dict[int, bytearray] = {}
-        """By stripe: messages for tasks of a round that has not begun."""
         self.bytes_read = 0
         self._files = Files()
         self._unsynced_bytes = 0
@@ -108,8 +105,6 @@ class StripeWork:
                     self.ready.append(task)
                 else:
                     self._waiting[task.stripe] = task
-                    if (message := self._early.pop(task.stripe, None)) is not None:
-                        self._give(task.stripe, message)
         self._count()
 
     def _tasks(self, number: int) -> Iterator[Task]:
@@ -122,24 +117,18 @@ class StripeWork:
         while self.finished < len(self._left) and not self._left[self.finished]:
             self.finished += 1
 
-    def take(self, data: memoryview) -> None:
-        """Takes a block of a stripe, or sums of it. Raises FrameError."""
+    def take(self, data: memoryview) -> bool:
+        """Takes a block of a stripe, or sums of it, if its round has begun; returns whether. Raises FrameError."""
         stripe, _ = read_head(data)
-        number = stripe // self._per_round
-        assert isinstance(data.obj, bytearray)
-        if number < len(self._left):
-            self._give(stripe, data.obj)
-        elif number < len(self._left) + ROUNDS and stripe not in self._early:
-            self._early[stripe] = data.obj
-        else:
-            raise FrameError(f"a block of stripe {stripe}, which nobody may send yet")
-
-    def _give(self, stripe: int, message: bytearray) -> None:
+        if stripe // self._per_round >= len(self._left):
+            return False
         task = self._waiting.pop(stripe, None)
-        if task is None or len(message) != BLOCK_HEAD_BYTES + task.duty.received_bytes:
+        if task is None or len(data) != BLOCK_HEAD_BYTES + task.duty.received_bytes:
             raise FrameError(f"a block of stripe {stripe} that nobody waits for")
-        task.message = message
+        assert isinstance(data.obj, bytearray)
+        task.message = data.obj
         self.ready.append(task)
+        return True
 
     # ---- doing it
 
