@@ -183,13 +183,13 @@ def test_a_member_without_the_order_is_named_after_the_time(coding):
     identity = one.commit(UNEQUAL)
     one.start()
     for index in (0, 1):
-        one.links[index].encode(one.order(identity, index, wait_s=0.5))
+        one.links[index].encode(one.order(identity, index, wait_s=2.0))
     for index in (0, 1):
         (found,) = one.heard(index, lambda event: isinstance(event, Encoded))
-        assert found.failure == "n2 did not answer for 0.5 s"
+        assert found.failure == "n2 did not answer for 2 s"
     one.links[2].encode(one.order(identity, 2))  # it comes too late, and hears so at once
     (found,) = one.heard(2, lambda event: isinstance(event, Encoded))
-    assert found.failure == "n2 did not answer for 0.5 s"
+    assert found.failure == "n2 did not answer for 2 s"
     assert one.is_untouched()
 
 

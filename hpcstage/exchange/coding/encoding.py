@@ -177,11 +177,10 @@ class Encoding(threading.Thread):
         for place, message in work.carry_out():
             self.outbox.append((place, message))
             sent += len(message) - BLOCK_HEAD_BYTES
-        self._wake.up()
+        self._did_something()
         self.bytes_sent += sent
         self.bytes_read = work.bytes_read
         share, rate = self.order.processor_share, self.order.rate_bytes_per_s
-        self._moved = time.monotonic()
         self._due = max(
             self._due,
             began + (time.thread_time() - began_s) / share if share else began,
@@ -233,10 +232,15 @@ class Encoding(threading.Thread):
         for start in range(0, max(1, len(data)), _PIECE_BYTES):
             piece = packed(Piece(self.order.digest, len(data), data[start : start + _PIECE_BYTES]))
             self.outbox.extend((place, piece) for place in places)
-        self._wake.up()
+        self._did_something()
 
     def _say(self, message: OrderMessage) -> None:
         self.outbox.extend((place, packed(message)) for place in self._others)
+        self._did_something()
+
+    def _did_something(self) -> None:
+        """Has the loop send what is in `outbox`; what took long here is no silence of the others."""
+        self._moved = time.monotonic()
         self._wake.up()
 
     def _fail(self, why: str) -> None:
