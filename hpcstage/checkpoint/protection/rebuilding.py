@@ -120,7 +120,8 @@ class GroupSource:
         except (TooMuchLost, NoErasureCode) as error:
             raise DamagedGeneration(self._refusal(record, stripe, known)) from error
         size, made = wanted.size_bytes, bytearray(wanted.size_bytes)
-        whole = [known[index][:size].ljust(size, b"\0") for index in sources]
+        parts = (known[index] for index in sources)
+        whole = [part if len(part) == size else part[:size].ljust(size, b"\0") for part in parts]
         best_kernel().product((rows[lost.index(wanted.index)],), whole, (made,))
         if checksum(made) != record.checksum(wanted):
             where = f"{record.members[wanted.node].name}, block {wanted.number}"
