@@ -1,9 +1,9 @@
 """The coder of checkpoints against ISA-L called bare from a C program; the numpy form; redset's way beside them.
 
 One stripe of 8 data blocks and 2 parities is encoded over and over in memory that stays in place, as a pipeline uses
-its buffers. `ISA-L, C` is a C program that does nothing else; `hpcstage` calls an operation that was made once for
-these blocks. `redset, C` passes once through a table of products for each coefficient. All arms of a cell use the same
-library and must leave the same bytes.
+its buffers. `ISA-L, C` is a C program that does nothing else; `hpcstage` gives the blocks to its kernel each time.
+`redset, C` passes once through a table of products for each coefficient. All arms of a cell use the same library and
+must leave the same bytes.
 """
 
 from __future__ import annotations
@@ -23,17 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.harness import Arm, Bench, Figure, Options, at_least, holds, options_of, parser
 from benchmarks.programs import run
-from hpcstage.checkpoint.coding.blocks import Bytes, Kernel, Operation
-from hpcstage.checkpoint.coding.coder import Coder
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
-from hpcstage.checkpoint.coding.isal import IsalKernel
-from hpcstage.checkpoint.coding.kernels import kernels
-from hpcstage.checkpoint.coding.numpykernel import NumpyKernel
+from hpcstage.checkpoint.coding.kernels import IsalKernel, Kernel, NumpyKernel, kernels
 from hpcstage.emulator.build import cached_binary, compile_c
 
+Bytes = npt.NDArray[np.uint8]
 SOURCE = Path(__file__).with_name("coder.c")
 K, M = 8, 2
 SIZES = {"64 KB": 64 << 10, "1 MB": 1 << 20}
@@ -107,20 +105,16 @@ class Stripe:
         made: dict[str, Arm] = {}
         if isal:
             made[C] = functools.partial(self._in_c, "encode", isal.path)
-            made[OURS] = functools.partial(self._ours, functools.partial(self._operation, isal), cycle(self.places))
-        numpys = functools.partial(self._operation, NumpyKernel())
-        made[NUMPY] = functools.partial(self._ours, numpys, cycle(self.places))
+            made[OURS] = functools.partial(self._ours, isal, cycle(self.places))
+        made[NUMPY] = functools.partial(self._ours, NumpyKernel(), cycle(self.places))
         made[REDSET] = functools.partial(self._in_c, "table", "")
         return made
 
-    def _operation(self, kernel: Kernel, blocks: Blocks) -> Operation:
-        return Coder(self.code, kernel).encoding(dict(enumerate(blocks.data)), blocks.parities)
-
-    def _ours(self, operation: Callable[[Blocks], Operation], places: Iterator[Blocks]) -> dict[str, Any]:
+    def _ours(self, kernel: Kernel, places: Iterator[Blocks]) -> dict[str, Any]:
         blocks = next(places)
         for parity in blocks.parities:
             parity.fill(0)
-        work = operation(blocks)
+        work = functools.partial(kernel.product, self.code.rows, blocks.data, blocks.parities)
         work()
         seconds = pass_s(work, self.sample_s)
         return self._rated(seconds, b"".join(parity.tobytes() for parity in blocks.parities))
@@ -136,7 +130,7 @@ class Stripe:
         return {"seconds": seconds, "gb_per_s": rate, "digest": hashlib.sha256(parities).hexdigest()[:16]}
 
 
-def pass_s(work: Operation, limit_s: float) -> float:
+def pass_s(work: Callable[[], None], limit_s: float) -> float:
     """The seconds of one pass: the median of batches of a few passes, as in the C program."""
     batches = []
     started_s = before_s = time.perf_counter()

@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,17 +26,14 @@ from benchmarks.checkpointed.storegroup import GroupStore, StoreGroup
 from benchmarks.files import empty, write_back
 from benchmarks.peer import Cell, launching
 from benchmarks.programs import run
-from hpcstage.checkpoint.coding.checksums import checksum
-from hpcstage.checkpoint.coding.coder import Coder
-from hpcstage.checkpoint.coding.erasurecode import ErasureCode
 from hpcstage.checkpoint.coding.kernels import best_kernel
-from hpcstage.checkpoint.coding.routes import Duty, NodeLoad, Route, pipeline, total_loads
-from hpcstage.checkpoint.coding.stripes import Striping
+from hpcstage.checkpoint.coding.stripes import CodedBlock, Duty, Stripe, Striping
 from hpcstage.checkpoint.generations.files import GenerationId, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.layout import BLOCK_BYTES
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.protection.groups import CodeSize
+from hpcstage.checkpoint.protection.record import checksum
 
 DATA_NODES = (8, 16, 32)
 CODING_NODES = 2
@@ -76,29 +73,54 @@ class Layout:
         """The blocks of a data node; a multiple of the data nodes, so that each cycle of stripes is whole."""
         return self.node_bytes // BLOCK_BYTES // self.data_nodes * self.data_nodes
 
-    @property
-    def sizes_bytes(self) -> list[int]:
-        """Of the data of each node."""
-        size = self.blocks * BLOCK_BYTES
-        return [size] * self.nodes if self.rotated else [0] * CODING_NODES + [size] * self.data_nodes
+    def stripes(self) -> Iterator[Stripe]:
+        """All stripes. After a cycle they are those before, with other numbers."""
+        k, m = self.data_nodes, CODING_NODES
+        if not self.rotated:
+            data = tuple(CodedBlock(index, m + index, 0, BLOCK_BYTES) for index in range(k))
+            parities = tuple(CodedBlock(k + row, row, 0, BLOCK_BYTES) for row in range(m))
+            return itertools.repeat(Stripe(0, data, parities), self.blocks)
+        first = Striping(self.nodes, k, m, BLOCK_BYTES).stripes([k * BLOCK_BYTES] * self.nodes)
+        return itertools.islice(itertools.cycle(first), self.blocks * self.nodes // k)
 
-    def routes(self) -> Iterator[Route]:
-        """The ways of all stripes. After a cycle they are those of the stripes before, with other numbers."""
-        striping = Striping(self.nodes, self.data_nodes, CODING_NODES, BLOCK_BYTES, self.rotated)
-        period = self.nodes if self.rotated else 1
-        first = itertools.islice(striping.stripes(self.sizes_bytes), period)
-        cycle = [pipeline(stripe.data, stripe.parities) for stripe in first]
-        stripes = self.blocks * self.nodes // self.data_nodes if self.rotated else self.blocks
-        return itertools.islice(itertools.cycle(cycle), stripes)
+
+@dataclass
+class NodeLoad:
+    """The work of one node."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    multiplied_bytes: int = 0
+    """Of products that it computes and adds up."""
+    messages: int = 0
+    """Those that it sends."""
+
+
+def loads(stripes: Iterable[Stripe]) -> dict[int, NodeLoad]:
+    """The work of each node."""
+    made: defaultdict[int, NodeLoad] = defaultdict(NodeLoad)
+    for stripe in stripes:
+        for duty in stripe.duties():
+            load = made[duty.block.node]
+            load.sent_bytes += duty.sent_bytes * len(duty.receivers)
+            load.received_bytes += duty.received_bytes
+            load.multiplied_bytes += multiplied_bytes(duty)
+            load.messages += len(duty.receivers)
+    return made
+
+
+def multiplied_bytes(duty: Duty) -> int:
+    """The bytes of products of a duty."""
+    return 0 if duty.keeps else duty.m * duty.block.size_bytes
 
 
 def counted(layout: Layout) -> dict[str, Any]:
     """The most that one node does, in bytes for each byte of a data node and in messages for each of its blocks."""
-    loads = total_loads(layout.routes()).values()
+    found = loads(layout.stripes()).values()
     size, blocks = layout.blocks * BLOCK_BYTES, layout.blocks
 
     def most(value: Callable[[NodeLoad], int]) -> int:
-        return max(map(value, loads))
+        return max(map(value, found))
 
     return {
         "sent": most(lambda load: load.sent_bytes) / size,
@@ -110,7 +132,7 @@ def counted(layout: Layout) -> dict[str, Any]:
 
 def simulated(layout: Layout, terms: Terms) -> dict[str, Any]:
     """The seconds from the first block to the last parity."""
-    seconds = Simulation(terms).run(layout.routes())
+    seconds = Simulation(terms).run(layout.stripes())
     return {"seconds": seconds, "s_per_gb": seconds / (layout.blocks * BLOCK_BYTES) * 1e9}
 
 
@@ -124,19 +146,19 @@ class Simulation:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _ready: dict[int, list[tuple[int, int, Duty]]] = field(default_factory=lambda: defaultdict(list))
     _busy: set[int] = field(default_factory=set)
-    _waiting: dict[tuple[int, int], _Waiting] = field(default_factory=dict)
-    """Duties to which messages have not come, by stripe and index."""
+    _waiting: dict[tuple[int, int], Duty] = field(default_factory=dict)
+    """Duties to which the message has not come, by stripe and index."""
     _out_free_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     _in_free_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
-    def run(self, routes: Iterator[Route]) -> float:
-        """Carries out all routes; returns the time of the last duty."""
-        for stripe, route in enumerate(routes):
-            for duty in route.duties:
-                if duty.receives:
-                    self._waiting[stripe, duty.block.index] = _Waiting(duty, len(duty.receives))
+    def run(self, stripes: Iterator[Stripe]) -> float:
+        """Encodes all stripes; returns the time of the last duty."""
+        for number, whole in enumerate(stripes):
+            for duty in whole.duties():
+                if duty.sender is not None:
+                    self._waiting[number, duty.block.index] = duty
                 else:
-                    self._event(0.0, duty.block.node, stripe, duty)
+                    self._event(0.0, duty.block.node, number, duty)
         now_s = 0.0
         while self._events:
             now_s, _, node, stripe, ready = heapq.heappop(self._events)
@@ -158,13 +180,9 @@ class Simulation:
         self._busy.add(node)
         done_s = now_s + self._work_s(duty)
         self._event(done_s, node, -1, None)
-        for hop in duty.sends:
-            key, to = (stripe, hop.receiver.index), hop.receiver.node
-            waiting = self._waiting[key]
-            waiting.came(done_s if to == node else self._sent_s(done_s, node, to, hop.size_bytes))
-            if not waiting.messages:
-                del self._waiting[key]
-                self._event(waiting.latest_s, to, stripe, waiting.duty)
+        for receiver in duty.receivers:
+            comes_s = self._sent_s(done_s, node, receiver.node, duty.sent_bytes)
+            self._event(comes_s, receiver.node, stripe, self._waiting.pop((stripe, receiver.index)))
 
     def _sent_s(self, now_s: float, sender: int, receiver: int, size_bytes: int) -> float:
         """Returns when a message has come."""
@@ -178,23 +196,9 @@ class Simulation:
     def _work_s(self, duty: Duty) -> float:
         """A node reads and hashes its block, multiplies and adds; one that keeps a parity hashes and writes it."""
         terms, size = self.terms, duty.block.size_bytes
-        coded_s = duty.multiplied_bytes / terms.coder_bytes_per_s
-        moved_s = size / (terms.read_bytes_per_s if duty.sends else terms.write_bytes_per_s)
+        coded_s = multiplied_bytes(duty) / terms.coder_bytes_per_s
+        moved_s = size / (terms.read_bytes_per_s if duty.receivers else terms.write_bytes_per_s)
         return coded_s + moved_s + size / terms.hash_bytes_per_s
-
-
-@dataclass
-class _Waiting:
-    """A duty to which messages have not come."""
-
-    duty: Duty
-    messages: int
-    latest_s: float = 0.0
-
-    def came(self, at_s: float) -> None:
-        """Counts a message."""
-        self.messages -= 1
-        self.latest_s = max(self.latest_s, at_s)
 
 
 class Encoded:
@@ -237,15 +241,13 @@ class Speeds:
 
     def node(self) -> dict[str, Any]:
         """Bytes per second of coding, hashing, reading and writing."""
-        coder = Coder(ErasureCode.cauchy(8, CODING_NODES), best_kernel())
-        sums = [bytearray(BLOCK_BYTES) for _ in range(CODING_NODES)]
-        stages = [coder.contributing((1, 2), block, sums, BLOCK_BYTES) for block in self._blocks]
+        kernel, sums = best_kernel(), [bytearray(BLOCK_BYTES) for _ in range(CODING_NODES)]
         into = memoryview(bytearray(BLOCK_BYTES))
         fd = os.open(self._file, os.O_RDWR)
         try:
             made = {
-                "coder": CODING_NODES * self._rate(lambda at: stages[at]()),
-                "hash": self._rate(lambda at: checksum(self._blocks[at])),
+                "coder": CODING_NODES * self._rate(lambda at: kernel.addition((1, 2), self._blocks[at], sums)),
+                "hash": self._rate(lambda at: checksum(self._blocks[at].data)),
                 "read": self._rate(lambda at: os.preadv(fd, [into], at * BLOCK_BYTES)),
                 "write": self._rate(lambda at: os.pwrite(fd, self._blocks[at], at * BLOCK_BYTES)),
             }

@@ -10,19 +10,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcstage.checkpoint.coding.blocks import Block, seen
-from hpcstage.checkpoint.coding.coder import Coder
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
 from hpcstage.checkpoint.coding.kernels import best_kernel
-from hpcstage.checkpoint.coding.routes import Hop, Route, pipeline
-from hpcstage.checkpoint.coding.stages import RouteWork, encoding_work
-from hpcstage.checkpoint.coding.stripes import CodedBlock, Striping
-from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, GenerationId
+from hpcstage.checkpoint.coding.stripes import CodedBlock, Stripe, Striping, summed
+from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, GenerationId, generation_path
 from hpcstage.checkpoint.generations.layout import BLOCK_BYTES
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
 from hpcstage.checkpoint.protection.groups import CodeSize
-from hpcstage.checkpoint.protection.members import MemberChecksums, MemberWriter, read_data
-from hpcstage.checkpoint.protection.record import CodedMember, CodingRecord
+from hpcstage.checkpoint.protection.record import (
+    CodedMember,
+    CodingRecord,
+    MemberChecksums,
+    made_parities,
+    read_data,
+    write_record,
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class StoreGroup:
             (identity,) = {GenerationReader(source).manifest(number).id for source in sources}
             record = self._encoded(sources, identity)
         for store in self.stores:
-            MemberWriter(self.files, store.directory, number).record(record.to_bytes())
+            write_record(self.files, generation_path(store.directory, number), record.to_bytes())
         return record
 
     def _encoded(self, sources: Sequence[LocalSource], identity: GenerationId) -> CodingRecord:
@@ -64,17 +66,15 @@ class StoreGroup:
             made = bytearray(block.size_bytes)
             place = block.number * self.block_bytes
             read_data(sources[block.node], identity.number, sizes[block.node], memoryview(made), place)
-            sums[block.node].note(block, block.number, made)
+            sums[block.node].note(block, made)
             return made
 
-        coder = Coder(code, best_kernel())
         with contextlib.ExitStack() as opened:
-            writers = [MemberWriter(self.files, store.directory, identity.number) for store in self.stores]
-            parities = [opened.enter_context(writer.parities()) for writer in writers]
+            generations = [generation_path(store.directory, identity.number) for store in self.stores]
+            parities = [opened.enter_context(made_parities(self.files, generation)) for generation in generations]
             for stripe in striping.stripes(totals):
-                route = pipeline(stripe.data, stripe.parities)
-                for block, content in carried_out(route, encoding_work(coder, stripe), own).items():
-                    sums[block.node].note(block, block.number, content)
+                for block, content in encoded(code, stripe, own).items():
+                    sums[block.node].note(block, content)
                     self.files.write(parities[block.node], content, block.number * self.block_bytes)
         members = (
             CodedMember(store.name, size, sums[node].to_bytes())
@@ -83,20 +83,15 @@ class StoreGroup:
         return CodingRecord(identity, self.block_bytes, code, tuple(members))
 
 
-def carried_out(
-    route: Route, work: RouteWork, own: Callable[[CodedBlock], Block], heard: Callable[[Hop, int], None] | None = None
-) -> dict[CodedBlock, bytearray]:
-    """Carries out a whole route in this process; returns the targets' blocks. `heard` is told of each message."""
-    messages: dict[Hop, list[Block]] = {}
-    made: dict[CodedBlock, bytearray] = {}
-    for duty in route.duties:
-        received = {hop: messages.pop(hop) for hop in duty.receives}
-        if work.keeps(duty):
-            made[duty.block] = work.kept(duty, received)
-            continue
-        for hop, parts in work.sent(duty, own(duty.block), received).items():
-            messages[hop] = parts
-            if heard is not None:
-                heard(hop, sum(len(seen(part)) for part in parts))
-    assert not messages
-    return made
+def encoded(code: ErasureCode, stripe: Stripe, own: Callable[[CodedBlock], bytearray]) -> dict[CodedBlock, bytearray]:
+    """Carries out all duties of a stripe; returns the parities."""
+    messages: dict[CodedBlock, bytearray] = {}
+    for duty in stripe.duties():
+        assert len(messages.get(duty.block, b"")) == duty.received_bytes
+        if not duty.keeps:
+            before = messages.pop(duty.block, None)
+            sums = summed(best_kernel(), code.column(duty.block.index), own(duty.block), before)
+            for place, receiver in enumerate(duty.receivers):
+                messages[receiver] = sums[place * duty.sent_bytes : (place + 1) * duty.sent_bytes]
+            assert len(sums) == duty.sent_bytes * len(duty.receivers)
+    return messages

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, get_args
 
@@ -151,22 +151,40 @@ class StoreAnswer(CodingMessage):
 FromAgent = Hold | AgentMessage | Encode | Read | ListStore
 FromExchange = Welcome | Members | AgentMessage | AgentGone | EncodeEnded | StoreAnswer
 Message = FromAgent | FromExchange
-_CLASSES: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "int": int,
-    "str": str,
-    "float": (float, int),
-    "list[int]": list,
-    "list[str]": list,
-}
+_KINDS = {kind.__name__: kind for kind in get_args(Message)}
+_TYPES: dict[str, type | tuple[type, ...]] = {"int": int, "str": str, "float": (float, int)}
 
 
-def pack(message: Message) -> bytes:
+def pack(message: CodingMessage) -> bytes:
     """Returns the bytes of a message."""
     values = dict(vars(message))
     body = values.pop(message.BODY) if message.BODY else b""
     head = json.dumps({"": type(message).__name__, **values}, separators=(",", ":")).encode()
     return b"".join((HEAD.pack(len(head), len(body)), head, body))
+
+
+def unpack(data: memoryview, kinds: Mapping[str, type[Any]]) -> Any:  # noqa: ANN401  one of the kinds
+    """Reads what `pack` returned, a message of one of these kinds, by their names. Raises CodingLinkError."""
+    try:
+        end = HEAD.size + HEAD.unpack_from(data)[0]
+        values: dict[str, Any] = json.loads(bytes(data[HEAD.size : end]))
+        kind, body = kinds[values.pop("")], bytes(data[end:])
+        if kind.BODY:
+            values[kind.BODY] = body
+        elif body:
+            raise CodingLinkError(f"{len(body)} bytes too long")
+        for one in fields(kind):
+            if one.name != kind.BODY and not _is_of(values[one.name], str(one.type)):
+                raise CodingLinkError(f"{kind.__name__} has no {one.name} like {values[one.name]!r}")
+        return kind(**values)
+    except (struct.error, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise CodingLinkError(f"a damaged message: {error!r}") from None
+
+
+def _is_of(value: object, form: str) -> bool:
+    if form.startswith("list["):
+        return isinstance(value, list) and all(_is_of(one, form[len("list[") : -1]) for one in value)
+    return isinstance(value, _TYPES[form])
 
 
 class MessageStream:
@@ -185,23 +203,7 @@ class MessageStream:
             end = HEAD.size + head + body
             if len(self._data) < end:
                 return
-            with memoryview(self._data) as view:
-                found = _unpacked(bytes(view[HEAD.size : HEAD.size + head]), bytes(view[HEAD.size + head : end]))
+            with memoryview(self._data) as view, view[:end] as whole:
+                found = unpack(whole, _KINDS)
             del self._data[:end]
             yield found
-
-
-def _unpacked(head: bytes, body: bytes) -> Message:
-    try:
-        values: dict[str, Any] = json.loads(head)
-        kind = _CLASSES[values.pop("")]
-        if kind.BODY:
-            values[kind.BODY] = body
-        elif body:
-            raise CodingLinkError(f"{len(body)} bytes too long")
-        for one in fields(kind):
-            if one.name != kind.BODY and not isinstance(values[one.name], _TYPES[str(one.type)]):
-                raise CodingLinkError(f"{kind.__name__} has no {one.name} like {values[one.name]!r}")
-        return kind(**values)
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise CodingLinkError(f"a damaged message: {error!r}") from None

@@ -162,7 +162,7 @@ def _restore_local(place: kept.KeptPlace, to: Path) -> str:
 
 def _parities(place: kept.KeptPlace, manifest: GenerationManifest) -> str:
     """Says by which code a generation is protected, and with whom."""
-    from hpcstage.checkpoint.protection.members import read_record
+    from hpcstage.checkpoint.protection.record import read_record
 
     with LocalSource(CheckpointPlace(place.output).store) as source:
         record = read_record(source, manifest.number)

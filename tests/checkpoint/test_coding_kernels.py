@@ -18,12 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.checkpoint.coding import isal
-from hpcstage.checkpoint.coding.blocks import Kernel, operands
-from hpcstage.checkpoint.coding.erasurecode import ErasureCode
-from hpcstage.checkpoint.coding.field import Rows, multiply
-from hpcstage.checkpoint.coding.isal import IsalKernel
-from hpcstage.checkpoint.coding.kernels import best_kernel, kernels
+from hpcstage.checkpoint.coding import kernels as coding_kernels
+from hpcstage.checkpoint.coding.erasurecode import ErasureCode, Rows, multiply
+from hpcstage.checkpoint.coding.kernels import IsalKernel, Kernel, best_kernel, kernels, operands
 
 KERNELS = list(kernels())
 PRODUCTS = np.array([[multiply(a, b) for b in range(256)] for a in range(256)], np.uint8)
@@ -69,7 +66,7 @@ def test_the_library_in_the_wheel_is_found_without_an_import() -> None:
 
 def test_the_systems_library_comes_first() -> None:
     try:
-        ctypes.CDLL(isal.SYSTEM)
+        ctypes.CDLL(coding_kernels.SYSTEM)
     except OSError:
         pytest.skip("needs ISA-L (package libisal2)")
     assert KERNELS[0].name == "ISA-L (libisal.so.2)"
@@ -81,19 +78,14 @@ def test_products_and_additions(kernel: Kernel, size: int) -> None:
     rows = ((1, 1, 1), (1, 2, 255), (0, 0x8E, 29), (0, 0, 0))
     sources = [at(offset, size, offset) for offset in (0, 1, 13)]
     targets = [at(offset, size) for offset in (0, 3, 7, 31)]
-    work = kernel.product(rows, sources, targets)
-    work()
+    kernel.product(rows, sources, targets)
     assert [target.tobytes() for target in targets] == expected(rows, sources)
-    sources[1][:] = at(0, size, 77)
-    work()
-    assert [target.tobytes() for target in targets] == expected(rows, sources), "on what the blocks hold now"
     before = [target.copy() for target in targets]
     column = (1, 2, 200, 0)
-    adding = kernel.addition(column, sources[2], targets)
-    adding()
+    kernel.addition(column, sources[2], targets)
     added = [old ^ PRODUCTS[c][sources[2]] for c, old in zip(column, before, strict=True)]
     assert [target.tobytes() for target in targets] == [block.tobytes() for block in added]
-    adding()
+    kernel.addition(column, sources[2], targets)
     assert [target.tobytes() for target in targets] == [block.tobytes() for block in before], "twice is never"
     assert all(map(untouched_around, [*sources, *targets]))
 
@@ -107,7 +99,7 @@ def test_kernels_agree(data: st.DataObject) -> None:
     offset = data.draw(st.integers(0, 63))
     for kernel in KERNELS:
         targets = [at(offset, size) for _ in range(m)]
-        kernel.product(rows, sources, targets)()
+        kernel.product(rows, sources, targets)
         assert [target.tobytes() for target in targets] == expected(rows, sources), kernel.name
 
 
@@ -117,9 +109,9 @@ def test_every_pair_of_numbers(kernel: Kernel) -> None:
     for start in range(0, 256, 64):
         column = tuple(range(start, start + 64))
         targets = [bytearray(256) for _ in column]
-        kernel.product(tuple((c,) for c in column), (source,), targets)()
+        kernel.product(tuple((c,) for c in column), (source,), targets)
         assert [bytes(target) for target in targets] == [PRODUCTS[c].tobytes() for c in column]
-        kernel.addition(column, source, targets)()
+        kernel.addition(column, source, targets)
         assert not any(map(any, targets))
 
 
@@ -128,7 +120,7 @@ def test_many_blocks(kernel: Kernel) -> None:
     rows = ErasureCode.cauchy(224, 32).rows
     sources = [at(1, 300, seed) for seed in range(224)]
     targets = [at(0, 300) for _ in range(32)]
-    kernel.product(rows, sources, targets)()
+    kernel.product(rows, sources, targets)
     assert [target.tobytes() for target in targets] == expected(rows, sources)
 
 
@@ -143,11 +135,9 @@ def test_any_buffer_without_a_copy(kernel: Kernel, tmp_path: Path) -> None:
     ):
         sources = [view[1:4001], content[5000:9000], bytearray(content[:4000])]
         targets = [bytearray(4000), np.zeros(2000, np.uint16)]
-        work = kernel.product(((1, 2, 3), (4, 5, 6)), sources, targets)
-        work()
+        kernel.product(((1, 2, 3), (4, 5, 6)), sources, targets)
         arrays = [np.frombuffer(bytes(source), np.uint8) for source in sources]
         assert [bytes(targets[0]), targets[1].tobytes()] == expected(((1, 2, 3), (4, 5, 6)), arrays)
-        del work
         sources[0].release()
 
 
@@ -171,7 +161,7 @@ def test_blocks_that_do_not_fit_are_refused(kernel: Kernel) -> None:
 
 
 def test_a_block_beyond_an_int_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcstage.checkpoint.coding.blocks.MOST_BYTES", 10)
+    monkeypatch.setattr("hpcstage.checkpoint.coding.kernels.MOST_BYTES", 10)
     with pytest.raises(ValueError, match="at most 10 bytes"):
         operands(((1,),), (bytes(11),), (bytearray(11),))
 
@@ -179,7 +169,7 @@ def test_a_block_beyond_an_int_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 @each_kernel
 def test_other_threads_run_meanwhile(kernel: Kernel) -> None:
     """Python takes its lock from nobody in this test: the other thread counts only while an operation has let it go."""
-    adding = kernel.addition((2,), np.ones(4 << 20, np.uint8), [np.zeros(4 << 20, np.uint8)])
+    source, target = np.ones(4 << 20, np.uint8), np.zeros(4 << 20, np.uint8)
     counted, stop, interval_s = [0], threading.Event(), sys.getswitchinterval()
 
     def count() -> None:
@@ -189,7 +179,7 @@ def test_other_threads_run_meanwhile(kernel: Kernel) -> None:
 
     def counted_meanwhile() -> bool:
         before = counted[0]
-        adding()
+        kernel.addition((2,), source, [target])
         return counted[0] > before
 
     thread = threading.Thread(target=count)
@@ -217,8 +207,8 @@ def test_a_library_that_computes_wrongly_is_not_used(tmp_path: Path, monkeypatch
     wrong = library(tmp_path, "".join(f"void {name}(void) {{}}\n" for name in names))
     with pytest.raises(ValueError, match="computes wrongly"):
         IsalKernel(wrong)
-    monkeypatch.setattr(isal, "SYSTEM", wrong)
-    monkeypatch.setattr(isal, "IN_WHEEL", "nothing")
+    monkeypatch.setattr(coding_kernels, "SYSTEM", wrong)
+    monkeypatch.setattr(coding_kernels, "IN_WHEEL", "nothing")
     assert [kernel.name for kernel in kernels()] == ["numpy"]
 
 
@@ -263,6 +253,6 @@ def test_a_library_is_tried_with_three_sources_and_odd_sizes(
 def test_other_files_of_that_name_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "libisal.so.2").write_bytes(b"no library")
     for path in (tmp_path / "libisal.so.2", tmp_path / "missing.so", Path("libc.so.6")):
-        monkeypatch.setattr(isal, "SYSTEM", str(path))
+        monkeypatch.setattr(coding_kernels, "SYSTEM", str(path))
         assert all(path.name not in kernel.name for kernel in kernels())
         assert best_kernel().name

@@ -26,9 +26,8 @@ from hpcstage.checkpoint.generations.restoring import NothingToRestore, restore_
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.protection.groups import CodeSize
-from hpcstage.checkpoint.protection.members import read_record
 from hpcstage.checkpoint.protection.rebuilding import GroupSource
-from hpcstage.checkpoint.protection.record import CodingRecord
+from hpcstage.checkpoint.protection.record import CodingRecord, read_record
 
 SIZES = [CodeSize(2, 1), CodeSize(4, 2), CodeSize(8, 2), CodeSize(8, 3), CodeSize(6, 4)]
 BLOCK = 256

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +18,9 @@ pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from coding_nodes import BLOCK, KEY, CodingGroup
+from conftest import wait_for
 
 from benchmarks.peernodes import MPIEXEC, serve
-from hpcstage.checkpoint.coding.routes import pipeline, total_loads
 from hpcstage.checkpoint.coding.stripes import Striping
 from hpcstage.checkpoint.generations.files import OWN_PARTS, GenerationPart
 from hpcstage.checkpoint.generations.reading import LocalSource
@@ -28,7 +30,8 @@ from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.link import Encoded, GroupLink
 from hpcstage.checkpoint.protection.rebuilding import GroupSource
 from hpcstage.checkpoint.protection.remote import RemoteSource
-from hpcstage.exchange.coding.tasks import ROUND_BYTES
+from hpcstage.exchange.coding.encoding import LOWEST
+from hpcstage.exchange.coding.stripework import ROUND_BYTES
 from hpcstage.protocol.coding import MAX_TOLD_BYTES, AgentGone, AgentMessage
 
 if not MPIEXEC.exists():
@@ -54,11 +57,12 @@ def coding(local_dir):
 
 
 def sent_bytes(one: CodingGroup) -> list[int]:
-    """What each node sends, as the routes count it."""
-    sizes = [sum(one.part(i, part).stat().st_size for part in OWN_PARTS) for i in range(len(one.names))]
-    striping = Striping(len(sizes), one.size.k, one.size.m, BLOCK)
-    loads = total_loads(pipeline(stripe.data, stripe.parities) for stripe in striping.stripes(sizes))
-    return [loads[index].sent_bytes if index in loads else 0 for index in range(len(sizes))]
+    """What each node sends by its duties."""
+    sizes, sent = own_bytes(one), [0] * len(one.names)
+    for stripe in Striping(len(sizes), one.size.k, one.size.m, BLOCK).stripes(sizes):
+        for duty in stripe.duties():
+            sent[duty.block.node] += duty.sent_bytes * len(duty.receivers)
+    return sent
 
 
 def own_bytes(one: CodingGroup) -> list[int]:
@@ -96,6 +100,18 @@ def test_rounds_go_on_where_nodes_differ_much_and_one_has_nothing(coding):
     assert [each.failure for each in one.encode(identity)] == [""] * 5
     assert one.coded() == one.coded_here()
     assert one.end() == 0
+
+
+def test_a_node_that_is_the_last_to_finish_a_round_begins_the_next_one(coding):
+    """It still writes parities when the other one waits for its data, and has said all that it had to say."""
+    one = coding(CodeSize(1, 1))
+    one.block_bytes = MB
+    identity = one.commit([3 * ROUND_BYTES + MB, 2 * MB])
+    one.start()
+    for index, link in enumerate(one.links):
+        link.encode(one.order(identity, index, rate_bytes_per_s=8e6 if index == 0 else 0.0, wait_s=8.0))
+    assert [each.failure for each in one.encoded()] == [""] * 2
+    assert one.coded() == one.coded_here()
 
 
 def test_six_nodes_with_two_parities(coding):
@@ -167,13 +183,13 @@ def test_a_member_without_the_order_is_named_after_the_time(coding):
     identity = one.commit(UNEQUAL)
     one.start()
     for index in (0, 1):
-        one.links[index].encode(one.order(identity, index, wait_s=0.5))
+        one.links[index].encode(one.order(identity, index, wait_s=2.0))
     for index in (0, 1):
         (found,) = one.heard(index, lambda event: isinstance(event, Encoded))
-        assert found.failure == "n2 did not answer for 0.5 s"
+        assert found.failure == "n2 did not answer for 2 s"
     one.links[2].encode(one.order(identity, 2))  # it comes too late, and hears so at once
     (found,) = one.heard(2, lambda event: isinstance(event, Encoded))
-    assert found.failure == "n2 did not answer for 0.5 s"
+    assert found.failure == "n2 did not answer for 2 s"
     assert one.is_untouched()
 
 
@@ -237,8 +253,8 @@ def test_a_lost_node_is_rebuilt_over_the_link(coding):
     wanted = (one.state(1) / "step").read_bytes()
     shutil.rmtree(one.store(1))
     link = one.links[1]
-    assert [link.list(index, KEY) for index in range(3)] == [[1], [], [1]]
     sources = {name: RemoteSource(link, index, KEY) for index, name in enumerate(one.names)}
+    assert [source.numbers() for source in sources.values()] == [[1], [], [1]]
     group = GroupSource("n1", sources)
     target = one.directory / "restored"
     assert restore_newest(group, target).refused == ()
@@ -276,12 +292,16 @@ def test_what_cannot_be_read_is_said(coding):
     one = coding(CodeSize(2, 1))
     one.commit(UNEQUAL)
     one.start()
-    link = one.links[0]
+
+    def read(node: int, key: str, number: int, part: GenerationPart, offset: int, length: int) -> bytes:
+        with RemoteSource(one.links[0], node, key) as source:
+            found = bytearray(length)
+            return bytes(found[: source.read_into(number, part, memoryview(found), offset)])
+
     data = one.part(1, GenerationPart.DATA).read_bytes()
-    assert link.read(1, KEY, 1, GenerationPart.DATA, 0, 10 * len(data)) == data
-    assert link.read(1, KEY, 1, GenerationPart.DATA, 700, 33) == data[700:733]
-    assert link.read(0, KEY, 1, GenerationPart.DATA, 0, 5) == one.part(0, GenerationPart.DATA).read_bytes()[:5]
-    assert link.size_bytes(1, KEY, 1, GenerationPart.DATA) == len(data)
+    assert read(1, KEY, 1, GenerationPart.DATA, 0, 10 * len(data)) == data
+    assert read(1, KEY, 1, GenerationPart.DATA, 700, 33) == data[700:733]
+    assert read(0, KEY, 1, GenerationPart.DATA, 0, 5) == one.part(0, GenerationPart.DATA).read_bytes()[:5]
     outside = one.directory / "outside"
     outside.write_bytes(b"secret")
     one.part(1, GenerationPart.PARITY).symlink_to(outside)
@@ -293,9 +313,9 @@ def test_what_cannot_be_read_is_said(coding):
         (0, KEY, GenerationPart.DATA, errno.EINVAL),
     ):
         with pytest.raises(OSError, match=rf"\[Errno {why}\]"):
-            link.read(1, key, number, part, 0, 10)
+            read(1, key, number, part, 0, 10)
     with pytest.raises(OSError, match=rf"\[Errno {errno.EHOSTUNREACH}\] node 7 is not in the group"):
-        link.read(7, KEY, 1, GenerationPart.DATA, 0, 10)
+        read(7, KEY, 1, GenerationPart.DATA, 0, 10)
 
 
 def test_messages_come_whole_in_order_and_wait_for_an_agent(coding):
@@ -324,17 +344,21 @@ def test_messages_come_whole_in_order_and_wait_for_an_agent(coding):
     assert one.end() == 0
 
 
-def test_files_of_the_dataset_come_while_checkpoints_are_encoded(coding):
+def test_files_of_the_dataset_come_while_checkpoints_are_encoded_at_a_rate(coding):
     one = coding(CodeSize(2, 1))
     identity = one.commit([size * 4 for size in UNEQUAL])
     data = one.group.stage(0, 0)
     one.start()
     for index in range(3):
         one.links[index].encode(one.order(identity, index, rate_bytes_per_s=400_000.0))
+    threads = Path(f"/proc/{one.group.exchanges()[1].pid}/task")
+    wait_for(lambda: any(os.getpriority(os.PRIO_PROCESS, int(tid.name)) == LOWEST for tid in threads.iterdir()))
     one.group.nodes[1].ask(0, [0])
     serve(one.group.nodes, lambda: 0 in one.group.nodes[1].got)
     assert one.group.nodes[1].file(0).read_bytes() == data
-    assert [each.failure for each in one.encoded()] == [""] * 3
+    found = one.encoded()
+    assert [each.failure for each in found] == [""] * 3
+    assert all(each.seconds > 0.9 * each.bytes_sent / 400_000 for each in found)
     assert one.coded() == one.coded_here()
 
 

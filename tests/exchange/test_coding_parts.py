@@ -1,4 +1,4 @@
-"""The parts of the coding service that need no MPI: its messages, its pace, its thread, its socket."""
+"""The parts of the coding service that need no MPI: its messages, its socket, what it reads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,12 +14,21 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from conftest import wait_for
 
+from benchmarks.checkpointed.storegroup import GroupStore, StoreGroup
+from hpcstage.checkpoint.generations.choice import GenerationPolicy
+from hpcstage.checkpoint.generations.files import GenerationId, generation_path
+from hpcstage.checkpoint.generations.state import FileTree
+from hpcstage.checkpoint.generations.store import GenerationStore
+from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.link import Event, GroupChanged, GroupLink
-from hpcstage.exchange.coding import stores
-from hpcstage.exchange.coding.pace import LOWEST, OWED_S, PATIENCE_S, QUIET_S, EncodingPace, become_background
+from hpcstage.checkpoint.protection.orders import EncodeOrder
+from hpcstage.exchange.coding import stripework
+from hpcstage.exchange.coding.encoding import Encoding
 from hpcstage.exchange.coding.port import AgentPort
-from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, BlockHead, ExchangeMessage
-from hpcstage.exchange.transport.frames import FrameError
+from hpcstage.exchange.coding.questions import answer
+from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, Offer, Piece, packed, read_head, unpacked, write_head
+from hpcstage.exchange.lane import Wake
+from hpcstage.exchange.transport.frames import FrameError, Sort
 from hpcstage.protocol import coding
 from hpcstage.protocol.coding import CodingLinkError, MessageStream, pack
 from hpcstage.protocol.membership import Membership
@@ -68,70 +78,18 @@ def test_what_is_no_message_is_refused(data):
         list(MessageStream().add(data))
 
 
-def test_words_and_heads_are_checked():
-    word = ExchangeMessage("offer", {"digest": 1 << 63, "sizes": [1, 2]}, b"body")
-    packed = memoryview(word.pack())
-    assert ExchangeMessage.unpack(packed) == word
-    assert (word.number("digest"), word.numbers("sizes")) == (1 << 63, (1, 2))
-    for wrong in (b"", packed[:3], packed[:9], b"\x08\x02\0\0\0[]"):
+def test_messages_between_exchanges_are_checked():
+    for message in (Offer(1 << 63, [1, 2], "ab"), Piece(1, 5, b"body"), coding.AgentGone(1)):
+        assert unpacked(memoryview(packed(message))) == message
+    whole = packed(Offer(1, [1, 2]))
+    for wrong in (b"", whole[:3], whole[:-1], whole + b"x", whole.replace(b"2]", b'""]'), packed(coding.Welcome(1))):
         with pytest.raises(FrameError):
-            ExchangeMessage.unpack(memoryview(wrong))
-    for look in (word.text, word.number, word.numbers):
-        with pytest.raises(FrameError):
-            look("missing")
-    buffer, head = bytearray(BLOCK_HEAD_BYTES), BlockHead(5, 1 << 63, 3, 255)
-    head.pack_into(buffer)
-    assert BlockHead.unpack(memoryview(buffer)) == head
+            unpacked(memoryview(wrong))
+    block = bytearray(BLOCK_HEAD_BYTES)
+    write_head(block, 5, 1 << 63)
+    assert read_head(memoryview(block)) == (5, 1 << 63)
     with pytest.raises(FrameError):
-        BlockHead.unpack(memoryview(buffer)[:-1])
-
-
-def test_bytes_go_at_their_rate_and_a_pause_is_not_made_up_for():
-    pace, never = EncodingPace(0.0, 1000.0), float("-inf")
-    now = pace.due(0.0, never) + 1000
-    pace.sent(500, now)
-    assert now + 0.4 <= pace.due(now, never) <= now + 0.5
-    pace.sent(500, now)
-    assert now + 0.9 <= pace.due(now, never) <= now + 1.0
-    later = now + 1000
-    pace.sent(500, later)
-    assert later + 0.4 <= pace.due(later, never) <= later + 0.5
-
-
-def test_pieces_are_rare_beside_files_and_never_stop():
-    pace = EncodingPace(0.0, 0.0)
-    now = 1e9
-    assert pace.due(now, now - 2 * QUIET_S) <= now
-    pace.began(now)
-    assert now < pace.due(now, now) <= now + PATIENCE_S
-    assert pace.due(now + PATIENCE_S, now + PATIENCE_S) <= now + PATIENCE_S
-
-
-def test_processor_time_that_was_used_is_waited_for_a_moment(monkeypatch):
-    used = [0.0]
-    monkeypatch.setattr("hpcstage.exchange.coding.pace.time.process_time", lambda: used[0])
-    pace, never = EncodingPace(0.5, 0.0), float("-inf")
-    now = 1e9
-    assert pace.due(now, never) <= now
-    used[0] = 0.1
-    assert now + 0.1 < pace.due(now, never) <= now + 0.2
-    used[0] = 100.0
-    assert pace.due(now, never) <= now + OWED_S
-
-
-def test_the_thread_of_the_lane_has_the_lowest_priority():
-    found = []
-
-    def look():
-        become_background()
-        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-
-    before = os.getpriority(os.PRIO_PROCESS, os.getpid())
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert found == [LOWEST]
-    assert os.getpriority(os.PRIO_PROCESS, os.getpid()) == before
+        read_head(memoryview(block)[:-1])
 
 
 def connected() -> socket.socket:
@@ -139,6 +97,11 @@ def connected() -> socket.socket:
     client.settimeout(10)
     client.connect(coding.SOCK)
     return client
+
+
+def accepted(port: AgentPort) -> bool:
+    port.accept()
+    return port.is_connected
 
 
 @pytest.fixture
@@ -153,16 +116,16 @@ def port(tmp_path, monkeypatch):
 
 def test_an_agent_that_says_what_makes_no_sense_is_cut_off_and_the_next_one_is_served(port):
     with connected() as bad:
-        assert port.accept()
+        port.accept()
         bad.send(pack(coding.Welcome(1)) + pack(MESSAGES[0]) + b"\xff" * 100)
         assert port.receive() == []
         assert not port.is_connected
         assert bad.recv(1) == b""
     with connected() as good, connected() as second:
-        assert port.accept()
+        port.accept()
         good.send(pack(MESSAGES[0]) + pack(coding.Welcome(1)))
         assert port.receive() == [MESSAGES[0]]
-        assert port.accept()  # the next one takes its place
+        port.accept()  # the next one takes its place
         assert good.recv(1) == b""
         port.send(MESSAGES[-1])
         assert next(MessageStream().add(second.recv(1 << 20))) == MESSAGES[-1]
@@ -181,8 +144,8 @@ def test_a_message_that_comes_with_the_greeting_is_not_lost(port, tmp_path):
     greeting = coding.Welcome(1), coding.Members(membership.pack()), coding.AgentMessage(0, b"told before")
     thread = threading.Thread(target=agent)
     thread.start()
-    wait_for(port.accept)
-    port._connection.sendall(b"".join(map(pack, greeting)))  # at once
+    wait_for(lambda: accepted(port))
+    port._agent._socket.sendall(b"".join(map(pack, greeting)))  # at once
     thread.join()
     assert found == [GroupChanged(membership), coding.AgentMessage(0, b"told before")]
 
@@ -198,18 +161,19 @@ def test_an_exchange_that_greets_late_keeps_its_agent(port, tmp_path):
     membership = Membership.of(["a", "b"])
     thread = threading.Thread(target=agent)
     thread.start()
-    wait_for(port.accept)
-    assert not readable([port._connection], 0.3), "it does not hang up"
+    wait_for(lambda: accepted(port))
+    assert not readable([port._agent.fileno()], 0.3), "it does not hang up"
     port.send(coding.Welcome(1))
     port.send(coding.Members(membership.pack()))
     thread.join()
     assert found == [membership]
-    assert not port.accept(), "it has come once"
+    port.accept()
+    assert port.number == 1, "it has come once"
 
 
 def test_messages_wait_for_an_agent_that_is_slow(port):
     with connected() as agent:
-        assert port.accept()
+        port.accept()
         answer = coding.StoreAnswer(1, 0, "", 0, os.urandom(1 << 20))
         for _ in range(8):
             port.send(answer)
@@ -225,9 +189,13 @@ def test_only_files_of_generations_are_read(tmp_path):
     generation = tmp_path / "00000001"
     generation.mkdir()
     (generation / "data").write_bytes(b"0123456789")
-    assert stores.read(tmp_path, 1, "data", 3, 4) == stores.Found(0, "", 10, b"3456")
-    assert stores.read(tmp_path, 1, "data", 8, 100).content == b"89"
-    for number, part, offset, length in (
+
+    def read(number: int, part: str, offset: int, length: int) -> coding.StoreAnswer:
+        return answer(tmp_path, coding.Read(7, 0, "own", number, part, offset, length))
+
+    assert read(1, "data", 3, 4) == coding.StoreAnswer(7, 0, "", 10, b"3456")
+    assert read(1, "data", 8, 100).content == b"89"
+    for asked in (
         (1, "../data", 0, 1),
         (0, "data", 0, 1),
         (10**9, "data", 0, 1),
@@ -236,12 +204,46 @@ def test_only_files_of_generations_are_read(tmp_path):
         (1, "data", 0, coding.MAX_PIECE_BYTES + 1),
         (1, "blocks", 0, 1),
     ):
-        found = stores.read(tmp_path, number, part, offset, length)
+        found = read(*asked)
         assert found.errno
         assert found.content == b""
-    held = stores.HeldGenerations()
-    held.hold("relative", "a/b")
-    held.hold("x" * 1000, "/a")
-    held.hold("own", "/a")
-    assert [held.directory(key) for key in ("relative", "x" * 1000)] == [None, None]
-    assert os.fspath(held.directory("own")) == "/a"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_orders_of_any_sizes_end_whoever_is_slow(tmp_path, monkeypatch, seed):
+    """Encodings as one process; messages between two members stay in their order, others come in any."""
+    monkeypatch.setattr(stripework, "ROUND_BYTES", 4096)
+    draw, size = random.Random(seed), CodeSize(*random.Random(seed).choice([(1, 1), (2, 1), (2, 2), (1, 2)]))
+    names = tuple(f"n{index}" for index in range(size.nodes + draw.randrange(3)))
+    stores = tuple(GroupStore(name, tmp_path / name) for name in names)
+    identity = GenerationId.new(1)
+    for index, store in enumerate(stores):
+        state = tmp_path / f"state{index}"
+        state.mkdir()
+        (state / "step").write_bytes(draw.randbytes(draw.choice([0, 1, 600, 5000, 60_000])))
+        with GenerationStore(store.directory, GenerationPolicy(block_bytes=512)) as opened:
+            opened.commit(FileTree(state), identity)
+    wake, members = Wake(), list[Encoding]()
+    for index, store in enumerate(stores):
+        station = SimpleNamespace(daemon=SimpleNamespace(hello=SimpleNamespace(index=index)), files_at=0.0)
+        share, nodes = draw.choice([0.0, 0.0, 0.3]), tuple(range(len(names)))
+        order = EncodeOrder(identity, store.directory, nodes, names, size, 512, processor_share=share, wait_s=10.0)
+        members.append(Encoding(order, 1, station, wake, ()))
+    for member in members:
+        member.start()
+    while any(member.failure is None or member.outbox for member in members):
+        readable([wake.fileno()], 1.0)
+        wake.clear()
+        for member in draw.sample(members, len(members)):
+            for _ in range(draw.randrange(5)):
+                if member.outbox:
+                    place, data = member.outbox.popleft()
+                    told = memoryview(bytearray(data)) if data[0] == Sort.BLOCK else unpacked(memoryview(data))
+                    members[place].inbox.put((member.place, told))
+            if member.outbox:
+                wake.up()
+    assert [member.failure for member in members] == [""] * len(members)
+    parts = [generation_path(s.directory, 1) / part for s in stores for part in ("parity", "coding")]
+    made = [part.read_bytes() for part in parts]
+    StoreGroup(stores, size, 512).encode(1)
+    assert [part.read_bytes() for part in parts] == made

@@ -1,1 +1,1 @@
-"""Codes checkpoints so that lost nodes can be restored: matrices, kernels, stripes over nodes, routes. Pure."""
+"""Codes checkpoints so that lost nodes can be restored: matrices, kernels, stripes over nodes. Pure."""

@@ -1,40 +1,87 @@
 """The matrix of an erasure code: k data blocks and m parities, of which any k restore the others.
 
-Owns how the matrix is made and how rows that restore lost blocks follow from it. The matrix is a part of what it
-protects and is kept with it: libraries make different ones, and a later version of this module may, too.
+Owns the arithmetic of GF(256) on single numbers and small matrices, how the matrix is made, and how rows that restore
+lost blocks follow from it; blocks of bytes are the kernels' part. The field is that of the polynomial
+x^8 + x^4 + x^3 + x^2 + 1, as in ISA-L. Addition and subtraction are both XOR. The matrix is a part of what it protects
+and is kept with it: libraries make different ones, and a later version of this module may, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import xor
 
-import numpy as np
-
-from hpcstage.checkpoint.coding.field import LOGARITHMS, ORDER, POWERS, Row, Rows, inverted, times
 from hpcstage.errors import HpcstageError
-from hpcstage.units import format_number
 
+POLYNOMIAL = 0x11D
+ORDER = 255
+"""The number of elements other than 0; they are the powers of 2."""
 MOST_BLOCKS = 256
 """The elements of the field: so many blocks a stripe can have, data and parities together."""
+Row = tuple[int, ...]
+Rows = tuple[Row, ...]
+
+
+def _powers() -> list[int]:
+    made = [1]
+    while len(made) < 2 * ORDER:
+        doubled = made[-1] << 1
+        made.append(doubled ^ POLYNOMIAL if doubled > ORDER else doubled)
+    return made
+
+
+POWERS = tuple(_powers())
+"""The powers of 2, twice round, so that the sum of two logarithms is an index."""
+LOGARITHMS = tuple(POWERS.index(value) if value else 0 for value in range(ORDER + 1))
+"""The logarithm of each element other than 0."""
+
+
+def multiply(a: int, b: int) -> int:
+    """Returns the product of two elements."""
+    return POWERS[LOGARITHMS[a] + LOGARITHMS[b]] if a and b else 0
+
+
+def inverse(a: int) -> int:
+    """Returns the element whose product with this one is 1."""
+    if not a:
+        raise ZeroDivisionError("0 has no inverse in GF(256)")
+    return POWERS[ORDER - LOGARITHMS[a]]
+
+
+def dot(row: Sequence[int], column: Sequence[int]) -> int:
+    """Returns the sum of the products of two rows' elements."""
+    return reduce(xor, map(multiply, row, column), 0)
+
+
+def times(left: Sequence[Row], right: Sequence[Row]) -> Rows:
+    """Returns the product of two matrices."""
+    columns = list(zip(*right, strict=True))
+    return tuple(tuple(dot(row, column) for column in columns) for row in left)
+
+
+def inverted(matrix: Sequence[Row]) -> Rows:
+    """Returns the inverse of a square matrix. Raises a ZeroDivisionError if it has none."""
+    size = len(matrix)
+    rows = [[*row, *(int(i == j) for j in range(size))] for i, row in enumerate(matrix)]
+    for column in range(size):
+        pivot = next((i for i in range(column, size) if rows[i][column]), column)
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        scale = inverse(rows[column][column])
+        rows[column] = [multiply(scale, value) for value in rows[column]]
+        for i in range(size):
+            if i != column and (factor := rows[i][column]):
+                rows[i] = [a ^ multiply(factor, b) for a, b in zip(rows[i], rows[column], strict=True)]
+    return tuple(tuple(row[size:]) for row in rows)
 
 
 class TooMuchLost(HpcstageError):
-    """More blocks of a stripe are gone than it has parities."""
+    """More data blocks of a stripe are gone than there are parities of it."""
 
 
 class NoErasureCode(HpcstageError):
     """Numbers that were read, or asked for, are not those of an erasure code."""
-
-
-@dataclass(frozen=True)
-class Restoration:
-    """How lost blocks follow from others: block `lost[i]` is the sum of `rows[i][j]` times block `sources[j]`."""
-
-    lost: tuple[int, ...]
-    sources: tuple[int, ...]
-    rows: Rows
 
 
 @dataclass(frozen=True)
@@ -80,13 +127,14 @@ class ErasureCode:
         """Returns the coefficients of one data block in all parities."""
         return tuple(row[index] for row in self.rows)
 
-    def restoring(self, lost: Collection[int], absent: Collection[int] = ()) -> Restoration:
-        """Returns how the lost blocks follow from the others. Raises TooMuchLost if they do not.
+    def restoring(self, lost: Collection[int], known: Collection[int]) -> tuple[Row, Rows]:
+        """Returns sources among the known blocks, and a row of coefficients for each lost data block, ascending: the
+        block is the sum of the sources times these.
 
-        Raises NoErasureCode if the coefficients, read from elsewhere, do not allow it.
-        `absent` data blocks do not exist: they are zeros, nobody has them, and they cannot be lost.
+        A data block that is neither lost nor known does not exist and counts as zeros. Raises TooMuchLost, and
+        NoErasureCode if the coefficients, read from elsewhere, do not allow it.
         """
-        return _restoration(self, tuple(sorted(set(lost))), frozenset(absent))
+        return _restoring(self, tuple(sorted(lost)), tuple(sorted(known)))
 
 
 def _check(k: int, m: int) -> None:
@@ -102,6 +150,8 @@ def _cauchy_rows(k: int, m: int) -> Rows:
     y are chosen so that the elements have few and low bits, since each bit costs the numpy kernel a pass over a block.
     With two parities the second row becomes 1, 2, 3, 4, ...
     """
+    import numpy as np  # takes long, and who only plans groups does without
+
     x = np.arange(m)[:, None]
     y = np.arange(m, MOST_BLOCKS)
     logarithms, powers = np.array(LOGARITHMS), np.array(POWERS)
@@ -116,39 +166,26 @@ def _cauchy_rows(k: int, m: int) -> Rows:
         cost = (int(highest[chosen].max()).bit_length(), int(bits[chosen].sum()))
         if best is None or cost < best[0]:
             best = cost, tuple(tuple(map(int, row)) for row in elements[:, chosen])
-    if best is None:
-        raise AssertionError("k is at least 1")
+    assert best is not None, "k is at least 1"
     return best[1]
 
 
 @lru_cache(maxsize=4096)
-def _restoration(code: ErasureCode, lost: tuple[int, ...], absent: frozenset[int]) -> Restoration:
-    k, m = code.k, code.m
-    data = [block for block in lost if block < k]
-    parities = [row for row in range(m) if k + row not in lost][: len(data)]
-    if len(parities) < len(data):
-        names = ", ".join(f"data {block}" if block < k else f"parity {block - k}" for block in lost)
-        blocks = format_number(k + m - len(absent), "block")
-        what = f"{len(lost)} of {blocks} of a stripe are gone ({names}); {format_number(m, 'parity', 'parities')}"
-        raise TooMuchLost(f"{what} can restore {m}", "restore an older generation or the drained copy")
-    known = [block for block in range(k) if block not in lost and block not in absent]
+def _restoring(code: ErasureCode, lost: Row, known: Row) -> tuple[Row, Rows]:
+    data, parities = [block for block in known if block < code.k], [block for block in known if block >= code.k]
+    if len(lost) > len(parities):
+        raise TooMuchLost(
+            f"{len(lost)} data blocks of a stripe are gone, and {len(parities)} of its parities are there"
+        )
+    used = parities[: len(lost)]
+    rows = [code.rows[parity - code.k] for parity in used]
     # Each parity that is used, less what the known data contribute to it, is a sum of the lost data alone.
     try:
-        of_lost = inverted([tuple(code.rows[row][block] for block in data) for row in parities])
+        of_lost = inverted([tuple(row[block] for block in lost) for row in rows])
     except ZeroDivisionError as error:
         raise NoErasureCode("the coefficients that were kept cannot restore every loss") from error
     rest = [
-        (*(code.rows[row][block] for block in known), *(int(row == other) for other in parities)) for row in parities
+        (*(row[block] for block in data), *(int(parity == other) for other in used))
+        for parity, row in zip(used, rows, strict=True)
     ]
-    restored = times(of_lost, rest) if data else ()
-    again = [_encoded_again(code.rows[block - k], data, known, restored, len(parities)) for block in lost if block >= k]
-    return Restoration(lost, (*known, *(k + row for row in parities)), (*restored, *again))
-
-
-def _encoded_again(row: Row, data: list[int], known: list[int], restored: Rows, parities: int) -> Row:
-    """Returns a lost parity's row over the sources: from known data directly, from lost data by what restores them."""
-    direct = (*(row[block] for block in known), *(0 for _ in range(parities)))
-    if not data:
-        return direct
-    (by_lost,) = times([tuple(row[block] for block in data)], restored)
-    return tuple(a ^ b for a, b in zip(direct, by_lost, strict=True))
+    return (*data, *used), times(of_lost, rest) if lost else ()

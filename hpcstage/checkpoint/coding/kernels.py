@@ -1,22 +1,236 @@
-"""The kernels of this machine, the fastest first: the system's ISA-L, that of pyeclib's wheel, numpy."""
+"""Arithmetic of GF(256) on blocks of bytes: by ISA-L, Intel's library, which has SIMD code for x86-64 and ARM, else by
+numpy.
+
+All kernels give the same bytes, and none holds Python's lock while it works. Nothing is copied: blocks are whatever has
+contiguous bytes. ISA-L is called by ctypes: the system's where there is one, else the one in the wheel of pyeclib.
+PyECLib itself is not imported: its `encode` copies blocks and takes up to twenty times as long.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import functools
-from collections.abc import Iterator
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from hpcstage.checkpoint.coding.blocks import Kernel
-from hpcstage.checkpoint.coding.isal import IsalKernel
-from hpcstage.checkpoint.coding.numpykernel import NumpyKernel
+import numpy as np
+import numpy.typing as npt
+
+from hpcstage.checkpoint.coding.erasurecode import POLYNOMIAL, Row, Rows, dot
+
+if TYPE_CHECKING:
+    from mmap import mmap
+
+Block: TypeAlias = "bytes | bytearray | memoryview | mmap | npt.NDArray[Any]"
+"""Contiguous bytes of any kind. A target has to be writable."""
+MOST_BYTES = 1 << 30
+"""The largest block: ISA-L counts in C's int."""
 
 
-def kernels() -> Iterator[Kernel]:
-    """Loads the kernels one by one; numpy's, which comes last, is always there."""
-    yield from IsalKernel.found()
-    yield NumpyKernel()
+class Kernel(Protocol):
+    """A way to compute in GF(256) on blocks. All blocks of one operation have the same size."""
+
+    @property
+    def name(self) -> str:
+        """Returns the kernel's name for people."""
+
+    def product(self, rows: Rows, sources: Sequence[Block], targets: Sequence[Block]) -> None:
+        """Sets each target i to the sum of `rows[i][j]` times source j. No target is a source."""
+
+    def addition(self, column: Row, source: Block, targets: Sequence[Block]) -> None:
+        """Adds `column[i]` times the source to each target i."""
 
 
 @functools.cache
 def best_kernel() -> Kernel:
     """Returns the kernel that this process uses."""
     return next(kernels())
+
+
+def kernels() -> Iterator[Kernel]:
+    """Loads the kernels of this machine one by one, the fastest first; numpy's, which comes last, is always there."""
+    for path in (SYSTEM, *_in_wheel()):
+        try:
+            yield IsalKernel(path)
+        except (OSError, AttributeError, ValueError):  # another file of that name: the next one, in the end numpy
+            continue
+    yield NumpyKernel()
+
+
+def operands(
+    rows: Rows, sources: Sequence[Block], targets: Sequence[Block]
+) -> tuple[list[memoryview], list[memoryview]]:
+    """Returns the blocks of one operation. Raises a ValueError where they do not fit: a library in C would read and
+    write beyond them."""
+    read, written = [memoryview(b) for b in sources], [memoryview(b) for b in targets]  # type: ignore[arg-type]
+    if not read or not rows or len(rows) != len(written) or {*map(len, rows)} != {len(read)}:
+        raise ValueError(
+            f"{len(written)} targets are as many rows of {len(read)} coefficients, and at least one of one"
+        )
+    size = read[0].nbytes
+    for block in (*read, *written):
+        if block.nbytes != size or size > MOST_BYTES:
+            sizes = sorted({one.nbytes for one in (*read, *written)})
+            raise ValueError(f"the blocks of an operation have one size of at most {MOST_BYTES} bytes, not {sizes}")
+        if not block.c_contiguous:
+            raise ValueError("the bytes of a block are contiguous")
+    if any(block.readonly for block in written):
+        raise ValueError("a block that cannot be written is no target")
+    return read, written
+
+
+# ---- ISA-L
+
+SYSTEM = "libisal.so.2"
+IN_WHEEL = "pyeclib.libs/libisal-pyeclib*"
+_TABLE_BYTES = 32
+_TABLES_KEPT = 1024
+_ODD_SIZES = (1, 31, 100)
+
+
+class IsalKernel:
+    """One loaded library. It counts only after it has computed correctly."""
+
+    def __init__(self, path: str) -> None:
+        """Raises an OSError or AttributeError if the file is no such library, a ValueError if it computes wrongly."""
+        self.path = path
+        self.name = f"ISA-L ({Path(path).name})"
+        library = ctypes.CDLL(path)
+        number, address = ctypes.c_int, ctypes.c_void_p
+        self._init = library.ec_init_tables
+        self._init.argtypes, self._init.restype = (number, number, ctypes.c_char_p, ctypes.c_char_p), None
+        self._encode = library.ec_encode_data
+        self._encode.argtypes, self._encode.restype = (number, number, number, address, address, address), None
+        self._update = library.ec_encode_data_update
+        self._update.argtypes, self._update.restype = (number, number, number, number, address, address, address), None
+        self._tables = functools.lru_cache(_TABLES_KEPT)(self._made_tables)
+        self._try()
+
+    def product(self, rows: Rows, sources: Sequence[Block], targets: Sequence[Block]) -> None:
+        """See Kernel."""
+        read, written = operands(rows, sources, targets)
+        if size := read[0].nbytes:
+            self._encode(size, len(read), len(written), self._tables(rows), _addresses(read), _addresses(written))
+
+    def addition(self, column: Row, source: Block, targets: Sequence[Block]) -> None:
+        """See Kernel."""
+        rows = tuple((c,) for c in column)
+        (read,), written = operands(rows, (source,), targets)
+        if size := read.nbytes:
+            self._update(size, 1, len(written), 0, self._tables(rows), _address(read), _addresses(written))
+
+    def _made_tables(self, rows: Rows) -> ctypes.Array[ctypes.c_char]:
+        made = ctypes.create_string_buffer(_TABLE_BYTES * len(rows) * len(rows[0]))
+        self._init(len(rows[0]), len(rows), bytes(c for row in rows for c in row), made)
+        return made
+
+    def _try(self) -> None:
+        """Multiplies all bytes with a few numbers, and adds up three blocks of sizes that no vector divides.
+
+        Raises a ValueError if anything is wrong.
+        """
+        source = bytes(range(256))
+        for column in ((2, 3), (0x8E, 255)):
+            self._compare(tuple((c,) for c in column), (source,))
+        for size in _ODD_SIZES:
+            self._compare(((1, 2, 3), (0x8E, 255, 0x1D)), tuple(source[start : start + size] for start in (0, 77, 155)))
+
+    def _compare(self, rows: Rows, sources: Sequence[bytes]) -> None:
+        size = len(sources[0])
+        wanted = [bytes(dot(row, column) for column in zip(*sources, strict=True)) for row in rows]
+        made, added = [bytearray(size) for _ in rows], [bytearray(sources[0]) for _ in rows]
+        self.product(rows, sources, made)
+        for place, source in enumerate(sources):
+            self.addition(tuple(row[place] for row in rows), source, added)
+        if made != wanted or added != [bytes(a ^ b for a, b in zip(sources[0], row, strict=True)) for row in wanted]:
+            raise ValueError(f"{self.path} computes wrongly")
+
+
+def _addresses(blocks: Sequence[memoryview]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(blocks))(*[_address(block) for block in blocks])
+
+
+def _address(block: memoryview) -> int:
+    """Returns where a block begins; ctypes has it in a fraction of numpy's time, but not of what cannot be written."""
+    if block.readonly:
+        return np.frombuffer(block, np.uint8).ctypes.data
+    return ctypes.addressof(ctypes.c_char.from_buffer(block))
+
+
+def _in_wheel() -> list[str]:
+    spec = importlib.util.find_spec("pyeclib")
+    places = spec.submodule_search_locations if spec else None
+    return [str(path) for place in places or () for path in sorted(Path(place).parent.glob(IN_WHEEL))]
+
+
+# ---- numpy
+
+SignedBytes = npt.NDArray[np.int8]
+_MOST_PIECE_BYTES, _LEAST_PIECE_BYTES = 64 << 10, 16 << 10
+_CACHE_BYTES = 768 << 10
+"""A piece of each block has to fit into a processor's own cache together with the others."""
+_SEVEN, _REDUCER = np.int8(7), np.int8(POLYNOMIAL & 0xFF)
+
+
+class NumpyKernel:
+    """The kernel where ISA-L is missing: XOR and doubling of whole arrays.
+
+    A sum of products is evaluated as a number is from its digits: from the highest bit of the coefficients down, the
+    sum is doubled, and the sources whose coefficient has that bit are added. Each doubling serves all sources at once.
+    Elements are signed bytes: numpy's SIMD loops work on them as fast as on 64-bit words, a shift to the right gives
+    the mask of the bytes that overflow, and neither the address nor the size of a block matters.
+    """
+
+    name = "numpy"
+
+    def product(self, rows: Rows, sources: Sequence[Block], targets: Sequence[Block]) -> None:
+        """See Kernel."""
+        read, written = operands(rows, sources, targets)
+        for pieces, scratch in _pieces([*read, *written]):
+            for row, target in zip(rows, pieces[len(read) :], strict=True):
+                bits = max(row).bit_length()
+                for bit in reversed(range(bits)):
+                    chosen = [piece for c, piece in zip(row, pieces, strict=False) if c >> bit & 1]
+                    if bit + 1 < bits:
+                        _double(target, target, scratch)
+                    else:
+                        np.copyto(target, chosen.pop())
+                    for piece in chosen:
+                        np.bitwise_xor(target, piece, target)
+                if not bits:
+                    target.fill(0)
+
+    def addition(self, column: Row, source: Block, targets: Sequence[Block]) -> None:
+        """See Kernel."""
+        (read,), written = operands(tuple((c,) for c in column), (source,), targets)
+        top = max(column).bit_length()
+        for (multiple, *sums), scratch in _pieces([read, *written]):
+            power = np.empty_like(scratch)
+            for bit in range(top):
+                for c, target in zip(column, sums, strict=True):
+                    if c >> bit & 1:
+                        np.bitwise_xor(target, multiple, target)
+                if bit + 1 < top:
+                    multiple = _double(multiple, power, scratch)
+
+
+def _pieces(blocks: Sequence[memoryview]) -> Iterator[tuple[list[SignedBytes], SignedBytes]]:
+    """Gives a piece of each block after the other, and as much memory to work with; a power of two, so that pieces of
+    aligned blocks are."""
+    fitting = 1 << (_CACHE_BYTES // (len(blocks) + 1)).bit_length() - 1
+    step = max(_LEAST_PIECE_BYTES, min(_MOST_PIECE_BYTES, fitting))
+    signed, size = [np.frombuffer(block, np.int8) for block in blocks], blocks[0].nbytes
+    scratch = np.empty(min(step, size), np.int8)
+    for start in range(0, size, step):
+        end = min(start + step, size)
+        yield [block[start:end] for block in signed], scratch[: end - start]
+
+
+def _double(values: SignedBytes, target: SignedBytes, scratch: SignedBytes) -> SignedBytes:
+    """Sets the target to twice the values, and returns it; they may be the same array."""
+    np.right_shift(values, _SEVEN, scratch)
+    np.bitwise_and(scratch, _REDUCER, scratch)
+    np.add(values, values, target)
+    return np.bitwise_xor(target, scratch, target)

@@ -1,4 +1,5 @@
-"""Divides the bytes of a group's nodes into stripes: up to k data blocks of k nodes, and m parities on m others.
+"""Divides the bytes of a group's nodes into stripes, up to k data blocks of k nodes and m parities on m others, and
+says how a stripe is encoded.
 
 Every node's bytes stay where they are; only parities are stored besides. Nodes may have different amounts: where a node
 has no block for a stripe, the block does not exist, and parities are as long as the longest block of their stripe.
@@ -7,15 +8,24 @@ Nothing is padded. Pure: every node computes the same from the sizes.
 The nodes stand in a circle, and stripe s begins at node s: the first m nodes from there hold its parities, the next k
 its data. In as many stripes as there are nodes, each node gives k blocks and holds m parities. A group may have more
 than k + m nodes; any m of them may be lost.
+
+A stripe is encoded by a chain: each node adds its block, times its coefficients, to the m sums that come from its
+neighbour, and hands them on; the last one gives each sum to the node that keeps it. Blocks go in ascending order of
+their sizes, so that sums are never longer than the block of the node that sends them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from hpcstage.checkpoint.coding.erasurecode import NoErasureCode
+from hpcstage.checkpoint.coding.erasurecode import NoErasureCode, Row
+
+if TYPE_CHECKING:
+    from hpcstage.checkpoint.coding.kernels import Kernel
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,34 @@ class CodedBlock:
 
 
 @dataclass(frozen=True)
+class Duty:
+    """What the node of a block does in the stripe: adds the block to the sums that came and sends them on, or keeps the
+    parity that came."""
+
+    block: CodedBlock
+    sender: CodedBlock | None
+    """None: the node begins the sums."""
+    receivers: tuple[CodedBlock, ...]
+    """One gets all sums, several get one each; none: the node keeps a parity."""
+    m: int
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the node keeps a parity."""
+        return not self.receivers
+
+    @property
+    def received_bytes(self) -> int:
+        """Returns the bytes of the message that comes."""
+        return 0 if self.sender is None else self.sender.size_bytes * (1 if self.keeps else self.m)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Returns the bytes of each message that goes."""
+        return self.block.size_bytes * self.m // len(self.receivers) if self.receivers else 0
+
+
+@dataclass(frozen=True)
 class Stripe:
     """The blocks of one stripe that exist, ascending by index."""
 
@@ -43,6 +81,19 @@ class Stripe:
         """Returns the nodes that have a part in the stripe."""
         return frozenset(block.node for block in (*self.data, *self.parities))
 
+    def duties(self) -> Iterator[Duty]:
+        """Gives the duties of all blocks, each behind the one that it receives from."""
+        chain, m = sorted(self.data, key=lambda block: (block.size_bytes, block.index)), len(self.parities)
+        for before, (block, after) in zip([None, *chain], pairwise(chain), strict=False):
+            yield Duty(block, before, (after,), m)
+        yield Duty(chain[-1], chain[-2] if len(chain) > 1 else None, self.parities, m)
+        for parity in self.parities:
+            yield Duty(parity, chain[-1], (), m)
+
+    def duty(self, node: int) -> Duty | None:
+        """Returns the duty of a node, which has one block of a stripe at most."""
+        return next((duty for duty in self.duties() if duty.block.node == node), None)
+
 
 @dataclass(frozen=True)
 class Striping:
@@ -52,108 +103,77 @@ class Striping:
     k: int
     m: int
     block_bytes: int
-    rotated: bool = True
-    """False: the first m nodes hold all parities and have no data, as in the paper; figures compare the two."""
 
     def __post_init__(self) -> None:
         if self.nodes < self.k + self.m or min(self.k, self.m, self.block_bytes) < 1:
             raise NoErasureCode(f"{self.k}+{self.m} blocks need at least as many nodes, not {self.nodes}")
 
+    def count(self, sizes_bytes: Sequence[int]) -> int:
+        """Returns the number after that of the last stripe of nodes that have so many bytes each."""
+        if len(sizes_bytes) != self.nodes:
+            raise ValueError(f"{self.nodes} nodes have so many sizes, not {len(sizes_bytes)}")
+        last = ((node, -(-size // self.block_bytes) - 1) for node, size in enumerate(sizes_bytes) if size)
+        return max((self.place(node, block)[0] + 1 for node, block in last), default=0)
+
     def stripes(self, sizes_bytes: Sequence[int]) -> Iterator[Stripe]:
-        """Gives all stripes of nodes that have so many bytes each, ascending."""
-        for number in range(self._last(sizes_bytes) + 1):
+        """Gives all stripes, ascending."""
+        for number in range(self.count(sizes_bytes)):
             if stripe := self.stripe(number, sizes_bytes):
                 yield stripe
 
-    def count(self, sizes_bytes: Sequence[int]) -> int:
-        """Returns the number after that of the last stripe."""
-        return self._last(sizes_bytes) + 1
-
-    def changed(self, sizes_bytes: Sequence[int], blocks: Sequence[Collection[int]]) -> Iterator[Stripe]:
-        """Gives the stripes of an increment, ascending, with the data blocks that changed and no others.
-
-        `blocks` are each node's changed ones. `sizes_bytes` are those before or after, whichever is larger: to the
-        parities, a block that grew had zeros there, and one that shrank has.
-        """
-        places = (self.place(node, block)[0] for node, numbers in enumerate(blocks) for block in numbers)
-        chosen = [frozenset(numbers) for numbers in blocks]
-        for number in sorted(set(places)):
-            stripe = self.stripe(number, sizes_bytes)
-            if stripe and (data := [block for block in stripe.data if block.number in chosen[block.node]]):
-                yield self._of(number, data)
-
     def stripe(self, number: int, sizes_bytes: Sequence[int]) -> Stripe | None:
         """Returns one stripe; None where no node has a block for it."""
-        cycle, turn = divmod(number, self._period)
+        cycle, turn = divmod(number, self.nodes)
         data = []
         for index in range(self.k):
             node = (turn + self.m + index) % self.nodes
-            turns = self._turns(node)
-            block = cycle * len(turns) + turns.index(turn)
+            block = cycle * self.k + self._turns[node].index(turn)
             size = min(self.block_bytes, sizes_bytes[node] - block * self.block_bytes)
             if size > 0:
                 data.append(CodedBlock(index, node, block, size))
-        return self._of(number, data) if data else None
+        if not data:
+            return None
+        longest = max(block.size_bytes for block in data)
+        places = ((row, (turn + row) % self.nodes) for row in range(self.m))
+        parities = (CodedBlock(self.k + row, node, cycle * self.m + row, longest) for row, node in places)
+        return Stripe(number, tuple(data), tuple(parities))
 
     def place(self, node: int, block: int) -> tuple[int, int]:
         """Returns the stripe that a node's block belongs to, and its index there. It depends on no size: a node's bytes
         may grow without a block changing its place."""
-        turns = self._turns(node)
-        cycle, position = divmod(block, len(turns))
-        return cycle * self._period + turns[position], (node - turns[position] - self.m) % self.nodes
+        cycle, position = divmod(block, self.k)
+        turn = self._turns[node][position]
+        return cycle * self.nodes + turn, (node - turn - self.m) % self.nodes
 
-    def parity_bytes(self, sizes_bytes: Sequence[int]) -> list[int]:
-        """Returns how many bytes of parities each node holds."""
-        held = [0] * self.nodes
-        for stripe in self.stripes(sizes_bytes):
-            for parity in stripe.parities:
-                held[parity.node] += parity.size_bytes
-        return held
-
-    def parity_places(self, sizes_bytes: Sequence[int]) -> list[int]:
+    def parity_places(self, sizes_bytes: Sequence[int]) -> int:
         """Returns how many places for parities each node has; the numbers of those that it holds are lower."""
-        last = self._last(sizes_bytes)
-        if not self.rotated:
-            return [last + 1 if node < self.m else 0 for node in range(self.nodes)]
-        return [self._parity_places(node, last) for node in range(self.nodes)]
+        return -(-self.count(sizes_bytes) // self.nodes) * self.m
 
-    def _parity_places(self, node: int, last: int) -> int:
-        turns = enumerate((node - row) % self.nodes for row in range(self.m))
-        numbers = [(last - turn) // self.nodes * self.m + row for row, turn in turns if turn <= last]
-        return max(numbers, default=-1) + 1
-
-    def _last(self, sizes_bytes: Sequence[int]) -> int:
-        """Returns the number of the last stripe; -1 where there is none."""
-        return max((self.place(node, count - 1)[0] for node, count in self._counts(sizes_bytes) if count), default=-1)
-
-    def _of(self, number: int, data: Sequence[CodedBlock]) -> Stripe:
-        cycle, turn = divmod(number, self._period)
-        size, each = max(block.size_bytes for block in data), self.m if self.rotated else 1
-        parities = (
-            CodedBlock(self.k + row, (turn + row) % self.nodes, cycle * each + (row if self.rotated else 0), size)
-            for row in range(self.m)
-        )
-        return Stripe(number, tuple(data), tuple(parities))
-
-    @property
-    def _period(self) -> int:
-        return self.nodes if self.rotated else 1
-
-    def _counts(self, sizes_bytes: Sequence[int]) -> Iterable[tuple[int, int]]:
-        if len(sizes_bytes) != self.nodes:
-            raise ValueError(f"{self.nodes} nodes have so many sizes, not {len(sizes_bytes)}")
-        return enumerate(-(-size // self.block_bytes) for size in sizes_bytes)
-
-    def _turns(self, node: int) -> tuple[int, ...]:
-        """Returns the stripes of a cycle in which a node has data."""
-        turns = _turns(self, node)
-        if not turns:
-            raise ValueError(f"node {node} holds parities only and has no data")
-        return turns
+    @cached_property
+    def _turns(self) -> list[list[int]]:
+        """By node: the stripes of a cycle in which it has data."""
+        ahead = range(self.m, self.m + self.k)
+        return [sorted((node - steps) % self.nodes for steps in ahead) for node in range(self.nodes)]
 
 
-@lru_cache(maxsize=1024)
-def _turns(striping: Striping, node: int) -> tuple[int, ...]:
-    ahead = range(striping.m, striping.m + striping.k)
-    period = striping.nodes if striping.rotated else 1
-    return tuple(turn for turn in range(period) if (node - turn) % striping.nodes in ahead)
+def summed(kernel: Kernel, column: Row, own: bytearray, before: bytearray | None, head_bytes: int = 0) -> bytearray:
+    """Returns a message with a block, times its coefficients, added to the sums `before`, which came in such a message.
+
+    A message has room for a head, then the sums one behind the other. One whose sums are as long as the block is
+    changed and returned; sums that are shorter go on with zeros. None: the block begins the sums.
+    """
+    size, m = len(own), len(column)
+    message = bytearray(head_bytes + m * size) if before is None or len(before) != head_bytes + m * size else before
+    sums = _parts(message, head_bytes, size)
+    if before is None:
+        kernel.product(tuple((c,) for c in column), (own,), sums)
+        return message
+    if message is not before:
+        for part, target in zip(_parts(before, head_bytes, (len(before) - head_bytes) // m), sums, strict=True):
+            target[: len(part)] = part
+    kernel.addition(column, own, sums)
+    return message
+
+
+def _parts(message: bytearray, start: int, size: int) -> list[memoryview]:
+    return [memoryview(message)[at : at + size] for at in range(start, len(message), size)]

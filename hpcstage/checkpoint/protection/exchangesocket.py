@@ -1,23 +1,17 @@
-"""Owns an agent's socket to the exchange of its node: whole messages out, whole messages in, no wait without end.
-
-There are no threads: whatever comes is taken in while something is sent or waited for.
+"""One end of the connection between a checkpoint agent and the exchange of its node: whole messages out, whole messages
+in. Nothing waits here; whoever owns the end waits for its descriptor.
 """
 
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable
-from pathlib import Path
 
-from hpcstage import localsocket
 from hpcstage.errors import HpcstageError
-from hpcstage.protocol import coding
-from hpcstage.reading import readable, writable
+from hpcstage.protocol.coding import CodingLinkError, Message, MessageStream, pack
 
-SEND_S = 30.0
-RETRY_S = 0.02
 _READ_BYTES = 1 << 20
+_MOST_READ_BYTES = 8 << 20
+"""The bytes that are taken before others get their turn."""
 
 
 class LinkLost(HpcstageError):
@@ -25,86 +19,61 @@ class LinkLost(HpcstageError):
 
 
 class ExchangeSocket:
-    """A connection to an exchange. It calls `on_message` with each message that comes."""
+    """Owns the connection, and what is not sent yet."""
 
-    def __init__(self, node_dir: Path, on_message: Callable[[coding.Message], None]) -> None:
-        """Connects to the exchange whose node directory this is. Raises OSError."""
-        self._socket = _connected(node_dir)
-        self._on_message = on_message
-        self._stream = coding.MessageStream()
-        self._gone = ""
-        """Why nothing comes any more."""
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._stream = MessageStream()
+        self._unsent = bytearray()
+        self.gone = ""
+        """Why nothing comes or goes any more. What came before is returned all the same."""
+        connection.setblocking(False)
 
     def fileno(self) -> int:
         """Returns the descriptor, for select."""
         return self._socket.fileno()
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Returns the bytes that wait until more can be written."""
+        return 0 if self.gone else len(self._unsent)
+
+    def send(self, message: Message) -> None:
+        """Sends a message as soon as can be: the rest of it goes with the next call of anything here."""
+        self._unsent += pack(message)
+        self._flush()
+
+    def receive(self) -> list[Message]:
+        """Returns what has come."""
+        found: list[Message] = []
+        left = _MOST_READ_BYTES
+        self._flush()
+        while left > 0 and not self.gone:
+            try:
+                data = self._socket.recv(_READ_BYTES)
+                left -= len(data)
+                found += list(self._stream.add(data))
+                self.gone = "" if data else "it has gone"
+            except BlockingIOError:
+                break
+            except CodingLinkError as error:
+                self.gone = f"it says what makes no sense: {error}"
+            except OSError as error:
+                self.gone = str(error.strerror)
+        return found
+
     def close(self) -> None:
         """Closes the connection."""
         self._socket.close()
-        self._gone = self._gone or "the link was closed"
+        self.gone = self.gone or "the link was closed"
 
-    def send(self, message: coding.Message) -> None:
-        """Sends a message; waits while the exchange takes none. Raises LinkLost."""
-        left, deadline = memoryview(coding.pack(message)), time.monotonic() + SEND_S
-        while left:
-            self._check()
+    def _flush(self) -> None:
+        while self._unsent and not self.gone:
             try:
-                left = left[self._socket.send(left, socket.MSG_NOSIGNAL) :]
-            except BlockingIOError:
-                self.take()
-                is_late = time.monotonic() >= deadline
-                if not writable(self._socket.fileno(), 0.0 if is_late else RETRY_S) and is_late:
-                    self._lose("it takes no more messages")
-            except OSError as error:
-                self._lose(str(error.strerror))
-
-    def wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
-        """Takes in what comes until something is so; returns False after the time. Raises LinkLost."""
-        deadline = time.monotonic() + timeout_s
-        self.take()
-        while not is_done():
-            self._check()
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or not readable([self._socket.fileno()], left_s):
-                return False
-            self.take()
-        return True
-
-    def take(self) -> None:
-        """Takes in what has come. What has come before the end of the connection is kept."""
-        while not self._gone:
-            try:
-                data = self._socket.recv(_READ_BYTES)
+                with memoryview(self._unsent) as view:
+                    count = self._socket.send(view, socket.MSG_NOSIGNAL)
+                del self._unsent[:count]
             except BlockingIOError:
                 return
-            except OSError as error:
-                self._gone = str(error.strerror)
-                return
-            if not data:
-                self._gone = "it has gone"
-                return
-            try:
-                for message in self._stream.add(data):
-                    self._on_message(message)
-            except (coding.CodingLinkError, ValueError) as error:
-                self._gone = f"it says what makes no sense: {error}"
-
-    def _check(self) -> None:
-        if self._gone:
-            raise LinkLost(f"the exchange of this node: {self._gone}")
-
-    def _lose(self, why: str) -> None:
-        self._gone = why
-        self._check()
-
-
-def _connected(node_dir: Path) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        localsocket.connect(connection, node_dir, coding.SOCK)
-        connection.setblocking(False)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+            except OSError:
+                self._unsent.clear()  # `receive` finds out why it has gone, and what it said before

@@ -7,17 +7,14 @@ is said.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hpcstage.checkpoint.coding.erasurecode import MOST_BLOCKS
 from hpcstage.errors import HpcstageError
 
 USUAL_MOST_K = 8
 """The most data blocks of a stripe where nobody asked for a number: parities take an eighth, a rebuild reads eight."""
-_FORM = re.compile(r"([1-9][0-9]{0,2})\+([1-9][0-9]{0,2})")
 
 
 class CannotProtect(HpcstageError):
@@ -32,17 +29,6 @@ class CodeSize:
 
     k: int
     m: int
-
-    @classmethod
-    def parse(cls, text: str) -> CodeSize:
-        """Returns what is written as `k+m`. Raises a ValueError with the reason."""
-        found = _FORM.fullmatch(text)
-        if found is None:
-            raise ValueError(f"{text!r} is not of the form k+m, such as 4+2")
-        made = cls(int(found[1]), int(found[2]))
-        if made.nodes > MOST_BLOCKS:
-            raise ValueError(f"{text} has more than {MOST_BLOCKS} parts")
-        return made
 
     @property
     def nodes(self) -> int:

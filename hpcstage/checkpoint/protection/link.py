@@ -1,7 +1,7 @@
-"""The agent's side of the connection to the exchange of its node: messages, orders to encode, files of other nodes.
+"""The agent's side of the connection to the exchange of its node: messages, orders to encode, questions to other nodes.
 
 Owns what has come and was not asked for yet. Whatever comes is taken in while the agent waits for something, and
-`fileno` tells select when something has come. All waits end.
+`fileno` tells select when something has come. All waits end; there are no threads.
 
 An exchange goes when any other exchange of the job goes, and is started anew a moment later: LinkLost is raised then,
 and the agent opens another link, which has a membership of a higher generation. What was under way has failed: orders
@@ -12,27 +12,29 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
 import os
+import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcstage.checkpoint.generations.files import GenerationId, GenerationPart
-from hpcstage.checkpoint.protection.exchangesocket import RETRY_S, ExchangeSocket, LinkLost
+from hpcstage import localsocket
+from hpcstage.checkpoint.generations.files import GenerationId
+from hpcstage.checkpoint.protection.exchangesocket import ExchangeSocket, LinkLost
 from hpcstage.checkpoint.protection.orders import EncodeOrder
 from hpcstage.protocol import coding
 from hpcstage.protocol.membership import Membership
+from hpcstage.reading import readable, writable
 
 ANSWER_S = 30.0
 """How long an answer of another node is waited for."""
 GREETING_S = 5.0
 """How long an exchange that has taken the connection is waited for. It takes the end of a connection for that of the
 agent, and gives what it has kept for the agent to the first that comes: on a busy node none may be given up early."""
-_ASKED_AHEAD = 8
-"""The most pieces of one `read` that are asked for and have not come."""
+SEND_S = 30.0
+RETRY_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,11 @@ class GroupLink:
 
     def __init__(self, node_dir: Path) -> None:
         """Connects; see `open`, which waits for the greeting as well. Raises OSError."""
-        self._socket = ExchangeSocket(node_dir, self._note)
+        self._socket = ExchangeSocket(_connected(node_dir))
         self._events: deque[Event] = deque()
         self._answers: dict[int, coding.StoreAnswer] = {}
         self._asked: set[int] = set()
-        self._ids = itertools.count(1)
+        self._ids = itertools.count(int.from_bytes(os.urandom(6), "little"))  # no two agents ask with one id
         self._node: int | None = None
         self._membership: Membership | None = None
 
@@ -95,13 +97,11 @@ class GroupLink:
     def _greeted(cls, node_dir: Path, timeout_s: float) -> GroupLink:
         link = cls(node_dir)
         try:
-            if not link._socket.wait_until(lambda: link._membership is not None, timeout_s):
+            if not link._wait_until(lambda: link._membership is not None, timeout_s):
                 raise LinkLost("the exchange says nothing")
         except BaseException:
             link.close()
             raise
-        others = [event for event in link._events if not isinstance(event, GroupChanged)]
-        link._events = deque(others)  # messages may have come with the greeting
         return link
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class GroupLink:
         """
         if len(message) > coding.MAX_TOLD_BYTES:
             raise ValueError(f"a message between agents has up to {coding.MAX_TOLD_BYTES} bytes, not {len(message)}")
-        self._socket.send(coding.AgentMessage(node, message))
+        self._send(coding.AgentMessage(node, message))
 
     def events(self, timeout_s: float) -> list[Event]:
         """Returns what has happened, in its order; waits if nothing has, and returns nothing after the time.
@@ -150,9 +150,9 @@ class GroupLink:
         Raises LinkLost once all that came before was returned.
         """
         if not self._events:
-            self._socket.wait_until(lambda: bool(self._events), timeout_s)
+            self._wait_until(lambda: bool(self._events), timeout_s)
         else:
-            self._socket.take()
+            self._take()
         found = list(self._events)
         self._events.clear()
         return found
@@ -166,76 +166,29 @@ class GroupLink:
         not be dropped. If any node has a record of this generation and group, it is spread and nothing is computed.
         Raises LinkLost.
         """
-        self._socket.send(coding.Encode(**order.to_values()))
+        self._send(order.message())
 
     # ---- files of other nodes
 
     def hold(self, key: str, directory: Path) -> None:
         """Lets other nodes read the generations below a directory of this node, by this key. Raises LinkLost."""
-        self._socket.send(coding.Hold(key, str(directory)))
+        self._send(coding.Hold(key, str(directory)))
 
-    def read(
-        self,
-        node: int,
-        key: str,
-        number: int,
-        part: GenerationPart,
-        offset: int,
-        length: int,
-        timeout_s: float = ANSWER_S,
-    ) -> bytes:
-        """Returns bytes of a file of a generation of another node, or of this one: fewer at the end of the file.
+    def ask(self, question: coding.Read | coding.ListStore) -> int:
+        """Asks a node, which may be this one; returns the id, which the question gets here, for `answer`. Raises
+        LinkLost."""
+        asked = next(self._ids)
+        self._asked.add(asked)
+        self._send(replace(question, id=asked))
+        return asked
+
+    def answer(self, asked: int, node: int, timeout_s: float = ANSWER_S) -> coding.StoreAnswer:
+        """Returns what was asked for.
 
         Raises OSError: ENOENT if the node has no such file or holds no such key, EHOSTUNREACH if the node is not there
         or its agent has gone, ETIMEDOUT if nothing comes for the time. Raises LinkLost.
         """
-        pieces = _pieces(offset, length)
-        asked: deque[int] = deque()
-        found: list[bytes] = []
-        while pieces or asked:
-            while pieces and len(asked) < _ASKED_AHEAD:
-                start, size = pieces.popleft()
-                asked.append(self.ask(node, key, number, part, start, size))
-            found.append(self.answer(asked.popleft(), node, timeout_s))
-        return b"".join(found)
-
-    def ask(self, node: int, key: str, number: int, part: GenerationPart, offset: int, length: int) -> int:
-        """Asks for up to 1 MiB of a file; `answer` gives it, later. Raises LinkLost."""
-        return self._ask(coding.Read, node, key, number, part.value, offset, length)
-
-    def answer(self, asked: int, node: int, timeout_s: float = ANSWER_S) -> bytes:
-        """Returns what was asked for. Raises what `read` does."""
-        return self._answer(asked, node, timeout_s).content
-
-    def forget(self, asked: Iterable[int]) -> None:
-        """Wants no answer any more to what was asked."""
-        for one in asked:
-            self._asked.discard(one)
-            self._answers.pop(one, None)
-
-    def size_bytes(self, node: int, key: str, number: int, part: GenerationPart, timeout_s: float = ANSWER_S) -> int:
-        """Returns the size of a file of a generation of a node. Raises what `read` does."""
-        asked = self._ask(coding.Read, node, key, number, part.value, 0, 0)
-        return self._answer(asked, node, timeout_s).size_bytes
-
-    def list(self, node: int, key: str, timeout_s: float = ANSWER_S) -> Sequence[int]:
-        """Returns the committed generations of a node, oldest first. Raises what `read` does."""
-        answer = self._answer(self._ask(coding.ListStore, node, key), node, timeout_s)
-        try:
-            return [int(number) for number in json.loads(answer.content)]
-        except (ValueError, TypeError) as error:
-            raise OSError(errno.EBADMSG, f"node {node} names no generations: {error}") from None
-
-    # ---- the socket
-
-    def _ask(self, kind: Callable[..., coding.Message], *values: object) -> int:
-        asked = next(self._ids)
-        self._asked.add(asked)
-        self._socket.send(kind(asked, *values))
-        return asked
-
-    def _answer(self, asked: int, node: int, timeout_s: float) -> coding.StoreAnswer:
-        came = self._socket.wait_until(lambda: asked in self._answers, timeout_s)
+        came = self._wait_until(lambda: asked in self._answers, timeout_s)
         self._asked.discard(asked)
         if not came:
             raise OSError(errno.ETIMEDOUT, f"node {node} does not answer")
@@ -243,6 +196,46 @@ class GroupLink:
         if answer.errno:
             raise OSError(answer.errno, answer.why or os.strerror(answer.errno))
         return answer
+
+    def forget(self, asked: Iterable[int]) -> None:
+        """Wants no answer any more to what was asked."""
+        for one in asked:
+            self._asked.discard(one)
+            self._answers.pop(one, None)
+
+    # ---- the socket
+
+    def _send(self, message: coding.FromAgent) -> None:
+        """Sends a message; waits while the exchange takes none. Raises LinkLost."""
+        self._check()
+        self._socket.send(message)
+        deadline = time.monotonic() + SEND_S
+        while self._socket.unsent_bytes:
+            is_late = time.monotonic() >= deadline
+            if not writable(self._socket.fileno(), 0.0 if is_late else RETRY_S) and is_late:
+                self._socket.gone = "it takes no more messages"
+            self._take()
+            self._check()
+
+    def _wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
+        """Takes in what comes until something is so; returns False after the time. Raises LinkLost."""
+        deadline = time.monotonic() + timeout_s
+        self._take()
+        while not is_done():
+            self._check()
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not readable([self._socket.fileno()], left_s):
+                return False
+            self._take()
+        return True
+
+    def _check(self) -> None:
+        if self._socket.gone:
+            raise LinkLost(f"the exchange of this node: {self._socket.gone}")
+
+    def _take(self) -> None:
+        for message in self._socket.receive():
+            self._note(message)
 
     def _note(self, message: coding.Message) -> None:
         if isinstance(message, coding.StoreAnswer):
@@ -253,14 +246,20 @@ class GroupLink:
         elif isinstance(message, coding.Welcome):
             self._node = message.node
         elif isinstance(message, coding.Members):
-            self._membership = Membership.unpack(message.packed)
-            self._events.append(GroupChanged(self._membership))
+            before, self._membership = self._membership, Membership.unpack(message.packed)
+            if before is not None:
+                self._events.append(GroupChanged(self._membership))
         elif isinstance(message, coding.EncodeEnded):
             generation = GenerationId(message.number, message.attempt)
             facts = message.failure, message.seconds, message.bytes_sent, message.bytes_read
             self._events.append(Encoded(generation, message.trial, *facts))
 
 
-def _pieces(offset: int, length: int) -> deque[tuple[int, int]]:
-    starts = range(offset, offset + length, coding.MAX_PIECE_BYTES)
-    return deque((start, min(coding.MAX_PIECE_BYTES, offset + length - start)) for start in starts)
+def _connected(node_dir: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        localsocket.connect(connection, node_dir, coding.SOCK)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

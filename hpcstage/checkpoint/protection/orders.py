@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from hpcstage.checkpoint.coding.erasurecode import NoErasureCode
 from hpcstage.checkpoint.coding.stripes import Striping
 from hpcstage.checkpoint.generations.files import GenerationId
 from hpcstage.checkpoint.protection.groups import CodeSize
+from hpcstage.protocol.coding import Encode
 
 CODED_BLOCK_BYTES = 256 << 10
 """Larger than the blocks of a generation: each costs the exchanges as much as some 100 KB more."""
@@ -47,7 +46,7 @@ class EncodeOrder:
     """Tells one try from the next. An order that failed, or whose exchange was lost, is given again with a higher one,
     the same for all members."""
     processor_share: float = PROCESSOR_SHARE
-    """The share of a processor that the exchange of this node takes while it encodes; 0: no limit."""
+    """The share of a processor that the work takes, without what passes its messages; 0: no limit."""
     rate_bytes_per_s: float = 0.0
     """The most bytes that this node sends in a second; 0: no limit."""
     wait_s: float = WAIT_S
@@ -77,38 +76,20 @@ class EncodeOrder:
         known = (self.generation, self.nodes, self.names, self.size, self.block_bytes, self.trial)
         return int.from_bytes(blake2b(repr(known).encode(), digest_size=8).digest(), "little")
 
-    def to_values(self) -> dict[str, Any]:
-        """Returns the fields of `protocol.coding.Encode`."""
-        return {
-            "number": self.generation.number,
-            "attempt": self.generation.attempt,
-            "trial": self.trial,
-            "directory": str(self.directory),
-            "nodes": list(self.nodes),
-            "names": list(self.names),
-            "k": self.size.k,
-            "m": self.size.m,
-            "block_bytes": self.block_bytes,
-            "processor_share": self.processor_share,
-            "rate_bytes_per_s": self.rate_bytes_per_s,
-            "wait_s": self.wait_s,
-        }
+    def message(self) -> Encode:
+        """Returns the order as it is told to an exchange."""
+        generation, size = self.generation, self.size
+        group = list(self.nodes), list(self.names), size.k, size.m, self.block_bytes
+        limits = self.processor_share, self.rate_bytes_per_s, self.wait_s
+        return Encode(generation.number, generation.attempt, self.trial, str(self.directory), *group, *limits)
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> EncodeOrder:
-        """Reads what `to_values` returned. Raises NoOrder."""
+    def of(cls, told: Encode) -> EncodeOrder:
+        """Reads what `message` returned. Raises NoOrder."""
         try:
-            return cls(
-                GenerationId(values["number"], values["attempt"]),
-                Path(values["directory"]),
-                tuple(map(int, values["nodes"])),
-                tuple(map(str, values["names"])),
-                CodeSize(values["k"], values["m"]),
-                values["block_bytes"],
-                values["trial"],
-                values["processor_share"],
-                values["rate_bytes_per_s"],
-                values["wait_s"],
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            generation, size = GenerationId(told.number, told.attempt), CodeSize(told.k, told.m)
+            group = tuple(told.nodes), tuple(told.names), size, told.block_bytes
+            limits = told.processor_share, told.rate_bytes_per_s, told.wait_s
+            return cls(generation, Path(told.directory), *group, told.trial, *limits)
+        except ValueError as error:
             raise NoOrder(str(error)) from None

@@ -12,16 +12,13 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 
-from hpcstage.checkpoint.coding.checksums import checksum
-from hpcstage.checkpoint.coding.coder import Coder
 from hpcstage.checkpoint.coding.erasurecode import NoErasureCode, TooMuchLost
 from hpcstage.checkpoint.coding.kernels import best_kernel
 from hpcstage.checkpoint.coding.stripes import CodedBlock, Stripe
 from hpcstage.checkpoint.generations.files import GenerationPart
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import BlockSource
-from hpcstage.checkpoint.protection.members import read_intact, read_record
-from hpcstage.checkpoint.protection.record import CodingRecord
+from hpcstage.checkpoint.protection.record import CodingRecord, checksum, read_intact, read_record
 
 
 class NodeIsGone(FileNotFoundError):
@@ -113,29 +110,24 @@ class GroupSource:
     def _rebuilt(self, record: CodingRecord, stripe: Stripe, wanted: CodedBlock) -> bytearray:
         """Returns a block from the others of its stripe; parities are read as far as they are needed."""
         known: dict[int, bytearray] = {}
-        lost = [wanted]
-        for block in stripe.data:
-            if block != wanted:
-                content = self._intact(record, block)
-                if content is None:
-                    lost.append(block)
-                else:
-                    known[block.index] = content
-        for block in stripe.parities:
-            if len(known) < len(stripe.data):
-                content = self._intact(record, block)
-                if content is not None:
-                    known[block.index] = content
-        made = {block.index: bytearray(block.size_bytes) for block in lost}
+        for block in (*stripe.data, *stripe.parities):
+            is_needed = block != wanted and len(known) < len(stripe.data)
+            if is_needed and (content := self._intact(record, block)) is not None:
+                known[block.index] = content
+        lost = [block.index for block in stripe.data if block.index not in known]
         try:
-            Coder(record.code, best_kernel()).restoring(known, made)()
+            sources, rows = record.code.restoring(lost, known)
         except (TooMuchLost, NoErasureCode) as error:
             raise DamagedGeneration(self._refusal(record, stripe, known)) from error
-        if checksum(made[wanted.index]) != record.checksum(wanted):
+        size, made = wanted.size_bytes, bytearray(wanted.size_bytes)
+        parts = (known[index] for index in sources)
+        whole = [part if len(part) == size else part[:size].ljust(size, b"\0") for part in parts]
+        best_kernel().product((rows[lost.index(wanted.index)],), whole, (made,))
+        if checksum(made) != record.checksum(wanted):
             where = f"{record.members[wanted.node].name}, block {wanted.number}"
             raise DamagedGeneration(f"a rebuilt block of {where} differs from its checksum")
-        self.rebuilt_bytes += wanted.size_bytes
-        return made[wanted.index]
+        self.rebuilt_bytes += size
+        return made
 
     @staticmethod
     def _refusal(record: CodingRecord, stripe: Stripe, known: Mapping[int, object]) -> str:

@@ -7,17 +7,18 @@ bytes.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import json
+from collections.abc import Sequence
 
 from hpcstage.checkpoint.generations.files import GenerationPart
 from hpcstage.checkpoint.protection.link import ANSWER_S, GroupLink
-from hpcstage.protocol.coding import MAX_PIECE_BYTES
+from hpcstage.protocol.coding import MAX_PIECE_BYTES, ListStore, Read, StoreAnswer
 
-_T = TypeVar("_T")
+_File = tuple[int, GenerationPart]
 _KEPT_PIECES = 8
 _ASKED_AHEAD = 3
 """The pieces that are asked for before they are needed, where a file is read from its beginning to its end."""
+_MOST_ASKED = 8
 
 
 class RemoteSource:
@@ -34,13 +35,13 @@ class RemoteSource:
         self._node = node
         self._key = key
         self._timeout_s = timeout_s
-        self._sizes: dict[tuple[int, GenerationPart], int] = {}
-        self._pieces: dict[tuple[int, GenerationPart, int], bytes] = {}
-        self._coming: dict[tuple[int, GenerationPart, int], int] = {}
-        """Questions that were asked ahead."""
-        self._missing: dict[tuple[int, GenerationPart], OSError] = {}
-        """Files that the node does not have; a rebuild asks for each of their blocks."""
-        self._unreachable: OSError | None = None
+        self._sizes: dict[_File, int] = {}
+        self._pieces: dict[tuple[_File, int], bytes] = {}
+        self._coming: dict[tuple[_File, int], int] = {}
+        """Pieces that were asked for, by the ids of the questions."""
+        self._failed: dict[_File | None, OSError] = {}
+        """Files that the node does not have: a rebuild asks for each of their blocks. None: the node does not answer,
+        and is waited for once."""
 
     def __enter__(self) -> RemoteSource:
         return self
@@ -56,77 +57,70 @@ class RemoteSource:
 
     def numbers(self) -> Sequence[int]:
         """Returns the committed generations, oldest first."""
-        return self._asked(lambda: self._link.list(self._node, self._key, self._timeout_s))
+        self._check(None)
+        answer = self._answer(None, self._link.ask(ListStore(0, self._node, self._key)))
+        try:
+            return [int(number) for number in json.loads(answer.content)]
+        except (ValueError, TypeError) as error:
+            raise OSError(errno.EBADMSG, f"node {self._node} names no generations: {error}") from None
 
     def size_bytes(self, number: int, part: GenerationPart) -> int:
         """Returns the size of a file of a generation."""
-        return self._asked_of(number, part, lambda: self._size(number, part))
+        file = number, part
+        if file not in self._sizes:
+            self._check(file)
+            self._answer(file, self._link.ask(Read(0, self._node, self._key, number, part.value, 0, 0)))
+        return self._sizes[file]
 
     def read_into(self, number: int, part: GenerationPart, view: memoryview, offset: int) -> int:
         """Fills the buffer from a place of a file of a generation; returns how much there was."""
-        if len(view) >= MAX_PIECE_BYTES:
-            where = self._node, self._key, number, part, offset, len(view)
-            content = self._asked_of(number, part, lambda: self._link.read(*where, self._timeout_s))
-            view[: len(content)] = content
-            return len(content)
-        done = 0
+        done, last = 0, (offset + len(view) - 1) // MAX_PIECE_BYTES
         while done < len(view):
             piece, within = divmod(offset + done, MAX_PIECE_BYTES)
-            found = self._piece(number, part, piece)[within : within + len(view) - done]
+            found = self._piece((number, part), piece, last)[within : within + len(view) - done]
             view[done : done + len(found)] = found
             done += len(found)
             if not found:
                 break
         return done
 
-    def _piece(self, number: int, part: GenerationPart, piece: int) -> bytes:
-        key = number, part, piece
-        found = self._pieces.pop(key, None)
+    def _piece(self, file: _File, piece: int, last: int) -> bytes:
+        """Returns a piece of a file that is to be read up to the last one."""
+        found = self._pieces.pop((file, piece), None)
         if found is None:
-            found = self._asked_of(number, part, lambda: self._fetched(number, part, piece))
+            self._check(file)
+            self._ask(file, piece, last)
+            found = self._answer(file, self._coming.pop((file, piece))).content
             if len(self._pieces) >= _KEPT_PIECES:
                 del self._pieces[next(iter(self._pieces))]
-        self._pieces[key] = found
+        self._pieces[file, piece] = found
         return found
 
-    def _fetched(self, number: int, part: GenerationPart, piece: int) -> bytes:
-        """Returns a piece; asks for the next ones first if the one before was read, too."""
-        asked = self._coming.pop((number, part, piece), None)
-        if asked is None:
-            asked = self._ask(number, part, piece)
-        if piece == 0 or (number, part, piece - 1) in self._pieces:
-            for ahead in range(piece + 1, piece + 1 + _ASKED_AHEAD):
-                if (number, part, ahead) not in self._coming and ahead * MAX_PIECE_BYTES < self._size(number, part):
-                    self._coming[number, part, ahead] = self._ask(number, part, ahead)
-        return self._link.answer(asked, self._node, self._timeout_s)
+    def _ask(self, file: _File, piece: int, last: int) -> None:
+        """Asks for a piece and those up to the last one; for the next ones, too, if the one before was read."""
+        goes_on = not piece or (file, piece - 1) in self._pieces
+        ahead = max(last, piece + _ASKED_AHEAD if goes_on else piece)
+        for one in range(piece, min(ahead + 1, piece + _MOST_ASKED)):
+            is_there = one <= last or one * MAX_PIECE_BYTES < self._sizes.get(file, 0)
+            if is_there and (file, one) not in self._pieces and (file, one) not in self._coming:
+                where = file[0], file[1].value, one * MAX_PIECE_BYTES, MAX_PIECE_BYTES
+                self._coming[file, one] = self._link.ask(Read(0, self._node, self._key, *where))
 
-    def _ask(self, number: int, part: GenerationPart, piece: int) -> int:
-        return self._link.ask(self._node, self._key, number, part, piece * MAX_PIECE_BYTES, MAX_PIECE_BYTES)
+    def _check(self, file: _File | None) -> None:
+        """Raises the OSError that asking would."""
+        failed = self._failed.get(file) or self._failed.get(None)
+        if failed is not None:
+            raise OSError(failed.errno, failed.strerror)
 
-    def _size(self, number: int, part: GenerationPart) -> int:
-        if (number, part) not in self._sizes:
-            where = self._node, self._key, number, part
-            self._sizes[number, part] = self._link.size_bytes(*where, self._timeout_s)
-        return self._sizes[number, part]
-
-    def _asked_of(self, number: int, part: GenerationPart, ask: Callable[[], _T]) -> _T:
-        """Asks about a file, unless the node does not have it."""
-        if (missing := self._missing.get((number, part))) is not None:
-            raise OSError(missing.errno, missing.strerror)
+    def _answer(self, file: _File | None, asked: int) -> StoreAnswer:
         try:
-            return self._asked(ask)
+            answer = self._link.answer(asked, self._node, self._timeout_s)
         except OSError as error:
-            if error.errno == errno.ENOENT:
-                self._missing[number, part] = error
+            if error.errno == errno.ENOENT and file is not None:
+                self._failed[file] = error
+            elif error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH):
+                self._failed[None] = error
             raise
-
-    def _asked(self, ask: Callable[[], _T]) -> _T:
-        """Asks, unless the node did not answer before: a node that is lost is waited for once."""
-        if self._unreachable is not None:
-            raise OSError(self._unreachable.errno, self._unreachable.strerror)
-        try:
-            return ask()
-        except OSError as error:
-            if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH):
-                self._unreachable = error
-            raise
+        if file is not None:
+            self._sizes[file] = answer.size_bytes
+        return answer

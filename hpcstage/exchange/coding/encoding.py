@@ -1,424 +1,257 @@
 """One order on one node: the members agree, work through the stripes, gather the checksums, write the record.
 
-Owns the sequence, and what is said to the other members. All tell all what they have (`offer`); if any has the record
-already, it goes to those that lack it and nothing is computed. A member that has its parities on the disk sends its
-checksums to all (`sums`), so whoever has those of all may write the record; the order ends well when all have said that
-they have it (`recorded`). A member that cannot go on says so to all (`failed`), and all end with the same reason.
+All tell all what they have; if any has the record already, it goes to those that lack it and nothing is computed. A
+member that has its parities on the disk sends its checksums to all, so whoever has those of all may write the record;
+the order ends well when all have said that they have it. A member that cannot go on says so to all, and all end with
+the same reason.
 
-Work that touches files runs in the lane; its modules are imported there, too, since NumPy takes long.
+An order has a thread of the lowest priority, in which all of it happens: training, and files that programs wait for, go
+first. The loop of the exchange puts what comes into `inbox` and sends what it finds in `outbox`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
 from hpcstage.checkpoint.generations.files import OWN_PARTS
+from hpcstage.checkpoint.protection.orders import EncodeOrder
 from hpcstage.errors import HpcstageError
-from hpcstage.exchange.coding.pace import EncodingPace
-from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, BlockHead, ExchangeMessage
-from hpcstage.exchange.lane import Lane
+from hpcstage.exchange.coding.wire import (
+    BLOCK_HEAD_BYTES,
+    Failed,
+    Offer,
+    OrderMessage,
+    Piece,
+    Recorded,
+    RoundsDone,
+    packed,
+)
+from hpcstage.exchange.lane import Wake
+from hpcstage.exchange.service import Station
 from hpcstage.exchange.transport.frames import FrameError
 
 if TYPE_CHECKING:
-    from hpcstage.checkpoint.protection.orders import EncodeOrder
-    from hpcstage.checkpoint.protection.record import CodingRecord
-    from hpcstage.exchange.coding.stripework import Sending, StripeWork
-    from hpcstage.exchange.coding.tasks import Task
+    from hpcstage.exchange.coding.stripework import StripeWork
 
-KINDS = frozenset({"offer", "round", "sums", "record", "recorded", "failed"})
-"""The messages of members about an order."""
-_AT_ONCE = 8
-"""The most tasks that the thread gets at once."""
-_IN_LANE = 2
-"""The most pieces of work that the thread has: it never waits for the loop, and a failure waits for few."""
+LOWEST = 19
+"""The lowest priority."""
+BESIDE_FILES_S = 0.05
+"""Files are under way if something happened with one so lately; meanwhile a piece of work is begun so often."""
 _PIECE_BYTES = 1 << 20
-_T = TypeVar("_T")
+
+
+class OrderEnded(Exception):
+    """Another member, or the loop of this exchange, has ended the order; all members have been told."""
 
 
 @dataclass
-class MemberOffer:
-    """A member says this of its share of the generation."""
+class _Received:
+    """The pieces of one member that have come."""
 
-    sizes_bytes: tuple[int, ...] = ()
-    record: bytes = b""
-    """The record of this group that it has."""
-    checksum: str = ""
-    """That of its record, if it has one."""
-    others: str = ""
-    """The members of another group of which it has a record."""
-
-
-@dataclass
-class _Pieces:
     data: bytearray = field(default_factory=bytearray)
     total: int | None = None
 
-    @property
-    def is_whole(self) -> bool:
-        return self.total is not None and len(self.data) >= self.total
 
-    def add(self, message: ExchangeMessage) -> None:
-        if message.number("start") != len(self.data):
-            raise FrameError("a piece of checksums that does not follow")
-        self.total = message.number("total")
-        self.data += message.body
+class Encoding(threading.Thread):
+    """Carries out one order. Members are named by their places in the group."""
 
-
-@dataclass(frozen=True)
-class EncodingOutcome:
-    """How an order ended."""
-
-    failure: str
-    seconds: float
-    bytes_sent: int
-    bytes_read: int
-
-
-class Encoding:
-    """One order. Members are named by their places in the group."""
-
-    def __init__(self, order: EncodeOrder, node: int, lane: Lane, send: Callable[[int, Any], None]) -> None:
-        """`send` sends to a member."""
+    def __init__(
+        self, order: EncodeOrder, agent: int, station: Station, wake: Wake, before: Collection[threading.Thread]
+    ) -> None:
+        """`wake` is woken when there is something in `outbox`, or `failure` was set: the order has ended. `before` have
+        to end first, since they write the same files."""
+        super().__init__(name=f"encoding {order.generation.number}", daemon=True)
         self.order = order
-        self.place = order.nodes.index(node)
-        self.outcome: EncodingOutcome | None = None
-        self._lane = lane
-        self._send = send
-        self._began = time.monotonic()
-        self._heard = self._began
-        self._others = [place for place in range(len(order.nodes)) if place != self.place]
-        self._offers: dict[int, MemberOffer] = {}
-        self._stripes: StripeWork | None = None
-        self._is_opening = False
-        self._rounds: Counter[int] = Counter()
-        """How many members have finished each round."""
-        self._finished = 0
-        """The rounds that all have finished."""
-        self._in_lane = 0
-        self._is_closing = False
-        self._sums: dict[int, _Pieces] = {place: _Pieces() for place in self._others}
-        self._own_sums: bytes | None = None
-        self._record = _Pieces()
-        self._is_recording = False
+        self.agent = agent
+        """The number of the agent that gave it."""
+        self.place = order.nodes.index(station.daemon.hello.index)
+        self.inbox: SimpleQueue[tuple[int, OrderMessage | memoryview]] = SimpleQueue()
+        """Messages and blocks of members; `Failed` of this node ends the order after all were told."""
+        self.outbox: deque[tuple[int, bytes | bytearray]] = deque()
+        self.failure: str | None = None
+        """Why the order has ended; empty: well. None: it has not."""
+        self.error: BaseException | None = None
+        """What should not have happened."""
+        self.seconds = 0.0
+        self.bytes_sent = 0
+        self.bytes_read = 0
+        self._places = range(len(order.nodes))
+        self._others = [place for place in self._places if place != self.place]
+        self._station = station
+        self._wake = wake
+        self._before = before
+        self._moved = time.monotonic()
+        """When something came last, or was done here."""
+        self._due = -math.inf
+        """When the next piece of work may begin."""
+        self._offers: dict[int, Offer] = {}
+        self._rounds = [0] * len(order.nodes)
+        """How many rounds each member has finished."""
+        self._blocks: list[memoryview] = []
+        """Those that came before this node began their round."""
+        self._received = {place: _Received() for place in self._places}
         self._recorded: set[int] = set()
-        self._blocks: list[tuple[BlockHead, memoryview]] = []
-        self._pace = EncodingPace(order.processor_share, order.rate_bytes_per_s)
-        self._pace_due = self._began
-        self._bytes_sent = 0
-        self._in_thread(lambda: _offered(order), self._offer)
 
-    # ---- what comes
+    def run(self) -> None:
+        """Carries out the order, and says how it ended."""
+        began, failure = time.monotonic(), ""
+        try:
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
+            for thread in self._before:
+                thread.join()
+            self._carry_out()
+        except OrderEnded as ended:
+            failure = str(ended)
+        except (HpcstageError, FrameError, OSError, ImportError) as error:
+            failure = f"{self.order.names[self.place]}: {_reason(error)}"
+            self._say(Failed(self.order.digest, failure))
+        except BaseException as error:  # noqa: BLE001  the loop raises it
+            self.error = error
+        self.seconds = time.monotonic() - began
+        self.failure = failure
+        self._wake.up()
 
-    def hear(self, place: int, message: ExchangeMessage) -> None:
-        """Takes a message of a member. Raises FrameError."""
-        if self.outcome is not None:
-            return
-        self._heard = time.monotonic()
-        if message.kind == "offer":
-            sizes, checksum, others = message.numbers("sizes"), message.text("checksum"), message.text("others")
-            if len(sizes) != len(OWN_PARTS):
-                raise FrameError(f"an offer with {len(sizes)} sizes")
-            self._offers[place] = MemberOffer(sizes, checksum=checksum, others=others)
-            self._agree()
-        elif message.kind == "round":
-            self._rounds[message.number("round")] += 1
-        elif message.kind == "sums":
-            self._sums[place].add(message)
-            self._gather()
-        elif message.kind == "record":
-            self._record.add(message)
-            if self._record.is_whole:
-                self._take_record(bytes(self._record.data))
-        elif message.kind == "recorded":
-            self._recorded.add(place)
-            self._end_well()
-        elif message.kind == "failed":
-            self._end(message.text("why"))
+    def _carry_out(self) -> None:
+        from hpcstage.exchange.coding import stripework  # NumPy takes long
 
-    def block(self, head: BlockHead, data: memoryview) -> None:
-        """Takes blocks of a member. Raises FrameError."""
-        self._heard = time.monotonic()
-        if self.outcome is not None:
-            return
-        if self._stripes is None:  # the others may begin while this node makes its file
-            self._blocks.append((head, data))
-        else:
-            self._stripes.tasks.take(head, data)
-
-    # ---- what there is to do
-
-    def pump(self, now: float, files_at: float) -> bool:
-        """Begins what may begin. Returns whether anything was."""
-        if self.outcome is not None:
-            return False
-        if now - self._heard > self.order.wait_s:
-            self.fail(f"{self._awaited()} did not answer for {self.order.wait_s:g} s")
-            return True
-        stripes = self._stripes
-        if stripes is None:
-            return False
-        begun = self._begin_rounds(stripes)
-        while stripes.tasks.ready and self._in_lane < _IN_LANE:
-            self._pace_due = self._pace.due(now, files_at)
-            if self._pace_due > now:
-                break
-            self._begin(stripes, now)
-            begun = True
-        return begun
-
-    def next_at(self) -> float:
-        """Returns when there is something to do even if nothing comes."""
-        stall = self._heard + self.order.wait_s
-        has_ready = self._stripes is not None and self._stripes.tasks.ready and self._in_lane < _IN_LANE
-        return min(stall, self._pace_due) if has_ready else stall
-
-    def fail(self, why: str) -> None:
-        """Ends the order, here and at all members."""
-        if self.outcome is None:
-            self._say("failed", why=why)
-            self._end(why)
-
-    def name(self, place: int) -> str:
-        """Returns a member's name."""
-        return self.order.names[place]
-
-    # ---- the beginning
-
-    def _offer(self, offer: MemberOffer) -> None:
+        offer, record = stripework.offered(self.order)
         self._offers[self.place] = offer
-        self._say("offer", sizes=list(offer.sizes_bytes), checksum=offer.checksum, others=offer.others)
-        self._agree()
-
-    def _agree(self) -> None:
-        """Begins to work once all have said what they have."""
-        if len(self._offers) < len(self.order.nodes) or self._is_opening:
-            return
-        self._is_opening = True
-        holders = [place for place, offer in sorted(self._offers.items()) if offer.checksum]
-        strangers = [offer.others for _, offer in sorted(self._offers.items()) if offer.others]
-        if holders:
-            self._spread(holders[0])
-        elif strangers:
+        self._say(offer)
+        while missing := [place for place in self._places if place not in self._offers]:
+            self._listen(missing)
+        offers = [self._offers[place] for place in self._places]
+        holders = [place for place in self._places if offers[place].checksum]
+        strangers = [one.others for one in offers if one.others]
+        if not holders and strangers:
             number = self.order.generation.number
-            self.fail(f"generation {number} was encoded for another group, of {strangers[0]}: save it anew")
-        else:
-            sizes = [self._offers[place].sizes_bytes for place in range(len(self.order.nodes))]
-            self._in_thread(lambda: _opened(self.order, self.place, sizes), self._begin_stripes)
+            self._fail(f"generation {number} was encoded for another group, of {strangers[0]}: save it anew")
+        if not holders:
+            sizes = [tuple(one.sizes_bytes) for one in offers]
+            sums = self._encoded(stripework.StripeWork(self.order, self.place, sizes))
+            stripework.keep_record(self.order, stripework.record_of(self.order, sizes, sums))
+        elif holders[0] == self.place:
+            self._send(record, [place for place in self._others if offers[place].checksum != offer.checksum])
+        elif offers[holders[0]].checksum != offer.checksum:
+            stripework.keep_record(self.order, self._pieces(holders[:1])[0])
+        self._recorded.add(self.place)
+        self._say(Recorded(self.order.digest))
+        while missing := [place for place in self._others if place not in self._recorded]:
+            self._listen(missing)
 
-    def _spread(self, holder: int) -> None:
-        chosen, own = self._offers[holder].checksum, self._offers[self.place]
-        if holder == self.place:
-            for place in self._others:
-                if self._offers[place].checksum != chosen:
-                    self._send_pieces(place, "record", own.record)
-        if own.checksum == chosen:
-            self._note_recorded(None)
+    def _encoded(self, work: StripeWork) -> list[bytes]:
+        """Works through the stripes; returns the checksums of all members, whose parities are on their disks."""
+        with work:
+            while self._goes_on(work):
+                self._blocks = [block for block in self._blocks if not work.take(block)]
+                if work.ready and time.monotonic() >= self._due:
+                    self._do_piece(work)
+                else:
+                    self._listen(self._others, self._due if work.ready else math.inf)
+        self._send(work.checksums, self._others)
+        sums = self._pieces(self._others)
+        sums.insert(self.place, work.checksums)
+        return sums
 
-    def _take_record(self, content: bytes) -> None:
-        if not self._is_recording:
-            self._is_recording = True
-            self._in_thread(lambda: _recorded(self.order, content), self._note_recorded)
+    def _goes_on(self, work: StripeWork) -> bool:
+        """Begins what the others let begin, and tells them what is finished. Returns whether anything is left."""
+        work.begin(min(self._rounds))
+        while work.finished > self._rounds[self.place]:
+            self._rounds[self.place] = work.finished
+            self._say(RoundsDone(self.order.digest, work.finished))
+            work.begin(min(self._rounds))  # this node may have been the last one
+        return not work.is_done
 
-    # ---- the stripes
-
-    def _begin_stripes(self, stripes: StripeWork) -> None:
-        if self.outcome is not None:
-            self._lane.submit(stripes.give_up, lambda _: None)
-            return
-        self._stripes = stripes
-        self._begin_rounds(stripes)
-        for head, data in self._blocks:
-            stripes.tasks.take(head, data)
-        self._blocks.clear()
-        if not stripes.tasks.rounds:
-            self._close(stripes)
-
-    def _begin_rounds(self, stripes: StripeWork) -> bool:
-        """Begins what the others let begin, round after round."""
-        while self._rounds[self._finished] == len(self.order.nodes):
-            self._finished += 1
-        idle = stripes.tasks.begin(self._finished)
-        for number in idle:
-            self._finish(stripes, number)
-        return bool(idle)
-
-    def _begin(self, stripes: StripeWork, now: float) -> None:
-        self._pace.began(now)
-        self._in_lane += 1
-        ready = stripes.tasks.ready
-        tasks = [ready.popleft() for _ in range(min(_AT_ONCE, len(ready)))]
-
-        def then(sendings: list[Sending]) -> None:
-            self._in_lane -= 1
-            if self.outcome is None:
-                self._ended(stripes, tasks, sendings)
-
-        self._in_thread(lambda: stripes.work(tasks), then)
-
-    def _ended(self, stripes: StripeWork, tasks: list[Task], sendings: list[Sending]) -> None:
-        now = time.monotonic()
-        for place, message in sendings:
-            self._send(place, message)
-            self._bytes_sent += len(message) - BLOCK_HEAD_BYTES
-            self._pace.sent(len(message), now)
-        for task in tasks:
-            number = stripes.tasks.done(task)
-            if number is not None:
-                self._finish(stripes, number)
-
-    def _finish(self, stripes: StripeWork, number: int) -> None:
-        self._rounds[number] += 1
-        self._say("round", round=number)
-        if stripes.tasks.is_done:
-            self._close(stripes)
-
-    # ---- the end
-
-    def _close(self, stripes: StripeWork) -> None:
-        if not self._is_closing:
-            self._is_closing = True
-            self._in_thread(stripes.close, lambda _: self._closed(stripes))
-
-    def _closed(self, stripes: StripeWork) -> None:
-        if self.outcome is not None:
-            return
-        self._own_sums = stripes.checksums.to_bytes()
-        for place in self._others:
-            self._send_pieces(place, "sums", self._own_sums)
-        self._gather()
-
-    def _gather(self) -> None:
-        """Writes the record once the checksums of all are there, and so all parities on the disks."""
-        sums = self._own_sums
-        if sums is None or self._is_recording or not all(one.is_whole for one in self._sums.values()):
-            return
-        self._is_recording = True
-        found = {place: bytes(one.data) for place, one in self._sums.items()}
-        found[self.place] = sums
-        sizes = {place: offer.sizes_bytes for place, offer in self._offers.items()}
-        self._in_thread(lambda: _recorded(self.order, _record_of(self.order, sizes, found)), self._note_recorded)
-
-    def _note_recorded(self, _: object) -> None:
-        if self.outcome is None:
-            self._recorded.add(self.place)
-            self._say("recorded")
-            self._end_well()
-
-    def _end_well(self) -> None:
-        if len(self._recorded) == len(self.order.nodes):
-            self._end("")
-
-    def _end(self, failure: str) -> None:
-        stripes = self._stripes
-        self.outcome = EncodingOutcome(
-            failure, time.monotonic() - self._began, self._bytes_sent, 0 if stripes is None else stripes.bytes_read
+    def _do_piece(self, work: StripeWork) -> None:
+        """Carries out one duty, and puts off the next one by what this one took of the processor and of the network."""
+        began, began_s, sent = time.monotonic(), time.thread_time(), 0
+        for place, message in work.carry_out():
+            self.outbox.append((place, message))
+            sent += len(message) - BLOCK_HEAD_BYTES
+        self._did_something()
+        self.bytes_sent += sent
+        self.bytes_read = work.bytes_read
+        share, rate = self.order.processor_share, self.order.rate_bytes_per_s
+        self._due = max(
+            self._due,
+            began + (time.thread_time() - began_s) / share if share else began,
+            max(self._due, began) + sent / rate if rate else began,
+            began + BESIDE_FILES_S if self._moved - self._station.files_at < BESIDE_FILES_S else began,
         )
-        if failure and stripes is not None:
-            self._lane.submit(stripes.give_up, lambda _: None)
-        self._blocks.clear()
 
-    # ---- help
+    # ---- the other members
 
-    def _awaited(self) -> str:
-        """Returns the names of those who have yet to do something, as far as this node knows."""
-        asked = self._others
-        if len(self._offers) < len(self.order.nodes):
-            asked = [place for place in asked if place not in self._offers]
-        elif self._own_sums is not None and not self._is_recording:
-            asked = [place for place in asked if not self._sums[place].is_whole]
-        elif self._is_recording:
-            asked = [place for place in asked if place not in self._recorded]
-        return ", ".join(self.name(place) for place in asked) or self.name(self.place)
+    def _listen(self, awaited: Collection[int], until: float = math.inf) -> None:
+        """Takes what has come; waits for something until a time. Raises OrderEnded, and FrameError."""
+        now, stall = time.monotonic(), self._moved + self.order.wait_s
+        try:
+            self._take(*self.inbox.get(timeout=max(0.0, min(until, stall) - now)))
+            while True:
+                self._take(*self.inbox.get_nowait())
+        except Empty:
+            if time.monotonic() >= self._moved + self.order.wait_s:
+                names = ", ".join(self.order.names[place] for place in awaited)
+                self._fail(f"{names} did not answer for {self.order.wait_s:g} s")
 
-    def _say(self, kind: str, **values: object) -> None:
-        packed = ExchangeMessage(kind, {"digest": self.order.digest, **values}).pack()
-        for place in self._others:
-            self._send(place, packed)
+    def _take(self, place: int, message: OrderMessage | memoryview) -> None:
+        self._moved = time.monotonic()
+        if isinstance(message, memoryview):
+            self._blocks.append(message)
+        elif isinstance(message, Offer):
+            if len(message.sizes_bytes) != len(OWN_PARTS) or min(message.sizes_bytes) < 0:
+                raise FrameError("an offer of other files than a generation has")
+            self._offers[place] = message
+        elif isinstance(message, RoundsDone):
+            self._rounds[place] = message.count
+        elif isinstance(message, Piece):
+            received = self._received[place]
+            received.data += message.content
+            received.total = message.total
+        elif isinstance(message, Recorded):
+            self._recorded.add(place)
+        else:
+            raise OrderEnded(message.why)
 
-    def _send_pieces(self, place: int, kind: str, data: bytes) -> None:
+    def _pieces(self, places: Collection[int]) -> list[bytes]:
+        """Returns what members send in pieces."""
+        while missing := [place for place in places if len(self._received[place].data) != self._received[place].total]:
+            self._listen(missing)
+        return [bytes(self._received[place].data) for place in places]
+
+    def _send(self, data: bytes, places: Collection[int]) -> None:
+        """Sends data in pieces."""
         for start in range(0, max(1, len(data)), _PIECE_BYTES):
-            values = {"digest": self.order.digest, "start": start, "total": len(data)}
-            self._send(place, ExchangeMessage(kind, values, data[start : start + _PIECE_BYTES]).pack())
+            piece = packed(Piece(self.order.digest, len(data), data[start : start + _PIECE_BYTES]))
+            self.outbox.extend((place, piece) for place in places)
+        self._did_something()
 
-    def _in_thread(self, work: Callable[[], _T], then: Callable[[_T], object]) -> None:
-        """Does work in the lane; an error ends the order with this node's name."""
+    def _say(self, message: OrderMessage) -> None:
+        self.outbox.extend((place, packed(message)) for place in self._others)
+        self._did_something()
 
-        def guarded() -> tuple[_T | None, str]:
-            try:
-                return work(), ""
-            except HpcstageError as error:
-                return None, error.what
-            except OSError as error:
-                return None, error.strerror or str(error)
-            except ImportError as error:
-                return None, f"{error.name} cannot be imported"
+    def _did_something(self) -> None:
+        """Has the loop send what is in `outbox`; what took long here is no silence of the others."""
+        self._moved = time.monotonic()
+        self._wake.up()
 
-        def handed(found: tuple[_T, str]) -> None:
-            result, why = found
-            if why:
-                self.fail(f"{self.name(self.place)}: {why}")
-            else:
-                then(result)
-
-        self._lane.submit(guarded, handed)
+    def _fail(self, why: str) -> None:
+        """Ends the order at all members. Raises OrderEnded."""
+        self._say(Failed(self.order.digest, why))
+        raise OrderEnded(why)
 
 
-# ---- in the thread of the lane
-
-
-def _offered(order: EncodeOrder) -> MemberOffer:
-    """Returns what this node has. Raises HpcstageError and OSError."""
-    from hpcstage.checkpoint.coding.checksums import checksum
-    from hpcstage.checkpoint.generations.manifest import DamagedGeneration
-    from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
-    from hpcstage.checkpoint.protection.members import read_record
-
-    number = order.generation.number
-    with LocalSource(order.directory) as source:
-        if GenerationReader(source).manifest(number).id != order.generation:
-            raise DamagedGeneration(f"generation {number} comes from another attempt: save it anew")
-        sizes = tuple(source.size_bytes(number, part) for part in OWN_PARTS)
-        record = read_record(source, number)
-    if record is None or record.generation != order.generation:
-        return MemberOffer(sizes)
-    if not _is_ours(order, record):
-        return MemberOffer(sizes, others=", ".join(member.name for member in record.members))
-    content = record.to_bytes()
-    return MemberOffer(sizes, content, checksum(content).hex())
-
-
-def _opened(order: EncodeOrder, place: int, sizes_bytes: list[tuple[int, ...]]) -> StripeWork:
-    from hpcstage.exchange.coding.stripework import StripeWork
-
-    return StripeWork(order, place, sizes_bytes)
-
-
-def _record_of(order: EncodeOrder, sizes_bytes: dict[int, tuple[int, ...]], sums: dict[int, bytes]) -> bytes:
-    """Returns the record, which is the same on all members."""
-    from hpcstage.checkpoint.coding.erasurecode import ErasureCode
-    from hpcstage.checkpoint.protection.record import CodedMember, CodingRecord
-
-    code = ErasureCode.cauchy(order.size.k, order.size.m)
-    members = (CodedMember(name, sizes_bytes[place], sums[place]) for place, name in enumerate(order.names))
-    return CodingRecord(order.generation, order.block_bytes, code, tuple(members)).to_bytes()
-
-
-def _recorded(order: EncodeOrder, content: bytes) -> None:
-    """Keeps a record, if it is one of this order. Raises HpcstageError and OSError."""
-    from hpcstage.checkpoint.generations.files import Files
-    from hpcstage.checkpoint.generations.manifest import DamagedGeneration
-    from hpcstage.checkpoint.protection.members import MemberWriter
-    from hpcstage.checkpoint.protection.record import CodingRecord
-
-    record = CodingRecord.from_bytes(content)
-    if record.generation != order.generation or not _is_ours(order, record):
-        raise DamagedGeneration("a coding record came that is another group's")
-    MemberWriter(Files(), order.directory, order.generation.number).record(content)
-
-
-def _is_ours(order: EncodeOrder, record: CodingRecord) -> bool:
-    return record.is_of(order.names, order.size.k, order.size.m, order.block_bytes)
+def _reason(error: Exception) -> str:
+    if isinstance(error, HpcstageError):
+        return error.what
+    if isinstance(error, ImportError):
+        return f"{error.name} cannot be imported"
+    return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -1,150 +1,135 @@
 """Owns the orders to encode that are under way on this node, and what others say of orders that have not come yet.
 
-NumPy is imported when the first order comes: it takes long, and many exchanges never encode.
+Carries messages between the thread of each order and the other members.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING
+from collections import defaultdict
 
+from hpcstage.checkpoint.protection.orders import EncodeOrder, NoOrder
+from hpcstage.exchange.coding.encoding import Encoding
 from hpcstage.exchange.coding.port import AgentPort
-from hpcstage.exchange.coding.wire import BlockHead, ExchangeMessage
-from hpcstage.exchange.lane import Lane
+from hpcstage.exchange.coding.wire import Failed, OrderMessage, packed, read_head, say
+from hpcstage.exchange.lane import Wake
 from hpcstage.exchange.service import Station
-from hpcstage.exchange.transport.frames import BLOCK_TAG, CODING_TAG, FrameError, Sort
-from hpcstage.protocol import coding
-
-if TYPE_CHECKING:
-    from hpcstage.checkpoint.protection.orders import EncodeOrder
-    from hpcstage.exchange.coding.encoding import Encoding
+from hpcstage.exchange.transport.frames import FrameError
+from hpcstage.protocol.coding import Encode, EncodeEnded
 
 MOST_ENCODINGS = 8
 """The most orders that are under way at a time."""
 _MOST_EARLY = 1024
-_MOST_KNOWN = 1024
 
 
 class Encodings:
-    """Begins, carries on and ends the orders of this node's agent. Encoding runs on `lane`."""
+    """Begins and ends the orders of this node's agent. A thread that has something to send wakes `wake`."""
 
-    def __init__(self, station: Station, port: AgentPort, lane: Lane) -> None:
+    def __init__(self, station: Station, port: AgentPort, wake: Wake) -> None:
         self._station = station
         self._node = station.daemon.hello.index
         self._port = port
-        self._lane = lane
+        self._wake = wake
         self._under_way: dict[int, Encoding] = {}
-        self._known: OrderedDict[int, None] = OrderedDict()
+        self._known: set[int] = set()
         """The digests of orders that were under way."""
-        self._early: defaultdict[int, list[tuple[int, ExchangeMessage]]] = defaultdict(list)
+        self._early: defaultdict[int, list[tuple[int, OrderMessage]]] = defaultdict(list)
         """Messages about orders that the agent has not given yet, by digest."""
 
-    def begin(self, message: coding.Encode) -> None:
+    def begin(self, message: Encode) -> None:
         """Begins an order, or tells the agent why not."""
         try:
-            from hpcstage.checkpoint.protection.orders import EncodeOrder, NoOrder
-            from hpcstage.exchange.coding.encoding import Encoding
-        except ImportError as error:
-            self._refuse(message, f"{error.name} cannot be imported")
-            return
-        try:
-            order = EncodeOrder.from_values(vars(message))
+            order = EncodeOrder.of(message)
             if self._node not in order.nodes:
                 raise NoOrder(f"node {self._node} is no member of the group")
+            if order.digest in self._known:
+                raise NoOrder("this order was given before: give it with a higher trial")
+            if len(self._under_way) >= MOST_ENCODINGS:
+                raise NoOrder(f"{MOST_ENCODINGS} generations are being encoded")
         except NoOrder as error:
-            self._refuse(message, str(error))
+            self._port.send(EncodeEnded(message.number, message.attempt, message.trial, str(error), 0.0, 0, 0))
             return
-        if order.digest in self._known:
-            self._refuse(message, "this order was given before: give it with a higher trial")
-            return
-        if len(self._under_way) >= MOST_ENCODINGS:
-            self._refuse(message, f"{MOST_ENCODINGS} generations are being encoded")
-            return
-        self._known[order.digest] = None
-        while len(self._known) > _MOST_KNOWN:
-            self._known.popitem(last=False)
-        self._start(Encoding(order, self._node, self._lane, partial(self._send_member, order.nodes)), order)
-
-    def _start(self, encoding: Encoding, order: EncodeOrder) -> None:
+        self._known.add(order.digest)
+        others = [one for one in self._under_way.values() if one.order.generation.number == message.number]
+        before = [one for one in others if one.is_alive()]
+        encoding = Encoding(order, self._port.number, self._station, self._wake, before)
         self._under_way[order.digest] = encoding
-        for node in order.nodes:
+        for node, told in self._early.pop(order.digest, ()):
+            self._hear(encoding, node, told)
+        for node, name in zip(order.nodes, order.names, strict=True):
             if node != self._node and self._station.place(node) is None:
-                encoding.fail(f"{encoding.name(order.nodes.index(node))} is not in the group of nodes")
-        for node, message in self._early.pop(order.digest, ()):
-            _hear(encoding, node, message)
-        self._collect_ended()
+                self._fail(encoding, f"{name} is not in the group of nodes")
+        try:
+            encoding.start()
+        except RuntimeError as error:  # there may be no more threads
+            encoding.failure = f"{order.names[encoding.place]}: {error}"
+            self._fail(encoding, encoding.failure)
 
-    def _refuse(self, message: coding.Encode, why: str) -> None:
-        self._port.send(coding.EncodeEnded(message.number, message.attempt, message.trial, why, 0.0, 0, 0))
+    # ---- the other members
 
-    def _send_member(self, nodes: tuple[int, ...], member: int, data: bytes | bytearray) -> None:
-        place = self._station.place(nodes[member])
-        if place is not None:
-            self._station.post.send(memoryview(data), place, BLOCK_TAG if data[0] == Sort.BLOCK else CODING_TAG)
-
-    def hear(self, node: int, message: ExchangeMessage) -> None:
+    def hear(self, node: int, message: OrderMessage) -> None:
         """Takes what another node says of an order."""
-        from hpcstage.exchange.coding.encoding import KINDS
-
-        if message.kind not in KINDS:
-            raise FrameError(f"a message about checkpoints that nobody knows: {message.kind}")
-        digest = message.number("digest")
+        digest = message.digest
         if digest in self._under_way:
-            _hear(self._under_way[digest], node, message)
+            self._hear(self._under_way[digest], node, message)
         elif digest not in self._known and not self._station.ended:
             self._early[digest].append((node, message))
             while sum(map(len, self._early.values())) > _MOST_EARLY:
                 del self._early[next(iter(self._early))]
 
-    def take_block(self, data: memoryview) -> None:
+    def _hear(self, encoding: Encoding, node: int, message: OrderMessage | memoryview) -> None:
+        if node not in encoding.order.nodes:
+            raise FrameError(f"node {node} is no member of a group that it speaks of")
+        encoding.inbox.put((encoding.order.nodes.index(node), message))
+
+    def take_block(self, node: int, data: memoryview) -> None:
         """Takes a block of a stripe, or sums of it."""
-        head = BlockHead.unpack(data)
-        encoding = self._under_way.get(head.digest)
+        encoding = self._under_way.get(read_head(data)[1])
         if encoding is not None:
-            encoding.block(head, data)
+            self._hear(encoding, node, data)
 
     def pump(self) -> bool:
-        """Goes on with the orders. Returns whether anything was done."""
-        if not self._under_way:
-            return False
-        now, moved = time.monotonic(), False
+        """Sends what orders have to send, and tells the agent of those that have ended. Returns whether there was
+        anything."""
+        moved = False
+        for digest, encoding in list(self._under_way.items()):
+            failure, order = encoding.failure, encoding.order
+            while encoding.outbox:
+                place, message = encoding.outbox.popleft()
+                moved = True
+                say(self._station, order.nodes[place], message)
+            if encoding.error is not None:
+                raise encoding.error
+            if failure is not None:
+                moved = True
+                del self._under_way[digest]
+                facts = failure, encoding.seconds, encoding.bytes_sent, encoding.bytes_read
+                if encoding.agent == self._port.number:
+                    self._port.send(EncodeEnded(order.generation.number, order.generation.attempt, order.trial, *facts))
+        return moved
+
+    # ---- what ends orders
+
+    def agent_gone(self) -> None:
+        """Ends all orders, since their agent has gone."""
         for encoding in self._under_way.values():
-            moved |= encoding.pump(now, self._station.files_at)
-        return self._collect_ended() or moved
+            self._fail(encoding, f"the checkpoint agent of {encoding.order.names[encoding.place]} has gone")
 
-    def next_at(self) -> float:
-        """Returns when an order goes on."""
-        return min((encoding.next_at() for encoding in self._under_way.values()), default=math.inf)
-
-    def fail(self, why: Callable[[str], str]) -> None:
-        """Ends all orders; `why` says so of this node, whose name it gets."""
-        for encoding in list(self._under_way.values()):
-            encoding.fail(why(encoding.name(encoding.place)))
-        self._collect_ended()
+    def stop(self) -> None:
+        """Ends all orders, since the run of this node has ended."""
+        for encoding in self._under_way.values():
+            self._fail(encoding, f"the run has ended on {encoding.order.names[encoding.place]}")
 
     def left(self, node: int) -> None:
         """Ends the orders of which a node was a member."""
         for encoding in self._under_way.values():
             if node in encoding.order.nodes:
-                encoding.fail(f"{encoding.name(encoding.order.nodes.index(node))} has left the group of nodes")
-        self._collect_ended()
+                name = encoding.order.names[encoding.order.nodes.index(node)]
+                self._fail(encoding, f"{name} has left the group of nodes")
 
-    def _collect_ended(self) -> bool:
-        ended = [digest for digest, encoding in self._under_way.items() if encoding.outcome is not None]
-        for digest in ended:
-            encoding = self._under_way.pop(digest)
-            order, outcome = encoding.order, encoding.outcome
-            assert outcome is not None
-            number, attempt, facts = order.generation.number, order.generation.attempt, vars(outcome)
-            self._port.send(coding.EncodeEnded(number, attempt, order.trial, **facts))
-        return bool(ended)
-
-
-def _hear(encoding: Encoding, node: int, message: ExchangeMessage) -> None:
-    if node not in encoding.order.nodes:
-        raise FrameError(f"node {node} is no member of a group that it speaks of")
-    encoding.hear(encoding.order.nodes.index(node), message)
+    def _fail(self, encoding: Encoding, why: str) -> None:
+        """Ends an order: at once at the other members, here as soon as its thread listens."""
+        message = Failed(encoding.order.digest, why)
+        for node in encoding.order.nodes:
+            if node != self._node:
+                say(self._station, node, packed(message))
+        encoding.inbox.put((encoding.place, message))

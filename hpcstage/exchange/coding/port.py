@@ -1,4 +1,4 @@
-"""The socket at which an exchange waits for the agent of its node. Owns the connection, and what is not sent yet.
+"""The socket at which an exchange waits for the agent of its node.
 
 Nothing waits here: one descriptor, `fileno`, tells that something came or can be sent, whoever is connected.
 """
@@ -9,16 +9,13 @@ import contextlib
 import os
 import select
 import socket
-from collections import deque
 
+from hpcstage.checkpoint.protection.exchangesocket import ExchangeSocket
 from hpcstage.localsocket import is_own_users
-from hpcstage.protocol import coding
+from hpcstage.protocol.coding import SOCK, FromAgent, FromExchange
 
 MOST_UNSENT_BYTES = 128 << 20
 """An agent that takes nothing is cut off."""
-_READ_BYTES = 1 << 20
-_MOST_READ_BYTES = 8 << 20
-"""The bytes that are taken before others get their turn."""
 
 
 class AgentPort:
@@ -30,14 +27,10 @@ class AgentPort:
         """The number of the agent that is connected, or was last."""
         self._epoll = select.epoll()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._connection: socket.socket | None = None
-        self._stream = coding.MessageStream()
-        self._unsent: deque[memoryview] = deque()
-        self._unsent_bytes = 0
-        self._waits_to_send = False
+        self._agent: ExchangeSocket | None = None
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(coding.SOCK)  # of an exchange that was killed
-        self._listener.bind(coding.SOCK)
+            os.unlink(SOCK)  # of an exchange that was killed
+        self._listener.bind(SOCK)
         self._listener.listen(4)
         self._listener.setblocking(False)
         self._epoll.register(self._listener, select.EPOLLIN)
@@ -49,82 +42,50 @@ class AgentPort:
     @property
     def is_connected(self) -> bool:
         """Whether an agent is there."""
-        return self._connection is not None
+        return self._agent is not None
 
-    def accept(self) -> bool:
-        """Takes an agent that has come, if it is the same user's. Returns whether one has."""
+    def accept(self) -> None:
+        """Takes an agent that has come, if it is the same user's."""
         try:
             connection = self._listener.accept()[0]
         except OSError:
-            return False
+            return
         if not is_own_users(connection):
             connection.close()
-            return False
+            return
         self.drop()
-        connection.setblocking(False)
-        self._epoll.register(connection, select.EPOLLIN)
-        self._connection = connection
+        self._agent = ExchangeSocket(connection)
+        self._epoll.register(self._agent, select.EPOLLIN)
         self.number += 1
-        return True
 
-    def receive(self) -> list[coding.FromAgent]:
+    def receive(self) -> list[FromAgent]:
         """Returns what the agent has said. It is gone afterwards if it closed the link, or said what makes no
         sense."""
-        found: list[coding.FromAgent] = []
-        left = _MOST_READ_BYTES
-        self._flush()
-        while self._connection is not None and left > 0:
-            try:
-                data = self._connection.recv(_READ_BYTES)
-                left -= len(data)
-                found += [one for one in self._stream.add(data) if isinstance(one, coding.FromAgent)]
-            except BlockingIOError:
-                break
-            except (OSError, coding.CodingLinkError):
-                data = b""
-            if not data:
-                self.drop()
-        return found
+        found = [] if self._agent is None else self._agent.receive()
+        self._follow()
+        return [one for one in found if isinstance(one, FromAgent)]
 
-    def send(self, message: coding.FromExchange) -> None:
+    def send(self, message: FromExchange) -> None:
         """Sends a message as soon as can be; it is lost if no agent is there."""
-        if self._connection is None:
-            return
-        data = coding.pack(message)
-        self._unsent.append(memoryview(data))
-        self._unsent_bytes += len(data)
-        self._flush()
-        if self._unsent_bytes > MOST_UNSENT_BYTES:
-            self.drop()
+        if self._agent is not None:
+            self._agent.send(message)
+            self._follow()
 
-    def _flush(self) -> None:
-        while self._unsent and self._connection is not None:
-            try:
-                count = self._connection.send(self._unsent[0], socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                break
-            except OSError:
-                self.drop()
-                return
-            self._unsent_bytes -= count
-            if count < len(self._unsent[0]):
-                self._unsent[0] = self._unsent[0][count:]
-            else:
-                self._unsent.popleft()
-        if self._connection is not None and self._waits_to_send is not bool(self._unsent):
-            self._waits_to_send = bool(self._unsent)
-            self._epoll.modify(self._connection, select.EPOLLIN | (select.EPOLLOUT if self._unsent else 0))
+    def _follow(self) -> None:
+        """Drops an agent that has gone or takes nothing; else looks for when more can be sent."""
+        if self._agent is None:
+            return
+        if self._agent.gone or self._agent.unsent_bytes > MOST_UNSENT_BYTES:
+            self.drop()
+        else:
+            self._epoll.modify(self._agent, select.EPOLLIN | (select.EPOLLOUT if self._agent.unsent_bytes else 0))
 
     def drop(self) -> None:
         """Closes the connection to the agent."""
-        if self._connection is not None:
-            self._epoll.unregister(self._connection)
-            self._connection.close()
-        self._connection = None
-        self._stream = coding.MessageStream()
-        self._unsent.clear()
-        self._unsent_bytes = 0
-        self._waits_to_send = False
+        if self._agent is not None:
+            self._epoll.unregister(self._agent)
+            self._agent.close()
+        self._agent = None
 
     def close(self) -> None:
         """Takes no agent any more."""
@@ -133,4 +94,4 @@ class AgentPort:
             self._epoll.unregister(self._listener)
         self._listener.close()
         with contextlib.suppress(OSError):
-            os.unlink(coding.SOCK)
+            os.unlink(SOCK)

@@ -7,111 +7,113 @@ cannot be answered any more is answered with an error.
 from __future__ import annotations
 
 import errno
+import json
 import math
+import os
 import time
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from pathlib import Path
 
-from hpcstage.exchange.coding import stores
+from hpcstage.checkpoint.generations.files import GenerationPart, is_number
 from hpcstage.exchange.coding.port import AgentPort
-from hpcstage.exchange.coding.stores import Found, HeldGenerations
-from hpcstage.exchange.coding.wire import ExchangeMessage
+from hpcstage.exchange.coding.wire import packed, say
 from hpcstage.exchange.lane import Lane
+from hpcstage.exchange.service import Station
 from hpcstage.protocol import coding
 
 READS_S = 0.05
 """The next read of a rebuild is expected for so long; meanwhile this node looks for it every _LOOK_S."""
 _LOOK_S = 0.3e-3
-_Key = tuple[int, int]
-"""The number of an agent, and the id of its question."""
+MOST_KEYS = 1024
 
 
 class Questions:
-    """Owns what is asked, of this node and by it. Reads run on `lane`."""
+    """Owns what is asked, of this node and by it. Files are read in `lane`."""
 
-    def __init__(self, node: int, port: AgentPort, lane: Lane, say: Callable[[int, ExchangeMessage], bool]) -> None:
-        """`say` says something to another node, and returns False if it is not there."""
-        self._node = node
+    def __init__(self, station: Station, port: AgentPort, lane: Lane) -> None:
+        self._station = station
+        self._node = station.daemon.hello.index
         self._port = port
         self._lane = lane
-        self._say = say
-        self._stores = HeldGenerations()
+        self._held: dict[str, Path] = {}
+        """The directories that others may read, by their keys."""
+        self._asked: dict[int, int] = {}
+        """The nodes that were asked, by the id of the question. No two agents of a node give one id."""
         self._read_at = -math.inf
         """When somebody read last."""
-        self._asked: dict[_Key, int] = {}
-        """The nodes that were asked."""
-        self.by_kind: dict[str, Callable[[int, ExchangeMessage], None]] = {
-            "read": self._heard_read,
-            "list": self._heard_list,
-            "answer": self._heard_answer,
-        }
-        """By the kind of another node's message: what takes it."""
 
     def hold(self, message: coding.Hold) -> None:
         """Lets other nodes read a directory of this node's agent."""
-        self._stores.hold(message.key, message.directory)
+        is_known = message.key in self._held or len(self._held) < MOST_KEYS
+        if is_known and len(message.key) <= coding.MAX_KEY_LENGTH and os.path.isabs(message.directory):
+            self._held[message.key] = Path(message.directory)
 
-    def ask(self, message: coding.Read | coding.ListStore) -> None:
+    def ask(self, question: coding.Read | coding.ListStore) -> None:
         """Asks a node what the agent wants to know; it may be this one."""
-        key = self._port.number, message.id
-        values = {"agent": key[0], "id": message.id, "key": message.key}
-        kind = "list"
-        if isinstance(message, coding.Read):
-            kind = "read"
-            places = {"part": message.part, "offset": message.offset, "length": message.length}
-            values.update(number=message.number, **places)
-        told = ExchangeMessage(kind, values)
-        if message.node == self._node:
-            self.by_kind[kind](self._node, told)
+        if question.node == self._node:
+            self.serve(self._node, question)
             return
-        self._asked[key] = message.node
         self._read_at = time.monotonic()
-        if not self._say(message.node, told):
-            self._unreachable(key)
+        if say(self._station, question.node, packed(question)):
+            self._asked[question.id] = question.node
+        else:
+            self._port.send(_unreachable(question.id, question.node))
+
+    def serve(self, node: int, question: coding.Read | coding.ListStore) -> None:
+        """Answers a question of a node."""
+        self._read_at = time.monotonic()
+        directory = self._held.get(question.key)
+        if directory is None:
+            why = f"node {self._node} holds nothing of that name"
+            self._give(node, coding.StoreAnswer(question.id, errno.ENOENT, why, 0, b""))
+        else:
+            self._lane.submit(lambda: answer(directory, question), lambda found: self._give(node, found))
+
+    def _give(self, node: int, found: coding.StoreAnswer) -> None:
+        if node == self._node:
+            self._port.send(found)
+        else:
+            say(self._station, node, packed(found))
+
+    def answered(self, node: int, found: coding.StoreAnswer) -> None:
+        """Gives the agent the answer of a node."""
+        if self._asked.get(found.id) == node:
+            del self._asked[found.id]
+            self._port.send(found)
 
     def left(self, node: int) -> None:
         """Answers what a node was asked that is not there any more."""
-        for key in [key for key, asked in self._asked.items() if asked == node]:
-            self._unreachable(key)
+        for id_ in [id_ for id_, asked in self._asked.items() if asked == node]:
+            del self._asked[id_]
+            self._port.send(_unreachable(id_, node))
 
     def next_at(self) -> float:
         """Returns when a read may come."""
         now = time.monotonic()
         return now + _LOOK_S if now - self._read_at < READS_S else math.inf
 
-    def _unreachable(self, key: _Key) -> None:
-        self._answer(key, Found(errno.EHOSTUNREACH, f"node {self._asked.pop(key)} is not in the group"))
 
-    def _heard_read(self, node: int, message: ExchangeMessage) -> None:
-        where = message.number("number"), message.text("part"), message.number("offset"), message.number("length")
-        self._serve(node, message, lambda store: stores.read(store, *where))
+def _unreachable(id_: int, node: int) -> coding.StoreAnswer:
+    return coding.StoreAnswer(id_, errno.EHOSTUNREACH, f"node {node} is not in the group", 0, b"")
 
-    def _heard_list(self, node: int, message: ExchangeMessage) -> None:
-        self._serve(node, message, stores.listed)
 
-    def _serve(self, node: int, message: ExchangeMessage, look: Callable[[Any], Found]) -> None:
-        self._read_at = time.monotonic()
-        store, key = self._stores.directory(message.text("key")), (message.number("agent"), message.number("id"))
-        then = partial(self._give, node, key)
-        if store is None:
-            then(Found(errno.ENOENT, f"node {self._node} holds nothing of that name"))
-        else:
-            self._lane.submit(lambda: look(store), then)
+def answer(directory: Path, question: coding.Read | coding.ListStore) -> coding.StoreAnswer:
+    """Reads what is asked for below a directory, and nothing but files of generations."""
+    try:
+        from hpcstage.checkpoint.generations.reading import LocalSource  # NumPy takes long
 
-    def _give(self, node: int, key: _Key, found: Found) -> None:
-        if node == self._node:
-            self._answer(key, found)
-            return
-        values = {"agent": key[0], "id": key[1], "errno": found.errno, "why": found.why, "size": found.size_bytes}
-        self._say(node, ExchangeMessage("answer", values, found.content))
-
-    def _heard_answer(self, node: int, message: ExchangeMessage) -> None:
-        key = message.number("agent"), message.number("id")
-        if self._asked.get(key) == node:
-            del self._asked[key]
-            self._answer(key, Found(message.number("errno"), message.text("why"), message.number("size"), message.body))
-
-    def _answer(self, key: _Key, found: Found) -> None:
-        if key[0] == self._port.number:
-            self._port.send(coding.StoreAnswer(key[1], found.errno, found.why, found.size_bytes, found.content))
+        with LocalSource(directory) as source:
+            if isinstance(question, coding.ListStore):
+                return coding.StoreAnswer(question.id, 0, "", 0, json.dumps(source.numbers()).encode())
+            number, part = question.number, GenerationPart(question.part)
+            if not is_number(number) or question.offset < 0 or not 0 <= question.length <= coding.MAX_PIECE_BYTES:
+                raise ValueError("a place that no file has")
+            content = memoryview(bytearray(question.length))
+            count = source.read_into(number, part, content, question.offset)
+            return coding.StoreAnswer(question.id, 0, "", source.size_bytes(number, part), bytes(content[:count]))
+    except ValueError as error:
+        found = errno.EINVAL, str(error)
+    except OSError as error:
+        found = error.errno or errno.EIO, error.strerror or ""
+    except ImportError as error:
+        found = errno.ENOSYS, f"{error.name} cannot be imported"
+    return coding.StoreAnswer(question.id, *found, 0, b"")

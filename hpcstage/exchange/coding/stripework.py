@@ -1,97 +1,207 @@
-"""Carries out the duties of one node in the stripes of an encoding: reads, computes, keeps; sends nothing.
+"""The work of one node in an order: its duties in all stripes, from the first block to parities under their name.
 
-Owns the files: the generation that is read, and that of the parities. The loop asks `tasks` what can be done; `work`,
-`close` and `give_up` run in the thread of the lane.
+Stripes go in rounds, a bounded window of them: a node begins round r when all members have finished round r - 2. So
+what is under way at a node is two rounds of it, whoever is slow, and no message waits for room. A duty is ready when
+its message has come, in whatever order they do: arithmetic, disks and the network overlap. Sends nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from hpcstage.checkpoint.coding.blocks import seen
-from hpcstage.checkpoint.generations.files import Files
-from hpcstage.checkpoint.generations.reading import LocalSource
-from hpcstage.checkpoint.protection.members import MemberChecksums, MemberWriter, read_data
+from hpcstage.checkpoint.coding.erasurecode import ErasureCode
+from hpcstage.checkpoint.coding.kernels import best_kernel
+from hpcstage.checkpoint.coding.stripes import Duty, Striping, summed
+from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, generation_path
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration
+from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
 from hpcstage.checkpoint.protection.orders import EncodeOrder
-from hpcstage.exchange.coding.tasks import StripeTasks, Task
-from hpcstage.exchange.coding.wire import BlockHead
+from hpcstage.checkpoint.protection.record import (
+    CodedMember,
+    CodingRecord,
+    MemberChecksums,
+    checksum,
+    made_parities,
+    read_data,
+    read_record,
+    write_record,
+)
+from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, Offer, read_head, write_head
+from hpcstage.exchange.transport.frames import FrameError
 
+ROUND_BYTES = 4 << 20
+"""About so many bytes of its own each node gives in a round."""
+ROUNDS = 2
+"""The rounds that are under way."""
 _SYNCED_BYTES = 64 << 20
 """Parities go to the disk in steps of so many bytes, so that the last one does not take long."""
 
 
-class BecameShorter(OSError):
-    """A file of the generation is not as long as it was."""
+@dataclass
+class Task:
+    """A duty of this node, and the message that came for it."""
 
-
-class EncodingGivenUp(Exception):
-    """Ends what is open, without giving it its name."""
-
-
-Sending = tuple[int, bytearray]
-"""The place of a member, and a message for it."""
+    stripe: int
+    duty: Duty
+    message: bytearray | None = None
 
 
 class StripeWork:
-    """Does the work of one node, from the first stripe to parities under their name."""
+    """Owns the tasks of one node, and its files: the generation that is read, and the parities."""
 
     def __init__(self, order: EncodeOrder, place: int, sizes_bytes: list[tuple[int, ...]]) -> None:
-        """Opens the generation and makes the file of its parities. Raises OSError."""
-        totals = [sum(sizes) for sizes in sizes_bytes]
-        self.tasks = StripeTasks(order, place, totals)
-        self.checksums = MemberChecksums(self.tasks.striping, totals, place)
-        self.bytes_read = 0
+        """`sizes_bytes` are those of the files of each member."""
         self._order = order
+        self._place = place
         self._own_sizes = sizes_bytes[place]
-        self._own = bytearray(order.block_bytes)
+        self._totals = [sum(sizes) for sizes in sizes_bytes]
+        self._striping = Striping(len(order.nodes), order.size.k, order.size.m, order.block_bytes)
+        self._code, self._kernel = ErasureCode.cauchy(order.size.k, order.size.m), best_kernel()
+        self._checksums = MemberChecksums(self._striping, self._totals, place)
+        self._per_round = len(order.nodes) * max(1, ROUND_BYTES // (order.block_bytes * order.size.k))
+        self._rounds = -(-self._striping.count(self._totals) // self._per_round)
+        self._left: list[int] = []
+        """The tasks that are not done, of each round that has begun."""
+        self.finished = 0
+        """The rounds that are finished, from the first one on."""
+        self.ready: deque[Task] = deque()
+        self._waiting: dict[int, Task] = {}
+        """By stripe: the tasks whose message has not come."""
+        self.bytes_read = 0
         self._files = Files()
         self._unsynced_bytes = 0
-        self._writer = MemberWriter(self._files, order.directory, order.generation.number)
         self._opened = contextlib.ExitStack()
-        self._source = self._opened.enter_context(LocalSource(order.directory, self._files))
-        self._parities = self._opened.enter_context(self._writer.parities())
 
-    def work(self, tasks: Sequence[Task]) -> list[Sending]:
-        """Does some tasks; returns what is to be sent. Raises OSError."""
-        sendings: list[Sending] = []
-        for task in tasks:
-            if task.duty.keeps:
-                self._keep(task)
-            else:
-                sendings += self._sent(task)
-        return sendings
+    def __enter__(self) -> StripeWork:
+        """Opens the generation and makes the file of its parities. Raises OSError."""
+        self._source = self._opened.enter_context(LocalSource(self._order.directory, self._files))
+        generation = generation_path(self._order.directory, self._order.generation.number)
+        self._parities = self._opened.enter_context(made_parities(self._files, generation))
+        return self
 
-    def _sent(self, task: Task) -> Iterator[Sending]:
-        block, own = task.duty.block, self._own
-        if len(own) != block.size_bytes:
-            own = bytearray(block.size_bytes)
-        offset = task.number * self._order.block_bytes
-        if read_data(self._source, self._order.generation.number, self._own_sizes, memoryview(own), offset) < len(own):
-            raise BecameShorter(0, "the generation became shorter")
+    def __exit__(self, *raised: object) -> None:
+        """Gives the parities their name: they are on the disk. Removes them if anything was raised."""
+        self._opened.__exit__(*raised)  # type: ignore[arg-type]
+
+    # ---- what there is to do
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all rounds are finished."""
+        return self.finished == self._rounds
+
+    def begin(self, finished: int) -> None:
+        """Begins what may begin when all members have finished so many rounds."""
+        while len(self._left) < min(finished + ROUNDS, self._rounds):
+            first = len(self._left) * self._per_round
+            tasks = [task for stripe in range(first, first + self._per_round) for task in self._tasks(stripe)]
+            self._left.append(len(tasks))
+            for task in tasks:
+                if task.duty.sender is None:
+                    self.ready.append(task)
+                else:
+                    self._waiting[task.stripe] = task
+        self._count()
+
+    def _tasks(self, number: int) -> Iterator[Task]:
+        """Gives the task of this node in a stripe, if it has one."""
+        stripe = self._striping.stripe(number, self._totals)
+        if stripe is not None and (duty := stripe.duty(self._place)) is not None:
+            yield Task(number, duty)
+
+    def _count(self) -> None:
+        while self.finished < len(self._left) and not self._left[self.finished]:
+            self.finished += 1
+
+    def take(self, data: memoryview) -> bool:
+        """Takes a block of a stripe, or sums of it, if its round has begun; returns whether. Raises FrameError."""
+        stripe, _ = read_head(data)
+        if stripe // self._per_round >= len(self._left):
+            return False
+        task = self._waiting.pop(stripe, None)
+        if task is None or len(data) != BLOCK_HEAD_BYTES + task.duty.received_bytes:
+            raise FrameError(f"a block of stripe {stripe} that nobody waits for")
+        assert isinstance(data.obj, bytearray)
+        task.message = data.obj
+        self.ready.append(task)
+        return True
+
+    # ---- doing it
+
+    def carry_out(self) -> list[tuple[int, bytearray]]:
+        """Carries out the first task that is ready; returns what is to be sent to which members. Raises OSError."""
+        task = self.ready.popleft()
+        messages = self._kept(task) if task.duty.keeps else list(self._sent(task))
+        self._left[task.stripe // self._per_round] -= 1
+        self._count()
+        return messages
+
+    def _sent(self, task: Task) -> Iterator[tuple[int, bytearray]]:
+        duty, own = task.duty, bytearray(task.duty.block.size_bytes)
+        number, offset = self._order.generation.number, duty.block.number * self._order.block_bytes
+        if read_data(self._source, number, self._own_sizes, memoryview(own), offset) < len(own):
+            raise DamagedGeneration("the generation became shorter")
         self.bytes_read += len(own)
-        self.checksums.note(block, task.number, own)
-        for node, receiver, message in task.duty.sent(own, task.received):
-            BlockHead(task.stripe, self._order.digest, block.index, receiver).pack_into(message)
-            yield node, message
+        self._checksums.note(duty.block, own)
+        sums = summed(self._kernel, self._code.column(duty.block.index), own, task.message, BLOCK_HEAD_BYTES)
+        for place, receiver in enumerate(duty.receivers):
+            start = BLOCK_HEAD_BYTES + place * duty.sent_bytes
+            part = memoryview(sums)[start : start + duty.sent_bytes]
+            message = sums if len(duty.receivers) == 1 else sums[:BLOCK_HEAD_BYTES] + part
+            write_head(message, task.stripe, self._order.digest)
+            yield receiver.node, message
 
-    def _keep(self, task: Task) -> None:
-        content = seen(task.duty.kept(task.received)).data
-        self.checksums.note(task.duty.block, task.number, content)
-        self._files.write(self._parities, content, task.number * self._order.block_bytes)
+    def _kept(self, task: Task) -> list[tuple[int, bytearray]]:
+        assert task.message is not None
+        content = memoryview(task.message)[BLOCK_HEAD_BYTES:]
+        self._checksums.note(task.duty.block, content)
+        self._files.write(self._parities, content, task.duty.block.number * self._order.block_bytes)
         self._unsynced_bytes += len(content)
         if self._unsynced_bytes >= _SYNCED_BYTES:
             self._unsynced_bytes = 0
             os.fdatasync(self._parities)
+        return []
 
-    def close(self) -> None:
-        """Gives the parities their name: they are on the disk. Raises OSError."""
-        self._opened.close()
+    @property
+    def checksums(self) -> bytes:
+        """Those of this node's blocks and parities, as a record has them."""
+        return self._checksums.to_bytes()
 
-    def give_up(self) -> None:
-        """Removes what was made."""
-        with contextlib.suppress(EncodingGivenUp, OSError), self._opened:
-            raise EncodingGivenUp
-        with contextlib.suppress(OSError):
-            self._writer.discard()
+
+def offered(order: EncodeOrder) -> tuple[Offer, bytes]:
+    """Returns what this node has of a generation, and its record. Raises HpcstageError and OSError."""
+    number = order.generation.number
+    with LocalSource(order.directory) as source:
+        if GenerationReader(source).manifest(number).id != order.generation:
+            raise DamagedGeneration(f"generation {number} comes from another attempt: save it anew")
+        sizes = [source.size_bytes(number, part) for part in OWN_PARTS]
+        record = read_record(source, number)
+    if record is None or record.generation != order.generation:
+        return Offer(order.digest, sizes), b""
+    if not _is_ours(order, record):
+        return Offer(order.digest, sizes, others=", ".join(member.name for member in record.members)), b""
+    content = record.to_bytes()
+    return Offer(order.digest, sizes, checksum(content).hex()), content
+
+
+def record_of(order: EncodeOrder, sizes_bytes: list[tuple[int, ...]], sums: list[bytes]) -> bytes:
+    """Returns the record, which is the same on all members."""
+    members = tuple(map(CodedMember, order.names, sizes_bytes, sums))
+    code = ErasureCode.cauchy(order.size.k, order.size.m)
+    return CodingRecord(order.generation, order.block_bytes, code, members).to_bytes()
+
+
+def _is_ours(order: EncodeOrder, record: CodingRecord) -> bool:
+    return record.is_of(order.names, order.size.k, order.size.m, order.block_bytes)
+
+
+def keep_record(order: EncodeOrder, content: bytes) -> None:
+    """Writes a record, if it is one of this order. Raises HpcstageError and OSError."""
+    record = CodingRecord.from_bytes(content)
+    if record.generation != order.generation or not _is_ours(order, record):
+        raise DamagedGeneration("a coding record came that is another group's")
+    write_record(Files(), generation_path(order.directory, order.generation.number), content)

@@ -1,88 +1,110 @@
-"""The messages about checkpoints between exchanges, behind the byte that says the sort.
+"""What exchanges tell each other about checkpoints, behind the byte that says the sort.
 
-Owns their bytes, and checks that they are whole; what names and numbers mean the receiver checks. Little-endian.
+A message is packed as in `protocol.coding`; what agents ask of other nodes, and the answers, pass as they are. A block
+of a stripe, or sums of it, has a head of fixed size instead, little-endian:
 
-    message u8 sort, u32 length of the head, the head in JSON, the body as it is
-    block   u8 sort, 3 bytes of nothing, u32 stripe, u64 digest of the order, u16 index of the block of the sender in
-            its stripe, u16 that of the receiver, 4 bytes of nothing, the blocks one behind the other
+    block   u8 sort, 3 bytes of nothing, u32 stripe, u64 digest of the order, the bytes
 """
 
 from __future__ import annotations
 
-import json
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar, get_args
 
-from hpcstage.exchange.transport.frames import FrameError, Sort
+from hpcstage.exchange.service import Station
+from hpcstage.exchange.transport.frames import BLOCK_TAG, CODING_TAG, FrameError, Sort
+from hpcstage.protocol import coding
 
-_MESSAGE = struct.Struct("<BI")
-_BLOCK = struct.Struct("<B3xIQHH4x")
+
+@dataclass(frozen=True)
+class Offer(coding.CodingMessage):
+    """What a member has of the generation of an order."""
+
+    digest: int
+    sizes_bytes: list[int]
+    """Of the files that it gives to the code."""
+    checksum: str = ""
+    """That of its record of this group, if it has one."""
+    others: str = ""
+    """The members of another group of which it has a record."""
+
+
+@dataclass(frozen=True)
+class RoundsDone(coding.CodingMessage):
+    """A member has finished so many rounds of stripes."""
+
+    digest: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Piece(coding.CodingMessage):
+    """The next piece of a member's checksums, of so many bytes in all, or of the record."""
+
+    BODY: ClassVar[str] = "content"
+    digest: int
+    total: int
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Recorded(coding.CodingMessage):
+    """A member has the record on its disk."""
+
+    digest: int
+
+
+@dataclass(frozen=True)
+class Failed(coding.CodingMessage):
+    """A member cannot go on, and says why."""
+
+    digest: int
+    why: str
+
+
+OrderMessage = Offer | RoundsDone | Piece | Recorded | Failed
+"""What a member of a group tells another one of an order; `digest` says which."""
+AgentsMessage = coding.AgentMessage | coding.AgentGone | coding.Read | coding.ListStore | coding.StoreAnswer
+ExchangeMessage = OrderMessage | AgentsMessage
+_KINDS = {kind.__name__: kind for kind in get_args(ExchangeMessage)}
+_SORT = bytes([Sort.CODING])
+_BLOCK = struct.Struct("<B3xIQ")
 BLOCK_HEAD_BYTES = _BLOCK.size
 
 
-@dataclass(frozen=True)
-class ExchangeMessage:
-    """Something that is said; `kind` says what, `values` has the rest."""
-
-    kind: str
-    values: dict[str, Any]
-    body: bytes = b""
-
-    def pack(self) -> bytes:
-        """Returns the bytes of the message."""
-        head = json.dumps({**self.values, "": self.kind}, separators=(",", ":")).encode()
-        return b"".join((_MESSAGE.pack(Sort.CODING, len(head)), head, self.body))
-
-    @classmethod
-    def unpack(cls, data: memoryview) -> ExchangeMessage:
-        """Reads what `pack` returned. Raises FrameError."""
-        try:
-            end = _MESSAGE.size + _MESSAGE.unpack_from(data)[1]
-            values = json.loads(bytes(data[_MESSAGE.size : end]))
-            return cls(str(values.pop("")), values, bytes(data[end:]))
-        except (struct.error, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            raise FrameError(f"a damaged message about checkpoints: {error!r}") from None
-
-    def number(self, name: str) -> int:
-        """Returns a whole number. Raises FrameError."""
-        found = self.values.get(name)
-        if not isinstance(found, int):
-            raise FrameError(f"{self.kind} without a number {name}")
-        return found
-
-    def text(self, name: str) -> str:
-        """Returns a text. Raises FrameError."""
-        found = self.values.get(name)
-        if not isinstance(found, str):
-            raise FrameError(f"{self.kind} without a text {name}")
-        return found
-
-    def numbers(self, name: str) -> tuple[int, ...]:
-        """Returns a list of whole numbers that are not negative. Raises FrameError."""
-        found = self.values.get(name)
-        if not isinstance(found, list) or not all(isinstance(one, int) and one >= 0 for one in found):
-            raise FrameError(f"{self.kind} without numbers {name}")
-        return tuple(found)
+def packed(message: ExchangeMessage) -> bytes:
+    """Returns the bytes of a message."""
+    return _SORT + coding.pack(message)
 
 
-@dataclass(frozen=True)
-class BlockHead:
-    """Says which message of which stripe comes."""
+def unpacked(data: memoryview) -> ExchangeMessage:
+    """Reads what `packed` returned. Raises FrameError."""
+    try:
+        found: ExchangeMessage = coding.unpack(data[len(_SORT) :], _KINDS)
+    except coding.CodingLinkError as error:
+        raise FrameError(str(error)) from None
+    return found
 
-    stripe: int
-    digest: int
-    sender: int
-    receiver: int
 
-    def pack_into(self, buffer: bytearray) -> None:
-        """Writes the head to the beginning of a buffer."""
-        _BLOCK.pack_into(buffer, 0, Sort.BLOCK, self.stripe, self.digest, self.sender, self.receiver)
+def write_head(message: bytearray, stripe: int, digest: int) -> None:
+    """Writes the head of a block to the room for it."""
+    _BLOCK.pack_into(message, 0, Sort.BLOCK, stripe, digest)
 
-    @classmethod
-    def unpack(cls, data: memoryview) -> BlockHead:
-        """Reads what `pack_into` wrote. Raises FrameError."""
-        try:
-            return cls(*_BLOCK.unpack_from(data)[1:])
-        except struct.error as error:
-            raise FrameError(f"a damaged block: {error}") from None
+
+def read_head(message: memoryview) -> tuple[int, int]:
+    """Returns the stripe and the digest of the order of a block. Raises FrameError."""
+    try:
+        _, stripe, digest = _BLOCK.unpack_from(message)
+    except struct.error as error:
+        raise FrameError(f"a damaged block: {error}") from None
+    return stripe, digest
+
+
+def say(station: Station, node: int, message: bytes | bytearray) -> bool:
+    """Sends a message, or a block with its head, to another node. Returns False if it is not there."""
+    place = station.place(node)
+    if place is None:
+        return False
+    station.post.send(memoryview(message), place, BLOCK_TAG if message[0] == Sort.BLOCK else CODING_TAG)
+    return True
