@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpcstage.record.figures.counts import UNSEEN_LAYERS, add, ratio
@@ -26,7 +27,10 @@ MUCH_SHARE = 0.2
 LOST_SHARE = 0.25
 """Contention explains the waits if the source lost at least this share of their time by it."""
 FASTER_SHARE = 0.95
-"""Mode direct was faster if it took less than this share of the time."""
+"""Mode direct was faster if its median was less than this share of the other mode's."""
+ENOUGH_RUNS = 3
+"""Mode direct was faster if so many runs of it all took less time than as many of the other mode: by chance alone, they
+do so once in twenty times."""
 ONCE = 1.2
 """The files count as read once if they were opened up to this many times."""
 BEFORE_SHARE = 0.05
@@ -59,7 +63,7 @@ WHEN_BUSY = "or use it when the file system is busy"
 
 
 def verdict_of(record: Record, earlier: Sequence[Earlier] = ()) -> Verdict:
-    """Returns the verdict on a record with notes. `earlier` are the command's earlier runs."""
+    """Returns the verdict on a record with notes. `earlier` are the command's earlier runs, by mode."""
     return _Judge(record, earlier).verdict()
 
 
@@ -78,7 +82,8 @@ class _Judge:
     def __init__(self, record: Record, earlier: Sequence[Earlier]) -> None:
         self._record = record
         run, split = record.run, record.time_split
-        self._others = [one for one in earlier if one.mode != run.mode] if run.exit_code == 0 else []
+        self._earlier = {one.mode: one for one in earlier} if run.exit_code == 0 else {}
+        self._others = [one for one in self._earlier.values() if one.mode != run.mode]
         self._headroom_s, self._wall_s = split.headroom_s, split.wall_s
         self._figures: dict[str, float] = {}
 
@@ -122,7 +127,8 @@ class _Judge:
                 return "no-dataset", "no dataset was named: only output files and checkpoints were kept locally"
             return "no-dataset", "no dataset was named, so nothing could be served; name it with --data"
         if record.run.mode == "direct" and record.run.mode_asked != "direct" and record.run.mode_why:
-            return "already-local", f"{record.run.mode_why}: staging it saves nothing; {self._leave_out()}"
+            other = "or name the node's own disk with --local-dir if this is another"
+            return "already-local", f"{record.run.mode_why}: staging it saves nothing; {self._leave_out()}, {other}"
         return None
 
     def _some_well(self) -> bool:
@@ -159,8 +165,7 @@ class _Judge:
     def _waited(self) -> tuple[VerdictKind, str]:
         if self._headroom_s is None or not self._wall_s:
             return "not-measured", f"{self._served_and_waited()}{self._try_direct()}"
-        if (faster_s := self._direct_s()) is not None:
-            text = f"mode direct took {self._seconds('direct_s', faster_s)} earlier, {self._this_took()}"
+        if text := self._direct_was_faster():
             return "direct-was-faster", f"{text}; {self._leave_out()}, {WHEN_BUSY}"
         if self._headroom_s > LITTLE_SHARE * self._wall_s:
             return self._much()
@@ -319,23 +324,29 @@ class _Judge:
         run, total_s = self._record.run, self._record.time_split.total_s
         if not self._others or total_s is None or not run.mode:
             return ""
-        told = []
-        for one in self._others:
-            took = self._seconds(f"{one.mode}_s", one.median_s)
-            if one.runs > 1:
-                self._figures[f"{one.mode}_runs"] = one.runs
-            told.append(f"mode {one.mode} {took}{f' (median of {one.runs})' if one.runs > 1 else ''}")
-        return f"{self._this_took()}; earlier: {', '.join(told)}"
+        told = ", ".join(f"mode {one.mode} {self._took(one)}" for one in self._others)
+        this = f"this run {self._seconds('total_s', total_s)} in mode {run.mode}"
+        return f"{this}; earlier: {told}"
 
-    def _this_took(self) -> str:
-        run, total_s = self._record.run, self._record.time_split.total_s or 0.0
-        return f"this run {self._seconds('total_s', total_s)} in mode {run.mode}"
+    def _took(self, runs: Earlier) -> str:
+        self._figures[f"{runs.mode}_runs"] = len(runs.took_s)
+        many = f"median of {len(runs.took_s)}" if len(runs.took_s) > 1 else "one run"
+        return f"{self._seconds(f'{runs.mode}_s', runs.median_s)} ({many})"
 
-    def _direct_s(self) -> float | None:
-        """Returns how long mode direct took earlier where that was shorter than this run that staged."""
-        total_s = self._record.time_split.total_s
-        known = [one.median_s for one in self._others if one.mode == "direct" and self._record.run.stages]
-        return known[0] if known and total_s and known[0] < FASTER_SHARE * total_s else None
+    def _direct_was_faster(self) -> str:
+        """Compares runs of mode direct with this one and those of its mode; empty where they do not show that mode
+        direct is faster."""
+        mode, total_s, direct = self._record.run.mode, self._record.time_split.total_s, self._earlier.get("direct")
+        if not mode or not self._record.run.stages or direct is None or total_s is None:
+            return ""
+        before = self._earlier.get(mode)
+        these = replace(before, took_s=(*before.took_s, total_s)) if before else None
+        if these is None or min(len(direct.took_s), len(these.took_s)) < ENOUGH_RUNS:
+            return ""
+        if max(direct.took_s) >= min(these.took_s) or direct.median_s >= FASTER_SHARE * these.median_s:
+            return ""
+        each = "each run of mode direct took less time than each of mode"
+        return f"{each} {mode}: {self._took(direct)} against {self._took(these)}"
 
 
 def _is_fatal(note: Note) -> bool:
