@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hpcstage.record.figures.counts import UNSEEN_LAYERS, add, ratio
+from hpcstage.record.index import Earlier
 from hpcstage.record.parts.roster import Presence
 from hpcstage.record.schema import Note, Record, Severity, Verdict, VerdictKind
 from hpcstage.units import format_duration, format_number, format_share, format_size
-
-if TYPE_CHECKING:
-    from hpcstage.record.index import Earlier
 
 LITTLE_SHARE = 0.05
 """A program that waits for less than this share of its time gains next to nothing from faster reading."""
@@ -39,6 +35,8 @@ LATE_REASONS = ("later", "scanning", "timeout")
 """The daemon's answers to opens that asked for a file too early."""
 TOLD_ELSEWHERE = ("nothing-attached",)
 """Errors for which there is a kind of its own."""
+NOT_JUDGED: tuple[VerdictKind, ...] = ("error", "already-local", "not-attached", "nothing-opened")
+"""Kinds of runs whose times say nothing of their mode."""
 KNOWN_ORDERS = ("given", "sampler", "trace")
 OTHER_REASONS = {
     "scanning": "came before the scan of the dataset had ended; those after it can be served, so longer runs gain more",
@@ -91,7 +89,7 @@ class _Judge:
         """Returns the verdict. What makes all figures doubtful is asked first, then what hpcstage could see, then what
         the program waited for."""
         kind, text = self._not_judged() or self._not_reached() or self._waited()
-        compared = "" if kind == "direct-was-faster" else self._compared()
+        compared = "" if kind == "direct-was-faster" else self._compared(is_judged=kind not in NOT_JUDGED)
         return Verdict(kind=kind, text=text, compared=compared, figures=self._figures)
 
     # ---- the figures of the sentence
@@ -217,8 +215,8 @@ class _Judge:
             if record.run.stages and reasons.get(name, 0) >= MUCH_SHARE * opens:
                 return "source-limits", f"{wait}: {self._opens(f'{name}_opens', reasons[name])} {text}"
         if not record.run.stages:
-            most = f"copies can save {self._at_most(self._headroom_s or 0.0)}"
-            return "source-limits", f"{wait}, as the source is slower than the program: {most}; {self._first_pass()}"
+            most = f"{wait}: copies can save {self._at_most(self._headroom_s or 0.0)}"
+            return "source-limits", most if self._others else f"{most}; {self._first_pass()}"
         return "source-limits", f"{wait}: {self._first_pass()}{self._try_direct()}"
 
     def _not_fitting(self, opens: int, reasons: Mapping[str, int]) -> str:
@@ -261,7 +259,7 @@ class _Judge:
             return f"files were read once and nothing was computed meanwhile: {self._leave_out()}"
         if not record.run.stages:
             return "files were read once: --mode runtime can copy ahead while the program computes"
-        return "files were read once: only the time in which the program computes can hide copies"
+        return "files were read once, so copies gain only while the program computes"
 
     def _order(self) -> str:
         """Names the option that tells the reading order, where copies followed the order of the paths."""
@@ -319,14 +317,23 @@ class _Judge:
     def _leave_out(self) -> str:
         return "leave --data out" if self._record.keeps_directories else "leave hpcstage out"
 
-    def _compared(self) -> str:
+    def _compared(self, *, is_judged: bool) -> str:
         """Puts this run's time beside those of earlier runs in other modes; empty where none is known."""
         run, total_s = self._record.run, self._record.time_split.total_s
         if not self._others or total_s is None or not run.mode:
             return ""
         told = ", ".join(f"mode {one.mode} {self._took(one)}" for one in self._others)
-        this = f"this run {self._seconds('total_s', total_s)} in mode {run.mode}"
-        return f"{this}; earlier: {told}"
+        text = f"this run {self._seconds('total_s', total_s)} in mode {run.mode}; earlier: {told}"
+        best = min(self._others, key=lambda one: one.median_s)
+        if not is_judged or best.median_s >= FASTER_SHARE * min(total_s, self._these(run.mode, total_s).median_s):
+            return text
+        advice = self._leave_out() if best.mode == "direct" else f"take --mode {best.mode}"
+        return f"{text}; {advice} if more runs say the same"
+
+    def _these(self, mode: str, total_s: float) -> Earlier:
+        """Returns the earlier runs of this run's mode, and this run."""
+        before = self._earlier.get(mode)
+        return Earlier(mode, (*(before.took_s if before else ()), total_s))
 
     def _took(self, runs: Earlier) -> str:
         self._figures[f"{runs.mode}_runs"] = len(runs.took_s)
@@ -339,9 +346,8 @@ class _Judge:
         mode, total_s, direct = self._record.run.mode, self._record.time_split.total_s, self._earlier.get("direct")
         if not mode or not self._record.run.stages or direct is None or total_s is None:
             return ""
-        before = self._earlier.get(mode)
-        these = replace(before, took_s=(*before.took_s, total_s)) if before else None
-        if these is None or min(len(direct.took_s), len(these.took_s)) < ENOUGH_RUNS:
+        these = self._these(mode, total_s)
+        if min(len(direct.took_s), len(these.took_s)) < ENOUGH_RUNS:
             return ""
         if max(direct.took_s) >= min(these.took_s) or direct.median_s >= FASTER_SHARE * these.median_s:
             return ""
