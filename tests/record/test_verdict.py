@@ -160,9 +160,14 @@ def test_earlier_runs_in_other_modes_stand_beside_it() -> None:
     assert slower.compared == "this run 60.2 s in mode runtime; earlier: mode direct 1m40s (median of 2)"
     assert "--mode direct" not in slower.text, "it was tried"
     once = verdict_of(record, [Earlier("direct", (40.0,))])
-    assert (
-        once.compared
-        == "this run 60.2 s in mode runtime; earlier: mode direct 40 s (one run); leave hpcstage out if more runs say the same"
+    assert once.compared == (
+        "this run 60.2 s in mode runtime; earlier: mode direct 40 s (one run); leave hpcstage out if more runs say the "
+        "same"
+    )
+    read_there = direct(source_s=30, **AT_SOURCE)
+    assert "--mode" not in verdict_of(read_there, [Earlier("runtime", (100.0,))]).text, "it was tried"
+    assert verdict_of(read_there, [Earlier("runtime", (9.0,))]).compared.endswith(
+        "; take --mode runtime if more runs say the same"
     )
     failed = record_of({"exit_code": 1}, samples=copying(40, 8), processes=[reader(0.5, 0.5, **LOCAL)])
     assert verdict_of(failed, [Earlier("direct", (40.0,))]).compared == ""
