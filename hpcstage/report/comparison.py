@@ -15,6 +15,7 @@ from hpcstage.report import figures
 Unit = Literal["s", "bytes", "bytes/s", "ms", "share", "count", "text"]
 Value = float | str | None
 ONE_EACH = "one run each: how busy the file system and the nodes were then is in these figures, too"
+MOST_RATIO = 999
 NO_SETTINGS = frozenset({"mode", "run_dir", "local_dir", "data"})
 """Settings that have rows or sentences of their own, or name places."""
 
@@ -39,7 +40,9 @@ class Row:
     def ratio(self, at: int) -> str:
         """Returns the ratio of one run to the first in words; empty where there is none."""
         ratio = self.ratios[at]
-        return "" if ratio is None else f"{ratio:.2f}x" if ratio < 9.995 else f"{ratio:.3g}x"
+        if ratio is None or ratio >= MOST_RATIO:
+            return "" if ratio is None else f">{MOST_RATIO}x"
+        return f"{ratio:.2f}x" if ratio < 9.995 else f"{ratio:.3g}x"
 
 
 @dataclass(frozen=True)
