@@ -217,7 +217,8 @@ class _Judge:
         if not record.run.stages:
             most = f"{wait}: copies can save {self._at_most(self._headroom_s or 0.0)}"
             return "source-limits", most if self._others else f"{most}; {self._first_pass()}"
-        return "source-limits", f"{wait}: {self._first_pass()}{self._try_direct()}"
+        last = self._try_direct() if self._can_overlap else ""
+        return "source-limits", f"{wait}: {self._first_pass()}{last}"
 
     def _not_fitting(self, opens: int, reasons: Mapping[str, int]) -> str:
         """Says what found no room, where that is much; else it returns nothing."""
@@ -243,10 +244,7 @@ class _Judge:
 
     def _first_pass(self) -> str:
         """Says what helps a program that waits for the source."""
-        record, split = self._record, self._record.time_split
-        files = add(*(dataset.files for dataset in record.datasets)) if record.datasets else None
-        times = ratio(record.coverage.opens, files)
-        computes = (split.compute_s or 0.0) > LITTLE_SHARE * (self._wall_s or 0.0)
+        record, times = self._record, self._opens_per_file
         if times is None:
             what = "hpcstage gains" if record.run.stages else "try --mode runtime, which gains"
             return f"{what} where files are read again, or while the program computes"
@@ -255,15 +253,27 @@ class _Judge:
             if record.run.stages:
                 return f"{often}, and {self._served()}: the first opens wait for the source, so longer runs gain more"
             return f"{often}: --mode runtime serves it from the local disk from the second on"
-        if not computes:
+        if not self._can_overlap:
             return f"files were read once and nothing was computed meanwhile: {self._leave_out()}"
         if not record.run.stages:
             return "files were read once: --mode runtime can copy ahead while the program computes"
         return "files were read once, so copies gain only while the program computes"
 
+    @property
+    def _opens_per_file(self) -> float | None:
+        files = add(*(dataset.files for dataset in self._record.datasets)) if self._record.datasets else None
+        return ratio(self._record.coverage.opens, files)
+
+    @property
+    def _can_overlap(self) -> bool:
+        """Tells whether copies can have been made ahead: files were read again, or something was computed meanwhile."""
+        compute_s = self._record.time_split.compute_s or 0.0
+        times = self._opens_per_file
+        return times is None or times > ONCE or compute_s > LITTLE_SHARE * (self._wall_s or 0.0)
+
     def _order(self) -> str:
         """Names the option that tells the reading order, where copies followed the order of the paths."""
-        if (self._record.order.provenance or "manifest") in KNOWN_ORDERS:
+        if not self._can_overlap or (self._record.order.provenance or "manifest") in KNOWN_ORDERS:
             return ""
         return "; if it does not read in the order of the paths, give its order with --order FILE"
 
@@ -311,7 +321,7 @@ class _Judge:
         return per_byte * read_bytes / max(1, group.reported if group else 1)
 
     def _try_direct(self) -> str:
-        is_known = any(one.mode == "direct" for one in self._others) or not self._record.run.stages
+        is_known = "direct" in self._earlier or not self._record.run.stages
         return "" if is_known else "; run it once with --mode direct to see what that saved"
 
     def _leave_out(self) -> str:

@@ -274,6 +274,9 @@ def test_every_number_of_the_sentences_is_a_figure(
         assert found.figures.get(name, value) == value, name
     if "late_opens" in found.figures:
         assert found.figures["late_opens"] <= (record.totals.wanted or 0) - (record.totals.want_ready or 0)
+    if "leave hpcstage out" in found.text:
+        assert "--order" not in found.text
+        assert "--mode" not in found.text
     if "--mode runtime" in found.text:
         assert mode != "runtime"
     if "--mode direct" in found.text:
