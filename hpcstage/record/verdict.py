@@ -125,8 +125,9 @@ class _Judge:
                 return "no-dataset", "no dataset was named: only output files and checkpoints were kept locally"
             return "no-dataset", "no dataset was named, so nothing could be served; name it with --data"
         if record.run.mode == "direct" and record.run.mode_asked != "direct" and record.run.mode_why:
-            other = "or name the node's own disk with --local-dir if this is another"
-            return "already-local", f"{record.run.mode_why}: staging it saves nothing; {self._leave_out()}, {other}"
+            remedies = (note.remedy for note in record.notes if note.id == "already-local")
+            text = f"{record.run.mode_why}: staging it saves nothing"
+            return "already-local", f"{text}; {next(remedies, self._leave_out())}"
         return None
 
     def _some_well(self) -> bool:

@@ -112,8 +112,8 @@ def test_a_dataset_that_is_local_is_told_once_with_what_to_do(
     lines = said(hpcstage, "run", "--local-dir", same_disk, "--data", make_tree(), *command, code=0)
     (line,) = (line for line in lines if "on the node-local disk" in line)
     assert line.endswith(
-        "is already on the node-local disk: staging it saves nothing; leave hpcstage out, or name the node's own disk "
-        "with --local-dir if this is another"
+        "is already on the node-local disk: staging it saves nothing; leave it out of --data; if that is not the "
+        "node's own disk, name the disk with --local-dir"
     )
 
 
