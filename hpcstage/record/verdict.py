@@ -210,7 +210,7 @@ class _Judge:
         if record.run.stages and late >= MUCH_SHARE * opens:
             self._figures["opens"] = opens
             many = f"{self._opens('late_opens', late)} of {opens:,}"
-            text = f"{many} came before their file was copied, and were answered by the source"
+            text = f"{many} came before the file was copied, so the source answered"
             return "copies-late", f"{wait}: {text}; {self._first_pass()}{self._order()}"
         for name, text in OTHER_REASONS.items():
             if record.run.stages and reasons.get(name, 0) >= MUCH_SHARE * opens:
@@ -229,7 +229,7 @@ class _Judge:
         is_divided = record.group is not None and record.group.placement == "partition"
         room_bytes = (sum(rooms) if is_divided else min(rooms)) if rooms else size_bytes
         full = reasons.get("full", 0)
-        if not record.run.stages or (full < MUCH_SHARE * opens and size_bytes - room_bytes < MUCH_SHARE * size_bytes):
+        if not record.run.stages or (full < MUCH_SHARE * opens and size_bytes - room_bytes <= MUCH_SHARE * size_bytes):
             return ""
         told = f"{self._opens('full_opens', full)} found no room on the local disk" if full else ""
         if size_bytes > room_bytes:

@@ -283,6 +283,8 @@ def test_every_number_of_the_sentences_is_a_figure(
         assert mode != "direct"
 
 
-def test_a_dataset_is_named_but_none_is_known() -> None:
-    record = record_of(datasets=[DatasetPart(ROOT)], processes=[reader(30, **AT_SOURCE)])
+@pytest.mark.parametrize("room", [None, 10**9])
+def test_a_dataset_is_named_but_none_is_known(room: int | None) -> None:
+    record = record_of(datasets=[DatasetPart(ROOT)], processes=[reader(30, **AT_SOURCE)], budget_bytes=room)
     assert "where files are read again" in verdict_of(record).text
+    assert "--budget" not in verdict_of(record).text
