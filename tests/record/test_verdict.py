@@ -135,7 +135,7 @@ def test_a_program_that_lists_and_opens_nothing_is_told_what_it_waited_for() -> 
 
 def test_only_opens_that_asked_count_as_late() -> None:
     asked, not_asked = (record_of(processes=[reader(30, wants=wants, **LATE)]) for wants in (6_300, 310))
-    assert "6,000 opens of 10,000 came before their file was copied" in verdict_of(asked).text
+    assert "6,000 opens of 10,000 came before the file was copied" in verdict_of(asked).text
     assert kind(not_asked) != "copies-late", "300 of 310 got their copy"
 
 
