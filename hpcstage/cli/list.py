@@ -18,8 +18,8 @@ SHOWN = 20
 @click.option("--all", "every", is_flag=True, help="Show all that are known.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_runs(number: int, every: bool, as_json: bool) -> int:
-    """List your runs, newest first: id, job, command, mode, nodes, wall time with the staging before it, the time that
-    the program waited for data, exit code, state, start.
+    """List your runs, newest first: id, job, command, mode, nodes, total time (of the command, and of the
+    staging before it), the time that the program waited for data, exit code, state, start.
 
     \b
     hpcstage list

@@ -178,6 +178,7 @@ def problem_of(node: NodeState) -> Problem:
         text = f"nothing is staged on {host}: {node.reason}"
         remedy = "its ranks read the source; see nodes/lead.log in the run directory, or try another --launcher"
         return Problem("node-missing", text, remedy)
-    text = f"the staging daemon on {host} ended early: {node.reason}"
-    remedy = f"its ranks read the source; its log is nodes/{host}.log in the run directory"
+    why = "" if node.reason == ENDED_EARLY else f": {node.reason}"
+    text = f"the staging daemon on {host} ended early{why}"
+    remedy = f"what runs there reads the source; its log is nodes/{host}.log in the run directory"
     return Problem("node-dead", text, remedy)

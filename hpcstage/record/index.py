@@ -106,8 +106,14 @@ class Earlier:
     """How long successful runs of a command took in one mode."""
 
     mode: str
-    runs: int
-    median_s: float
+    took_s: Sequence[float]
+
+    @property
+    def median_s(self) -> float:
+        """Returns the median; of an even number of runs the mean of the middle two."""
+        from statistics import median
+
+        return median(self.took_s)
 
 
 def state_dir(env: Mapping[str, str]) -> Path:
@@ -176,14 +182,12 @@ def find(roots: Sequence[str], env: Mapping[str, str] = os.environ) -> Path | No
 def earlier(record: Record, env: Mapping[str, str] = os.environ) -> list[Earlier]:
     """Returns by mode how long the successful runs before this one took, of its command on its datasets and on as many
     nodes."""
-    from statistics import median
-
     run, nodes, took_s = record.run, len(record.environment.nodes), dict[str, list[float]]()
     for line in _successful(_roots(record), env):
         is_like = (tuple(line.command), line.nodes) == (run.command, nodes)
         if is_like and line.mode and line.total_s is not None and line.started_unix_s < run.started_unix_s:
             took_s.setdefault(line.mode, []).append(line.total_s)
-    return [Earlier(mode, len(values), median(values)) for mode, values in sorted(took_s.items())]
+    return [Earlier(mode, tuple(values)) for mode, values in sorted(took_s.items())]
 
 
 def forget(run_dirs: Collection[str], env: Mapping[str, str] = os.environ) -> None:

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from hpcstage.record.figures.counts import UNSEEN_LAYERS, add, ratio
+from hpcstage.record.index import Earlier
 from hpcstage.record.parts.roster import Presence
 from hpcstage.record.schema import Note, Record, Severity, Verdict, VerdictKind
 from hpcstage.units import format_duration, format_number, format_share, format_size
-
-if TYPE_CHECKING:
-    from hpcstage.record.index import Earlier
 
 LITTLE_SHARE = 0.05
 """A program that waits for less than this share of its time gains next to nothing from faster reading."""
@@ -26,7 +23,10 @@ MUCH_SHARE = 0.2
 LOST_SHARE = 0.25
 """Contention explains the waits if the source lost at least this share of their time by it."""
 FASTER_SHARE = 0.95
-"""Mode direct was faster if it took less than this share of the time."""
+"""Mode direct was faster if its median was less than this share of the other mode's."""
+ENOUGH_RUNS = 3
+"""Mode direct was faster if so many runs of it all took less time than as many of the other mode: by chance alone, they
+do so once in twenty times."""
 ONCE = 1.2
 """The files count as read once if they were opened up to this many times."""
 BEFORE_SHARE = 0.05
@@ -35,6 +35,8 @@ LATE_REASONS = ("later", "scanning", "timeout")
 """The daemon's answers to opens that asked for a file too early."""
 TOLD_ELSEWHERE = ("nothing-attached",)
 """Errors for which there is a kind of its own."""
+NOT_JUDGED: tuple[VerdictKind, ...] = ("error", "already-local", "not-attached", "nothing-opened")
+"""Kinds of runs whose times say nothing of their mode."""
 KNOWN_ORDERS = ("given", "sampler", "trace")
 OTHER_REASONS = {
     "scanning": "came before the scan of the dataset had ended; those after it can be served, so longer runs gain more",
@@ -59,7 +61,7 @@ WHEN_BUSY = "or use it when the file system is busy"
 
 
 def verdict_of(record: Record, earlier: Sequence[Earlier] = ()) -> Verdict:
-    """Returns the verdict on a record with notes. `earlier` are the command's earlier runs."""
+    """Returns the verdict on a record with notes. `earlier` are the command's earlier runs, by mode."""
     return _Judge(record, earlier).verdict()
 
 
@@ -78,7 +80,8 @@ class _Judge:
     def __init__(self, record: Record, earlier: Sequence[Earlier]) -> None:
         self._record = record
         run, split = record.run, record.time_split
-        self._others = [one for one in earlier if one.mode != run.mode] if run.exit_code == 0 else []
+        self._earlier = {one.mode: one for one in earlier} if run.exit_code == 0 else {}
+        self._others = [one for one in self._earlier.values() if one.mode != run.mode]
         self._headroom_s, self._wall_s = split.headroom_s, split.wall_s
         self._figures: dict[str, float] = {}
 
@@ -86,7 +89,7 @@ class _Judge:
         """Returns the verdict. What makes all figures doubtful is asked first, then what hpcstage could see, then what
         the program waited for."""
         kind, text = self._not_judged() or self._not_reached() or self._waited()
-        compared = "" if kind == "direct-was-faster" else self._compared()
+        compared = "" if kind == "direct-was-faster" else self._compared(is_judged=kind not in NOT_JUDGED)
         return Verdict(kind=kind, text=text, compared=compared, figures=self._figures)
 
     # ---- the figures of the sentence
@@ -122,7 +125,9 @@ class _Judge:
                 return "no-dataset", "no dataset was named: only output files and checkpoints were kept locally"
             return "no-dataset", "no dataset was named, so nothing could be served; name it with --data"
         if record.run.mode == "direct" and record.run.mode_asked != "direct" and record.run.mode_why:
-            return "already-local", f"{record.run.mode_why}: staging it saves nothing; {self._leave_out()}"
+            remedies = (note.remedy for note in record.notes if note.id == "already-local")
+            text = f"{record.run.mode_why}: staging it saves nothing"
+            return "already-local", f"{text}; {next(remedies, self._leave_out())}"
         return None
 
     def _some_well(self) -> bool:
@@ -159,8 +164,7 @@ class _Judge:
     def _waited(self) -> tuple[VerdictKind, str]:
         if self._headroom_s is None or not self._wall_s:
             return "not-measured", f"{self._served_and_waited()}{self._try_direct()}"
-        if (faster_s := self._direct_s()) is not None:
-            text = f"mode direct took {self._seconds('direct_s', faster_s)} earlier, {self._this_took()}"
+        if text := self._direct_was_faster():
             return "direct-was-faster", f"{text}; {self._leave_out()}, {WHEN_BUSY}"
         if self._headroom_s > LITTLE_SHARE * self._wall_s:
             return self._much()
@@ -206,15 +210,16 @@ class _Judge:
         if record.run.stages and late >= MUCH_SHARE * opens:
             self._figures["opens"] = opens
             many = f"{self._opens('late_opens', late)} of {opens:,}"
-            text = f"{many} came before their file was copied, and were answered by the source"
+            text = f"{many} came before the file was copied, so the source answered"
             return "copies-late", f"{wait}: {text}; {self._first_pass()}{self._order()}"
         for name, text in OTHER_REASONS.items():
             if record.run.stages and reasons.get(name, 0) >= MUCH_SHARE * opens:
                 return "source-limits", f"{wait}: {self._opens(f'{name}_opens', reasons[name])} {text}"
         if not record.run.stages:
-            most = f"copies can save {self._at_most(self._headroom_s or 0.0)}"
-            return "source-limits", f"{wait}, as the source is slower than the program: {most}; {self._first_pass()}"
-        return "source-limits", f"{wait}: {self._first_pass()}{self._try_direct()}"
+            most = f"{wait}: copies can save {self._at_most(self._headroom_s or 0.0)}"
+            return "source-limits", most if self._others else f"{most}; {self._first_pass()}"
+        last = self._try_direct() if self._can_overlap else ""
+        return "source-limits", f"{wait}: {self._first_pass()}{last}"
 
     def _not_fitting(self, opens: int, reasons: Mapping[str, int]) -> str:
         """Says what found no room, where that is much; else it returns nothing."""
@@ -224,7 +229,7 @@ class _Judge:
         is_divided = record.group is not None and record.group.placement == "partition"
         room_bytes = (sum(rooms) if is_divided else min(rooms)) if rooms else size_bytes
         full = reasons.get("full", 0)
-        if not record.run.stages or (full < MUCH_SHARE * opens and size_bytes - room_bytes < MUCH_SHARE * size_bytes):
+        if not record.run.stages or (full < MUCH_SHARE * opens and size_bytes - room_bytes <= MUCH_SHARE * size_bytes):
             return ""
         told = f"{self._opens('full_opens', full)} found no room on the local disk" if full else ""
         if size_bytes > room_bytes:
@@ -240,10 +245,7 @@ class _Judge:
 
     def _first_pass(self) -> str:
         """Says what helps a program that waits for the source."""
-        record, split = self._record, self._record.time_split
-        files = add(*(dataset.files for dataset in record.datasets)) if record.datasets else None
-        times = ratio(record.coverage.opens, files)
-        computes = (split.compute_s or 0.0) > LITTLE_SHARE * (self._wall_s or 0.0)
+        record, times = self._record, self._opens_per_file
         if times is None:
             what = "hpcstage gains" if record.run.stages else "try --mode runtime, which gains"
             return f"{what} where files are read again, or while the program computes"
@@ -252,15 +254,27 @@ class _Judge:
             if record.run.stages:
                 return f"{often}, and {self._served()}: the first opens wait for the source, so longer runs gain more"
             return f"{often}: --mode runtime serves it from the local disk from the second on"
-        if not computes:
+        if not self._can_overlap:
             return f"files were read once and nothing was computed meanwhile: {self._leave_out()}"
         if not record.run.stages:
             return "files were read once: --mode runtime can copy ahead while the program computes"
-        return "files were read once: only the time in which the program computes can hide copies"
+        return "files were read once, so copies gain only while the program computes"
+
+    @property
+    def _opens_per_file(self) -> float | None:
+        files = add(*(dataset.files for dataset in self._record.datasets)) if self._record.datasets else None
+        return ratio(self._record.coverage.opens, files)
+
+    @property
+    def _can_overlap(self) -> bool:
+        """Tells whether copies can have been made ahead: files were read again, or something was computed meanwhile."""
+        compute_s = self._record.time_split.compute_s or 0.0
+        times = self._opens_per_file
+        return times is None or times > ONCE or compute_s > LITTLE_SHARE * (self._wall_s or 0.0)
 
     def _order(self) -> str:
         """Names the option that tells the reading order, where copies followed the order of the paths."""
-        if (self._record.order.provenance or "manifest") in KNOWN_ORDERS:
+        if not self._can_overlap or (self._record.order.provenance or "manifest") in KNOWN_ORDERS:
             return ""
         return "; if it does not read in the order of the paths, give its order with --order FILE"
 
@@ -308,34 +322,48 @@ class _Judge:
         return per_byte * read_bytes / max(1, group.reported if group else 1)
 
     def _try_direct(self) -> str:
-        is_known = any(one.mode == "direct" for one in self._others) or not self._record.run.stages
+        is_known = "direct" in self._earlier or not self._record.run.stages
         return "" if is_known else "; run it once with --mode direct to see what that saved"
 
     def _leave_out(self) -> str:
         return "leave --data out" if self._record.keeps_directories else "leave hpcstage out"
 
-    def _compared(self) -> str:
+    def _compared(self, *, is_judged: bool) -> str:
         """Puts this run's time beside those of earlier runs in other modes; empty where none is known."""
         run, total_s = self._record.run, self._record.time_split.total_s
         if not self._others or total_s is None or not run.mode:
             return ""
-        told = []
-        for one in self._others:
-            took = self._seconds(f"{one.mode}_s", one.median_s)
-            if one.runs > 1:
-                self._figures[f"{one.mode}_runs"] = one.runs
-            told.append(f"mode {one.mode} {took}{f' (median of {one.runs})' if one.runs > 1 else ''}")
-        return f"{self._this_took()}; earlier: {', '.join(told)}"
+        told = ", ".join(f"mode {one.mode} {self._took(one)}" for one in self._others)
+        text = f"this run {self._seconds('total_s', total_s)} in mode {run.mode}; earlier: {told}"
+        best = min(self._others, key=lambda one: one.median_s)
+        if not is_judged or best.median_s >= FASTER_SHARE * min(total_s, self._these(run.mode, total_s).median_s):
+            return text
+        advice = self._leave_out() if best.mode == "direct" else f"take --mode {best.mode}"
+        return f"{text}; {advice} if more runs say the same"
 
-    def _this_took(self) -> str:
-        run, total_s = self._record.run, self._record.time_split.total_s or 0.0
-        return f"this run {self._seconds('total_s', total_s)} in mode {run.mode}"
+    def _these(self, mode: str, total_s: float) -> Earlier:
+        """Returns the earlier runs of this run's mode, and this run."""
+        before = self._earlier.get(mode)
+        return Earlier(mode, (*(before.took_s if before else ()), total_s))
 
-    def _direct_s(self) -> float | None:
-        """Returns how long mode direct took earlier where that was shorter than this run that staged."""
-        total_s = self._record.time_split.total_s
-        known = [one.median_s for one in self._others if one.mode == "direct" and self._record.run.stages]
-        return known[0] if known and total_s and known[0] < FASTER_SHARE * total_s else None
+    def _took(self, runs: Earlier) -> str:
+        self._figures[f"{runs.mode}_runs"] = len(runs.took_s)
+        many = f"median of {len(runs.took_s)}" if len(runs.took_s) > 1 else "one run"
+        return f"{self._seconds(f'{runs.mode}_s', runs.median_s)} ({many})"
+
+    def _direct_was_faster(self) -> str:
+        """Compares runs of mode direct with this one and those of its mode; empty where they do not show that mode
+        direct is faster."""
+        mode, total_s, direct = self._record.run.mode, self._record.time_split.total_s, self._earlier.get("direct")
+        if not mode or not self._record.run.stages or direct is None or total_s is None:
+            return ""
+        these = self._these(mode, total_s)
+        if min(len(direct.took_s), len(these.took_s)) < ENOUGH_RUNS:
+            return ""
+        if max(direct.took_s) >= min(these.took_s) or direct.median_s >= FASTER_SHARE * these.median_s:
+            return ""
+        each = "each run of mode direct took less time than each of mode"
+        return f"{each} {mode}: {self._took(direct)} against {self._took(these)}"
 
 
 def _is_fatal(note: Note) -> bool:

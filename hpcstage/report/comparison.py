@@ -15,6 +15,7 @@ from hpcstage.report import figures
 Unit = Literal["s", "bytes", "bytes/s", "ms", "share", "count", "text"]
 Value = float | str | None
 ONE_EACH = "one run each: how busy the file system and the nodes were then is in these figures, too"
+MOST_RATIO = 999
 NO_SETTINGS = frozenset({"mode", "run_dir", "local_dir", "data"})
 """Settings that have rows or sentences of their own, or name places."""
 
@@ -39,7 +40,9 @@ class Row:
     def ratio(self, at: int) -> str:
         """Returns the ratio of one run to the first in words; empty where there is none."""
         ratio = self.ratios[at]
-        return "" if ratio is None else f"{ratio:.2f}x" if ratio < 9.995 else f"{ratio:.3g}x"
+        if ratio is None or ratio >= MOST_RATIO:
+            return "" if ratio is None else f">{MOST_RATIO}x"
+        return f"{ratio:.2f}x" if ratio < 9.995 else f"{ratio:.3g}x"
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,9 @@ class Comparison:
 def compare(records: Sequence[Record]) -> Comparison:
     """Compares runs with the first of them."""
     runs = tuple(_run(record, _label(at)) for at, record in enumerate(records))
-    rows = (_row(name, unit, [figure(record) for record in records]) for name, unit, figure in FIGURES)
+    is_one_mode = len({figures.mode(record.run) for record in records}) == 1
+    shown = [row for row in FIGURES if is_one_mode or row[1] != "ms"]
+    rows = (_row(name, unit, [figure(record) for record in records]) for name, unit, figure in shown)
     unlike = [told for record, run in zip(records, runs, strict=True) for told in _unlike(record, run, records[0])]
     return Comparison(runs, tuple(row for row in rows if any(row.values)), (*unlike, *_settings(records)))
 
@@ -167,8 +172,8 @@ def _differences(record: Record, first: Record) -> Iterator[str]:
         yield f"on {here} {'node' if here == 1 else 'nodes'}, not on {there}"
     if _roots(record) != _roots(first):
         yield f"other datasets: {', '.join(_roots(record)) or 'none'}"
-    elif _sizes(record) != _sizes(first):
-        yield "its datasets had other files, or not all of them were counted"
+    elif any(size != _sizes(record).get(root, size) for root, size in _sizes(first).items()):
+        yield "its datasets had other files"
     if record.generator != first.generator:
         yield f"of {record.generator}"
 
@@ -177,8 +182,10 @@ def _roots(record: Record) -> list[str]:
     return sorted(dataset.root for dataset in record.datasets)
 
 
-def _sizes(record: Record) -> list[tuple[str, int | None, int | None]]:
-    return sorted((one.root, one.files, one.size_bytes) for one in record.datasets)
+def _sizes(record: Record) -> dict[str, tuple[int, int]]:
+    """Returns files and bytes by dataset, as far as they were counted: mode direct counts none."""
+    known = ((one.root, one.files, one.size_bytes) for one in record.datasets)
+    return {root: (files, size) for root, files, size in known if files is not None and size is not None}
 
 
 def _settings(records: Sequence[Record]) -> Iterator[str]:

@@ -90,18 +90,16 @@ def tell_of_one_node(part: RunPart, job: jobs.Job) -> None:
         part.problems.append(Problem("alone", text, remedy))
 
 
-def check_datasets(datasets: Datasets, local: LocalDir, part: RunPart, *, strict: bool) -> list[str]:
-    """Returns what to say about the datasets. A dataset that lies on the local disk gains nothing: it is read there."""
-    said = []
+def check_datasets(datasets: Datasets, local: LocalDir, part: RunPart, *, strict: bool) -> None:
+    """Notes why the run stages nothing. A dataset that lies on the local disk gains nothing: it is read there, as the
+    verdict says at the end."""
     if not datasets.all:
         part.direct_why = "no dataset is named"
     for problem in already_local(datasets.all, local.device):
         if strict:
             raise NotStarted(problem.text, problem.remedy)
         part.direct_why = problem.text
-        said.append(f"{problem.text} ({problem.remedy})")
         part.problems.append(problem)
-    return said
 
 
 def unique_id(now_s: float, job_id: str | None) -> str:

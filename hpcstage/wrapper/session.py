@@ -125,7 +125,8 @@ class Session:
             if group is None and job.is_rank:
                 runpart.tell_of_one_node(part, job)
             part.roots = [os.fsdecode(dataset.root) for dataset in datasets.all]
-            notices = runpart.check_datasets(datasets, local, part, strict=config.strict)
+            runpart.check_datasets(datasets, local, part, strict=config.strict)
+            notices = list[str]()
             run_dir = runpart.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
             try:
                 group = grouping.placed(group, run_dir, run_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -99,6 +100,18 @@ def test_one_wheel_for_all_that_are_supported(wheel: Path, tmp_path: Path) -> No
         [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == [os.fspath(tmp_path / "hpcstage" / "__init__.py"), "True"]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_the_wheel_needs_the_c_library_only(wheel: Path) -> None:
+    pytest.importorskip("auditwheel", reason="needs auditwheel")
+    words = [sys.executable, "-m", "auditwheel", "show", wheel]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    said = " ".join(done.stdout.split())
+    tag = re.search(rf'following platform tag: "manylinux_2_(\d+)_{platform.machine()}"', said)
+    assert tag, said
+    assert int(tag[1]) <= int(platform.libc_ver()[1].split(".")[1]), "what it was built with"
+    assert set(re.findall(r"\blib[\w+-]+\.so[.\d]*", said)) == {"libc.so.6"}
 
 
 def test_an_installed_hpcstage_explains_its_report(wheel: Path, tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_what_is_not_known_is_left_out() -> None:
 
 def test_earlier_times_stand_beside_it() -> None:
     record = composed(run_part(), [node_part()])
-    judged = replace(record, verdict=verdict_of(record, [Earlier("direct", 1, 100.0)]))
+    judged = replace(record, verdict=verdict_of(record, [Earlier("direct", (100.0,))]))
     assert "mode direct 1m40s" in Parsed(render(judged)).text
 
 

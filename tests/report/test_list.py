@@ -42,7 +42,7 @@ def test_a_thousand_runs_newest_first(
     base, env = thousand
     given = {"cwd": base, "env": env if with_index else {"XDG_STATE_HOME": str(tmp_path / "none")}}
     heads, *found = rows(hpcstage, "--all", **given)
-    assert heads == ["run", "job", "command", "mode", "nodes", "wall", "waited", "exit", "state", "started"]
+    assert heads == ["run", "job", "command", "mode", "nodes", "total", "waited", "exit", "state", "started"]
     assert [row[0] for row in found] == [manyruns.run_id(number) for number in reversed(range(EVERY))]
     assert sum(row.count("killed") for row in found) == EVERY // manyruns.KILLED_EVERY
     assert found[0][1:8] == ["4999", "train.py", "direct", "1", "60.2", "s", "5.12"]

@@ -103,16 +103,18 @@ def test_a_command_that_is_not_python_is_told_so(
     assert not any("error:" in line for line in lines), lines
 
 
-def test_a_dataset_that_is_local_is_told_at_the_start_and_in_the_verdict(
+def test_a_dataset_that_is_local_is_told_once_with_what_to_do(
     hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path
 ) -> None:
     same_disk = tmp_path / "local"
     same_disk.mkdir()
     command = ["--", sys.executable, "-c", ""]
     lines = said(hpcstage, "run", "--local-dir", same_disk, "--data", make_tree(), *command, code=0)
-    at_the_start, verdict = (line for line in lines if "is already on the node-local disk" in line)
-    assert at_the_start != verdict
-    assert "staging it saves nothing" in verdict
+    (line,) = (line for line in lines if "on the node-local disk" in line)
+    assert line.endswith(
+        "is already on the node-local disk: staging it saves nothing; leave it out of --data; if that is not the "
+        "node's own disk, name the disk with --local-dir"
+    )
 
 
 def test_a_local_directory_that_is_missing(hpcstage: Hpcstage, make_tree: Tree) -> None:

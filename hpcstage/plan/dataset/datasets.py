@@ -312,7 +312,7 @@ def already_local(datasets: Sequence[Dataset], local_device: int | None) -> list
         Problem(
             "already-local",
             f"the dataset {os.fsdecode(d.root)} is already on the node-local disk",
-            "it is read where it is; if that is not the node's own disk, name the disk with --local-dir",
+            "leave it out of --data; if that is not the node's own disk, name the disk with --local-dir",
         )
         for d in datasets
         if _device(d.root) == local_device

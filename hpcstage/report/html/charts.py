@@ -58,7 +58,7 @@ def area(values: Sequence[float], style: str, label: str, end_s: float, bands: I
 
 
 def heat(rows: Sequence[Sequence[float]], label: str) -> Markup:
-    """Draws a row of cells for each sequence: the darker, the larger, in steps of the largest of all."""
+    """Draws a row of cells for each sequence: the stronger the colour, the larger, in steps of the largest of all."""
     columns = max(map(len, rows), default=0)
     top = max((value for row in rows for value in row), default=0.0)
     if not columns or not top:

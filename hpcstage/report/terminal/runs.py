@@ -12,7 +12,7 @@ from hpcstage.record.runs import Run
 from hpcstage.report.figures import clean, seconds
 from hpcstage.units import format_number
 
-HEADS = ("run", "job", "command", "mode", "nodes", "wall", "waited", "exit", "state", "started")
+HEADS = ("run", "job", "command", "mode", "nodes", "total", "waited", "exit", "state", "started")
 FORM = "llllrrrrll"
 STATES = {"unclear": "running?", "lost": "killed", "aside": "not staged"}
 """States in other words than the record's. `running?`: it runs on another host, or was killed a moment ago."""

@@ -58,8 +58,7 @@ VERDICT_LINES = 5
 
 def verdict(record: Record) -> RenderableType:
     """Says what the run was worth, why, and what to do next."""
-    most = VERDICT_LINES if record.group is None else VERDICT_LINES - 3
-    sentences = [Wrapped(sentence, most) for sentence in figures.verdict(record)]
+    sentences = [Wrapped(sentence, VERDICT_LINES) for sentence in figures.verdict(record)]
     return section("Verdict", *sentences) if sentences else Group()
 
 
