@@ -44,8 +44,9 @@ class Uploader:
         *,
         can_seal: bool = True,
         is_late: bool = False,
+        owner: str = "",
     ) -> None:
-        """`can_seal`: see Source. `is_late`: the processes of the run were killed."""
+        """`can_seal`: see Source. `is_late`: the processes of the run were killed. `owner`: see Target."""
         self._is_late = is_late
         self.is_ending = is_late
         """Whether the command has ended: links to what DIR held have the names with which they end."""
@@ -54,7 +55,7 @@ class Uploader:
         self._can_seal = can_seal
         self._pace = pace
         self._parents = {""}
-        self.target = Target(manifest.run)
+        self.target = Target(manifest.run, owner)
 
     def bring(self, name: str, *, is_last: bool = False, is_open: bool = False) -> int:
         """Makes DIR hold what a name is, and returns the bytes that were sent. `is_last`: a file that changes meanwhile
