@@ -156,11 +156,15 @@ class _Ending:
         self._target.discard(temporary)
         paths = self._target.path(old), self._target.path(temporary)
         try:
-            os.link(*paths, follow_symlinks=False)
-        except OSError as error:
-            if error.errno not in NO_LINKS:
+            try:
+                os.link(*paths, follow_symlinks=False)
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+                os.rename(*paths)
+        except (FileExistsError, FileNotFoundError):
+            if not self._has(temporary, old):  # else the reply to a first try was lost
                 raise
-            os.rename(*paths)
         return True
 
     def _take_name(self, old: str, new: str, leaving: Collection[str]) -> str:
@@ -180,7 +184,7 @@ class _Ending:
             self._report.beside[new] = old
             return old
         place = new
-        while not self._target.give_free(temporary, place):
+        while not self._target.give_free(temporary, place, self._manifest.held[old].inode):
             place = self._target.places_beside(new, "")[0]
         if place != new:
             self._report.beside[new] = place

@@ -89,22 +89,22 @@ class Target:
         free = next(place for n in count() if self.look(place := f"{first}.{n}" if n else first) is None)
         return [last, free] if last not in {"", name} else [free]
 
-    def give_free(self, temporary: str, place: str) -> bool:
-        """Gives a temporary file a place that was free. Tells whether it has it now; the temporary name is gone then.
-        Raises OSError."""
+    def give_free(self, temporary: str, place: str, inode: int) -> bool:
+        """Gives a temporary file, which has this inode, a place that was free. Tells whether it has it now; the
+        temporary name is gone then. Raises OSError."""
         self._check_owner()
         try:
             os.link(self.path(temporary), self.path(place), follow_symlinks=False)
-        except FileExistsError:
-            if not self._is_same(temporary, place):  # it is, where the reply to an earlier try was lost
-                return False
         except OSError as error:
-            if error.errno not in NO_LINKS:
+            if error.errno in NO_LINKS:
+                if self.look(place) is not None:
+                    return False
+                self.take_over(temporary, place, inode)
+                return True
+            if not self._has(place, inode):
+                if error.errno == errno.EEXIST:
+                    return False
                 raise
-            if self.look(place) is not None:
-                return False
-            os.rename(self.path(temporary), self.path(place))
-            return True
         self.discard(temporary)
         return True
 
@@ -114,8 +114,7 @@ class Target:
         try:
             os.rename(self.path(temporary), self.path(place))
         except FileNotFoundError:
-            found = self.look(place)
-            if found is None or found.st_ino != inode:
+            if not self._has(place, inode):
                 raise
         self.discard(temporary)  # a rename onto another name of the same file does nothing
 
@@ -132,9 +131,10 @@ class Target:
         return os.lstat(path).st_ino
 
     def remove(self, place: str, *, is_dir: bool = False) -> None:
-        """Removes an entry. Raises OSError."""
+        """Removes an entry, if it is there. Raises OSError."""
         self._check_owner()
-        (os.rmdir if is_dir else os.unlink)(self.path(place))
+        with suppress(FileNotFoundError):
+            (os.rmdir if is_dir else os.unlink)(self.path(place))
 
     def sync(self, place: str) -> None:
         """Forces a directory to the disk."""
@@ -147,6 +147,8 @@ class Target:
         finally:
             os.close(fd)
 
-    def _is_same(self, one: str, other: str) -> bool:
-        found = self.look(one), self.look(other)
-        return None not in found and found[0].st_ino == found[1].st_ino  # type: ignore[union-attr]
+    def _has(self, place: str, inode: int) -> bool:
+        """Tells whether a place has its file, though a call said that it failed: of a call whose reply is lost, NFS
+        says what it says to the second try."""
+        found = self.look(place)
+        return found is not None and found.st_ino == inode

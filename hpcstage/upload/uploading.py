@@ -141,7 +141,8 @@ class Uploader:
                 text = posixpath.relpath(text[len(root) :] or "/", f"/{posixpath.dirname(name)}")
         temporary = self._begin(name)
         self.target.discard(temporary)
-        os.symlink(text, self.target.path(temporary))
+        with suppress(FileExistsError):  # the reply to a first try was lost
+            os.symlink(text, self.target.path(temporary))
         there = There.of(os.lstat(self.target.path(temporary)))
         self._give(name, temporary, Put(here, there, name, is_sealed=True))
         return 0
@@ -232,7 +233,7 @@ class Uploader:
                     found = None
             if found is None:
                 self._manifest.will(name, replace(put, place=place))
-                if self.target.give_free(temporary, place):
+                if self.target.give_free(temporary, place, put.there.inode):
                     break
             elif self.may_replace(name, place, found, known):
                 self._manifest.will(name, replace(put, place=place))

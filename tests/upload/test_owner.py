@@ -194,7 +194,7 @@ def test_who_reads_another_owner_changes_nothing(tmp_path: Path, monkeypatch: py
     for change in (
         lambda target: target.check(),
         lambda target: target.remove("file"),
-        lambda target: target.give_free("file", "other"),
+        lambda target: target.give_free("file", "other", 1),
         lambda target: target.take_over("file", "other", 1),
     ):
         with pytest.raises(OSError, match="it is in use by run 7 on another node"):
