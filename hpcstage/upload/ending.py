@@ -24,6 +24,8 @@ from hpcstage.upload.target import NO_LINKS
 from hpcstage.upload.uploading import Uploader, is_left
 
 THREADS = 4
+BATCH = 1024
+"""The files that are forced to the disk together with their directories' names."""
 WAITS_S = (1.0, 2.0, 4.0)
 """The waits before what failed is tried again."""
 HELD = "it was there before this run"
@@ -203,10 +205,22 @@ class _Ending:
             self._wait(wait_s)
             is_last = number == len(WAITS_S)
             with ThreadPoolExecutor(THREADS) as threads:
-                whys = list(threads.map(self._bring, names, (statuses[name] for name in names), repeat(is_last)))
-            failed = {name: why for name, why in zip(names, whys, strict=True) if why}
+                failed = {}
+                for batch in (names[at : at + BATCH] for at in range(0, len(names), BATCH)):
+                    whys = threads.map(self._bring, batch, (statuses[name] for name in batch), repeat(is_last))
+                    failed.update(zip(batch, whys, strict=True))
+                    failed.update(self._settled(batch))
+            failed = {name: why for name, why in failed.items() if why}
             names = list(failed)
         self._failed.update(failed)
+
+    def _settled(self, batch: Collection[str]) -> dict[str, str]:
+        """Notes that DIR has what got a place; returns why not."""
+        try:
+            self._uploader.settle()
+        except OSError as error:
+            return dict.fromkeys(batch, error.strerror or str(error))
+        return {}
 
     def _bring(self, name: str, status: os.stat_result, is_last: bool) -> str:
         """Uploads one, and returns why it could not."""

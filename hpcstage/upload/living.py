@@ -182,6 +182,7 @@ class Living:
         began, wait_s, sent = time.monotonic(), QUIET_S, 0
         try:
             sent = way(name)
+            self._uploader.settle()
             seen.failed_s, seen.is_done = 0.0, way == self._uploader.bring
             wait_s = max(QUIET_S, _REST * (time.monotonic() - began))
         except Exception as error:  # noqa: BLE001  the exact pass tries it again

@@ -85,9 +85,9 @@ class Manifest:
         """Notes that a copy is about to get its place."""
         self.note(["will", name, *_data(put)])
 
-    def did(self, name: str) -> None:
-        """Notes that it has its place, and that its temporary file is gone."""
-        self.note(["did", name])
+    def did(self, *names: str) -> None:
+        """Notes that copies have their places, and that their temporary files are gone."""
+        self.note(*(["did", name] for name in names))
 
     def close(self) -> None:
         """Closes the file."""

@@ -1,7 +1,8 @@
 """Brings one local file or symbolic link to DIR.
 
 Owns what is sent and what may be replaced. A file that only grew is continued in place; all else is copied under a
-temporary name, forced to the disk, and given its place in one step. In DIR this run replaces only what it left there,
+temporary name, forced to the disk, and given its place in one step; the directories of several places are forced to the
+disk together, and then it is noted that DIR has them. In DIR this run replaces only what it left there,
 and what DIR held at the start if no local link stands for it any more; a late pass only if nobody has written to it
 since, too. Whatever else has the place stays, and the local file lies beside it.
 """
@@ -12,6 +13,7 @@ import errno
 import os
 import posixpath
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -55,19 +57,22 @@ class Uploader:
         self._can_seal = can_seal
         self._pace = pace
         self._parents = {""}
+        self._given: dict[str, str] = {}
+        """The directories of copies whose places are not forced to the disk, by their names."""
+        self._settling = threading.Lock()
         self.target = Target(manifest.run, owner)
 
     def bring(self, name: str, *, is_last: bool = False, is_open: bool = False) -> int:
-        """Makes DIR hold what a name is, and returns the bytes that were sent. `is_last`: a file that changes meanwhile
-        is copied as it is. `is_open`: it may be half-written, and does not replace a complete one. Raises OSError;
-        BlockingIOError if the file changes."""
+        """Makes DIR hold what a name is, which `settle` notes, and returns the bytes that were sent. `is_last`: a file
+        that changes meanwhile is copied as it is. `is_open`: it may be half-written, and does not replace a complete
+        one. Raises OSError; BlockingIOError if the file changes."""
         if stat.S_ISLNK(os.lstat(self._local(name)).st_mode):
             return self._bring_link(name)
         return self._bring_file(name, is_last=is_last, is_open=is_open)
 
     def show(self, name: str) -> int:
         """Makes DIR hold what a file that is still written to holds so far, as far as nothing has to be replaced for
-        that, and returns the bytes that were sent. Raises OSError."""
+        that, which `settle` notes, and returns the bytes that were sent. Raises OSError."""
         with Source(self._local(name), can_seal=self._can_seal) as source:
             if not stat.S_ISREG(source.status.st_mode):
                 return 0
@@ -77,6 +82,17 @@ class Uploader:
             if source.status.st_size > MOST_SHOWN_BYTES or self.target.look(name) is not None:
                 return 0
             return self._copy(name, source, is_last=True, is_open=True)
+
+    def settle(self) -> None:
+        """Forces the places of copies to the disk, and notes that DIR has them; what other threads have given places
+        meanwhile, too. Raises OSError."""
+        with self._settling:
+            given = dict(self._given)
+            for directory in {*given.values()}:
+                self.target.sync(directory)
+            for name in given:
+                del self._given[name]
+            self._manifest.did(*given)
 
     def touch(self, place: str) -> None:
         """Notes that the directory of a place changes: its times are no more the local ones."""
@@ -239,8 +255,7 @@ class Uploader:
                 self._manifest.will(name, replace(put, place=place))
                 self.target.take_over(temporary, place, put.there.inode)
                 break
-        self.target.sync(posixpath.dirname(name))
-        self._manifest.did(name)
+        self._given[name] = posixpath.dirname(name)
 
     def _places(self, name: str, known: list[Put], *, is_open: bool) -> Iterator[str]:
         if not is_open or self._is_free_for_open(name, known):

@@ -116,6 +116,7 @@ def uploaded(place: Place) -> Uploader:
     made = Uploader(place, Manifest(place.manifest))
     Path(place.tree, "file").write_bytes(b"x" * 100_000)
     made.bring("file")
+    made.settle()
     return made
 
 

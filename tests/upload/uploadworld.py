@@ -125,6 +125,7 @@ class World:
         if name in found.changed:
             self.manifest.note(["due", name, *Here.of(found.changed[name])])
             self.uploader.bring(name)
+            self.uploader.settle()
 
     def step(self, work: Callable[[], object]) -> None:
         """Lets the uploader work, or be killed and begun again."""
