@@ -203,10 +203,10 @@ class Living:
         if not self._room.acquire(blocking=False):
             return
         try:
-            for name, put in list(self._manifest.puts.items()):
+            for name in list(self._manifest.puts):
                 if not os.path.lexists(f"{self._tree}/{name}"):
                     with suppress(OSError):
-                        self._uploader.remove(name, put)
+                        self._uploader.remove(name, self._manifest.puts[name])
         finally:
             self._room.release()
 

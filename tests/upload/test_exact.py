@@ -45,3 +45,10 @@ def test_what_lay_in_dir_before_that_was_noted_is_known(step: int) -> None:
     with world({}, [step]) as made:
         made.do([("write", "a", b"one"), ("upload", "a"), ("remove", "a")])
         check(made, made.late(), is_late=True)
+
+
+def test_what_dir_held_keeps_its_mode_where_a_directory_has_the_name() -> None:
+    with world({"a": b"held"}, []) as made:
+        made.do([("remove", "a"), ("mkdir", "a"), ("chmod", "a", 0o755), ("write", "a/b", b"one")])
+        assert {one.name for one in made.end().left} == {"a", "a/b"}
+        assert entries(made.target) == {"a": (0o644, b"held")}

@@ -123,7 +123,7 @@ class World:
         """Uploads one name as the living part does: a file that nobody writes to is due."""
         found = scan(self.place.tree, self.manifest)
         if name in found.changed:
-            self.manifest.note(["due", name, *Here.of(found.changed[name])])
+            self.manifest.note(["due", name, *Here.of(os.lstat(f"{self.place.tree}/{name}"))])
             self.uploader.bring(name)
             self.uploader.settle()
 
