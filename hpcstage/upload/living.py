@@ -42,7 +42,7 @@ _FAILED_S = (1.0, 60.0)
 """The shortest and the longest wait before what failed is tried again."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Seen:
     """A name that is not in DIR as it is, as far as is known; `first`: since when."""
 

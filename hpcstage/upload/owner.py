@@ -12,6 +12,7 @@ found dead while it lived, reads another owner before it goes on.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
@@ -32,6 +33,7 @@ OLD_S = 60.0
 REMOVED_S = 2.0
 """The longest wait for the removal of the file at the end: a shared file system that hangs must not hold up a run."""
 _LOOK_S = 0.2
+_REMOVED = frozenset({errno.ENOENT, errno.ESTALE})
 _MOST_BYTES = 500
 
 _held: dict[int, _Held] = {}
@@ -222,8 +224,9 @@ def _renew(path: str, own: Owner, connection: socket.socket) -> None:
 
 def _stand_alone() -> None:
     """Has this process outlive its parent, since others may hold the socket, and a signal to the parent's group; nobody
-    waits for the end of its output."""
+    waits for the end of its output, and no file system is in use by it."""
     os.setsid()
+    os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
@@ -245,14 +248,17 @@ def _names(path: str, owner: Owner) -> bool:
 
 def _seen(path: str) -> tuple[Owner, int] | None:
     """Returns what a file says, read anew, and its time; None if there is none. Raises OSError."""
+    fd = -1
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
         return Owner.of(os.pread(fd, _MOST_BYTES, 0)), os.fstat(fd).st_mtime_ns
+    except OSError as error:
+        if error.errno in _REMOVED:
+            return None
+        raise
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
 
 def _listens(owner: Owner) -> bool:
