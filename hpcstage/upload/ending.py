@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -88,6 +89,7 @@ class _Ending:
         self._wait = wait
         self._failed: dict[str, str] = {}
         self._report = Ended()
+        self._counting = threading.Lock()
 
     def run(self, why_not_removed: str) -> Ended:
         """`why_not_removed`: why what the command has removed stays in DIR; empty: it is removed."""
@@ -211,18 +213,10 @@ class _Ending:
                 for batch in (names[at : at + BATCH] for at in range(0, len(names), BATCH)):
                     whys = threads.map(self._bring, batch, repeat(is_last))
                     failed.update(zip(batch, whys, strict=True))
-                    failed.update(self._settled(batch))
+                    failed.update((name, _why(error)) for name, error in self._uploader.settle().items())
             failed = {name: why for name, why in failed.items() if why}
             names = list(failed)
         self._failed.update(failed)
-
-    def _settled(self, batch: Collection[str]) -> dict[str, str]:
-        """Notes that DIR has what got a place; returns why not."""
-        try:
-            self._uploader.settle()
-        except OSError as error:
-            return dict.fromkeys(batch, error.strerror or str(error))
-        return {}
 
     def _bring(self, name: str, is_last: bool) -> str:
         """Uploads one, and returns why it could not."""
@@ -231,11 +225,12 @@ class _Ending:
             is_open = not manifest.has_ended and manifest.due.get(name) != Here.of(os.lstat(f"{self._tree}/{name}"))
             sent = self._uploader.bring(name, is_last=is_last, is_open=is_open)
         except FileNotFoundError as error:
-            return (error.strerror or str(error)) if self._is_here(name) else ""
+            return _why(error) if self._is_here(name) else ""
         except OSError as error:
-            return error.strerror or str(error)
-        self._report.files += name not in manifest.puts or bool(sent)
-        self._report.bytes_sent += sent
+            return _why(error)
+        with self._counting:
+            self._report.files += name not in manifest.puts or bool(sent)
+            self._report.bytes_sent += sent
         return ""
 
     def _remove(self, found: Scan, is_meant: Callable[[str], bool]) -> None:
@@ -320,7 +315,11 @@ class _Ending:
         try:
             yield
         except OSError as error:
-            self._failed[name] = error.strerror or str(error)
+            self._failed[name] = _why(error)
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
 def _above(name: str) -> Iterable[str]:

@@ -182,7 +182,8 @@ class Living:
         began, wait_s, sent = time.monotonic(), QUIET_S, 0
         try:
             sent = way(name)
-            self._uploader.settle()
+            if (failed := self._uploader.settle().get(name)) is not None:
+                raise failed
             seen.failed_s, seen.is_done = 0.0, way == self._uploader.bring
             wait_s = max(QUIET_S, _REST * (time.monotonic() - began))
         except Exception as error:  # noqa: BLE001  the exact pass tries it again

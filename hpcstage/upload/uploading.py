@@ -83,16 +83,21 @@ class Uploader:
                 return 0
             return self._copy(name, source, is_last=True, is_open=True)
 
-    def settle(self) -> None:
+    def settle(self) -> dict[str, OSError]:
         """Forces the places of copies to the disk, and notes that DIR has them; what other threads have given places
-        meanwhile, too. Raises OSError."""
+        meanwhile, too. Returns those for which that failed, with the reasons: nobody knows whether DIR has them."""
+        failed: dict[str, OSError] = {}
         with self._settling:
-            given = dict(self._given)
-            for directory in {*given.values()}:
-                self.target.sync(directory)
-            for name in given:
-                del self._given[name]
-            self._manifest.did(*given)
+            names_in: dict[str, list[str]] = {}
+            for name in list(self._given):
+                names_in.setdefault(self._given.pop(name), []).append(name)
+            for directory, names in names_in.items():
+                try:
+                    self.target.sync(directory)
+                except OSError as error:
+                    failed.update(dict.fromkeys(names, error))
+            self._manifest.did(*(name for names in names_in.values() for name in names if name not in failed))
+        return failed
 
     def touch(self, place: str) -> None:
         """Notes that the directory of a place changes: its times are no more the local ones."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from uploadworld import SLOW, check, entries, helds, histories, world
 
 from hpcstage.upload import ending
+from hpcstage.upload.uploading import Uploader
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +55,15 @@ def test_what_dir_held_keeps_its_mode_where_a_directory_has_the_name() -> None:
         made.do([("remove", "a"), ("mkdir", "a"), ("chmod", "a", 0o755), ("write", "a/b", b"one")])
         assert {one.name for one in made.end().left} == {"a", "a/b"}
         assert entries(made.target) == {"a": (0o644, b"held")}
+
+
+def test_what_lost_its_directory_before_that_was_forced_to_the_disk_is_brought_again() -> None:
+    with world({}, []) as made:
+        made.do([("mkdir", "d"), ("write", "d/a", b"one"), ("write", "b", b"two")])
+        made.uploader.bring("d/a")
+        made.uploader.bring("b")
+        shutil.rmtree(made.target / "d")
+        assert list(made.uploader.settle()) == ["d/a"]
+        assert set(made.manifest.puts) == {"b"}
+        made.uploader = Uploader(made.place, made.manifest)  # it knows nothing of the directory
+        check(made, made.end(), is_late=False)
