@@ -18,11 +18,14 @@ _KILLED_S = 1.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def fork(work: Callable[[], object], kept: Collection[int], *, says_why: bool = True) -> int:
+def fork(
+    work: Callable[[], object], kept: Collection[int], *, says_why: bool = True, ends_with_parent: bool = True
+) -> int:
     """Starts a child that does some work and ends, and returns its pid. Raises OSError.
 
-    The child ends when this process does, ignores the signals that end a daemon, and has no descriptors but the
-    standard ones and those in `kept`. `says_why`: it writes to standard error why it failed.
+    The child ends when this process does, unless `ends_with_parent` is false, ignores the signals that end a daemon,
+    and has no descriptors but the standard ones and those in `kept`. `says_why`: it writes to standard error why it
+    failed.
     """
     parent = os.getpid()
     pid = os.fork()
@@ -31,7 +34,8 @@ def fork(work: Callable[[], object], kept: Collection[int], *, says_why: bool = 
     code = 1
     try:
         gc.freeze()
-        die_with_parent(parent)
+        if ends_with_parent:
+            die_with_parent(parent)
         become_quiet({*kept})
         work()
         code = 0

@@ -17,7 +17,6 @@ from hpcstage.forked import fork, reap
 from hpcstage.job.disks import Machine
 from hpcstage.reading import readable
 from hpcstage.store.largecopy import Pacer
-from hpcstage.upload.copying import Pace
 from hpcstage.upload.ending import Ended, end, not_ended
 from hpcstage.upload.facts import Leftover, Place
 from hpcstage.upload.living import Living
@@ -48,16 +47,17 @@ def told(ended: Ended, *, is_gone: bool) -> dict[str, Any]:
     }
 
 
-def uploader_of(place: Place, manifest: Manifest, pace: Pace = lambda _: None, *, is_late: bool = False) -> Uploader:
-    """Returns the uploader of a local directory."""
-    return Uploader(place, manifest, pace, can_seal=Machine().kind(place.tree) in SEALING, is_late=is_late)
+def _can_seal(place: Place) -> bool:
+    return Machine().kind(place.tree) in SEALING
 
 
-def upload_late(place: Place) -> dict[str, Any]:
-    """Completes what killed processes left. Raises OSError, or ValueError if nobody knows what it is of."""
+def upload_late(place: Place, owner: str = "") -> dict[str, Any]:
+    """Completes what killed processes left. `owner` is the run that owns DIR now, if another one does. Raises OSError,
+    or ValueError if nobody knows what it is of."""
     manifest = Manifest(place.manifest)
     try:
-        ended = end(place.tree, uploader_of(place, manifest, is_late=True), manifest, is_late=True)
+        uploader = Uploader(place, manifest, can_seal=_can_seal(place), is_late=True, owner=owner)
+        ended = end(place.tree, uploader, manifest, is_late=True)
     finally:
         manifest.close()
     return told(ended, is_gone=not os.path.isdir(place.tree))
@@ -175,7 +175,7 @@ class Drain:
     def _run(self, words: int, out: int) -> None:
         manifest = Manifest(self._place.manifest)
         pace = Pacer(self._rate) if self._rate else lambda _: None
-        uploader = uploader_of(self._place, manifest, pace)
+        uploader = Uploader(self._place, manifest, pace, can_seal=_can_seal(self._place))
         living = Living(self._place, manifest, uploader, lambda: PAUSE_S * self._waiting[0], self._may_remove)
         said = ""
         while said not in {_NORMAL, _OTHERWISE}:

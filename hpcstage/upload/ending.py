@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,8 @@ from hpcstage.upload.target import NO_LINKS
 from hpcstage.upload.uploading import Uploader, is_left
 
 THREADS = 4
+BATCH = 1024
+"""The files that are forced to the disk together with their directories' names."""
 WAITS_S = (1.0, 2.0, 4.0)
 """The waits before what failed is tried again."""
 HELD = "it was there before this run"
@@ -86,6 +89,7 @@ class _Ending:
         self._wait = wait
         self._failed: dict[str, str] = {}
         self._report = Ended()
+        self._counting = threading.Lock()
 
     def run(self, why_not_removed: str) -> Ended:
         """`why_not_removed`: why what the command has removed stays in DIR; empty: it is removed."""
@@ -156,11 +160,15 @@ class _Ending:
         self._target.discard(temporary)
         paths = self._target.path(old), self._target.path(temporary)
         try:
-            os.link(*paths, follow_symlinks=False)
-        except OSError as error:
-            if error.errno not in NO_LINKS:
+            try:
+                os.link(*paths, follow_symlinks=False)
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+                os.rename(*paths)
+        except (FileExistsError, FileNotFoundError):
+            if not self._has(temporary, old):  # else the reply to a first try was lost
                 raise
-            os.rename(*paths)
         return True
 
     def _take_name(self, old: str, new: str, leaving: Collection[str]) -> str:
@@ -180,7 +188,7 @@ class _Ending:
             self._report.beside[new] = old
             return old
         place = new
-        while not self._target.give_free(temporary, place):
+        while not self._target.give_free(temporary, place, self._manifest.held[old].inode):
             place = self._target.places_beside(new, "")[0]
         if place != new:
             self._report.beside[new] = place
@@ -190,8 +198,10 @@ class _Ending:
 
     def _upload(self, found: Scan) -> None:
         """Uploads what differs: new and small files first, several at a time."""
-        statuses = {**found.unsealed, **found.changed}
-        names = sorted(statuses, key=lambda name: (name in self._manifest.puts, statuses[name].st_size))
+        new = [name for name in found.changed if name not in self._manifest.puts]
+        known = [name for name in found.changed if name in self._manifest.puts]
+        names = [*sorted(new, key=found.changed.__getitem__), *sorted(known, key=found.changed.__getitem__)]
+        names += sorted(found.unsealed, key=found.unsealed.__getitem__)
         failed: dict[str, str] = {}
         for number, wait_s in enumerate((0.0, *WAITS_S)):
             if not names:
@@ -199,29 +209,35 @@ class _Ending:
             self._wait(wait_s)
             is_last = number == len(WAITS_S)
             with ThreadPoolExecutor(THREADS) as threads:
-                whys = list(threads.map(self._bring, names, (statuses[name] for name in names), repeat(is_last)))
-            failed = {name: why for name, why in zip(names, whys, strict=True) if why}
+                failed = {}
+                for batch in (names[at : at + BATCH] for at in range(0, len(names), BATCH)):
+                    whys = threads.map(self._bring, batch, repeat(is_last))
+                    failed.update(zip(batch, whys, strict=True))
+                    failed.update((name, _why(error)) for name, error in self._uploader.settle().items())
+            failed = {name: why for name, why in failed.items() if why}
             names = list(failed)
         self._failed.update(failed)
 
-    def _bring(self, name: str, status: os.stat_result, is_last: bool) -> str:
+    def _bring(self, name: str, is_last: bool) -> str:
         """Uploads one, and returns why it could not."""
         manifest = self._manifest
-        is_open = not manifest.has_ended and manifest.due.get(name) != Here.of(status)
         try:
+            is_open = not manifest.has_ended and manifest.due.get(name) != Here.of(os.lstat(f"{self._tree}/{name}"))
             sent = self._uploader.bring(name, is_last=is_last, is_open=is_open)
         except FileNotFoundError as error:
-            return (error.strerror or str(error)) if os.path.lexists(f"{self._tree}/{name}") else ""
+            return _why(error) if self._is_here(name) else ""
         except OSError as error:
-            return error.strerror or str(error)
-        self._report.files += name not in manifest.puts or bool(sent)
-        self._report.bytes_sent += sent
+            return _why(error)
+        with self._counting:
+            self._report.files += name not in manifest.puts or bool(sent)
+            self._report.bytes_sent += sent
         return ""
 
     def _remove(self, found: Scan, is_meant: Callable[[str], bool]) -> None:
         """Removes what this run put into DIR and the command has removed, if it is as it was left."""
-        for name, put in list(self._manifest.puts.items()):
-            if name in found.names or not is_meant(name):
+        for name in found.missing:
+            put = self._manifest.puts.get(name)
+            if put is None or not is_meant(name):
                 continue
             with self._failing(name):
                 if not self._uploader.remove(name, put):
@@ -258,7 +274,10 @@ class _Ending:
         if self._manifest.stamps.get(name) == stamp:
             return
         path = self._target.path(name)
-        os.chmod(path, stamp[0] | os.lstat(path).st_mode & stat.S_ISGID)
+        mode = os.lstat(path).st_mode
+        if not stat.S_ISDIR(mode):  # it is what DIR held, or others'
+            return
+        os.chmod(path, stamp[0] | mode & stat.S_ISGID)
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
         self._manifest.note(["stamp", name, *stamp])
 
@@ -269,16 +288,21 @@ class _Ending:
         report.skipped = found.skipped
         report.left = [*found.left, *(Leftover(name, why) for name, why in self._failed.items())]
         report.beside.update(
-            {name: put.place for name, put in manifest.puts.items() if put.place != name and name in found.names}
+            {name: manifest.puts[name].place for name in manifest.puts.beside() if self._is_here(name)}
         )
-        shown = {*found.names, *found.moved}
         for place, held in manifest.held.items():
-            if place not in shown and not (held.link and self._uploader.is_shown(held.link)):
+            is_shown = (
+                place in found.moved or self._is_here(place) or (held.link and self._uploader.is_shown(held.link))
+            )
+            if not is_shown:
                 report.kept[place] = HELD
         if os.path.isdir(self._tree):
-            gone = [name for name in manifest.puts if name not in found.names]
-            report.kept.update({name: why_not_removed for name in gone if self._is_there(manifest.puts[name])})
+            gone = {name: put for name in found.missing if (put := manifest.puts.get(name)) is not None}
+            report.kept.update({name: why_not_removed for name, put in gone.items() if self._is_there(put)})
         return report
+
+    def _is_here(self, name: str) -> bool:
+        return os.path.lexists(f"{self._tree}/{name}")
 
     def _is_there(self, put: Put) -> bool:
         with suppress(OSError):
@@ -291,7 +315,11 @@ class _Ending:
         try:
             yield
         except OSError as error:
-            self._failed[name] = error.strerror or str(error)
+            self._failed[name] = _why(error)
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
 def _above(name: str) -> Iterable[str]:

@@ -42,7 +42,7 @@ _FAILED_S = (1.0, 60.0)
 """The shortest and the longest wait before what failed is tried again."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Seen:
     """A name that is not in DIR as it is, as far as is known; `first`: since when."""
 
@@ -182,6 +182,8 @@ class Living:
         began, wait_s, sent = time.monotonic(), QUIET_S, 0
         try:
             sent = way(name)
+            if (failed := self._uploader.settle().get(name)) is not None:
+                raise failed
             seen.failed_s, seen.is_done = 0.0, way == self._uploader.bring
             wait_s = max(QUIET_S, _REST * (time.monotonic() - began))
         except Exception as error:  # noqa: BLE001  the exact pass tries it again
@@ -202,10 +204,10 @@ class Living:
         if not self._room.acquire(blocking=False):
             return
         try:
-            for name, put in list(self._manifest.puts.items()):
+            for name in list(self._manifest.puts):
                 if not os.path.lexists(f"{self._tree}/{name}"):
                     with suppress(OSError):
-                        self._uploader.remove(name, put)
+                        self._uploader.remove(name, self._manifest.puts[name])
         finally:
             self._room.release()
 

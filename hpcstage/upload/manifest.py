@@ -11,12 +11,13 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import asdict, astuple
 from typing import Any
 
 from hpcstage.upload.facts import Held, Here, Put, Run, Sums, There
+from hpcstage.upload.puts import Puts
 
 LONG_BYTES = 16 << 20
 """A manifest that is twice as long as when it was written anew, and longer than this, is written anew."""
@@ -35,7 +36,7 @@ class Manifest:
         self._lock = threading.Lock()
         self.held: dict[str, Held] = {}
         """What DIR held at the start, by its place."""
-        self.puts: dict[str, Put] = {}
+        self.puts = Puts()
         """The copies in DIR, by the local name."""
         self.wills: dict[str, Put] = {}
         """Copies that were about to get a place in DIR, by the local name."""
@@ -49,7 +50,7 @@ class Manifest:
         """The modes and times of local directories that DIR's have, by their names."""
         self.has_ended = False
         """Whether the command has ended: all that lies in the local directory is complete."""
-        self._tables: Mapping[str, tuple[dict[str, Any], Callable[..., Any]]] = {
+        self._tables: Mapping[str, tuple[MutableMapping[str, Any], Callable[..., Any]]] = {
             "held": (self.held, Held),
             "put": (self.puts, _put),
             "will": (self.wills, _put),
@@ -58,18 +59,17 @@ class Manifest:
             "made": (self.made, int),
             "stamp": (self.stamps, lambda mode, mtime_ns: (mode, mtime_ns)),
         }
-        facts: list[Fact] = list(_facts(path)) if run is None else [["run", "", asdict(run)]]
-        about = [fact[2] for fact in facts if fact[0] == "run"]
-        if not about:
+        facts = _facts(path) if run is None else iter([["run", "", asdict(run)]])
+        first: Fact = next(facts, [""])
+        if first[0] != "run":
             raise ValueError(f"{path} does not say what it is of")
-        self.run = Run(**about[0])
+        self.run = Run(**first[2])
+        for fact in facts:
+            self._know(fact)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(path, flags | (os.O_EXCL if run else 0), 0o600)
-        if run is None:
-            for fact in facts:
-                self._know(fact)
-        else:
-            self._write(facts)
+        if run is not None:
+            self._write([["run", "", asdict(run)]])
         self._long_bytes = max(LONG_BYTES, 2 * os.fstat(self._fd).st_size)
 
     def note(self, *facts: Fact) -> None:
@@ -85,9 +85,9 @@ class Manifest:
         """Notes that a copy is about to get its place."""
         self.note(["will", name, *_data(put)])
 
-    def did(self, name: str) -> None:
-        """Notes that it has its place, and that its temporary file is gone."""
-        self.note(["did", name])
+    def did(self, *names: str) -> None:
+        """Notes that copies have their places, and that their temporary files are gone."""
+        self.note(*(["did", name] for name in names))
 
     def close(self) -> None:
         """Closes the file."""
@@ -129,7 +129,7 @@ class Manifest:
         if self.has_ended:
             yield ["ended", ""]
 
-    def _write(self, facts: Collection[Fact]) -> None:
+    def _write(self, facts: Iterable[Fact]) -> None:
         data = b"".join(map(_line, facts))
         while data:
             data = data[os.write(self._fd, data) :]

@@ -6,7 +6,6 @@ It asks the local disk only.
 from __future__ import annotations
 
 import os
-import posixpath
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,20 +14,20 @@ from hpcstage.upload.facts import Here, Leftover
 from hpcstage.upload.manifest import Manifest
 from hpcstage.upload.target import TEMPORARY
 
-_SPECIAL = ((stat.S_ISFIFO, "FIFO"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "device"), (stat.S_ISBLK, "device"))
+_SPECIAL = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 
 
 @dataclass
 class Scan:
     """What a look found."""
 
-    names: set[str] = field(default_factory=set)
-    """All that are there."""
     directories: dict[str, os.stat_result] = field(default_factory=dict)
-    changed: dict[str, os.stat_result] = field(default_factory=dict)
-    """Files and symbolic links that are not what was copied."""
-    unsealed: dict[str, os.stat_result] = field(default_factory=dict)
-    """Files that look as they were copied, which proves nothing."""
+    changed: dict[str, int] = field(default_factory=dict)
+    """The sizes of files and symbolic links that are not what was copied."""
+    unsealed: dict[str, int] = field(default_factory=dict)
+    """The sizes of files that look as they were copied, which proves nothing."""
+    missing: list[str] = field(default_factory=list)
+    """What was copied and is not there any more."""
     moved: dict[str, str] = field(default_factory=dict)
     """New names of links that stand for what DIR held, by their places."""
     skipped: dict[str, str] = field(default_factory=dict)
@@ -39,22 +38,25 @@ class Scan:
 
 def scan(tree: str, manifest: Manifest) -> Scan:
     """Looks at everything."""
-    found = Scan()
+    found, puts = Scan(), manifest.puts
     place_of = {held.link: place for place, held in manifest.held.items() if held.link}
     moved: dict[str, list[str]] = {}
+    copied = 0
     for name, status in _walk(tree, found.left):
-        found.names.add(name)
+        copied += name in puts
         if stat.S_ISDIR(status.st_mode):
             found.directories[name] = status
         elif (place := place_of.get(status.st_ino)) is not None:
             moved.setdefault(place, []).append(name)
-        elif kind := next((kind for test, kind in _SPECIAL if test(status.st_mode)), None):
-            found.skipped[name] = kind
-        elif (put := manifest.puts.get(name)) is None or Here.of(status) != put.here:
-            found.changed[name] = status
-        elif not put.is_sealed:
-            found.unsealed[name] = status
+        elif (kind := stat.S_IFMT(status.st_mode)) in _SPECIAL:
+            found.skipped[name] = _SPECIAL[kind]
+        elif (is_sealed := puts.is_sealed(name, Here.of(status))) is None:
+            found.changed[name] = status.st_size
+        elif not is_sealed:
+            found.unsealed[name] = status.st_size
     found.moved = {place: names[0] for place, names in moved.items() if place not in names}
+    if copied < len(puts):
+        found.missing = [name for name in list(puts) if not os.path.lexists(f"{tree}/{name}")]
     return found
 
 
@@ -63,12 +65,13 @@ def _walk(tree: str, left: list[Leftover]) -> Iterator[tuple[str, os.stat_result
     below = [""]
     while below:
         directory = below.pop()
+        above = f"{directory}/" if directory else ""
         try:
             with os.scandir(f"{tree}/{directory}") as children:
                 for child in children:
                     if child.name.startswith(TEMPORARY):
                         continue
-                    name = posixpath.join(directory, child.name)
+                    name = above + child.name
                     try:
                         status = child.stat(follow_symlinks=False)
                     except FileNotFoundError:

@@ -35,7 +35,7 @@ def start(place: Place, target: str, run_id: str, node: str = "", most_entries: 
     path = os.path.realpath(target)
     try:
         os.makedirs(path, exist_ok=True)
-        run = Run(run_id, path, os.stat(path).st_ino, _time_there(path), os.uname().nodename, node)
+        run = Run(run_id, path, os.stat(path).st_ino, time_there(path), os.uname().nodename, node)
         found = list(_listed(path, most_entries))
     except OSError as error:
         raise CannotShow(f"{error.filename or path}: {error.strerror}") from None
@@ -119,7 +119,7 @@ def _stays_inside(name: str, text: str) -> bool:
     return not posixpath.normpath(posixpath.join(posixpath.dirname(name), text)).startswith("..")
 
 
-def _time_there(target: str) -> int:
+def time_there(target: str) -> int:
     """Returns the time by the clock of DIR's file system; it shows, too, whether DIR can be written."""
     probe = f"{target}/{TEMPORARY}{uuid.uuid4().hex}"
     fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,7 +1,8 @@
 """Owns DIR: the paths in it, the names of temporary files, and how an entry gets its place.
 
 A place that is free is given by a hard link, of which only one can succeed; one that is this run's is taken by a
-rename. Between the look at what has the place and the rename lie microseconds.
+rename. Between the look at what has the place and the rename lie microseconds. A run that reads another owner in DIR,
+since it stood still and was taken for dead, changes nothing there any more.
 """
 
 from __future__ import annotations
@@ -11,27 +12,48 @@ import hashlib
 import os
 import posixpath
 import stat
+import time
 from contextlib import suppress
 from itertools import count
 
 from hpcstage.upload.facts import Run
+from hpcstage.upload.owner import holder_of
 
 TEMPORARY = ".hpcstage-"
 """Names that begin so are never uploaded, and never shown."""
+OWNER_S = 1.0
+"""The owner of DIR is read again after so long, before something is changed there."""
 NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EMLINK, errno.EXDEV})
 
 
 class Target:
     """DIR, as one run writes to it."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, owner: str = "") -> None:
+        """`owner` is the run that owns DIR, where it is another one that goes on with this one's files."""
         self._run = run
+        self._owner = owner or run.run_id
+        self._owned_at = -OWNER_S
         self.root = run.target
 
     def check(self) -> None:
+        """Raises OSError where DIR is not the one of the start, or another run owns it."""
+        self.check_same()
+        self._check_owner()
+
+    def check_same(self) -> None:
         """Raises OSError where DIR is not the directory of the start: what is mounted over it may be missing."""
         if os.stat(self.root).st_ino != self._run.target_inode:
             raise OSError(errno.ESTALE, "this is not the directory that the run began with", self.root)
+
+    def _check_owner(self) -> None:
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if now < self._owned_at + OWNER_S:
+            return
+        holder = holder_of(self.root)
+        if holder and f"run {self._owner} on " not in holder:
+            raise OSError(errno.EBUSY, f"it is in use by {holder}", self.root)
+        self._owned_at = now
 
     def path(self, place: str) -> str:
         """Returns the path of a place."""
@@ -67,31 +89,32 @@ class Target:
         free = next(place for n in count() if self.look(place := f"{first}.{n}" if n else first) is None)
         return [last, free] if last not in {"", name} else [free]
 
-    def give_free(self, temporary: str, place: str) -> bool:
-        """Gives a temporary file a place that was free. Tells whether it has it now; the temporary name is gone then.
-        Raises OSError."""
+    def give_free(self, temporary: str, place: str, inode: int) -> bool:
+        """Gives a temporary file, which has this inode, a place that was free. Tells whether it has it now; the
+        temporary name is gone then. Raises OSError."""
+        self._check_owner()
         try:
             os.link(self.path(temporary), self.path(place), follow_symlinks=False)
-        except FileExistsError:
-            if not self._is_same(temporary, place):  # it is, where the reply to an earlier try was lost
-                return False
         except OSError as error:
-            if error.errno not in NO_LINKS:
+            if error.errno in NO_LINKS:
+                if self.look(place) is not None:
+                    return False
+                self.take_over(temporary, place, inode)
+                return True
+            if not self._has(place, inode):
+                if error.errno == errno.EEXIST:
+                    return False
                 raise
-            if self.look(place) is not None:
-                return False
-            os.rename(self.path(temporary), self.path(place))
-            return True
         self.discard(temporary)
         return True
 
     def take_over(self, temporary: str, place: str, inode: int) -> None:
         """Gives a temporary file, which has this inode, a place that is this run's. Raises OSError."""
+        self._check_owner()
         try:
             os.rename(self.path(temporary), self.path(place))
         except FileNotFoundError:
-            found = self.look(place)
-            if found is None or found.st_ino != inode:
+            if not self._has(place, inode):
                 raise
         self.discard(temporary)  # a rename onto another name of the same file does nothing
 
@@ -108,8 +131,10 @@ class Target:
         return os.lstat(path).st_ino
 
     def remove(self, place: str, *, is_dir: bool = False) -> None:
-        """Removes an entry. Raises OSError."""
-        (os.rmdir if is_dir else os.unlink)(self.path(place))
+        """Removes an entry, if it is there. Raises OSError."""
+        self._check_owner()
+        with suppress(FileNotFoundError):
+            (os.rmdir if is_dir else os.unlink)(self.path(place))
 
     def sync(self, place: str) -> None:
         """Forces a directory to the disk."""
@@ -122,6 +147,8 @@ class Target:
         finally:
             os.close(fd)
 
-    def _is_same(self, one: str, other: str) -> bool:
-        found = self.look(one), self.look(other)
-        return None not in found and found[0].st_ino == found[1].st_ino  # type: ignore[union-attr]
+    def _has(self, place: str, inode: int) -> bool:
+        """Tells whether a place has its file, though a call said that it failed: of a call whose reply is lost, NFS
+        says what it says to the second try."""
+        found = self.look(place)
+        return found is not None and found.st_ino == inode

@@ -1,7 +1,8 @@
 """Brings one local file or symbolic link to DIR.
 
 Owns what is sent and what may be replaced. A file that only grew is continued in place; all else is copied under a
-temporary name, forced to the disk, and given its place in one step. In DIR this run replaces only what it left there,
+temporary name, forced to the disk, and given its place in one step; the directories of several places are forced to the
+disk together, and then it is noted that DIR has them. In DIR this run replaces only what it left there,
 and what DIR held at the start if no local link stands for it any more; a late pass only if nobody has written to it
 since, too. Whatever else has the place stays, and the local file lies beside it.
 """
@@ -12,6 +13,7 @@ import errno
 import os
 import posixpath
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -44,8 +46,9 @@ class Uploader:
         *,
         can_seal: bool = True,
         is_late: bool = False,
+        owner: str = "",
     ) -> None:
-        """`can_seal`: see Source. `is_late`: the processes of the run were killed."""
+        """`can_seal`: see Source. `is_late`: the processes of the run were killed. `owner`: see Target."""
         self._is_late = is_late
         self.is_ending = is_late
         """Whether the command has ended: links to what DIR held have the names with which they end."""
@@ -54,19 +57,22 @@ class Uploader:
         self._can_seal = can_seal
         self._pace = pace
         self._parents = {""}
-        self.target = Target(manifest.run)
+        self._given: dict[str, str] = {}
+        """The directories of copies whose places are not forced to the disk, by their names."""
+        self._settling = threading.Lock()
+        self.target = Target(manifest.run, owner)
 
     def bring(self, name: str, *, is_last: bool = False, is_open: bool = False) -> int:
-        """Makes DIR hold what a name is, and returns the bytes that were sent. `is_last`: a file that changes meanwhile
-        is copied as it is. `is_open`: it may be half-written, and does not replace a complete one. Raises OSError;
-        BlockingIOError if the file changes."""
+        """Makes DIR hold what a name is, which `settle` notes, and returns the bytes that were sent. `is_last`: a file
+        that changes meanwhile is copied as it is. `is_open`: it may be half-written, and does not replace a complete
+        one. Raises OSError; BlockingIOError if the file changes."""
         if stat.S_ISLNK(os.lstat(self._local(name)).st_mode):
             return self._bring_link(name)
         return self._bring_file(name, is_last=is_last, is_open=is_open)
 
     def show(self, name: str) -> int:
         """Makes DIR hold what a file that is still written to holds so far, as far as nothing has to be replaced for
-        that, and returns the bytes that were sent. Raises OSError."""
+        that, which `settle` notes, and returns the bytes that were sent. Raises OSError."""
         with Source(self._local(name), can_seal=self._can_seal) as source:
             if not stat.S_ISREG(source.status.st_mode):
                 return 0
@@ -76,6 +82,22 @@ class Uploader:
             if source.status.st_size > MOST_SHOWN_BYTES or self.target.look(name) is not None:
                 return 0
             return self._copy(name, source, is_last=True, is_open=True)
+
+    def settle(self) -> dict[str, OSError]:
+        """Forces the places of copies to the disk, and notes that DIR has them; what other threads have given places
+        meanwhile, too. Returns those for which that failed, with the reasons: nobody knows whether DIR has them."""
+        failed: dict[str, OSError] = {}
+        with self._settling:
+            names_in: dict[str, list[str]] = {}
+            for name in list(self._given):
+                names_in.setdefault(self._given.pop(name), []).append(name)
+            for directory, names in names_in.items():
+                try:
+                    self.target.sync(directory)
+                except OSError as error:
+                    failed.update(dict.fromkeys(names, error))
+            self._manifest.did(*(name for names in names_in.values() for name in names if name not in failed))
+        return failed
 
     def touch(self, place: str) -> None:
         """Notes that the directory of a place changes: its times are no more the local ones."""
@@ -140,7 +162,8 @@ class Uploader:
                 text = posixpath.relpath(text[len(root) :] or "/", f"/{posixpath.dirname(name)}")
         temporary = self._begin(name)
         self.target.discard(temporary)
-        os.symlink(text, self.target.path(temporary))
+        with suppress(FileExistsError):  # the reply to a first try was lost
+            os.symlink(text, self.target.path(temporary))
         there = There.of(os.lstat(self.target.path(temporary)))
         self._give(name, temporary, Put(here, there, name, is_sealed=True))
         return 0
@@ -231,14 +254,13 @@ class Uploader:
                     found = None
             if found is None:
                 self._manifest.will(name, replace(put, place=place))
-                if self.target.give_free(temporary, place):
+                if self.target.give_free(temporary, place, put.there.inode):
                     break
             elif self.may_replace(name, place, found, known):
                 self._manifest.will(name, replace(put, place=place))
                 self.target.take_over(temporary, place, put.there.inode)
                 break
-        self.target.sync(posixpath.dirname(name))
-        self._manifest.did(name)
+        self._given[name] = posixpath.dirname(name)
 
     def _places(self, name: str, known: list[Put], *, is_open: bool) -> Iterator[str]:
         if not is_open or self._is_free_for_open(name, known):

@@ -27,6 +27,7 @@ from hpcstage.reading import readable
 from hpcstage.record.jsonform import read, written
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.units import format_number
+from hpcstage.upload import owner
 from hpcstage.wrapper import dirlock, messages, outputpart
 from hpcstage.wrapper.child import is_fatal_pending
 
@@ -109,15 +110,15 @@ def _tell(drained: Callable[[], OutputsPart], into: int) -> None:
 
 
 @contextmanager
-def _locked(target: str, run_id: str, *, has_target: bool) -> Iterator[None]:
-    """Holds the lock of DIR, unless the caller has it, and removes it, also one that the killed run left. Raises
+def _locked(target: str, run_id: str, *, has_target: bool) -> Iterator[str]:
+    """Holds the lock of DIR, unless the caller or the run around it has it, and yields the run that has it. Raises
     TargetInUse."""
     fd = None if has_target else _lock_of(target, run_id)
     try:
-        yield
+        yield run_id if has_target or fd is not None else os.environ.get(RUN_ID, run_id)
     finally:
         if fd is not None:
-            dirlock.remove_lock(target, fd)
+            owner.let_go(fd)
 
 
 def _lock_of(target: str, run_id: str) -> int | None:
@@ -173,9 +174,9 @@ def _drained_outputs(place: kept.KeptPlace, *, has_target: bool) -> OutputsPart:
         manifest = Manifest(local.manifest)
         manifest.close()
         part = OutputsPart(directory=manifest.run.target, local_dir=local.tree)
-        Target(manifest.run).check()
-        with _locked(manifest.run.target, manifest.run.run_id, has_target=has_target):
-            result = upload_late(local)
+        Target(manifest.run).check_same()
+        with _locked(manifest.run.target, manifest.run.run_id, has_target=has_target) as owning:
+            result = upload_late(local, owning)
     except dirlock.TargetInUse as error:
         return outputpart.unknown(part, error.what)
     except OSError as error:

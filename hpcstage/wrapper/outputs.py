@@ -22,6 +22,7 @@ from hpcstage.node import kept
 from hpcstage.node.directory import outputs_base
 from hpcstage.problem import Problem
 from hpcstage.record.parts.outputs import OutputsPart
+from hpcstage.upload import owner
 from hpcstage.wrapper import dirlock, messages, outdir, outputpart
 from hpcstage.wrapper.child import is_fatal_pending
 from hpcstage.wrapper.leftovers import LONGEST_S, ForkedDrain
@@ -307,7 +308,7 @@ class RunOutputs:
     def _unlock(self) -> None:
         """Lets go of DIR, if that has not been done."""
         if self._lock is not None:
-            dirlock.unlock(self.part.directory, self._lock)
+            owner.let_go(self._lock)
         self._lock = None
 
     def _tell(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import json
 import os
 import re
@@ -13,6 +12,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import pytest
 from conftest import Hpcstage, kill_all, python_command, small_tmpfs, wait_for
 
 from hpcstage.node.kept import KeptPlace
+from hpcstage.upload.owner import OWNER, Owner
 
 Tree = Callable[..., Path]
 WRITE = """
@@ -224,30 +225,38 @@ JOB = {"JOB_ID": "7", "SGE_TASK_ID": "undefined", "SGE_O_WORKDIR": "/"}
 
 
 @pytest.fixture
-def earlier_start(tmp_path: Path) -> Iterator[int]:
-    """The lock of DIR, which an earlier start of a job has on another host."""
+def earlier_start(tmp_path: Path) -> Iterator[Path]:
+    """The file that says that an earlier start of a job, on another host, owns DIR, and is renewed."""
     (tmp_path / "results").mkdir()
-    fd = os.open(tmp_path / "results/.hpcstage-lock", os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    os.write(fd, b"run r1 on elsewhere, gridengine job 7\n")
-    yield fd
-    os.close(fd)
+    path, is_over = tmp_path / "results" / OWNER, threading.Event()
+    path.write_bytes(Owner("run r1 on elsewhere, gridengine job 7", "another boot", "1").data())
+
+    def renew() -> None:
+        while not is_over.wait(0.1):
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(path)
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    yield path
+    is_over.set()
+    thread.join()
 
 
 def test_an_earlier_start_of_the_same_job_on_another_host_is_waited_for(
-    hpcstage: Hpcstage, tmp_path: Path, earlier_start: int
+    hpcstage: Hpcstage, tmp_path: Path, earlier_start: Path
 ) -> None:
     process = hpcstage.start("run", "--out", tmp_path / "results", "--", "echo", "started", env=JOB)
     assert process.stderr is not None
     line = next(line for line in process.stderr if b"in use" in line)
     assert b"an earlier start of this job, run r1 on elsewhere, gridengine job 7: waiting for its end" in line
-    fcntl.flock(earlier_start, fcntl.LOCK_UN)
+    earlier_start.unlink()
     assert process.communicate(timeout=30)[0] == b"started\n"
     assert process.returncode == 0
 
 
 def test_a_signal_ends_a_start_that_waits_for_an_earlier_one(
-    hpcstage: Hpcstage, tmp_path: Path, earlier_start: int
+    hpcstage: Hpcstage, tmp_path: Path, earlier_start: Path
 ) -> None:
     process = hpcstage.start("run", "--out", tmp_path / "results", "--", "echo", "started", env=JOB)
     assert process.stderr is not None
@@ -259,10 +268,12 @@ def test_a_signal_ends_a_start_that_waits_for_an_earlier_one(
 
 @pytest.mark.parametrize("env", [{**JOB, "JOB_ID": "8"}, {**JOB, "SGE_TASK_ID": "3"}, {}])
 def test_another_job_is_not_waited_for(
-    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, earlier_start: int, env: dict[str, str]
+    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, earlier_start: Path, env: dict[str, str]
 ) -> None:
     hpcstage.env |= env
-    assert refused(hpcstage, make_tree(), "--out", tmp_path / "results").count("in use by run r1 on elsewhere") == 1
+    done = run(hpcstage, make_tree(), "--out", tmp_path / "results", "--", "echo", "started")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.count(b"in use by run r1 on elsewhere") == 1
 
 
 def test_a_directory_that_is_gone_costs_no_tries_and_its_files_can_be_forgotten(

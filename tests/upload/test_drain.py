@@ -17,6 +17,7 @@ from hpcstage.upload.ending import UNSEEN
 from hpcstage.upload.facts import Place
 from hpcstage.upload.freeing import free
 from hpcstage.upload.manifest import Manifest
+from hpcstage.upload.owner import OWNER, Owner, let_go, take
 from hpcstage.upload.start import start
 from hpcstage.upload.uploading import Uploader
 
@@ -115,6 +116,7 @@ def uploaded(place: Place) -> Uploader:
     made = Uploader(place, Manifest(place.manifest))
     Path(place.tree, "file").write_bytes(b"x" * 100_000)
     made.bring("file")
+    made.settle()
     return made
 
 
@@ -136,3 +138,36 @@ def test_a_file_that_is_open_stays(place: Place, uploaded: Uploader) -> None:
     Path(place.tree, "file").write_bytes(b"y" * 100_000)
     assert free(place, manifest, uploaded.target, "file") == 0
     manifest.close()
+
+
+# ---- two owners
+
+
+def test_a_run_that_was_taken_for_dead_stops_and_its_files_come_later(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcstage.upload.target.OWNER_S", 0.0)  # it stands still for a moment only
+    target = tmp_path / "DIR"
+    fd = take(os.fspath(target), "run run on this node")
+    drain = Drain(place)
+    write_and_wait(place, target, "stays", "goes")
+    (process,) = [one for one in psutil.Process().children() if one.pid == drain._pid]
+    process.suspend()
+    (target / OWNER).write_bytes(Owner("run 8 on another node", "another boot", "8").data())
+    for name in ("late", "goes", "stays"):
+        Path(place.tree, name).write_text("by the first")
+    Path(place.tree, "goes").unlink()
+    (target / "stays").write_text("by the other")
+    process.resume()
+    result = ended(drain)
+    assert {one["name"]: one["why"] for one in result["undrained"]} == dict.fromkeys(
+        ["late", "stays"], f"{target}: it is in use by run 8 on another node"
+    )
+    assert {path.name for path in target.iterdir()} == {OWNER, "stays", "goes"}
+    (target / OWNER).unlink()
+    let_go(fd)
+    result = upload_late(place)
+    assert result["undrained"] == []
+    assert result["findings"]["beside"] == {"stays": "stays.run"}
+    assert (target / "stays").read_text() == "by the other"
+    assert (target / "late").read_text() == "by the first"

@@ -13,12 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hpcstage.emulator import Slowfs, unavailable
 from hpcstage.node import kept
 from hpcstage.node.kept import KeptLock, KeptPlace
+from hpcstage.upload import owner
 from hpcstage.upload.facts import Place
+from hpcstage.upload.owner import OWNER, let_go
 from hpcstage.upload.start import start
 from hpcstage.wrapper import dirlock, leftovers, outdir
 
@@ -140,8 +143,8 @@ def test_a_late_drain_waits_for_who_uses_the_directory(left):
     left.end()
     lock = dirlock.lock(os.fspath(left.target), "--out results", "run 10 on this node")
     assert drained(left) == [("", f"{left.target} is in use by run 10 on this node")]
-    assert sorted(os.listdir(left.target)) == [dirlock.LOCK, "earlier"]
-    dirlock.unlock(os.fspath(left.target), lock)
+    assert sorted(os.listdir(left.target)) == [OWNER, "earlier"]
+    let_go(lock)
     assert drained(left) == []
     assert sorted(os.listdir(left.target)) == ["earlier", "file"], "its own lock is gone, too"
 
@@ -149,15 +152,15 @@ def test_a_late_drain_waits_for_who_uses_the_directory(left):
 def test_who_has_the_lock_of_the_directory_drains_itself(left):
     left.write()
     left.end()
-    lock = dirlock.lock(os.fspath(left.target), "--out results", "run 9 on this node")
+    lock = dirlock.lock(os.fspath(left.target), "--out results", "run run-9 on this node")
     own = left.place.take()
     assert own is not None
     try:
         assert leftovers.drain(left.place, own, 10.0, has_target=True).named("undrained") == ()
-        assert (left.target / dirlock.LOCK).read_text().startswith("run 9 on this node\n")
+        assert (left.target / OWNER).read_text().startswith("run run-9 on this node\n")
     finally:
         own.let_go()
-        dirlock.unlock(os.fspath(left.target), lock)
+        let_go(lock)
     assert sorted(os.listdir(left.target)) == ["earlier", "file"]
 
 
@@ -170,9 +173,9 @@ def test_a_drain_may_write_to_what_the_run_around_it_has_locked(left, monkeypatc
     try:
         assert drained(left) == []
         assert (left.target / "file").read_text() == "content"
-        assert (left.target / dirlock.LOCK).read_text().startswith("run 10 on another node\n")
+        assert (left.target / OWNER).read_text().startswith("run 10 on another node\n")
     finally:
-        dirlock.unlock(os.fspath(left.target), lock)
+        let_go(lock)
 
 
 def test_a_drain_comes_after_that_of_another_node(left):
@@ -180,7 +183,7 @@ def test_a_drain_comes_after_that_of_another_node(left):
     left.end()
     target = os.fspath(left.target)
     lock = dirlock.lock(target, target, "the drain of run 9 on another node")
-    ended = threading.Timer(0.3, dirlock.remove_lock, (target, lock))
+    ended = threading.Timer(0.3, let_go, (lock,))
     ended.start()
     assert drained(left) == []
     assert not ended.is_alive()
@@ -271,16 +274,19 @@ def test_a_directory_of_a_run_that_does_not_live_here_is_not_used(left, tmp_path
 
 @pytest.mark.skipif(NO_FUSE is not None, reason=str(NO_FUSE))
 def test_a_lock_on_a_file_system_that_hangs_is_let_go(tmp_path, monkeypatch):
-    monkeypatch.setattr(dirlock, "UNLOCK_S", 0.2)
+    monkeypatch.setattr(owner, "REMOVED_S", 0.2)
     source = tmp_path / "source"
     source.mkdir()
     with Slowfs(source) as slow:
         (slow.path / "first").write_text("closing this one tells the kernel that closing asks nobody")
         fd = dirlock.lock(os.fspath(slow.path), "results", "run 9")
+        renewing = psutil.Process(owner._held[fd].renewing)
         os.kill(slow.server_pid, signal.SIGSTOP)
         try:
             began_s = time.monotonic()
-            dirlock.unlock(os.fspath(slow.path), fd)
+            let_go(fd)
             assert time.monotonic() - began_s < 1.5
         finally:
             os.kill(slow.server_pid, signal.SIGCONT)
+        renewing.wait(30)
+        assert os.listdir(source) == ["first"], "it is removed as soon as the file system answers"

@@ -1,0 +1,175 @@
+"""Targets that have no hard links, lose replies or fail: DIR is exact, or each difference is named and comes later."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from uploadworld import SLOW, World, check, helds, histories, world
+
+from hpcstage.upload import copying, ending, target, uploading
+from hpcstage.upload.ending import Ended
+
+LOST = {
+    "link": errno.EEXIST,
+    "rename": errno.ENOENT,
+    "unlink": errno.ENOENT,
+    "rmdir": errno.ENOENT,
+    "mkdir": errno.EEXIST,
+    "symlink": errno.EEXIST,
+}
+"""Calls that a client of NFS sends again where it gets no reply, and what the server says then."""
+CALLS = {*LOST, "open", "lstat", "chmod", "utime", "pwrite", "ftruncate", "fchmod", "fsync"}
+TAKEN = "a file has the name of the directory"
+"""What DIR held is not replaced by a directory: that is so on all targets."""
+REFUSED = {errno.EROFS, errno.EDQUOT}
+"""Errors of calls that change something."""
+
+
+class _Shared:
+    """Stands for `os` where DIR is changed: a call may fail, or be done and fail as if its reply had been lost."""
+
+    def __init__(self, root: str, failing: Callable[[str], int]) -> None:
+        self._root, self._failing = root, failing
+
+    def __getattr__(self, name: str) -> object:
+        plain = getattr(os, name)
+        if name not in CALLS:
+            return plain
+
+        def call(*args: object, **more: object) -> object:
+            if not self._is_of_dir(*args):
+                return plain(*args, **more)
+            number = self._failing(name)
+            if number == LOST.get(name):
+                plain(*args, **more)
+            if number:
+                raise OSError(number, os.strerror(number), args[0])
+            return plain(*args, **more)
+
+        return call
+
+    def _is_of_dir(self, first: object, *others: object) -> bool:
+        paths = [os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else first, *others[:1]]
+        return any(isinstance(path, str) and path.startswith(self._root) for path in paths)
+
+
+@contextmanager
+def on(made: World, failing: Callable[[str], int]) -> Iterator[None]:
+    """Has DIR's file system fail."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (copying, ending, target, uploading):
+            patch.setattr(module, "os", _Shared(os.fspath(made.target), failing))
+        patch.setattr(ending, "THREADS", 1)
+        yield
+
+
+def done(made: World, history: list[tuple[object, ...]], failing: Callable[[str], int]) -> Ended:
+    """Does a history and ends it, while DIR's file system fails."""
+    with on(made, failing):
+        for operation in history:
+            try:
+                made.do([operation])
+            except OSError:  # the exact pass tries it again
+                assert operation[0] == "upload"
+        return made.end()
+
+
+def failed(report: Ended) -> dict[str, str]:
+    return {one.name: one.why for one in report.left if one.why != TAKEN}
+
+
+def planned(plan: dict[int, int]) -> Callable[[str], int]:
+    """Has the calls of these numbers fail."""
+    count = iter(range(1 << 30))
+    return lambda _: plan.get(next(count), 0)
+
+
+@SLOW
+@given(held=helds, history=histories)
+def test_it_is_exact_without_hard_links(held: dict[str, bytes], history: list[tuple[object, ...]]) -> None:
+    with world(held, []) as made:
+        report = done(made, history, lambda name: errno.EPERM if name == "link" else 0)
+        assert not failed(report)
+        check(made, report, is_late=False)
+
+
+HISTORY = [
+    ("write", "a", b"one"),
+    ("write", "d/b", b"two"),
+    ("link", "e", "a"),
+    *[("upload", name) for name in ("a", "d/b", "e")],
+    ("save", "a", b"three"),
+    ("upload", "a"),
+    ("remove", "d/b"),
+    ("rename", "b", "d/a"),
+    ("remove", "e"),
+]
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_lost_reply_is_no_error(has_links: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "WAITS_S", ())
+    for lost in range(100):
+        calls: list[str] = []
+
+        def failing(name: str, lost: int = lost, calls: list[str] = calls) -> int:
+            if name == "link" and not has_links:
+                return errno.EPERM
+            if name not in LOST or name == "mkdir":  # such a directory is taken for one that was there: it stays
+                return 0
+            calls.append(name)
+            return LOST[name] if len(calls) == lost else 0
+
+        with world({"b": b"held", "d/c": b"held"}, []) as made:
+            with on(made, failing):
+                made.do(HISTORY)
+                report = made.end()
+            assert not report.left, (lost, calls)
+            check(made, report, is_late=False)
+        if len(calls) < lost:
+            break
+    assert set(calls) >= {"link" if has_links else "rename", "rename", "unlink", "symlink"}
+
+
+faults = st.dictionaries(
+    st.integers(0, 150), st.sampled_from([errno.ESTALE, errno.EIO, errno.EDQUOT, errno.ENOSPC]), max_size=10
+)
+
+
+@SLOW
+@given(held=helds, history=histories, plan=faults)
+def test_what_fails_now_and_then_is_named_and_comes_later(
+    held: dict[str, bytes], history: list[tuple[object, ...]], plan: dict[int, int]
+) -> None:
+    with world(held, []) as made:
+        report = done(made, history, planned(plan))
+        check(made, report, is_late=bool(failed(report)), is_swept=not failed(report))
+        again = made.late()
+        assert not failed(again)
+        check(made, again, is_late=True)
+
+
+@SLOW
+@given(held=helds, history=histories, number=st.sampled_from(sorted(REFUSED)), after=st.integers(0, 60))
+def test_a_target_that_is_read_only_or_full_from_some_time_on_gets_all_later(
+    held: dict[str, bytes], history: list[tuple[object, ...]], number: int, after: int
+) -> None:
+    count = iter(range(1 << 30))
+
+    def failing(name: str) -> int:
+        if next(count) < after or name == "lstat" or (number == errno.EDQUOT and name in {"unlink", "rmdir", "open"}):
+            return 0
+        return number
+
+    with world(held, []) as made:
+        report = done(made, history, failing)
+        check(made, report, is_late=True, is_swept=False)
+        again = made.late()
+        assert not failed(again)
+        check(made, again, is_late=True)
