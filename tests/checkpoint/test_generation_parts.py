@@ -29,7 +29,7 @@ FULL, DELTA = GenerationKind.FULL, GenerationKind.DELTA
     ("measured", "kind", "reason"),
     [
         (Measurement(100, None), FULL, "there is no generation before"),
-        (Measurement(100, None, hindrance="it is damaged"), FULL, "it is damaged"),
+        (Measurement(100, None, damage="it is damaged"), FULL, "it is damaged"),
         (Measurement(1000, 42), DELTA, "4 % of the state changed"),
         (Measurement(1000, 900), DELTA, "90 % of the state changed"),
         (Measurement(1000, 901), FULL, "90 % of the state changed"),

@@ -36,8 +36,8 @@ class Measurement:
     """The older generations that a restore would need."""
     chain_bytes: int = 0
     """The bytes of their data."""
-    hindrance: str = ""
-    """Why there is nothing to compare with."""
+    damage: str = ""
+    """Why the generation before is none to compare with."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class KindChoice:
 def choose(measured: Measurement, policy: GenerationPolicy) -> KindChoice:
     """Takes a delta if it saves enough and its chain stays within its bounds."""
     if measured.changed_bytes is None:
-        return KindChoice(GenerationKind.FULL, measured.hindrance or "there is no generation before")
+        return KindChoice(GenerationKind.FULL, measured.damage or "there is no generation before")
     if policy.always is GenerationKind.FULL:
         return KindChoice(GenerationKind.FULL, "every generation was asked to be full")
     share = format_share(measured.changed_bytes / measured.state_bytes) if measured.state_bytes else "0 %"

@@ -1,11 +1,13 @@
 """A generation before it is written: the state compared with the generation before, and the choice of a kind.
 
-Reads the state and the generation before; writes nothing.
+Entries that are kept from the generation before are not read: they come with the hashes that its table has. Reads the
+state and the generation before; writes nothing.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +19,7 @@ from hpcstage.checkpoint.generations.manifest import (
     DamagedGeneration,
     GenerationKind,
     GenerationManifest,
+    SavedEntry,
     checksum,
     layout_of,
 )
@@ -28,11 +31,13 @@ from hpcstage.checkpoint.generations.terms import CommitMeter, CommitPhase, Comm
 
 @dataclass(frozen=True)
 class GenerationBefore:
-    """The newest generation, as far as the next one can build on it."""
+    """The newest generation."""
 
+    reader: GenerationReader
     opened: OpenGeneration | None = None
-    hindrance: str = ""
-    """Why it cannot be built on."""
+    """None where there is none, or its manifest or table is damaged."""
+    damage: str = ""
+    """Why the next one cannot refer to its blocks."""
     chain_bytes: int = 0
     """The bytes of its data and of the data of all that it needs."""
 
@@ -46,25 +51,41 @@ class GenerationBefore:
         """Returns the table of its blocks."""
         return None if self.opened is None else self.opened.table
 
+    def kept(self, names: Collection[str]) -> list[int]:
+        """Returns where in the manifest the checkpoints of these names are. Raises DamagedGeneration if it cannot be
+        read, and a ValueError unless it has all of them."""
+        if self.opened is None and self.damage:
+            raise DamagedGeneration(self.damage)
+        tops = [] if self.opened is None else [entry.name.partition("/")[0] for entry in self.opened.manifest.entries]
+        if missing := set(names).difference(tops):
+            raise ValueError(f"the newest generation has no {min(missing)!r} that could be kept")
+        return [index for index, top in enumerate(tops) if top in names]
 
-def newest_of(source: LocalSource) -> GenerationBefore:
-    """Returns what the next generation can build on."""
+
+def newest_of(source: LocalSource, verify: Callable[[int], object]) -> GenerationBefore:
+    """Returns what the next generation can build on; `verify` raises DamagedGeneration."""
     reader, numbers = GenerationReader(source), source.numbers()
     if not numbers:
-        return GenerationBefore()
+        return GenerationBefore(reader)
+    opened = None
     try:
-        newest = reader.generation(numbers[-1])
-        chain_bytes = sum(_data_bytes(source, reader, n) for n in (numbers[-1], *newest.manifest.needs))
+        opened = reader.generation(numbers[-1])
+        chain_bytes = sum(_data_bytes(source, reader, n) for n in (numbers[-1], *opened.manifest.needs))
+        verify(numbers[-1])
     except DamagedGeneration as error:
-        return GenerationBefore(hindrance=f"the generation before is damaged: {error.what}")
-    return GenerationBefore(newest, chain_bytes=chain_bytes)
+        return GenerationBefore(reader, opened, f"the generation before is damaged: {error.what}")
+    return GenerationBefore(reader, opened, chain_bytes=chain_bytes)
 
 
 @dataclass(frozen=True)
 class GenerationDraft:
-    """A state, compared."""
+    """A state and what is kept, compared."""
 
     state: FoundState
+    entries: tuple[SavedEntry, ...]
+    """The entries of the state, and after them those that are kept."""
+    first_kept: int
+    """The first block of the latter."""
     layout: BlockLayout
     difference: Difference
     before: GenerationBefore
@@ -89,9 +110,10 @@ class GenerationDraft:
     def choose(self, policy: GenerationPolicy) -> KindChoice:
         """Chooses the kind."""
         state_bytes = self.stored_bytes(GenerationKind.FULL)
-        changed_bytes = None if self.before.opened is None else self.stored_bytes(GenerationKind.DELTA)
+        is_usable = self.before.opened is not None and not self.before.damage
+        changed_bytes = self.stored_bytes(GenerationKind.DELTA) if is_usable else None
         measured = Measurement(
-            state_bytes, changed_bytes, len(self.before.chain), self.before.chain_bytes, self.before.hindrance
+            state_bytes, changed_bytes, len(self.before.chain), self.before.chain_bytes, self.before.damage
         )
         return choose(measured, policy)
 
@@ -115,18 +137,30 @@ class GenerationDraft:
             chain,
             max(time.time_ns(), before_ns + 1, after_ns + 1),
             self.layout.block_bytes,
-            self.state.entries,
+            self.entries,
             data_bytes,
             checksum(table),
         )
 
 
-def draft_of(state: FoundState, before: GenerationBefore, block_bytes: int, terms: CommitTerms) -> GenerationDraft:
-    """Reads a state and compares it."""
-    layout = layout_of(state.entries, block_bytes)
+def draft_of(
+    state: FoundState, kept: Collection[str], before: GenerationBefore, block_bytes: int, terms: CommitTerms
+) -> GenerationDraft:
+    """Reads a state and compares it. Raises as `GenerationBefore.kept` does, and a ValueError if the state has what is
+    kept."""
+    chosen = before.kept(kept)
+    if twice := set(kept).intersection(entry.name for entry in state.entries):
+        raise ValueError(f"{min(twice)!r} cannot be both saved and kept")
+    entries, rows = state.entries, []
+    if before.opened is not None and chosen:
+        block_bytes = before.opened.layout.block_bytes
+        entries += tuple(before.opened.manifest.entries[index] for index in chosen)
+        rows = [before.opened.table["hash"][slice(*before.opened.layout.starts[i : i + 2])] for i in chosen]
+    layout = layout_of(entries, block_bytes)
     total_bytes = sum(entry.size_bytes for entry in state.entries)
-    hashes = state.hashed(layout, CommitMeter(terms, CommitPhase.READING, total_bytes))
-    return GenerationDraft(state, layout, compare(hashes, layout, before.table), before)
+    read = state.hashed(layout, CommitMeter(terms, CommitPhase.READING, total_bytes))
+    hashes = np.concatenate([read, *rows])
+    return GenerationDraft(state, entries, len(read), layout, compare(hashes, layout, before.table), before)
 
 
 def _data_bytes(source: LocalSource, reader: GenerationReader, number: int) -> int:

@@ -146,11 +146,11 @@ class GenerationReader:
             start, end = first + start, first + end
             if table["length"][start]:
                 count = int(layout.lengths[start:end].sum())
-                self._read_run(generation, start, end, buffer[:count])
+                self.read_run(generation, start, end, buffer[:count])
                 yield int(layout.offsets[start]), buffer[:count]
 
-    def _read_run(self, generation: OpenGeneration, start: int, end: int, view: memoryview) -> None:
-        """Reads blocks that lie one behind the other."""
+    def read_run(self, generation: OpenGeneration, start: int, end: int, view: memoryview) -> None:
+        """Fills the buffer with blocks that lie one behind the other, verified."""
         record = generation.table[start]
         self._read(generation, start, view, int(record["offset"]))
         lengths = generation.layout.lengths[start:end].tolist()

@@ -8,6 +8,7 @@ writes a store at a time, one thread after the other.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from hpcstage.checkpoint.generations.choice import GenerationPolicy, KindChoice
 from hpcstage.checkpoint.generations.directory import StoreDirectory
-from hpcstage.checkpoint.generations.draft import GenerationBefore, GenerationDraft, draft_of, newest_of
+from hpcstage.checkpoint.generations.draft import GenerationDraft, draft_of, newest_of
 from hpcstage.checkpoint.generations.files import (
     Files,
     GenerationId,
@@ -103,9 +104,17 @@ class GenerationStore:
         return self._directory.next_number()
 
     def commit(
-        self, state: StateSource, identity: GenerationId | None = None, terms: CommitTerms | None = None
+        self,
+        state: StateSource,
+        identity: GenerationId | None = None,
+        terms: CommitTerms | None = None,
+        kept: Collection[str] = (),
     ) -> SavedGeneration:
         """Makes a generation of a state. Without an identity it has the next number, and is an attempt of its own.
+
+        `kept` are checkpoints that it has as the newest generation has them, whatever lies in the program's directory.
+        Raises a ValueError if that generation has none of such a name, or the state has it, too; DamagedGeneration if
+        what is kept cannot be read where it has to be.
 
         Raises StaleNumber if there are generations of this number or a higher one, StateChanged if the state changes
         meanwhile, NoRoom and CommitCancelled as the terms say, and OSError where the disk fails; then the generations
@@ -116,7 +125,8 @@ class GenerationStore:
         with self._writing(), self.source() as source:
             chosen = self._directory.identity(identity)
             found = state.scan(self._files)
-            draft = draft_of(found, self._before(source), self._policy.block_bytes, allowed)
+            before = newest_of(source, functools.partial(self._verify, source))
+            draft = draft_of(found, kept, before, self._policy.block_bytes, allowed)
             commit = _Commit(self._directory.path(chosen.number), chosen, allowed, began_s)
             full = KindChoice(GenerationKind.FULL, allowed.full_why) if allowed.full_why else None
             saved = _written(self._files, draft, full or draft.choose(self._policy), commit)
@@ -180,17 +190,6 @@ class GenerationStore:
         if number not in self._verified:
             verify(source, number)
             self._verified.add(number)
-
-    def _before(self, source: LocalSource) -> GenerationBefore:
-        """Returns what the next generation can build on: the newest, verified once in this process."""
-        before = newest_of(source)
-        if before.opened is None:
-            return before
-        try:
-            self._verify(source, before.opened.manifest.number)
-        except DamagedGeneration as error:
-            return GenerationBefore(hindrance=f"the generation before is damaged: {error.what}")
-        return before
 
 
 def _written(files: Files, draft: GenerationDraft, choice: KindChoice, commit: _Commit) -> SavedGeneration:

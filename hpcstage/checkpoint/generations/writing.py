@@ -1,4 +1,4 @@
-"""Writes the data of a generation: blocks of the state one behind the other.
+"""Writes the data of a generation: blocks of the state one behind the other, and those of entries that are kept.
 
 Owns the data file while it is written. Runs of blocks go from file to file inside the kernel. A block is stored only if
 it has the hash that the table says: what was copied is read back. Nothing here commits.
@@ -70,6 +70,14 @@ class DataFile:
         self._written += copied
         return place if copied == count else None
 
+    def add(self, content: memoryview) -> int:
+        """Adds some bytes; returns where they stand. Raises NoRoom."""
+        place = self._written
+        self._terms.check_room(place + len(content))
+        self._files.write(self._fd, content, place)
+        self._written += len(content)
+        return place
+
     def read_into(self, view: memoryview, offset: int) -> int:
         """Fills the buffer from a place of what was copied; returns how much there was."""
         return self._files.read_into(self._fd, view, offset)
@@ -92,11 +100,23 @@ class DataWriter:
     def write(self, blocks: Indices) -> None:
         """Stores blocks, given in ascending order."""
         self.table["generation"][blocks] = self.number
-        for file, chosen in self._by_file(blocks):
+        first_kept = int(np.searchsorted(blocks, self.draft.first_kept))
+        for file, chosen in self._by_file(blocks[:first_kept]):
             with self.draft.state.opened(file) as content:
                 for run in self._runs(chosen):
                     self._copy_run(content, file, run)
                     self.meter.add(int(self.draft.layout.lengths[run].sum()))
+        self._copy_kept(blocks[first_kept:])
+
+    def _copy_kept(self, blocks: Indices) -> None:
+        """Stores blocks of the generation before, verified. Raises DamagedGeneration."""
+        before, buffer = self.draft.before, memoryview(bytearray(self.draft.layout.block_bytes))
+        for block in blocks.tolist():
+            if before.opened is not None:
+                view, row = buffer[: self.draft.layout.lengths[block]], int(self.draft.difference.found[block])
+                before.reader.read_run(before.opened, row, row + 1, view)
+                self.table["offset"][block], self.table["length"][block] = self.data.add(view), len(view)
+                self.meter.add(len(view))
 
     def _runs(self, chosen: Indices) -> Iterator[Indices]:
         """Yields blocks that follow one another, so few that a commit can be ended in between."""
