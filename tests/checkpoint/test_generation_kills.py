@@ -116,7 +116,8 @@ def state(local_dir: Path) -> Path:
 @pytest.mark.parametrize("in_the_middle", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_between_any_two_calls(local_dir: Path, state: Path, kind: GenerationKind, in_the_middle: bool) -> None:
-    """A process opens a store that another left half a generation in, commits one more, and drops the older ones."""
+    """A process opens a store that another left half a generation in, commits one more, in which it keeps an entry that
+    is being rewritten, and drops the older ones."""
     policy = GenerationPolicy(block_bytes=BLOCK, longest_chain=2, always=kind)
     with GenerationStore(local_dir / "store", policy) as store:
         store.commit(FileTree(state))
@@ -128,10 +129,13 @@ def test_killed_between_any_two_calls(local_dir: Path, state: Path, kind: Genera
     next_state(state, 2)
     after = tree(state)
     work = local_dir / "work"
+    after["stays"] = before["stays"]
+    (state / "stays").write_bytes(b"being rewritten")
+    names, kept = sorted({*os.listdir(state)} - {"stays"}), ["stays"]
 
     def commit(files: Files) -> None:
         with GenerationStore(work, policy, files) as store:
-            store.commit(FileTree(state))
+            store.commit(FileTree(state, names), kept=kept)
             store.prune(keep=1)
 
     shutil.copytree(local_dir / "store", work)
@@ -151,9 +155,10 @@ def test_killed_between_any_two_calls(local_dir: Path, state: Path, kind: Genera
         assert found in (before, after)
         seen.add(found == after)
         with GenerationStore(work, policy) as store:
-            names = {path.name for path in work.iterdir()}
-            assert names == {generation_path(work, number).name for number in store.numbers()}
-            store.commit(FileTree(state))
+            assert {path.name for path in work.iterdir()} == {
+                generation_path(work, number).name for number in store.numbers()
+            }
+            store.commit(FileTree(state, names), kept=kept)
         assert newest(work, local_dir / "restored") == after
     assert seen == ({False} if in_the_middle else {False, True})
     assert in_a_child(lambda: commit(KilledFiles(len(watched.calls) + 1, in_the_middle))) in (DONE, KILLED)

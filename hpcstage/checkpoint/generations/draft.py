@@ -54,7 +54,7 @@ class GenerationBefore:
     def kept(self, names: Collection[str]) -> list[int]:
         """Returns where in the manifest the checkpoints of these names are. Raises DamagedGeneration if it cannot be
         read, and a ValueError unless it has all of them."""
-        if self.opened is None and self.damage:
+        if names and self.opened is None and self.damage:
             raise DamagedGeneration(self.damage)
         tops = [] if self.opened is None else [entry.name.partition("/")[0] for entry in self.opened.manifest.entries]
         if missing := set(names).difference(tops):
