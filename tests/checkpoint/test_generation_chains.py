@@ -240,8 +240,8 @@ def _at_rest() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(steps, min_size=1, max_size=7))
+@settings(max_examples=200, deadline=None)
+@given(st.lists(steps, min_size=3, max_size=8))
 def test_each_generation_of_a_chain_restores(chain: list[Step]) -> None:
     memory = SHM if os.access(SHM, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="test-hpcstage-chain-", dir=memory) as made:
