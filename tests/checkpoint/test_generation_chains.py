@@ -156,7 +156,8 @@ class Chain:
 
     top: Path
     expected: dict[int, Tree] = field(default_factory=dict)
-    damaged: set[int] = field(default_factory=set)
+    damaged: dict[int, int] = field(default_factory=dict)
+    """The newest generation that was there when the last bit of one was flipped."""
 
     def take(self, step: Step) -> None:
         for change in step.changes:
@@ -171,10 +172,10 @@ class Chain:
             }
             if number in numbers:
                 self.expected[number] = wanted
-            needed = store.drop_all_but(set(numbers) - step.dropped)
-        for one in needed:
+            dropped = store.drop_all_but(set(numbers) - step.dropped)
+        for one in dropped:
             del self.expected[one]
-        self.damaged &= self.expected.keys()
+            self.damaged.pop(one, None)
         if step.damaged and self.expected:
             self.damage(*step.damaged)
 
@@ -206,7 +207,7 @@ class Chain:
         path = generation_path(self.top / "store", number) / part
         if size := path.stat().st_size:
             flip(path, int(where * size))
-            self.damaged.add(number)
+            self.damaged[number] = max(self.expected)
 
     def restored(self, number: int) -> Tree | None:
         """What a generation restores, None if it is damaged."""
@@ -225,8 +226,10 @@ class Chain:
                 found = self.restored(number)
                 assert found in (wanted, None)
                 if found is None:
+                    needs = (number,)
                     with suppress(DamagedGeneration):
-                        assert self.damaged & {number, *reader.manifest(number).needs}
+                        needs += reader.manifest(number).needs
+                    assert max(self.damaged.get(one, 0) for one in needs) >= number, "none is built on damage"
 
 
 POLICIES = {kind: GenerationPolicy(block_bytes=BLOCK, longest_chain=LONGEST, always=kind) for kind in KINDS}
