@@ -7,7 +7,8 @@ import random
 import stat
 from pathlib import Path
 
-from hpcstage.checkpoint.generations.choice import GenerationPolicy
+from hpcstage.checkpoint.generations.store import GenerationStore
+from hpcstage.checkpoint.generations.terms import GenerationPolicy
 
 BLOCK = 4096
 SMALL = GenerationPolicy(block_bytes=BLOCK)
@@ -77,3 +78,8 @@ def flip(path: Path, offset: int) -> None:
     """Flips one bit of a byte."""
     content = path.read_bytes()[offset]
     overwrite(path, offset, bytes([content ^ 0x10]))
+
+
+def prune(store: GenerationStore, keep: int) -> list[int]:
+    """Drops all but the newest generations; returns the dropped."""
+    return store.drop_all_but(store.retained(keep))

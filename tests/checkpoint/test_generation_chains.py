@@ -20,14 +20,13 @@ pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from hpcstage.checkpoint.generations import state as state_module
-from hpcstage.checkpoint.generations.choice import GenerationPolicy
 from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
 from hpcstage.checkpoint.generations.restoring import restore
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.generations.terms import CommitTerms
+from hpcstage.checkpoint.generations.terms import CommitTerms, GenerationPolicy
 
 BLOCK, LONGEST = 512, 3
 NAMES = ("step_1", "step_2", "last", "sharded/rank0", "sharded/rank1", "sharded/deep/x")

@@ -13,20 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from states import BLOCK, SMALL, flip, noise, overwrite, tree
+from states import BLOCK, SMALL, flip, noise, overwrite, prune, tree
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 
-from hpcstage.checkpoint.generations.choice import GenerationPolicy
-from hpcstage.checkpoint.generations.directory import StoreInUse, UnsafeStore
 from hpcstage.checkpoint.generations.files import RESTORING, Files, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind, GenerationManifest
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.restoring import UnusableTarget, restore_newest
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged
-from hpcstage.checkpoint.generations.store import GenerationStore
+from hpcstage.checkpoint.generations.store import GenerationStore, StoreInUse, UnsafeStore
+from hpcstage.checkpoint.generations.terms import GenerationPolicy
 
 FULL = GenerationPolicy(block_bytes=BLOCK, always=GenerationKind.FULL)
 
@@ -97,7 +96,7 @@ def test_the_last_generation_that_verifies_is_not_dropped(tmp_path: Path, state:
     directory = generations(tmp_path, state, 3)
     flip(generation_path(directory, 3) / part, 40)
     with GenerationStore(directory, FULL) as store:
-        assert store.prune(keep=1) == [1]
+        assert prune(store, 1) == [1]
     assert restore_newest(LocalSource(directory), tmp_path / "restored").number == 2
 
 
@@ -163,7 +162,7 @@ def test_the_files_of_a_generation_and_the_order_in_which_they_go(tmp_path: Path
     directory = generations(tmp_path, state, 2)
     assert sorted(path.name for path in generation_path(directory, 1).iterdir()) == ["blocks", "data", "manifest.json"]
     with GenerationStore(directory, FULL, Noting()) as store:
-        assert store.prune(keep=1) == [1]
+        assert prune(store, 1) == [1]
     assert (gone[0], sorted(gone)) == ("manifest.json", ["blocks", "data", "manifest.json"])
 
 
@@ -199,7 +198,7 @@ def test_a_store_belongs_to_the_process_that_opened_it(
         with pytest.raises(StoreInUse):
             store.commit(FileTree(state))
         with pytest.raises(StoreInUse):
-            store.prune(1)
+            prune(store, 1)
     store.close()
     with pytest.raises(StoreInUse):
         store.commit(FileTree(state))
@@ -240,7 +239,7 @@ def test_a_reader_follows_a_writer_that_drops_what_it_reads(tmp_path: Path, stat
     def replaced() -> None:
         with GenerationStore(directory, FULL) as store:
             store.commit(FileTree(state))
-            store.prune(keep=1)
+            prune(store, 1)
 
     first = generation_path(directory, 1) / GenerationPart.MANIFEST
     source = LocalSource(directory, ActingFiles(os.open, replaced, first))

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import pytest
 from conftest import wait_for
-from states import BLOCK, SMALL, Tree, noise, nudged, tree
+from states import BLOCK, SMALL, Tree, noise, nudged, prune, tree
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
-from hpcstage.checkpoint.generations.choice import GenerationPolicy
 from hpcstage.checkpoint.generations.files import Files, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import GenerationKind
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.restoring import restore_newest
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
+from hpcstage.checkpoint.generations.terms import GenerationPolicy
 
 KINDS = [GenerationKind.FULL, GenerationKind.DELTA]
 KILLED, DONE = 9, 7
@@ -136,7 +136,7 @@ def test_killed_between_any_two_calls(local_dir: Path, state: Path, kind: Genera
     def commit(files: Files) -> None:
         with GenerationStore(work, policy, files) as store:
             store.commit(FileTree(state, names), kept=kept)
-            store.prune(keep=1)
+            prune(store, 1)
 
     shutil.copytree(local_dir / "store", work)
     commit(Files())  # the state is older than a tick of the clock from here on, and is looked at once
@@ -177,7 +177,7 @@ def test_a_commit_makes_no_call_past_its_files(local_dir: Path, state: Path) -> 
             next_state(state, 1)
             sys.addaudithook(hook)
             store.commit(FileTree(state))
-            store.prune(keep=1)
+            prune(store, 1)
             assert past == []
             os.listdir(state)
             assert past, "the hook works"
@@ -218,7 +218,7 @@ def test_killed_at_random_moments(local_dir: Path, state: Path) -> None:
         with GenerationStore(local_dir / "store", policy) as store:
             for turn in itertools.count():
                 store.commit(FileTree(states[turn % 2]))
-                store.prune(keep=1)
+                prune(store, 1)
 
     committed: set[int] = set()
     for _ in range(12):

@@ -14,14 +14,13 @@ from states import BLOCK, SMALL, flip, noise, nudged, overwrite, tree
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
-from hpcstage.checkpoint.generations.directory import StaleNumber
 from hpcstage.checkpoint.generations.files import LAST_NUMBER, GenerationId, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
 from hpcstage.checkpoint.generations.restoring import restore, restore_newest
 from hpcstage.checkpoint.generations.state import FileTree
-from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.generations.terms import CommitCancelled, CommitPhase, CommitProgress, CommitTerms, NoRoom
+from hpcstage.checkpoint.generations.store import GenerationStore, StaleNumber
+from hpcstage.checkpoint.generations.terms import CommitPhase, CommitProgress, CommitTerms, NoRoom
 
 FULL = replace(SMALL, always=GenerationKind.FULL)
 
@@ -99,16 +98,16 @@ class TestTerms:
             assert store.commit(FileTree(state), terms=CommitTerms(needed + 1000)).written_bytes <= needed + 1000
 
     @pytest.mark.parametrize("phase", list(CommitPhase))
-    def test_a_commit_that_is_cancelled_leaves_nothing(self, tmp_path: Path, state: Path, phase: CommitPhase) -> None:
-        seen: list[CommitProgress] = []
+    def test_a_commit_that_is_ended_leaves_nothing(self, tmp_path: Path, state: Path, phase: CommitPhase) -> None:
         (state / "b").write_bytes(noise(10 * BLOCK, 2))
 
-        def heard() -> bool:
-            return bool(seen) and seen[-1].phase is phase and seen[-1].done_bytes < seen[-1].total_bytes
+        def heard(progress: CommitProgress) -> None:
+            if progress.phase is phase:
+                raise InterruptedError
 
         with GenerationStore(tmp_path / "store", SMALL) as store:
-            with pytest.raises(CommitCancelled):
-                store.commit(FileTree(state), terms=CommitTerms(is_cancelled=heard, progress=seen.append))
+            with pytest.raises(InterruptedError):
+                store.commit(FileTree(state), terms=CommitTerms(progress=heard))
             assert list((tmp_path / "store").iterdir()) == []
             store.commit(FileTree(state))
 
@@ -252,7 +251,7 @@ class TestEntries:
         (left / "below").chmod(0)
         with GenerationStore(tmp_path / "store", SMALL) as store:
             assert store.commit(FileTree(state)).manifest.entries[-1].name == "a", "it is no part of a state"
-            store.restore_newest(state)
+            restore_newest(store.source(), state)
         assert [path.name for path in state.iterdir()] == ["a"]
 
     def test_nothing_is_asked_of_the_directory_above(

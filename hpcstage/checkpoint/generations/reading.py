@@ -18,9 +18,8 @@ import numpy as np
 import xxhash
 
 from hpcstage.checkpoint.generations.files import PIECE_BYTES, Files, GenerationPart, generation_number, generation_path
-from hpcstage.checkpoint.generations.layout import BlockLayout
+from hpcstage.checkpoint.generations.layout import RECORD, BlockLayout, Table
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest, checksum
-from hpcstage.checkpoint.generations.table import RECORD, Table
 
 _KEPT_OPEN = frozenset({GenerationPart.DATA, GenerationPart.PARITY})
 """The files that are read block by block."""
