@@ -211,12 +211,11 @@ class TestEntries:
         (state / "a").unlink()
         overwrite(state / "sharded" / "rank0", 0, b"newer")
         (state / "of-the-program").write_bytes(b"x")
-        restored = restore_newest(LocalSource(tmp_path / "store"), state)
-        assert restored.kept == ("link", "sharded")
+        assert restore(LocalSource(tmp_path / "store"), 1, state).kept == ("link", "sharded")
         assert tree(state)["a"] == saved["a"]
         assert (state / "sharded" / "rank0").read_bytes() == b"newer"
         assert (state / "of-the-program").read_bytes() == b"x"
-        assert restore_newest(LocalSource(tmp_path / "store"), state).kept == ("a", "link", "sharded")
+        assert restore(LocalSource(tmp_path / "store"), 1, state).kept == ("a", "link", "sharded")
 
     @pytest.mark.parametrize("missing", ["", "flags", "function"])
     def test_what_is_older_changes_places(

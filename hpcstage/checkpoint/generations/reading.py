@@ -150,26 +150,19 @@ class GenerationReader:
 
     def read_run(self, generation: OpenGeneration, start: int, end: int, view: memoryview) -> None:
         """Fills the buffer with blocks that lie one behind the other, verified."""
-        record = generation.table[start]
-        self._read(generation, start, view, int(record["offset"]))
-        lengths = generation.layout.lengths[start:end].tolist()
-        for block, (begin, until) in enumerate(itertools.pairwise(itertools.accumulate(lengths, initial=0)), start):
-            self._verify(generation, block, view[begin:until])
-
-    def _read(self, generation: OpenGeneration, block: int, view: memoryview, offset: int) -> None:
-        owner = int(generation.table["generation"][block])
+        record, place = generation.table[start], generation.place
+        owner = int(record["generation"])
         try:
-            count = self.source.read_into(owner, GenerationPart.DATA, view, offset)
+            count = self.source.read_into(owner, GenerationPart.DATA, view, int(record["offset"]))
         except OSError as error:
-            what = f"{generation.place(block)} cannot be read from the data of generation {owner}: {error.strerror}"
+            what = f"{place(start)} cannot be read from the data of generation {owner}: {error.strerror}"
             raise DamagedGeneration(what) from error
         if count < len(view):
-            raise DamagedGeneration(f"the data of generation {owner} is too short for {generation.place(block)}")
-
-    @staticmethod
-    def _verify(generation: OpenGeneration, block: int, view: memoryview) -> None:
-        if xxhash.xxh3_128_digest(view) != generation.table["hash"][block].tobytes():
-            raise DamagedGeneration(f"{generation.place(block)} differs from its hash")
+            raise DamagedGeneration(f"the data of generation {owner} is too short for {place(start)}")
+        edges = itertools.accumulate(generation.layout.lengths[start:end].tolist(), initial=0)
+        for block, (begin, until) in enumerate(itertools.pairwise(edges), start):
+            if xxhash.xxh3_128_digest(view[begin:until]) != generation.table["hash"][block].tobytes():
+                raise DamagedGeneration(f"{place(block)} differs from its hash")
 
     def _verified(self, number: int) -> OpenGeneration:
         manifest = self.manifest(number)

@@ -14,12 +14,11 @@ import fcntl
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcstage.checkpoint.generations.files import LOCK, RESTORING, lock_file
+from hpcstage.checkpoint.generations.files import LOCK, RESTORING, Files, lock_file
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest, SavedEntry
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, OpenGeneration
 from hpcstage.errors import HpcstageError
@@ -46,22 +45,17 @@ class RestoredState:
     """The generation that was restored."""
 
     number: int
-    entries: int
-    state_bytes: int
-    kept: tuple[str, ...]
-    """The entries of the directory that were there and are not older; those of the generation were not placed."""
     refused: tuple[RefusedGeneration, ...]
     """The newer ones, newest first."""
 
 
 @dataclass(frozen=True)
 class PlacedEntries:
-    """The entries that a restore placed in the directory, and those that it did not."""
+    """The entries of a generation that a restore placed in the directory, and those that it did not."""
 
-    manifest: GenerationManifest
     placed: tuple[str, ...]
     kept: tuple[str, ...]
-    """The entries that were there and are not older."""
+    """Entries that are not older had their names."""
 
 
 class UnusableTarget(HpcstageError):
@@ -84,12 +78,11 @@ def restore_newest(source: BlockSource, directory: Path) -> RestoredState:
     while untried := set(source.numbers()) - refused.keys():
         number = max(untried)
         try:
-            found = restore(source, number, directory)
+            restore(source, number, directory)
         except DamagedGeneration as error:
             refused[number] = RefusedGeneration(number, error.what)
             continue
-        newer = tuple(refused[n] for n in sorted(refused, reverse=True) if n > number)
-        return RestoredState(number, len(found.manifest.entries), found.manifest.state_bytes, found.kept, newer)
+        return RestoredState(number, tuple(refused[n] for n in sorted(refused, reverse=True) if n > number))
     raise NothingToRestore([refused[n] for n in sorted(refused, reverse=True)])
 
 
@@ -113,11 +106,12 @@ def restore(
         with making_in(directory) as beside:
             reader = GenerationReader(source)
             opened = reader.generation(number)
-            chosen = {name: name for name in times_of(opened.manifest)} if names is None else names
+            times = times_of(opened.manifest)
+            chosen = dict(zip(times, times, strict=True)) if names is None else names
             _restore_entries(reader, opened, beside, chosen)
             sync_directory(beside)
-            times = times_of(opened.manifest) | dict.fromkeys(replaced, sys.maxsize)
-            found = _placed(opened.manifest, beside, directory, {chosen[name]: (name, times[name]) for name in chosen})
+            times |= dict.fromkeys(replaced, NEWEST_NS)
+            placed = [name for name in chosen if place(beside / name, directory / chosen[name], times[name])]
             sync_directory(directory)
             if is_new:
                 sync_directory(directory.parent)
@@ -126,7 +120,7 @@ def restore(
             with contextlib.suppress(OSError):
                 directory.rmdir()
         raise
-    return found
+    return PlacedEntries(tuple(placed), tuple(name for name in chosen if name not in placed))
 
 
 def remove_leftovers(directory: Path) -> list[str]:
@@ -203,17 +197,6 @@ def times_of(manifest: GenerationManifest) -> dict[str, int]:
     return times
 
 
-def _placed(
-    manifest: GenerationManifest, beside: Path, directory: Path, names: Mapping[str, tuple[str, int]]
-) -> PlacedEntries:
-    """Gives entries their names, unless one that is not older has it; `names` has for each the entry and its time."""
-    placed: list[str] = []
-    kept: list[str] = []
-    for there, (name, time_ns) in names.items():
-        (placed if place(beside / name, directory / there, time_ns) else kept).append(name)
-    return PlacedEntries(manifest, tuple(placed), tuple(kept))
-
-
 def place(made: Path, target: Path, time_ns: int) -> bool:
     """Renames an entry to its name; returns False if one that is not older has it. An older one changes places with it
     and goes with the directory in which the entry was made."""
@@ -267,17 +250,18 @@ def newest_ns(path: Path) -> int:
     return newest
 
 
-def verify(source: BlockSource, number: int) -> GenerationManifest:
+def verify(source: BlockSource, number: int) -> None:
     """Reads every block of a generation. Raises DamagedGeneration if one cannot be restored."""
     reader = GenerationReader(source)
     opened = reader.generation(number)
     for file in range(len(opened.manifest.entries)):
         for _ in reader.pieces(opened, file):
             pass
-    return opened.manifest
 
 
 def _restore_entries(reader: GenerationReader, opened: OpenGeneration, directory: Path, names: Container[str]) -> None:
+    """Makes entries in a directory and has all of them on the disk; what is zero of a file stays a hole."""
+    files = Files()
     entries = [(i, one) for i, one in enumerate(opened.manifest.entries) if one.name.partition("/")[0] in names]
     for index, entry in entries:
         path = directory / entry.name
@@ -287,27 +271,15 @@ def _restore_entries(reader: GenerationReader, opened: OpenGeneration, directory
             path.symlink_to(entry.target)
             os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
         else:
-            _restore_file(reader, opened, index, path)
+            with files.created(path) as fd:
+                os.ftruncate(fd, entry.size_bytes)
+                for offset, content in reader.pieces(opened, index):
+                    files.write(fd, content, offset)
+                _finish(fd, entry)
     for _, entry in reversed(entries):  # a directory's times and mode come after all below it
         if entry.type is EntryType.DIRECTORY:
-            with _directory(directory / entry.name) as fd:
+            with files.opened(directory / entry.name) as fd:
                 _finish(fd, entry)
-
-
-def _restore_file(reader: GenerationReader, opened: OpenGeneration, index: int, path: Path) -> None:
-    """Writes what is not zero; the rest of the file is a hole."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        entry = opened.manifest.entries[index]
-        os.ftruncate(fd, entry.size_bytes)
-        for offset, data in reader.pieces(opened, index):
-            left, place = data, offset
-            while left:
-                count = os.pwrite(fd, left, place)
-                left, place = left[count:], place + count
-        _finish(fd, entry)
-    finally:
-        os.close(fd)
 
 
 def _finish(fd: int, entry: SavedEntry) -> None:
@@ -317,19 +289,13 @@ def _finish(fd: int, entry: SavedEntry) -> None:
     os.fsync(fd)
 
 
-@contextlib.contextmanager
-def _directory(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def sync_directory(path: Path) -> None:
     """Has the names of a directory on the disk."""
-    with _directory(path) as fd:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
         os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _remove(directory: Path) -> None:
