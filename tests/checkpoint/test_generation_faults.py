@@ -150,22 +150,6 @@ def test_a_file_with_the_name_of_a_generation_is_left_alone(tmp_path: Path, stat
     assert all((directory / name).is_dir() for name in ("000000003", "00000000", "4294967296"))
 
 
-def test_the_files_of_a_generation_and_the_order_in_which_they_go(tmp_path: Path, state: Path) -> None:
-    gone: list[str] = []
-
-    class Noting(Files):
-        def call(self, function, /, *arguments, **options):
-            if function is os.unlink:
-                gone.append(Path(arguments[0]).name)
-            return super().call(function, *arguments, **options)
-
-    directory = generations(tmp_path, state, 2)
-    assert sorted(path.name for path in generation_path(directory, 1).iterdir()) == ["blocks", "data", "manifest.json"]
-    with GenerationStore(directory, FULL, Noting()) as store:
-        assert prune(store, 1) == [1]
-    assert (gone[0], sorted(gone)) == ("manifest.json", ["blocks", "data", "manifest.json"])
-
-
 def test_threads_commit_one_after_the_other(tmp_path: Path, state: Path) -> None:
     with GenerationStore(tmp_path / "store", SMALL) as store:
         made: list[int] = []

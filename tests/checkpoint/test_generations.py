@@ -84,16 +84,6 @@ def test_pipes_are_left_out(tmp_path: Path, state: Path) -> None:
     assert [entry.name for entry in saved(tmp_path, state).manifest.entries] == ["file"]
 
 
-def test_only_the_named_entries_are_saved(tmp_path: Path, state: Path) -> None:
-    (state / "complete").mkdir()
-    (state / "complete" / "file").write_bytes(b"x")
-    (state / "being-written").write_bytes(b"y")
-    with GenerationStore(tmp_path / "store") as store:
-        store.commit(FileTree(state, ["complete"]))
-    restore_newest(LocalSource(tmp_path / "store"), tmp_path / "restored")
-    assert tree(tmp_path / "restored").keys() == {"complete", "complete/file"}
-
-
 @pytest.mark.parametrize("in_kernel", [True, False])
 def test_large_files_are_copied_in_the_kernel_or_by_hand(tmp_path: Path, state: Path, in_kernel: bool) -> None:
     class NoCopyInKernel(Files):
@@ -210,32 +200,10 @@ def test_old_generations_go_when_nothing_newer_needs_them(tmp_path: Path, state:
     check_newest(tmp_path, state)
 
 
-def test_a_damaged_manifest_does_not_keep_old_generations(tmp_path: Path, state: Path) -> None:
-    with GenerationStore(tmp_path / "store", GenerationPolicy(always=GenerationKind.FULL)) as store:
-        for step in range(4):
-            (state / "a").write_bytes(noise(BLOCK, step))
-            store.commit(FileTree(state))
-        flip(generation_path(tmp_path / "store", 4) / GenerationPart.MANIFEST, 40)
-        flip(generation_path(tmp_path / "store", 2) / GenerationPart.MANIFEST, 40)
-        assert prune(store, 1) == [2, 1], "4 may be repaired from elsewhere"
-
-
 def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
     with GenerationStore(tmp_path / "store"), pytest.raises(StoreInUse, match="another process"):
         GenerationStore(tmp_path / "store")
     GenerationStore(tmp_path / "store").close()
-
-
-def test_what_a_killed_commit_left_is_removed(tmp_path: Path, state: Path) -> None:
-    (state / "a").write_bytes(b"x")
-    saved(tmp_path, state)
-    left = generation_path(tmp_path / "store", 2)
-    left.mkdir()
-    (left / GenerationPart.DATA).write_bytes(b"half")
-    (tmp_path / "store" / "of-somebody-else").mkdir()
-    with GenerationStore(tmp_path / "store") as store:
-        assert store.numbers() == [1]
-    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["00000001", "of-somebody-else"]
 
 
 @pytest.mark.parametrize("moment", [os.copy_file_range, os.pwrite])
