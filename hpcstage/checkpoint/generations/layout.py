@@ -140,14 +140,8 @@ def find(hashes: Hashes, known: Hashes) -> Indices:
     return np.where((known[candidates] == hashes).all(axis=1), candidates, -1)
 
 
-def first_alike(hashes: Hashes, among: Mask) -> Indices:
-    """Returns for each block the first one of the same hash among those of the mask; itself where it is not in it."""
-    made = np.arange(len(hashes))
-    chosen = np.flatnonzero(among)
-    if len(chosen):
-        words = hashes[chosen]
-        _, first, which = np.unique(words[:, 0], return_index=True, return_inverse=True)
-        alike = first[which]
-        same = (words == words[alike]).all(axis=1)
-        made[chosen[same]] = chosen[alike[same]]
-    return made
+def first_alike(hashes: Hashes) -> Indices:
+    """Returns for each hash the first one that is the same."""
+    _, first, which = np.unique(hashes[:, 0], return_index=True, return_inverse=True)
+    alike = first[which]
+    return np.where((hashes == hashes[alike]).all(axis=1), alike, np.arange(len(hashes)))

@@ -87,10 +87,8 @@ class LocalSource:
         """Tells whether a generation is committed; one whose directory cannot be read is, as far as anybody knows."""
         try:
             self._files.call(os.lstat, self._path(number, GenerationPart.MANIFEST))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:
-            return True
+        except OSError as error:
+            return not isinstance(error, FileNotFoundError | NotADirectoryError)
         return True
 
     def _path(self, number: int, part: GenerationPart) -> Path:

@@ -136,22 +136,15 @@ class GenerationDraft:
         """Tells which blocks the generation before does not have."""
         return (self.found < 0) & ~self.zeros
 
-    def wanted(self, kind: GenerationKind) -> Mask:
-        """Tells which blocks have their bytes in a generation of this kind."""
-        return ~self.zeros if kind is GenerationKind.FULL else self.changed
-
-    def alike(self, kind: GenerationKind) -> Indices:
-        """Returns for each of them the first one of the same content; other blocks stand for themselves."""
-        return first_alike(self.hashes, self.wanted(kind))
-
-    def stored(self, kind: GenerationKind) -> Indices:
-        """Returns the blocks that a generation of this kind stores, each content once."""
-        first = self.alike(kind) == np.arange(self.layout.count)
-        return np.flatnonzero(self.wanted(kind) & first)
+    def own(self, kind: GenerationKind) -> tuple[Indices, Indices]:
+        """Returns the blocks that have their bytes in a generation of this kind, and for each the one that is stored:
+        the first of the same content."""
+        own = np.flatnonzero(~self.zeros if kind is GenerationKind.FULL else self.changed)
+        return own, own[first_alike(self.hashes[own])]
 
     def stored_bytes(self, kind: GenerationKind) -> int:
         """Returns the bytes of the blocks that a generation of this kind stores."""
-        return int(self.layout.lengths[self.stored(kind)].sum())
+        return int(self.layout.lengths[np.unique(self.own(kind)[1])].sum())
 
     def choose(self, policy: GenerationPolicy, full_why: str) -> KindChoice:
         """Chooses the kind."""
@@ -203,11 +196,9 @@ def draft_of(
 
 def _zero_blocks(hashes: Hashes, layout: BlockLayout) -> Mask:
     """Tells which blocks are nothing but zeros."""
-    made = np.zeros(len(hashes), bool)
-    for length in np.unique(layout.lengths).tolist():
-        zeros = np.frombuffer(xxhash.xxh3_128_digest(bytes(length)), "<u8")
-        made |= (layout.lengths == length) & (hashes == zeros).all(axis=1)
-    return made
+    lengths, which = np.unique(layout.lengths, return_inverse=True)
+    zeros = np.frombuffer(b"".join(xxhash.xxh3_128_digest(bytes(int(length))) for length in lengths), "<u8")
+    return np.asarray((hashes == zeros.reshape(-1, 2)[which]).all(axis=1))
 
 
 class DataWriter:
@@ -231,7 +222,8 @@ class DataWriter:
         if kind is not GenerationKind.FULL and draft.before.opened is not None:
             known = np.flatnonzero(draft.found >= 0)
             table[known] = draft.before.opened.table[draft.found[known]]
-        stored = draft.stored(kind)
+        own, alike = draft.own(kind)
+        stored = np.unique(alike)
         table["generation"][stored] = number
         first_kept = int(np.searchsorted(stored, draft.first_kept))
         for file, chosen in self._by_file(stored[:first_kept]):
@@ -240,8 +232,7 @@ class DataWriter:
                     self._copy_run(source, file, run)
         self._copy_kept(stored[first_kept:])
         self._files.call(os.fsync, self._fd)
-        own, alike = np.flatnonzero(draft.wanted(kind)), draft.alike(kind)
-        table[own] = table[alike[own]]
+        table[own] = table[alike]
         return table.tobytes(), self._size_bytes
 
     def _by_file(self, blocks: Indices) -> Iterator[tuple[int, Indices]]:
