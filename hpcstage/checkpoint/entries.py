@@ -212,7 +212,7 @@ def leads_to(directory: str, name: str) -> str | None:
 
 
 def _printed(directory: str, name: str) -> _Print:
-    """Returns an entry as it is; nothing if it is gone."""
+    """Returns an entry as it is; nothing if it is gone. Sockets, pipes and devices are no entries."""
     with suppress(OSError):
         return tuple(_prints(directory, name))
     return ()
@@ -220,7 +220,8 @@ def _printed(directory: str, name: str) -> _Print:
 
 def _prints(directory: str, name: str) -> Iterator[tuple[str, int, int, int, int]]:
     status = os.lstat(f"{directory}/{name}")
-    yield name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    if stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR):
+        yield name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
     if stat.S_ISDIR(status.st_mode):
         for below in sorted(os.listdir(f"{directory}/{name}")):
             yield from _prints(directory, f"{name}/{below}")

@@ -11,15 +11,10 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hpcstage.checkpoint.keeping.facts import CannotKeep, CheckpointCharter, CheckpointPlace, DrainTerms, KeepingReport
+from hpcstage.checkpoint.job.place import CannotKeep, CheckpointCharter, CheckpointPlace, CheckpointReport, DrainTerms
 from hpcstage.errors import HpcstageError
 from hpcstage.forked import fork, reap
-
-if TYPE_CHECKING:
-    from hpcstage.checkpoint.jobwide.jobkeeper import JobKeeper
-    from hpcstage.checkpoint.keeping.keeper import CheckpointKeeper
 
 NICE = 10
 _READ_BYTES = 1 << 16
@@ -28,13 +23,13 @@ _READ_BYTES = 1 << 16
 class CheckpointAgentProcess:
     """Owns the process that keeps one directory, as a service of an event loop."""
 
-    def __init__(self, place: CheckpointPlace, terms: DrainTerms, node_dir: Path | None = None) -> None:
+    def __init__(self, place: CheckpointPlace, terms: DrainTerms, node_dir: Path) -> None:
         """`node_dir` is where the exchange of this node is found, in a job of several nodes. Raises OSError."""
         self._place = place
         self._node_dir = node_dir
         self._terms = terms
         self._rest = b""
-        self._report: KeepingReport | None = None
+        self._report: CheckpointReport | None = None
         self._is_over = False
         self.is_ready = False
         """Whether the program may use the directory."""
@@ -76,7 +71,7 @@ class CheckpointAgentProcess:
         """Whether nothing more will be done."""
         return not self._pid
 
-    def report(self) -> KeepingReport | None:
+    def report(self) -> CheckpointReport | None:
         """Returns the last report; None if the process died before its end, so that the checkpoints have to be drained
         late."""
         return self._report if self._is_over else None
@@ -95,17 +90,7 @@ class CheckpointAgentProcess:
         self._is_over = bool(said.get("is_over"))
         found = said.get("report")
         if isinstance(found, dict):
-            self._report = KeepingReport.from_json(found)
-
-    def _keeper(self, commands: int, tell: Callable[[KeepingReport], None]) -> CheckpointKeeper | JobKeeper:
-        charter = CheckpointCharter.load(self._place)
-        if charter.nodes and self._node_dir is not None:
-            from hpcstage.checkpoint.jobwide.jobkeeper import JobKeeper
-
-            return JobKeeper(self._place, charter, self._node_dir, commands, tell, self._terms)
-        from hpcstage.checkpoint.keeping.keeper import CheckpointKeeper  # NumPy makes threads, after the fork only
-
-        return CheckpointKeeper(self._place, commands, tell, self._terms)
+            self._report = CheckpointReport.from_json(found)
 
     def _keep(self, commands: int, reports: int) -> None:
         """Keeps the directory, in the child."""
@@ -116,15 +101,18 @@ class CheckpointAgentProcess:
             while data:
                 data = data[os.write(reports, data) :]
 
-        def tell(report: KeepingReport) -> None:
+        def tell(report: CheckpointReport) -> None:
             say(report=report.to_json(), is_ready=is_ready)
 
         try:
             with suppress(OSError):
                 os.nice(NICE)
-            keeper = self._keeper(commands, tell)
+            from hpcstage.checkpoint.job.nodeagent import NodeAgent  # NumPy makes threads, after the fork only
+
+            charter = CheckpointCharter.load(self._place)
+            agent = NodeAgent(self._place, charter, self._node_dir, commands, tell, self._terms)
             is_ready = True
-            keeper.keep()
+            agent.keep()
             say(is_over=True)
         except CannotKeep as error:
             say(why_not=str(error))

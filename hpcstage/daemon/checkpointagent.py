@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcstage.checkpoint.keeping.facts import CheckpointPlace, DrainTerms
+from hpcstage.checkpoint.job.place import CheckpointPlace, DrainTerms
 from hpcstage.checkpoint.process import CheckpointAgentProcess
 from hpcstage.daemon.resources import Resources
 from hpcstage.node.kept import KeptPlace

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, charter_of
+from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace, charter_of
 from hpcstage.errors import HpcstageError, LocalDiskProblem
 from hpcstage.job import localdir
 from hpcstage.job.schedulers import domain_of

@@ -102,7 +102,7 @@ class KeptPlace:
 
     @property
     def output(self) -> Path:
-        """The base of the watched directory; see `upload.start` and `checkpoint.keeping`."""
+        """The base of the watched directory; see `upload.start` and `checkpoint.job`."""
         return self.path / "out"
 
     @property

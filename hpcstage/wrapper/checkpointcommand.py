@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.generations.reading import LocalSource, OpenGeneration
-from hpcstage.checkpoint.generations.restoring import NothingToRestore, restore, restore_newest, times_of
+from hpcstage.checkpoint.generations.restoring import restore, times_of
 from hpcstage.checkpoint.generations.restoring import verify as verify_generation
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
-from hpcstage.checkpoint.keeping.history import generations_of
-from hpcstage.checkpoint.keeping.plain import (
+from hpcstage.checkpoint.job.known import generations_of
+from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
+from hpcstage.checkpoint.job.plain import (
     checkpoints_in,
     damaged,
     described,
@@ -136,34 +136,28 @@ def restore_to(found: FoundCheckpoints, to: Path, number: int | None) -> str:
         if not local:
             raise UsageError(f"generation {number} is not on the local disk of this machine", "see checkpoint ls")
     drained_ns = 0 if found.opened is None else found.opened.manifest.created_ns
+    if number is not None:
+        with LocalSource(CheckpointPlace(local[0][1].output).store) as source:
+            restore(source, number, to)
+        return f"restored generation {number}, verified, to {to}"
     newest = max(local, key=lambda one: one[0].created_ns, default=None)
-    if newest is not None and number is None and newest[0].created_ns > drained_ns and _is_of_job(newest[1]):
-        return _restore_job(newest[1], to) or _copy(found, to)
-    if newest is not None and (number is not None or newest[0].created_ns > drained_ns):
-        with LocalSource(CheckpointPlace(newest[1].output).store) as source, suppress(NothingToRestore):
-            if number is not None:
-                restore(source, number, to)
-                return f"restored generation {number}, verified, to {to}"
-            restored = restore_newest(source, to)
-            return f"restored generation {restored.number}, verified, to {to}"
+    if newest is not None and newest[0].created_ns > drained_ns:
+        return _restore_local(newest[1], to) or _copy(found, to)
     return _copy(found, to)
 
 
-def _is_of_job(place: kept.KeptPlace) -> bool:
-    """Tells whether a place has the share of one node of several."""
-    return bool(CheckpointCharter.load(CheckpointPlace(place.output)).nodes)
-
-
-def _restore_job(place: kept.KeptPlace, to: Path) -> str:
+def _restore_local(place: kept.KeptPlace, to: Path) -> str:
     """Restores the newest state of all nodes from what they left on this machine. Returns a line; empty if parts are
     missing."""
-    from hpcstage.checkpoint.jobwide.alone import restore_here
+    from hpcstage.checkpoint.job.late import restore_here
 
     local = CheckpointPlace(place.output)
+    charter = CheckpointCharter.load(local)
     to.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _named_errors(to):
-        number = restore_here(local, CheckpointCharter.load(local), to)
-    return "" if number is None else f"restored generation {number} of all nodes, verified, to {to}"
+        number = restore_here(local, charter, to)
+    whose = "" if charter.is_alone else " of all nodes"
+    return "" if number is None else f"restored generation {number}{whose}, verified, to {to}"
 
 
 def _parities(place: kept.KeptPlace, manifest: GenerationManifest) -> str:

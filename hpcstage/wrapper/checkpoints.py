@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpcstage import extras
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, charter_of
+from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace, charter_of
 from hpcstage.checkpoint.protection.groups import CodeSize, protect
 from hpcstage.errors import HpcstageError, NotDrained, NotStarted
 from hpcstage.extras import Extra
@@ -287,7 +287,7 @@ class SharedCheckpoints(RunCheckpoints):
         if _is_whole(report) or not report:
             return report
         from hpcstage.checkpoint.generations.restoring import times_of
-        from hpcstage.checkpoint.keeping.plain import described
+        from hpcstage.checkpoint.job.plain import described
 
         opened = described(Path(self.part.directory))
         if opened is None or opened.manifest.number < report["saved"][-1]["number"]:

@@ -139,8 +139,8 @@ def _lock_of(target: str, run_id: str) -> int | None:
 def _drained_checkpoints(place: kept.KeptPlace, *, is_orderly: bool, has_target: bool) -> OutputsPart:
     """Drains the newest generation, and what is in none. Where the directory on the shared file system has gone, is
     another one by now, or is in use by another run, nothing is tried."""
-    from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
-    from hpcstage.checkpoint.late import drain_late
+    from hpcstage.checkpoint.job.late import drain_late
+    from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
 
     local = CheckpointPlace(place.output)
     part = OutputsPart(directory="?", local_dir=os.fspath(local.tree))
@@ -217,7 +217,7 @@ def _target_of_checkpoints(place: kept.KeptPlace) -> str | None:
     """Returns the directory on the shared file system to which a place's checkpoints belong; None for others."""
     if not place.holds_checkpoints:
         return None
-    from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
+    from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
 
     try:
         return CheckpointCharter.load(CheckpointPlace(place.output)).target

@@ -1,4 +1,4 @@
-"""The decisions of a job's keepers: whatever comes in whatever order, whoever is lost, nothing saved is dropped."""
+"""The decisions of a job's agents: whatever comes in whatever order, whoever is lost, nothing saved is dropped."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hpcstage.checkpoint.jobwide.coordinator import SETTLE_S, CouncilTerms
-from hpcstage.checkpoint.jobwide.council import Council, Do, PlaceShares, Say
-from hpcstage.checkpoint.jobwide.families import FoundStore
-from hpcstage.checkpoint.jobwide.words import EntryState, JobGeneration, JobOrder, KeeperWord, OrderKind, Outcome
+from hpcstage.checkpoint.job.coordinator import SETTLE_S, CouncilTerms
+from hpcstage.checkpoint.job.council import Council, Do, PlaceShares, Say
+from hpcstage.checkpoint.job.families import FoundStore
+from hpcstage.checkpoint.job.ledger import EntryState, JobGeneration, JobOrder, Lane, NodeReport, OrderKind, Outcome
+from hpcstage.checkpoint.job.naming import arriving
 from hpcstage.checkpoint.protection.groups import CodeSize
 
 FALLIBLE = (OrderKind.COMMIT, OrderKind.ENCODE, OrderKind.SHARE, OrderKind.COPY)
@@ -28,7 +29,7 @@ NAMES = ("step1", "step2", "latest")
 
 
 class Node:
-    """A keeper without a disk of its own: its council, what it would have committed, and what it is to do."""
+    """A agent without a disk of its own: its council, what it would have committed, and what it is to do."""
 
     def __init__(self, job: Job, index: int) -> None:
         self.job = job
@@ -49,7 +50,7 @@ class Node:
     def take(self) -> None:
         for act in self.council.take(self.job.now):
             if isinstance(act, Say):
-                data = json.dumps(act.word.to_json())
+                data = json.dumps(act.report.to_json())
                 for other in self.council.present - {self.index}:
                     self.job.sent[self.index, other].append(data)
             else:
@@ -59,14 +60,18 @@ class Node:
         gone = [] if self.is_gone else [name for name in self.restored if name not in self.entries]
         self.council.see(self.entries, sorted(gone), is_gone=self.is_gone)
 
-    def work(self, error: str = "", *, is_soon: bool = False) -> None:
-        """Does the next thing that is to be done."""
-        act = self.todo.popleft()
+    def work(self, error: str = "", *, is_soon: bool = False, place: int = 0) -> None:
+        """Does the next thing that is to be done, or a later one."""
+        if not self.todo:  # it was given up
+            return
+        act = self.todo[place]
+        del self.todo[place]
         order = act.order
         for one in order.ledger.generations:
             self.known[one.number] = one
         facts = {} if error else getattr(self, f"_{order.kind.value}")(order)
         if isinstance(act, PlaceShares):
+            assert order.kind is OrderKind.COPY or order.body["number"] in self.store
             if not error:
                 self.job.place(order)
             done = {"beside": {}, "files": 1, "size_bytes": 1, "lines": []}
@@ -75,6 +80,10 @@ class Node:
             self.council.did(Outcome(order.key, error, is_soon, facts))
             self.is_over = self.council.is_over
         self.take()
+
+    def fail(self, kind: OrderKind, error: str) -> None:
+        """Fails to do what is to be done of a kind."""
+        self.work(error, place=[act.order.kind for act in self.todo].index(kind))
 
     def _begin(self, order: JobOrder) -> dict[str, Any]:
         state = order.body["state"]
@@ -86,7 +95,14 @@ class Node:
         self.restored = set(names)
         self.entries = {name: EntryState(f"{self.name}:{name}", is_restored=True) for name in names}
         self.see()
-        return {"restored": order.body["key"], "seen": sorted(names), "floor": 7, "after_ns": 70, "lines": []}
+        return {
+            "restored": order.body["key"],
+            "seen": sorted(names),
+            "is_drained": False,
+            "floor": 7,
+            "after_ns": 70,
+            "lines": [],
+        }
 
     def _ready(self, order: JobOrder) -> dict[str, Any]:
         self.council.ready()
@@ -177,14 +193,17 @@ class Job:
 
     def learn(self, index: int) -> None:
         self.unaware.discard(index)
-        self.nodes[index].council.membership(self.view, self.members)
-        self.nodes[index].take()
+        node = self.nodes[index]
+        local = [act for act in node.todo if act.order.kind.lane is Lane.LOCAL]
+        node.todo = deque(local)  # what goes on in the target is given up
+        node.council.membership(self.view, self.members)
+        node.take()
 
     def deliver(self, pair: tuple[int, int]) -> None:
         sender, to = pair
-        word = KeeperWord.from_json(json.loads(self.sent[pair].popleft()))
+        report = NodeReport.from_json(json.loads(self.sent[pair].popleft()))
         if to in self.nodes:
-            self.nodes[to].council.heard(sender, word)
+            self.nodes[to].council.heard(sender, report)
             self.nodes[to].take()
 
     def kill(self, index: int) -> None:
@@ -267,6 +286,31 @@ def test_a_checkpoint_of_one_node_is_a_generation_of_all() -> None:
     assert all(node.known[job.last.number] == job.last for node in job.nodes.values())
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_states_are_saved_while_the_target_hangs(count: int) -> None:
+    job = Job(count).begun()
+    node = job.nodes[0]
+    for step in range(5):
+        job.write(0, f"step{step}")
+        while any(act.order.kind.lane is Lane.LOCAL for one in job.nodes.values() for act in one.todo) or (
+            step > 0 and (job.last is None or f"step{step}" not in job.last.names)
+        ):
+            for one in job.nodes.values():
+                lanes = [act.order.kind.lane for act in one.todo]
+                if Lane.LOCAL in lanes:
+                    one.work(place=lanes.index(Lane.LOCAL))
+                one.take()
+            for pair, queue in job.sent.items():
+                if queue:
+                    job.deliver(pair)
+    assert [act.order.body["number"] for act in node.todo] == [job.last.number - 4], (
+        "the first one is still to be brought"
+    )
+    assert node.todo[0].order.body["number"] in node.store
+    job.settle()
+    assert job.drained == job.last.number
+
+
 def test_an_entry_is_complete_when_it_is_on_all_nodes_that_have_it() -> None:
     job = Job(2).begun()
     job.write(1, "step1", is_complete=False)
@@ -331,8 +375,7 @@ def test_a_state_that_lacks_the_part_of_a_lost_node_is_none(lost: int, is_first_
     job.end()
     assert set(job.target) == named
     assert all(node.is_over for node in job.nodes.values())
-    order = job.nodes[1].council._word.order
-    assert order is not None
+    order = job.nodes[1].council._own.orders[Lane.LOCAL]
     assert order.body["lost"] == [f"n{lost}"]
 
 
@@ -552,7 +595,7 @@ def test_a_drain_that_failed_is_tried_again_at_the_end() -> None:
     job = Job(2).begun()
     job.write(0, "step1")
     job.settle(lambda: any(one.order.kind is OrderKind.SHARE for one in job.nodes[1].todo))
-    job.nodes[1].work("the target is away")
+    job.nodes[1].fail(OrderKind.SHARE, "the target is away")
     job.settle()
     assert job.drained == 0
     assert "the target is away" in job.nodes[0].council.ledger.undrained_why
@@ -576,7 +619,7 @@ def write_and_fail(job: Job, name: str, kind: OrderKind) -> None:
     """The first node writes an entry, and the order of a kind that follows fails on the second."""
     job.write(0, name)
     job.settle(lambda: any(one.order.kind is kind for one in job.nodes[1].todo))
-    job.nodes[1].work("no space")
+    job.nodes[1].fail(kind, "no space")
     job.settle()
 
 
@@ -705,8 +748,7 @@ def test_a_target_that_cannot_be_restored_refuses() -> None:
     job.nodes[1].work("no space")
     job.settle()
     assert all(node.is_over for node in job.nodes.values())
-    order = job.nodes[0].council._word.order
-    assert order is not None
+    order = job.nodes[0].council._own.orders[Lane.LOCAL]
     assert order.kind is OrderKind.REFUSE
     assert "no space" in order.body["why"]
 
@@ -724,7 +766,7 @@ class Disorder(RuleBasedStateMachine):
     """Messages, losses and new worlds in any order."""
 
     @initialize(
-        count=st.integers(2, 4),
+        count=st.integers(1, 4),
         asked=st.sampled_from([None, CodeSize(2, 1), CodeSize(1, 2)]),
         drain_every=st.sampled_from([None, 3, 100]),
         in_target=st.lists(st.sampled_from(NAMES), unique=True),
@@ -773,14 +815,16 @@ class Disorder(RuleBasedStateMachine):
         busy = [node for node in self.job.nodes.values() if node.todo]
         if busy:
             node = data.draw(st.sampled_from(busy))
-            kind = node.todo[0].order.kind
-            order = node.todo[0].order
+            lanes = [act.order.kind.lane for act in node.todo]
+            place = data.draw(st.sampled_from(sorted({lanes.index(lane) for lane in lanes})))
+            order = node.todo[place].order
+            kind = order.kind
             is_from_disks = kind is OrderKind.BEGIN and order.body["state"] is not None
             can_fail = kind in FALLIBLE if node.council.ledger.is_begun else is_from_disks
             if can_fail and what == "failed" and node.council.ledger.is_closed:
                 self.failed_at_end.add(kind)
             is_changed = what == "changed" and kind is OrderKind.COMMIT
-            node.work(what if can_fail and (is_changed or what == "failed") else "", is_soon=is_changed)
+            node.work(what if can_fail and (is_changed or what == "failed") else "", is_soon=is_changed, place=place)
 
     @rule(data=st.data())
     def learn(self, data: st.DataObject) -> None:
@@ -796,7 +840,7 @@ class Disorder(RuleBasedStateMachine):
     @rule(data=st.data(), name=st.sampled_from(NAMES), is_complete=st.booleans())
     def write(self, data: st.DataObject, name: str, is_complete: bool) -> None:
         node = data.draw(st.sampled_from(sorted(self.job.nodes)))
-        has_directory = self.job.nodes[node].council._word.is_ready and not self.job.nodes[node].is_gone
+        has_directory = self.job.nodes[node].council._own.is_ready and not self.job.nodes[node].is_gone
         if not self.is_ended and has_directory:
             self.job.write(node, name, is_complete=is_complete)
 
@@ -811,7 +855,7 @@ class Disorder(RuleBasedStateMachine):
     def wipe(self, data: st.DataObject) -> None:
         """The directory of a node goes; nothing that was in it counts as removed by the program."""
         node = self.job.nodes[data.draw(st.sampled_from(sorted(self.job.nodes)))]
-        if not self.is_ended and node.council._word.is_ready:
+        if not self.is_ended and node.council._own.is_ready:
             node.is_gone, node.entries = True, {}
             node.see()
             node.take()
@@ -821,7 +865,7 @@ class Disorder(RuleBasedStateMachine):
     def lose(self, data: st.DataObject) -> None:
         index = data.draw(st.sampled_from(sorted(self.job.nodes)))
         is_over = all(node.is_over for node in self.job.nodes.values())
-        if not is_over and all(node.council._word.is_ready for node in self.job.nodes.values()):
+        if not is_over and all(node.council._own.is_ready for node in self.job.nodes.values()):
             self.lost.add(self.job.hosts[index])
             self.job.kill(index)
             self.job.connect()
@@ -832,7 +876,7 @@ class Disorder(RuleBasedStateMachine):
 
     @rule(is_orderly=st.booleans())
     def end(self, is_orderly: bool) -> None:
-        if all(node.council._word.is_ready for node in self.job.nodes.values()):
+        if all(node.council._own.is_ready for node in self.job.nodes.values()):
             self.is_ended = True
             for node in self.job.nodes.values():
                 node.council.end(is_orderly=is_orderly)
@@ -891,29 +935,31 @@ class Disorder(RuleBasedStateMachine):
             return
         job = self.job
         job.settle()
-        words = {n.index: n for n in job.nodes.values()}
-        if not all(node.council._word.is_ready for node in words.values()):
+        reports = {n.index: n for n in job.nodes.values()}
+        if not all(node.council._own.is_ready for node in reports.values()):
             return
         if not self.is_ended:
             job.end()
-        assert all(node.is_over for node in words.values())
+        assert all(node.is_over for node in reports.values())
         last = job.last
-        complete = {name for node in words.values() for name in node.entries}
+        complete = {name for node in reports.values() for name in node.entries}
         if last is None or not complete:  # the last checkpoint is never given up
             return
-        if set(last.shares) != {node.name for node in words.values()}:  # none is made where all is in the target
+        if set(last.shares) != {node.name for node in reports.values()}:  # none is made where all is in the target
             assert job.drained == last.number
         else:
-            half = set() if words[min(words)].council.ledger.is_orderly else self.half_rewritten(last)
-            for node in words.values():
+            half = set() if reports[min(reports)].council.ledger.is_orderly else self.half_rewritten(last)
+            for node in reports.values():
                 for name, mark in last.shares[node.name].items():
                     found = node.entries.get(name)  # None: it was removed, and the last checkpoint is never given up
                     assert found is None or found.mark == mark or name in half
             missing = complete - last.names - set(last.dropped)
+            if not reports[min(reports)].council.ledger.is_orderly:  # the parts of other nodes do not come any more
+                missing -= arriving({node.name: node.council._own for node in reports.values()}, last)
             assert missing & half <= job.target.keys() | set(last.lacking), "the old ones stay where they are"
             missing -= half
             assert not missing or OrderKind.COMMIT in self.failed_at_end
-            ledger = words[min(words)].council.ledger
+            ledger = reports[min(reports)].council.ledger
             assert job.drained == last.number or (OrderKind.SHARE in self.failed_at_end and ledger.undrained_why)
 
 

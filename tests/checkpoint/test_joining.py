@@ -13,10 +13,10 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.jobwide.families import FoundStore, earlier_states
-from hpcstage.checkpoint.jobwide.gathering import Gathering, Share, opened_whole, parts_of, restore_whole
-from hpcstage.checkpoint.jobwide.words import CarriedEntry, JobGeneration
-from hpcstage.checkpoint.keeping.plain import damaged, described
+from hpcstage.checkpoint.job.families import FoundStore, earlier_states
+from hpcstage.checkpoint.job.gathering import Gathering, Share, opened_whole, parts_of, restore_whole
+from hpcstage.checkpoint.job.ledger import CarriedEntry, JobGeneration
+from hpcstage.checkpoint.job.plain import damaged, described
 
 
 def saved(base: Path, node: str, files: dict[str, tuple[str, int]]) -> Share:

@@ -16,16 +16,16 @@ from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import Files, GenerationId
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.jobwide.alone import drain_share_late
-from hpcstage.checkpoint.jobwide.conclusions import after_commit
-from hpcstage.checkpoint.jobwide.families import earlier_states
-from hpcstage.checkpoint.jobwide.known import note_generations
-from hpcstage.checkpoint.jobwide.naming import name_shares
-from hpcstage.checkpoint.jobwide.talking import Talk
-from hpcstage.checkpoint.jobwide.words import EntryState, JobGeneration, JobLedger, JobOrder, KeeperWord, OrderKind
-from hpcstage.checkpoint.jobwide.work import NodeWork
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, DrainTerms
-from hpcstage.checkpoint.keeping.saving import MarkedTree, ProcessorShare
+from hpcstage.checkpoint.job.conclusions import after_commit
+from hpcstage.checkpoint.job.families import earlier_states
+from hpcstage.checkpoint.job.known import note_generations
+from hpcstage.checkpoint.job.late import drain_late
+from hpcstage.checkpoint.job.ledger import EntryState, JobGeneration, JobLedger, JobOrder, NodeReport, OrderKind
+from hpcstage.checkpoint.job.naming import name_shares
+from hpcstage.checkpoint.job.pacing import MarkedTree, ProcessorShare
+from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
+from hpcstage.checkpoint.job.talking import Talk
+from hpcstage.checkpoint.job.work import NodeWork
 from hpcstage.checkpoint.protection.groups import protect
 
 NODE = "n0"
@@ -51,8 +51,7 @@ class Run:
     def begun(self) -> NodeWork:
         """Puts the newest state of the runs before into its directory."""
         work = NodeWork(
-            self.place, self.charter, 0, Talk(self.place.base, self.place.base, 0), DrainTerms(),
-            ProcessorShare(1.0, lambda: True),
+            self.place, self.charter, 0, Talk(self.place.base, self.place.base, 0), ProcessorShare(1.0, lambda: True)
         )  # fmt: skip
         state = earlier_states({0: work.found()[0]})[0]
         done = work.done(JobOrder(1, 0, 0, OrderKind.BEGIN, {"key": state.key, "state": state.to_json()}))
@@ -82,8 +81,8 @@ def make_run(tmp_path: Path) -> MakeRun:
     return make
 
 
-def commit_of(words: dict[str, KeeperWord]) -> JobOrder:
-    named = name_shares(words, ())
+def commit_of(reports: dict[str, NodeReport]) -> JobOrder:
+    named = name_shares(reports, ())
     body = {"number": 9, "attempt": f"{9:032x}", "after_ns": 0, "full_why": "it is the first", **asdict(named)}
     return JobOrder(2, 0, 0, OrderKind.COMMIT, body | {"removed": sorted(named.removed)})
 
@@ -99,15 +98,15 @@ def test_what_is_written_again_before_anything_was_saved_stays_with_the_run_that
     work = second.begun()
     (second.place.tree / "step1").write_text("half")
     entries = {name: EntryState(mark, name != "step1", name != "step1") for name, mark in second.marks.items()}
-    words = {NODE: KeeperWord(entries=entries)}
-    order = commit_of(words)
+    reports = {NODE: NodeReport(entries=entries)}
+    order = commit_of(reports)
     done = work.done(order)
-    ledger = after_commit(JobLedger(is_begun=True), order, {NODE: done}, words, protect([NODE], None, {}))
+    ledger = after_commit(JobLedger(is_begun=True), order, {NODE: done}, reports, protect([NODE], None, {}))
     assert ledger.last is not None
     assert (ledger.last.names, ledger.last.lacking) == ({"step2"}, ("step1",))
     work.know(replace(ledger, drained=ledger.last.number))
     work.close()
-    assert drain_share_late(first.place, first.charter).undrained == ()
+    assert drain_late(first.place, first.charter).undrained == ()
     target = Path(first.charter.target)
     assert "all of step1" in [path.read_text() for path in target.iterdir() if path.is_file()]
 
@@ -118,7 +117,7 @@ def test_what_the_program_changed_since_it_was_told_is_not_saved(make_run: MakeR
     first.left(4)
     second = make_run("second", first.place.base)
     work = second.begun()
-    order = commit_of({NODE: KeeperWord(entries={"step1": EntryState(second.marks["step1"])})})
+    order = commit_of({NODE: NodeReport(entries={"step1": EntryState(second.marks["step1"])})})
     (second.place.tree / "step1").write_text("half")
     done = work.done(order)
     assert done.is_soon

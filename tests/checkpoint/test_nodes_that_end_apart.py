@@ -20,13 +20,13 @@ from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSourc
 from hpcstage.checkpoint.generations.restoring import LOCK
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.jobwide.alone import drain_share_late, end_alone
-from hpcstage.checkpoint.jobwide.gathering import SHARES, Gathering, SupersededRemoval, opened_whole
-from hpcstage.checkpoint.jobwide.holdings import RunStores
-from hpcstage.checkpoint.jobwide.known import note_generations, note_pending
-from hpcstage.checkpoint.jobwide.words import JobGeneration
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
-from hpcstage.checkpoint.keeping.plain import checkpoints_in, described
+from hpcstage.checkpoint.job.gathering import SHARES, Gathering, SupersededRemoval, opened_whole
+from hpcstage.checkpoint.job.holdings import RunStores
+from hpcstage.checkpoint.job.known import note_generations, note_pending
+from hpcstage.checkpoint.job.late import drain_late, end_alone
+from hpcstage.checkpoint.job.ledger import JobGeneration
+from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
+from hpcstage.checkpoint.job.plain import checkpoints_in, described
 
 NODES = ("n0", "n1")
 
@@ -135,7 +135,7 @@ def test_a_state_that_one_node_alone_knows_to_be_of_all_is_brought_by_all(
     assert shown(target) == steps(4, 5)
     assert waiting(target) == []
     for node in nodes:
-        report = drain_share_late(node.place, node.charter)
+        report = drain_late(node.place, node.charter)
         assert (report.undrained, report.unclosed) == ((), ())
     assert shown(target) == steps(4, 5), "none of it lies beside"
 
@@ -148,7 +148,7 @@ def test_what_the_program_removed_goes_with_the_share_that_is_brought_last(nodes
     for node in nodes:
         shutil.rmtree(node.place.tree / "step4")
     known(nodes, 5)
-    reports = [drain_share_late(node.place, node.charter) for node in nodes]
+    reports = [drain_late(node.place, node.charter) for node in nodes]
     assert shown(target) == ["of the user", *steps(5)]
     assert [report.files for report in reports] == [0, 3], "the directory and its two files"
 
@@ -173,7 +173,7 @@ def test_a_state_that_not_all_nodes_have_is_none_and_its_parts_lie_beside(nodes:
     assert not nodes[0].ends()
     assert nodes[1].ends()
     assert shown(target) == steps(4)
-    report = drain_share_late(nodes[0].place, nodes[0].charter)
+    report = drain_late(nodes[0].place, nodes[0].charter)
     assert report.undrained == ()
     assert report.unclosed == ("step5.r.n0",)
     assert shown(target) == [*steps(4), "step5.r.n0/n0"]
@@ -196,7 +196,7 @@ def test_a_node_from_which_the_others_went_on_has_nothing_to_bring(nodes: list[N
     went_on(nodes[1], target, 6)
     before = shown(target)
     assert nodes[0].ends()
-    assert drain_share_late(nodes[0].place, nodes[0].charter).undrained == ()
+    assert drain_late(nodes[0].place, nodes[0].charter).undrained == ()
     assert shown(target) == before
     assert waiting(target) == []
 

@@ -17,7 +17,7 @@ import pytest
 from conftest import Hpcstage, small_tmpfs, wait_for
 from fakecluster import FakeCluster
 
-from hpcstage.checkpoint.jobwide.gathering import SHARES
+from hpcstage.checkpoint.job.gathering import SHARES
 from hpcstage.errors import NotDrained
 
 pytestmark = lab.MARKS

@@ -18,8 +18,8 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from test_checkpoint import SAVE, STEPS, WAIT, kept, names, saved_names
 
-from hpcstage.checkpoint.keeping.completed import completed_since
-from hpcstage.checkpoint.keeping.facts import CheckpointPlace
+from hpcstage.checkpoint.job.completed import completed_since
+from hpcstage.checkpoint.job.place import CheckpointPlace
 from hpcstage.emulator import Settings, Slowfs
 
 pytestmark = NEEDS

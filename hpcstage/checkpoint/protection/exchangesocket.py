@@ -1,4 +1,4 @@
-"""Owns a keeper's socket to the exchange of its node: whole messages out, whole messages in, no wait without end.
+"""Owns an agent's socket to the exchange of its node: whole messages out, whole messages in, no wait without end.
 
 There are no threads: whatever comes is taken in while something is sent or waited for.
 """

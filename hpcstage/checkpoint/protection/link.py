@@ -1,10 +1,10 @@
-"""The keeper's side of the connection to the exchange of its node: messages, orders to encode, files of other nodes.
+"""The agent's side of the connection to the exchange of its node: messages, orders to encode, files of other nodes.
 
-Owns what has come and was not asked for yet. Whatever comes is taken in while the keeper waits for something, and
+Owns what has come and was not asked for yet. Whatever comes is taken in while the agent waits for something, and
 `fileno` tells select when something has come. All waits end.
 
 An exchange goes when any other exchange of the job goes, and is started anew a moment later: LinkLost is raised then,
-and the keeper opens another link, which has a membership of a higher generation. What was under way has failed: orders
+and the agent opens another link, which has a membership of a higher generation. What was under way has failed: orders
 are given again with a higher trial, messages are told again.
 """
 
@@ -30,7 +30,7 @@ ANSWER_S = 30.0
 """How long an answer of another node is waited for."""
 GREETING_S = 5.0
 """How long an exchange that has taken the connection is waited for. It takes the end of a connection for that of the
-keeper, and gives what it has kept for the keeper to the first that comes: on a busy node none may be given up early."""
+agent, and gives what it has kept for the agent to the first that comes: on a busy node none may be given up early."""
 _ASKED_AHEAD = 8
 """The most pieces of one `read` that are asked for and have not come."""
 
@@ -105,7 +105,7 @@ class GroupLink:
         return link
 
     def close(self) -> None:
-        """Closes the link. The other keepers get AgentGone, orders that are under way fail."""
+        """Closes the link. The other agents get AgentGone, orders that are under way fail."""
         self._socket.close()
 
     def fileno(self) -> int:
@@ -127,21 +127,21 @@ class GroupLink:
     @property
     def membership(self) -> Membership:
         """The latest membership that came: all nodes of the job, and which are there. A node that is there may have no
-        keeper yet; what is sent to it waits for one."""
+        agent yet; what is sent to it waits for one."""
         assert self._membership is not None
         return self._membership
 
     # ---- messages
 
     def send(self, node: int, message: bytes) -> None:
-        """Sends a message of up to 64 KiB to the keeper of another node, or of this one.
+        """Sends a message of up to 64 KiB to the agent of another node, or of this one.
 
-        Messages between two keepers come whole, once, and in their order, as long as both exchanges and keepers live.
-        What is sent before the other keeper has its link waits there. To a node that is not there it is lost, without
+        Messages between two agents come whole, once, and in their order, as long as both exchanges and agents live.
+        What is sent before the other agent has its link waits there. To a node that is not there it is lost, without
         an error. Raises LinkLost.
         """
         if len(message) > coding.MAX_TOLD_BYTES:
-            raise ValueError(f"a message between keepers has up to {coding.MAX_TOLD_BYTES} bytes, not {len(message)}")
+            raise ValueError(f"a message between agents has up to {coding.MAX_TOLD_BYTES} bytes, not {len(message)}")
         self._socket.send(coding.AgentMessage(node, message))
 
     def events(self, timeout_s: float) -> list[Event]:
@@ -160,7 +160,7 @@ class GroupLink:
     # ---- encoding
 
     def encode(self, order: EncodeOrder) -> None:
-        """Has the exchanges of a group encode a generation; all keepers of the group give the same order.
+        """Has the exchanges of a group encode a generation; all agents of the group give the same order.
 
         Begins when all exchanges have it, and ends with one event Encoded on each node. Until then the generation must
         not be dropped. If any node has a record of this generation and group, it is spread and nothing is computed.
@@ -187,7 +187,7 @@ class GroupLink:
         """Returns bytes of a file of a generation of another node, or of this one: fewer at the end of the file.
 
         Raises OSError: ENOENT if the node has no such file or holds no such key, EHOSTUNREACH if the node is not there
-        or its keeper has gone, ETIMEDOUT if nothing comes for the time. Raises LinkLost.
+        or its agent has gone, ETIMEDOUT if nothing comes for the time. Raises LinkLost.
         """
         pieces = _pieces(offset, length)
         asked: deque[int] = deque()

@@ -1,4 +1,4 @@
-"""An order to encode one generation of a group of nodes, as the keeper of each gives it to its exchange. Pure."""
+"""An order to encode one generation of a group of nodes, as the agent of each gives it to its exchange. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tells which entries of a directory are complete after everything was killed, whether a generation has them or not.
 
-Owns a file beside the directory, with the entries that were complete when the keeper last looked. One that came after
+Owns a file beside the directory, with the entries that were complete when the agent last looked. One that came after
 that look is complete if all of its kind got their names by renames.
 """
 
@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.checkpoint.entries import CompleteEntries, kind_of, leads_to, mark_of
-from hpcstage.checkpoint.generations.manifest import DamagedGeneration
-from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
+from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.generations.restoring import times_of
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace
-from hpcstage.checkpoint.keeping.history import generations_of, known_before, newest_manifest, whole_versions
-from hpcstage.checkpoint.keeping.plain import described, is_same, is_there, shown_in
+from hpcstage.checkpoint.job.known import generations_of, newest_known, newest_manifest
+from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
+from hpcstage.checkpoint.job.plain import described, is_there, shown_in
 from hpcstage.procio import boot_id
 from hpcstage.writing import replace_text
 
@@ -37,7 +36,9 @@ class CompletedNote:
         for earlier in map(CheckpointPlace, map(Path, charter.earlier)):
             entries.by_rename.update(dict.fromkeys(_said(earlier)["renamed"], True))
         self._began = self._marks()
-        self._ids = [[one.number, one.attempt] for one in known_before(place, charter)]
+        drained = described(Path(charter.target))
+        before = [newest_manifest(Path(base)) for base in charter.earlier] + [drained and drained.manifest]
+        self._ids = [[one.number, one.attempt] for one in before if one]
         self.note()
 
     def note(self) -> None:
@@ -60,7 +61,7 @@ class CompletedNote:
 def completed_since(place: CheckpointPlace) -> list[str]:
     """Returns the complete entries of a killed run's directory that neither its newest generation has as they are nor
     its start put there. After a start of the machine nobody knows: what was written may not have reached the disk."""
-    said, newest, tree = _said(place), newest_manifest(place.base), os.fspath(place.tree)
+    said, newest, tree = _said(place), newest_known(place), os.fspath(place.tree)
     if said.get("boot") != boot_id() or not place.tree.is_dir():
         return []
     saved = [] if newest is None else [one for one in times_of(newest) if is_there(place.tree, newest, one)]
@@ -77,8 +78,7 @@ def completed_since(place: CheckpointPlace) -> list[str]:
 
 def began_with(place: CheckpointPlace) -> list[str]:
     """Returns the entries that lay in a killed run's directory at its start and are as they were then."""
-    began = _said(place).get("began", {})
-    return [name for name, mark in began.items() if mark_of(place.tree, name) == mark]
+    return [name for name, mark in _said(place)["began"].items() if mark_of(place.tree, name) == mark]
 
 
 def is_behind(place: CheckpointPlace, target: Path) -> bool:
@@ -87,30 +87,12 @@ def is_behind(place: CheckpointPlace, target: Path) -> bool:
     drained, newest = described(target), newest_manifest(place.base)
     if drained is None or (newest is not None and drained.manifest.created_ns <= newest.created_ns):
         return False
-    own = [drained.manifest.number, drained.manifest.attempt]
-    return drained.manifest not in generations_of(place) and own not in _said(place).get("began_with", [])
-
-
-def lacking_of_origin(place: CheckpointPlace, target: Path, number: int) -> list[str]:
-    """Returns the checkpoints of the killed run from which a run went on that the program still has, and that neither a
-    generation of this run nor the target has whole: it began to write them again before the first one was saved."""
-    origin = place.origin()
-    if origin is None:
-        return []
-    earlier = CheckpointPlace(origin[0])
-    with LocalSource(earlier.store) as source, LocalSource(place.store) as own, suppress(DamagedGeneration, OSError):
-        older = whole_versions(own, place.tree, number).values()
-        had = set(times_of(GenerationReader(own).manifest(number))).union(*older)
-        there = [name for name in completed_since(earlier) if not is_same(earlier.tree, target, name)]
-        if origin[1]:
-            manifest = GenerationReader(source).manifest(origin[1])
-            there += [name for name in times_of(manifest) if not is_there(target, manifest, name)]
-        return [name for name in there if name not in had and os.path.lexists(place.tree / name)]
-    return []
+    own = [[one.number, one.attempt] for one in generations_of(place) if isinstance(one, GenerationManifest)]
+    return [drained.manifest.number, drained.manifest.attempt] not in own + _said(place)["began_with"]
 
 
 def _said(place: CheckpointPlace) -> dict[str, Any]:
-    said: dict[str, Any] = {"began": {}, "complete": {}, "renamed": []}
+    said: dict[str, Any] = {"began": {}, "began_with": [], "complete": {}, "renamed": []}
     try:
         return {**said, **json.loads(place.completed.read_text())}
     except (OSError, ValueError, TypeError):

@@ -1,8 +1,8 @@
-"""Decides, among the keepers of a job, what is saved, protected, drained and dropped, and when. Pure: it has no clock.
+"""Decides, among the agents of a job, what is saved, protected, drained and dropped, and when. Pure: it has no clock.
 
-Owns the word of one node, and who is the coordinator: the lowest node that is there. It gives one order at a time,
-which all nodes that are there carry out before the next one is given, and puts what it decided into each; when the
-membership changes, whoever is lowest then goes on from the newest order that anybody knows. An order that was
+Owns the report of one node, and who is the coordinator: the lowest node that is there. It gives one order at a time in
+each lane, which all nodes that are there carry out before the next one is given, and puts what it decided into each;
+when the membership changes, whoever is lowest then goes on from the newest order that anybody knows. An order that was
 interrupted is not finished: a generation that not all have committed is none, and the next one has another number.
 """
 
@@ -12,14 +12,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpcstage.checkpoint.jobwide.coordinator import Coordinator, CouncilTerms
-from hpcstage.checkpoint.jobwide.families import FoundStore
-from hpcstage.checkpoint.jobwide.words import (
+from hpcstage.checkpoint.job.coordinator import Coordinator, CouncilTerms
+from hpcstage.checkpoint.job.families import FoundStore
+from hpcstage.checkpoint.job.ledger import (
     CommandEnding,
     EntryState,
     JobLedger,
     JobOrder,
-    KeeperWord,
+    Lane,
+    NodeReport,
     OrderKind,
     Outcome,
 )
@@ -27,9 +28,9 @@ from hpcstage.checkpoint.jobwide.words import (
 
 @dataclass(frozen=True)
 class Say:
-    """The word is to be told to all other nodes that are there."""
+    """The report is to be told to all other nodes that are there."""
 
-    word: KeeperWord
+    report: NodeReport
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,11 @@ class Council:
     def __init__(self, me: int, hosts: Sequence[str], terms: CouncilTerms, domain: str = "") -> None:
         self._me = me
         self._coordinator = Coordinator(me, hosts, terms)
-        self._word = KeeperWord(domain=domain)
+        self._own = NodeReport(domain=domain)
         self._is_dirty = False
-        self._heard: dict[int, KeeperWord] = {}
+        self._heard: dict[int, NodeReport] = {}
         self._present: frozenset[int] = frozenset()
-        self._doing: tuple[int, int] | None = None
+        self._doing: dict[Lane, tuple[int, int]] = {}
         self._acts: list[Act] = []
         self.is_over = False
         """Whether this node has carried out the last order."""
@@ -69,13 +70,13 @@ class Council:
     def membership(self, view: int, present: Collection[int]) -> None:
         """Takes the nodes that are there; none: this node is not connected."""
         there = frozenset(present) if self._me in present else frozenset()
-        if (view, there) != (self._word.view, self._present):
-            self._present, self._doing = there, None
+        if (view, there) != (self._own.view, self._present):
+            self._present, self._doing = there, {}
             self._tell(view=view)
 
-    def heard(self, node: int, word: KeeperWord) -> None:
-        """Takes the word of another node."""
-        self._heard[node] = word
+    def heard(self, node: int, report: NodeReport) -> None:
+        """Takes the report of another node."""
+        self._heard[node] = report
 
     def see(self, entries: Mapping[str, EntryState], removed: Sequence[str] = (), *, is_gone: bool = False) -> None:
         """Takes the entries of this node's directory."""
@@ -99,11 +100,11 @@ class Council:
 
     def did(self, outcome: Outcome) -> None:
         """Takes the outcome of an order; that of one that does not count any more is ignored."""
-        if outcome.key == self._doing:
-            self._doing = None
-            self._tell(outcome=outcome)
-            order = self._word.order
-            self.is_over = order is not None and order.kind in (OrderKind.FINISH, OrderKind.REFUSE)
+        lane = next((lane for lane, key in self._doing.items() if key == outcome.key), None)
+        if lane is not None:
+            del self._doing[lane]
+            self._tell(outcomes={**self._own.outcomes, lane: outcome})
+            self.is_over = self._own.orders[lane].kind in (OrderKind.FINISH, OrderKind.REFUSE)
 
     def placed(self, order: JobOrder, outcome: Outcome) -> None:
         """Takes the result of a PlaceShares."""
@@ -117,7 +118,7 @@ class Council:
         self._follow()
         if self._is_dirty:
             self._is_dirty = False
-            self._acts.insert(0, Say(self._word))
+            self._acts.insert(0, Say(self._own))
         acts, self._acts = self._acts, []
         return acts
 
@@ -133,54 +134,57 @@ class Council:
     @property
     def ledger(self) -> JobLedger:
         """The newest ledger that this node knows."""
-        order = self._word.order
-        if self._leads and self._coordinator.has_taken_over(self._word.view):
+        if self._leads and self._coordinator.has_taken_over(self._own.view):
             return self._coordinator.ledger
-        return JobLedger() if order is None else order.ledger
+        newest = max(self._own.orders.values(), key=lambda one: one.key, default=None)
+        return JobLedger() if newest is None else newest.ledger
 
     @property
     def are_all_over(self) -> bool:
         """Whether all nodes that are there have carried out the last order, as far as this one knows."""
-        order = self._word.order
-        words = [self._of(node) for node in self._present]
-        return order is not None and all(w is not None and w.outcome and w.outcome.key == order.key for w in words)
+        order = self._own.orders.get(Lane.LOCAL)
+        outcomes = [report and report.outcomes.get(Lane.LOCAL) for report in map(self._of, self._present)]
+        return order is not None and all(one and one.key == order.key for one in outcomes)
 
     @property
     def _leads(self) -> bool:
         return bool(self._present) and self._me == min(self._present)
 
-    def _of(self, node: int) -> KeeperWord | None:
-        return self._word if node == self._me else self._heard.get(node)
+    def _of(self, node: int) -> NodeReport | None:
+        return self._own if node == self._me else self._heard.get(node)
 
-    def _tell(self, **news: Any) -> None:  # noqa: ANN401  a KeeperWord's fields
-        changed = replace(self._word, **news)
-        if changed != self._word:
-            self._word, self._is_dirty = changed, True
+    def _tell(self, **news: Any) -> None:  # noqa: ANN401  a NodeReport's fields
+        changed = replace(self._own, **news)
+        if changed != self._own:
+            self._own, self._is_dirty = changed, True
 
     def _follow(self) -> None:
-        """Begins to carry out the coordinator's order, if it is a new one."""
-        word = self._of(min(self._present)) if self._present else None
-        order = None if word is None else word.order
-        if order is None or order.view != self._word.view or order.by != min(self._present):
-            return
-        done = self._word.outcome
-        if order.key != self._doing and (done is None or order.key > done.key):
-            self._doing = order.key
-            self._tell(order=order)
-            self._acts.append(Do(order))
+        """Begins to carry out the coordinator's orders that are new."""
+        report = self._of(min(self._present)) if self._present else None
+        for lane, order in () if report is None else report.orders.items():
+            if order.view == self._own.view and order.by == min(self._present):
+                done = self._own.outcomes.get(lane)
+                if order.key != self._doing.get(lane) and (done is None or order.key > done.key):
+                    self._begin(order)
 
     def _lead(self, now: float) -> None:
-        """Gives the next order, if this node is the coordinator and knows what all others say for this membership."""
+        """Gives the next orders, if this node is the coordinator and knows what all others say for this membership."""
         leader = self._coordinator
-        if not self._leads or leader.placing is not None:
+        if not self._leads:
             return
-        words = {node: word for node in self._present if (word := self._of(node)) and word.view == self._word.view}
-        if len(words) < len(self._present):
+        reports = {
+            node: report for node in self._present if (report := self._of(node)) and report.view == self._own.view
+        }
+        if len(reports) < len(self._present):
             return
-        order = leader.lead(self._word.view, words, now)
-        if leader.placing is not None:
+        placing = leader.placing
+        for order in leader.lead(self._own.view, reports, now):
+            self._begin(order)
+        if leader.placing is not None and leader.placing is not placing:
             self._acts.append(PlaceShares(leader.placing))
-        if order is not None:
-            self._tell(order=order)
-            self._doing = order.key
-            self._acts.append(Do(order))
+
+    def _begin(self, order: JobOrder) -> None:
+        lane = order.kind.lane
+        self._doing[lane] = order.key
+        self._tell(orders={**self._own.orders, lane: order})
+        self._acts.append(Do(order))

@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hpcstage.checkpoint.generations.reading import BlockSource, LocalSource
-from hpcstage.checkpoint.jobwide.families import StorePlace
-from hpcstage.checkpoint.jobwide.gathering import Share, parts_of
-from hpcstage.checkpoint.jobwide.words import JobGeneration
+from hpcstage.checkpoint.job.families import StorePlace
+from hpcstage.checkpoint.job.gathering import Share, parts_of
+from hpcstage.checkpoint.job.ledger import JobGeneration
 from hpcstage.checkpoint.protection.link import GroupLink
 from hpcstage.checkpoint.protection.rebuilding import GroupSource
 from hpcstage.checkpoint.protection.remote import RemoteSource

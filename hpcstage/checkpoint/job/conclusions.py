@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hpcstage.checkpoint.jobwide.words import JobGeneration, JobLedger, JobOrder, KeeperWord, OrderKind, Outcome
-from hpcstage.checkpoint.keeping.facts import LOCAL_KEPT, MOST_ROWS, SavedRow
+from hpcstage.checkpoint.job.ledger import JobGeneration, JobLedger, JobOrder, NodeReport, OrderKind, Outcome
+from hpcstage.checkpoint.job.place import ALONE, LOCAL_KEPT, MOST_ROWS, SavedRow
 from hpcstage.checkpoint.protection.groups import ProtectionPlan
 
 Outcomes = Mapping[str, Outcome]
@@ -18,6 +18,11 @@ def first_failure(outcomes: Outcomes, *, with_soon: bool = True) -> tuple[str, O
     """Returns the first host on which an order failed; `with_soon`: also if it is to be tried again soon."""
     failed = ((host, one) for host, one in sorted(outcomes.items()) if one.error and (with_soon or not one.is_soon))
     return next(failed, None)
+
+
+def on(host: str) -> str:
+    """Says where something failed; nothing of a job on one node."""
+    return "" if host == ALONE else f" (on {host})"
 
 
 def _with_line(ledger: JobLedger, line: str) -> JobLedger:
@@ -31,17 +36,17 @@ def after_begin(ledger: JobLedger, order: JobOrder, outcomes: Outcomes, first: s
     """Notes that a state lies in all directories; what is said of it the host `first` knows."""
     facts = [one.facts for one in outcomes.values()]
     said = outcomes[first].facts
-    is_from_target = order.body["state"] is None
+    is_drained = order.body["state"] is None or all(one["is_drained"] for one in facts)
     return replace(
         ledger,
         is_begun=True,
         restored=said["restored"],
-        is_unsaved=not is_from_target,
+        is_unsaved=not is_drained,
         seen=tuple(sorted({name for one in facts for name in one["seen"]})),
         next_number=max(ledger.next_number, *(one["floor"] + 1 for one in facts)),
         after_ns=max(ledger.after_ns, *(one["after_ns"] for one in facts)),
         lines=(*ledger.lines, *said["lines"]),
-        is_from_target=is_from_target,
+        is_drained=is_drained,
     )
 
 
@@ -54,13 +59,13 @@ def after_failed_begin(ledger: JobLedger, keys: Sequence[str], line: str) -> Job
 
 
 def after_commit(
-    ledger: JobLedger, order: JobOrder, outcomes: Outcomes, words: Mapping[str, KeeperWord], plan: ProtectionPlan
+    ledger: JobLedger, order: JobOrder, outcomes: Outcomes, reports: Mapping[str, NodeReport], plan: ProtectionPlan
 ) -> JobLedger:
     """Notes a generation that all nodes have committed."""
     facts = {host: one.facts for host, one in outcomes.items()}
     made = _generation(order.body, facts)
-    if ledger.is_from_target and not ledger.generations:
-        ledger = replace(ledger, drained_marks=_marks_of_put(made, words))
+    if ledger.is_drained and not ledger.generations:
+        ledger = replace(ledger, drained_marks=_marks_of_put(made, reports))
     return replace(
         ledger,
         generations=(*ledger.generations, made),
@@ -75,13 +80,28 @@ def after_commit(
     )
 
 
-def after_failed_commit(ledger: JobLedger, order: JobOrder, failure: tuple[str, Outcome] | None) -> JobLedger:
-    """Notes that a number is spent, and a failure that is not about to pass."""
-    spent = replace(ledger, next_number=int(order.body["number"]) + 1, is_last_whole=False)
+def after_no_room(ledger: JobLedger) -> JobLedger | None:
+    """Returns the ledger without the generations that can give way to a newer one; None if there are none."""
+    last = ledger.last
+    if last is None or (not last.size and any(one.size for one in ledger.generations)):
+        return None
+    kept = {last.number, *(one.number for one in last.carried.values())}
+    stay = tuple(one for one in ledger.generations if one.number in kept)
+    return replace(ledger, generations=stay) if len(stay) < len(ledger.generations) else None
+
+
+def after_failed_commit(
+    ledger: JobLedger, order: JobOrder, outcomes: Outcomes, failure: tuple[str, Outcome] | None
+) -> JobLedger:
+    """Notes that a number is spent, and a failure that is not about to pass. What no node has saved leaves the
+    generation before the newest of all."""
+    is_none = all(one.error for one in outcomes.values())
+    spent = replace(ledger, next_number=int(order.body["number"]) + 1, is_last_whole=ledger.is_last_whole and is_none)
     if failure is None:
         return spent
-    line = f"a state could not be saved on {failure[0]}, and was copied as it is: {failure[1].error}"
-    return spent if line in ledger.lines else _with_line(spent, line)
+    what = f"a state could not be saved on {failure[0].replace(ALONE, 'the local disk')}, and was copied as it is: "
+    others = tuple(line for line in spent.lines if not line.startswith(what))
+    return replace(spent, lines=(*others, f"{what}{failure[1].error}"))
 
 
 def _generation(body: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]]) -> JobGeneration:
@@ -102,13 +122,13 @@ def _generation(body: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]])
     )
 
 
-def _marks_of_put(made: JobGeneration, words: Mapping[str, KeeperWord]) -> dict[str, dict[str, str]]:
+def _marks_of_put(made: JobGeneration, reports: Mapping[str, NodeReport]) -> dict[str, dict[str, str]]:
     """Returns the marks of what came from the target at the start: it has that already."""
     found = {name: made.marks(name) for name in made.names}
     return {
         name: marks
         for name, marks in found.items()
-        if marks and all(name in words[host].entries and words[host].entries[name].is_restored for host in marks)
+        if marks and all(name in reports[host].entries and reports[host].entries[name].is_restored for host in marks)
     }
 
 
@@ -183,7 +203,7 @@ def after_keep(ledger: JobLedger) -> JobLedger:
 
 def after_failed_share(ledger: JobLedger, failure: tuple[str, Outcome]) -> JobLedger:
     """Notes why the newest generation is not in the target."""
-    return replace(ledger, undrained_why=f"{failure[1].error} (on {failure[0]})")
+    return replace(ledger, undrained_why=f"{failure[1].error}{on(failure[0])}")
 
 
 def after_place(ledger: JobLedger, order: JobOrder, outcome: Outcome) -> JobLedger:
@@ -204,4 +224,5 @@ def after_place(ledger: JobLedger, order: JobOrder, outcome: Outcome) -> JobLedg
     last = order.ledger.last
     gone = tuple(facts.get("gone", ()))
     marks = {} if last is None else {name: last.marks(name) for name in last.names.difference(gone)}
-    return replace(done, drained=int(order.body["number"]), drained_marks=marks, gone=gone, since_drain=0)
+    since = ledger.since_drain - order.ledger.since_drain
+    return replace(done, drained=int(order.body["number"]), drained_marks=marks, gone=gone, since_drain=since)

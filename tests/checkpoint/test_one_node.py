@@ -15,16 +15,17 @@ from conftest import wait_for
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
+from hpcstage.checkpoint.entries import mark_of
+from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import CommitTerms
-from hpcstage.checkpoint.keeping import facts
-from hpcstage.checkpoint.keeping.draining import EntryDrain, ProgramNames
-from hpcstage.checkpoint.keeping.facts import CheckpointCharter, CheckpointPlace, DrainTerms, KeepingReport
-from hpcstage.checkpoint.keeping.history import names_of, newest_manifest
-from hpcstage.checkpoint.keeping.plain import damaged, described, place_copies, shown_in
-from hpcstage.checkpoint.late import drain_late
+from hpcstage.checkpoint.job.known import known_generations, newest_manifest, note_generations
+from hpcstage.checkpoint.job.late import drain_late
+from hpcstage.checkpoint.job.ledger import CarriedEntry, JobGeneration
+from hpcstage.checkpoint.job.place import ALONE, CheckpointCharter, CheckpointPlace, CheckpointReport, DrainTerms
+from hpcstage.checkpoint.job.plain import damaged, described, place_copies, shown_in
 from hpcstage.checkpoint.process import CheckpointAgentProcess
 
 SIZE_BYTES = 200_000
@@ -50,7 +51,7 @@ class Kept:
         self.charter = CheckpointCharter("run", os.fspath(target), target.stat().st_ino, every, bases)
         self.charter.save(self.place)
         self.terms = terms or DrainTerms()
-        self.agent = CheckpointAgentProcess(self.place, self.terms)
+        self.agent = CheckpointAgentProcess(self.place, self.terms, base)
         self.until(lambda: self.agent.is_ready or self.agent.is_drained, "the start")
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
@@ -68,7 +69,7 @@ class Kept:
         made.write_bytes(os.urandom(SIZE_BYTES) if content is None else content)
         made.rename(self.place.tree / name)
 
-    def end(self, *, is_orderly: bool = True) -> KeepingReport:
+    def end(self, *, is_orderly: bool = True) -> CheckpointReport:
         """Ends the run, and returns what became of it."""
         self.agent.end(0.0, is_orderly=is_orderly)
         self.until(lambda: self.agent.is_drained, "the end")
@@ -270,7 +271,7 @@ def test_a_killed_agent_leaves_what_a_late_drain_takes(make: Make) -> None:
 def test_a_state_that_does_not_fit_is_not_kept(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     (tmp_path / "target/step1").write_bytes(bytes(1000))
-    monkeypatch.setattr(facts, "ROOM_SHARE", 0.0)
+    monkeypatch.setattr("hpcstage.checkpoint.job.place.ROOM_SHARE", 0.0)
     kept = make()
     assert not kept.agent.is_ready
     assert "the local disk has room for 0 B" in kept.agent.why_not
@@ -280,35 +281,49 @@ def test_the_newest_generation_of_a_killed_run_is_taken_if_it_verifies(make: Mak
     first = make("first")
     first.save("step1")
     first.end()
-    killed = local_dir / "killed"
-    (killed / "tree").mkdir(parents=True)
-    (killed / "tree/step2").write_bytes(os.urandom(SIZE_BYTES))
-    with GenerationStore(CheckpointPlace(killed).store) as store:
-        store.commit(FileTree(killed / "tree"))
-    second = make("second", killed)
+    killed = killed_run(local_dir, first.target, ["step2"])
+    second = make("second", killed.base)
     assert shown_in(second.place.tree) == ["step2"]
     second.end()
     assert second.drained() == ["step1", "step2"], "the killed run never had step1, which stays"
-    data = CheckpointPlace(killed).store / "00000001/data"
-    data.write_bytes(bytes(SIZE_BYTES))
-    with GenerationStore(CheckpointPlace(killed).store) as store:
-        os.utime(killed / "tree/step2")
-        store.commit(FileTree(killed / "tree"))
-    assert shown_in(make("third", killed).place.tree) == ["step2"], "a full generation after the damaged one"
+    (killed.store / "00000001/data").write_bytes(bytes(SIZE_BYTES))
+    save_in(killed, ["step2"])
+    assert shown_in(make("third", killed.base).place.tree) == ["step2"], "a full generation after the damaged one"
 
 
-def killed_run(local_dir: Path, target: Path, *generations: Collection[str]) -> CheckpointPlace:
+def killed_run(
+    local_dir: Path, target: Path, *generations: Collection[str], terms: CommitTerms | None = None
+) -> CheckpointPlace:
     """A place whose run was killed after it had saved states of these names; all files that are newer are torn."""
     place = CheckpointPlace(local_dir / "killed")
     place.tree.mkdir(parents=True)
+    place.shares.mkdir()
     target.mkdir(exist_ok=True)
     CheckpointCharter("killed", os.fspath(target), target.stat().st_ino).save(place)
-    with GenerationStore(place.store) as store:
-        for names in generations:
-            for name in names:
-                (place.tree / name).write_bytes(os.urandom(SIZE_BYTES))
-            store.commit(FileTree(place.tree, sorted(names)))
+    for names in generations:
+        save_in(place, names, terms)
     return place
+
+
+def save_in(place: CheckpointPlace, names: Collection[str], terms: CommitTerms | None = None) -> GenerationManifest:
+    """Saves new contents of some entries, as a run on one node does while it writes the others again."""
+    for name in names:
+        (place.tree / name).write_bytes(os.urandom(SIZE_BYTES))
+    with GenerationStore(place.store) as store:
+        made = store.commit(FileTree(place.tree, sorted(names)), terms=terms).manifest
+    known = known_generations(place)
+    older = {name: one.number for one in known for name in one.shares[ALONE]}
+    carried = {name: CarriedEntry(number, {ALONE: ""}) for name, number in older.items() if name not in names}
+    share = {name: mark_of(place.tree, name) for name in names}
+    generation = JobGeneration(made.number, made.attempt, made.created_ns, {ALONE: share}, carried)
+    note_generations(place, [*known, generation])
+    return made
+
+
+def names_of(place: CheckpointPlace) -> set[str]:
+    """Returns what the newest generation has."""
+    known = known_generations(place)
+    return set(known[-1].names) if known else set()
 
 
 def test_what_another_run_did_not_go_on_from_is_put_beside_its_state(
@@ -422,7 +437,7 @@ def test_hidden_entries_are_complete_after_an_orderly_end(make: Make) -> None:
 
 
 def test_what_has_no_room_for_a_generation_is_copied_as_it_is(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "ROOM_SHARE", 0.0)
+    monkeypatch.setattr("hpcstage.checkpoint.job.place.ROOM_SHARE", 0.0)
     kept = make()
     kept.save("step1", b"one")
     kept.until(lambda: kept.drained() == ["step1"], "the copy")
@@ -449,13 +464,11 @@ def test_a_checkpoint_that_the_program_never_had_is_not_removed(make: Make, loca
 
 
 def test_a_clock_that_goes_after_the_one_before_it_does_not_matter(make: Make, local_dir: Path, tmp_path: Path) -> None:
-    tree, target = local_dir / "tree", tmp_path / "target"
-    tree.mkdir()
-    target.mkdir()
-    (tree / "step1").write_bytes(b"1")
-    with GenerationStore(local_dir / "store") as store, store.source() as source:
-        before = store.commit(FileTree(tree), terms=CommitTerms(after_ns=time.time_ns() + 10**15)).manifest
-        EntryDrain(tree, target, "run").generation(source, 1, ProgramNames(set()))
+    target, terms = tmp_path / "target", CommitTerms(after_ns=time.time_ns() + 10**15)
+    killed = killed_run(local_dir, target, ["step1"], terms=terms)
+    drain_late(killed, CheckpointCharter.load(killed))
+    before = newest_manifest(killed.base)
+    assert before is not None
     kept = make()
     kept.save("step2")
     report = kept.end()

@@ -18,9 +18,9 @@ from hpcstage.checkpoint.generations.files import Files, GenerationId, Generatio
 from hpcstage.checkpoint.generations.manifest import EntryType, GenerationManifest
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, OpenGeneration, read_whole
 from hpcstage.checkpoint.generations.restoring import NEWEST_NS, making_in, place, restore, sync_directory, times_of
-from hpcstage.checkpoint.jobwide.joining import Joined, describe, join, share_of
-from hpcstage.checkpoint.jobwide.words import JobGeneration
-from hpcstage.checkpoint.keeping.plain import (
+from hpcstage.checkpoint.job.joining import Joined, describe, join, share_of
+from hpcstage.checkpoint.job.ledger import JobGeneration
+from hpcstage.checkpoint.job.plain import (
     DESCRIPTION,
     HIDDEN,
     OURS,

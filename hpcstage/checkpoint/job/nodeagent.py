@@ -1,12 +1,13 @@
-"""Keeps the share that one node has in the checkpoints of a job: does what the council of all keepers decides.
+"""Keeps the share that one node has in the checkpoints of a job: does what the council of all agents decides. A job on
+one node is a council of one.
 
-Owns the loop and the report. It works in a process of its own, one thing after the other. What it restores, saves and
-drains is in `work`.
+Owns the loop and the report. It works in a process of its own, one thing after the other; what it does in the target,
+it does in another process (`uploading`). What it restores and saves is in `work`, what it brings to the target in
+`targetwork`.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -14,24 +15,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpcstage.checkpoint.entries import CompleteEntries, mark_of
+from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.generations.restoring import remove_leftovers
-from hpcstage.checkpoint.jobwide.alone import end_alone
-from hpcstage.checkpoint.jobwide.coordinator import CouncilTerms
-from hpcstage.checkpoint.jobwide.council import Council, Do, PlaceShares, Say
-from hpcstage.checkpoint.jobwide.talking import Heard, PresentNodes, Talk, wait
-from hpcstage.checkpoint.jobwide.words import EntryState, JobLedger, JobOrder, OrderKind, Outcome
-from hpcstage.checkpoint.jobwide.work import NodeWork
-from hpcstage.checkpoint.keeping.facts import (
+from hpcstage.checkpoint.job.completed import CompletedNote
+from hpcstage.checkpoint.job.coordinator import CouncilTerms
+from hpcstage.checkpoint.job.council import Council, Do, Say
+from hpcstage.checkpoint.job.late import end_alone
+from hpcstage.checkpoint.job.ledger import EntryState, JobLedger, JobOrder, Lane, OrderKind, Outcome
+from hpcstage.checkpoint.job.pacing import SHARE, ProcessorShare
+from hpcstage.checkpoint.job.place import (
     CannotKeep,
     CheckpointCharter,
     CheckpointPlace,
+    CheckpointReport,
     DrainTerms,
-    KeepingReport,
     UndrainedEntry,
 )
-from hpcstage.checkpoint.keeping.keeper import all_closed
-from hpcstage.checkpoint.keeping.plain import HIDDEN, names_in
-from hpcstage.checkpoint.keeping.saving import SHARE, ProcessorShare
+from hpcstage.checkpoint.job.plain import HIDDEN, OURS, names_in
+from hpcstage.checkpoint.job.talking import Heard, PresentNodes, Talk, wait
+from hpcstage.checkpoint.job.targetprocess import Uploading
+from hpcstage.checkpoint.job.targetwork import LACKS, Pace, TargetWork
+from hpcstage.checkpoint.job.work import NodeWork
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.link import Encoded
@@ -41,12 +45,16 @@ CONNECT_S = 60.0
 """The longest wait for the other nodes before the command starts."""
 APART_S = 20.0
 """At the end the other nodes are waited for so long."""
+END_S = 5.0
+"""The longest wait at the end until the command's entries are closed."""
+_LOOK_S = 0.05
 _GOODBYE_S = 3.0
 _LONGEST_WAIT_S = 5.0
+_DIED = "the process that copied it died"
 _NOT_CONNECTED = "the nodes of the job are not connected"
 
 
-class JobKeeper:
+class NodeAgent:
     """Keeps one node's directory in a job. `commands` is a descriptor that has a byte when the command has ended."""
 
     def __init__(
@@ -55,7 +63,7 @@ class JobKeeper:
         charter: CheckpointCharter,
         node_dir: Path,
         commands: int,
-        tell: Callable[[KeepingReport], object],
+        tell: Callable[[CheckpointReport], object],
         terms: DrainTerms,
     ) -> None:
         """`node_dir` is where the exchange of this node is found. Puts the newest state into the directory, as all
@@ -67,14 +75,17 @@ class JobKeeper:
         self._tell_report = tell
         self._terms = terms
         self._me = charter.nodes.index(charter.node)
-        self._talk = Talk(node_dir, Path(charter.group_dir), self._me)
+        self._talk = Talk(node_dir, Path(charter.group_dir), self._me, is_alone=charter.is_alone)
         asked = None if charter.protect is None else CodeSize(*charter.protect)
         council_terms = CouncilTerms(asked, charter.drain_every, lambda: os.urandom(16).hex(), charter.is_elastic)
         self._council = Council(self._me, charter.nodes, council_terms, charter.domain)
         self._has_ended = self._is_orderly = False
         capped = ProcessorShare(SHARE, lambda: self._has_ended or bool(readable([commands], 0)) or terms.hurries())
-        self._work = NodeWork(place, charter, self._me, self._talk, terms, capped)
+        self._work = NodeWork(place, charter, self._me, self._talk, capped, lambda: self._look(time.monotonic()))
+        self._target = TargetWork(place, charter, self._me)
+        self._uploading = Uploading()
         self._entries: CompleteEntries | None = None
+        self._noted: CompletedNote | None = None
         self._restored: dict[str, str] = {}
         """The entries that were put into the directory at the start, with their marks."""
         self._is_gone = False
@@ -113,6 +124,7 @@ class JobKeeper:
                 if self._has_ended and self._talk.apart_since is not None:
                     apart_until = min(apart_until, time.monotonic() + APART_S)
                     if time.monotonic() >= apart_until:
+                        self._uploading.close()
                         self._end_apart()
                         break
                 else:
@@ -121,6 +133,7 @@ class JobKeeper:
         finally:
             if self._entries is not None:
                 self._entries.close()
+            self._uploading.close()
         self._report()
         self._talk.close()
         self._work.close()
@@ -134,25 +147,26 @@ class JobKeeper:
         self._hear_command()
         if self._terms.hurries():
             self._council.hurry()
+        has_uploaded = self._uploading.turn()
         news = self._talk.news()
         for one in news:
             if isinstance(one, PresentNodes):
                 self._meet(one)
             elif isinstance(one, Heard):
-                self._council.heard(one.node, one.word)
+                self._council.heard(one.node, one.report)
             else:
                 self._encoded(one)
         acts = self._council.take(now)
         for act in acts:
             if isinstance(act, Say):
-                self._talk.say(act.word, self._council.present - {self._me})
+                self._talk.say(act.report, self._council.present - {self._me})
             elif isinstance(act, Do):
                 self._do(act.order)
             else:
-                self._put_in_place(act)
+                self._put_in_place(act.order)
         if acts:
             self._report()
-        elif not news:
+        elif not news and not has_uploaded:
             self._wait(now)
 
     def _wait(self, now: float) -> None:
@@ -166,24 +180,28 @@ class JobKeeper:
             fds.append(self._entries.fd)
             if (look_s := self._entries.wake_after(now)) is not None:
                 waits.append(look_s)
-        wait(self._talk, fds, max(0.0, min(waits)))
+        wait(self._talk, [*fds, *self._uploading.fds], max(0.0, min(waits)))
 
     def _meet(self, view: PresentNodes) -> None:
         if self._is_ready:
             there = {self._charter.nodes[node] for node in view.present}
             self._lost = set(self._charter.nodes) - there if there else self._lost
         self._encoding.clear()
+        self._uploading.give_up()
         self._council.membership(view.number, view.present)
 
     def _hear_command(self) -> None:
         if self._is_ready and not self._has_ended and readable([self._commands], 0):
             self._is_orderly, self._has_ended = os.read(self._commands, 1) == b"0", True
+            self._uploading.hurry()
             self._council.end(is_orderly=self._is_orderly)
 
     def _look(self, now: float) -> None:
         if self._entries is not None and not self._is_gone:
             self._entries.look(now)
             self._is_gone = self._entries.is_gone
+            if self._noted is not None:
+                self._noted.note()
             self._see(self._entries.states())
 
     def _see(self, states: dict[str, tuple[str, bool]]) -> None:
@@ -204,6 +222,9 @@ class JobKeeper:
         if kind is OrderKind.ENCODE:
             self._encode(order)
             return
+        if kind.lane is Lane.TARGET:
+            self._upload(lambda pace: self._target.done(order, pace), order, self._council.did)
+            return
         if kind is OrderKind.READY:
             outcome = self._make_ready(order)
         elif kind is OrderKind.REFUSE:
@@ -223,8 +244,9 @@ class JobKeeper:
             self._entries.close()
         remove_leftovers(tree)
         self._restored = {name: mark_of(tree, name) for name in names_in(tree)}
-        self._place.put.write_text(json.dumps(list(self._restored.values())))
         self._entries = CompleteEntries(tree, time.monotonic(), known=names_in(tree))
+        self._entries.look(time.monotonic())  # before the program may write: what is there is complete as it is now
+        self._noted = CompletedNote(self._place, self._charter, self._entries)
         self._look(time.monotonic())
         self._is_ready = True
         self._council.ready()
@@ -247,9 +269,36 @@ class JobKeeper:
             facts = {"seconds": event.seconds, "bytes": event.bytes_sent}
             self._council.did(Outcome(order.key, event.failure, facts=facts))
 
-    def _put_in_place(self, act: PlaceShares) -> None:
-        ledger = act.order.ledger
-        self._council.placed(act.order, self._work.placed(act.order, ledger))
+    # ---- the target
+
+    def _upload(self, work: Callable[[Pace], Outcome], order: JobOrder, take: Callable[[Outcome], object]) -> None:
+        """Has an order about the target carried out in the other process."""
+        terms = self._terms
+
+        def done(is_hurried: Callable[[], bool]) -> tuple[Outcome, dict[str, str]]:
+            share = ProcessorShare(SHARE, lambda: is_hurried() or terms.hurries())
+            outcome = work(share.and_below(terms.pace))
+            return outcome, {name: made.to_bytes().decode() for name, made in self._target.superseded.items()}
+
+        def taken(outcome: Outcome, known: dict[str, str] | None) -> None:
+            if known is not None:
+                read = {name: GenerationManifest.from_bytes(text.encode()) for name, text in known.items()}
+                self._target.superseded = read
+            take(outcome)
+
+        self._uploading.begin(done, taken, Outcome(order.key, _DIED))
+        if self._has_ended:
+            self._uploading.hurry()
+
+    def _put_in_place(self, order: JobOrder) -> None:
+        there = {self._charter.nodes[index]: index for index in self._council.present}
+
+        def placed(outcome: Outcome) -> None:
+            if LACKS in outcome.facts:  # only this process can ask other nodes
+                outcome = self._target.placed(order, there, self._talk.link, can_ask=True)
+            self._council.placed(order, outcome)
+
+        self._upload(lambda _: self._target.placed(order, there), order, placed)
 
     # ---- the end
 
@@ -259,9 +308,11 @@ class JobKeeper:
         if self._entries is not None:
             self._entries.look_at_end(now)
             self._is_gone = self._entries.is_gone
+            if self._noted is not None:
+                self._noted.note()
             states = self._entries.states()
             self._entries.close()
-            self._entries = None
+            self._entries = self._noted = None
             if self._is_gone and not tree.is_dir():
                 states = {}
             elif order.body["is_orderly"]:
@@ -300,12 +351,12 @@ class JobKeeper:
         while self._council.is_over and not self._council.are_all_over and time.monotonic() < deadline:
             for one in self._talk.news():
                 if isinstance(one, Heard):
-                    self._council.heard(one.node, one.word)
+                    self._council.heard(one.node, one.report)
                 elif isinstance(one, PresentNodes):
                     return
             for act in self._council.take(time.monotonic()):
                 if isinstance(act, Say):
-                    self._talk.say(act.word, self._council.present - {self._me})
+                    self._talk.say(act.report, self._council.present - {self._me})
             wait(self._talk, [], max(0.0, min(0.1, deadline - time.monotonic())))
 
     # ---- the report
@@ -317,15 +368,15 @@ class JobKeeper:
             self._said = said
             self._tell_report(self._reported(ledger))
 
-    def _reported(self, ledger: JobLedger) -> KeepingReport:
+    def _reported(self, ledger: JobLedger) -> CheckpointReport:
         protected = max((one.number for one in ledger.generations if one.size), default=None)
-        return KeepingReport(
+        return CheckpointReport(
             restored=ledger.restored,
             restored_s=self._restored_s,
             saved=ledger.rows,
             saved_count=ledger.saved_count,
             drained_number=ledger.drained or None,
-            protection=ledger.plan or "none was needed yet",
+            protection="" if self._charter.is_alone else ledger.plan or "none was needed yet",
             protected_number=protected,
             lost=tuple(sorted(self._lost)),
             refused=ledger.lines,
@@ -336,3 +387,18 @@ class JobKeeper:
             bytes_carried=ledger.size_bytes,
             is_gone=self._is_gone and not self._place.tree.is_dir(),
         )
+
+
+def all_closed(tree: Path) -> tuple[str, ...]:
+    """Returns the entries that nobody has open, hidden ones, too: the command has ended. Waits for a program that lives
+    on."""
+    deadline = time.monotonic() + END_S
+    entries = CompleteEntries(tree, time.monotonic(), 0.0, skipped=OURS)
+    try:
+        while True:
+            entries.look(time.monotonic())
+            if list(entries.names()) == names_in(tree) or time.monotonic() >= deadline:
+                return entries.names()
+            time.sleep(_LOOK_S)
+    finally:
+        entries.close()

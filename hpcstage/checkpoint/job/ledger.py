@@ -1,8 +1,8 @@
-"""Owns what the keepers of a job tell each other: frozen values with a JSON form. Pure.
+"""Owns what the agents of a job tell each other: frozen values with a JSON form. Pure.
 
-Each keeper tells its whole word anew whenever it changes, so that a word that was lost with a connection costs nothing:
-the next one has all. The keeper of the lowest node that is there, the coordinator, puts orders into its word, one after
-the other; each has the ledger of what was decided before, from which another node takes over.
+Each agent tells its whole report anew whenever it changes, so that one that was lost with a connection costs nothing:
+the next one has all. The agent of the lowest node that is there, the coordinator, puts orders into its report, in each
+lane one after the other; each has the ledger of what was decided before, from which another node takes over.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
-from hpcstage.checkpoint.keeping.facts import SavedRow
+from hpcstage.checkpoint.job.place import SavedRow
+
+NO_ROOM = "no_room"
+"""The fact of an outcome that the local disk has no room for a generation."""
 
 
 class CommandEnding(str, Enum):
@@ -23,6 +26,14 @@ class CommandEnding(str, Enum):
     ORDERLY = "orderly"
     """It has ended by itself with exit code 0, as far as the node that started it knows."""
     DISORDERLY = "disorderly"
+
+
+class Lane(str, Enum):
+    """What orders are about. Those of one lane follow each other; a target that hangs holds up its own lane alone."""
+
+    LOCAL = "local"
+    """The directory of the program, and the generations on the local disks."""
+    TARGET = "target"
 
 
 class OrderKind(str, Enum):
@@ -48,6 +59,11 @@ class OrderKind(str, Enum):
     """Drop the generations that no node retains."""
     FINISH = "finish"
     """Bring to the target what is in no generation, and end."""
+
+    @property
+    def lane(self) -> Lane:
+        """Returns the lane of such orders."""
+        return Lane.TARGET if self in (OrderKind.SHARE, OrderKind.COPY) else Lane.LOCAL
 
 
 @dataclass(frozen=True)
@@ -126,7 +142,8 @@ class JobLedger:
     """The state that lies in the directories since the start, for people."""
     is_unsaved: bool = False
     """Whether that state is in no generation of this run and not in the target."""
-    is_from_target: bool = False
+    is_drained: bool = False
+    """Whether the target has that state."""
     seen: tuple[str, ...] = ()
     """Entries that the program had before this run."""
     next_number: int = 1
@@ -222,14 +239,14 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class KeeperWord:
-    """All that a keeper says."""
+class NodeReport:
+    """All that an agent says."""
 
     view: int = -1
-    order: JobOrder | None = None
-    """The newest order that the keeper knows."""
-    outcome: Outcome | None = None
-    """The result of the last order that it carried out."""
+    orders: Mapping[Lane, JobOrder] = field(default_factory=dict)
+    """The newest order of each lane that the agent knows."""
+    outcomes: Mapping[Lane, Outcome] = field(default_factory=dict)
+    """The result of the last order of each lane that it carried out."""
     entries: Mapping[str, EntryState] = field(default_factory=dict)
     removed: tuple[str, ...] = ()
     """Entries that were put there at the start and that the program removed."""
@@ -251,12 +268,11 @@ class KeeperWord:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> KeeperWord:
+    def from_json(cls, data: Mapping[str, Any]) -> NodeReport:
         """Reads what `to_json` returned. Raises ValueError, KeyError or TypeError."""
-        order, outcome = data["order"], data["outcome"]
         read = {
-            "order": None if order is None else JobOrder.from_json(order),
-            "outcome": None if outcome is None else Outcome.from_json(outcome),
+            "orders": {Lane(lane): JobOrder.from_json(one) for lane, one in data["orders"].items()},
+            "outcomes": {Lane(lane): Outcome.from_json(one) for lane, one in data["outcomes"].items()},
             "entries": {name: EntryState(**one) for name, one in data["entries"].items()},
             "removed": tuple(data["removed"]),
             "found": None if data["found"] is None else tuple(data["found"]),

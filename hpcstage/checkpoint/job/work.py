@@ -1,4 +1,4 @@
-"""Carries out the orders of a job on one node: what they do to its disk and to the target.
+"""Carries out the orders of a job about the local disk of one node: what it restores, saves and drops.
 
 Owns the store of the node, the files that say which generations all nodes have, and what earlier runs left here.
 """
@@ -8,60 +8,38 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from hpcstage.checkpoint.entries import mark_of
-from hpcstage.checkpoint.generations.files import Files, GenerationId
+from hpcstage.checkpoint.generations.files import GenerationId
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
-from hpcstage.checkpoint.generations.reading import LocalSource
-from hpcstage.checkpoint.generations.restoring import NEWEST_NS, making_in, newest_ns, place, sync_directory
-from hpcstage.checkpoint.generations.state import FileTree, StateChanged
+from hpcstage.checkpoint.generations.state import StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.generations.terms import CommitTerms
-from hpcstage.checkpoint.jobwide.families import EarlierState, FoundStore, StorePlace
-from hpcstage.checkpoint.jobwide.gathering import (
-    Gathering,
-    Share,
-    SupersededRemoval,
-    build,
-    opened_whole,
-    remove_stale,
-    restore_whole,
-    tops_of,
-    with_target,
-)
-from hpcstage.checkpoint.jobwide.holdings import OWN, RunStores
-from hpcstage.checkpoint.jobwide.joining import ShareEntry, join
-from hpcstage.checkpoint.jobwide.known import found_at, known_generations, note_generations, note_pending
-from hpcstage.checkpoint.jobwide.talking import Talk
-from hpcstage.checkpoint.jobwide.words import JobGeneration, JobLedger, JobOrder, OrderKind, Outcome
-from hpcstage.checkpoint.keeping.beginning import add_others, check_room, from_target, seen_before
-from hpcstage.checkpoint.keeping.draining import EntryDrain, PacedSource
-from hpcstage.checkpoint.keeping.facts import (
-    CannotKeep,
-    CheckpointCharter,
-    CheckpointPlace,
-    DrainTerms,
-    UndrainedEntry,
-    reason,
-)
-from hpcstage.checkpoint.keeping.history import known_before
-from hpcstage.checkpoint.keeping.leftovers import place_leftovers
-from hpcstage.checkpoint.keeping.plain import (
+from hpcstage.checkpoint.generations.terms import CommitProgress, CommitTerms, NoRoom
+from hpcstage.checkpoint.job.beginning import add_others, check_room, from_target
+from hpcstage.checkpoint.job.completed import began_with, completed_since, is_behind
+from hpcstage.checkpoint.job.families import EarlierState, FoundStore
+from hpcstage.checkpoint.job.gathering import opened_whole, remove_stale, restore_whole
+from hpcstage.checkpoint.job.holdings import OWN, RunStores
+from hpcstage.checkpoint.job.known import known_generations, newest_manifest, note_generations, note_pending
+from hpcstage.checkpoint.job.ledger import NO_ROOM, JobGeneration, JobLedger, JobOrder, OrderKind, Outcome
+from hpcstage.checkpoint.job.leftovers import place_leftovers
+from hpcstage.checkpoint.job.pacing import MarkedTree, ProcessorShare
+from hpcstage.checkpoint.job.place import CannotKeep, CheckpointCharter, CheckpointPlace, UndrainedEntry, reason
+from hpcstage.checkpoint.job.plain import (
     checkpoints_in,
     described,
-    forget_beside,
+    is_there,
     names_in,
     of_others,
     place_copies,
-    remove_torn,
     shown_in,
+    size_of,
 )
-from hpcstage.checkpoint.keeping.saving import MarkedTree, ProcessorShare
+from hpcstage.checkpoint.job.talking import Talk
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.orders import EncodeOrder
@@ -77,23 +55,22 @@ class NodeWork:
         charter: CheckpointCharter,
         me: int,
         talk: Talk,
-        terms: DrainTerms,
         capped: ProcessorShare,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
-        """Raises OSError and HpcstageError."""
+        """`meanwhile` is called every few MB of a save. Raises OSError and HpcstageError."""
         self._place = place
         self._charter = charter
         self._me = me
         self._talk = talk
         self._capped = capped
-        self._wait_for = capped.and_below(terms.pace)
+        self._meanwhile = meanwhile
         place.shares.mkdir(0o700, exist_ok=True)
         self._store = GenerationStore(place.store)
         self._earlier = {Path(base).parent.name: CheckpointPlace(Path(base)) for base in charter.earlier}
         talk.hold(OWN, place.store)
         for key, earlier in self._earlier.items():
             talk.hold(key, earlier.store)
-        self._superseded = SupersededRemoval(Path(charter.target), place.tree)
         self._origins: tuple[str, ...] = ()
         """The run from which this one goes on, and those before it, whose states may have come to the target through
         this run only."""
@@ -108,8 +85,12 @@ class NodeWork:
     def found(self) -> tuple[list[FoundStore], int]:
         """Returns what earlier runs left here, and when the state in the target was made."""
         drained = described(Path(self._charter.target))
-        made = [found_at(key, earlier) for key, earlier in self._earlier.items()]
-        return [one for one in made if one is not None], 0 if drained is None else drained.manifest.created_ns
+        drained_ns = 0 if drained is None else drained.manifest.created_ns
+        found = []
+        for key, earlier in self._earlier.items():
+            with suppress(OSError, ValueError):
+                found.append(_found_at(key, earlier, drained_ns))
+        return found, drained_ns
 
     def know(self, ledger: JobLedger) -> None:
         """Notes the generations that all nodes have, and what is in the target."""
@@ -138,14 +119,14 @@ class NodeWork:
             facts = {
                 OrderKind.BEGIN: self._begin,
                 OrderKind.COMMIT: self._commit,
-                OrderKind.SHARE: self._share,
-                OrderKind.COPY: self._copy,
                 OrderKind.KEEP: self._keep,
             }[order.kind](order)
         except StateChanged as error:
             return Outcome(order.key, error.what, is_soon=True)
         except CannotKeep as error:
             return Outcome(order.key, str(error), facts={"refuses": True})
+        except NoRoom as error:
+            return Outcome(order.key, reason(error), facts={NO_ROOM: True})
         except (OSError, HpcstageError) as error:
             return Outcome(order.key, reason(error))
         except ValueError as error:
@@ -163,40 +144,70 @@ class NodeWork:
             _remove(tree / name)
         lines: list[str] = []
         if order.body["state"] is None:
-            began = from_target(self._place, target, ())
+            began = from_target(self._place, target)
             text, lines = began.restored, list(began.refused)
             seen = set(names_in(tree))
         else:
             state = EarlierState.from_json(order.body["state"])
             text, lines = self._restore(state, target)
             seen = {*names_in(tree), *state.generation.names}
-        seen |= seen_before(self._charter)
+        numbers, times, is_drained = [self._store.next_number() - 1], [0], False
+        if (drained := described(target)) is not None:
+            numbers.append(drained.manifest.number)
+            times.append(drained.manifest.created_ns)
+            is_drained = self._is_in(target, drained.manifest, order)
         for earlier in self._earlier.values():
-            seen |= {name for one in known_generations(earlier) for name in one.names}
+            known = known_generations(earlier)
+            if not self._origins and drained is not None and known and _has_id(known[-1], drained.manifest):
+                self._origins = (CheckpointCharter.load(earlier).run_id, *earlier.origins())
+            seen.update(earlier.seen() or (), *(one.names for one in known))
+            for one in (*known, newest_manifest(earlier.base)):
+                if one is not None:
+                    numbers.append(one.number)
+                    times.append(one.created_ns)
         self._place.note_seen(seen)
-        before = known_before(self._place, self._charter)
-        numbers = [one.number for one in before] + [
-            one.number for e in self._earlier.values() for one in known_generations(e)
-        ]
-        after = [one.created_ns for one in before] + [
-            one.created_ns for e in self._earlier.values() for one in known_generations(e)
-        ]
+        self._place.note_origins(self._origins)
         return {
             "restored": text,
             "lines": lines,
             "seen": sorted(seen),
-            "floor": max((*numbers, self._store.next_number() - 1), default=0),
-            "after_ns": max(after, default=0),
+            "is_drained": is_drained,
+            "floor": max(numbers),
+            "after_ns": max(times),
         }
 
+    def _is_in(self, target: Path, manifest: GenerationManifest, order: JobOrder) -> bool:
+        """Tells whether the target has the state that lies in the directory, as it is described there."""
+        if order.body["state"] is None:
+            return True
+        state = EarlierState.from_json(order.body["state"])
+        names = state.generation.names
+        is_described = _has_id(state.generation, manifest) and not state.completed
+        return is_described and all(is_there(target, manifest, name) for name in names)
+
     def _restore(self, state: EarlierState, target: Path) -> tuple[str, list[str]]:
+        told, lines = [], list[str]()
+        if state.generation.number:
+            text, lines = self._restore_generation(state, target)
+            told.append(text)
+        if state.completed:
+            told.append(self._restore_completed(state))
+        generation = state.generation
+        lacking = {*generation.lacking} & {*checkpoints_in(target)} - {*names_in(self._place.tree)}
+        others = of_others(target, state.seen, {*generation.names, *generation.lacking, *names_in(self._place.tree)})
+        told += add_others(self._place, target, sorted(lacking.union(others)))
+        self._origins = (state.run_id, *state.origins)
+        self._begun_with = frozenset({*generation.names, *state.completed})
+        return ", with ".join(told), lines
+
+    def _restore_generation(self, state: EarlierState, target: Path) -> tuple[str, list[str]]:
         generation = state.generation
         check_room(self._place, generation.state_bytes, "what a killed run left")
         local = {key: earlier.store for key, earlier in self._earlier.items()}
         with RunStores.opened(state.stores, self._me, local, self._talk.link) as holdings:
             own = [share for share in holdings.shares(generation) if share.number == generation.number]
             carried = [share for share in holdings.shares(generation) if share.number != generation.number]
-            kept, lines = list(own), list[str]()
+            kept = list(own)
             gone: set[str] = set()
             for share in carried:
                 try:
@@ -207,24 +218,26 @@ class NodeWork:
             kept = [share for share in kept if share.number == generation.number or not share.names & gone]
             whole = opened_whole(kept, self._charter.node)
             restore_whole(whole, self._place.base, self._place.tree)
-            rebuilt, missing = holdings.rebuilt_bytes, state.missing
+            is_rebuilt = holdings.rebuilt_bytes and state.missing
         from_dir = sorted(name for name in gone if os.path.lexists(target / name))
         place_copies(target, {name: name for name in from_dir}, self._place.tree)
-        lacking = {*generation.lacking} & {*checkpoints_in(target)} - {*names_in(self._place.tree)}
-        others = of_others(target, state.seen, {*generation.names, *generation.lacking})
-        added = add_others(self._place, target, sorted(lacking.union(others)))
-        lines += [
+        lines = [
             f"{name} of generation {generation.number} is gone with its nodes"
             for name in sorted(gone)
             if name not in from_dir
         ]
-        self._origins = (state.run_id, *state.origins)
-        self._place.note_origins(self._origins)
-        self._begun_with = generation.names
-        how = (
-            f"rebuilt from survivors ({', '.join(missing)} gone)" if rebuilt and missing else "verified, from the nodes"
-        )
-        return f"generation {generation.number} of a killed run, {how}{added}", lines
+        where = "this node" if self._charter.is_alone else "the nodes"
+        how = f"rebuilt from survivors ({', '.join(state.missing)} gone)" if is_rebuilt else f"verified, from {where}"
+        return f"generation {generation.number} of a killed run, {how}", lines
+
+    def _restore_completed(self, state: EarlierState) -> str:
+        """Copies what a killed run had completed and not saved, and without a generation also what it began with."""
+        (store,) = state.stores.values()
+        earlier = self._earlier[store.key]
+        names = [*state.completed, *(() if state.generation.number else began_with(earlier))]
+        check_room(self._place, sum(size_of(earlier.tree / name) for name in names), "what a killed run left")
+        place_copies(earlier.tree, {name: name for name in names}, self._place.tree, names)
+        return f"{', '.join(sorted(state.completed))} of a killed run, from this node, not verified"
 
     # ---- a generation
 
@@ -238,7 +251,7 @@ class NodeWork:
             self._place.room_bytes(),
             int(body["after_ns"]),
             str(body["full_why"]),
-            progress=self._capped,
+            progress=self._progressed,
         )
         identity = GenerationId(body["number"], body["attempt"])
         saved = self._store.commit(MarkedTree(tree, share), identity, terms)
@@ -254,6 +267,10 @@ class NodeWork:
             "changed_share": round(saved.changed_share, 6),
             "took_s": round(time.monotonic() - began_s, 6),
         }
+
+    def _progressed(self, progress: CommitProgress) -> None:
+        self._meanwhile()
+        self._capped(progress)
 
     def encode(self, order: JobOrder) -> tuple[int, str, int] | None:
         """Has the exchange encode this node's part; returns by what its end is known, None where the node is in no
@@ -279,121 +296,6 @@ class NodeWork:
             self._store.drop_all_but(retained | later)
         return {}
 
-    # ---- the target
-
-    def _gathering(self, order: JobOrder) -> Gathering:
-        return Gathering(Path(self._charter.target), str(order.body["staging"]), self._charter.run_id)
-
-    def _share(self, order: JobOrder) -> dict[str, object]:
-        self._charter.check_target()
-        generation, names = order.ledger.last, frozenset(order.body["names"])
-        assert generation is not None
-        own = frozenset(generation.shares.get(self._charter.node, {})) & names - generation.carried.keys()
-        if own:
-            with LocalSource(self._place.store) as source:
-                paced = PacedSource(source, self._wait_for)
-                self._gathering(order).put(Share(self._charter.node, generation.number, paced, own), own)
-        return {}
-
-    def placed(self, order: JobOrder, ledger: JobLedger) -> Outcome:
-        """Gives what all nodes brought to the target its names."""
-        gathering = self._gathering(order)
-        try:
-            self._charter.check_target()
-            if order.kind is OrderKind.COPY:
-                facts = self._place_copies(gathering, order)
-            else:
-                facts = self._place_generation(gathering, order, ledger)
-            return Outcome(order.key, facts=facts)
-        except (OSError, HpcstageError) as error:
-            return Outcome(order.key, reason(error))
-        finally:
-            gathering.remove()
-
-    def _place_generation(self, gathering: Gathering, order: JobOrder, ledger: JobLedger) -> dict[str, object]:
-        generation, names = ledger.last, frozenset(order.body["names"])
-        assert generation is not None
-        stores = {
-            name: StorePlace(index, OWN) for index, name in enumerate(self._charter.nodes) if index in self._there()
-        }
-        before = described(gathering.target)
-        with RunStores.opened(stores, self._me, {OWN: self._place.store}, self._talk.link) as holdings:
-            shares, gone = self._brought(gathering, holdings, generation, names)
-            whole = opened_whole(shares)
-            if gone:
-                whole = with_target(whole, gone, gathering.target)
-            placed = gathering.give_names(whole, generation, names - gone)
-        now = described(gathering.target)
-        if before is not None and now is not None:
-            seen = {*ledger.seen, *ledger.drained_marks}
-            self._superseded.remove(before.manifest, now.manifest, seen, order.body["spared"])
-            remove_torn(gathering.target, now.manifest)
-        lines = [f"{name} is gone with its nodes" for name in sorted(whole.lacking)]
-        return {
-            "gone": sorted(gone),
-            "beside": dict(placed.beside),
-            "files": placed.files,
-            "size_bytes": placed.size_bytes,
-            "lines": lines,
-        }
-
-    def _there(self) -> frozenset[int]:
-        link = self._talk.link
-        return frozenset({self._me}) if link is None else frozenset(link.membership.present)
-
-    def _brought(
-        self, gathering: Gathering, holdings: RunStores, generation: JobGeneration, names: frozenset[str]
-    ) -> tuple[list[Share], frozenset[str]]:
-        """Brings to the target what the nodes could not, since they are lost. Returns all shares that can be read, and
-        the entries of which a part is gone for good."""
-        shares: list[Share] = []
-        gone: set[str] = set()
-        for share in holdings.shares(generation):
-            try:
-                wanted = share.names & names
-                if wanted and not gathering.has(share.node, share.number):
-                    gathering.put(share, wanted)
-                opened_whole([share])
-                shares.append(share)
-            except DamagedGeneration:
-                if share.number == generation.number and share.node in self._present_names():
-                    raise
-                gone |= share.names
-        kept = [Share(one.node, one.number, one.source, one.names - gone) for one in shares]
-        return [one for one in kept if one.names], frozenset(gone)
-
-    def _present_names(self) -> set[str]:
-        return {self._charter.nodes[index] for index in self._there()}
-
-    def _copy(self, order: JobOrder) -> dict[str, object]:
-        self._charter.check_target()
-        own = dict(order.body["shares"].get(self._charter.node, {}))
-        if own:
-            gathering = self._gathering(order)
-            directory = gathering.of(self._charter.node, 0)
-            for one in (gathering.path, directory.parent, directory):
-                one.mkdir(0o700, exist_ok=True)
-            place_copies(self._place.tree, {name: name for name in own}, directory, pace=self._wait_for)
-        return {}
-
-    def _place_copies(self, gathering: Gathering, order: JobOrder) -> dict[str, object]:
-        shares = {node: gathering.of(node, 0) for node, share in order.body["shares"].items() if share}
-        directories = [(node, path) for node, path in sorted(shares.items()) if path.is_dir()]
-        joined = join([_scanned(node, path, index) for index, (node, path) in enumerate(directories)])
-        tops = {top for found in tops_of(joined).values() for top in found}
-        beside: dict[str, str] = {}
-        with making_in(gathering.target) as made:
-            build(joined, {index: path for index, (_, path) in enumerate(directories)}, made, tops)
-            for top in sorted(tops):
-                if place(made / top, gathering.target / top, newest_ns(made / top)):
-                    forget_beside(gathering.target, [top])
-                else:
-                    beside[top] = EntryDrain(self._place.tree, gathering.target, self._charter.run_id).aside(top)
-                    place(made / top, gathering.target / beside[top], NEWEST_NS)
-            sync_directory(gathering.target)
-        sizes = [one.entry.size_bytes for one in joined.entries]
-        return {"beside": {**joined.beside, **beside}, "files": len(sizes), "size_bytes": sum(sizes), "lines": []}
-
     # ---- the end
 
     def carry_leftovers(
@@ -414,8 +316,24 @@ class NodeWork:
                 mark = mark_of(self._place.tree, name)
                 if mark not in (known.get(name), restored.get(name)) and (node, name, mark) not in copied:
                     names.append(name)
-        drain = EntryDrain(self._place.tree, Path(self._charter.target), f"{self._charter.run_id}.{node}")
-        return place_leftovers(drain, names, self._charter)
+        return place_leftovers(self._place, names, self._charter)
+
+
+def _has_id(generation: JobGeneration, manifest: GenerationManifest) -> bool:
+    return (generation.number, generation.attempt) == (manifest.number, manifest.attempt)
+
+
+def _found_at(key: str, place: CheckpointPlace, drained_ns: int) -> FoundStore:
+    """Returns what an earlier run left. Raises OSError or ValueError if its charter cannot be read."""
+    charter = CheckpointCharter.load(place)
+    completed: Sequence[str] = ()
+    if charter.is_alone and not is_behind(place, Path(charter.target)):
+        completed = completed_since(place)
+    times = [os.lstat(place.tree / name).st_ctime_ns for name in completed]
+    return FoundStore(
+        *(charter.run_id, charter.node, key, tuple(known_generations(place)), place.origins(), place.seen()),
+        *(tuple(completed), max(*times, drained_ns) if times else 0),
+    )
 
 
 def _made_here(body: Mapping[str, Any], made: GenerationManifest) -> JobGeneration:
@@ -432,18 +350,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _scanned(node: str, directory: Path, share: int) -> list[ShareEntry]:
-    found = FileTree(directory, names_in(directory)).scan(Files()).entries
-    return [ShareEntry(node, entry, _content(directory / entry.name), share) for entry in found]
-
-
-def _content(path: Path) -> bytes:
-    if path.is_symlink() or not path.is_file():
-        return b""
-    digest = blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while data := file.read(1 << 20):
-            digest.update(data)
-    return digest.digest()

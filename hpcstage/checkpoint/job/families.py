@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpcstage.checkpoint.jobwide.words import JobGeneration
+from hpcstage.checkpoint.job.ledger import JobGeneration
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,18 @@ class FoundStore:
     """The run from which that one went on, and those before it."""
     seen: tuple[str, ...] | None = None
     """The entries that the programs of that run and of those before it had before it; None: nobody knows."""
+    completed: tuple[str, ...] = ()
+    """Entries in the directory of a run on one node that are complete and in none of its generations as they are."""
+    completed_ns: int = 0
+    """When the newest of them was made."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FoundStore:
         """Reads what `to_json` returned."""
         generations = tuple(map(JobGeneration.from_json, data["generations"]))
         seen = None if data["seen"] is None else tuple(data["seen"])
-        return cls(**{**data, "generations": generations, "origins": tuple(data["origins"]), "seen": seen})
+        tuples = {key: tuple(data[key]) for key in ("origins", "completed")}
+        return cls(**{**data, **tuples, "generations": generations, "seen": seen})
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data."""
@@ -61,6 +66,14 @@ class EarlierState:
     """The run from which that one went on, and those before it."""
     seen: tuple[str, ...] | None = None
     """The entries that the programs of that run and of those before it had before it; None: nobody knows."""
+    completed: tuple[str, ...] = ()
+    """Entries that are restored, too, as they lie in the directory of the run."""
+    completed_ns: int = 0
+
+    @property
+    def time_ns(self) -> int:
+        """Returns when the newest of it was made."""
+        return max(self.generation.created_ns, self.completed_ns)
 
     @property
     def key(self) -> str:
@@ -82,11 +95,12 @@ class EarlierState:
         stores = {name: StorePlace(**one) for name, one in data["stores"].items()}
         generation = JobGeneration.from_json(data["generation"])
         seen = None if data["seen"] is None else tuple(data["seen"])
-        return cls(data["run_id"], generation, stores, tuple(data["origins"]), seen)
+        tuples = {key: tuple(data[key]) for key in ("origins", "completed")}
+        return cls(**{**data, **tuples, "generation": generation, "stores": stores, "seen": seen})
 
 
-def earlier_states(found: Mapping[int, Sequence[FoundStore]]) -> list[EarlierState]:
-    """Returns the states of all families, the newest first."""
+def earlier_states(found: Mapping[int, Sequence[FoundStore]], *, with_completed: bool = False) -> list[EarlierState]:
+    """Returns the states of all families, the newest first; `with_completed`: with what is in no generation."""
     stores: dict[str, dict[str, StorePlace]] = {}
     states: dict[tuple[str, int, str], JobGeneration] = {}
     origins: dict[str, tuple[str, ...]] = {}
@@ -100,8 +114,12 @@ def earlier_states(found: Mapping[int, Sequence[FoundStore]]) -> list[EarlierSta
             for one in store.generations:
                 key = store.run_id, one.number, one.attempt
                 states[key] = max(states.get(key, one), one, key=lambda known: known.created_ns)
+    completed: dict[str, tuple[tuple[str, ...], int]] = {}
+    for store in (one for node in found.values() for one in node if with_completed and one.completed):
+        completed[store.run_id] = store.completed, store.completed_ns
+        states[store.run_id, 0, ""] = JobGeneration(0, "", 0, {store.member: {}})
     made = [
-        EarlierState(run_id, one, stores[run_id], origins[run_id], seen.get(run_id))
+        EarlierState(run_id, one, stores[run_id], origins[run_id], seen.get(run_id), *completed.get(run_id, ()))
         for (run_id, _, _), one in states.items()
     ]
-    return sorted(made, key=lambda one: (one.generation.created_ns, one.generation.number), reverse=True)
+    return sorted(made, key=lambda one: (one.time_ns, one.generation.number), reverse=True)

@@ -12,12 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcstage.errors import HpcstageError
-
-if TYPE_CHECKING:
-    from hpcstage.checkpoint.generations.store import SavedGeneration
 
 LOCAL_KEPT = 2
 """The newest generations that stay on the local disk."""
@@ -27,6 +24,10 @@ RETRY_S = 60.0
 """A state that could not be saved is tried again so much later."""
 MOST_ROWS = 100
 """The last generations, and the last lines, that a report has."""
+
+
+ALONE = "alone"
+"""The name of the node of a run that has one."""
 
 
 class CannotKeep(Exception):
@@ -65,37 +66,9 @@ class CheckpointPlace:
         return self.base / "pending"
 
     @property
-    def put(self) -> Path:
-        """The marks of what was put into the directory at the start."""
-        return self.base / "put"
-
-    @property
     def completed(self) -> Path:
         """The file that tells which entries of the directory are complete; see `completed`."""
         return self.base / "completed"
-
-    def note_origin(self, base: Path, number: int) -> None:
-        """Notes the generation of a killed run that lay in the directory at the start. Raises OSError."""
-        self._origin.write_text(json.dumps([os.fspath(base), number]))
-
-    def origin(self) -> tuple[Path, int] | None:
-        """Returns the base of the killed run that `note_origin` noted, and the generation; None if there was none."""
-        try:
-            base, number = json.loads(self._origin.read_text())
-            return Path(base), int(number)
-        except (OSError, ValueError, TypeError):
-            return None
-
-    def confirm_origin(self) -> None:
-        """Notes with the run from which this one went on, and with those before it, that the target has the state of a
-        later one: what they had is superseded. Raises OSError."""
-        place = self
-        while place._origin.exists():
-            base, number = json.loads(place._origin.read_text())
-            place = CheckpointPlace(Path(base))
-            if not place.base.is_dir():
-                break
-            place._continued.write_text(str(number))
 
     def note_continued(self, number: int) -> None:
         """Notes that another run went on from a generation, and that the target has a state of that run. Raises
@@ -103,7 +76,7 @@ class CheckpointPlace:
         self._continued.write_text(str(number))
 
     def note_origins(self, run_ids: Sequence[str]) -> None:
-        """Notes the run from which one on several nodes went on, and those before it. Raises OSError."""
+        """Notes the run from which one went on, and those before it. Raises OSError."""
         self._origins.write_text(json.dumps(list(run_ids)))
 
     def origins(self) -> tuple[str, ...]:
@@ -138,10 +111,6 @@ class CheckpointPlace:
             return False
 
     @property
-    def _origin(self) -> Path:
-        return self.base / "origin"
-
-    @property
     def _origins(self) -> Path:
         return self.base / "origins"
 
@@ -161,7 +130,7 @@ class CheckpointPlace:
 
 @dataclass(frozen=True)
 class CheckpointCharter:
-    """Says where checkpoints belong, and what their keeper goes by."""
+    """Says where checkpoints belong, and what their agent goes by."""
 
     run_id: str
     target: str
@@ -171,9 +140,9 @@ class CheckpointCharter:
     """Each so-manieth generation is drained; None: the newest whenever the one before is drained."""
     earlier: tuple[str, ...] = ()
     """Bases of killed runs whose generations belong to the same target."""
-    node: str = ""
-    """This node's name in a run on several nodes; else empty, as are the next."""
-    nodes: tuple[str, ...] = ()
+    node: str = ALONE
+    """This node's name in the run."""
+    nodes: tuple[str, ...] = (ALONE,)
     """All nodes of the run, by index."""
     group_dir: str = ""
     """The directory in which the lead says which nodes live."""
@@ -196,10 +165,20 @@ class CheckpointCharter:
         found = json.loads(place.charter.read_bytes().decode("utf-8", "surrogateescape"))
         try:
             protect = found.get("protect")
-            lists = {"earlier": tuple(found["earlier"]), "nodes": tuple(found.get("nodes", ()))}
+            lists = {"earlier": tuple(found["earlier"]), "nodes": tuple(found["nodes"])}
             return cls(**{**found, **lists, "protect": None if protect is None else (protect[0], protect[1])})
         except (KeyError, TypeError) as error:
             raise ValueError(f"{place.charter} is no charter of checkpoints") from error
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the run has one node."""
+        return len(self.nodes) == 1
+
+    @property
+    def suffix(self) -> str:
+        """Returns the end of the names of what lies beside the program's entries in the target."""
+        return self.run_id if self.is_alone else f"{self.run_id}.{self.node}"
 
     def check_target(self) -> None:
         """Raises OSError if the target is gone, or is another directory by now."""
@@ -250,14 +229,6 @@ class SavedRow:
     """The code by which it is protected against the loss of nodes, or why it is not; empty: nothing was asked for."""
     encode_s: float = 0.0
 
-    @classmethod
-    def of(cls, saved: SavedGeneration, took_s: float) -> SavedRow:
-        """Returns the row of a commit."""
-        made = saved.manifest
-        tops = len({entry.name.partition("/")[0] for entry in made.entries})
-        sizes = made.state_bytes, saved.written_bytes, round(saved.changed_share, 6)
-        return cls(made.number, made.kind.value, made.reason, tops, *sizes, round(took_s, 6))
-
 
 @dataclass(frozen=True)
 class UndrainedEntry:
@@ -268,7 +239,7 @@ class UndrainedEntry:
 
 
 @dataclass(frozen=True)
-class KeepingReport:
+class CheckpointReport:
     """The fate of the checkpoints. The fields that a `DrainReport` of outputs has, too, have its names."""
 
     restored: str = ""
@@ -297,7 +268,7 @@ class KeepingReport:
     is_gone: bool = False
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> KeepingReport:
+    def from_json(cls, data: Mapping[str, Any]) -> CheckpointReport:
         """Reads what `to_json` returned."""
         rows = {
             "saved": tuple(SavedRow(**row) for row in data["saved"]),

@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcstage.checkpoint.entries import kind_of
-from hpcstage.checkpoint.jobwide.words import CarriedEntry, EntryState, JobGeneration, KeeperWord
-from hpcstage.checkpoint.keeping.plain import HIDDEN
+from hpcstage.checkpoint.job.ledger import CarriedEntry, EntryState, JobGeneration, NodeReport
+from hpcstage.checkpoint.job.plain import HIDDEN
 
 Writers = Mapping[str, tuple[str, ...]]
 """By kind of entry: the nodes that made parts of such entries."""
@@ -52,22 +52,22 @@ def _of(named: NamedShares, node: str) -> list[tuple[str, str]]:
 
 
 def name_shares(
-    words: Mapping[str, KeeperWord], generations: Sequence[JobGeneration], held: Collection[str] = ()
+    reports: Mapping[str, NodeReport], generations: Sequence[JobGeneration], held: Collection[str] = ()
 ) -> NamedShares:
-    """Returns the entries of the next generation, by the words of the nodes that are there; `generations` are those
+    """Returns the entries of the next generation, by the reports of the nodes that are there; `generations` are those
     that are kept, oldest first, and `held` are entries whose new parts do not count yet."""
     last = generations[-1] if generations else None
-    incomplete = {name for word in words.values() for name, one in word.entries.items() if not one.is_complete}
+    incomplete = {name for report in reports.values() for name, one in report.entries.items() if not one.is_complete}
     incomplete |= set(held)
-    removed = _removed(words, last)
-    dropped = _dropped(words, last, removed)
-    found = _parts(words, dropped)
-    shares: dict[str, dict[str, str]] = {node: {} for node in words}
+    removed = _removed(reports, last)
+    dropped = _dropped(reports, last, removed)
+    found = _parts(reports, dropped)
+    shares: dict[str, dict[str, str]] = {node: {} for node in reports}
     for name in sorted(found.keys() - incomplete):
         for node in _owners(found[name], name):
             shares[node][name] = found[name][node].mark
     gone = removed | (dropped.keys() - found.keys())
-    carried = _carried(words, generations, incomplete, gone)
+    carried = _carried(reports, generations, incomplete, gone)
     for name in carried:
         for share in shares.values():
             share.pop(name, None)
@@ -75,23 +75,23 @@ def name_shares(
     put = {name for name in named if all(one.is_restored for one in found[name].values())}
     put |= carried.keys() & set(() if last is None else last.put)
     had = frozenset() if last is None else last.names
-    told = {name for word in words.values() for name in word.entries}
+    told = {name for report in reports.values() for name in report.entries}
     told |= set(() if last is None else last.lacking) - removed  # also if no node that had it is left
     lacking = told - named - carried.keys() - dropped.keys()
     return NamedShares(shares, carried, dropped, removed & had, tuple(sorted(put)), tuple(sorted(lacking)))
 
 
-def half_rewritten(words: Mapping[str, KeeperWord], last: JobGeneration | None) -> frozenset[str]:
+def half_rewritten(reports: Mapping[str, NodeReport], last: JobGeneration | None) -> frozenset[str]:
     """Returns the entries of which some nodes have a new part, and others still one that belongs to the parts before:
     the program may be writing all of them anew."""
-    found = _parts(words, {} if last is None else _still_dropped(words, last))
+    found = _parts(reports, {} if last is None else _still_dropped(reports, last))
     return frozenset(name for name, parts in found.items() if _is_half(name, parts, last))
 
 
-def arriving(words: Mapping[str, KeeperWord], last: JobGeneration | None) -> frozenset[str]:
+def arriving(reports: Mapping[str, NodeReport], last: JobGeneration | None) -> frozenset[str]:
     """Returns the new entries of which a node has no part yet, though nodes share entries of their kind: its part may
     still come. Nodes that shared such an entry in the generation before are waited for, else all."""
-    found = _parts(words, {} if last is None else _still_dropped(words, last))
+    found = _parts(reports, {} if last is None else _still_dropped(reports, last))
     before = {name: last.marks(name).keys() for name in last.names} if last is not None else {}
     sharing: dict[str, set[frozenset[str]]] = {}
     for name, nodes in before.items():
@@ -99,40 +99,40 @@ def arriving(words: Mapping[str, KeeperWord], last: JobGeneration | None) -> fro
             sharing.setdefault(kind_of(name), set()).add(frozenset(nodes))
     for name, parts in found.items():
         if len(parts) > 1:
-            sharing.setdefault(kind_of(name), {frozenset(words)})
+            sharing.setdefault(kind_of(name), {frozenset(reports)})
     waiting = set()
     for name, parts in found.items():
         groups = sharing.get(kind_of(name), set())
         whole = [group for group in groups if not any(group < other for other in groups)]
         is_new = not parts.keys() <= before.get(name, set()) and not any(one.is_restored for one in parts.values())
-        if is_new and whole and not any(group.intersection(words) <= parts.keys() for group in whole):
+        if is_new and whole and not any(group.intersection(reports) <= parts.keys() for group in whole):
             waiting.add(name)
     return frozenset(waiting)
 
 
-def with_writers(known: Sequence[Writers], words: Mapping[str, KeeperWord]) -> dict[str, tuple[str, ...]]:
+def with_writers(known: Sequence[Writers], reports: Mapping[str, NodeReport]) -> dict[str, tuple[str, ...]]:
     """Returns the writers of all kinds of entries that the program made."""
     found: dict[str, set[str]] = {}
     for kind, nodes in (item for one in known for item in one.items()):
         found.setdefault(kind, set()).update(nodes)
-    for node, word in words.items():
-        for name in (name for name, one in word.entries.items() if not one.is_restored):
+    for node, report in reports.items():
+        for name in (name for name, one in report.entries.items() if not one.is_restored):
             found.setdefault(kind_of(name), set()).add(node)
     return {kind: tuple(sorted(nodes)) for kind, nodes in found.items()}
 
 
 def lost_writers(
-    words: Mapping[str, KeeperWord], last: JobGeneration | None, writers: Writers, hosts: Collection[str]
+    reports: Mapping[str, NodeReport], last: JobGeneration | None, writers: Writers, hosts: Collection[str]
 ) -> frozenset[str]:
     """Returns the nodes that are not there and whose parts of what is new are missing: they made such parts before.
     Before the first generation, nobody knows that of those that were lost too soon; what two nodes write, all do."""
     found: set[str] = set()
-    for node, word in words.items():
-        for name, one in word.entries.items():
+    for node, report in reports.items():
+        for name, one in report.entries.items():
             if _is_new_part(last, node, name, one):
                 of = writers.get(kind_of(name), ())
                 found.update(hosts if last is None and len(of) > 1 else of)
-    return frozenset(found - words.keys())
+    return frozenset(found - reports.keys())
 
 
 def _is_new_part(last: JobGeneration | None, node: str, name: str, one: EntryState) -> bool:
@@ -151,12 +151,12 @@ def _is_half(name: str, parts: Mapping[str, EntryState], last: JobGeneration | N
 
 
 def _parts(
-    words: Mapping[str, KeeperWord], dropped: Mapping[str, Mapping[str, str]]
+    reports: Mapping[str, NodeReport], dropped: Mapping[str, Mapping[str, str]]
 ) -> dict[str, dict[str, EntryState]]:
     """Returns the parts of entries by name and node, without those that belong to removed entries."""
     found: dict[str, dict[str, EntryState]] = {}
-    for node, word in words.items():
-        for name, one in word.entries.items():
+    for node, report in reports.items():
+        for name, one in report.entries.items():
             if node not in dropped.get(name, ()):
                 found.setdefault(name, {})[node] = one
     return found
@@ -169,17 +169,17 @@ def _owners(parts: Mapping[str, EntryState], name: str) -> list[str]:
     return made or [holders[zlib.crc32(name.encode("utf-8", "surrogateescape")) % len(holders)]]
 
 
-def _removed(words: Mapping[str, KeeperWord], last: JobGeneration | None) -> frozenset[str]:
+def _removed(reports: Mapping[str, NodeReport], last: JobGeneration | None) -> frozenset[str]:
     """Returns the entries that the program removed: a node had them and lists them no more, and is there."""
-    removed = {name for word in words.values() for name in word.removed if not word.is_gone}
+    removed = {name for report in reports.values() for name in report.removed if not report.is_gone}
     if last is not None:
         had = [(node, name) for node, share in last.shares.items() for name in share]
         had += [(node, name) for name, one in last.carried.items() for node in one.marks]
-        removed.update(name for node, name in had if _lists(words, node) and name not in words[node].entries)
+        removed.update(name for node, name in had if _lists(reports, node) and name not in reports[node].entries)
     made_anew = {
         name
-        for word in words.values()
-        for name, one in word.entries.items()
+        for report in reports.values()
+        for name, one in report.entries.items()
         if name in removed and not one.is_restored and _is_new(last, name, one.mark)
     }
     return frozenset(removed - made_anew)
@@ -196,34 +196,34 @@ def _is_new(last: JobGeneration | None, name: str, mark: str) -> bool:
     return mark not in marks
 
 
-def _lists(words: Mapping[str, KeeperWord], node: str) -> bool:
-    return node in words and not words[node].is_gone
+def _lists(reports: Mapping[str, NodeReport], node: str) -> bool:
+    return node in reports and not reports[node].is_gone
 
 
 def _dropped(
-    words: Mapping[str, KeeperWord], last: JobGeneration | None, removed: frozenset[str]
+    reports: Mapping[str, NodeReport], last: JobGeneration | None, removed: frozenset[str]
 ) -> dict[str, dict[str, str]]:
     """Returns what other nodes still have of removed entries, by entry and node; no generation has such a part until
     the program changes it, also if another node has a new part of the entry."""
-    before = {} if last is None else _still_dropped(words, last)
-    dropped = {name: _marks(words, name) for name in removed}
+    before = {} if last is None else _still_dropped(reports, last)
+    dropped = {name: _marks(reports, name) for name in removed}
     return {name: marks for name, marks in (before | dropped).items() if marks}
 
 
-def _still_dropped(words: Mapping[str, KeeperWord], last: JobGeneration) -> dict[str, dict[str, str]]:
+def _still_dropped(reports: Mapping[str, NodeReport], last: JobGeneration) -> dict[str, dict[str, str]]:
     found = {}
     for name, marks in last.dropped.items():
-        now = _marks(words, name)
+        now = _marks(reports, name)
         found[name] = {node: mark for node, mark in now.items() if marks.get(node) == mark}
     return found
 
 
-def _marks(words: Mapping[str, KeeperWord], name: str) -> dict[str, str]:
-    return {node: word.entries[name].mark for node, word in words.items() if name in word.entries}
+def _marks(reports: Mapping[str, NodeReport], name: str) -> dict[str, str]:
+    return {node: report.entries[name].mark for node, report in reports.items() if name in report.entries}
 
 
 def _carried(
-    words: Mapping[str, KeeperWord],
+    reports: Mapping[str, NodeReport],
     generations: Sequence[JobGeneration],
     incomplete: set[str],
     gone: frozenset[str] | set[str],
@@ -234,8 +234,8 @@ def _carried(
     last = generations[-1]
     for name in sorted(last.names - gone):
         before = _best(name, generations)
-        is_missed = name in last.carried or any(not _lists(words, node) for node in before.marks)
-        if name in incomplete or (is_missed and not _is_replaced(words, name, before)):
+        is_missed = name in last.carried or any(not _lists(reports, node) for node in before.marks)
+        if name in incomplete or (is_missed and not _is_replaced(reports, name, before)):
             carried[name] = before
     return carried
 
@@ -252,7 +252,7 @@ def _best(name: str, generations: Sequence[JobGeneration]) -> CarriedEntry:
     return last.carried.get(name) or CarriedEntry(last.number, marks)
 
 
-def _is_replaced(words: Mapping[str, KeeperWord], name: str, before: CarriedEntry) -> bool:
+def _is_replaced(reports: Mapping[str, NodeReport], name: str, before: CarriedEntry) -> bool:
     """Tells whether nodes have all of an entry by themselves: it was put there at the start, or written anew."""
-    found = {node: word.entries[name] for node, word in words.items() if name in word.entries}
+    found = {node: report.entries[name] for node, report in reports.items() if name in report.entries}
     return any(one.is_restored or before.marks.get(node) != one.mark for node, one in found.items())

@@ -1,7 +1,8 @@
 """Decides which order the nodes of a job get next, on the node that gives them. Pure: it has no clock.
 
-Owns the order of things: what is saved, protected, drained and dropped, and when. It sees the words of all nodes that
-are there, gives one order, and gives the next when all of them have carried it out (`conclusions`).
+Owns the order of things: what is saved, protected, drained and dropped, and when. It sees the reports of all nodes that
+are there, gives one order in each lane, and gives the next when all of them have carried it out (`conclusions`). What
+hangs with the target holds up no save.
 """
 
 from __future__ import annotations
@@ -10,10 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hpcstage.checkpoint.jobwide import conclusions
-from hpcstage.checkpoint.jobwide.conclusions import Outcomes, first_failure
-from hpcstage.checkpoint.jobwide.families import FoundStore, earlier_states
-from hpcstage.checkpoint.jobwide.naming import (
+from hpcstage.checkpoint.job import conclusions
+from hpcstage.checkpoint.job.conclusions import Outcomes, first_failure
+from hpcstage.checkpoint.job.families import FoundStore, earlier_states
+from hpcstage.checkpoint.job.ledger import (
+    NO_ROOM,
+    CommandEnding,
+    JobGeneration,
+    JobLedger,
+    JobOrder,
+    Lane,
+    NodeReport,
+    OrderKind,
+    Outcome,
+)
+from hpcstage.checkpoint.job.naming import (
     NamedShares,
     arriving,
     half_rewritten,
@@ -21,16 +33,7 @@ from hpcstage.checkpoint.jobwide.naming import (
     name_shares,
     with_writers,
 )
-from hpcstage.checkpoint.jobwide.words import (
-    CommandEnding,
-    JobGeneration,
-    JobLedger,
-    JobOrder,
-    KeeperWord,
-    OrderKind,
-    Outcome,
-)
-from hpcstage.checkpoint.keeping.facts import RETRY_S
+from hpcstage.checkpoint.job.place import RETRY_S
 from hpcstage.checkpoint.protection.groups import CodeSize, ProtectionPlan, protect
 
 SOON_S = 0.3
@@ -64,13 +67,13 @@ class Coordinator:
         self.ledger = JobLedger()
         self.placing: JobOrder | None = None
         """The order whose shares are to be given their names, until `placed`."""
-        self._words: Mapping[str, KeeperWord] = {}
-        """The words of the nodes that are there, by host."""
+        self._reports: Mapping[str, NodeReport] = {}
+        """The reports of the nodes that are there, by host."""
         self._view = -1
         """The membership for which this node has taken over."""
         self._seq = 0
-        self._current: JobOrder | None = None
-        """The order that was given and is not concluded."""
+        self._given: dict[Lane, JobOrder] = {}
+        """The orders that were given and are not concluded."""
         self._writers: dict[str, tuple[str, ...]] = {}
         self._tried: set[str] = set()
         self._retry_at = self._end_at = self._settles_at = 0.0
@@ -84,26 +87,26 @@ class Coordinator:
 
     def wake_at(self) -> float | None:
         """Returns the time at which there is an order to give though nothing happens; None for never."""
-        if self._current is not None or self._is_done:
+        if Lane.LOCAL in self._given or self._is_done:
             return None
         return min((at for at in (self._retry_at, self._settles_at) if at), default=None)
 
-    def lead(self, view: int, words: Mapping[int, KeeperWord], now: float) -> JobOrder | None:
-        """Returns the order that is to be given now, if there is one. `words` are those of all nodes that are there."""
-        self._words = {self._hosts[node]: words[node] for node in sorted(words)}
+    def lead(self, view: int, reports: Mapping[int, NodeReport], now: float) -> list[JobOrder]:
+        """Returns the orders that are to be given now. `reports` are those of all nodes that are there."""
+        self._reports = {self._hosts[node]: reports[node] for node in sorted(reports)}
         if self._view != view:
             self._take_over(view, now)
-        self._writers = with_writers((self.ledger.writers, self._writers), self._words)
-        if self._current is not None:
-            found = {host: word.outcome for host, word in self._words.items()}
-            outcomes = {host: one for host, one in found.items() if one and one.key == self._current.key}
-            if len(outcomes) < len(words):
-                return None
-            order, self._current = self._current, None
-            self._conclude(order, outcomes, now)
-        if self.placing is None and self._current is None and not self._is_done:
+        self._writers = with_writers((self.ledger.writers, self._writers), self._reports)
+        before = dict(self._given)
+        for lane, order in before.items():
+            found = {host: report.outcomes.get(lane) for host, report in self._reports.items()}
+            outcomes = {host: one for host, one in found.items() if one and one.key == order.key}
+            if len(outcomes) == len(reports):
+                del self._given[lane]
+                self._conclude(order, outcomes, now)
+        if not self._is_done:
             self._next(now)
-        return self._current
+        return [order for order in self._given.values() if order not in before.values()]
 
     def placed(self, order: JobOrder, outcome: Outcome) -> None:
         """Takes the result of giving shares their names."""
@@ -113,49 +116,42 @@ class Coordinator:
 
     def _take_over(self, view: int, now: float) -> None:
         """Goes on from the newest order that a node knows."""
-        self._view, self._current, self._tried, self._retry_at = view, None, set(), 0.0
+        self._view, self._given, self.placing, self._tried, self._retry_at = view, {}, None, set(), 0.0
         self._end_at = now + END_S
-        orders = (word.order for word in self._words.values() if word.order)
-        newest = max(orders, key=lambda one: one.key, default=None)
-        if newest is None:
+        orders = sorted(
+            (one for report in self._reports.values() for one in report.orders.values()), key=lambda one: one.key
+        )
+        if not orders:
             return
+        newest = orders[-1]
         self._seq = max(self._seq, newest.seq)
         if newest.by != self._me or newest.ledger.saved_count > self.ledger.saved_count:
             self.ledger = newest.ledger
-        if newest.kind is OrderKind.COMMIT and newest.body["number"] >= self.ledger.next_number:
-            self.ledger = replace(self.ledger, next_number=newest.body["number"] + 1, is_last_whole=False)
+        numbers = [one.body["number"] for one in orders if one.kind is OrderKind.COMMIT]
+        if numbers and max(numbers) >= self.ledger.next_number:
+            self.ledger = replace(self.ledger, next_number=max(numbers) + 1, is_last_whole=False)
 
     def _give(self, kind: OrderKind, **body: Any) -> None:  # noqa: ANN401  what JSON takes
         self._seq += 1
-        self._current = JobOrder(self._seq, self._me, self._view, kind, body, self.ledger)
+        self._given[kind.lane] = JobOrder(self._seq, self._me, self._view, kind, body, self.ledger)
 
     def _next(self, now: float) -> None:
-        """Gives the next order, if there is one to give."""
-        words = self._words.values()
-        if not self.ledger.is_begun or not all(word.is_ready for word in words):
-            self._begin()
-            return
-        if all(word.ending is not CommandEnding.NOT for word in words):
-            steps: tuple[Callable[[], bool], ...] = (
-                self._close,
-                lambda: self._commit(now),
-                lambda: now < self._retry_at <= self._end_at,
-                lambda: self._copy(now),
-                lambda: self._share(is_due=True),
-                lambda: self._encode(is_ending=True),
-                self._keep,
-                self._finish,
-            )
-        else:
-            is_due = any(word.hurries for word in words)
-            steps = (
-                self._encode,
-                lambda: self._share(is_due=is_due),
-                self._keep,
-                lambda: self._copy(now),
-                lambda: self._commit(now),
-            )
-        any(step() for step in steps)
+        """Gives the next orders, if there are some to give."""
+        reports = self._reports.values()
+        is_local_free = Lane.LOCAL not in self._given
+        is_target_free = Lane.TARGET not in self._given and self.placing is None
+        if not self.ledger.is_begun or not all(report.is_ready for report in reports):
+            if is_local_free:
+                self._begin()
+        elif any(report.ending is CommandEnding.NOT for report in reports):
+            is_due = any(report.hurries for report in reports)
+            if is_local_free:
+                _ = self._encode() or self._keep() or self._commit(now)
+            if is_target_free:
+                _ = self._share(is_due=is_due) or self._copy(now)
+        elif is_local_free and not (self._close() or self._commit(now) or now < self._retry_at <= self._end_at):
+            is_busy = not is_target_free or self._copy(now) or self._share(is_due=True)
+            _ = is_busy or self._encode(is_ending=True) or self._keep() or self._finish()
 
     def _conclude(self, order: JobOrder, outcomes: Outcomes, now: float) -> None:
         if order.kind is OrderKind.BEGIN:
@@ -177,19 +173,21 @@ class Coordinator:
 
     def _begin(self) -> None:
         """Chooses the state that is put into all directories: the newest of which nothing says that it cannot be."""
-        words = self._words
-        if len(words) < len(self._hosts) or any(word.found is None for word in words.values()):
+        reports = self._reports
+        if len(reports) < len(self._hosts) or any(report.found is None for report in reports.values()):
             return
         if self.ledger.is_begun:
             self._give(OrderKind.READY)
             return
         found = {
-            self._hosts.index(host): [FoundStore.from_json(one) for one in word.found or ()]
-            for host, word in words.items()
+            self._hosts.index(host): [FoundStore.from_json(one) for one in report.found or ()]
+            for host, report in reports.items()
         }
-        target_ns = words[self._hosts[self._me]].target_ns
-        for state in earlier_states(found):
-            if state.generation.created_ns < target_ns:
+        target_ns = reports[self._hosts[self._me]].target_ns
+        is_alone = len(self._hosts) == 1
+        for state in earlier_states(found, with_completed=is_alone):
+            # What the target has, too, one node takes from there: somebody may have changed it. For many that is slow.
+            if state.time_ns < target_ns or (is_alone and state.time_ns == target_ns and not state.completed):
                 break
             if state.key not in self.ledger.failed:
                 self._give(OrderKind.BEGIN, key=state.key, state=state.to_json())
@@ -206,7 +204,7 @@ class Coordinator:
             return
         host, outcome = failure
         key, is_refused = order.body["key"], outcome.facts.get("refuses")
-        line = outcome.error if is_refused or key == _TARGET else f"{outcome.error} (on {host})"
+        line = outcome.error if is_refused or key == _TARGET else f"{outcome.error}{conclusions.on(host)}"
         keys = (key, _TARGET) if is_refused else (key,)
         self.ledger = conclusions.after_failed_begin(self.ledger, keys, line)
         if is_refused:
@@ -221,9 +219,9 @@ class Coordinator:
         self._retry_at = 0.0
         if self._lost_writers():
             return False
-        if last is None and not self.ledger.is_closed and held & half_rewritten(self._words, None):
+        if last is None and not self.ledger.is_closed and held & half_rewritten(self._reports, None):
             return False  # no generation could stand for what is held
-        named = name_shares(self._words, self.ledger.generations, held)
+        named = name_shares(self._reports, self.ledger.generations, held)
         if not self._is_wanted(named):
             return False
         self.ledger = replace(self.ledger, writers=self._writers)
@@ -241,7 +239,7 @@ class Coordinator:
         """Returns the lost nodes whose parts the state of now lacks: it is none, and the last whole one stays."""
         if self._terms.is_elastic:
             return []
-        return sorted(lost_writers(self._words, self.ledger.last, self._writers, self._hosts))
+        return sorted(lost_writers(self._reports, self.ledger.last, self._writers, self._hosts))
 
     def _full_why(self, last: JobGeneration | None) -> str:
         """Returns why the next generation cannot build on the one before; empty if it can."""
@@ -259,7 +257,7 @@ class Coordinator:
         """Returns the entries of which some nodes have new parts and others old ones or none, as long as those of the
         others may still come. After an orderly end all is as the program left it; after another one they do not
         come."""
-        half = half_rewritten(self._words, self.ledger.last) | arriving(self._words, self.ledger.last)
+        half = half_rewritten(self._reports, self.ledger.last) | arriving(self._reports, self.ledger.last)
         self._half_since = {name: self._half_since.get(name, now) for name in half}
         ledger, self._settles_at = self.ledger, 0.0
         if ledger.last is None and ledger.is_unsaved:
@@ -281,26 +279,29 @@ class Coordinator:
 
     def _is_made(self, named: NamedShares) -> bool:
         """Tells whether the program made one of the entries."""
-        entries = {host: self._words[host].entries for host in named.shares}
+        entries = {host: self._reports[host].entries for host in named.shares}
         return any(not entries[host][name].is_restored for host, share in named.shares.items() for name in share)
 
     def _after_commit(self, order: JobOrder, outcomes: Outcomes, now: float) -> None:
         if first_failure(outcomes) is None:
-            self.ledger = conclusions.after_commit(self.ledger, order, outcomes, self._words, self._plan())
+            self.ledger = conclusions.after_commit(self.ledger, order, outcomes, self._reports, self._plan())
             return
         hard = first_failure(outcomes, with_soon=False)
-        self.ledger = conclusions.after_failed_commit(self.ledger, order, hard)
+        if hard is not None and hard[1].facts.get(NO_ROOM) and (without := conclusions.after_no_room(self.ledger)):
+            self.ledger = conclusions.after_failed_commit(without, order, outcomes, None)
+            return
+        self.ledger = conclusions.after_failed_commit(self.ledger, order, outcomes, hard)
         self._retry_at = now + (SOON_S if hard is None else RETRY_S)
         self._copy_due = self._copy_due or hard is not None
 
     def _is_of_present(self, generation: JobGeneration) -> bool:
-        return generation.shares.keys() == self._words.keys()
+        return generation.shares.keys() == self._reports.keys()
 
     # ---- protection
 
     def _plan(self) -> ProtectionPlan:
-        told = {host: word.domain for host, word in self._words.items() if word.domain}
-        return protect(list(self._words), self._terms.asked, told)
+        told = {host: report.domain for host, report in self._reports.items() if report.domain}
+        return protect(list(self._reports), self._terms.asked, told)
 
     def _encode(self, *, is_ending: bool = False) -> bool:
         last, plan = self.ledger.last, self._plan()
@@ -320,13 +321,13 @@ class Coordinator:
         last = self.ledger.last
         if last is None or self.ledger.drained == last.number:
             return False
-        is_lost = not last.shares.keys() <= self._words.keys()
+        is_lost = not last.shares.keys() <= self._reports.keys()
         if not (is_due or is_lost or self.ledger.since_drain >= (self._terms.drain_every or 1)):
             return False
         if not self._try(f"share {last.number}"):
             return False
         names = sorted(name for name in last.names if last.marks(name) != self.ledger.drained_marks.get(name))
-        told = {name for word in self._words.values() for name in word.entries}
+        told = {name for report in self._reports.values() for name in report.entries}
         self._give(
             OrderKind.SHARE,
             number=last.number,
@@ -342,12 +343,13 @@ class Coordinator:
         if not self._copy_due or self._lost_writers():
             return False
         self._copy_due = False
-        named = name_shares(self._words, self.ledger.generations, self._held(now))
-        marks = [f"{host}\0{name}\0{mark}" for host, share in named.shares.items() for name, mark in share.items()]
-        if set(marks) <= set(self.ledger.copied):
+        named = name_shares(self._reports, self.ledger.generations, self._held(now))
+        marks = {(h, name): f"{h}\0{name}\0{mark}" for h, share in named.shares.items() for name, mark in share.items()}
+        new = {name for (_, name), mark in marks.items() if mark not in self.ledger.copied}
+        if not new:
             return False
-        shares = {host: dict(share) for host, share in named.shares.items()}
-        self._give(OrderKind.COPY, staging=self._terms.new_attempt(), shares=shares, copied=sorted(marks))
+        shares = {h: {name: share[name] for name in new & share.keys()} for h, share in named.shares.items()}
+        self._give(OrderKind.COPY, staging=self._terms.new_attempt(), shares=shares, copied=sorted(marks.values()))
         return True
 
     def _after_share(self, order: JobOrder, outcomes: Outcomes) -> None:
@@ -359,13 +361,15 @@ class Coordinator:
 
     def _keep(self) -> bool:
         """Has all nodes know the ledger, and drop what none retains."""
-        newest = self._words[self._hosts[self._me]].order
+        newest = self._reports[self._hosts[self._me]].orders.get(Lane.LOCAL)
         if newest is not None and newest.ledger == self.ledger:
             return False
         self.ledger = conclusions.after_keep(self.ledger)
         stay = self.ledger.generations
         kept = {one.number for one in stay}
-        retained = kept | {need for one in stay for need in one.needs}
+        under_way = [one.ledger.last for one in (self._given.get(Lane.TARGET), self.placing) if one and one.ledger.last]
+        stay = *stay, *under_way
+        retained = {need for one in stay for need in (one.number, *one.needs, *_carried_by(one))}
         self._give(OrderKind.KEEP, retained=sorted(retained), newest=max(kept, default=0))
         return True
 
@@ -374,7 +378,7 @@ class Coordinator:
     def _close(self) -> bool:
         if self.ledger.is_closed:
             return False
-        first = self._words.get(self._hosts[0])
+        first = self._reports.get(self._hosts[0])
         self._give(OrderKind.CLOSE, is_orderly=first is not None and first.ending is CommandEnding.ORDERLY)
         return True
 
@@ -387,3 +391,7 @@ class Coordinator:
         is_first = what not in self._tried
         self._tried.add(what)
         return is_first
+
+
+def _carried_by(generation: JobGeneration) -> set[int]:
+    return {one.number for one in generation.carried.values()}

@@ -1,7 +1,7 @@
-"""Tells the words of a keeper to those of the other nodes, over the exchange of its node, and hears theirs.
+"""Tells the reports of an agent to those of the other nodes, over the exchange of its node, and hears theirs.
 
-Owns the link, which is opened again when it was lost, the pieces of words that are longer than a message, and what
-counts as the membership: a node whose keeper has gone is not there. Where no exchange can come any more, a node that
+Owns the link, which is opened again when it was lost, the pieces of reports that are longer than a message, and what
+counts as the membership: a node whose agent has gone is not there. Where no exchange can come any more, a node that
 the lead knows as the only one that lives is a job of its own.
 """
 
@@ -12,11 +12,11 @@ import math
 import struct
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcstage.checkpoint.jobwide.words import KeeperWord
+from hpcstage.checkpoint.job.ledger import NodeReport
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.link import Encoded, GroupChanged, GroupLink
 from hpcstage.protocol.coding import MAX_TOLD_BYTES, AgentGone, AgentMessage
@@ -24,12 +24,12 @@ from hpcstage.protocol.leadspec import STANDING
 from hpcstage.reading import readable
 
 _PIECE = struct.Struct("<QII")
-"""The number of a word, of a piece, and how many pieces there are."""
+"""The number of a report, of a piece, and how many pieces there are."""
 _PIECE_BYTES = MAX_TOLD_BYTES - _PIECE.size
 _OPEN_EVERY_S = 0.1
 _STANDING_EVERY_S = 0.5
 _VIEWS = 1000
-"""A generation of the membership has so many views at most: one more with each keeper that goes."""
+"""A generation of the membership has so many views at most: one more with each agent that goes."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,21 @@ class PresentNodes:
 
 @dataclass(frozen=True)
 class Heard:
-    """The word of another node."""
+    """The report of another node."""
 
     node: int
-    word: KeeperWord
+    report: NodeReport
 
 
 News = PresentNodes | Heard | Encoded
 
 
 class Talk:
-    """The conversation of one keeper."""
+    """The conversation of one agent."""
 
-    def __init__(self, node_dir: Path, group_dir: Path, me: int) -> None:
+    def __init__(self, node_dir: Path, group_dir: Path, me: int, *, is_alone: bool = False) -> None:
+        """`is_alone`: the job has no other node."""
+        self._is_alone = is_alone
         self._node_dir = node_dir
         self._group_dir = group_dir
         self._me = me
@@ -65,7 +67,7 @@ class Talk:
         self._pieces: dict[tuple[int, int], dict[int, bytes]] = {}
         self._open_at = self._standing_at = 0.0
         self._view = PresentNodes(-1, frozenset())
-        self.apart_since: float | None = time.monotonic()
+        self.apart_since: float | None = None if is_alone else time.monotonic()
         """Since when this node is not connected; None: it is, or needs nobody."""
 
     @property
@@ -80,7 +82,7 @@ class Talk:
     def wait_s(self) -> float:
         """Returns the longest wait that is sensible now."""
         if self._link is None:
-            return _OPEN_EVERY_S
+            return math.inf if self._is_alone else _OPEN_EVERY_S
         return 0.0 if self._link.has_events else math.inf
 
     def hold(self, key: str, directory: Path) -> None:
@@ -92,9 +94,11 @@ class Talk:
             except LinkLost:
                 self._lose()
 
-    def say(self, word: KeeperWord, nodes: Iterable[int]) -> None:
-        """Tells a word; to whom it cannot be told, a later one will be."""
-        data = zlib.compress(json.dumps(word.to_json()).encode(), 1)
+    def say(self, report: NodeReport, nodes: Collection[int]) -> None:
+        """Tells a report; to whom it cannot be told, a later one will be."""
+        if not nodes:
+            return
+        data = zlib.compress(json.dumps(report.to_json()).encode(), 1)
         self._serial += 1
         count = -(-len(data) // _PIECE_BYTES)
         try:
@@ -111,9 +115,11 @@ class Talk:
         found: list[News] = []
         before = self._view
         now = time.monotonic()
-        if self._link is None and now >= self._open_at:
+        if self._link is None and now >= self._open_at and not self._is_alone:
             self._open(now)
-        if self._link is None:
+        if self._is_alone:
+            self._view = PresentNodes(0, frozenset({self._me}))
+        elif self._link is None:
             self._look_alone(now)
         else:
             found += self._events()
@@ -171,7 +177,7 @@ class Talk:
             return []
         del self._pieces[event.node, serial]
         data = zlib.decompress(b"".join(pieces[one] for one in range(count)))
-        return [Heard(event.node, KeeperWord.from_json(json.loads(data)))]
+        return [Heard(event.node, NodeReport.from_json(json.loads(data)))]
 
     def _lose(self) -> None:
         if self._link is not None:

@@ -7,9 +7,8 @@ gives the whole its names. Until then no program finds a part of it.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +19,8 @@ from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, LocalSource
 from hpcstage.checkpoint.generations.restoring import making_in, newest_ns, times_of
 from hpcstage.checkpoint.generations.restoring import place as place_entry
-from hpcstage.checkpoint.jobwide.gathering import (
+from hpcstage.checkpoint.job.completed import began_with, completed_since, is_behind
+from hpcstage.checkpoint.job.gathering import (
     Gathering,
     Share,
     SupersededRemoval,
@@ -28,19 +28,18 @@ from hpcstage.checkpoint.jobwide.gathering import (
     remove_superseded,
     restore_whole,
 )
-from hpcstage.checkpoint.jobwide.holdings import RunStores
-from hpcstage.checkpoint.jobwide.known import known_generations, pending_generation
-from hpcstage.checkpoint.jobwide.words import JobGeneration
-from hpcstage.checkpoint.keeping.draining import EntryDrain
-from hpcstage.checkpoint.keeping.facts import (
+from hpcstage.checkpoint.job.holdings import RunStores
+from hpcstage.checkpoint.job.known import known_generations, pending_generation
+from hpcstage.checkpoint.job.ledger import JobGeneration
+from hpcstage.checkpoint.job.leftovers import place_completed, place_leftovers
+from hpcstage.checkpoint.job.place import (
     CheckpointCharter,
     CheckpointPlace,
-    KeepingReport,
+    CheckpointReport,
     UndrainedEntry,
     reason,
 )
-from hpcstage.checkpoint.keeping.leftovers import place_leftovers
-from hpcstage.checkpoint.keeping.plain import OURS, described, has_state_of, is_there, names_in, shown_in
+from hpcstage.checkpoint.job.plain import OURS, described, has_state_of, is_there, names_in, shown_in, size_of
 from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
 from hpcstage.errors import HpcstageError
 
@@ -55,6 +54,10 @@ class LonelyEnd:
     """The entries of this node that are there, or wait there for the parts of other nodes, with their marks."""
     number: int | None = None
     """The generation that is in the target."""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """By name: the names of what lies beside."""
+    is_damaged: bool = False
+    """Whether what this node has is not whole."""
     files: int = 0
     """The files and bytes that were given their names there."""
     size_bytes: int = 0
@@ -104,19 +107,23 @@ def _gathered(
             gathering.remove()
             return LonelyEnd()
         shares = RunStores(sources).shares(generation)
-        missing: set[str] = set()
+        missing: dict[str, str] = {}
         for share in shares:
             if not gathering.has(share.node, share.number):
                 try:
                     gathering.put(share, share.names)
-                except (DamagedGeneration, NodeIsGone):
-                    missing.add(share.node)
+                except (DamagedGeneration, NodeIsGone) as error:
+                    missing[share.node] = error.what if isinstance(error, DamagedGeneration) else str(error)
         if not missing:
             return _named(place, charter, generation, gathering, shares)
+        if charter.is_alone:
+            gathering.remove()
     names = ", ".join(sorted(missing))
     why = f"the share of this node is in {gathering.path}, and those of {names} are not there yet"
-    own = generation.shares.get(charter.node, {})
-    return LonelyEnd([UndrainedEntry(name, why) for name in own] or [UndrainedEntry("", why)])
+    why, own = missing.get(charter.node, why), generation.shares.get(charter.node, {})
+    return LonelyEnd(
+        [UndrainedEntry(name, why) for name in own] or [UndrainedEntry("", why)], is_damaged=charter.node in missing
+    )
 
 
 def _named(
@@ -142,7 +149,7 @@ def _named(
         spared = there.union(generation.lacking) - generation.names - generation.dropped.keys()
         SupersededRemoval(target, place.tree).remove(before.manifest, now.manifest, seen, spared)
     remove_superseded(target, charter.run_id, generation.number)
-    return LonelyEnd(files=placed.files, size_bytes=placed.size_bytes)
+    return LonelyEnd(beside=placed.beside, files=placed.files, size_bytes=placed.size_bytes)
 
 
 def _has(target: Path, charter: CheckpointCharter, generation: JobGeneration) -> bool:
@@ -153,27 +160,49 @@ def _has(target: Path, charter: CheckpointCharter, generation: JobGeneration) ->
     return is_it or has_state_of(target, charter.run_id, generation.number)
 
 
-def drain_share_late(place: CheckpointPlace, charter: CheckpointCharter) -> KeepingReport:
-    """Drains what one node of a job left that nobody keeps any more, with what other nodes of it left on this machine.
+def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly: bool = False) -> CheckpointReport:
+    """Brings to the target what one node of a job left that nobody keeps any more, with what other nodes of it left on
+    this machine; after an orderly end of the command all that lies in the directory of a run on one node is complete.
     Raises OSError."""
     charter.check_target()
     siblings = _siblings(place, charter)
     known = [one for each in (place, *siblings.values()) for one in known_generations(each)]
-    last = max(known, key=lambda one: one.number, default=None)
-    end = LonelyEnd()
-    if last is None or not place.is_continued(last.number):
-        end = end_alone(place, charter, last, {node: one.store for node, one in siblings.items()})
-    drain = EntryDrain(place.tree, Path(charter.target), f"{charter.run_id}.{charter.node}")
-    newest = max((one for one in (end.number, None if last is None else last.number) if one), default=0)
-    left, beside = place_leftovers(drain, _unsaved(place, end.brought, newest), charter)
-    undrained = (*end.missing, *left)
-    return KeepingReport(
+    newest = max((one.number for one in known), default=0)
+    is_continued = place.is_continued(newest)
+    completed: list[str] = []
+    if charter.is_alone:
+        completed = names_in(place.tree) if is_orderly else completed_since(place)
+    is_shown = is_orderly or not (is_continued or is_behind(place, Path(charter.target)))
+    end, damaged = LonelyEnd(), dict[str, str]()
+    if not is_continued:
+        end, damaged = _newest_whole(place, charter, known, {node: one.store for node, one in siblings.items()})
+    whole = (end.number or 0) if damaged else max(newest, end.number or 0)
+    left = [name for name in _unsaved(place, end.brought, whole) if name not in completed]
+    missing, beside = place_completed(place, completed if is_shown else (), charter)
+    torn, unclosed = place_leftovers(place, left if is_shown or is_continued else [*left, *completed], charter)
+    return CheckpointReport(
         drained_number=end.number,
-        undrained=undrained,
-        unclosed=tuple(beside.values()),
-        files=end.files,
-        bytes_carried=end.size_bytes,
+        findings={"beside": {**end.beside, **beside}, "skipped": damaged},
+        undrained=(*end.missing, *missing, *torn),
+        unclosed=tuple(unclosed.values()),
+        files=end.files + len(completed) * is_shown,
+        bytes_carried=end.size_bytes + sum(size_of(place.tree / name) for name in completed) * is_shown,
     )
+
+
+def _newest_whole(
+    place: CheckpointPlace, charter: CheckpointCharter, known: Iterable[JobGeneration], others: Mapping[str, Path]
+) -> tuple[LonelyEnd, dict[str, str]]:
+    """Brings the newest generation to the target; of a run on one node the newest that is not damaged. Returns the
+    damaged ones, too."""
+    damaged: dict[str, str] = {}
+    newest_first: list[JobGeneration | None] = [*sorted(known, key=lambda one: one.number, reverse=True)]
+    for last in newest_first or [None]:
+        end = end_alone(place, charter, last, others)
+        if last is None or not (charter.is_alone and end.is_damaged):
+            return end, damaged
+        damaged[f"generation {last.number}"] = end.missing[0].why
+    return LonelyEnd(), damaged
 
 
 def restore_here(place: CheckpointPlace, charter: CheckpointCharter, to: Path) -> int | None:
@@ -198,11 +227,12 @@ def _unsaved(place: CheckpointPlace, brought: Mapping[str, str], newest: int) ->
     `newest` is the newest of these."""
     with LocalSource(place.store) as source, suppress(OSError, HpcstageError):
         opened = [GenerationReader(source).manifest(number) for number in source.numbers() if number <= newest]
-        put = set(json.loads(place.put.read_text())) if place.put.exists() else set()
+        began = began_with(place)
         return [
             name
             for name in shown_in(place.tree)
-            if mark_of(place.tree, name) not in (brought.get(name), *put)
+            if name not in began
+            and mark_of(place.tree, name) != brought.get(name)
             and not any(is_there(place.tree, one, name) for one in opened)
         ]
     return []
@@ -214,7 +244,7 @@ def _siblings(place: CheckpointPlace, charter: CheckpointCharter) -> dict[str, C
     for base in sorted(place.base.parent.parent.glob(f"*/{place.base.name}")):
         with suppress(OSError, ValueError):
             other = CheckpointCharter.load(CheckpointPlace(base))
-            if other.run_id == charter.run_id and other.node and other.node != charter.node:
+            if other.run_id == charter.run_id and other.node != charter.node:
                 found[other.node] = CheckpointPlace(base)
     return found
 

@@ -1,0 +1,211 @@
+"""Carries out orders about the target: brings the share of this node there, and gives what all brought its names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+from hpcstage.checkpoint.generations.files import Files
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
+from hpcstage.checkpoint.generations.reading import LocalSource
+from hpcstage.checkpoint.generations.restoring import NEWEST_NS, making_in, newest_ns, place, sync_directory
+from hpcstage.checkpoint.generations.state import FileTree
+from hpcstage.checkpoint.job.families import StorePlace
+from hpcstage.checkpoint.job.gathering import (
+    Gathering,
+    Share,
+    SupersededRemoval,
+    build,
+    opened_whole,
+    parts_of,
+    tops_of,
+    with_target,
+)
+from hpcstage.checkpoint.job.holdings import OWN, RunStores
+from hpcstage.checkpoint.job.joining import ShareEntry, join
+from hpcstage.checkpoint.job.ledger import JobGeneration, JobOrder, OrderKind, Outcome
+from hpcstage.checkpoint.job.pacing import PacedSource
+from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace, reason
+from hpcstage.checkpoint.job.plain import (
+    described,
+    forget_beside,
+    names_in,
+    note_beside,
+    place_copies,
+    remove_torn,
+)
+from hpcstage.checkpoint.protection.link import GroupLink
+from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
+from hpcstage.errors import HpcstageError
+
+Pace = Callable[[int], object]
+LACKS = "lacks"
+"""The fact of an outcome that parts of lost nodes are to be rebuilt first, which needs the other nodes."""
+
+
+@dataclass
+class TargetWork:
+    """The work of one node on the target."""
+
+    place: CheckpointPlace
+    charter: CheckpointCharter
+    me: int
+    superseded: dict[str, GenerationManifest] = field(default_factory=dict)
+    """See SupersededRemoval."""
+
+    def done(self, order: JobOrder, pace: Pace) -> Outcome:
+        """Brings this node's share, or copies its entries as they are."""
+        try:
+            self.charter.check_target()
+            if order.kind is OrderKind.SHARE:
+                self._share(order, pace)
+            else:
+                self._copy(order, pace)
+        except (OSError, HpcstageError) as error:
+            return Outcome(order.key, reason(error))
+        return Outcome(order.key)
+
+    def placed(
+        self, order: JobOrder, there: Mapping[str, int], link: GroupLink | None = None, *, can_ask: bool = False
+    ) -> Outcome:
+        """Gives what all nodes brought to the target its names. `there` are the nodes that are there, `link` reads what
+        they have; without leave to ask them, LACKS may be the outcome."""
+        gathering = self._gathering(order)
+        try:
+            self.charter.check_target()
+            if order.kind is OrderKind.COPY:
+                facts = self._place_copies(gathering, order)
+            else:
+                facts = self._place_generation(gathering, order, there, link, can_ask=can_ask)
+        except (OSError, HpcstageError) as error:
+            facts = {}
+            outcome = Outcome(order.key, reason(error))
+        else:
+            outcome = Outcome(order.key, facts=facts)
+        if LACKS not in facts:
+            gathering.remove()
+        return outcome
+
+    def _gathering(self, order: JobOrder) -> Gathering:
+        return Gathering(Path(self.charter.target), str(order.body["staging"]), self.charter.run_id)
+
+    # ---- a generation
+
+    def _share(self, order: JobOrder, pace: Pace) -> None:
+        generation, names = order.ledger.last, frozenset(order.body["names"])
+        assert generation is not None
+        for number, node, of in parts_of(generation):
+            if node != self.charter.node:
+                continue
+            with LocalSource(self.place.store) as source:
+                share = Share(node, number, PacedSource(source, pace), of)
+                try:
+                    self._gathering(order).put(share, of & names)
+                except DamagedGeneration:
+                    if number == generation.number:
+                        raise
+
+    def _place_generation(
+        self, gathering: Gathering, order: JobOrder, there: Mapping[str, int], link: GroupLink | None, *, can_ask: bool
+    ) -> dict[str, object]:
+        generation, names = order.ledger.last, frozenset(order.body["names"])
+        assert generation is not None
+        lacking = [node for number, node, _ in parts_of(generation) if not gathering.has(node, number)]
+        if not can_ask and any(node != self.charter.node for node in lacking):
+            return {LACKS: True}
+        before = described(gathering.target)
+        with ExitStack() as stack:
+            stores = {node: StorePlace(index, OWN) for node, index in there.items()}
+            holdings = stack.enter_context(RunStores.opened(stores, self.me, {OWN: self.place.store}, link))
+            shares, gone = self._brought(gathering, holdings, generation, names, there)
+            whole = opened_whole(shares)
+            if gone:
+                whole = with_target(whole, gone, gathering.target)
+            placed = gathering.give_names(whole, generation, names - gone)
+        now = described(gathering.target)
+        if before is not None and now is not None:
+            seen = {*order.ledger.seen, *order.ledger.drained_marks}
+            removal = SupersededRemoval(gathering.target, self.place.tree, self.superseded)
+            removal.remove(before.manifest, now.manifest, seen, order.body["spared"])
+            remove_torn(gathering.target, now.manifest)
+        return {
+            "gone": sorted(gone),
+            "beside": dict(placed.beside),
+            "files": placed.files,
+            "size_bytes": placed.size_bytes,
+            "lines": [f"{name} is gone with its nodes" for name in sorted(whole.lacking)],
+        }
+
+    def _brought(
+        self,
+        gathering: Gathering,
+        holdings: RunStores,
+        generation: JobGeneration,
+        names: frozenset[str],
+        there: Mapping[str, int],
+    ) -> tuple[list[Share], frozenset[str]]:
+        """Brings to the target what the nodes could not, since they are lost. Returns all shares that can be read, and
+        the entries of which a part is gone for good."""
+        shares: list[Share] = []
+        gone: set[str] = set()
+        for number, node, of in parts_of(generation):
+            try:
+                if not gathering.has(node, number):
+                    gathering.put(Share(node, number, holdings.source(node), of), of & names)
+                share = Share(node, number, LocalSource(gathering.noted(node, number)), of)
+                opened_whole([share])
+                shares.append(share)
+            except (DamagedGeneration, NodeIsGone):
+                if number == generation.number and node in there:
+                    raise
+                gone |= of
+        kept = [Share(one.node, one.number, one.source, one.names - gone) for one in shares]
+        return [one for one in kept if one.names], frozenset(gone)
+
+    # ---- what is in no generation
+
+    def _copy(self, order: JobOrder, pace: Pace) -> None:
+        own = dict(order.body["shares"].get(self.charter.node, {}))
+        if own:
+            gathering = self._gathering(order)
+            directory = gathering.of(self.charter.node, 0)
+            for one in (gathering.path, directory.parent, directory):
+                one.mkdir(0o700, exist_ok=True)
+            place_copies(self.place.tree, {name: name for name in own}, directory, pace=pace)
+
+    def _place_copies(self, gathering: Gathering, order: JobOrder) -> dict[str, object]:
+        shares = {node: gathering.of(node, 0) for node, share in order.body["shares"].items() if share}
+        directories = [(node, path) for node, path in sorted(shares.items()) if path.is_dir()]
+        joined = join([_scanned(node, path, index) for index, (node, path) in enumerate(directories)])
+        tops = {top for found in tops_of(joined).values() for top in found}
+        beside: dict[str, str] = {}
+        with making_in(gathering.target) as made:
+            build(joined, {index: path for index, (_, path) in enumerate(directories)}, made, tops)
+            for top in sorted(tops):
+                if place(made / top, gathering.target / top, newest_ns(made / top)):
+                    forget_beside(gathering.target, [top])
+                else:
+                    beside[top] = f"{top}.{self.charter.run_id}"
+                    note_beside(gathering.target, beside[top])
+                    place(made / top, gathering.target / beside[top], NEWEST_NS)
+            sync_directory(gathering.target)
+        sizes = [one.entry.size_bytes for one in joined.entries]
+        return {"beside": {**joined.beside, **beside}, "files": len(sizes), "size_bytes": sum(sizes), "lines": []}
+
+
+def _scanned(node: str, directory: Path, share: int) -> list[ShareEntry]:
+    found = FileTree(directory, names_in(directory)).scan(Files()).entries
+    return [ShareEntry(node, entry, _content(directory / entry.name), share) for entry in found]
+
+
+def _content(path: Path) -> bytes:
+    if path.is_symlink() or not path.is_file():
+        return b""
+    digest = blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+    return digest.digest()

@@ -1,1 +1,0 @@
-"""Keeps what a program completes in a local directory: as generations beside it, and as plain files in DIR."""
