@@ -25,7 +25,7 @@ from benchmarks.harness import Options
 from benchmarks.workload.trained import FORMS, PROGRAMS
 from hpcstage.checkpoint.generations.files import GenerationId, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import GenerationKind
-from hpcstage.checkpoint.generations.restoring import restore_newest
+from hpcstage.checkpoint.generations.restoring import restore
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore, SavedGeneration
 from hpcstage.checkpoint.generations.terms import GenerationPolicy
@@ -111,7 +111,7 @@ class States:
             writers = [opened.enter_context(GenerationStore(store.directory, policy)) for store in stores]
             made = [_generation(writers, stores, self._group, state, number) for number, state in enumerate(states, 1)]
             began_s = time.monotonic()
-            restore_newest(writers[0].source(), restored)
+            restore(writers[0].source(), len(states), restored)
             restore_s = time.monotonic() - began_s
         same = _same(states[-1], restored)
         for path in (directory, restored):

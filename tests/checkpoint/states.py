@@ -7,6 +7,9 @@ import random
 import stat
 from pathlib import Path
 
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration
+from hpcstage.checkpoint.generations.reading import BlockSource
+from hpcstage.checkpoint.generations.restoring import restore
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import GenerationPolicy
 
@@ -80,6 +83,18 @@ def flip(path: Path, offset: int) -> None:
     overwrite(path, offset, bytes([content ^ 0x10]))
 
 
-def prune(store: GenerationStore, keep: int) -> list[int]:
-    """Drops all but the newest generations; returns the dropped."""
-    return store.drop_all_but(store.retained(keep))
+def restore_newest(source: BlockSource, directory: Path) -> int:
+    """Restores the newest generation that can be, and returns its number; of several refusals the last is raised."""
+    refused = None
+    for number in sorted(source.numbers(), reverse=True):
+        try:
+            restore(source, number, directory)
+            return number
+        except DamagedGeneration as error:
+            refused = error
+    raise refused or AssertionError("there is no generation")
+
+
+def prune(store: GenerationStore) -> list[int]:
+    """Drops all but the newest generation and those that it needs; returns the dropped."""
+    return store.drop_all_but(store.numbers()[-1:])

@@ -1,4 +1,4 @@
-"""Restores a generation into a directory, bit for bit, or the newest one that can be: damaged ones are refused by name.
+"""Restores a generation into a directory, bit for bit; a damaged one is refused by name.
 
 Each entry directly below the directory is one checkpoint, and is placed by one rename. Nothing of a generation that
 turns out to be damaged ever stands there: all of it is restored below a name of its own, and placed when the last block
@@ -14,12 +14,11 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Iterator
 from pathlib import Path
 
 from hpcstage.checkpoint.generations.files import LOCK, RESTORING, Files, lock_file
-from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest, SavedEntry
+from hpcstage.checkpoint.generations.manifest import EntryType, GenerationManifest, SavedEntry
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, OpenGeneration
 from hpcstage.errors import HpcstageError
 from hpcstage.renaming import KNOWS_NOT, exchange_names, rename_if_free
@@ -28,73 +27,13 @@ NEWEST_NS = 1 << 63
 """A time for `place` after all others: an entry that has it takes the place of any."""
 
 
-@dataclass(frozen=True)
-class RefusedGeneration:
-    """A generation that was not restored, and why."""
-
-    number: int
-    reason: str
-
-    def line(self) -> str:
-        """Says it on one line."""
-        return f"generation {self.number} cannot be restored: {self.reason}"
-
-
-@dataclass(frozen=True)
-class RestoredState:
-    """The generation that was restored."""
-
-    number: int
-    refused: tuple[RefusedGeneration, ...]
-    """The newer ones, newest first."""
-
-
-@dataclass(frozen=True)
-class PlacedEntries:
-    """The entries of a generation that a restore placed in the directory, and those that it did not."""
-
-    placed: tuple[str, ...]
-    kept: tuple[str, ...]
-    """Entries that are not older had their names."""
-
-
 class UnusableTarget(HpcstageError):
     """A state cannot be restored to the directory that was named."""
 
 
-class NothingToRestore(HpcstageError):
-    """No generation can be restored."""
-
-    def __init__(self, refused: Sequence[RefusedGeneration]) -> None:
-        what = "; ".join(one.line() for one in refused) or "there is no generation to restore"
-        super().__init__(what, "older checkpoints may have been drained")
-        self.refused = tuple(refused)
-
-
-def restore_newest(source: BlockSource, directory: Path) -> RestoredState:
-    """Restores the newest generation that verifies. Raises NothingToRestore if none does."""
-    refused: dict[int, RefusedGeneration] = {}
-    # The generations are listed again each time: a writer may commit newer ones and drop those of an earlier list.
-    while untried := set(source.numbers()) - refused.keys():
-        number = max(untried)
-        try:
-            restore(source, number, directory)
-        except DamagedGeneration as error:
-            refused[number] = RefusedGeneration(number, error.what)
-            continue
-        return RestoredState(number, tuple(refused[n] for n in sorted(refused, reverse=True) if n > number))
-    raise NothingToRestore([refused[n] for n in sorted(refused, reverse=True)])
-
-
-def restore(
-    source: BlockSource,
-    number: int,
-    directory: Path,
-    names: Mapping[str, str] | None = None,
-    replaced: Collection[str] = (),
-) -> PlacedEntries:
-    """Places all entries of a generation in a directory, which is made if it is missing; with `names` those alone, each
-    under the name that it has there. Those of `replaced` take the place of newer ones, too.
+def restore(source: BlockSource, number: int, directory: Path, names: Collection[str] | None = None) -> tuple[str, ...]:
+    """Places the entries of a generation in a directory, which is made if it is missing; with `names` those alone.
+    Returns the placed: entries that were there and are not older stay.
 
     Raises DamagedGeneration or UnusableTarget, after which the directory is as before.
     """
@@ -107,11 +46,10 @@ def restore(
             reader = GenerationReader(source)
             opened = reader.generation(number)
             times = times_of(opened.manifest)
-            chosen = dict(zip(times, times, strict=True)) if names is None else names
+            chosen = times if names is None else names
             _restore_entries(reader, opened, beside, chosen)
             sync_directory(beside)
-            times |= dict.fromkeys(replaced, NEWEST_NS)
-            placed = [name for name in chosen if place(beside / name, directory / chosen[name], times[name])]
+            placed = tuple(name for name in chosen if place(beside / name, directory / name, times[name]))
             sync_directory(directory)
             if is_new:
                 sync_directory(directory.parent)
@@ -120,7 +58,7 @@ def restore(
             with contextlib.suppress(OSError):
                 directory.rmdir()
         raise
-    return PlacedEntries(tuple(placed), tuple(name for name in chosen if name not in placed))
+    return placed
 
 
 def remove_leftovers(directory: Path) -> list[str]:

@@ -149,24 +149,6 @@ class GenerationStore:
         times_s = compared_s - began_s, time.monotonic() - compared_s
         return SavedGeneration(manifest, draft.layout.count, int(draft.changed.sum()), written_bytes, *times_s)
 
-    def retained(self, keep: int) -> frozenset[int]:
-        """Returns the newest `keep` generations that verify (at least one), those that they need, and all newer ones.
-
-        A generation counts if this process wrote or verified it; others are verified now. A job keeps what any of its
-        nodes retains: the parities of a generation lie with those of the others.
-        """
-        with self._writing(), self.source() as source:
-            reader, numbers = GenerationReader(source), source.numbers()
-            kept: set[int] = set()
-            needed: set[int] = set()
-            for number in reversed(numbers):
-                with contextlib.suppress(DamagedGeneration):
-                    if len(kept) < max(1, keep):
-                        self._verify(source, number)
-                        needed.update(reader.manifest(number).needs)
-                        kept.add(number)
-            return frozenset({n for n in numbers if n >= max(kept, default=0)} | kept | needed)
-
     def drop_all_but(self, retained: Collection[int]) -> list[int]:
         """Drops the generations that are not retained, the newest first; returns them. None is ever there without those
         that it needs: what a retained one needs stays."""
