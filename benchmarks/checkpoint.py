@@ -27,7 +27,7 @@ from benchmarks.link import unavailable
 from benchmarks.peer import LINKED
 from benchmarks.peernodes import MPIEXEC
 from benchmarks.workload.trained import FORMS, PROGRAMS
-from hpcstage.checkpoint.generations.choice import GenerationPolicy
+from hpcstage.checkpoint.generations.terms import GenerationPolicy
 from hpcstage.checkpoint.protection.groups import CodeSize
 
 KB, MB, GB = 1 << 10, 1e6, 1e9

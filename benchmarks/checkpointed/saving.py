@@ -23,11 +23,12 @@ from benchmarks.checkpointed.storegroup import GroupStore, StoreGroup
 from benchmarks.files import Place, empty, write_back
 from benchmarks.harness import Options
 from benchmarks.workload.trained import FORMS, PROGRAMS
-from hpcstage.checkpoint.generations.choice import GenerationPolicy
 from hpcstage.checkpoint.generations.files import GenerationId, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import GenerationKind
+from hpcstage.checkpoint.generations.restoring import restore
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore, SavedGeneration
+from hpcstage.checkpoint.generations.terms import GenerationPolicy
 from hpcstage.checkpoint.protection.groups import CodeSize
 
 GB = 1e9
@@ -110,7 +111,7 @@ class States:
             writers = [opened.enter_context(GenerationStore(store.directory, policy)) for store in stores]
             made = [_generation(writers, stores, self._group, state, number) for number, state in enumerate(states, 1)]
             began_s = time.monotonic()
-            writers[0].restore_newest(restored)
+            restore(writers[0].source(), len(states), restored)
             restore_s = time.monotonic() - began_s
         same = _same(states[-1], restored)
         for path in (directory, restored):

@@ -7,7 +7,11 @@ import random
 import stat
 from pathlib import Path
 
-from hpcstage.checkpoint.generations.choice import GenerationPolicy
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration
+from hpcstage.checkpoint.generations.reading import BlockSource
+from hpcstage.checkpoint.generations.restoring import restore
+from hpcstage.checkpoint.generations.store import GenerationStore
+from hpcstage.checkpoint.generations.terms import GenerationPolicy
 
 BLOCK = 4096
 SMALL = GenerationPolicy(block_bytes=BLOCK)
@@ -77,3 +81,20 @@ def flip(path: Path, offset: int) -> None:
     """Flips one bit of a byte."""
     content = path.read_bytes()[offset]
     overwrite(path, offset, bytes([content ^ 0x10]))
+
+
+def restore_newest(source: BlockSource, directory: Path) -> int:
+    """Restores the newest generation that can be, and returns its number; of several refusals the last is raised."""
+    refused = None
+    for number in sorted(source.numbers(), reverse=True):
+        try:
+            restore(source, number, directory)
+            return number
+        except DamagedGeneration as error:
+            refused = error
+    raise refused or AssertionError("there is no generation")
+
+
+def prune(store: GenerationStore) -> list[int]:
+    """Drops all but the newest generation and those that it needs; returns the dropped."""
+    return store.drop_all_but(store.numbers()[-1:])

@@ -13,20 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from states import BLOCK, SMALL, flip, noise, overwrite, tree
+from states import BLOCK, SMALL, noise, overwrite, prune, restore_newest, tree
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 
-from hpcstage.checkpoint.generations.choice import GenerationPolicy
-from hpcstage.checkpoint.generations.directory import StoreInUse, UnsafeStore
 from hpcstage.checkpoint.generations.files import RESTORING, Files, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind, GenerationManifest
 from hpcstage.checkpoint.generations.reading import LocalSource
-from hpcstage.checkpoint.generations.restoring import UnusableTarget, restore_newest
+from hpcstage.checkpoint.generations.restoring import UnusableTarget
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged
-from hpcstage.checkpoint.generations.store import GenerationStore
+from hpcstage.checkpoint.generations.store import GenerationStore, StoreInUse, UnsafeStore
+from hpcstage.checkpoint.generations.terms import GenerationPolicy
 
 FULL = GenerationPolicy(block_bytes=BLOCK, always=GenerationKind.FULL)
 
@@ -92,15 +91,6 @@ def test_an_entry_that_changed_just_now_is_looked_at_again(tmp_path: Path, state
     assert looks[1] - os.lstat(state / "a").st_ctime_ns >= 20_000_000
 
 
-@pytest.mark.parametrize("part", [GenerationPart.DATA, GenerationPart.BLOCKS, GenerationPart.MANIFEST])
-def test_the_last_generation_that_verifies_is_not_dropped(tmp_path: Path, state: Path, part: GenerationPart) -> None:
-    directory = generations(tmp_path, state, 3)
-    flip(generation_path(directory, 3) / part, 40)
-    with GenerationStore(directory, FULL) as store:
-        assert store.prune(keep=1) == [1]
-    assert restore_newest(LocalSource(directory), tmp_path / "restored").number == 2
-
-
 @pytest.mark.parametrize("names", [["below/b"], ["a", "a"], [""], ["a/"], ["../state"], ["."], [".."], ["/a"]])
 def test_names_that_no_reader_takes_are_not_saved(tmp_path: Path, state: Path, names: list[str]) -> None:
     (state / "below").mkdir()
@@ -136,7 +126,7 @@ def test_what_a_committed_generation_needs_stays(tmp_path: Path, state: Path) ->
     manifest.unlink()
     GenerationStore(tmp_path / "store", SMALL).close()
     manifest.write_bytes(content)
-    assert restore_newest(LocalSource(tmp_path / "store"), tmp_path / "restored").number == 2
+    assert restore_newest(LocalSource(tmp_path / "store"), tmp_path / "restored") == 2
 
 
 def test_a_file_with_the_name_of_a_generation_is_left_alone(tmp_path: Path, state: Path) -> None:
@@ -149,22 +139,6 @@ def test_a_file_with_the_name_of_a_generation_is_left_alone(tmp_path: Path, stat
         assert store.numbers() == [1, 3]
     assert (directory / "00000002").read_bytes() == b"of somebody else"
     assert all((directory / name).is_dir() for name in ("000000003", "00000000", "4294967296"))
-
-
-def test_the_files_of_a_generation_and_the_order_in_which_they_go(tmp_path: Path, state: Path) -> None:
-    gone: list[str] = []
-
-    class Noting(Files):
-        def call(self, function, /, *arguments, **options):
-            if function is os.unlink:
-                gone.append(Path(arguments[0]).name)
-            return super().call(function, *arguments, **options)
-
-    directory = generations(tmp_path, state, 2)
-    assert sorted(path.name for path in generation_path(directory, 1).iterdir()) == ["blocks", "data", "manifest.json"]
-    with GenerationStore(directory, FULL, Noting()) as store:
-        assert store.prune(keep=1) == [1]
-    assert (gone[0], sorted(gone)) == ("manifest.json", ["blocks", "data", "manifest.json"])
 
 
 def test_threads_commit_one_after_the_other(tmp_path: Path, state: Path) -> None:
@@ -199,7 +173,7 @@ def test_a_store_belongs_to_the_process_that_opened_it(
         with pytest.raises(StoreInUse):
             store.commit(FileTree(state))
         with pytest.raises(StoreInUse):
-            store.prune(1)
+            prune(store)
     store.close()
     with pytest.raises(StoreInUse):
         store.commit(FileTree(state))
@@ -232,20 +206,6 @@ def test_a_restore_is_on_the_disk_before_it_has_its_name(
     assert before[:2] == ["a", "below"]
     assert before[2].startswith(RESTORING)
     assert [name for name, named in synced if named] == ["restored", tmp_path.name]
-
-
-def test_a_reader_follows_a_writer_that_drops_what_it_reads(tmp_path: Path, state: Path) -> None:
-    directory = generations(tmp_path, state, 1)
-
-    def replaced() -> None:
-        with GenerationStore(directory, FULL) as store:
-            store.commit(FileTree(state))
-            store.prune(keep=1)
-
-    first = generation_path(directory, 1) / GenerationPart.MANIFEST
-    source = LocalSource(directory, ActingFiles(os.open, replaced, first))
-    restored = restore_newest(source, tmp_path / "restored")
-    assert (restored.number, restored.refused) == (2, ())
 
 
 @pytest.mark.parametrize("moment", [os.open, os.listdir, os.readlink])

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from states import BLOCK, SMALL, flip, noise, nudged, overwrite, tree
+from states import BLOCK, SMALL, flip, noise, nudged, overwrite, restore_newest, tree
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
-from hpcstage.checkpoint.generations.directory import StaleNumber
 from hpcstage.checkpoint.generations.files import LAST_NUMBER, GenerationId, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
-from hpcstage.checkpoint.generations.restoring import restore, restore_newest
+from hpcstage.checkpoint.generations.restoring import restore
 from hpcstage.checkpoint.generations.state import FileTree
-from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.generations.terms import CommitCancelled, CommitPhase, CommitProgress, CommitTerms, NoRoom
+from hpcstage.checkpoint.generations.store import GenerationStore, StaleNumber
+from hpcstage.checkpoint.generations.terms import CommitPhase, CommitProgress, CommitTerms, NoRoom
 
 FULL = replace(SMALL, always=GenerationKind.FULL)
 
@@ -45,7 +45,7 @@ class TestNumbers:
             assert (made.number, made.needs) == (20, (7, 8))
         with LocalSource(tmp_path / "store") as source:
             assert GenerationReader(source).manifest(7).id == first
-        assert restore_newest(LocalSource(tmp_path / "store"), tmp_path / "restored").number == 20
+        assert restore_newest(LocalSource(tmp_path / "store"), tmp_path / "restored") == 20
 
     @pytest.mark.parametrize("number", [3, 5])
     def test_a_number_that_is_taken_or_lower_is_refused(self, tmp_path: Path, state: Path, number: int) -> None:
@@ -60,7 +60,7 @@ class TestNumbers:
             store.commit(FileTree(state), GenerationId.new(LAST_NUMBER))
             with pytest.raises(StaleNumber, match="no numbers after 99999999"):
                 store.commit(FileTree(state))
-        assert restore_newest(LocalSource(tmp_path / "store"), tmp_path / "restored").number == LAST_NUMBER
+        assert restore_newest(LocalSource(tmp_path / "store"), tmp_path / "restored") == LAST_NUMBER
 
     @pytest.mark.parametrize("number", [0, -1, LAST_NUMBER + 1])
     def test_a_number_out_of_range_is_no_generation(self, number: int) -> None:
@@ -71,7 +71,6 @@ class TestNumbers:
         with GenerationStore(tmp_path / "store", FULL) as store:
             for _ in range(4):
                 store.commit(FileTree(state))
-            assert store.retained(keep=1) == {4}
             assert store.drop_all_but({2, 4}) == [3, 1]
         with GenerationStore(tmp_path / "store", SMALL) as store:
             overwrite(state / "a", 0, b"changed")
@@ -98,16 +97,16 @@ class TestTerms:
             assert store.commit(FileTree(state), terms=CommitTerms(needed + 1000)).written_bytes <= needed + 1000
 
     @pytest.mark.parametrize("phase", list(CommitPhase))
-    def test_a_commit_that_is_cancelled_leaves_nothing(self, tmp_path: Path, state: Path, phase: CommitPhase) -> None:
-        seen: list[CommitProgress] = []
+    def test_a_commit_that_is_ended_leaves_nothing(self, tmp_path: Path, state: Path, phase: CommitPhase) -> None:
         (state / "b").write_bytes(noise(10 * BLOCK, 2))
 
-        def heard() -> bool:
-            return bool(seen) and seen[-1].phase is phase and seen[-1].done_bytes < seen[-1].total_bytes
+        def heard(progress: CommitProgress) -> None:
+            if progress.phase is phase:
+                raise InterruptedError
 
         with GenerationStore(tmp_path / "store", SMALL) as store:
-            with pytest.raises(CommitCancelled):
-                store.commit(FileTree(state), terms=CommitTerms(is_cancelled=heard, progress=seen.append))
+            with pytest.raises(InterruptedError):
+                store.commit(FileTree(state), terms=CommitTerms(progress=heard))
             assert list((tmp_path / "store").iterdir()) == []
             store.commit(FileTree(state))
 
@@ -126,6 +125,78 @@ class TestTerms:
         assert {one.total_bytes for one in written} == {30 * BLOCK}
 
 
+class TestKept:
+    """Entries that are being rewritten are in a generation as they are in the one before."""
+
+    @pytest.fixture
+    def state(self, state: Path) -> Path:
+        (state / "sharded").mkdir()
+        (state / "sharded" / "rank0").write_bytes(noise(3 * BLOCK, 2))
+        return state
+
+    def test_nothing_of_them_is_read(self, tmp_path: Path, state: Path) -> None:
+        wanted = tree(state)
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            store.commit(FileTree(state))
+            shutil.rmtree(state / "sharded")
+            overwrite(state / "a", 0, b"changed")
+            wanted["a"] = tree(state)["a"]
+            delta = store.commit(FileTree(state), kept=["sharded"])
+            assert (delta.manifest.kind, delta.manifest.data_bytes) == (GenerationKind.DELTA, BLOCK)
+            terms = CommitTerms(full_why="a node is new")
+            full = store.commit(FileTree(state), terms=terms, kept=["sharded"])
+            assert (full.manifest.kind, full.manifest.data_bytes) == (GenerationKind.FULL, 23 * BLOCK)
+            for number in (2, 3):
+                restore(store.source(), number, tmp_path / f"restored{number}")
+                assert tree(tmp_path / f"restored{number}") == wanted
+            assert store.drop_all_but({2}) == [3], "1 is needed"
+            with pytest.raises(NoRoom):
+                store.commit(FileTree(state), terms=replace(terms, budget_bytes=23 * BLOCK), kept=["sharded"])
+
+    def test_blocks_of_another_size_are_kept_as_they_are(self, tmp_path: Path, state: Path) -> None:
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            store.commit(FileTree(state))
+        with GenerationStore(tmp_path / "store") as store:
+            assert store.commit(FileTree(state, ["a"]), kept=["sharded"]).manifest.data_bytes == 0
+            restore(store.source(), 2, tmp_path / "restored")
+        assert tree(tmp_path / "restored") == tree(state)
+
+    @pytest.mark.parametrize(
+        ("kept", "what"),
+        [("b", "no 'b' that could"), ("sharded/rank0", "no 'sharded/rank0' that"), ("a", "'a' cannot be both")],
+    )
+    def test_what_cannot_be_kept_is_an_error(self, tmp_path: Path, state: Path, kept: str, what: str) -> None:
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            with pytest.raises(ValueError, match="that could be kept"):
+                store.commit(FileTree(state, ["sharded"]), kept=["a"])
+            store.commit(FileTree(state))
+            with pytest.raises(ValueError, match=what):
+                store.commit(FileTree(state), kept=[kept])
+            assert store.numbers() == [1]
+
+    def test_damage_elsewhere_does_not_matter_and_its_own_is_found(self, tmp_path: Path, state: Path) -> None:
+        data = generation_path(tmp_path / "store", 1) / GenerationPart.DATA
+        wanted = tree(state)
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            store.commit(FileTree(state))
+        flip(data, BLOCK)
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            made = store.commit(FileTree(state, ["a"]), kept=["sharded"]).manifest
+            assert (made.kind, made.needs) == (GenerationKind.FULL, ())
+            assert "block 1 of 'a' differs" in made.reason
+            restore(store.source(), 2, tmp_path / "restored")
+            assert tree(tmp_path / "restored") == wanted
+            store.drop_all_but({1})
+            with pytest.raises(DamagedGeneration, match="block 1 of 'a' differs"):
+                store.commit(FileTree(state, ["sharded"]), kept=["a"])
+            assert store.numbers() == [1]
+        flip(data.parent / GenerationPart.BLOCKS, 5)
+        with GenerationStore(tmp_path / "store", SMALL) as store:
+            with pytest.raises(DamagedGeneration, match="its table of blocks differs"):
+                store.commit(FileTree(state, ["a"]), kept=["sharded"])
+            assert store.commit(FileTree(state)).manifest.kind is GenerationKind.FULL
+
+
 class TestEntries:
     """A restore places each entry by itself, in a directory in which others are."""
 
@@ -139,12 +210,11 @@ class TestEntries:
         (state / "a").unlink()
         overwrite(state / "sharded" / "rank0", 0, b"newer")
         (state / "of-the-program").write_bytes(b"x")
-        restored = restore_newest(LocalSource(tmp_path / "store"), state)
-        assert restored.kept == ("link", "sharded")
+        assert restore(LocalSource(tmp_path / "store"), 1, state) == ("a",)
         assert tree(state)["a"] == saved["a"]
         assert (state / "sharded" / "rank0").read_bytes() == b"newer"
         assert (state / "of-the-program").read_bytes() == b"x"
-        assert restore_newest(LocalSource(tmp_path / "store"), state).kept == ("a", "link", "sharded")
+        assert restore(LocalSource(tmp_path / "store"), 1, state) == ()
 
     @pytest.mark.parametrize("missing", ["", "flags", "function"])
     def test_what_is_older_changes_places(
@@ -165,10 +235,10 @@ class TestEntries:
                 monkeypatch.setattr("hpcstage.renaming._ONLY_NEW", 1 << 21)
             elif missing == "function":  # as in a C library that has no such call
                 monkeypatch.setattr("hpcstage.renaming._libc", object())
-            found = restore(store.source(), 2, target)
-            assert (found.placed, found.kept, restored.read_bytes()) == (("a", "sharded"), (), b"new")
+            assert restore(store.source(), 2, target) == ("a", "sharded")
+            assert restored.read_bytes() == b"new"
             assert tree(target) == tree(state)
-            assert restore(store.source(), 1, target).kept == ("a", "sharded"), "generation 1 is older"
+            assert restore(store.source(), 1, target) == (), "generation 1 is older"
 
     def test_what_killed_restores_left_goes_with_the_next(self, tmp_path: Path, state: Path) -> None:
         with GenerationStore(tmp_path / "store", SMALL) as store:
@@ -179,7 +249,7 @@ class TestEntries:
         (left / "below").chmod(0)
         with GenerationStore(tmp_path / "store", SMALL) as store:
             assert store.commit(FileTree(state)).manifest.entries[-1].name == "a", "it is no part of a state"
-            store.restore_newest(state)
+            restore_newest(store.source(), state)
         assert [path.name for path in state.iterdir()] == ["a"]
 
     def test_nothing_is_asked_of_the_directory_above(
@@ -197,7 +267,7 @@ class TestEntries:
                 return opened(path, *arguments, **options)
 
             monkeypatch.setattr(os, "open", refused)
-            assert restore(store.source(), 1, tmp_path / "target").placed == ("a",)
+            assert restore(store.source(), 1, tmp_path / "target") == ("a",)
 
     def test_damage_places_nothing(self, tmp_path: Path, state: Path) -> None:
         (state / "b").write_bytes(noise(3 * BLOCK, 5))

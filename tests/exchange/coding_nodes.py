@@ -12,10 +12,10 @@ from pathlib import Path
 from group_nodes import Group
 
 from benchmarks.checkpointed.storegroup import GroupStore, StoreGroup
-from hpcstage.checkpoint.generations.choice import GenerationPolicy
 from hpcstage.checkpoint.generations.files import GenerationId, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
+from hpcstage.checkpoint.generations.terms import GenerationPolicy
 from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.link import Encoded, Event, GroupLink
 from hpcstage.checkpoint.protection.orders import EncodeOrder

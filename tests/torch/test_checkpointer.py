@@ -215,10 +215,10 @@ def _alone(path: Path, directory: Path) -> Path:
 
 
 def test_large_tensors_begin_at_blocks_wherever_they_stand(tmp_path: Path) -> None:
-    from hpcstage.checkpoint.generations.choice import GenerationPolicy
     from hpcstage.checkpoint.generations.manifest import GenerationKind
     from hpcstage.checkpoint.generations.state import FileTree
     from hpcstage.checkpoint.generations.store import GenerationStore
+    from hpcstage.checkpoint.generations.terms import GenerationPolicy
 
     large = {f"layer{n}": torch.randn(100_000 + n) for n in range(8)}
     save(tmp_path / "c", {"first": torch.randn(5), **large}, 1)

@@ -18,9 +18,8 @@ import numpy as np
 import xxhash
 
 from hpcstage.checkpoint.generations.files import PIECE_BYTES, Files, GenerationPart, generation_number, generation_path
-from hpcstage.checkpoint.generations.layout import BlockLayout
+from hpcstage.checkpoint.generations.layout import RECORD, BlockLayout, Table
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest, checksum
-from hpcstage.checkpoint.generations.table import RECORD, Table
 
 _KEPT_OPEN = frozenset({GenerationPart.DATA, GenerationPart.PARITY})
 """The files that are read block by block."""
@@ -88,10 +87,8 @@ class LocalSource:
         """Tells whether a generation is committed; one whose directory cannot be read is, as far as anybody knows."""
         try:
             self._files.call(os.lstat, self._path(number, GenerationPart.MANIFEST))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:
-            return True
+        except OSError as error:
+            return not isinstance(error, FileNotFoundError | NotADirectoryError)
         return True
 
     def _path(self, number: int, part: GenerationPart) -> Path:
@@ -146,31 +143,24 @@ class GenerationReader:
             start, end = first + start, first + end
             if table["length"][start]:
                 count = int(layout.lengths[start:end].sum())
-                self._read_run(generation, start, end, buffer[:count])
+                self.read_run(generation, start, end, buffer[:count])
                 yield int(layout.offsets[start]), buffer[:count]
 
-    def _read_run(self, generation: OpenGeneration, start: int, end: int, view: memoryview) -> None:
-        """Reads blocks that lie one behind the other."""
-        record = generation.table[start]
-        self._read(generation, start, view, int(record["offset"]))
-        lengths = generation.layout.lengths[start:end].tolist()
-        for block, (begin, until) in enumerate(itertools.pairwise(itertools.accumulate(lengths, initial=0)), start):
-            self._verify(generation, block, view[begin:until])
-
-    def _read(self, generation: OpenGeneration, block: int, view: memoryview, offset: int) -> None:
-        owner = int(generation.table["generation"][block])
+    def read_run(self, generation: OpenGeneration, start: int, end: int, view: memoryview) -> None:
+        """Fills the buffer with blocks that lie one behind the other, verified."""
+        record, place = generation.table[start], generation.place
+        owner = int(record["generation"])
         try:
-            count = self.source.read_into(owner, GenerationPart.DATA, view, offset)
+            count = self.source.read_into(owner, GenerationPart.DATA, view, int(record["offset"]))
         except OSError as error:
-            what = f"{generation.place(block)} cannot be read from the data of generation {owner}: {error.strerror}"
+            what = f"{place(start)} cannot be read from the data of generation {owner}: {error.strerror}"
             raise DamagedGeneration(what) from error
         if count < len(view):
-            raise DamagedGeneration(f"the data of generation {owner} is too short for {generation.place(block)}")
-
-    @staticmethod
-    def _verify(generation: OpenGeneration, block: int, view: memoryview) -> None:
-        if xxhash.xxh3_128_digest(view) != generation.table["hash"][block].tobytes():
-            raise DamagedGeneration(f"{generation.place(block)} differs from its hash")
+            raise DamagedGeneration(f"the data of generation {owner} is too short for {place(start)}")
+        edges = itertools.accumulate(generation.layout.lengths[start:end].tolist(), initial=0)
+        for block, (begin, until) in enumerate(itertools.pairwise(edges), start):
+            if xxhash.xxh3_128_digest(view[begin:until]) != generation.table["hash"][block].tobytes():
+                raise DamagedGeneration(f"{place(block)} differs from its hash")
 
     def _verified(self, number: int) -> OpenGeneration:
         manifest = self.manifest(number)

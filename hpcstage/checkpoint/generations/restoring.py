@@ -1,4 +1,4 @@
-"""Restores a generation into a directory, bit for bit, or the newest one that can be: damaged ones are refused by name.
+"""Restores a generation into a directory, bit for bit; a damaged one is refused by name.
 
 Each entry directly below the directory is one checkpoint, and is placed by one rename. Nothing of a generation that
 turns out to be damaged ever stands there: all of it is restored below a name of its own, and placed when the last block
@@ -14,13 +14,11 @@ import fcntl
 import os
 import shutil
 import stat
-import sys
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Iterator
 from pathlib import Path
 
-from hpcstage.checkpoint.generations.files import LOCK, RESTORING, lock_file
-from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest, SavedEntry
+from hpcstage.checkpoint.generations.files import LOCK, RESTORING, Files, lock_file
+from hpcstage.checkpoint.generations.manifest import EntryType, GenerationManifest, SavedEntry
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, OpenGeneration
 from hpcstage.errors import HpcstageError
 from hpcstage.renaming import KNOWS_NOT, exchange_names, rename_if_free
@@ -29,79 +27,13 @@ NEWEST_NS = 1 << 63
 """A time for `place` after all others: an entry that has it takes the place of any."""
 
 
-@dataclass(frozen=True)
-class RefusedGeneration:
-    """A generation that was not restored, and why."""
-
-    number: int
-    reason: str
-
-    def line(self) -> str:
-        """Says it on one line."""
-        return f"generation {self.number} cannot be restored: {self.reason}"
-
-
-@dataclass(frozen=True)
-class RestoredState:
-    """The generation that was restored."""
-
-    number: int
-    entries: int
-    state_bytes: int
-    kept: tuple[str, ...]
-    """The entries of the directory that were there and are not older; those of the generation were not placed."""
-    refused: tuple[RefusedGeneration, ...]
-    """The newer ones, newest first."""
-
-
-@dataclass(frozen=True)
-class PlacedEntries:
-    """The entries that a restore placed in the directory, and those that it did not."""
-
-    manifest: GenerationManifest
-    placed: tuple[str, ...]
-    kept: tuple[str, ...]
-    """The entries that were there and are not older."""
-
-
 class UnusableTarget(HpcstageError):
     """A state cannot be restored to the directory that was named."""
 
 
-class NothingToRestore(HpcstageError):
-    """No generation can be restored."""
-
-    def __init__(self, refused: Sequence[RefusedGeneration]) -> None:
-        what = "; ".join(one.line() for one in refused) or "there is no generation to restore"
-        super().__init__(what, "older checkpoints may have been drained")
-        self.refused = tuple(refused)
-
-
-def restore_newest(source: BlockSource, directory: Path) -> RestoredState:
-    """Restores the newest generation that verifies. Raises NothingToRestore if none does."""
-    refused: dict[int, RefusedGeneration] = {}
-    # The generations are listed again each time: a writer may commit newer ones and drop those of an earlier list.
-    while untried := set(source.numbers()) - refused.keys():
-        number = max(untried)
-        try:
-            found = restore(source, number, directory)
-        except DamagedGeneration as error:
-            refused[number] = RefusedGeneration(number, error.what)
-            continue
-        newer = tuple(refused[n] for n in sorted(refused, reverse=True) if n > number)
-        return RestoredState(number, len(found.manifest.entries), found.manifest.state_bytes, found.kept, newer)
-    raise NothingToRestore([refused[n] for n in sorted(refused, reverse=True)])
-
-
-def restore(
-    source: BlockSource,
-    number: int,
-    directory: Path,
-    names: Mapping[str, str] | None = None,
-    replaced: Collection[str] = (),
-) -> PlacedEntries:
-    """Places all entries of a generation in a directory, which is made if it is missing; with `names` those alone, each
-    under the name that it has there. Those of `replaced` take the place of newer ones, too.
+def restore(source: BlockSource, number: int, directory: Path, names: Collection[str] | None = None) -> tuple[str, ...]:
+    """Places the entries of a generation in a directory, which is made if it is missing; with `names` those alone.
+    Returns the placed: entries that were there and are not older stay.
 
     Raises DamagedGeneration or UnusableTarget, after which the directory is as before.
     """
@@ -113,11 +45,11 @@ def restore(
         with making_in(directory) as beside:
             reader = GenerationReader(source)
             opened = reader.generation(number)
-            chosen = {name: name for name in times_of(opened.manifest)} if names is None else names
+            times = times_of(opened.manifest)
+            chosen = times if names is None else names
             _restore_entries(reader, opened, beside, chosen)
             sync_directory(beside)
-            times = times_of(opened.manifest) | dict.fromkeys(replaced, sys.maxsize)
-            found = _placed(opened.manifest, beside, directory, {chosen[name]: (name, times[name]) for name in chosen})
+            placed = tuple(name for name in chosen if place(beside / name, directory / name, times[name]))
             sync_directory(directory)
             if is_new:
                 sync_directory(directory.parent)
@@ -126,7 +58,7 @@ def restore(
             with contextlib.suppress(OSError):
                 directory.rmdir()
         raise
-    return found
+    return placed
 
 
 def remove_leftovers(directory: Path) -> list[str]:
@@ -203,17 +135,6 @@ def times_of(manifest: GenerationManifest) -> dict[str, int]:
     return times
 
 
-def _placed(
-    manifest: GenerationManifest, beside: Path, directory: Path, names: Mapping[str, tuple[str, int]]
-) -> PlacedEntries:
-    """Gives entries their names, unless one that is not older has it; `names` has for each the entry and its time."""
-    placed: list[str] = []
-    kept: list[str] = []
-    for there, (name, time_ns) in names.items():
-        (placed if place(beside / name, directory / there, time_ns) else kept).append(name)
-    return PlacedEntries(manifest, tuple(placed), tuple(kept))
-
-
 def place(made: Path, target: Path, time_ns: int) -> bool:
     """Renames an entry to its name; returns False if one that is not older has it. An older one changes places with it
     and goes with the directory in which the entry was made."""
@@ -267,17 +188,18 @@ def newest_ns(path: Path) -> int:
     return newest
 
 
-def verify(source: BlockSource, number: int) -> GenerationManifest:
+def verify(source: BlockSource, number: int) -> None:
     """Reads every block of a generation. Raises DamagedGeneration if one cannot be restored."""
     reader = GenerationReader(source)
     opened = reader.generation(number)
     for file in range(len(opened.manifest.entries)):
         for _ in reader.pieces(opened, file):
             pass
-    return opened.manifest
 
 
 def _restore_entries(reader: GenerationReader, opened: OpenGeneration, directory: Path, names: Container[str]) -> None:
+    """Makes entries in a directory and has all of them on the disk; what is zero of a file stays a hole."""
+    files = Files()
     entries = [(i, one) for i, one in enumerate(opened.manifest.entries) if one.name.partition("/")[0] in names]
     for index, entry in entries:
         path = directory / entry.name
@@ -287,27 +209,15 @@ def _restore_entries(reader: GenerationReader, opened: OpenGeneration, directory
             path.symlink_to(entry.target)
             os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
         else:
-            _restore_file(reader, opened, index, path)
+            with files.created(path) as fd:
+                os.ftruncate(fd, entry.size_bytes)
+                for offset, content in reader.pieces(opened, index):
+                    files.write(fd, content, offset)
+                _finish(fd, entry)
     for _, entry in reversed(entries):  # a directory's times and mode come after all below it
         if entry.type is EntryType.DIRECTORY:
-            with _directory(directory / entry.name) as fd:
+            with files.opened(directory / entry.name) as fd:
                 _finish(fd, entry)
-
-
-def _restore_file(reader: GenerationReader, opened: OpenGeneration, index: int, path: Path) -> None:
-    """Writes what is not zero; the rest of the file is a hole."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        entry = opened.manifest.entries[index]
-        os.ftruncate(fd, entry.size_bytes)
-        for offset, data in reader.pieces(opened, index):
-            left, place = data, offset
-            while left:
-                count = os.pwrite(fd, left, place)
-                left, place = left[count:], place + count
-        _finish(fd, entry)
-    finally:
-        os.close(fd)
 
 
 def _finish(fd: int, entry: SavedEntry) -> None:
@@ -317,19 +227,13 @@ def _finish(fd: int, entry: SavedEntry) -> None:
     os.fsync(fd)
 
 
-@contextlib.contextmanager
-def _directory(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def sync_directory(path: Path) -> None:
     """Has the names of a directory on the disk."""
-    with _directory(path) as fd:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
         os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _remove(directory: Path) -> None:

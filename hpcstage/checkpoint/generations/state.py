@@ -19,17 +19,16 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import xxhash
 
 from hpcstage.checkpoint.generations.files import PIECE_BYTES, RESTORING, Files
-from hpcstage.checkpoint.generations.layout import BLOCK_BYTES, BlockLayout
+from hpcstage.checkpoint.generations.layout import BLOCK_BYTES, BlockLayout, Hashes, parts_of
 from hpcstage.checkpoint.generations.manifest import EntryType, SavedEntry
-from hpcstage.checkpoint.generations.parts import parts_of
-from hpcstage.checkpoint.generations.table import Hashes, rows
 from hpcstage.checkpoint.generations.terms import CommitMeter
 from hpcstage.errors import HpcstageError
 
@@ -49,38 +48,53 @@ class StateChanged(HpcstageError):
         super().__init__(f"{what} changed while it was saved", "save it when nothing writes to it")
 
 
-class EntryContent(Protocol):
-    """The bytes of one entry."""
+@dataclass(frozen=True)
+class FoundState:
+    """The entries of a state at a moment."""
 
-    def read_into(self, view: memoryview, offset: int) -> int:
-        """Fills the buffer from a place of the content; returns how much there was."""
-
-    def copy(self, offset: int, count: int, target: int, to: int) -> int:
-        """Writes a part of the content to a place of a file; returns how much there was."""
-
-
-class FoundState(Protocol):
-    """A state at a moment, as a commit takes it: entries, some of which have bytes."""
-
-    @property
-    def entries(self) -> tuple[SavedEntry, ...]:
-        """Returns the entries in the order of their blocks."""
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """Returns the names of what is not saved."""
+    files: Files
+    directory: Path
+    entries: tuple[SavedEntry, ...]
+    fingerprints: tuple[Fingerprint, ...]
+    """Values that change when an entry does; in the order of the entries."""
 
     def hashed(self, layout: BlockLayout, meter: CommitMeter) -> Hashes:
-        """Returns the hash of every block. Raises StateChanged."""
+        """Returns the hash of every block; the layout begins with those of the entries. Raises StateChanged."""
+        largest = max((entry.size_bytes for entry in self.entries), default=0)
+        digests, buffer = bytearray(), memoryview(bytearray(min(max(PIECE_BYTES, layout.block_bytes), largest)))
+        for index, entry in enumerate(self.entries):
+            if entry.size_bytes:
+                blocks = layout.blocks(index)
+                with self.opened(index) as fd:
+                    if _fingerprint(self.files.call(os.fstat, fd)) != self.fingerprints[index]:
+                        raise self.changed(index)
+                    lengths = layout.lengths[blocks.start : blocks.stop].tolist()
+                    for count, found in _hashes(self.files, fd, lengths, buffer):
+                        digests += found
+                        meter.add(count)
+                if len(digests) != blocks.stop * _DIGEST_BYTES:
+                    raise self.changed(index)
+        return np.frombuffer(digests, "<u8").reshape(-1, 2)
 
-    def opened(self, index: int) -> contextlib.AbstractContextManager[EntryContent]:
-        """Gives the bytes of an entry. Raises StateChanged."""
+    @contextlib.contextmanager
+    def opened(self, index: int) -> Iterator[int]:
+        """Gives a descriptor of an entry's file. Raises StateChanged if the file is gone."""
+        path = self._path(index)
+        with _program_path(path), self.files.opened(path) as fd:
+            yield fd
 
     def changed(self, index: int) -> StateChanged:
         """Returns the error for an entry that was changed."""
+        return StateChanged(self._path(index))
 
     def check_unchanged(self) -> None:
-        """Raises StateChanged if an entry is not as it was found."""
+        """Raises StateChanged if an entry is not as it was when the state was scanned."""
+        for index, fingerprint in enumerate(self.fingerprints):
+            if _fingerprint(_lstat(self.files, self._path(index))) != fingerprint:
+                raise self.changed(index)
+
+    def _path(self, index: int) -> Path:
+        return self.directory / self.entries[index].name
 
 
 class StateSource(Protocol):
@@ -97,85 +111,19 @@ class FileTree:
     directory: Path
     names: Sequence[str] | None = None
 
-    def scan(self, files: Files) -> FoundTree:
+    def scan(self, files: Files) -> FoundState:
         """Returns the entries. Raises StateChanged, and a ValueError unless each of the given names is one of the
         directory itself, given once."""
-        found: list[tuple[SavedEntry, Fingerprint]] = []
-        left_out: list[str] = []
-        if self.names is not None:
-            _check_names(self.names)
-        for name in sorted(_of_state(files, self.directory) if self.names is None else self.names):
-            found += _walk(files, self.directory, name, left_out)
-        entries, fingerprints = tuple(e for e, _ in found), tuple(f for _, f in found)
-        return FoundTree(files, self.directory, entries, fingerprints, tuple(left_out))
+        names = self.names
+        if names is None:  # without what a restore that goes on or was killed makes
+            names = [name for name in _listed(files, self.directory) if not name.startswith(RESTORING)]
+        _check_names(names)
+        found = [one for name in sorted(names) for one in _walk(files, self.directory, name)]
+        return FoundState(files, self.directory, tuple(e for e, _ in found), tuple(f for _, f in found))
 
 
-@dataclass(frozen=True)
-class FoundTree:
-    """The names of a state of files at a moment."""
-
-    files: Files
-    directory: Path
-    entries: tuple[SavedEntry, ...]
-    fingerprints: tuple[Fingerprint, ...]
-    """Values that change when an entry does; in the order of the entries."""
-    left_out: tuple[str, ...]
-    """Sockets, pipes and devices, which are not saved."""
-
-    def path(self, index: int) -> Path:
-        """Returns the path of an entry."""
-        return self.directory / self.entries[index].name
-
-    def hashed(self, layout: BlockLayout, meter: CommitMeter) -> Hashes:
-        """Returns the hash of every block. Raises StateChanged."""
-        largest = max((entry.size_bytes for entry in self.entries), default=0)
-        digests, buffer = bytearray(), memoryview(bytearray(min(max(PIECE_BYTES, layout.block_bytes), largest)))
-        for index, entry in enumerate(self.entries):
-            if entry.size_bytes:
-                with self.opened(index) as content:
-                    blocks, before = layout.blocks(index), len(digests)
-                    if _fingerprint(self.files.call(os.fstat, content.fd)) == self.fingerprints[index]:
-                        lengths = layout.lengths[blocks.start : blocks.stop].tolist()
-                        _hash_file(content, lengths, _Hashing(buffer, digests, meter))
-                    if len(digests) - before != len(blocks) * _DIGEST_BYTES:
-                        raise self.changed(index)
-        return rows(digests)
-
-    @contextlib.contextmanager
-    def opened(self, index: int) -> Iterator[EntryFile]:
-        """Gives the bytes of an entry's file. Raises StateChanged if the file is gone."""
-        path = self.path(index)
-        with _program_path(path), self.files.opened(path) as fd:
-            yield EntryFile(self.files, fd)
-
-    def changed(self, index: int) -> StateChanged:
-        """Returns the error for an entry that was changed."""
-        return StateChanged(self.path(index))
-
-    def check_unchanged(self) -> None:
-        """Raises StateChanged if an entry is not as it was when the state was scanned."""
-        for index, fingerprint in enumerate(self.fingerprints):
-            if _fingerprint(_lstat(self.files, self.path(index))) != fingerprint:
-                raise self.changed(index)
-
-
-@dataclass(frozen=True)
-class EntryFile:
-    """The bytes of an opened file."""
-
-    files: Files
-    fd: int
-
-    def read_into(self, view: memoryview, offset: int) -> int:
-        """Fills the buffer from a place of the file; returns how much there was."""
-        return self.files.read_into(self.fd, view, offset)
-
-    def copy(self, offset: int, count: int, target: int, to: int) -> int:
-        """Copies a part of the file to a place of another; returns how much there was."""
-        return self.files.copy(self.fd, offset, count, target, to)
-
-
-def _walk(files: Files, directory: Path, name: str, left_out: list[str]) -> Iterator[tuple[SavedEntry, Fingerprint]]:
+def _walk(files: Files, directory: Path, name: str) -> Iterator[tuple[SavedEntry, Fingerprint]]:
+    """Yields an entry with all below it that is a file, a link or a directory."""
     path = directory / name
     status = _settled(files, path)
     mode, mtime_ns = stat.S_IMODE(status.st_mode), status.st_mtime_ns
@@ -189,9 +137,7 @@ def _walk(files: Files, directory: Path, name: str, left_out: list[str]) -> Iter
     elif stat.S_ISDIR(status.st_mode):
         yield SavedEntry(name, EntryType.DIRECTORY, mode, mtime_ns), _fingerprint(status)
         for below in sorted(_listed(files, path)):
-            yield from _walk(files, directory, f"{name}/{below}", left_out)
-    else:
-        left_out.append(name)
+            yield from _walk(files, directory, f"{name}/{below}")
 
 
 def link_target(directory: Path, name: str, target: str) -> str:
@@ -203,39 +149,29 @@ def link_target(directory: Path, name: str, target: str) -> str:
     return target
 
 
-@dataclass(frozen=True)
-class _Hashing:
-    """The things with which the hashing of one file after the other goes on."""
-
-    buffer: memoryview
-    digests: bytearray
-    meter: CommitMeter
-
-
-def _hash_file(content: EntryFile, lengths: list[int], hashing: _Hashing) -> None:
-    """Adds the hashes of a file's blocks; fewer if the file is shorter than them."""
+def _hashes(files: Files, fd: int, lengths: list[int], buffer: memoryview) -> Iterator[tuple[int, bytes]]:
+    """Yields the hashes of a file's blocks, with the bytes that they stand for; fewer if the file is shorter."""
     ends = list(accumulate(lengths))
-    sparse = content.files.call(os.fstat, content.fd).st_blocks * _BLOCK_OF_STAT < ends[-1]
+    sparse = files.call(os.fstat, fd).st_blocks * _BLOCK_OF_STAT < ends[-1]
     block, offset = 0, 0
     while block < len(ends):
-        if sparse and (after := bisect_right(ends, _data_from(content, offset), block)) > block:
-            for length in lengths[block:after]:
-                hashing.digests.extend(_hash_of_zeros(length))
+        if sparse and (after := bisect_right(ends, _data_from(files, fd, offset), block)) > block:
+            found = [_hash_of_zeros(length) for length in lengths[block:after]]
         else:
-            after = max(block + 1, bisect_right(ends, offset + len(hashing.buffer), block))
-            view = hashing.buffer[: ends[after - 1] - offset]
-            if content.read_into(view, offset) < len(view):
+            after = max(block + 1, bisect_right(ends, offset + len(buffer), block))
+            view = buffer[: ends[after - 1] - offset]
+            if files.read_into(fd, view, offset) < len(view):
                 return
-            for end, length in zip(ends[block:after], lengths[block:after], strict=True):
-                hashing.digests.extend(xxhash.xxh3_128_digest(view[end - length - offset : end - offset]))
-        hashing.meter.add(ends[after - 1] - offset)
+            edges = pairwise(accumulate(lengths[block:after], initial=0))
+            found = [xxhash.xxh3_128_digest(view[begin:end]) for begin, end in edges]
+        yield ends[after - 1] - offset, b"".join(found)
         block, offset = after, ends[after - 1]
 
 
-def _data_from(content: EntryFile, offset: int) -> int:
+def _data_from(files: Files, fd: int, offset: int) -> int:
     """Returns where data begins from here on; a place behind every file where none follows."""
     try:
-        return content.files.call(os.lseek, content.fd, offset, os.SEEK_DATA)
+        return files.call(os.lseek, fd, offset, os.SEEK_DATA)
     except OSError as error:
         return sys.maxsize if error.errno == errno.ENXIO else offset
 
@@ -269,11 +205,6 @@ def _check_names(names: Sequence[str]) -> None:
             raise ValueError(f"{name!r} is no name in the directory of a state")
     if len(set(names)) < len(names):
         raise ValueError("a name of a state is given twice")
-
-
-def _of_state(files: Files, directory: Path) -> list[str]:
-    """Returns the names of a directory without those of a restore that goes on or was killed."""
-    return [name for name in _listed(files, directory) if not name.startswith(RESTORING)]
 
 
 def _listed(files: Files, path: Path) -> list[str]:

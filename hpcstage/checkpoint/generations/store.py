@@ -1,35 +1,52 @@
 """The generations of one node: commits new ones and drops old ones.
 
-Owns the order in which a commit reaches the disk: data, table, their names, the manifest, its name. A generation
-without a manifest under its final name does not exist; a commit touches nothing of the generations before. One process
-writes a store at a time, one thread after the other.
+Owns the lock of the directory, and the order in which a commit reaches the disk: data, table, their names, the
+manifest, its name. A generation without a manifest under its final name does not exist, and is removed when the store
+is opened unless a committed one needs it; a commit touches nothing of the generations before. One process writes a
+store at a time, one thread after the other.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import os
+import stat
 import threading
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcstage.checkpoint.generations.choice import GenerationPolicy, KindChoice
-from hpcstage.checkpoint.generations.directory import StoreDirectory
-from hpcstage.checkpoint.generations.draft import GenerationBefore, GenerationDraft, draft_of, newest_of
 from hpcstage.checkpoint.generations.files import (
     Files,
     GenerationId,
     GenerationPart,
+    generation_number,
+    generation_path,
+    is_number,
 )
-from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind, GenerationManifest
+from hpcstage.checkpoint.generations.layout import RECORD
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
-from hpcstage.checkpoint.generations.restoring import RestoredState, restore_newest, verify
+from hpcstage.checkpoint.generations.restoring import verify
 from hpcstage.checkpoint.generations.state import StateSource
-from hpcstage.checkpoint.generations.table import RECORD
-from hpcstage.checkpoint.generations.terms import CommitTerms
-from hpcstage.checkpoint.generations.writing import DataFile, write_blocks
+from hpcstage.checkpoint.generations.terms import CommitTerms, GenerationPolicy, KindChoice
+from hpcstage.checkpoint.generations.writing import DataWriter, GenerationDraft, draft_of, newest_of
+from hpcstage.errors import HpcstageError
+
+
+class StoreInUse(HpcstageError):
+    """Another process writes generations to the same directory."""
+
+
+class StaleNumber(HpcstageError):
+    """A new generation cannot have this number."""
+
+
+class UnsafeStore(HpcstageError):
+    """The directory of a store is a link, or another user's."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +63,6 @@ class SavedGeneration:
     """The time for reading and hashing the state, and comparing."""
     write_s: float
     """The time for everything else until the generation is on the disk."""
-    left_out: tuple[str, ...]
-    """Sockets, pipes and devices, which are not saved."""
 
     @property
     def changed_share(self) -> float:
@@ -55,30 +70,29 @@ class SavedGeneration:
         return self.changed_blocks / self.blocks if self.blocks else 0.0
 
 
-@dataclass(frozen=True)
-class _Commit:
-    """One commit: what it makes and where, on which terms, and since when."""
-
-    directory: Path
-    identity: GenerationId
-    terms: CommitTerms
-    began_s: float
-
-
 class GenerationStore:
     """The generations below a directory, which is made if it is not there; this process alone writes to it until it
-    closes the store. Opening one removes what a killed commit or drop left.
+    closes the store.
 
     A generation of an earlier process is read and verified once before another builds on it: a delta would inherit its
     damage, and so would all that follow.
     """
 
     def __init__(self, directory: Path, policy: GenerationPolicy | None = None, files: Files | None = None) -> None:
+        """Removes what a killed commit or drop left. Raises StoreInUse if another process has the store, UnsafeStore
+        if the directory is a link or another user's."""
+        self._directory = directory
         self._policy = policy or GenerationPolicy()
         self._files = files or Files()
         self._verified: set[int] = set()
         self._turn = threading.Lock()
-        self._directory = StoreDirectory(self._files, directory)
+        self._pid = os.getpid()
+        self._lock = _opened_directory(self._files, directory)
+        try:
+            self._take_over()
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> GenerationStore:
         return self
@@ -88,72 +102,52 @@ class GenerationStore:
 
     def close(self) -> None:
         """Lets other processes write to the directory."""
-        self._directory.close()
+        if self._lock >= 0:
+            self._files.call(os.close, self._lock)
+            self._lock = -1
 
     def source(self) -> LocalSource:
         """Returns the generations for reading."""
-        return self._directory.source()
+        return LocalSource(self._directory, self._files)
 
     def numbers(self) -> list[int]:
         """Returns the committed generations, oldest first."""
-        return self._directory.numbers()
+        return self.source().numbers()
 
     def next_number(self) -> int:
         """Returns the lowest number that a new generation may have here; a job takes the highest of all its nodes."""
-        return self._directory.next_number()
+        return max(self._taken(), default=0) + 1
 
     def commit(
-        self, state: StateSource, identity: GenerationId | None = None, terms: CommitTerms | None = None
+        self,
+        state: StateSource,
+        identity: GenerationId | None = None,
+        terms: CommitTerms | None = None,
+        kept: Collection[str] = (),
     ) -> SavedGeneration:
         """Makes a generation of a state. Without an identity it has the next number, and is an attempt of its own.
 
+        `kept` are checkpoints that it has as the newest generation has them, whatever lies in the program's directory.
+        Raises a ValueError if that generation has none of such a name, or the state has it, too; DamagedGeneration if
+        what is kept cannot be read where it has to be.
+
         Raises StaleNumber if there are generations of this number or a higher one, StateChanged if the state changes
-        meanwhile, NoRoom and CommitCancelled as the terms say, and OSError where the disk fails; then the generations
-        before are what they were, and nothing of the new one stays.
+        meanwhile, NoRoom as the terms say, and OSError where the disk fails; then the generations before are what they
+        were, and nothing of the new one stays.
         """
         began_s = time.monotonic()
         allowed = terms or CommitTerms()
         with self._writing(), self.source() as source:
-            chosen = self._directory.identity(identity)
+            chosen = self._identity(identity)
             found = state.scan(self._files)
-            draft = draft_of(found, self._before(source), self._policy.block_bytes, allowed)
-            commit = _Commit(self._directory.path(chosen.number), chosen, allowed, began_s)
-            full = KindChoice(GenerationKind.FULL, allowed.full_why) if allowed.full_why else None
-            saved = _written(self._files, draft, full or draft.choose(self._policy), commit)
-            self._verified.add(saved.manifest.number)
-        return saved
-
-    def restore_newest(self, directory: Path) -> RestoredState:
-        """Restores the newest generation that verifies. Raises NothingToRestore if none does."""
-        with self.source() as source:
-            restored = restore_newest(source, directory)
-        self._verified.add(restored.number)
-        return restored
-
-    def prune(self, keep: int) -> list[int]:
-        """Drops all but the newest `keep` generations (at least one) and those that they need; returns the dropped.
-
-        Damaged ones do not count, and go with those that are older than the kept.
-        """
-        return self.drop_all_but(self.retained(keep))
-
-    def retained(self, keep: int) -> frozenset[int]:
-        """Returns the newest `keep` generations that verify (at least one), those that they need, and all newer ones.
-
-        A generation counts if this process wrote or verified it; others are verified now. A job keeps what any of its
-        nodes retains: the parities of a generation lie with those of the others.
-        """
-        with self._writing(), self.source() as source:
-            reader, numbers = GenerationReader(source), source.numbers()
-            kept: set[int] = set()
-            needed: set[int] = set()
-            for number in reversed(numbers):
-                with contextlib.suppress(DamagedGeneration):
-                    if len(kept) < max(1, keep):
-                        self._verify(source, number)
-                        needed.update(reader.generation(number).manifest.needs)
-                        kept.add(number)
-            return frozenset({n for n in numbers if n >= max(kept, default=0)} | kept | needed)
+            before = newest_of(source, functools.partial(self._verify, source))
+            draft = draft_of(found, kept, before, self._policy.block_bytes, allowed)
+            choice = draft.choose(self._policy, allowed.full_why)
+            compared_s = time.monotonic()
+            manifest, written_bytes = self._write(draft, chosen, choice, allowed)
+            self._verified.add(manifest.number)
+        times_s = compared_s - began_s, time.monotonic() - compared_s
+        return SavedGeneration(manifest, draft.layout.count, int(draft.changed.sum()), written_bytes, *times_s)
 
     def drop_all_but(self, retained: Collection[int]) -> list[int]:
         """Drops the generations that are not retained, the newest first; returns them. None is ever there without those
@@ -165,13 +159,14 @@ class GenerationStore:
                     stay.update(reader.manifest(number).needs)
             dropped = [number for number in reversed(numbers) if number not in stay]
             for number in dropped:
-                self._directory.remove(number)
+                self._remove(number)
         return dropped
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         """Lets one thread at a time change the directory, and no process that was forked from the store's."""
-        self._directory.check_held()
+        if self._pid != os.getpid() or self._lock < 0:
+            raise StoreInUse(f"this process does not hold the store {self._directory}")
         with self._turn:
             yield
 
@@ -181,47 +176,100 @@ class GenerationStore:
             verify(source, number)
             self._verified.add(number)
 
-    def _before(self, source: LocalSource) -> GenerationBefore:
-        """Returns what the next generation can build on: the newest, verified once in this process."""
-        before = newest_of(source)
-        if before.opened is None:
-            return before
+    def _identity(self, given: GenerationId | None) -> GenerationId:
+        """Returns what the next generation is called."""
+        lowest = self.next_number()
+        if given is not None and given.number < lowest:
+            what = f"generation {given.number} cannot be made: {lowest - 1} is there"
+            raise StaleNumber(what, "take a higher number")
+        if not is_number(lowest):
+            raise StaleNumber(f"there are no numbers after {lowest - 1}", f"move {self._directory} away")
+        return given or GenerationId.new(lowest)
+
+    def _write(
+        self, draft: GenerationDraft, identity: GenerationId, choice: KindChoice, terms: CommitTerms
+    ) -> tuple[GenerationManifest, int]:
+        """Writes and commits a generation; nothing of it stays if that fails. Returns its bytes, too."""
+        files, directory = self._files, self._path(identity.number)
+        terms.check_room(draft.stored_bytes(choice.kind) + draft.layout.count * RECORD.itemsize)
+        files.call(os.mkdir, directory, 0o700)
         try:
-            self._verify(source, before.opened.manifest.number)
-        except DamagedGeneration as error:
-            return GenerationBefore(hindrance=f"the generation before is damaged: {error.what}")
-        return before
+            files.sync_directory(directory.parent)
+            with files.created(directory / GenerationPart.DATA) as fd:
+                table, data_bytes = DataWriter(files, fd, draft, choice.kind, terms).write(identity.number)
+            files.write_new(directory / GenerationPart.BLOCKS, table)
+            draft.state.check_unchanged()
+            manifest = draft.manifest(identity, choice, table, data_bytes, terms.after_ns)
+            text = _readable(manifest)
+            written_bytes = data_bytes + len(table) + len(text)
+            terms.check_room(written_bytes)
+            files.publish(directory / GenerationPart.MANIFEST, text)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._remove(identity.number)
+            raise
+        return manifest, written_bytes
+
+    def _take_over(self) -> None:
+        try:
+            self._files.call(fcntl.flock, self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreInUse(f"another process writes checkpoints to {self._directory}") from error
+        committed = self.numbers()
+        for number in committed:  # a process that was killed may have left the name of a manifest in memory only
+            with contextlib.suppress(OSError):
+                self._files.sync_directory(self._path(number))
+        left = [number for number in self._taken() if number not in committed]
+        needed = self._needed(committed) if left else set()
+        for number in left:
+            with contextlib.suppress(OSError):  # no generation gets the number of what stays
+                if number not in needed and stat.S_ISDIR(self._files.call(os.lstat, self._path(number)).st_mode):
+                    self._remove(number)
+
+    def _needed(self, committed: Collection[int]) -> set[int]:
+        """Returns what committed generations need; of one whose manifest cannot be read all that is older."""
+        needed: set[int] = set()
+        reader = GenerationReader(self.source())
+        for number in committed:
+            try:
+                needed.update(reader.manifest(number).needs)
+            except DamagedGeneration:
+                needed.update(n for n in self._taken() if n < number)
+        return needed
+
+    def _taken(self) -> list[int]:
+        """Returns the numbers that a name of the directory has, whatever it is."""
+        names = self._files.call(os.listdir, self._directory)
+        return [number for name in names if (number := generation_number(name)) is not None]
+
+    def _path(self, number: int) -> Path:
+        return generation_path(self._directory, number)
+
+    def _remove(self, number: int) -> None:
+        self._files.remove_generation(self._path(number))
 
 
-def _written(files: Files, draft: GenerationDraft, choice: KindChoice, commit: _Commit) -> SavedGeneration:
-    """Writes and commits a generation; nothing of it stays if that fails."""
-    compared_s, terms, directory = time.monotonic(), commit.terms, commit.directory
-    terms.check_room(draft.stored_bytes(choice.kind) + draft.layout.count * RECORD.itemsize)
-    files.call(os.mkdir, directory, 0o700)
-    try:
+def _opened_directory(files: Files, directory: Path) -> int:
+    """Returns a descriptor of a store's directory, which is made if it is missing and is private then.
+
+    Raises UnsafeStore if it is a link or another user's.
+    """
+    with contextlib.suppress(FileExistsError):
+        files.call(os.mkdir, directory, 0o700)
         files.sync_directory(directory.parent)
-        with files.created(directory / GenerationPart.DATA) as fd:
-            written = write_blocks(draft, choice, commit.identity.number, DataFile(files, fd, terms))
-        files.write_new(directory / GenerationPart.BLOCKS, written.table)
-        draft.state.check_unchanged()
-        manifest = draft.manifest(commit.identity, choice, written.table, written.data_bytes, terms.after_ns)
-        text = _readable(manifest)
-        written_bytes = written.data_bytes + len(written.table) + len(text)
-        terms.check_room(written_bytes)
-        files.publish(directory / GenerationPart.MANIFEST, text)
+    if stat.S_ISLNK(files.call(os.lstat, directory).st_mode):
+        raise UnsafeStore(f"{directory} is a symbolic link, which is not followed", "give the directory itself")
+    fd = files.call(os.open, directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = files.call(os.fstat, fd)
+        if status.st_uid != os.geteuid():
+            raise UnsafeStore(f"{directory} belongs to user {status.st_uid}", "give another directory")
+        if status.st_mode & 0o077:
+            files.call(os.fchmod, fd, 0o700)
     except BaseException:
-        with contextlib.suppress(OSError):
-            files.remove_generation(directory)
+        files.call(os.close, fd)
         raise
-    return SavedGeneration(
-        manifest,
-        draft.layout.count,
-        int(draft.difference.changed.sum()),
-        written_bytes,
-        compared_s - commit.began_s,
-        time.monotonic() - compared_s,
-        draft.state.left_out,
-    )
+    return fd
 
 
 def _readable(manifest: GenerationManifest) -> bytes:

@@ -1,6 +1,6 @@
-"""The terms on which a generation is written: its room on the disk, whether it is still wanted, who hears of progress.
+"""The terms on which a generation is written: whether it is full, its room on the disk, who hears of progress.
 
-Owns the errors by which a commit ends early. Pure but for what it calls.
+Pure but for what it calls.
 """
 
 from __future__ import annotations
@@ -8,16 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
+from hpcstage.checkpoint.generations.layout import BLOCK_BYTES
+from hpcstage.checkpoint.generations.manifest import GenerationKind
 from hpcstage.errors import HpcstageError
-from hpcstage.units import format_size
-
-
-class CommitCancelled(HpcstageError):
-    """A commit ended because it was asked to."""
-
-    def __init__(self) -> None:
-        super().__init__("saving a generation was cancelled", "the generations before are as they were")
+from hpcstage.units import format_share, format_size
 
 
 class NoRoom(HpcstageError):
@@ -46,10 +42,6 @@ class CommitProgress:
     total_bytes: int
 
 
-def _never() -> bool:
-    return False
-
-
 def _unheard(_: CommitProgress) -> None:
     pass
 
@@ -64,15 +56,8 @@ class CommitTerms:
     """The generation is made after this time, whatever the clock says: another node made the state before."""
     full_why: str = ""
     """Why the generation is to need no older one; empty: it may."""
-    is_cancelled: Callable[[], bool] = _never
-    """Asked every few MB; a commit that is cancelled leaves nothing."""
     progress: Callable[[CommitProgress], None] = _unheard
-
-    def step(self, progress: CommitProgress) -> None:
-        """Tells how far the commit is. Raises CommitCancelled."""
-        if self.is_cancelled():
-            raise CommitCancelled
-        self.progress(progress)
+    """Called every few MB; a commit that it ends by an error leaves nothing."""
 
     def check_room(self, needed_bytes: int) -> None:
         """Raises NoRoom if so many bytes are more than the generation may take."""
@@ -90,6 +75,53 @@ class CommitMeter:
         self._done_bytes = 0
 
     def add(self, count: int) -> None:
-        """Notes that so many more bytes are done. Raises CommitCancelled."""
+        """Tells that so many more bytes are done."""
         self._done_bytes += count
-        self._terms.step(CommitProgress(self._phase, self._done_bytes, self._total_bytes))
+        self._terms.progress(CommitProgress(self._phase, self._done_bytes, self._total_bytes))
+
+
+@dataclass(frozen=True)
+class GenerationPolicy:
+    """The bounds of a store."""
+
+    block_bytes: int = BLOCK_BYTES
+    longest_chain: int = 16
+    """The most older generations that a restore may need."""
+    chain_states: float = 3.0
+    """The most bytes that a restore may read, and that a chain may take on the disk, in sizes of the state."""
+    delta_worth: float = 0.10
+    """The least share of the state that a delta must save against a full generation."""
+    always: GenerationKind | None = None
+    """The kind that is taken wherever it is possible, whatever was measured."""
+
+
+@dataclass(frozen=True)
+class KindChoice:
+    """A kind and why it was taken."""
+
+    kind: GenerationKind
+    reason: str
+
+
+def choose(
+    policy: GenerationPolicy, state_bytes: int, changed_bytes: int, chain_length: int, chain_bytes: int
+) -> KindChoice:
+    """Takes a delta if it saves enough and its chain stays within its bounds.
+
+    A full generation stores `state_bytes`; the generation before has all of them but `changed_bytes`, and a restore of
+    a delta would need `chain_length` older generations with `chain_bytes` of data.
+    """
+    share = format_share(changed_bytes / state_bytes) if state_bytes else "0 %"
+    changed = f"{share} of the state changed"
+    total_bytes = chain_bytes + changed_bytes
+    full = partial(KindChoice, GenerationKind.FULL)
+    if policy.always is GenerationKind.FULL:
+        return full("every generation was asked to be full")
+    if state_bytes - changed_bytes < policy.delta_worth * state_bytes and policy.always is None:
+        return full(changed)
+    if chain_length > policy.longest_chain:
+        return full(f"a restore would need more than {policy.longest_chain} older generations")
+    if total_bytes > policy.chain_states * state_bytes:
+        most = f"{policy.chain_states:g} times the state"
+        return full(f"a restore would read {format_size(total_bytes)}, more than {most}")
+    return KindChoice(GenerationKind.DELTA, changed)

@@ -1,7 +1,10 @@
-"""Writes the data of a generation: blocks of the state one behind the other.
+"""Makes the data of a generation: compares a state with the generation before, chooses a kind, writes what is missing.
 
-Owns the data file while it is written. Runs of blocks go from file to file inside the kernel. A block is stored only if
-it has the hash that the table says: what was copied is read back. Nothing here commits.
+Compares by hashes alone: no old byte is read, a block that moved to another file or place is found again, and blocks of
+one hash are stored once. Entries that are kept from the generation before are not read: they have the hashes that its
+table says, and only a full generation needs their bytes. Owns the data file while it is written. Runs of blocks go from
+file to file inside the kernel; a block is stored only if it has the hash that the table says: what was copied is read
+back. Nothing here commits.
 """
 
 from __future__ import annotations
@@ -9,146 +12,285 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
-from hpcstage.checkpoint.generations.choice import KindChoice
-from hpcstage.checkpoint.generations.draft import GenerationDraft
-from hpcstage.checkpoint.generations.files import PIECE_BYTES, Files
-from hpcstage.checkpoint.generations.manifest import GenerationKind
-from hpcstage.checkpoint.generations.state import EntryContent
-from hpcstage.checkpoint.generations.table import Indices, Table
-from hpcstage.checkpoint.generations.terms import CommitMeter, CommitPhase, CommitTerms
+from hpcstage.checkpoint.generations.files import PIECE_BYTES, Files, GenerationId, GenerationPart
+from hpcstage.checkpoint.generations.layout import RECORD, BlockLayout, Hashes, Indices, Mask, find, first_alike
+from hpcstage.checkpoint.generations.manifest import (
+    DamagedGeneration,
+    GenerationKind,
+    GenerationManifest,
+    SavedEntry,
+    checksum,
+    layout_of,
+)
+from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource, OpenGeneration
+from hpcstage.checkpoint.generations.state import FoundState
+from hpcstage.checkpoint.generations.terms import (
+    CommitMeter,
+    CommitPhase,
+    CommitTerms,
+    GenerationPolicy,
+    KindChoice,
+    choose,
+)
 
 _PAGE_BYTES = 4096
 _STEP_BYTES = 32 << 20
-"""The most bytes between two looks at whether the commit is still wanted."""
-_PLACE = ("offset", "length", "generation")
-"""The fields of a record that say where the bytes are."""
+"""The most bytes between two calls of what hears of progress."""
 
 
 @dataclass(frozen=True)
-class WrittenBlocks:
-    """The result of writing."""
+class GenerationBefore:
+    """The newest generation, which the next one builds on if it can."""
 
-    table: bytes
-    """The table of all blocks in its binary form."""
-    data_bytes: int
+    reader: GenerationReader
+    opened: OpenGeneration | None = None
+    """None where there is none, or its manifest or table is damaged."""
+    damage: str = ""
+    """Why the next one cannot refer to its blocks."""
+    chain_bytes: int = 0
+    """The bytes of its data and of the data of all that it needs."""
+
+    def chain(self) -> tuple[int, ...]:
+        """Returns the generations that the next one would need."""
+        return () if self.opened is None else (*self.opened.manifest.needs, self.opened.manifest.number)
+
+    def found(self, hashes: Hashes) -> Indices:
+        """Returns which of its blocks have these hashes; -1 where none has."""
+        return find(hashes, np.zeros((0, 2), np.uint64) if self.opened is None else self.opened.table["hash"])
+
+    def kept(self, names: Collection[str]) -> list[tuple[SavedEntry, Hashes]]:
+        """Returns the entries of some checkpoints with the hashes of their blocks. Raises DamagedGeneration if they
+        cannot be read, and a ValueError unless the generation has all of these."""
+        if names and self.opened is None and self.damage:
+            raise DamagedGeneration(self.damage)
+        made, missing = [], set(names)
+        for index, entry in enumerate(() if self.opened is None else self.opened.manifest.entries):
+            top = entry.name.partition("/")[0]
+            if self.opened is not None and top in names:
+                missing.discard(top)
+                blocks = self.opened.layout.blocks(index)
+                made.append((entry, self.opened.table["hash"][blocks.start : blocks.stop]))
+        if missing:
+            raise ValueError(f"the newest generation has no {min(missing)!r} that could be kept")
+        return made
+
+    def read_into(self, block: int, view: memoryview) -> None:
+        """Fills the buffer with one of its blocks, verified. Raises DamagedGeneration."""
+        if self.opened is None:
+            raise DamagedGeneration(self.damage)
+        self.reader.read_run(self.opened, block, block + 1, view)
 
 
-class DataFile:
-    """A data file that grows, within the terms of its commit."""
+def newest_of(source: LocalSource, verify: Callable[[int], object]) -> GenerationBefore:
+    """Returns what the next generation can build on; `verify` raises DamagedGeneration."""
+    reader, numbers = GenerationReader(source), source.numbers()
+    if not numbers:
+        return GenerationBefore(reader)
+    opened = None
+    try:
+        opened = reader.generation(numbers[-1])
+        chain_bytes = sum(_data_bytes(source, reader, n) for n in (numbers[-1], *opened.manifest.needs))
+        verify(numbers[-1])
+    except DamagedGeneration as error:
+        return GenerationBefore(reader, opened, f"the generation before is damaged: {error.what}")
+    return GenerationBefore(reader, opened, chain_bytes=chain_bytes)
 
-    def __init__(self, files: Files, fd: int, terms: CommitTerms) -> None:
-        self._files = files
-        self._fd = fd
-        self._terms = terms
-        self._written = 0
+
+def _data_bytes(source: LocalSource, reader: GenerationReader, number: int) -> int:
+    """Returns the size of a generation's data. Raises DamagedGeneration if it is not all there."""
+    expected = reader.manifest(number).data_bytes
+    try:
+        size = source.size_bytes(number, GenerationPart.DATA)
+    except OSError as error:
+        raise DamagedGeneration(f"the data of generation {number} cannot be read: {error.strerror}") from error
+    if size != expected:
+        raise DamagedGeneration(f"the data of generation {number} has {size} of {expected} bytes")
+    return size
+
+
+@dataclass(frozen=True)
+class GenerationDraft:
+    """A state, with what is kept behind it, compared with the generation before."""
+
+    state: FoundState
+    before: GenerationBefore
+    entries: tuple[SavedEntry, ...]
+    layout: BlockLayout
+    hashes: Hashes
+    first_kept: int
+    """The first block of the entries that are kept."""
+    zeros: Mask
+    """The blocks of nothing but zeros."""
+    found: Indices
+    """Which block of the generation before each one is; -1: none, so it changed."""
 
     @property
-    def size_bytes(self) -> int:
-        """Returns how long the file is."""
-        return self._written
+    def changed(self) -> Mask:
+        """Tells which blocks the generation before does not have."""
+        return (self.found < 0) & ~self.zeros
 
-    def meter(self, total_bytes: int) -> CommitMeter:
-        """Returns what counts the bytes of the state that are stored."""
-        return CommitMeter(self._terms, CommitPhase.WRITING, total_bytes)
+    def own(self, kind: GenerationKind) -> tuple[Indices, Indices]:
+        """Returns the blocks that have their bytes in a generation of this kind, and for each the one that is stored:
+        the first of the same content."""
+        own = np.flatnonzero(~self.zeros if kind is GenerationKind.FULL else self.changed)
+        return own, own[first_alike(self.hashes[own])]
 
-    def copy(self, source: EntryContent, offset: int, count: int) -> int | None:
-        """Adds a part of an entry; returns where it stands, None if the entry was too short. Raises NoRoom.
+    def stored_bytes(self, kind: GenerationKind) -> int:
+        """Returns the bytes of the blocks that a generation of this kind stores."""
+        return int(self.layout.lengths[np.unique(self.own(kind)[1])].sum())
 
-        A part of more than a page begins on one, which a copy by reference needs.
-        """
-        if count > _PAGE_BYTES:
-            self._written += -self._written % _PAGE_BYTES
-        place = self._written
-        self._terms.check_room(place + count)
-        copied = source.copy(offset, count, self._fd, place)
-        self._written += copied
-        return place if copied == count else None
+    def choose(self, policy: GenerationPolicy, full_why: str) -> KindChoice:
+        """Chooses the kind."""
+        if full_why or self.before.damage or self.before.opened is None:
+            why = full_why or self.before.damage or "there is no generation before"
+            return KindChoice(GenerationKind.FULL, why)
+        sizes = self.stored_bytes(GenerationKind.FULL), self.stored_bytes(GenerationKind.DELTA)
+        return choose(policy, *sizes, len(self.before.chain()), self.before.chain_bytes)
 
-    def read_into(self, view: memoryview, offset: int) -> int:
-        """Fills the buffer from a place of what was copied; returns how much there was."""
-        return self._files.read_into(self._fd, view, offset)
+    def manifest(
+        self, identity: GenerationId, choice: KindChoice, table: bytes, data_bytes: int, after_ns: int
+    ) -> GenerationManifest:
+        """Returns the manifest of what was written; its time is later than that of the generation before."""
+        chain = () if choice.kind is GenerationKind.FULL else self.before.chain()
+        before_ns = 0 if self.before.opened is None else self.before.opened.manifest.created_ns
+        return GenerationManifest(
+            identity.number,
+            identity.attempt,
+            choice.kind,
+            choice.reason,
+            max(chain, default=None),
+            chain,
+            max(time.time_ns(), before_ns + 1, after_ns + 1),
+            self.layout.block_bytes,
+            self.entries,
+            data_bytes,
+            checksum(table),
+        )
 
-    def finish(self) -> None:
-        """Has everything on the disk."""
-        self._files.call(os.fsync, self._fd)
+
+def draft_of(
+    state: FoundState, kept: Collection[str], before: GenerationBefore, block_bytes: int, terms: CommitTerms
+) -> GenerationDraft:
+    """Reads a state and compares it. Raises as `GenerationBefore.kept` does, and a ValueError if the state has what is
+    kept."""
+    rows = before.kept(kept)
+    if twice := set(kept).intersection(entry.name for entry in state.entries):
+        raise ValueError(f"{min(twice)!r} cannot be both saved and kept")
+    if rows and before.opened is not None:  # hashes are of blocks of this size
+        block_bytes = before.opened.layout.block_bytes
+    entries = (*state.entries, *(entry for entry, _ in rows))
+    layout = layout_of(entries, block_bytes)
+    total_bytes = sum(entry.size_bytes for entry in state.entries)
+    read = state.hashed(layout, CommitMeter(terms, CommitPhase.READING, total_bytes))
+    hashes = np.concatenate([read, *(hashes for _, hashes in rows)])
+    zeros = _zero_blocks(hashes, layout)
+    return GenerationDraft(state, before, entries, layout, hashes, len(read), zeros, before.found(hashes))
 
 
-@dataclass
+def _zero_blocks(hashes: Hashes, layout: BlockLayout) -> Mask:
+    """Tells which blocks are nothing but zeros."""
+    lengths, which = np.unique(layout.lengths, return_inverse=True)
+    zeros = np.frombuffer(b"".join(xxhash.xxh3_128_digest(bytes(int(length))) for length in lengths), "<u8")
+    return np.asarray((hashes == zeros.reshape(-1, 2)[which]).all(axis=1))
+
+
 class DataWriter:
-    """Writes chosen blocks of a draft and notes their places in the table."""
+    """Writes the data file of a generation within the terms of its commit, and notes the places in its table."""
 
-    draft: GenerationDraft
-    data: DataFile
-    table: Table
-    number: int
-    meter: CommitMeter
+    def __init__(self, files: Files, fd: int, draft: GenerationDraft, kind: GenerationKind, terms: CommitTerms) -> None:
+        self._files = files
+        self._fd = fd
+        self._draft = draft
+        self._kind = kind
+        self._terms = terms
+        self._meter = CommitMeter(terms, CommitPhase.WRITING, draft.stored_bytes(kind))
+        self._table = np.zeros(draft.layout.count, RECORD)
+        self._size_bytes = 0
 
-    def write(self, blocks: Indices) -> None:
-        """Stores blocks, given in ascending order."""
-        self.table["generation"][blocks] = self.number
-        for file, chosen in self._by_file(blocks):
-            with self.draft.state.opened(file) as content:
+    def write(self, number: int) -> tuple[bytes, int]:
+        """Stores the blocks of a generation, and has them on the disk; returns the table of all its blocks in its
+        binary form, and the size of the data. Raises NoRoom, StateChanged and DamagedGeneration."""
+        draft, kind, table = self._draft, self._kind, self._table
+        table["hash"] = draft.hashes
+        if kind is not GenerationKind.FULL and draft.before.opened is not None:
+            known = np.flatnonzero(draft.found >= 0)
+            table[known] = draft.before.opened.table[draft.found[known]]
+        own, alike = draft.own(kind)
+        stored = np.unique(alike)
+        table["generation"][stored] = number
+        first_kept = int(np.searchsorted(stored, draft.first_kept))
+        for file, chosen in self._by_file(stored[:first_kept]):
+            with draft.state.opened(file) as source:
                 for run in self._runs(chosen):
-                    self._copy_run(content, file, run)
-                    self.meter.add(int(self.draft.layout.lengths[run].sum()))
+                    self._copy_run(source, file, run)
+        self._copy_kept(stored[first_kept:])
+        self._files.call(os.fsync, self._fd)
+        table[own] = table[alike]
+        return table.tobytes(), self._size_bytes
+
+    def _by_file(self, blocks: Indices) -> Iterator[tuple[int, Indices]]:
+        edges = np.searchsorted(blocks, self._draft.layout.starts)
+        for file in np.flatnonzero(np.diff(edges)):
+            yield int(file), blocks[edges[file] : edges[file + 1]]
 
     def _runs(self, chosen: Indices) -> Iterator[Indices]:
         """Yields blocks that follow one another, so few that a commit can be ended in between."""
-        longest = max(1, _STEP_BYTES // self.draft.layout.block_bytes)
+        longest = max(1, _STEP_BYTES // self._draft.layout.block_bytes)
         for run in np.split(chosen, np.flatnonzero(np.diff(chosen) != 1) + 1):
             for start in range(0, len(run), longest):
                 yield run[start : start + longest]
 
-    def _by_file(self, blocks: Indices) -> Iterator[tuple[int, Indices]]:
-        edges = np.searchsorted(blocks, self.draft.layout.starts)
-        for file in np.flatnonzero(np.diff(edges)):
-            yield int(file), blocks[edges[file] : edges[file + 1]]
-
-    def _copy_run(self, content: EntryContent, file: int, run: Indices) -> None:
-        layout = self.draft.layout
+    def _copy_run(self, source: int, file: int, run: Indices) -> None:
+        """Stores a run of blocks of a file. More than a page begins on one, which a copy by reference needs."""
+        layout = self._draft.layout
         lengths, first = layout.lengths[run], int(layout.offsets[run[0]])
-        place = self.data.copy(content, first, int(lengths.sum()))
-        if place is None:
-            raise self.draft.state.changed(file)
+        count = int(lengths.sum())
+        place = self._size_bytes + (-self._size_bytes % _PAGE_BYTES if count > _PAGE_BYTES else 0)
+        self._terms.check_room(place + count)
+        if self._files.copy(source, first, count, self._fd, place) < count:
+            raise self._draft.state.changed(file)
         self._check_copied(file, run, place)
-        self.table["offset"][run] = place + layout.offsets[run] - first
-        self.table["length"][run] = lengths
+        self._note(run, place + layout.offsets[run] - first)
 
     def _check_copied(self, file: int, run: Indices, place: int) -> None:
         """Reads copied blocks back. Raises StateChanged if one is not what was hashed: no time tells of a store through
         a mapping."""
-        layout, hashes = self.draft.layout, self.draft.difference.hashes
+        layout, hashes = self._draft.layout, self._draft.hashes
         longest = max(1, PIECE_BYTES // layout.block_bytes)
         buffer = memoryview(bytearray(layout.block_bytes * min(longest, len(run))))
         for start in range(0, len(run), longest):
             blocks = run[start : start + longest]
             lengths = layout.lengths[blocks].tolist()
             view = buffer[: sum(lengths)]
-            if self.data.read_into(view, place) < len(view):
+            if self._files.read_into(self._fd, view, place) < len(view):
                 raise OSError(errno.EIO, "copied bytes cannot be read back")
             edges = itertools.pairwise(itertools.accumulate(lengths, initial=0))
             for block, (begin, end) in zip(blocks.tolist(), edges, strict=True):
                 if xxhash.xxh3_128_digest(view[begin:end]) != hashes[block].tobytes():
-                    raise self.draft.state.changed(file)
+                    raise self._draft.state.changed(file)
             place += len(view)
 
+    def _copy_kept(self, blocks: Indices) -> None:
+        """Stores blocks of the generation before, verified."""
+        draft, buffer = self._draft, memoryview(bytearray(self._draft.layout.block_bytes))
+        for block in blocks:
+            view, place = buffer[: draft.layout.lengths[block]], self._size_bytes
+            self._terms.check_room(place + len(view))
+            draft.before.read_into(int(draft.found[block]), view)
+            self._files.write(self._fd, view, place)
+            self._note(np.array([block]), np.array([place]))
 
-def write_blocks(draft: GenerationDraft, choice: KindChoice, number: int, data: DataFile) -> WrittenBlocks:
-    """Stores the blocks of a generation of the chosen kind and returns where all of its blocks are."""
-    table = draft.difference.blank_table()
-    if choice.kind is not GenerationKind.FULL and draft.before.table is not None:
-        known = np.flatnonzero(draft.difference.found >= 0)
-        table[known] = draft.before.table[draft.difference.found[known]]
-    writer = DataWriter(draft, data, table, number, data.meter(draft.stored_bytes(choice.kind)))
-    writer.write(draft.stored(choice.kind))
-    data.finish()
-    own, alike = np.flatnonzero(draft.wanted(choice.kind)), draft.alike(choice.kind)
-    for name in _PLACE:
-        table[name][own] = table[name][alike[own]]
-    return WrittenBlocks(table.tobytes(), data.size_bytes)
+    def _note(self, blocks: Indices, offsets: Indices) -> None:
+        """Notes where blocks are that were stored behind all others."""
+        lengths = self._draft.layout.lengths[blocks]
+        self._table["offset"][blocks] = offsets
+        self._table["length"][blocks] = lengths
+        self._size_bytes = int(offsets[-1]) + int(lengths[-1])
+        self._meter.add(int(lengths.sum()))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hpcstage.checkpoint.generations.files import GenerationId
+from hpcstage.checkpoint.generations.layout import RECORD
 from hpcstage.checkpoint.generations.manifest import (
     EntryType,
     GenerationKind,
@@ -21,7 +22,6 @@ from hpcstage.checkpoint.generations.manifest import (
     checksum,
 )
 from hpcstage.checkpoint.generations.reading import OpenGeneration
-from hpcstage.checkpoint.generations.table import RECORD
 
 
 @dataclass(frozen=True)
