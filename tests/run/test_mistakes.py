@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -103,16 +104,23 @@ def test_a_command_that_is_not_python_is_told_so(
     assert not any("error:" in line for line in lines), lines
 
 
-def test_a_dataset_that_is_local_is_told_at_the_start_and_in_the_verdict(
-    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path
-) -> None:
-    same_disk = tmp_path / "local"
-    same_disk.mkdir()
-    command = ["--", sys.executable, "-c", ""]
-    lines = said(hpcstage, "run", "--local-dir", same_disk, "--data", make_tree(), *command, code=0)
+def test_a_dataset_that_is_local(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path) -> None:
+    """It is read there, told at the start and in the verdict, and a reason to refuse with --strict."""
+    (tmp_path / "local").mkdir()
+    data = make_tree()
+    words = ("--local-dir", tmp_path / "local", "--data", data, "--", sys.executable, "-c", "")
+    lines = said(hpcstage, "run", *words, code=0)
     at_the_start, verdict = (line for line in lines if "is already on the node-local disk" in line)
     assert at_the_start != verdict
     assert "staging it saves nothing" in verdict
+    run = json.loads(hpcstage.records()[-1].read_text())["run"]
+    assert (run["mode"], run["mode_asked"]) == ("direct", "runtime")
+    assert "already on the node-local disk" in run["mode_why"]
+    lines = said(hpcstage, "run", "-v", *words, code=0)
+    assert f"hpcstage: mode direct: the dataset {data} is already on the node-local disk" in lines
+    assert not any(line.startswith(("hpcstage: budget ", "hpcstage: order ")) for line in lines), lines
+    (line,) = said(hpcstage, "run", "--strict", *words, code=125)
+    assert "already" in line
 
 
 def test_a_local_directory_that_is_missing(hpcstage: Hpcstage, make_tree: Tree) -> None:

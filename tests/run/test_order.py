@@ -85,10 +85,6 @@ def test_a_shuffling_program(hpcstage: Hpcstage, make_tree: Tree, workers: int) 
     assert order["announcements"] >= 1
     assert order["unknown_samples"] == 0
 
-    again, record = run(hpcstage, root, *slow, workers=workers)
-    assert again == output
-    assert record["order"]["provenance"] == "sampler"
-
 
 def test_a_dataset_that_shows_no_table(hpcstage: Hpcstage, make_tree: Tree) -> None:
     """The first run goes by path, the second by the first opens of the first."""
@@ -104,21 +100,11 @@ def test_a_dataset_that_shows_no_table(hpcstage: Hpcstage, make_tree: Tree) -> N
     assert record["order"]["provenance"] == "trace"
 
 
-@pytest.mark.parametrize("asked", ["manifest", "trace"])
-def test_where_another_order_is_asked_for_no_sampler_is_run_ahead(
-    hpcstage: Hpcstage, make_tree: Tree, asked: str
-) -> None:
+def test_where_another_order_is_asked_for_no_sampler_is_run_ahead(hpcstage: Hpcstage, make_tree: Tree) -> None:
     root = make_tree(files=60, size_bytes=2000)
-    stdout, record = run(hpcstage, root, "--order", asked, workers=2)
+    stdout, record = run(hpcstage, root, "--order", "manifest", workers=2)
     assert stdout == alone(root, workers=2)
     order = record["order"]
-    assert order["announcements"] == 0
+    assert (order["provenance"], order["followed"], order["announcements"]) == ("manifest", False, 0)
     assert record["coverage"]["swapped"] > 0
     assert record["time_split"]["loader_workers"] is not None, "waits are measured all the same"
-
-
-def test_an_order_asked_for_by_name_stays(hpcstage: Hpcstage, make_tree: Tree) -> None:
-    root = make_tree(files=60, size_bytes=2000)
-    _, record = run(hpcstage, root, "--order", "manifest", "--max-rate", "200kB", workers=0)
-    assert record["order"]["provenance"] == "manifest"
-    assert record["order"]["followed"] is False
