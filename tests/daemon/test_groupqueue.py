@@ -59,15 +59,6 @@ def test_asked_for_what_is_here_and_what_never_will_be():
     assert q.source.asked(3) is Verdict.DIRECT
 
 
-def test_credits():
-    q = queue([100, 200, 5000, 1], NodeShare([]))
-    assert q.from_peers.next(9, 1000, 0.0) == [0, 1]
-    assert q.from_peers.next(9, 1000, 0.0) == [], "too large while others are on their way"
-    assert q.done(0, 100, 1.0)
-    assert q.done(1, 200, 1.0)
-    assert q.from_peers.next(9, 1000, 1.0) == [2], "alone it may go"
-
-
 def test_missed_comes_from_the_source_next():
     q = queue([10] * 6, NodeShare([0, 1]))
     assert q.from_peers.next(2, MANY, 0.0) == [2, 3]

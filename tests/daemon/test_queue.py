@@ -10,7 +10,7 @@ import pytest
 from hpcstage.daemon.queue.beside import BytesRead
 from hpcstage.daemon.queue.large import LEAST_BYTES, MOST_TRIES
 from hpcstage.daemon.queue.queue import Queue
-from hpcstage.daemon.queue.rates import Bucket, Limits, Verdict
+from hpcstage.daemon.queue.rates import Limits, Verdict
 from hpcstage.daemon.queue.sourcereads import LET_GO_S
 from hpcstage.daemon.queue.states import LOOK_LIMIT, FileState
 from hpcstage.plan.types import Budget
@@ -27,21 +27,6 @@ def queue(sizes, order=(), budget=PLENTY, read=None, **options):
     return Queue(array("Q", sizes), Limits(budget, **options), array("I", order), read_of=read_of)
 
 
-def test_order_then_the_rest():
-    q = queue([10] * 5, [3, 1])
-    assert q.source.next(10, 0.0) == [3, 1, 0, 2, 4]
-    assert q.source.next(10, 0.0) == []
-    assert not q.settled
-
-
-def test_request_moves_to_the_front():
-    q = queue([10] * 5)
-    assert q.source.next(1, 0.0) == [0]
-    assert q.request(3, 0.0).verdict is Verdict.WAIT
-    assert q.request(2, 0.0).verdict is Verdict.WAIT
-    assert q.source.next(10, 0.0) == [3, 2, 1, 4]
-
-
 def test_stored_is_ready_and_void_never_comes_back():
     q = queue([10, 10])
     q.source.next(2, 0.0)
@@ -53,13 +38,6 @@ def test_stored_is_ready_and_void_never_comes_back():
     assert q.states.of(1) is FileState.VOID
     assert q.budget.used_bytes == 0
     assert q.settled
-
-
-def test_reorder_keeps_the_place_of_the_others():
-    q = queue([10] * 6, [5, 4, 3, 2, 1, 0])
-    assert q.source.next(1, 0.0) == [5]
-    q.sequences.push(array("I", [0, 5, 2]))
-    assert q.source.next(9, 0.0) == [0, 2, 4, 3, 1]
 
 
 def test_many_reorders_stay_small():
@@ -295,15 +273,6 @@ def test_a_large_file_is_tried_a_few_times_only():
     assert tries == MOST_TRIES
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_copying_beside_the_program_is_judged(shared):
-    q = queue([LARGE] * 3, shared=shared)
-    q.large.reads.here(0, 0.0)
-    assert q.source.next(9, 0.0) == [], "first it is seen how the program reads alone"
-    looks(q, [0], (0.0, 0), (2.0, 0))
-    assert q.source.next(9, 2.0) == [1]
-
-
 def test_no_other_large_file_is_copied_while_programs_of_other_nodes_alone_read_one():
     """What they lose by it is not known here. What is asked of other nodes goes on: they know."""
     q = queue([LARGE] * 4, shared=True)
@@ -398,13 +367,6 @@ def test_a_large_file_that_was_waited_for_is_deferred_under_a_cap_too():
     q.large.reads.here(1, 0.1)
     q.source.requeue(1)
     assert q.source.next(9, 0.1) == [], "the program reads it at the source"
-
-
-def test_bucket_without_a_rate_is_open():
-    bucket = Bucket(None)
-    bucket.take(10**18)
-    assert bucket.open(0.0)
-    assert bucket.delay_s(0.0) == 0.0
 
 
 def test_passing_over_is_bounded():

@@ -221,6 +221,7 @@ def wait_together(jobs: Jobs) -> dict[str, str]:
 
 def test_it_ends_when_too_few_are_left(jobs: Jobs) -> None:
     jobs.train(RESTARTED, "--elastic", "2", "--nodes", "1", arguments=("/dev/null",))
+    jobs.said("first", "begins when 1 more join by `hpcstage run --join night`")
     second = jobs.join("second")
     jobs.wait("first", "second")
     jobs.kill("first")

@@ -91,7 +91,9 @@ def test_what_names_no_file(hpcstage: Hpcstage, make_tree: Tree) -> None:
     root = make_tree()
     assert "randm" in both_refuse(hpcstage, "--data", root, "--order", "randm")
     assert "*.xyz matches no file" in both_refuse(hpcstage, "--data", root / "*.xyz")
-    line = both_refuse(hpcstage, "--data", listed(hpcstage, "# mine", root / "class1/file00001.bin", root / "a.bin 0"))
+    line = both_refuse(
+        hpcstage, "--data", listed(hpcstage, "# mine", root / "class1/file00001.bin", root / "class0/file00000.bin 0")
+    )
     assert "@list.txt, line 3" in line
 
 
