@@ -31,14 +31,18 @@ VICTIMS = ("daemon", "node", "mpi", "exchange", "lead")
 TRIES, QUICK_TRIES = 50, 2
 """So many that killed somebody."""
 MOST_PER_KILL = 2
-"""A victim may not be there yet, or any more: then another moment is tried."""
-NODES, EPOCHS = 2, 2
+"""A victim may not be there yet: then another moment is tried."""
+NODES, EPOCHS, BATCH = 2, 2, 2
 FILES, QUICK_FILES, FILE_BYTES = 200, 60, 60_000
-STEP_S = 0.02
+STEP_S = 0.05
 SETTINGS = Settings(bandwidth_bytes_per_s=10e6, metadata_latency_s=0.002, data_latency_s=0.002)
 LIMIT_S = 120.0
 GONE_S = 10.0
-_LEAST_SPAN_S = 1.0
+START_S = 2.0
+STARTS = 0.3
+"""So many of the moments, as a share of the steps, come before the first step."""
+LAST = 0.8
+"""No moment is after this share of the steps: all that may be killed is still there."""
 
 
 class Tries:
@@ -49,22 +53,27 @@ class Tries:
         self.options = options
         self.data = where.memory / "data"
         make_files(self.data, QUICK_FILES if options.quick else FILES, FILE_BYTES)
-        self.timings = where.disk / "timings.json"
+        self.timings, self.progress = where.disk / "timings.json", where.disk / "progress"
 
     def plain(self) -> dict[str, Any]:
-        """Without hpcstage: the digest that all must have, and how long it takes."""
+        """Without hpcstage: the digest that all must have, and how many steps it takes."""
         with self._storage() as storage:
             done = run(self._command(storage.path), self.where.disk, limit_s=LIMIT_S)
-        return {"seconds": done.seconds, "digest": self._digest()}
+        return {"seconds": done.seconds, "steps": self._steps(), "digest": self._digest()}
 
-    def one(self, number: int, span_s: float, digest: str) -> dict[str, Any]:
+    def one(self, number: int, steps: int, digest: str) -> dict[str, Any]:
         """One try; everything about it follows from its number but the machine's mood."""
         rng = random.Random(number)
-        victim, node, delay_s = VICTIMS[number % len(VICTIMS)], rng.randrange(NODES), rng.uniform(0, span_s)
-        placement = rng.choice(("replicate", "partition"))
+        victim, node, step = (
+            VICTIMS[number % len(VICTIMS)],
+            rng.randrange(NODES),
+            int(rng.uniform(-STARTS, LAST) * steps),
+        )
+        placement, delay_s = rng.choice(("replicate", "partition")), rng.uniform(0, START_S) if step <= 0 else 0.0
         local, run_dir = self.where.local.renew(), empty(self.where.disk / "run")
         empty(self.where.disk / "state")
-        self.timings.unlink(missing_ok=True)
+        for left_over in (self.timings, self.progress):
+            left_over.unlink(missing_ok=True)
         with self._storage() as storage:
             options = ("--nodes", str(NODES), "--placement", placement)
             head = hpcstage_command("runtime", run_dir, local, str(storage.path), options)
@@ -72,6 +81,8 @@ class Tries:
             with started([*head, *self._command(storage.path)], self.where.disk) as process:
                 assert process.stdout is not None
                 process.stdout.readline()
+                while self._steps() < step and process.poll() is None and time.monotonic() - began < LIMIT_S:
+                    time.sleep(0.005)
                 time.sleep(delay_s)  # the moment is the point, nothing waits for it
                 ours = below(process.pid)
                 killed = kill(chosen(ours, victim, node))
@@ -81,18 +92,22 @@ class Tries:
         directories = [path.name for path in local.glob("hpcstage-*/*/")]
         same = self._digest() == digest
         return {
-            "victim": victim, "node": node, "delay_s": delay_s, "placement": placement, "killed": killed,
+            "victim": victim, "node": node, "step": step, "delay_s": delay_s, "placement": placement, "killed": killed,
             "seconds": seconds, "code": process.returncode, "same": same, "processes_left": len(left),
             "directories_left": directories, "stderr": err.decode(errors="replace")[-1500:], "out": out.decode()[-200:],
             "passed": process.returncode == 0 and same and not left and not directories,
         }  # fmt: skip
 
     def _command(self, data: Path) -> list[str]:
-        words = ["--data", data, "--epochs", EPOCHS, "--step-s", STEP_S, "--timings", self.timings]
-        return ranks_command(NODES, RANKS, words)
+        words = ["--data", data, "--epochs", EPOCHS, "--batch", BATCH, "--step-s", STEP_S]
+        return ranks_command(NODES, RANKS, [*words, "--timings", self.timings, "--progress", self.progress])
 
     def _storage(self) -> Storage:
         return Storage(self.data, SETTINGS, self.where.memory)
+
+    def _steps(self) -> int:
+        """So many has the training done."""
+        return self.progress.stat().st_size if self.progress.exists() else 0
 
     def _digest(self) -> str | None:
         try:
@@ -190,11 +205,10 @@ def measure(bench: Bench, options: Options) -> None:
         runs = Tries(where, options)
         bench.measure("plain", {"plain": runs.plain}, 1, needed=True)
         plain = bench.select("plain", "plain")[0]
-        span_s = max(_LEAST_SPAN_S, plain["seconds"])
         done = {sample["round"] for sample in bench.select("tries", "try")}
         for number in range(MOST_PER_KILL * tries):
             if number not in done and sum(map(_hit, bench.select("tries", "try"))) < tries:
-                bench.add("tries", "try", runs.one(number, span_s, plain["digest"]), number)
+                bench.add("tries", "try", runs.one(number, plain["steps"], plain["digest"]), number)
 
 
 def _hit(sample: Mapping[str, Any]) -> bool:
@@ -216,7 +230,7 @@ def figures(bench: Bench, tries: int) -> list[Figure]:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     options = options_of(parser(__doc__).parse_args(argv))
-    bench = Bench("faults", options, {"nodes": NODES, "epochs": EPOCHS})
+    bench = Bench("faults", options, {"nodes": NODES, "epochs": EPOCHS, "batch": BATCH})
     measure(bench, options)
     return bench.finish(figures(bench, options.reps or (QUICK_TRIES if options.quick else TRIES)))
 

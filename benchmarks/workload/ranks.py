@@ -2,7 +2,8 @@
 
     python started.py 4 ranks.py --data DIR --epochs 3 --timings FILE
 
-Rank 0 writes when each epoch began and ended, and a digest of all losses and weights, bit by bit.
+Rank 0 writes when each epoch began and ended, and a digest of all losses and weights, bit by bit; if it is asked to,
+also how many steps it has done.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def train(given: argparse.Namespace) -> None:
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, seed=given.seed)
     loader = DataLoader(dataset, batch_size=given.batch, sampler=sampler, num_workers=given.workers)
     digest, epochs = hashlib.sha256(), []
+    tells = given.progress if dist.get_rank() == 0 else None
     for epoch in range(given.epochs):
         sampler.set_epoch(epoch)
         dist.barrier()
@@ -57,6 +59,9 @@ def train(given: argparse.Namespace) -> None:
             loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
             optimizer.step()
             digest.update(loss.detach().numpy().tobytes())
+            if tells is not None:
+                with tells.open("ab") as file:
+                    file.write(b".")
             time.sleep(given.step_s)
         dist.barrier()
         epochs.append((began, time.time()))
@@ -77,6 +82,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--step-s", type=float, default=0.0, help="a pause per batch: a device that computes")
     parser.add_argument("--timings", type=Path, required=True)
+    parser.add_argument("--progress", type=Path, help="a file that rank 0 makes a byte longer with each step")
     train(parser.parse_args())
 
 

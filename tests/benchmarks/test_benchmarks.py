@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from conftest import REPO, wait_for
 
+from benchmarks import coder
 from hpcstage.emulator import unavailable
 from hpcstage.emulator.mounts import mounts
 
@@ -30,9 +32,9 @@ needs_torch = [
 ]
 
 
-def quick(name: str, tmp_path: Path, *words: str, code: int = 0) -> dict[str, Any]:
+def quick(name: str, tmp_path: Path, *words: str, code: int = 0, work: Path | None = None) -> dict[str, Any]:
     result = tmp_path / f"{name}.json"
-    work = tmp_path.parent / "w"  # short: names of sockets below it have 107 bytes at most
+    work = work or tmp_path.parent / "w"  # short: names of sockets below it have 107 bytes at most
     work.mkdir(exist_ok=True)
     command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(result), "--work-dir", str(work)]
     done = subprocess.run(
@@ -41,8 +43,7 @@ def quick(name: str, tmp_path: Path, *words: str, code: int = 0) -> dict[str, An
     assert done.returncode == code, done.stderr
     assert not list(work.iterdir()), "what it worked with is removed"
     loaded: dict[str, Any] = json.loads(result.read_text())
-    assert loaded["benchmark"] == name
-    assert loaded["quick"] is True
+    assert (loaded["benchmark"], loaded["quick"]) == (name, True)
     assert loaded["environment"]["cpus"] > 0
     assert loaded["samples"]
     assert loaded["figures"]
@@ -51,14 +52,22 @@ def quick(name: str, tmp_path: Path, *words: str, code: int = 0) -> dict[str, An
     return loaded
 
 
+def only(*cells: str, arms: tuple[str, ...] = ()) -> list[str]:
+    """The options that choose cells and arms."""
+    return [word for cell in cells for word in ("--only", cell)] + [word for arm in arms for word in ("--arms", arm)]
+
+
 def arms(result: dict[str, Any], cell: str) -> set[str]:
     return {s["arm"] for s in result["samples"] if s["cell"] == cell}
 
 
+def ok(result: dict[str, Any]) -> dict[str, bool]:
+    return {figure["name"]: figure["ok"] for figure in result["figures"]}
+
+
 def test_copy(tmp_path: Path) -> None:
     result = quick("copy", tmp_path)
-    complete = {f["name"]: f["ok"] for f in result["figures"]}["every copy is complete"]
-    assert complete
+    assert ok(result)["every copy is complete"]
     assert {"hpcstage", "cp -r", "flat out"} <= arms(result, "400 x 100 kB, 2 ms")
     ours = [s for s in result["samples"] if s["arm"] == "hpcstage"]
     assert ours
@@ -67,35 +76,29 @@ def test_copy(tmp_path: Path) -> None:
 
 def test_libraries(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
-    result = quick("libraries", tmp_path, "--only", "h5py", "--check")
+    result = quick("libraries", tmp_path, *only("h5py"), "--check")
     (sample,) = result["samples"]
     assert set(sample["runs"]) == {"alone", "runtime", "alone again"}
     assert sum(ends["passed"] for ends in sample["same"].values()) <= sample["runs"]["runtime"]["passed"]
 
 
 def test_ways(tmp_path: Path) -> None:
-    words = ("--only", "pread-twice, source as fast", "--arms", "plain", "--arms", "runtime")
-    result = quick("ways", tmp_path, *words)
     cell = "pread-twice, source as fast"
+    words = only(cell, arms=("plain", "runtime"))
+    result = quick("ways", tmp_path, *words)
     assert arms(result, cell) == {"plain", "runtime"}
-    same = {f["name"]: f["ok"] for f in result["figures"]}[f"{cell}: same output"]
-    assert same
-    again = quick("ways", tmp_path, *words)
-    assert again["samples"] == result["samples"], "what the file has is not measured again"
+    assert ok(result)[f"{cell}: same output"]
     short = quick("ways", tmp_path, *words, "--check", code=1)
-    assert not all(figure["ok"] for figure in short["figures"])
+    assert short["samples"] == result["samples"], "what the file has is not measured again"
+    assert not all(ok(short).values())
 
 
 @needs_mpi
 def test_peer(tmp_path: Path) -> None:
-    result = quick("peer", tmp_path, "--only", "128 kB, memory", "--only", "128 kB, disk, shared", "--only", "at rest")
-    met = {f["name"]: f["ok"] for f in result["figures"]}
-    assert met["every file came"]
+    result = quick("peer", tmp_path, *only("128 kB, memory", "128 kB, disk, shared", "at rest"))
+    assert ok(result)["every file came"]
     expected = {"peer copies", "ping-pong", "ping-pong, one buffer", "files, no exchange"}
     assert arms(result, "128 kB, memory, tcp") == expected
-    assert {"128 kB, memory, tcp: of a bare ping-pong", "128 kB, disk, shared memory: of the plainest program"} <= set(
-        met
-    )
     assert [s["exchanges"] for s in result["samples"] if s["cell"] == "at rest"] == [2]
 
 
@@ -105,51 +108,103 @@ class TestTraining:
     pytestmark = needs_torch
 
     def test_staging(self, tmp_path: Path) -> None:
-        cell = "cnn x1 E1 high"
-        wanted = ("--only", cell, "--arms", "direct", "--arms", "upfront", "--arms", "runtime", "--arms", "compute")
-        staged = quick("staging", tmp_path, *wanted)
-        assert arms(staged, cell) == {"direct", "upfront", "runtime", "compute"}
-        same = [f["ok"] for f in staged["figures"] if f["name"].startswith("same losses")]
-        assert same == [True]
-
-    def test_staging_with_another_ratio(self, tmp_path: Path) -> None:
-        cell = "cnn x1 E1 high"
-        words = ("--ratio", "0.3", "--only", cell, "--arms", "source", "--arms", "compute")
-        staged = quick("staging", tmp_path, *words)
+        cell, wanted = "cnn x1 E1 high", ("source", "compute", "direct", "runtime")
+        staged = quick("staging", tmp_path, "--ratio", "0.3", *only(cell, arms=wanted))
+        assert arms(staged, cell) == set(wanted)
         assert staged["parameters"]["source_to_compute"] == 0.3
-        took = {s["arm"]: s["seconds"] for s in staged["samples"] if s["cell"] == cell}
-        assert took["source"] < 0.8 * took["compute"]
+        assert [is_ok for name, is_ok in ok(staged).items() if name.startswith("same losses")] == [True]
 
     def test_identity(self, tmp_path: Path) -> None:
-        result = quick("identity", tmp_path, "--only", "workers 2 fork", "--check")
-        assert all(f["ok"] for f in result["figures"])
+        assert all(ok(quick("identity", tmp_path, *only("workers 2 fork"), "--check")).values())
 
     def test_truth(self, tmp_path: Path) -> None:
-        result = quick("truth", tmp_path, "--only", "no load")
+        result = quick("truth", tmp_path, *only("no load"))
         by_name = {f["name"]: f for f in result["figures"]}
         assert by_name["no load: no contention reported"]["measured"] is not None
 
     @needs_mpi
     def test_nodes(self, tmp_path: Path) -> None:
         wanted = ("direct", "replicate", "partition")
-        chosen = [word for arm in wanted for word in ("--arms", arm)]
-        result = quick("nodes", tmp_path, "--only", "N2 E2", *chosen, "--check")
+        result = quick("nodes", tmp_path, *only("N2 E2", arms=wanted), "--check")
         assert arms(result, "N2 E2") == set(wanted)
 
     @needs_mpi
     def test_guard_with_faults(self, tmp_path: Path) -> None:
         folder = tmp_path / "guard"
-        guard = quick("guard", tmp_path, "--only", "faults", "--folder", str(folder), "--check")
-        assert [(figure["name"], figure["ok"]) for figure in guard["figures"]] == [("faults", True)]
+        guard = quick("guard", tmp_path, *only("faults"), "--folder", str(folder), "--check")
+        assert ok(guard) == {"faults": True}
         samples = json.loads((folder / "faults.json").read_text())["samples"]
         assert {sample["victim"] for sample in samples if sample["cell"] == "tries"} >= {"daemon", "node"}
 
-    def test_warm(self, tmp_path: Path) -> None:
-        result = quick("warm", tmp_path, "--only", "opens")
-        assert arms(result, "opens") == {"without hpcstage", "native"}
+    def test_warm_and_what_was_not_measured_falls_short(self, tmp_path: Path) -> None:
+        result = quick("warm", tmp_path, *only("opens", arms=("native",)), "--check", code=1)
+        assert arms(result, "opens") == {"native"}
 
-    def test_check_fails_where_nothing_was_measured(self, tmp_path: Path) -> None:
-        quick("warm", tmp_path, "--only", "opens", "--arms", "native", "--check", code=1)
+    @needs_mpi
+    def test_checkpoint(self, tmp_path: Path, local_dir: Path) -> None:
+        pytest.importorskip("xxhash")
+        cells = ["frozen body, Adam head, tensors", "work of a node", "simulated", "exchanged, 3 nodes, 2+1"]
+        result = quick("checkpoint", tmp_path, *only(*cells), work=local_dir / "work")  # no disk that others write to
+        assert all(s.get("same", True) for s in result["samples"])
+        assert ok(result)["every state came back bit for bit"]
+        assert [is_ok for name, is_ok in ok(result).items() if "counted bytes" in name] == [True] * 4
+        assert {s["arm"] for s in result["samples"] if s["cell"] == cells[0] and s["parity_bytes"]} == {
+            "full", "incremental",
+        }  # fmt: skip
+        assert min(s["sent_bytes"] for s in result["samples"] if s["cell"] == cells[-1]) > 0
+
+    def test_checkpointer(self, tmp_path: Path, local_dir: Path) -> None:
+        pytest.importorskip("xxhash")
+        result = quick("checkpointer", tmp_path, "--memory-dir", str(local_dir), work=local_dir / "work")
+        cells = {s["cell"] for s in result["samples"]}
+        assert cells == {"save, 70 tensors", "save, 4000 tensors", "training", "ways"}
+        assert len(arms(result, "ways")) == 7
+        assert ok(result)["every state came back bit for bit"]
+
+    def test_elastic(self, tmp_path: Path) -> None:
+        (sample,) = quick("elastic", tmp_path, "--arms", "hpcstage")["samples"]
+        assert (sample["cell"], sample["arm"]) == ("host killed", "hpcstage")
+        assert 0 < sample["agreed_s"] < sample["seconds"] < 60
+
+    def test_threads(self, tmp_path: Path) -> None:
+        cells, wanted = ("io, 2 workers", "decode, 0 workers"), ("PyTorch", "1 threads", "4 threads")
+        result = quick("threads", tmp_path, *only(*cells, arms=wanted))
+        assert {(s["cell"], s["arm"]) for s in result["samples"]} == {(c, arm) for c in cells for arm in wanted}
+        assert ok(result)["the same batches in all arms"]
+
+    @needs_mpi
+    def test_locality(self, tmp_path: Path) -> None:
+        result = quick("locality", tmp_path, *only("moved", "learners", "theorem 1", "2 nodes, loading"))
+        assert {"moved, local batch 128, by 16 nodes", "16 learners simulated, source of 16, slow links"} <= {
+            sample["cell"] for sample in result["samples"]
+        }
+        assert ok(result)["locality: gradients off the regular sampler's, relative"]
+        loading = {s["arm"]: s for s in result["samples"] if s["cell"].startswith("2 nodes, loading")}
+        assert loading["regular"]["source"] == pytest.approx(2, abs=0.01)
+        assert loading["locality"]["source"] == pytest.approx(1, abs=0.01)
+        assert loading["locality"]["source_opens"] == 0
+        assert loading["locality"]["peer_files"] < loading["cached"]["peer_files"]
+
+    def test_bundle(self, tmp_path: Path) -> None:
+        result = quick("bundle", tmp_path)
+        cells = {sample["cell"] for sample in result["samples"]}
+        assert {"figure 4, Food-101", "figure 4, ImageNet-100", "figure 5, seed 1"} <= cells
+        simulated = [is_ok for name, is_ok in ok(result).items() if name.startswith(("Food-101", "ImageNet-100"))]
+        assert simulated == [True] * 6, "a simulation does not depend on the machine"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.skipif(coder.loaded_isal() is None, reason="needs ISA-L (package libisal2)")
+def test_coder(tmp_path: Path) -> None:
+    result = quick("coder", tmp_path, "--reps", "1")
+    for cell in ("64 KB, encode", "1 MB, encode"):
+        assert arms(result, cell) == {coder.C, coder.OURS, coder.NUMPY, coder.REDSET}
+    assert ok(result)["the same bytes in all arms"]
+
+
+def test_scale(tmp_path: Path) -> None:
+    result = quick("scale", tmp_path, *only("partition, 8 nodes"), "--check", code=1)
+    assert {"partition, 8 nodes", "partition, 8 nodes, slow links"} <= {sample["cell"] for sample in result["samples"]}
 
 
 def test_outputs(tmp_path: Path) -> None:
@@ -187,8 +242,8 @@ def test_a_terminated_benchmark_leaves_nothing(tmp_path: Path) -> None:
 
 @needs_mpi
 def test_onefile(tmp_path: Path) -> None:
-    result = quick("onefile", tmp_path, "--only", "in order")
+    result = quick("onefile", tmp_path, *only("in order"))
     assert arms(result, "in order") == {"plain", "runtime"}
     (plain,) = [sample for sample in result["samples"] if sample["arm"] == "plain"]
     assert plain["source_files"] == pytest.approx(2, abs=0.1), "each node reads it anew"
-    assert {figure["name"]: figure["ok"] for figure in result["figures"]}["in order: same output"]
+    assert ok(result)["in order: same output"]

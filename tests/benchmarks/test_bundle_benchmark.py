@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import REPO
 
 pytest.importorskip("torch")
 from benchmarks import bundle
-from benchmarks.bundled import accuracy, limit, lru, pagecache
+from benchmarks.bundled import limit, lru, pagecache
 from benchmarks.files import make_files, total_bytes
 from benchmarks.harness import Bench, Options
 from hpcstage.emulator import unavailable
@@ -67,13 +61,6 @@ def test_simulation_and_closed_form_agree(share: float) -> None:
     assert misses == pytest.approx(lru.random_misses(share), abs=0.01)
     misses = bundle.simulate(images, bundle.BUNDLES, [share])["misses"][f"{share:g}"]
     assert misses == pytest.approx(lru.bundle_misses(share, bundle.RATIO), abs=0.02)
-
-
-def test_sizes_are_those_of_the_datasets() -> None:
-    for images in bundle.datasets(quick=False):
-        sizes = images.sizes()
-        assert len(sizes) == images.files
-        assert sum(sizes) / len(sizes) == pytest.approx(images.mean_bytes, rel=0.01)
 
 
 # ---- figures
@@ -137,19 +124,6 @@ def test_a_loss_in_noise_is_none_but_noise_is_bounded() -> None:
     assert short(bench) == ["figure 5, 0.1: noise"]
 
 
-def test_what_was_not_measured_falls_short() -> None:
-    assert len(short(Bench("bundle", Options()))) == 2 * 3 + 3 + 2 * 3
-
-
-def test_images_can_be_learnt_and_training_repeats() -> None:
-    data, test = accuracy.images(600, 1), accuracy.images(300, 2)
-    assert data.labels.tolist() == sorted(data.labels.tolist())
-    assert not data.pixels[:300].equal(test.pixels)
-    runs = [accuracy.train(data, test, bundle.BundleRandomSampler(range(600), 0.5), 2, 0) for _ in range(2)]
-    assert runs[0] == runs[1]
-    assert runs[0] > 0.2, "ten classes"
-
-
 # ---- the page cache
 
 
@@ -169,33 +143,3 @@ def test_misses_are_counted_where_they_are_served(tmp_path: Path, how: str) -> N
     whole = pagecache.measure(shelf, orders, 1.2, tmp_path, how)
     assert whole["misses"] == 0
     assert whole["held"] == pytest.approx(1, abs=0.03)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-@pytest.mark.root
-def test_no_group_is_left() -> None:
-    if limit.unavailable():
-        pytest.skip(str(limit.unavailable()))
-    with limit.MemoryLimit(8 << 20) as group:
-        path = group.join.parent
-        assert path.exists()
-    assert not path.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_command(tmp_path: Path) -> None:
-    result, work = tmp_path / "bundle.json", tmp_path / "work"
-    work.mkdir()
-    words = [sys.executable, "-m", "benchmarks.bundle", "--quick", "--json", str(result), "--work-dir", str(work)]
-    done = subprocess.run(words, cwd=REPO, capture_output=True, text=True, timeout=380, check=False)
-    assert done.returncode == 0, done.stderr
-    assert not list(work.iterdir()), "what it worked with is removed"
-    loaded: dict[str, Any] = json.loads(result.read_text())
-    assert (loaded["benchmark"], loaded["quick"]) == ("bundle", True)
-    cells = {sample["cell"] for sample in loaded["samples"]}
-    assert {"figure 4, Food-101", "figure 4, ImageNet-100", "figure 5, seed 1"} <= cells
-    assert no_pages or "page cache 50%" in cells
-    simulated = [f for f in loaded["figures"] if f["name"].startswith(("Food-101", "ImageNet-100"))]
-    assert len(simulated) == 6
-    assert all(figure["ok"] for figure in simulated), "a simulation does not depend on the machine"

@@ -54,11 +54,3 @@ def test_a_device_that_was_attached_and_not_mounted_goes(
     loop.end()
     assert not devices_below(tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_what_is_in_use_at_the_end_is_unmounted_too(tmp_path: Path, loop: FreshDisk) -> None:
-    with fresh_disk(tmp_path) as fresh:
-        used = (fresh.renew() / "file").open("wb")
-    assert not fresh.path.is_mount()
-    used.close()
-    assert not devices_below(tmp_path)

@@ -99,15 +99,6 @@ def test_bound_of_many_epochs(tmp_path: Path) -> None:
     assert lab.bound(Cell()) is None
 
 
-def test_staging_cells_cover_what_the_paper_varies() -> None:
-    cells = staging.cells(quick=False)
-    assert {c.net for c in cells} == {"cnn", "alexnet", "resnet"}
-    assert {c.size for c in cells} == {0.5, 1.0, 2.0, staging.LONG}
-    assert {c.epochs for c in cells} == {1, 10}
-    assert {c.load for c in cells} == {"low", "high"}
-    assert len({c.name for c in cells}) == len(cells)
-
-
 # ---- copy
 
 
@@ -152,11 +143,6 @@ def test_copy() -> None:
 def test_times_off(expected: list[Any], reported: list[Any], off_s: float | None) -> None:
     said = [{"start_s": start, "end_s": end, "loss": 0.5} for start, end in reported]
     assert truth.times_off_s(expected, said, 50.0) == off_s
-
-
-def test_loss_error() -> None:
-    assert truth.loss_error([{"loss": 0.6}, {"loss": 0.75}], 0.75) == pytest.approx(0.2)
-    assert truth.loss_error([], 0.75) is None
 
 
 def truth_bench(**changed: Any) -> Bench:
@@ -233,10 +219,6 @@ def test_warm(changed: dict[str, float], count: int) -> None:
     assert len(short(warm.figures(bench, Options()))) == count
 
 
-def test_warm_without_measurements_is_short() -> None:
-    assert not any(f.ok for f in warm.figures(Bench("test", Options()), Options()))
-
-
 # ---- ways
 
 
@@ -272,13 +254,6 @@ def test_ways_that_read_several_times() -> None:
         f"{cell.name}: runtime: bytes at the source / of a pass of plain",
         f"{cell.name}: runtime: later passes / on the local disk",
     ]
-
-
-def test_ways_cover_what_is_asked() -> None:
-    cells = ways.cells()
-    assert len({cell.name for cell in cells}) == len(cells)
-    large = {(cell.way, cell.ratio, cell.delay_s) for cell in cells if cell.is_large and cell.passes == 1}
-    assert len(large) == len(ways.LARGE) * len(ways.RATIOS) * 2
 
 
 # ---- identity
@@ -333,11 +308,3 @@ def test_libraries(ends: dict[str, str], count: int) -> None:
     bench = bench_of({("h5py", libraries.COMPARED): sample})
     found = libraries.figures(bench, [libraries.Suite("h5py", Path())])
     assert short(found) == ["h5py: tests that end differently"][:count]
-
-
-def test_libraries_name_the_tests_that_fail_or_do_not_end_the_same() -> None:
-    found = libraries.compared(library_runs(bad="failed failed failed", worse="passed failed passed", other="x y z"))
-    assert found["same"] == {"m": {"passed": 100, "failed": 1}}
-    assert found["failed"] == {"m::bad": libraries.ALONE}
-    assert set(found["differing"]) == {"m::worse"}
-    assert set(found["unsteady"]) == {"m::other"}

@@ -23,7 +23,7 @@ from benchmarks.harness import (
     parser,
     worst,
 )
-from benchmarks.host import Ticks, stolen_share, ticks
+from benchmarks.host import Ticks
 
 
 @pytest.mark.parametrize(
@@ -120,29 +120,6 @@ def test_a_sample_that_the_host_disturbed_is_taken_again(
     assert bench.disturbed() == len(set_aside)
     bench.finish([])
     assert ("taken again" in capsys.readouterr().out) is bool(set_aside)
-
-
-@pytest.mark.parametrize("options", [Options(), Options(quick=True)])
-def test_it_is_taken_once_where_nothing_else_was_said(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = host_keeping(90)
-    monkeypatch.setattr(harness, "ticks", lambda: next(clock))
-    bench = Bench("test", options, tries=3 if options.quick else 1)
-    bench.measure("cell", {"a": lambda: {"seconds": 1.0}}, 1)
-    assert bench.median("cell", "a") == 1.0
-
-
-def test_what_the_host_kept() -> None:
-    assert stolen_share(Ticks(0, 0), Ticks(90, 10)) == 0.1
-    assert stolen_share(Ticks(5, 5), Ticks(5, 5)) == 0.0, "nothing was wanted"
-    before = ticks()
-    assert before.worked > 0
-    assert 0 <= stolen_share(before, ticks()) <= 1
-
-
-def test_a_broken_file_is_not_continued(tmp_path: Path) -> None:
-    path = tmp_path / "r.json"
-    path.write_text("{not json")
-    assert Bench("test", Options(json=path)).samples == []
 
 
 def test_check_names_every_short_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,18 +50,6 @@ def test_partition_asks_others_and_replicate_fills_up() -> None:
     filled = run(kind="replicate")
     assert filled.peer_bytes == 3 * 1024 * 4096
     assert filled.local[-1] == 1
-
-
-def test_private_keeps_what_it_read() -> None:
-    found = run(kind="private")
-    assert found.local == pytest.approx([0, 0.25, 1 - 0.75**2], abs=0.04)
-
-
-def test_uneven_numbers_end() -> None:
-    for nodes in (1, 3, 7):
-        found = run(nodes=nodes, files=100)
-        assert len(found.epoch_s) == 3
-        assert found.source_bytes == 100 * 4096
 
 
 # ---- figures
@@ -111,16 +98,6 @@ def test_figures_can_fall_short(cell: str, key: str, value: Any, name: str) -> N
     assert name in short(bench, small())
 
 
-def test_what_was_not_simulated_falls_short() -> None:
-    bench = Bench("scale", Options(quick=True))
-    assert "direct: simulated" in short(bench, small())
-
-
-def test_all_numbers_of_nodes_are_simulated() -> None:
-    names = scale.works(quick=False)
-    assert all(f"partition, {nodes} nodes" in names for nodes in (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096))
-
-
 # ---- planning
 
 
@@ -152,12 +129,3 @@ def test_a_plan_is_measured(kind: str) -> None:
         assert 10000 <= found["unplaced_files"] <= 13000
     else:
         assert found["unplaced_files"] == 0
-
-
-def test_command(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "benchmarks.scale", "--quick", "--check", "--json", tmp_path / "out.json"]
-    words += ["--only", "partition, 8 nodes"]
-    done = subprocess.run(words, check=False, capture_output=True, timeout=200, cwd=REPO)
-    assert done.returncode == 1, "figures of what was left out count as short"
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert {sample["cell"] for sample in found["samples"]} >= {"partition, 8 nodes", "partition, 8 nodes, slow links"}

@@ -32,36 +32,40 @@ WAYS = {
     "chmod": "chmod 600 a/file",
     "touch": "touch -d @5 a/file",
     "by a link": "echo new > a/soft",
-    "by a hard link outside": "echo new > ../hard",
-    "target of a link": "echo new > ../target",
+    "by a hard link outside": 'echo new > "$OUTSIDE/hard"',
+    "target of a link": 'echo new > "$OUTSIDE/target"',
     "python -I": "python3 -I -c \"open('a/file', 'w').write('new')\"",
     "libc": "python3 -I -c \"import ctypes; c = ctypes.CDLL(None); c.write(c.open(b'a/file', 1), b'new', 3)\"",
 }
 
 
-@pytest.fixture
-def root(tmp_path):
-    root = tmp_path / "data"
+def dataset(root: Path, outside: Path) -> Path:
+    """A dataset with names of files in another directory."""
     for name in ("a/file", "a/stays", "b/other", "b/stays"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("old")
-    (tmp_path / "target").write_text("old")
-    (tmp_path / "hard").hardlink_to(root / "a/file")
+    (outside / "target").write_text("old")
+    (outside / "hard").hardlink_to(root / "a/file")
     (root / "a/soft").symlink_to("file")
-    (root / "far").symlink_to(tmp_path / "target")
+    (root / "far").symlink_to(outside / "target")
     return root
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_change_by_a_program_that_tells_nobody(start_daemon, root, way):
-    daemon = start_daemon(root).attach()
+def test_a_change_by_a_program_that_tells_nobody(start_daemon, tmp_path):
+    for way in WAYS:
+        (tmp_path / "outside" / way).mkdir(parents=True)
+        dataset(tmp_path / "data" / way, tmp_path / "outside" / way)
+    daemon = start_daemon(tmp_path / "data").attach()
     daemon.staged()
     wait_until(daemon.watches)
-    subprocess.run(["sh", "-c", WAYS[way]], cwd=root, check=True)
-    gone = ["far"] if way == "target of a link" else ["a/file", "a/soft"]
-    wait_until(lambda: not any(daemon.store(root / name).exists() for name in gone))
-    assert [daemon.request(root / name) for name in gone] == [(Answer.DIRECT, Reason.VOID)] * len(gone)
-    assert daemon.store(root / "b/stays").exists()
+    for way, command in WAYS.items():
+        root = tmp_path / "data" / way
+        env = {**os.environ, "OUTSIDE": os.fspath(tmp_path / "outside" / way)}
+        subprocess.run(["sh", "-c", command], cwd=root, check=True, env=env)
+        gone = ["far"] if way == "target of a link" else ["a/file", "a/soft"]
+        wait_until(lambda root=root, gone=gone: not any(daemon.store(root / name).exists() for name in gone))
+        assert [daemon.request(root / name) for name in gone] == [(Answer.DIRECT, Reason.VOID)] * len(gone), way
+        assert daemon.store(root / "b/stays").exists(), way
     assert not [p for p in daemon.end().problems if p.id.startswith("changes")]
 
 
@@ -241,7 +245,8 @@ def test_a_program_that_publishes_a_new_version_reads_it_at_once(hpcstage, versi
     assert (done.returncode, done.stdout) == (0, b"new\n"), done.stderr.decode()
 
 
-def test_a_run_reads_what_sed_wrote(hpcstage, root):
+def test_a_run_reads_what_sed_wrote(hpcstage, tmp_path):
+    root = dataset(tmp_path / "data", tmp_path)
     done = hpcstage("run", "--data", root, "--", sys.executable, "-c", CODE, root)
     assert (done.returncode, done.stdout) == (0, b"new\n"), done.stderr.decode()
     record = json.loads(hpcstage.records()[-1].read_text())

@@ -28,14 +28,8 @@ from hpcstage.store.copier import CopierSettings
 from hpcstage.store.copyfile import CopyJob, CopyOutcome, CopyWorker, Status
 from hpcstage.store.counters import StatsArea
 
-native = pytest.mark.parametrize(
-    "native",
-    [
-        False,
-        pytest.param(True, marks=pytest.mark.skipif(copyfile._copy is None, reason="the C function was not built")),
-    ],
-    ids=["python", "c"],
-)
+NEEDS_C = pytest.mark.skipif(copyfile._copy is None, reason="the C function was not built")
+native = pytest.mark.parametrize("native", [False, pytest.param(True, marks=NEEDS_C)], ids=["python", "c"])
 
 
 def manifest_of(*arguments: Path) -> Manifest:
@@ -147,9 +141,6 @@ def test_content_changed_after_the_scan_is_copied_as_it_is_now(tmp_path, local_d
 
 RATE = 200e6
 """Of a copy in ranges, whose file has its blocks from the beginning: no faster than this, it takes a second."""
-NATIVE_RANGES = pytest.param(
-    True, 200 << 20, RATE, marks=pytest.mark.skipif(copyfile._copy is None, reason="the C function was not built")
-)
 
 
 def is_half_done(node_dir: Path, size: int, until_s: float) -> bool:
@@ -175,11 +166,13 @@ def stopped_half_way(node_dir: Path, size: int, until_s: float, copying: Future)
 
 
 @pytest.mark.parametrize(
-    ("native", "size", "rate"),
-    [(False, 40 << 20, None), (False, 200 << 20, RATE), NATIVE_RANGES],
-    ids=["python, one thread", "python, ranges", "c, ranges"],
+    ("native", "size", "rate", "change"),
+    [
+        *((False, 40 << 20, None, change) for change in ("touch", "shrink", "grow")),
+        (False, 200 << 20, RATE, "shrink"),
+        *(pytest.param(True, 200 << 20, RATE, change, marks=NEEDS_C) for change in ("touch", "grow")),
+    ],
 )
-@pytest.mark.parametrize("change", ["touch", "shrink", "grow"])
 def test_of_a_source_that_changes_while_it_is_copied_the_new_is_published(
     tmp_path, local_dir, native, size, rate, change
 ):
@@ -212,8 +205,8 @@ def test_of_a_source_that_changes_while_it_is_copied_the_new_is_published(
     assert not list((node_dir / "incoming").rglob("*/*"))
 
 
-@pytest.mark.skipif(copyfile._copy is None, reason="the C function was not built")
-@pytest.mark.parametrize("change", ["touch", "shrink", "grow"])
+@NEEDS_C
+@pytest.mark.parametrize("change", ["shrink", "grow"])
 def test_a_source_that_changes_all_the_time_is_not_published_in_part(tmp_path, local_dir, change):
     """One call in C cannot be stopped half-way: it may also find a moment in which nothing changes."""
     root = tmp_path / "data"
@@ -222,7 +215,7 @@ def test_a_source_that_changes_all_the_time_is_not_published_in_part(tmp_path, l
     path.write_bytes(b"x" * (40 << 20))
     manifest = manifest_of(root)
     size = path.stat().st_size
-    sizes = {"touch": [size], "shrink": [size - 1, size // 2], "grow": [size + 1, size + 4096]}[change]
+    sizes = {"shrink": [size - 1, size // 2], "grow": [size + 1, size + 4096]}[change]
     stop = threading.Event()
 
     def disturb() -> None:
@@ -320,23 +313,24 @@ def test_a_cancelled_copy_leaves_nothing(tmp_path, local_dir, native):
 
 @native
 @pytest.mark.parametrize("size_mb", [8, 64])
-@pytest.mark.parametrize("data_at", [(), (0,), (3 << 20, (6 << 20) + 5), (8 << 20,)])
-def test_holes_stay_holes(tmp_path, local_dir, native, size_mb, data_at):
+def test_holes_stay_holes(tmp_path, local_dir, native, size_mb):
     """In a file that one thread copies, and in a larger one."""
     root = tmp_path / "data"
     root.mkdir()
-    with (root / "file").open("wb") as file:
-        for at in data_at:
-            file.seek(at - min(at, 100))
-            file.write(os.urandom(4096))
-        file.truncate(size_mb << 20)
-    if (root / "file").stat().st_blocks * 512 > 1 << 20:
-        pytest.skip("the file system has no holes")
+    data_at = [(), (0,), (3 << 20, (6 << 20) + 5), (8 << 20,)]
+    for number, places in enumerate(data_at):
+        with (root / str(number)).open("wb") as file:
+            for at in places:
+                file.seek(at - min(at, 100))
+                file.write(os.urandom(4096))
+            file.truncate(size_mb << 20)
+        if (root / str(number)).stat().st_blocks * 512 > 1 << 20:
+            pytest.skip("the file system has no holes")
     result = copy_all(manifest_of(root), None, local_dir, native=native)
-    (copy,) = published(local_dir)
-    assert (result.files, result.size_bytes) == (1, size_mb << 20)
-    assert identical(root / "file", copy)
-    assert copy.stat().st_blocks * 512 <= len(data_at) * (2 << 20)
+    assert (result.files, result.size_bytes) == (len(data_at), len(data_at) * size_mb << 20)
+    for copy, places in zip(published(local_dir), data_at, strict=True):
+        assert identical(root / copy.name, copy)
+        assert copy.stat().st_blocks * 512 <= len(places) * (2 << 20)
 
 
 @pytest.mark.root

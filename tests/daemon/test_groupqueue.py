@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 
 import pytest
@@ -57,15 +56,6 @@ def test_asked_for_what_is_here_and_what_never_will_be():
     assert q.source.asked(1) is AnswerKind.DIRECT
     q.states.close(Reason.FULL)
     assert q.source.asked(3) is AnswerKind.DIRECT
-
-
-def test_credits():
-    q = queue([100, 200, 5000, 1], NodeShare([]))
-    assert q.from_peers.next(9, 1000, 0.0) == [0, 1]
-    assert q.from_peers.next(9, 1000, 0.0) == [], "too large while others are on their way"
-    assert q.done(0, 100, 1.0)
-    assert q.done(1, 200, 1.0)
-    assert q.from_peers.next(9, 1000, 1.0) == [2], "alone it may go"
 
 
 def test_missed_comes_from_the_source_next():
@@ -130,12 +120,6 @@ def test_what_is_larger_than_the_share_is_read_directly():
     q = queue([4096, 3 * 4096], NodeShare([0], temporary=Budget(4096, 10)))
     assert q.request(1, 0.0).reason is Reason.FULL
     assert q.states.of(1) is FileState.REMOTE
-
-
-def test_unplaced_files_are_read_directly():
-    q = queue([10] * 3, NodeShare([0], unplaced=[2], temporary=Budget(4096, 10)))
-    assert q.states.of(2) is FileState.REFUSED
-    assert q.request(2, 0.0).reason is Reason.FULL
 
 
 def test_the_end_of_staging_does_not_count_as_a_lack_of_budget():
@@ -216,19 +200,6 @@ def test_ahead_of_a_program_that_said_what_it_reads():
     assert q.from_peers.next(9, MANY, 1.0) == [9], "what is requested goes before what is ahead"
     assert q.states.of(4) is FileState.REMOTE
     assert not q.from_peers.next(9, MANY, 1.0)
-
-
-def test_a_million_ids_quickly():
-    count = 1_000_000
-    start = time.process_time()
-    q = Queue(array("Q", [100_000]) * count, Limits(PLENTY, shared=True))
-    q.divide(NodeShare(array("I", range(0, count, 4))))
-    q.from_peers.linked = True
-    for _ in range(200):
-        for id_ in (*q.source.next(100, 0.0), *q.from_peers.next(100, MANY, 0.0)):
-            q.done(id_, 100_000, 0.1)
-    assert time.process_time() - start < 4
-    assert q.states.count(FileState.STORED) == 40_000
 
 
 LARGE = 100 << 20
@@ -429,11 +400,3 @@ def test_who_takes_no_part(why):
     q.large.together_with(id_, (0, 4) if why == "not one of them" else (0, 1), 0.0)
     assert not q.large.led
     assert q.large.joint.nodes(id_) == ()
-
-
-def test_what_does_not_fit_is_not_brought():
-    q = queue([LARGE], NodeShare([]), Budget(LARGE // 2, 10))
-    q.large.joint.own, q.large.joint.present = 1, (0, 1)
-    q.large.together_with(0, (0, 1), 0.0)
-    assert q.source.next(9, 0.0) == []
-    assert q.states.of(0) is FileState.REFUSED

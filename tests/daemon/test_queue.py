@@ -10,7 +10,7 @@ import pytest
 from hpcstage.daemon.queue.beside import BytesRead
 from hpcstage.daemon.queue.large import LEAST_BYTES, MOST_TRIES
 from hpcstage.daemon.queue.queue import Queue
-from hpcstage.daemon.queue.rates import AnswerKind, Bucket, Limits
+from hpcstage.daemon.queue.rates import AnswerKind, Limits
 from hpcstage.daemon.queue.sourcereads import LET_GO_S
 from hpcstage.daemon.queue.states import LOOK_LIMIT, FileState
 from hpcstage.plan.types import Budget
@@ -27,21 +27,6 @@ def queue(sizes, order=(), budget=PLENTY, read=None, **options):
     return Queue(array("Q", sizes), Limits(budget, **options), array("I", order), read_of=read_of)
 
 
-def test_order_then_the_rest():
-    q = queue([10] * 5, [3, 1])
-    assert q.source.next(10, 0.0) == [3, 1, 0, 2, 4]
-    assert q.source.next(10, 0.0) == []
-    assert not q.settled
-
-
-def test_request_moves_to_the_front():
-    q = queue([10] * 5)
-    assert q.source.next(1, 0.0) == [0]
-    assert q.request(3, 0.0).kind is AnswerKind.WAIT
-    assert q.request(2, 0.0).kind is AnswerKind.WAIT
-    assert q.source.next(10, 0.0) == [3, 2, 1, 4]
-
-
 def test_stored_is_ready_and_void_never_comes_back():
     q = queue([10, 10])
     q.source.next(2, 0.0)
@@ -53,20 +38,6 @@ def test_stored_is_ready_and_void_never_comes_back():
     assert q.states.of(1) is FileState.VOID
     assert q.budget.used_bytes == 0
     assert q.settled
-
-
-def test_reorder_keeps_the_place_of_the_others():
-    q = queue([10] * 6, [5, 4, 3, 2, 1, 0])
-    assert q.source.next(1, 0.0) == [5]
-    q.sequences.push(array("I", [0, 5, 2]))
-    assert q.source.next(9, 0.0) == [0, 2, 4, 3, 1]
-
-
-def test_many_reorders_stay_small():
-    q = queue([10] * 20)
-    for start in range(15):
-        q.sequences.push(array("I", [start]))
-    assert q.source.next(99, 0.0) == [*range(14, -1, -1), 15, 16, 17, 18, 19]
 
 
 def test_full_store_refuses_what_does_not_fit_and_goes_on():
@@ -97,18 +68,6 @@ def test_no_space_stops_admission():
     assert q.request(4, 1.0).reason is Reason.FULL
     assert q.done(1, 10, 1.0)
     assert q.settled
-
-
-def test_a_large_file_is_not_copied_while_the_program_reads_it():
-    q = queue([10, LARGE, 10], patience_s=60, request_cap_s=240)
-    assert q.request(1, 0.0).reason is Reason.LARGE, "its copy would have to come as a whole"
-    assert q.source.next(9, 0.0) == [0, 2]
-    q.large.reads.here(1, 4.0)
-    assert q.source.next(9, 8.9) == []
-    assert not q.settled
-    assert q.large.deferred == {1}
-    assert q.source.next(9, 9.1) == [1], "the program has let go of it"
-    assert not q.large.deferred
 
 
 def looks(q, found, *moments):
@@ -219,15 +178,6 @@ def test_a_file_that_the_program_reads_in_order_is_copied_once_as_long_as_that_p
     assert q.source.next(9, 4.7) == [], "not again"
 
 
-def test_files_that_are_read_at_the_source_are_known_from_the_moment_when_they_are_opened():
-    q = queue([LARGE, LARGE, 10])
-    assert [q.source.request(id_, FileState.WAITING, 0.0).kind for id_ in (0, 1)] == [AnswerKind.DIRECT] * 2
-    q.large.reads.here(1, 3.0)
-    assert q.large.reads.ids(4.9) == [0, 1]
-    assert q.large.reads.ids(7.9) == [1], "the program has let go of it"
-    assert q.large.reads.ids(8.0) == []
-
-
 def test_of_several_open_files_none_is_read_again_before_all_could_have_been():
     q = queue([LARGE, LARGE, 10])
     looks(q, [0, 1], (0.0, 0), (2.0, LARGE // 4 - 1))
@@ -241,12 +191,6 @@ def test_of_several_open_files_none_is_read_again_before_all_could_have_been():
     looks(q, [1], (6.0, 2 * LARGE))
     looks(q, [0, 1], (7.0, 2 * LARGE))
     assert q.large.read_meanwhile(7.0) == [0], "it was opened anew"
-
-
-def test_in_a_node_group_a_file_is_left_to_the_program_until_it_lets_go():
-    q = queue([LARGE], shared=True)
-    looks(q, [0], (0.0, 0), (2.0, 0), (4.0, 5 * LARGE))
-    assert q.source.next(9, 4.0) == []
 
 
 def test_a_copy_under_way_is_given_up_when_the_program_opens_the_file():
@@ -295,15 +239,6 @@ def test_a_large_file_is_tried_a_few_times_only():
     assert tries == MOST_TRIES
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_copying_beside_the_program_is_judged(shared):
-    q = queue([LARGE] * 3, shared=shared)
-    q.large.reads.here(0, 0.0)
-    assert q.source.next(9, 0.0) == [], "first it is seen how the program reads alone"
-    looks(q, [0], (0.0, 0), (2.0, 0))
-    assert q.source.next(9, 2.0) == [1]
-
-
 def test_no_other_large_file_is_copied_while_programs_of_other_nodes_alone_read_one():
     """What they lose by it is not known here. What is asked of other nodes goes on: they know."""
     q = queue([LARGE] * 4, shared=True)
@@ -326,14 +261,6 @@ def test_what_a_daemon_sees_of_programs_of_another_virtual_node_is_not_judged_by
     q.large.reads.opened(0, 2.0)
     looks(q, [0], (2.0, 0), (4.0, 0))
     assert q.source.next(9, 4.0) == [1]
-
-
-def test_another_file_is_copied_while_the_program_reads_nothing():
-    q = queue([LARGE] * 3)
-    looks(q, [0], (0.0, 0), (2.0, 0))
-    assert q.source.next(9, 2.0) == [1]
-    assert q.large.priority(1, 2.0) is Priority.BELOW_PROGRAMS
-    assert q.large.priority(1, 2.1 + LET_GO_S) is Priority.FULL, "the program has let go of its file"
 
 
 def test_a_request_waits_longer_in_a_node_group():
@@ -398,13 +325,6 @@ def test_a_large_file_that_was_waited_for_is_deferred_under_a_cap_too():
     q.large.reads.here(1, 0.1)
     q.source.requeue(1)
     assert q.source.next(9, 0.1) == [], "the program reads it at the source"
-
-
-def test_bucket_without_a_rate_is_open():
-    bucket = Bucket(None)
-    bucket.take(10**18)
-    assert bucket.open(0.0)
-    assert bucket.delay_s(0.0) == 0.0
 
 
 def test_passing_over_is_bounded():

@@ -167,27 +167,30 @@ def jobs(hpcstage: Hpcstage) -> Iterator[Jobs]:
 
 
 def test_jobs_come_and_go(jobs: Jobs, make_tree: Callable[..., Path]) -> None:
-    """A training of one node is joined by a job that is killed, by one without a local disk that is told to end, and by
-    one that stays."""
+    """A training that begins when another job has joined is joined by one that is killed, by one without a local disk
+    that is told to end, and by one that stays; it goes on without the job that began it."""
     data = os.fspath(make_tree(files=30))
-    jobs.train(RESTARTED, "--elastic", "1:2", "--nodes", "1", "--data", data, arguments=(data,))
-    jobs.wait("first")
-    jobs.join("second")
+    jobs.train(RESTARTED, "--elastic", "2:3", "--nodes", "1", "--data", data, arguments=(data,))
+    jobs.said("first", "begins when 1 more join by `hpcstage run --join night`")
+    second = jobs.join("second")
     jobs.wait("first", "second")
-    jobs.kill("second")
-    jobs.wait("first")
-    third = jobs.join("third", "--local-dir", "none")
-    jobs.wait("first", "third")
-    third.terminate()
-    assert third.wait(60) == 128 + signal.SIGTERM, jobs.text()
-    assert "training night: it goes on without this job" in jobs.text("third")
-    jobs.wait("first")
-    fourth = jobs.join("fourth")
-    jobs.wait("first", "fourth")
+    jobs.join("third")
+    jobs.wait("first", "second", "third")
+    jobs.kill("third")
+    jobs.wait("first", "second")
+    fourth = jobs.join("fourth", "--local-dir", "none")
+    jobs.wait("first", "second", "fourth")
+    fourth.terminate()
+    assert fourth.wait(60) == 128 + signal.SIGTERM, jobs.text()
+    assert "training night: it goes on without this job" in jobs.text("fourth")
+    fifth = jobs.join("fifth")
+    jobs.wait("first", "second", "fifth")
+    jobs.kill("first")
+    jobs.wait("second", "fifth")
     jobs.stop()
-    assert jobs.processes["first"].wait(90) == 0, jobs.text()
-    assert fourth.wait(90) == 0, jobs.text()
-    assert "training night: the training is complete" in jobs.text("fourth")
+    for process in (second, fifth):
+        assert process.wait(90) == 0, jobs.text()
+    assert "training night: the training is complete" in jobs.text("fifth")
     assert all(step[3] == step[4] for step in jobs.steps()), "the weights count the steps"
     late = jobs.join("late")
     assert late.wait(30) == 0
@@ -216,22 +219,14 @@ def wait_together(jobs: Jobs) -> dict[str, str]:
     return {step[0]: step[1] for step in jobs.steps() if step[2] == "3"}
 
 
-def test_it_begins_with_those_that_join_and_goes_on_without_the_first_job(jobs: Jobs) -> None:
-    jobs.train(RESTARTED, "--elastic", "2:3", "--nodes", "1", arguments=("/dev/null",))
+def test_it_ends_when_too_few_are_left(jobs: Jobs) -> None:
+    jobs.train(RESTARTED, "--elastic", "2", "--nodes", "1", arguments=("/dev/null",))
     jobs.said("first", "begins when 1 more join by `hpcstage run --join night`")
-    jobs.join("second")
+    second = jobs.join("second")
     jobs.wait("first", "second")
-    jobs.join("third")
-    jobs.wait("first", "second", "third")
     jobs.kill("first")
-    jobs.wait("second", "third")
-    fourth = jobs.join("fourth")
-    jobs.wait("second", "third", "fourth")
-    jobs.kill("second")
-    jobs.kill("fourth")
-    assert jobs.processes["third"].wait(90) == 75, jobs.text()
-    assert "said fail" in jobs.text("third")
-    assert fourth.returncode == -signal.SIGKILL
+    assert second.wait(90) == 75, jobs.text()
+    assert "said fail" in jobs.text("second")
 
 
 def test_a_policy_that_takes_nobody(jobs: Jobs) -> None:

@@ -223,7 +223,7 @@ def test_a_run_is_kept_in_etcd(hpcstage: Hpcstage, etcd: SiteEtcd) -> None:
     """Agents of `torchrun` deal ranks in etcd; the report finds there who trained. All trust its certificate."""
     pytest.importorskip("torch")
     env = {**GLOO, "SSL_CERT_FILE": os.environ["SSL_CERT_FILE"]}
-    program = "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])\n"
+    program = 'import os\nos.write(1, "{RANK} {WORLD_SIZE}\\n".format(**os.environ).encode())\n'  # one write: one pipe
     (hpcstage.cwd / "train.py").write_text(program)
     done = hpcstage(
         "run", "--elastic", "2", "--etcd", etcd.endpoint, "--", sys.executable, "train.py", env=env, timeout_s=120

@@ -93,20 +93,6 @@ def test_nodes_with_disks_of_their_own_are_drained_one_after_the_other(
     assert lab.shown(done) == [lab.files_of(1, 3)] * 2
 
 
-def test_while_dir_is_away_the_drain_fails_and_keeps_all(hpcstage: Hpcstage, local_dir: Path) -> None:
-    lab.killed(hpcstage, local_dir, 2)
-    target, away = hpcstage.cwd / "ckpt", hpcstage.cwd / "away"
-    target.rename(away)
-    done = hpcstage("clean", "--drain")
-    assert done.returncode == NOT_DRAINED, done.stderr
-    assert len(lab.places(local_dir)) == 2
-    away.rename(target)
-    done = hpcstage("clean", "--drain")
-    assert done.returncode == 0, done.stderr
-    assert {name: text for name, text in tree(target).items() if name[0] != "."} == saved(1, 2)
-    assert lab.places(local_dir) == []
-
-
 def entries(local_dir: Path, node: int) -> list[set[str]]:
     """The entries of each protected generation, as a node of any run knows them."""
     return [{name for share in one["shares"].values() for name in share} for one in lab.known(local_dir, node)]

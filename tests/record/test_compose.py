@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recordcases import SECOND, composed, node_part, run_part, trainer, worker
+from recordcases import composed, node_part, run_part, trainer, worker
 
 from hpcstage.problem import Problem
 from hpcstage.protocol.shim import Counter, Reason
@@ -164,15 +164,6 @@ def test_training_stands_still_as_long_as_on_the_node_where_that_is_longest() ->
     assert (record["checkpoints"]["stood_still_s"], record["checkpoints"]["stood_still_saves"]) == (None, None)
 
 
-def test_several_nodes_are_added() -> None:
-    run = run_part(nodes=["node17", "node18"])
-    record = valid(run, [node_part(), node_part(host="node18")])
-    assert record["datasets"][0]["files"] == 10_000
-    assert record["datasets"][0]["staged_files"] == 20_000
-    assert record["time_split"]["wall_s"] == pytest.approx(60.0)
-    assert len(record["contention"]["periods"]) == 1
-
-
 COUNTERS = [c.name.lower() for c in Counter if c is not Counter.DIRECT_BASE]
 COUNTERS += [f"direct_{reason.name.lower()}" for reason in Reason]
 values = st.integers(0, 2**63)
@@ -223,23 +214,3 @@ def test_any_counters_give_a_valid_record_that_adds_up(
     assert split["hidden_s"] is not None or not seen or split["wait_source_s"] is None
     if record["coverage"]["opens"]:
         assert record["coverage"]["swapped"] <= record["coverage"]["opens"]
-
-
-def test_seconds_of_the_trainer() -> None:
-    node = node_part(samples=[], processes=[trainer(loader_workers=0, **reading(4, 2))])
-    split = valid(run_part(), [node])["time_split"]
-    assert split["compute_s"] == pytest.approx(44)
-    assert split["wait_source_s"] == pytest.approx(4)
-    assert split["wait_local_s"] == pytest.approx(2)
-    assert split["preprocess_s"] == pytest.approx(6)
-    assert split["other_s"] == pytest.approx(4)
-    assert split["hidden_s"] is None
-
-
-def reading(source_s: int, local_s: int) -> dict[str, int]:
-    return {
-        "hit_opens": 10,
-        "source_opens": 10,
-        "blocked_ns": (source_s + local_s) * SECOND,
-        "blocked_source_ns": source_s * SECOND,
-    }

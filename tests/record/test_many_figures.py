@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from manycases import job, missing, node, record_of, row, run
-from recordcases import SECOND, START, blocked, composed, trainer, worker
+from recordcases import SECOND, START, blocked, trainer, worker
 
 from hpcstage.record import files
 from hpcstage.record.compose import compose
@@ -132,16 +132,6 @@ def test_a_thousand_nodes_make_a_small_record() -> None:
     assert record["time_split"]["loader_workers"] == 2
     assert len(json.dumps(record)) < 1_500_000
     assert record["coverage"]["processes_attached"] == 17 * 1024
-
-
-def test_series_of_several_nodes_are_sums(tmp_path: Path) -> None:
-    four = composed(run(4), job(4, 60, group={"generations": 1}))
-    total = sum(s.copied_bytes for n in job(4) for s in n.samples)
-    series = four["series"]
-    assert sum(series["source_bytes_per_s"]) * series["interval_s"] == pytest.approx(total, rel=1e-6)
-    assert len(series["source_bytes_per_s"]) == len(series["start_s"])
-    long = composed(run(2), job(2, 4000))["series"]
-    assert len(long["start_s"]) <= 240
 
 
 shifts = st.floats(-1e5, 1e5)

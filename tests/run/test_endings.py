@@ -71,18 +71,6 @@ def test_a_run_that_could_not_stage_is_the_last_run(
     assert ("exit code 125" in shown) == strict
 
 
-def test_a_dataset_on_the_local_disk_is_read_there_and_the_report_says_who_chose(
-    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path
-) -> None:
-    (tmp_path / "local").mkdir()
-    done = hpcstage("run", "--local-dir", tmp_path / "local", "--data", make_tree(files=3), "--", "true")
-    assert "--mode" not in done.stderr.decode()
-    record = json.loads(hpcstage.records()[-1].read_text())
-    assert record["run"]["mode"] == "direct"
-    assert record["run"]["mode_asked"] == "runtime"
-    assert "already on the node-local disk" in record["run"]["mode_why"]
-
-
 def test_the_log_that_a_message_names_is_there(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     wait = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)"

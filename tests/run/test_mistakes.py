@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -103,18 +104,25 @@ def test_a_command_that_is_not_python_is_told_so(
     assert not any("error:" in line for line in lines), lines
 
 
-def test_a_dataset_that_is_local_is_told_once_with_what_to_do(
-    hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path
-) -> None:
-    same_disk = tmp_path / "local"
-    same_disk.mkdir()
-    command = ["--", sys.executable, "-c", ""]
-    lines = said(hpcstage, "run", "--local-dir", same_disk, "--data", make_tree(), *command, code=0)
+def test_a_dataset_that_is_local(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path) -> None:
+    """It is read there, told once, and a reason to refuse with --strict."""
+    (tmp_path / "local").mkdir()
+    data = make_tree()
+    words = ("--local-dir", tmp_path / "local", "--data", data, "--", sys.executable, "-c", "")
+    lines = said(hpcstage, "run", *words, code=0)
     (line,) = (line for line in lines if "on the node-local disk" in line)
     assert line.endswith(
         "is already on the node-local disk: staging it saves nothing; leave it out of --data; if that is not the "
         "node's own disk, name the disk with --local-dir"
     )
+    run = json.loads(hpcstage.records()[-1].read_text())["run"]
+    assert (run["mode"], run["mode_asked"]) == ("direct", "runtime")
+    assert "already on the node-local disk" in run["mode_why"]
+    lines = said(hpcstage, "run", "-v", *words, code=0)
+    assert f"hpcstage: mode direct: the dataset {data} is already on the node-local disk" in lines
+    assert not any(line.startswith(("hpcstage: budget ", "hpcstage: order ")) for line in lines), lines
+    (line,) = said(hpcstage, "run", "--strict", *words, code=125)
+    assert "already" in line
 
 
 def test_a_local_directory_that_is_missing(hpcstage: Hpcstage, make_tree: Tree) -> None:

@@ -21,7 +21,6 @@ BANDWIDTH = 20 * MB
 CAT = 'for file in "$0"/*; do cat "$file"; done | wc -c'
 WAYS = {
     "cat of large files": (32 * MB, CAT),
-    "one program that reads all": (4 * MB, 'cat "$0"/* | wc -c'),
     "small files": (MB // 4, CAT),
 }
 READ = """

@@ -74,20 +74,14 @@ def alone(root: Path, **program: Any) -> bytes:
     return subprocess.run(command(root, **program), capture_output=True, check=True, timeout=120).stdout
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_shuffling_program(hpcstage: Hpcstage, make_tree: Tree, workers: int) -> None:
+def test_a_shuffling_program(hpcstage: Hpcstage, make_tree: Tree) -> None:
     root = make_tree(files=200, size_bytes=2000)
-    slow = ("--max-rate", "400kB")
-    output, record = run(hpcstage, root, *slow, workers=workers)
-    assert output == alone(root, workers=workers), "the same losses, weights and random states"
+    output, record = run(hpcstage, root, "--max-rate", "400kB", workers=2)
+    assert output == alone(root, workers=2), "the same losses, weights and random states"
     order = record["order"]
     assert order["provenance"] == "sampler"
     assert order["announcements"] >= 1
     assert order["unknown_samples"] == 0
-
-    again, record = run(hpcstage, root, *slow, workers=workers)
-    assert again == output
-    assert record["order"]["provenance"] == "sampler"
 
 
 def test_a_dataset_that_shows_no_table(hpcstage: Hpcstage, make_tree: Tree) -> None:
@@ -104,21 +98,11 @@ def test_a_dataset_that_shows_no_table(hpcstage: Hpcstage, make_tree: Tree) -> N
     assert record["order"]["provenance"] == "trace"
 
 
-@pytest.mark.parametrize("asked", ["manifest", "trace"])
-def test_where_another_order_is_asked_for_no_sampler_is_run_ahead(
-    hpcstage: Hpcstage, make_tree: Tree, asked: str
-) -> None:
+def test_where_another_order_is_asked_for_no_sampler_is_run_ahead(hpcstage: Hpcstage, make_tree: Tree) -> None:
     root = make_tree(files=60, size_bytes=2000)
-    stdout, record = run(hpcstage, root, "--order", asked, workers=2)
+    stdout, record = run(hpcstage, root, "--order", "manifest", workers=2)
     assert stdout == alone(root, workers=2)
     order = record["order"]
-    assert order["announcements"] == 0
+    assert (order["provenance"], order["followed"], order["announcements"]) == ("manifest", False, 0)
     assert record["coverage"]["swapped"] > 0
     assert record["time_split"]["loader_workers"] is not None, "waits are measured all the same"
-
-
-def test_an_order_asked_for_by_name_stays(hpcstage: Hpcstage, make_tree: Tree) -> None:
-    root = make_tree(files=60, size_bytes=2000)
-    _, record = run(hpcstage, root, "--order", "manifest", "--max-rate", "200kB", workers=0)
-    assert record["order"]["provenance"] == "manifest"
-    assert record["order"]["followed"] is False

@@ -41,8 +41,7 @@ def interpreter(minor: int) -> str | None:
     return next((os.fspath(path) for path in root.glob(f"versions/3.{minor}.*/bin/{name}")), shutil.which(name))
 
 
-@pytest.mark.parametrize("layer", ["native", "python"])
-@pytest.mark.parametrize("minor", MINORS)
+@pytest.mark.parametrize(("minor", "layer"), [*((minor, "native") for minor in MINORS), (MINORS[0], "python")])
 def test_another_python_is_served(hpcstage: Hpcstage, make_tree: Tree, minor: int, layer: str) -> None:
     python = interpreter(minor)
     if python is None:

@@ -26,7 +26,7 @@ os.write(made[-1], repr((names, made, sys.stdin is None, sys.stdout is None, sys
 open(sys.argv[1]).read()
 sys.exit(7)
 """
-CLOSED = ["2>&-", "1>&-", "0<&-", "1>&- 2>&-", "0<&- 2>&-", "0<&- 1>&- 2>&-"]
+CLOSED = ["2>&-", "1>&-", "0<&- 2>&-", "0<&- 1>&- 2>&-"]
 
 
 def run_in(hpcstage: Hpcstage, script: str, *words: str | bytes | os.PathLike[str], **more: str) -> int:

@@ -43,15 +43,6 @@ def test_one_node(hpcstage: Hpcstage, make_tree: Tree) -> None:
     assert not any(line.startswith(("mode ", "budget ", "datasets: ", "copied ")) for line in quiet), quiet
 
 
-def test_a_dataset_that_is_local_is_a_decision(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path) -> None:
-    same_disk = tmp_path / "local"
-    same_disk.mkdir()
-    data = make_tree(files=2)
-    lines = told(hpcstage, "-v", "--local-dir", same_disk, "--data", data)
-    assert f"mode direct: the dataset {data} is already on the node-local disk" in lines
-    assert not any(line.startswith(("budget ", "order ", "copied ")) for line in lines), lines
-
-
 def test_several_nodes(hpcstage: Hpcstage, make_tree: Tree) -> None:
     pytest.importorskip("mpi4py")
     lines = told(hpcstage, "-v", "--nodes", "2", "--mode", "upfront", "--data", make_tree(files=6))

@@ -15,16 +15,6 @@ from conftest import Hpcstage, wait_for
 Tree = Callable[..., Path]
 
 
-@pytest.mark.parametrize("command", [["tar", "cf", "-"], ["find"]])
-def test_a_program_that_is_not_python(hpcstage: Hpcstage, make_tree: Tree, command: list[str]) -> None:
-    data = make_tree(files=3)
-    done = hpcstage("run", "--data", data, "--", *command, data)
-    assert done.returncode == 0
-    said = done.stderr.decode().splitlines()
-    assert any(f"hpcstage: {command[0]} is not Python: " in line for line in said), said
-    assert not any("error:" in line for line in said), said
-
-
 @pytest.mark.parametrize("command", [[sys.executable, "-c", ""], ["env", "true"], ["sh", "-c", "python3 -c ''"]])
 def test_others_are_told_nothing(hpcstage: Hpcstage, make_tree: Tree, command: list[str]) -> None:
     done = hpcstage("run", "--data", make_tree(files=3), "--", *command)

@@ -286,6 +286,27 @@ def stepped(lab: Lab, code: str, *args: Any, actions: Sequence[Action] = (), fla
     return json.loads(out.splitlines()[-1])
 
 
+_EACH = """
+found, plain = {}, dict(globals())
+for way, code in json.loads(sys.argv[2]).items():
+    top = os.path.join(SOURCE, way) if APART else SOURCE
+    space = {
+        **plain, "way": way, "SOURCE": top, "src": lambda *parts, top=top: os.path.join(top, *parts),
+        "say": lambda value, way=way: found.__setitem__(way, value),
+    }
+    try: exec(code, space)
+    except Exception as error: found[way] = repr(error)
+print(json.dumps(found))
+"""
+
+
+def each(lab: Lab, ways: dict[str, str], *args: Any, apart: bool = True, **popen: Any) -> dict[str, Any]:
+    """What each way said, all in one process; to each its own directory is the source, if they are apart."""
+    said = lab.run(f"APART = {apart}\n{_EACH}", json.dumps(ways), *args, **popen)
+    assert isinstance(said, dict)
+    return said
+
+
 COMING_BYTES = 4 * LEAST_STRIPE_BYTES + 1000
 """Five stripes."""
 

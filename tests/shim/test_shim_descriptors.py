@@ -6,17 +6,24 @@ import errno
 import fcntl
 import os
 import shutil
-import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from shimlab import Lab, Responder, compile_library, ready, stepped
+from shimlab import Lab, Responder, compile_library, each, ready, stepped
 
 from hpcstage.protocol import shim
 
 pytest_plugins = ("shimfixtures",)
 
 SAME = b"the same bytes at the source and in the store"
+
+
+def all_staged(lab: Lab, ways: Iterable[str]) -> None:
+    """To each way a file of its own, with a copy."""
+    for way in ways:
+        lab.put(f"{way}/file", SAME, SAME)
+    lab.install()
 
 
 def staged(lab: Lab, name: str = "file", content: bytes = SAME) -> Path:
@@ -36,23 +43,20 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("way", WRITES)
-def test_a_descriptor_is_opened_again_for_writing(lab: Lab, way: str) -> None:
-    path = staged(lab)
-    code = f"""
+def test_a_descriptor_is_opened_again_for_writing(lab: Lab) -> None:
+    all_staged(lab, WRITES)
+    code = """
 r = open(src("file"), "rb")
 r.seek(4)
-{WRITES[way]}
+{}
 at = r.tell()
 r.seek(0)
-say([r.read(3).decode(), at, os.path.exists(sys.argv[2])])
+say([r.read(3).decode(), at, os.path.exists(os.path.join(sys.argv[3], way, "file"))])
 """
-    read, at, staged_still = lab.run(code, lab.store / "file", flags=["-W", "ignore"])
-    expected = SAME[:3] if way == "truncate" else b"NEW"
-    assert path.read_bytes()[:3] == expected
-    assert read.encode() == expected
-    assert at == 4
-    assert not staged_still
+    said = each(lab, {way: code.format(write) for way, write in WRITES.items()}, lab.store, flags=["-W", "ignore"])
+    expected = {way: (SAME[:3] if way == "truncate" else b"NEW").decode() for way in WRITES}
+    assert said == {way: [read, 4, False] for way, read in expected.items()}
+    assert {way: (lab.source / way / "file").read_text()[:3] for way in WRITES} == expected
 
 
 WRITES_BY_NAME = {
@@ -63,20 +67,20 @@ WRITES_BY_NAME = {
 }
 
 
-@pytest.mark.parametrize("way", WRITES_BY_NAME)
-def test_who_has_a_file_open_reads_what_the_program_writes_to_it(lab: Lab, way: str) -> None:
-    staged(lab)
-    code, expected = WRITES_BY_NAME[way]
-    code = f"""
+def test_who_has_a_file_open_reads_what_the_program_writes_to_it(lab: Lab) -> None:
+    all_staged(lab, WRITES_BY_NAME)
+    code = """
 name = src("file")
 first, second = open(name, "rb", buffering=0), open(name, "rb", buffering=0)
 first.seek(2)
-{code}
+{}
 at = first.tell()
 first.seek(0)
 say([first.read().decode(), second.read().decode(), at, os.fstat(second.fileno()).st_size])
 """
-    assert lab.run(code) == [expected.decode(), expected.decode(), 2, len(expected)]
+    assert each(lab, {way: code.format(write) for way, (write, _) in WRITES_BY_NAME.items()}) == {
+        way: [expected.decode(), expected.decode(), 2, len(expected)] for way, (_, expected) in WRITES_BY_NAME.items()
+    }
 
 
 LOOKED_UP = {
@@ -90,17 +94,17 @@ LOOKED_UP = {
 }
 
 
-@pytest.mark.parametrize("way", LOOKED_UP)
-def test_a_change_by_a_function_that_was_looked_up_shows_at_once(native_lab: Lab, way: str) -> None:
-    staged(native_lab)
-    code = f"""
+def test_a_change_by_a_function_that_was_looked_up_shows_at_once(native_lab: Lab) -> None:
+    all_staged(native_lab, LOOKED_UP)
+    code = """
 import ctypes
-c, name = ctypes.CDLL(None), os.fsencode(src("file"))
-before = os.path.exists(sys.argv[2])
-{LOOKED_UP[way]}
-say([before, os.path.exists(sys.argv[2])])
+c, name, copy = ctypes.CDLL(None), os.fsencode(src("file")), os.path.join(sys.argv[3], way, "file")
+before = os.path.exists(copy)
+{}
+say([before, os.path.exists(copy)])
 """
-    assert native_lab.run(code, native_lab.store / "file") == [True, False]
+    ways = {way: code.format(change) for way, change in LOOKED_UP.items()}
+    assert each(native_lab, ways, native_lab.store) == {key: [True, False] for key in LOOKED_UP}
 
 
 @pytest.mark.compiler
@@ -263,47 +267,50 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_attributes_change_at_the_source(lab: Lab, change: str) -> None:
-    if "chown" in change and os.geteuid() != 0:
-        pytest.skip("needs root")
-    call, name, value = CHANGES[change]
-    path = staged(lab)
-    code = f"""
+def changes() -> dict[str, tuple[str, str, int]]:
+    """Those that this user may make."""
+    return {way: change for way, change in CHANGES.items() if "chown" not in way or os.geteuid() == 0}
+
+
+def test_attributes_change_at_the_source(lab: Lab) -> None:
+    all_staged(lab, changes())
+    code = """
 fd = os.open(src("file"), os.O_RDONLY)
 os.lseek(fd, 9, os.SEEK_SET)
 twin = os.dup(fd)
-{call}
-say([os.fstat(fd).{name}, os.fstat(twin).{name}, os.stat(src("file")).{name}, os.read(twin, 5).decode(),
+{0}
+say([os.fstat(fd).{1}, os.fstat(twin).{1}, os.stat(src("file")).{1}, os.read(twin, 5).decode(),
      os.lseek(fd, 0, os.SEEK_CUR), os.get_inheritable(fd)])
 """
-    assert lab.run(code) == [value, value, value, SAME[9:14].decode(), 14, False]
-    assert getattr(path.stat(), name) == value
-    assert not (lab.store / "file").exists()
+    said = each(lab, {way: code.format(call, field) for way, (call, field, _) in changes().items()})
+    for way, (_, field, value) in changes().items():
+        assert said[way] == [value, value, value, SAME[9:14].decode(), 14, False], way
+        assert getattr((lab.source / way / "file").stat(), field) == value
+        assert not (lab.store / way / "file").exists(), way
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_attributes_change_through_a_descriptor_that_was_opened_before_the_copy(lab: Lab, change: str) -> None:
-    path = lab.put("file", SAME)
+def test_attributes_change_through_a_descriptor_that_was_opened_before_the_copy(lab: Lab) -> None:
+    for way in changes():
+        lab.put(f"{way}/file", SAME)
     lab.install().state(shim.State.SETTLED)
-    call, field, expected = CHANGES[change]
     code = f"""
-fd = os.open(src("file"), os.O_RDONLY)
-os.write(1, b"opened\\n")
-sys.stdin.readline()
-{call}
-say(os.stat(src("file")).{field})
+ways, found = {changes()!r}, {{}}
+fds = {{way: os.open(src(way, "file"), os.O_RDONLY) for way in ways}}
+step()
+for way, (call, field, _) in ways.items():
+    fd = fds[way]
+    exec(call)
+    found[way] = getattr(os.stat(src(way, "file")), field)
+say(found)
 """
-    process = lab.start(code, stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"opened\n"
-    lab.put("file", None, SAME)
-    shutil.copystat(path, lab.store / "file")
-    lab.note("file")
-    process.stdin.write(b"\n")
-    out, errors = process.communicate(timeout=30)
-    assert (out, errors) == (b"%d\n" % expected, b"")
+
+    def publish() -> None:
+        for way in changes():
+            lab.put(f"{way}/file", None, SAME)
+            shutil.copystat(lab.source / way / "file", lab.store / way / "file")
+            lab.note(f"{way}/file")
+
+    assert stepped(lab, code, actions=[publish]) == {way: expected for way, (_, _, expected) in changes().items()}
 
 
 @pytest.mark.parametrize("way", ["flock", "lockf"])
@@ -350,8 +357,15 @@ with contextlib.suppress(OSError):
 """
 
 
-@pytest.mark.parametrize("free", range(4))
-@pytest.mark.parametrize("change", ["os.fchmod(fd, 0o600)", "os.utime(fd, (7, 7))"])
+@pytest.mark.parametrize(
+    ("change", "free"),
+    [
+        ("os.fchmod(fd, 0o600)", 0),
+        ("os.fchmod(fd, 0o600)", 1),
+        ("os.fchmod(fd, 0o600)", 2),
+        ("os.utime(fd, (7, 7))", 1),
+    ],
+)
 def test_a_change_for_which_no_descriptor_is_free_fails(lab: Lab, change: str, free: int) -> None:
     """Or is one of the source; never of the copy."""
     path = staged(lab)
@@ -389,13 +403,13 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("way", PATHS)
-def test_an_owner_changes_at_the_source(lab: Lab, way: str) -> None:
+def test_an_owner_changes_at_the_source(lab: Lab) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    path = staged(lab)
-    assert lab.run(f"{PATHS[way]}; s = os.stat(src('file')); say([s.st_uid, s.st_gid])") == [7, 8]
-    assert (path.stat().st_uid, path.stat().st_gid) == (7, 8)
+    all_staged(lab, PATHS)
+    ways = {way: f"{call}; s = os.stat(src('file')); say([s.st_uid, s.st_gid])" for way, call in PATHS.items()}
+    assert each(lab, ways) == {key: [7, 8] for key in PATHS}
+    assert [((lab.source / way / "file").stat().st_uid) for way in PATHS] == [7] * len(PATHS)
 
 
 def test_extended_attributes_are_the_sources(lab: Lab) -> None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from shimlab import Lab, Responder, ready, wait_until
+from shimlab import Lab, Responder, each, ready, wait_until
 
 from hpcstage.protocol import shim
 
@@ -45,21 +45,22 @@ def here(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("links", LINKS)
-def test_a_name_through_links_is_served(lab: Lab, here: Path, links: str) -> None:
+def test_a_name_through_links_is_served(lab: Lab, tmp_path: Path) -> None:
     lab.put("d/file", b"source", b"copy..")
-    make_links(here, LINKS[links], lab.source)
+    for way, links in LINKS.items():
+        (tmp_path / way).mkdir()
+        make_links(tmp_path / way, links, lab.source)
+        assert (tmp_path / way / "link/d/file").read_bytes() == b"source"
     lab.install()
-    name = here / "link/d/file"
-    assert name.read_bytes() == b"source"
     code = """
-name = sys.argv[2]
-os.chdir(os.path.dirname(os.path.dirname(os.path.dirname(name))))
+os.chdir(os.path.join(sys.argv[3], way))
+name = os.path.abspath("link/d/file")
 out = [open(name).read(), open("link/d/file").read(), open("./link//d/file").read(), os.stat(name).st_size]
 say(out + [open(name).name == name])
 """
-    assert lab.run(code, name) == ["copy.."] * 3 + [6, True]
-    assert lab.counters()["hit_opens"] == 4
+    said = each(lab, dict.fromkeys(LINKS, code), tmp_path, apart=False)
+    assert said == {key: ["copy..", "copy..", "copy..", 6, True] for key in LINKS}
+    assert lab.counters()["hit_opens"] == 4 * len(LINKS)
     assert lab.counters().get("source_opens", 0) == 0
 
 
@@ -78,14 +79,15 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_each_way_to_open(lab: Lab, here: Path, way: str) -> None:
+def test_each_way_to_open(lab: Lab, here: Path) -> None:
     lab.put("d/file", b"source", b"copy..")
     (here / "link").symlink_to(lab.source)
     lab.install()
-    code = f"HERE = sys.argv[2]; name = HERE + '/link/d/file'; say(({WAYS[way]}).decode())"
-    assert lab.run(code, here) == "copy.."
-    assert lab.counters()["hit_opens"] == 1
+    ways = {
+        way: f"HERE = sys.argv[3]; name = HERE + '/link/d/file'; say(({code}).decode())" for way, code in WAYS.items()
+    }
+    assert each(lab, ways, here, apart=False) == dict.fromkeys(WAYS, "copy..")
+    assert lab.counters()["hit_opens"] == len(WAYS)
 
 
 def test_the_daemon_is_asked_by_the_names_it_knows(lab: Lab, here: Path) -> None:
@@ -114,30 +116,32 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
-@pytest.mark.parametrize("way", CHANGES)
-def test_a_change_through_a_link_drops_the_copy(lab: Lab, here: Path, way: str, known: bool) -> None:
-    lab.put("d/file", b"source", b"copy..")
-    (here / "link").symlink_to(lab.source)
-    lab.install()
-    code = f"name = sys.argv[2]; sys.argv[3] == 'True' and open(name).read(); {CHANGES[way]}"
-    with Responder(lab.sock, ready) as daemon:
-        lab.run(code, here / "link/d/file", str(known), cwd=here)
-        wait_until(lambda: bool(daemon.paths(shim.Kind.WROTE)))
-        assert any(os.fsencode(lab.source / "d/file").startswith(path) for path in daemon.paths(shim.Kind.WROTE))
-
-
 FILE_CHANGES = {name: CHANGES[name] for name in ("w", "r+", "O_RDWR", "truncate", "chmod", "utime")}
 
 
-@pytest.mark.parametrize("way", FILE_CHANGES)
-def test_a_change_through_a_link_to_a_file_drops_the_copy(lab: Lab, here: Path, way: str) -> None:
-    lab.put("d/file", b"source", b"copy..")
-    (here / "file").symlink_to(lab.source / "d/file")
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("link/d/file", True), ("link/d/file", False), ("file", False)],
+    ids=["known", "unknown", "file"],
+)
+def test_a_change_through_a_link_drops_the_copy(lab: Lab, tmp_path: Path, name: str, known: bool) -> None:
+    changes = FILE_CHANGES if name == "file" else CHANGES
+    for way in changes:
+        lab.put(f"{way}/d/file", b"source", b"copy..")
+        (tmp_path / way).mkdir()
+        (tmp_path / way / "link").symlink_to(lab.source / way)
+        (tmp_path / way / "file").symlink_to(lab.source / way / "d/file")
     lab.install()
+    first = f"os.chdir(os.path.join(sys.argv[3], way)); name = os.path.abspath({name!r}); {known} and open(name).read()"
     with Responder(lab.sock, ready) as daemon:
-        lab.run(f"name = sys.argv[2]; {CHANGES[way]}", here / "file", cwd=here)
-        assert os.fsencode(lab.source / "d/file") in daemon.paths(shim.Kind.WROTE)
+        assert each(lab, {way: f"{first}; {code}" for way, code in changes.items()}, tmp_path) == {}
+
+        def is_told(way: str) -> bool:
+            file = os.fsencode(lab.source / way / "d/file")
+            return any(file.startswith(path) for path in daemon.paths(shim.Kind.WROTE))
+
+        for way in changes:
+            wait_until(lambda way=way: is_told(way))
 
 
 def test_what_acts_on_a_link_itself_drops_nothing(lab: Lab, here: Path) -> None:
@@ -167,26 +171,28 @@ SWITCHES = {
 }
 
 
-@pytest.mark.parametrize("way", SWITCHES)
-def test_a_link_that_changes_leads_elsewhere_at_once(lab: Lab, here: Path, way: str) -> None:
+def test_a_link_that_changes_leads_elsewhere_at_once(lab: Lab, tmp_path: Path) -> None:
     """Whoever changes it. The other directory has a file of the same name."""
     lab.put("d/file", b"source", b"copy..")
-    other = here.parent / "other"
+    other = tmp_path / "other"
     (other / "d").mkdir(parents=True)
     (other / "d/file").write_bytes(b"other")
-    (here / "up").mkdir()
-    (here / "up/link").symlink_to(lab.source)
-    (here / "link").symlink_to("up/link" if "above" in way else lab.source)
+    for way in SWITCHES:
+        (tmp_path / way / "up").mkdir(parents=True)
+        (tmp_path / way / "up/link").symlink_to(lab.source)
+        (tmp_path / way / "link").symlink_to("up/link" if "above" in way else lab.source)
     lab.install()
-    code = f"""
+    code = """
 import shutil, subprocess
-OTHER = sys.argv[3]
-os.chdir(sys.argv[2])
+OTHER = sys.argv[4]
+os.chdir(os.path.join(sys.argv[3], way))
 out = [open("link/d/file").read() for _ in range(3)]
-{SWITCHES[way]}
+{}
 say(out + [open("link/d/file").read(), open(os.path.abspath("link/d/file")).read(), os.stat("link/d/file").st_size])
 """
-    assert lab.run(code, here, other) == ["copy.."] * 3 + ["other", "other", 5]
+    ways = {way: code.format(switch) for way, switch in SWITCHES.items()}
+    said = each(lab, ways, tmp_path, other, apart=False)
+    assert said == {key: ["copy..", "copy..", "copy..", "other", "other", 5] for key in SWITCHES}
 
 
 @pytest.mark.parametrize("ours", [True, False], ids=["by this process", "by another"])

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from shimlab import Lab, Responder, compile_library, ready
+from shimlab import Lab, Responder, compile_library, ready, require
 
 from hpcstage.protocol import shim
 
@@ -314,9 +314,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("method", [None, "fork", "spawn", "forkserver"])
-def test_data_loader(lab: Lab, tmp_path: Path, method: str | None) -> None:
+@pytest.mark.parametrize(
+    ("layer", "method"), [("native", None), ("native", "fork"), ("native", "forkserver"), ("python", "spawn")]
+)
+def test_data_loader(tmp_path: Path, layer: str, method: str | None) -> None:
     pytest.importorskip("torch")
+    require(layer)
+    lab = Lab(tmp_path, layer)
     for index in range(12):
         lab.put(f"f{index}", b"%06d" % index, b"%06d" % index if index < 9 else None)
     lab.install()

@@ -36,16 +36,25 @@ def test_ready_reads_the_copy(lab: Lab) -> None:
     assert "source_opens" not in counters
 
 
-@pytest.mark.parametrize("reason", [r for r in shim.Reason if r.name in ("UNKNOWN", "LATER", "FULL", "FAILED", "VOID")])
-def test_direct_reads_the_source(lab: Lab, reason: shim.Reason) -> None:
-    lab.put("file", b"source")
+REASONS = [shim.Reason[name] for name in ("UNKNOWN", "LATER", "FULL", "FAILED", "VOID")]
+
+
+def test_direct_reads_the_source(lab: Lab) -> None:
+    for reason in REASONS:
+        lab.put(reason.name, b"source")
     lab.install()
-    with Responder(lab.sock, direct(reason)):
-        assert lab.run(READ) == "source"
+
+    def refuse(kind: shim.Kind, path: bytes) -> bytes | None:
+        return direct(shim.Reason[Path(os.fsdecode(path)).name])(kind, path)
+
+    with Responder(lab.sock, refuse):
+        names = [reason.name for reason in REASONS]
+        assert lab.run("say([open(src(name)).read() for name in sys.argv[2:]])", *names) == ["source"] * len(REASONS)
     counters = lab.counters()
-    assert counters[f"direct_{reason.name.lower()}"] == counters["source_opens"] == 1
+    assert {name: counters[f"direct_{name.lower()}"] for name in names} == dict.fromkeys(names, 1)
+    assert counters["source_opens"] == len(REASONS)
     assert counters["source_open_ns"] > 0
-    assert lab.slots()[0]["opens_in_histogram"] == 1
+    assert lab.slots()[0]["opens_in_histogram"] == len(REASONS)
 
 
 def test_ready_without_a_copy_is_a_local_error(lab: Lab) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -401,16 +400,6 @@ def test_rings_of_ended_processes_go(logged: Logged) -> None:
     assert logged.rings() == []
 
 
-def test_the_rest_of_an_ended_process_is_read(logged: Logged) -> None:
-    lab = logged.lab
-    lab.put("file", b"s", b"c")
-    lab.install()
-    lab.run("open(src('file')).close()")
-    assert len(logged.events()) == 1
-    assert logged.events() == []
-    assert logged.rings() == []
-
-
 def test_a_killed_process_leaves_what_it_wrote(logged: Logged) -> None:
     lab = logged.lab
     lab.put("file", b"s", b"c")
@@ -420,26 +409,3 @@ def test_a_killed_process_leaves_what_it_wrote(logged: Logged) -> None:
     assert logged.plain() == ["file"]
     logged.opens.close()
     assert logged.rings() == []
-
-
-def test_workers_of_a_loader(logged: Logged, tmp_path: Path) -> None:
-    lab = logged.lab
-    for index in range(20):
-        lab.put(f"f{index}", b"s", b"c")
-    lab.install()
-    program = tmp_path / "program.py"
-    program.write_text("""
-import multiprocessing, sys
-def read(index):
-    open(sys.argv[1] + "/f%d" % index).close()
-if __name__ == "__main__":
-    with multiprocessing.get_context("fork").Pool(3) as pool:
-        pool.map(read, range(20), chunksize=1)
-        pool.close(); pool.join()
-""")
-    done = subprocess.run(
-        [sys.executable, os.fspath(program), os.fspath(lab.source)],
-        env=lab.environment(), capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert sorted(logged.plain()) == sorted(f"f{index}" for index in range(20))

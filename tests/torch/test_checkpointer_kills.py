@@ -216,7 +216,7 @@ while True:
 
 def test_killed_at_random_moments(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     chance, before = random.Random(4), 0
-    for _ in range(4):
+    for _ in range(2):
         training = subprocess.Popen([sys.executable, "-c", TRAINING, tmp_path / "c"], cwd=REPO, stdout=subprocess.PIPE)
         with training:
             assert training.stdout is not None

@@ -13,7 +13,7 @@ import gradient_ranks  # noqa: E402
 from locality_ranks import make_node, run_ranks  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-WORLD = 4
+WORLD = 3
 TOLERANCE = 1e-12
 
 

@@ -168,14 +168,6 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
         LocalityAwareSampler(range(9), **{"batch_size": 2, **options})
 
 
-def test_in_a_loader() -> None:
-    dataset = torch.arange(10)
-    sampler = LocalityAwareSampler(dataset, 4, seed=3)
-    loader = DataLoader(dataset, batch_sampler=sampler)
-    sampler.set_epoch(1)
-    assert [batch.tolist() for batch in loader] == list(sampler)
-
-
 def test_lightning_finds_the_epoch() -> None:
     data = pytest.importorskip("lightning.fabric.utilities.data")
     sampler = LocalityAwareSampler(range(10), 4)
