@@ -34,7 +34,8 @@ from hpcstage.emulator.build import cached_binary, compile_c
 Bytes = npt.NDArray[np.uint8]
 SOURCE = Path(__file__).with_name("coder.c")
 K, M = 8, 2
-SIZES = {"64 KB": 64 << 10, "1 MB": 1 << 20}
+SIZES = {"256 KB": 256 << 10, "1 MB": 1 << 20}
+"""The first is what exchanges give to a kernel at a time."""
 SAMPLE_S, QUICK_SAMPLE_S = 0.2, 0.05
 PASSES_PER_BATCH = 4
 ROUNDS = 15
