@@ -212,9 +212,8 @@ class _Ending:
                 failed = {}
                 for batch in (names[at : at + BATCH] for at in range(0, len(names), BATCH)):
                     whys = threads.map(self._bring, batch, repeat(is_last))
-                    failed.update(zip(batch, whys, strict=True))
+                    failed.update((name, why) for name, why in zip(batch, whys, strict=True) if why)
                     failed.update((name, _why(error)) for name, error in self._uploader.settle().items())
-            failed = {name: why for name, why in failed.items() if why}
             names = list(failed)
         self._failed.update(failed)
 
