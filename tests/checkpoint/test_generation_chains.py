@@ -1,4 +1,4 @@
-"""Chains of random changes: each generation restores bit for bit, whatever was kept, dropped, damaged or killed."""
+"""Chains of random changes: each generation restores bit for bit, whatever was dropped, damaged or killed."""
 
 from __future__ import annotations
 
@@ -62,8 +62,6 @@ class Step:
     changes: list[tuple[object, ...]]
     kind: GenerationKind | None
     full_why: str
-    kept: set[str]
-    """Checkpoints that are kept if the newest generation has them, and are being rewritten in the directory."""
     killed_at: int | None
     """The call before which the process of the commit is killed, if it makes so many."""
     dropped: set[int]
@@ -72,13 +70,11 @@ class Step:
     """Which of the generations that are there gets a flipped bit, and where."""
 
 
-tops = sorted({name.partition("/")[0] for name in NAMES})
 steps = st.builds(
     Step,
     changes=st.lists(changes, max_size=4),
     kind=st.sampled_from(KINDS),
     full_why=st.sampled_from(["", "", "a node is new"]),
-    kept=st.sets(st.sampled_from(tops), max_size=2),
     killed_at=st.one_of(st.none(), st.none(), st.integers(1, 200)),
     dropped=st.sets(st.integers(1, 6), max_size=3),
     damaged=st.one_of(
@@ -180,22 +176,12 @@ class Chain:
 
     def commit(self, step: Step) -> tuple[Tree, bool, int]:
         """Returns what the next generation must restore, whether it was made for certain, and its number."""
-        newest = self.expected.get(max(self.expected, default=0), {})
-        kept = step.kept & newest.keys()
         state = self.top / "state"
-        saved = sorted({path.name for path in state.iterdir()} - kept)
-        wanted = {name: one for name, one in newest.items() if name.partition("/")[0] in kept}
-        wanted |= {name: one for name, one in tree(state).items() if name.partition("/")[0] in saved}
+        wanted = tree(state)
         number, files = 0, KilledFiles(step.killed_at)
         with suppress(Killed), GenerationStore(self.top / "store", POLICIES[step.kind], files) as store:
             number = store.next_number()
-            try:
-                made = store.commit(FileTree(state, saved), terms=CommitTerms(full_why=step.full_why), kept=kept)
-            except DamagedGeneration:
-                assert kept
-                assert self.damaged
-                assert number not in store.numbers()
-                return wanted, False, number
+            made = store.commit(FileTree(state), terms=CommitTerms(full_why=step.full_why))
             assert len(made.manifest.needs) <= LONGEST
             assert not (made.manifest.needs and step.full_why)
             return wanted, True, number

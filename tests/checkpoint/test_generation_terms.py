@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,78 +122,6 @@ class TestTerms:
         assert [one.done_bytes for one in written] == [20 * BLOCK, 30 * BLOCK], "c is stored as b"
         assert {one.total_bytes for one in read} == {40 * BLOCK}
         assert {one.total_bytes for one in written} == {30 * BLOCK}
-
-
-class TestKept:
-    """Entries that are being rewritten are in a generation as they are in the one before."""
-
-    @pytest.fixture
-    def state(self, state: Path) -> Path:
-        (state / "sharded").mkdir()
-        (state / "sharded" / "rank0").write_bytes(noise(3 * BLOCK, 2))
-        return state
-
-    def test_nothing_of_them_is_read(self, tmp_path: Path, state: Path) -> None:
-        wanted = tree(state)
-        with GenerationStore(tmp_path / "store", SMALL) as store:
-            store.commit(FileTree(state))
-            shutil.rmtree(state / "sharded")
-            overwrite(state / "a", 0, b"changed")
-            wanted["a"] = tree(state)["a"]
-            delta = store.commit(FileTree(state), kept=["sharded"])
-            assert (delta.manifest.kind, delta.manifest.data_bytes) == (GenerationKind.DELTA, BLOCK)
-            terms = CommitTerms(full_why="a node is new")
-            full = store.commit(FileTree(state), terms=terms, kept=["sharded"])
-            assert (full.manifest.kind, full.manifest.data_bytes) == (GenerationKind.FULL, 23 * BLOCK)
-            for number in (2, 3):
-                restore(store.source(), number, tmp_path / f"restored{number}")
-                assert tree(tmp_path / f"restored{number}") == wanted
-            assert store.drop_all_but({2}) == [3], "1 is needed"
-            with pytest.raises(NoRoom):
-                store.commit(FileTree(state), terms=replace(terms, budget_bytes=23 * BLOCK), kept=["sharded"])
-
-    def test_blocks_of_another_size_are_kept_as_they_are(self, tmp_path: Path, state: Path) -> None:
-        with GenerationStore(tmp_path / "store", SMALL) as store:
-            store.commit(FileTree(state))
-        with GenerationStore(tmp_path / "store") as store:
-            assert store.commit(FileTree(state, ["a"]), kept=["sharded"]).manifest.data_bytes == 0
-            restore(store.source(), 2, tmp_path / "restored")
-        assert tree(tmp_path / "restored") == tree(state)
-
-    @pytest.mark.parametrize(
-        ("kept", "what"),
-        [("b", "no 'b' that could"), ("sharded/rank0", "no 'sharded/rank0' that"), ("a", "'a' cannot be both")],
-    )
-    def test_what_cannot_be_kept_is_an_error(self, tmp_path: Path, state: Path, kept: str, what: str) -> None:
-        with GenerationStore(tmp_path / "store", SMALL) as store:
-            with pytest.raises(ValueError, match="that could be kept"):
-                store.commit(FileTree(state, ["sharded"]), kept=["a"])
-            store.commit(FileTree(state))
-            with pytest.raises(ValueError, match=what):
-                store.commit(FileTree(state), kept=[kept])
-            assert store.numbers() == [1]
-
-    def test_damage_elsewhere_does_not_matter_and_its_own_is_found(self, tmp_path: Path, state: Path) -> None:
-        data = generation_path(tmp_path / "store", 1) / GenerationPart.DATA
-        wanted = tree(state)
-        with GenerationStore(tmp_path / "store", SMALL) as store:
-            store.commit(FileTree(state))
-        flip(data, BLOCK)
-        with GenerationStore(tmp_path / "store", SMALL) as store:
-            made = store.commit(FileTree(state, ["a"]), kept=["sharded"]).manifest
-            assert (made.kind, made.needs) == (GenerationKind.FULL, ())
-            assert "block 1 of 'a' differs" in made.reason
-            restore(store.source(), 2, tmp_path / "restored")
-            assert tree(tmp_path / "restored") == wanted
-            store.drop_all_but({1})
-            with pytest.raises(DamagedGeneration, match="block 1 of 'a' differs"):
-                store.commit(FileTree(state, ["sharded"]), kept=["a"])
-            assert store.numbers() == [1]
-        flip(data.parent / GenerationPart.BLOCKS, 5)
-        with GenerationStore(tmp_path / "store", SMALL) as store:
-            with pytest.raises(DamagedGeneration, match="its table of blocks differs"):
-                store.commit(FileTree(state, ["a"]), kept=["sharded"])
-            assert store.commit(FileTree(state)).manifest.kind is GenerationKind.FULL
 
 
 class TestEntries:

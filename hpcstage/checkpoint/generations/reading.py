@@ -143,10 +143,10 @@ class GenerationReader:
             start, end = first + start, first + end
             if table["length"][start]:
                 count = int(layout.lengths[start:end].sum())
-                self.read_run(generation, start, end, buffer[:count])
+                self._read_run(generation, start, end, buffer[:count])
                 yield int(layout.offsets[start]), buffer[:count]
 
-    def read_run(self, generation: OpenGeneration, start: int, end: int, view: memoryview) -> None:
+    def _read_run(self, generation: OpenGeneration, start: int, end: int, view: memoryview) -> None:
         """Fills the buffer with blocks that lie one behind the other, verified."""
         record, place = generation.table[start], generation.place
         owner = int(record["generation"])

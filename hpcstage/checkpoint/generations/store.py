@@ -119,17 +119,9 @@ class GenerationStore:
         return max(self._taken(), default=0) + 1
 
     def commit(
-        self,
-        state: StateSource,
-        identity: GenerationId | None = None,
-        terms: CommitTerms | None = None,
-        kept: Collection[str] = (),
+        self, state: StateSource, identity: GenerationId | None = None, terms: CommitTerms | None = None
     ) -> SavedGeneration:
         """Makes a generation of a state. Without an identity it has the next number, and is an attempt of its own.
-
-        `kept` are checkpoints that it has as the newest generation has them, whatever lies in the program's directory.
-        Raises a ValueError if that generation has none of such a name, or the state has it, too; DamagedGeneration if
-        what is kept cannot be read where it has to be.
 
         Raises StaleNumber if there are generations of this number or a higher one, StateChanged if the state changes
         meanwhile, NoRoom as the terms say, and OSError where the disk fails; then the generations before are what they
@@ -141,7 +133,7 @@ class GenerationStore:
             chosen = self._identity(identity)
             found = state.scan(self._files)
             before = newest_of(source, functools.partial(self._verify, source))
-            draft = draft_of(found, kept, before, self._policy.block_bytes, allowed)
+            draft = draft_of(found, before, self._policy.block_bytes, allowed)
             choice = draft.choose(self._policy, allowed.full_why)
             compared_s = time.monotonic()
             manifest, written_bytes = self._write(draft, chosen, choice, allowed)

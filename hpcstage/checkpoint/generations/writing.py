@@ -1,10 +1,8 @@
 """Makes the data of a generation: compares a state with the generation before, chooses a kind, writes what is missing.
 
 Compares by hashes alone: no old byte is read, a block that moved to another file or place is found again, and blocks of
-one hash are stored once. Entries that are kept from the generation before are not read: they have the hashes that its
-table says, and only a full generation needs their bytes. Owns the data file while it is written. Runs of blocks go from
-file to file inside the kernel; a block is stored only if it has the hash that the table says: what was copied is read
-back. Nothing here commits.
+one hash are stored once. Owns the data file while it is written. Runs of blocks go from file to file inside the kernel;
+a block is stored only if it has the hash that the table says: what was copied is read back. Nothing here commits.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import errno
 import itertools
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +23,6 @@ from hpcstage.checkpoint.generations.manifest import (
     DamagedGeneration,
     GenerationKind,
     GenerationManifest,
-    SavedEntry,
     checksum,
     layout_of,
 )
@@ -49,7 +46,6 @@ _STEP_BYTES = 32 << 20
 class GenerationBefore:
     """The newest generation, which the next one builds on if it can."""
 
-    reader: GenerationReader
     opened: OpenGeneration | None = None
     """None where there is none, or its manifest or table is damaged."""
     damage: str = ""
@@ -65,42 +61,20 @@ class GenerationBefore:
         """Returns which of its blocks have these hashes; -1 where none has."""
         return find(hashes, np.zeros((0, 2), np.uint64) if self.opened is None else self.opened.table["hash"])
 
-    def kept(self, names: Collection[str]) -> list[tuple[SavedEntry, Hashes]]:
-        """Returns the entries of some checkpoints with the hashes of their blocks. Raises DamagedGeneration if they
-        cannot be read, and a ValueError unless the generation has all of these."""
-        if names and self.opened is None and self.damage:
-            raise DamagedGeneration(self.damage)
-        made, missing = [], set(names)
-        for index, entry in enumerate(() if self.opened is None else self.opened.manifest.entries):
-            top = entry.name.partition("/")[0]
-            if self.opened is not None and top in names:
-                missing.discard(top)
-                blocks = self.opened.layout.blocks(index)
-                made.append((entry, self.opened.table["hash"][blocks.start : blocks.stop]))
-        if missing:
-            raise ValueError(f"the newest generation has no {min(missing)!r} that could be kept")
-        return made
-
-    def read_into(self, block: int, view: memoryview) -> None:
-        """Fills the buffer with one of its blocks, verified. Raises DamagedGeneration."""
-        if self.opened is None:
-            raise DamagedGeneration(self.damage)
-        self.reader.read_run(self.opened, block, block + 1, view)
-
 
 def newest_of(source: LocalSource, verify: Callable[[int], object]) -> GenerationBefore:
     """Returns what the next generation can build on; `verify` raises DamagedGeneration."""
     reader, numbers = GenerationReader(source), source.numbers()
     if not numbers:
-        return GenerationBefore(reader)
+        return GenerationBefore()
     opened = None
     try:
         opened = reader.generation(numbers[-1])
         chain_bytes = sum(_data_bytes(source, reader, n) for n in (numbers[-1], *opened.manifest.needs))
         verify(numbers[-1])
     except DamagedGeneration as error:
-        return GenerationBefore(reader, opened, f"the generation before is damaged: {error.what}")
-    return GenerationBefore(reader, opened, chain_bytes=chain_bytes)
+        return GenerationBefore(opened, f"the generation before is damaged: {error.what}")
+    return GenerationBefore(opened, chain_bytes=chain_bytes)
 
 
 def _data_bytes(source: LocalSource, reader: GenerationReader, number: int) -> int:
@@ -117,15 +91,12 @@ def _data_bytes(source: LocalSource, reader: GenerationReader, number: int) -> i
 
 @dataclass(frozen=True)
 class GenerationDraft:
-    """A state, with what is kept behind it, compared with the generation before."""
+    """A state, compared with the generation before."""
 
     state: FoundState
     before: GenerationBefore
-    entries: tuple[SavedEntry, ...]
     layout: BlockLayout
     hashes: Hashes
-    first_kept: int
-    """The first block of the entries that are kept."""
     zeros: Mask
     """The blocks of nothing but zeros."""
     found: Indices
@@ -169,29 +140,18 @@ class GenerationDraft:
             chain,
             max(time.time_ns(), before_ns + 1, after_ns + 1),
             self.layout.block_bytes,
-            self.entries,
+            self.state.entries,
             data_bytes,
             checksum(table),
         )
 
 
-def draft_of(
-    state: FoundState, kept: Collection[str], before: GenerationBefore, block_bytes: int, terms: CommitTerms
-) -> GenerationDraft:
-    """Reads a state and compares it. Raises as `GenerationBefore.kept` does, and a ValueError if the state has what is
-    kept."""
-    rows = before.kept(kept)
-    if twice := set(kept).intersection(entry.name for entry in state.entries):
-        raise ValueError(f"{min(twice)!r} cannot be both saved and kept")
-    if rows and before.opened is not None:  # hashes are of blocks of this size
-        block_bytes = before.opened.layout.block_bytes
-    entries = (*state.entries, *(entry for entry, _ in rows))
-    layout = layout_of(entries, block_bytes)
+def draft_of(state: FoundState, before: GenerationBefore, block_bytes: int, terms: CommitTerms) -> GenerationDraft:
+    """Reads a state and compares it."""
+    layout = layout_of(state.entries, block_bytes)
     total_bytes = sum(entry.size_bytes for entry in state.entries)
-    read = state.hashed(layout, CommitMeter(terms, CommitPhase.READING, total_bytes))
-    hashes = np.concatenate([read, *(hashes for _, hashes in rows)])
-    zeros = _zero_blocks(hashes, layout)
-    return GenerationDraft(state, before, entries, layout, hashes, len(read), zeros, before.found(hashes))
+    hashes = state.hashed(layout, CommitMeter(terms, CommitPhase.READING, total_bytes))
+    return GenerationDraft(state, before, layout, hashes, _zero_blocks(hashes, layout), before.found(hashes))
 
 
 def _zero_blocks(hashes: Hashes, layout: BlockLayout) -> Mask:
@@ -216,7 +176,7 @@ class DataWriter:
 
     def write(self, number: int) -> tuple[bytes, int]:
         """Stores the blocks of a generation, and has them on the disk; returns the table of all its blocks in its
-        binary form, and the size of the data. Raises NoRoom, StateChanged and DamagedGeneration."""
+        binary form, and the size of the data. Raises NoRoom and StateChanged."""
         draft, kind, table = self._draft, self._kind, self._table
         table["hash"] = draft.hashes
         if kind is not GenerationKind.FULL and draft.before.opened is not None:
@@ -225,12 +185,10 @@ class DataWriter:
         own, alike = draft.own(kind)
         stored = np.unique(alike)
         table["generation"][stored] = number
-        first_kept = int(np.searchsorted(stored, draft.first_kept))
-        for file, chosen in self._by_file(stored[:first_kept]):
+        for file, chosen in self._by_file(stored):
             with draft.state.opened(file) as source:
                 for run in self._runs(chosen):
                     self._copy_run(source, file, run)
-        self._copy_kept(stored[first_kept:])
         self._files.call(os.fsync, self._fd)
         table[own] = table[alike]
         return table.tobytes(), self._size_bytes
@@ -276,16 +234,6 @@ class DataWriter:
                 if xxhash.xxh3_128_digest(view[begin:end]) != hashes[block].tobytes():
                     raise self._draft.state.changed(file)
             place += len(view)
-
-    def _copy_kept(self, blocks: Indices) -> None:
-        """Stores blocks of the generation before, verified."""
-        draft, buffer = self._draft, memoryview(bytearray(self._draft.layout.block_bytes))
-        for block in blocks:
-            view, place = buffer[: draft.layout.lengths[block]], self._size_bytes
-            self._terms.check_room(place + len(view))
-            draft.before.read_into(int(draft.found[block]), view)
-            self._files.write(self._fd, view, place)
-            self._note(np.array([block]), np.array([place]))
 
     def _note(self, blocks: Indices, offsets: Indices) -> None:
         """Notes where blocks are that were stored behind all others."""
