@@ -16,6 +16,7 @@ import errno
 import os
 import socket
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -153,8 +154,6 @@ def _dead(path: str, tell: Callable[[str], object], is_stopped: Callable[[], boo
         if _listens(owner):
             raise Owned(owner.holder)
         return owner
-    from hpcstage.upload.start import time_there
-
     left_s = OLD_S - (time_there(os.path.dirname(path)) - mtime_ns) / 1e9
     if left_s > 0:
         tell(owner.holder)
@@ -280,3 +279,15 @@ def _name(owner: Owner) -> str:
 
 def _where() -> str:
     return f"{boot_id()} {os.stat('/proc/self/ns/net').st_ino}"
+
+
+def time_there(target: str) -> int:
+    """Returns the time by the clock of DIR's file system; it shows, too, whether DIR can be written."""
+    probe = f"{target}/.hpcstage-{uuid.uuid4().hex}"
+    fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        return os.fstat(fd).st_mtime_ns
+    finally:
+        os.close(fd)
+        with suppress(OSError):
+            os.unlink(probe)
