@@ -24,7 +24,7 @@ from hpcstage.checkpoint.job.ledger import EntryState, JobGeneration, JobOrder, 
 from hpcstage.checkpoint.job.naming import arriving
 from hpcstage.checkpoint.protection.groups import CodeSize
 
-FALLIBLE = (OrderKind.COMMIT, OrderKind.ENCODE, OrderKind.SHARE, OrderKind.COPY)
+FALLIBLE = (OrderKind.SAVE, OrderKind.PROTECT, OrderKind.PUBLISH, OrderKind.COPY)
 NAMES = ("step1", "step2", "latest")
 
 
@@ -114,7 +114,7 @@ class Node:
         self.see()
         return {}
 
-    def _commit(self, order: JobOrder) -> dict[str, Any]:
+    def _save(self, order: JobOrder) -> dict[str, Any]:
         number = order.body["number"]
         assert number > max(self.store, default=0), "the number of a generation that is there"
         share = order.body["shares"][self.name]
@@ -125,20 +125,20 @@ class Node:
             "kind": "full", "why": "", "changed_share": 1.0, "took_s": 0.1,
         }  # fmt: skip
 
-    def _encode(self, order: JobOrder) -> dict[str, Any]:
+    def _protect(self, order: JobOrder) -> dict[str, Any]:
         assert order.body["number"] in self.store
         assert any(self.name in group for group in order.body["groups"])
         self.encoded.add(order.body["number"])
         return {"seconds": 0.1}
 
-    def _share(self, order: JobOrder) -> dict[str, Any]:
+    def _publish(self, order: JobOrder) -> dict[str, Any]:
         assert order.body["number"] in self.store
         return {}
 
     def _copy(self, order: JobOrder) -> dict[str, Any]:
         return {}
 
-    def _keep(self, order: JobOrder) -> dict[str, Any]:
+    def _drop(self, order: JobOrder) -> dict[str, Any]:
         retained = set(order.body["retained"])
         for number in [n for n in self.store if n not in retained and n < order.body["newest"]]:
             del self.store[number]
@@ -233,7 +233,7 @@ class Job:
 
     def place(self, order: JobOrder) -> None:
         """Brings a generation to the target, and removes there what the program removed, as `gathering` does."""
-        if order.kind is not OrderKind.SHARE:
+        if order.kind is not OrderKind.PUBLISH:
             return
         last = order.ledger.last
         assert last is not None
@@ -531,7 +531,7 @@ def test_what_nobody_has_any_more_since_its_nodes_are_gone_stays_in_the_target()
     job = Job(3, target_ns=31, in_target=("last",)).begun()
     job.write(0, "last", is_complete=False)
     job.write(0, "step1")
-    job.settle(lambda: any(one.order.kind is OrderKind.KEEP for node in job.nodes.values() for one in node.todo))
+    job.settle(lambda: any(one.order.kind is OrderKind.DROP for node in job.nodes.values() for one in node.todo))
     assert job.last is not None
     assert job.last.names == {"step1"}
     for lost in (0, 1):
@@ -568,7 +568,7 @@ def test_a_state_that_changes_is_tried_again_with_another_number_and_in_full() -
     job = Job(2).begun()
     job.write(0, "step1")
     job.settle(lambda: bool(job.nodes[1].todo))
-    assert job.nodes[1].todo[0].order.kind is OrderKind.COMMIT
+    assert job.nodes[1].todo[0].order.kind is OrderKind.SAVE
     first = job.nodes[1].todo[0].order
     assert first.body["full_why"] == "it is the first of this run"
     job.nodes[1].work("step1 changed", is_soon=True)
@@ -594,8 +594,8 @@ def test_without_room_complete_entries_are_copied_as_they_are() -> None:
 def test_a_drain_that_failed_is_tried_again_at_the_end() -> None:
     job = Job(2).begun()
     job.write(0, "step1")
-    job.settle(lambda: any(one.order.kind is OrderKind.SHARE for one in job.nodes[1].todo))
-    job.nodes[1].fail(OrderKind.SHARE, "the target is away")
+    job.settle(lambda: any(one.order.kind is OrderKind.PUBLISH for one in job.nodes[1].todo))
+    job.nodes[1].fail(OrderKind.PUBLISH, "the target is away")
     job.settle()
     assert job.drained == 0
     assert "the target is away" in job.nodes[0].council.ledger.undrained_why
@@ -626,7 +626,7 @@ def write_and_fail(job: Job, name: str, kind: OrderKind) -> None:
 def test_the_newest_that_is_protected_stays_until_a_newer_one_is() -> None:
     job, first = protected(2, writer=0)
     for name in ("step2", "step3", "step4"):
-        write_and_fail(job, name, OrderKind.ENCODE)
+        write_and_fail(job, name, OrderKind.PROTECT)
         assert job.last is not None
         assert job.last.size == ""
         for node in job.nodes.values():
@@ -645,7 +645,7 @@ def test_what_is_in_the_target_needs_no_protected_one_before_it() -> None:
     job.write(0, "step1")
     job.settle()
     for name in ("step2", "step3"):
-        write_and_fail(job, name, OrderKind.ENCODE)
+        write_and_fail(job, name, OrderKind.PROTECT)
     assert job.last is not None
     assert job.drained == job.last.number
     assert all(node.store.keys() == {job.last.number - 1, job.last.number} for node in job.nodes.values())
@@ -654,8 +654,8 @@ def test_what_is_in_the_target_needs_no_protected_one_before_it() -> None:
 def test_what_is_carried_is_read_from_a_protected_generation_that_has_the_same() -> None:
     """The newest is not protected when a node is lost, and cannot be rebuilt; an older one has the entry, too."""
     job, safe = protected(3, writer=1)
-    write_and_fail(job, "step2", OrderKind.ENCODE)
-    write_and_fail(job, "step3", OrderKind.ENCODE)
+    write_and_fail(job, "step2", OrderKind.PROTECT)
+    write_and_fail(job, "step3", OrderKind.PROTECT)
     assert job.last is not None
     newest = job.last.number
     job.kill(1)
@@ -671,7 +671,7 @@ def test_what_is_carried_is_read_from_a_protected_generation_that_has_the_same()
 def test_what_is_being_written_again_is_carried_in_a_protected_generation_that_has_the_same() -> None:
     """A node may be lost before it is complete again."""
     job, safe = protected(3, writer=1)
-    write_and_fail(job, "step2", OrderKind.ENCODE)
+    write_and_fail(job, "step2", OrderKind.PROTECT)
     job.write(1, "step1", is_complete=False)
     job.settle()
     job.write(0, "step3")
@@ -687,7 +687,7 @@ def test_what_is_being_written_again_is_carried_in_a_protected_generation_that_h
 
 def why_full(job: Job) -> str:
     """Why the next generation is stored in full, of which the first node has the order."""
-    job.settle(lambda: any(one.order.kind is OrderKind.COMMIT for one in job.nodes[0].todo))
+    job.settle(lambda: any(one.order.kind is OrderKind.SAVE for one in job.nodes[0].todo))
     return str(job.nodes[0].todo[0].order.body["full_why"])
 
 
@@ -701,7 +701,7 @@ def test_why_a_generation_is_stored_in_full_is_said() -> None:
     job.nodes[0].work("no room")
     assert why_full(job) == "a try before was not saved by all nodes"
     job.settle()
-    write_and_fail(job, "step3", OrderKind.ENCODE)
+    write_and_fail(job, "step3", OrderKind.PROTECT)
     job.write(0, "step4")
     assert why_full(job) == "the generation before is not protected"
     job.settle()
@@ -805,7 +805,7 @@ class Disorder(RuleBasedStateMachine):
             if waiting:
                 self.job.deliver(data.draw(st.sampled_from(waiting)))
 
-    @rule(until=st.sampled_from([OrderKind.COMMIT, OrderKind.ENCODE, OrderKind.KEEP, OrderKind.SHARE]))
+    @rule(until=st.sampled_from([OrderKind.SAVE, OrderKind.PROTECT, OrderKind.DROP, OrderKind.PUBLISH]))
     def go_on(self, until: OrderKind) -> None:
         """Until a node has such an order before it, or there is rest."""
         self.job.settle(lambda: any(a.order.kind is until for node in self.job.nodes.values() for a in node.todo))
@@ -823,7 +823,7 @@ class Disorder(RuleBasedStateMachine):
             can_fail = kind in FALLIBLE if node.council.ledger.is_begun else is_from_disks
             if can_fail and what == "failed" and node.council.ledger.is_closed:
                 self.failed_at_end.add(kind)
-            is_changed = what == "changed" and kind is OrderKind.COMMIT
+            is_changed = what == "changed" and kind is OrderKind.SAVE
             node.work(what if can_fail and (is_changed or what == "failed") else "", is_soon=is_changed, place=place)
 
     @rule(data=st.data())
@@ -958,9 +958,9 @@ class Disorder(RuleBasedStateMachine):
                 missing -= arriving({node.name: node.council._own for node in reports.values()}, last)
             assert missing & half <= job.target.keys() | set(last.lacking), "the old ones stay where they are"
             missing -= half
-            assert not missing or OrderKind.COMMIT in self.failed_at_end
+            assert not missing or OrderKind.SAVE in self.failed_at_end
             ledger = reports[min(reports)].council.ledger
-            assert job.drained == last.number or (OrderKind.SHARE in self.failed_at_end and ledger.undrained_why)
+            assert job.drained == last.number or (OrderKind.PUBLISH in self.failed_at_end and ledger.undrained_why)
 
 
 TestDisorder = Disorder.TestCase

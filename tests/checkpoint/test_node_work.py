@@ -16,7 +16,7 @@ from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import Files, GenerationId
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.job.conclusions import after_commit
+from hpcstage.checkpoint.job.conclusions import after_save
 from hpcstage.checkpoint.job.families import earlier_states
 from hpcstage.checkpoint.job.known import note_generations
 from hpcstage.checkpoint.job.late import drain_late
@@ -84,7 +84,7 @@ def make_run(tmp_path: Path) -> MakeRun:
 def commit_of(reports: dict[str, NodeReport]) -> JobOrder:
     named = name_shares(reports, ())
     body = {"number": 9, "attempt": f"{9:032x}", "after_ns": 0, "full_why": "it is the first", **asdict(named)}
-    return JobOrder(2, 0, 0, OrderKind.COMMIT, body | {"removed": sorted(named.removed)})
+    return JobOrder(2, 0, 0, OrderKind.SAVE, body | {"removed": sorted(named.removed)})
 
 
 def test_what_is_written_again_before_anything_was_saved_stays_with_the_run_that_has_it_whole(
@@ -101,7 +101,7 @@ def test_what_is_written_again_before_anything_was_saved_stays_with_the_run_that
     reports = {NODE: NodeReport(entries=entries)}
     order = commit_of(reports)
     done = work.done(order)
-    ledger = after_commit(JobLedger(is_begun=True), order, {NODE: done}, reports, protect([NODE], None, {}))
+    ledger = after_save(JobLedger(is_begun=True), order, {NODE: done}, reports, protect([NODE], None, {}))
     assert ledger.last is not None
     assert (ledger.last.names, ledger.last.lacking) == ({"step2"}, ("step1",))
     work.know(replace(ledger, drained=ledger.last.number))

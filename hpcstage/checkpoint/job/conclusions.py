@@ -58,7 +58,7 @@ def after_failed_begin(ledger: JobLedger, keys: Sequence[str], line: str) -> Job
 # ---- a generation
 
 
-def after_commit(
+def after_save(
     ledger: JobLedger, order: JobOrder, outcomes: Outcomes, reports: Mapping[str, NodeReport], plan: ProtectionPlan
 ) -> JobLedger:
     """Notes a generation that all nodes have committed."""
@@ -90,7 +90,7 @@ def after_no_room(ledger: JobLedger) -> JobLedger | None:
     return replace(ledger, generations=stay) if len(stay) < len(ledger.generations) else None
 
 
-def after_failed_commit(
+def after_failed_save(
     ledger: JobLedger, order: JobOrder, outcomes: Outcomes, failure: tuple[str, Outcome] | None
 ) -> JobLedger:
     """Notes that a number is spent, and a failure that is not about to pass. What no node has saved leaves the
@@ -151,7 +151,7 @@ def _row(made: JobGeneration, facts: Mapping[str, Mapping[str, Any]]) -> SavedRo
 # ---- protection
 
 
-def after_encode(ledger: JobLedger, order: JobOrder, outcomes: Outcomes, plan: ProtectionPlan) -> JobLedger:
+def after_protect(ledger: JobLedger, order: JobOrder, outcomes: Outcomes, plan: ProtectionPlan) -> JobLedger:
     """Notes that the newest generation is protected, or why it is not."""
     failure, row = first_failure(outcomes), ledger.rows[-1]
     if failure is not None:
@@ -178,7 +178,7 @@ def described(plan: ProtectionPlan) -> str:
     return f"{plan.size}: any {plan.size.m} of the nodes of a group may be lost, {groups}{more}"
 
 
-def after_keep(ledger: JobLedger) -> JobLedger:
+def after_drop(ledger: JobLedger) -> JobLedger:
     """Notes which generations stay on the local disks: the two newest, and older ones that have their carried entries.
 
     As long as no newer one is protected or in the target, the newest that is protected stays in the place of the last
@@ -201,7 +201,7 @@ def after_keep(ledger: JobLedger) -> JobLedger:
 # ---- the target
 
 
-def after_failed_share(ledger: JobLedger, failure: tuple[str, Outcome]) -> JobLedger:
+def after_failed_publish(ledger: JobLedger, failure: tuple[str, Outcome]) -> JobLedger:
     """Notes why the newest generation is not in the target."""
     return replace(ledger, undrained_why=f"{failure[1].error}{on(failure[0])}")
 

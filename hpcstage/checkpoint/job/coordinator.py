@@ -1,8 +1,15 @@
-"""Decides which order the nodes of a job get next, on the node that gives them. Pure: it has no clock.
+"""Decides which orders the nodes of a job get next, on the node that gives them. Pure: it has no clock.
 
-Owns the order of things: what is saved, protected, drained and dropped, and when. It sees the reports of all nodes that
-are there, gives one order in each lane, and gives the next when all of them have carried it out (`conclusions`). What
-hangs with the target holds up no save.
+Owns the order of things: what is saved, protected, published and dropped, and when. It sees the reports of all nodes
+that are there, gives one order in each lane, and gives the next when all of them have carried it out (`conclusions`).
+What hangs with the target holds up no save.
+
+    lane     at the start       while a program runs       when it has ended on all nodes
+    local    begin, ready       save, protect, drop        close, save; then, behind the target: protect, drop, finish
+             or refuse
+    target                      publish, copy              copy, publish
+
+A node that goes, or joins, ends all orders: whoever is the lowest then goes on from the newest ledger.
 """
 
 from __future__ import annotations
@@ -127,7 +134,7 @@ class Coordinator:
         self._seq = max(self._seq, newest.seq)
         if newest.by != self._me or newest.ledger.saved_count > self.ledger.saved_count:
             self.ledger = newest.ledger
-        numbers = [one.body["number"] for one in orders if one.kind is OrderKind.COMMIT]
+        numbers = [one.body["number"] for one in orders if one.kind is OrderKind.SAVE]
         if numbers and max(numbers) >= self.ledger.next_number:
             self.ledger = replace(self.ledger, next_number=max(numbers) + 1, is_last_whole=False)
 
@@ -146,22 +153,22 @@ class Coordinator:
         elif any(report.ending is CommandEnding.NOT for report in reports):
             is_due = any(report.hurries for report in reports)
             if is_local_free:
-                _ = self._encode() or self._keep() or self._commit(now)
+                _ = self._protect() or self._drop() or self._save(now)
             if is_target_free:
-                _ = self._share(is_due=is_due) or self._copy(now)
-        elif is_local_free and not (self._close() or self._commit(now) or now < self._retry_at <= self._end_at):
-            is_busy = not is_target_free or self._copy(now) or self._share(is_due=True)
-            _ = is_busy or self._encode(is_ending=True) or self._keep() or self._finish()
+                _ = self._publish(is_due=is_due) or self._copy(now)
+        elif is_local_free and not (self._close() or self._save(now) or now < self._retry_at <= self._end_at):
+            is_busy = not is_target_free or self._copy(now) or self._publish(is_due=True)
+            _ = is_busy or self._protect(is_ending=True) or self._drop() or self._finish()
 
     def _conclude(self, order: JobOrder, outcomes: Outcomes, now: float) -> None:
         if order.kind is OrderKind.BEGIN:
             self._after_begin(order, outcomes)
-        elif order.kind is OrderKind.COMMIT:
-            self._after_commit(order, outcomes, now)
-        elif order.kind is OrderKind.ENCODE:
-            self.ledger = conclusions.after_encode(self.ledger, order, outcomes, self._plan())
-        elif order.kind in (OrderKind.SHARE, OrderKind.COPY):
-            self._after_share(order, outcomes)
+        elif order.kind is OrderKind.SAVE:
+            self._after_save(order, outcomes, now)
+        elif order.kind is OrderKind.PROTECT:
+            self.ledger = conclusions.after_protect(self.ledger, order, outcomes, self._plan())
+        elif order.kind in (OrderKind.PUBLISH, OrderKind.COPY):
+            self._after_publish(order, outcomes)
         elif order.kind is OrderKind.CLOSE:
             self.ledger = replace(self.ledger, is_closed=True, is_orderly=bool(order.body["is_orderly"]))
             self._retry_at, self._end_at = 0.0, now + END_S
@@ -212,7 +219,7 @@ class Coordinator:
 
     # ---- a generation
 
-    def _commit(self, now: float) -> bool:
+    def _save(self, now: float) -> bool:
         held, last = self._held(now), self.ledger.last
         if now < self._retry_at:
             return False
@@ -226,7 +233,7 @@ class Coordinator:
             return False
         self.ledger = replace(self.ledger, writers=self._writers)
         self._give(
-            OrderKind.COMMIT,
+            OrderKind.SAVE,
             number=self.ledger.next_number,
             attempt=self._terms.new_attempt(),
             after_ns=self.ledger.after_ns,
@@ -282,15 +289,15 @@ class Coordinator:
         entries = {host: self._reports[host].entries for host in named.shares}
         return any(not entries[host][name].is_restored for host, share in named.shares.items() for name in share)
 
-    def _after_commit(self, order: JobOrder, outcomes: Outcomes, now: float) -> None:
+    def _after_save(self, order: JobOrder, outcomes: Outcomes, now: float) -> None:
         if first_failure(outcomes) is None:
-            self.ledger = conclusions.after_commit(self.ledger, order, outcomes, self._reports, self._plan())
+            self.ledger = conclusions.after_save(self.ledger, order, outcomes, self._reports, self._plan())
             return
         hard = first_failure(outcomes, with_soon=False)
         if hard is not None and hard[1].facts.get(NO_ROOM) and (without := conclusions.after_no_room(self.ledger)):
-            self.ledger = conclusions.after_failed_commit(without, order, outcomes, None)
+            self.ledger = conclusions.after_failed_save(without, order, outcomes, None)
             return
-        self.ledger = conclusions.after_failed_commit(self.ledger, order, outcomes, hard)
+        self.ledger = conclusions.after_failed_save(self.ledger, order, outcomes, hard)
         self._retry_at = now + (SOON_S if hard is None else RETRY_S)
         self._copy_due = self._copy_due or hard is not None
 
@@ -303,7 +310,7 @@ class Coordinator:
         told = {host: report.domain for host, report in self._reports.items() if report.domain}
         return protect(list(self._reports), self._terms.asked, told)
 
-    def _encode(self, *, is_ending: bool = False) -> bool:
+    def _protect(self, *, is_ending: bool = False) -> bool:
         last, plan = self.ledger.last, self._plan()
         if last is None or last.size or plan.size is None or not self._is_of_present(last):
             return False
@@ -311,13 +318,13 @@ class Coordinator:
             return False
         groups = [list(group) for group in plan.groups]
         self._give(
-            OrderKind.ENCODE, number=last.number, attempt=last.attempt, groups=groups, k=plan.size.k, m=plan.size.m
+            OrderKind.PROTECT, number=last.number, attempt=last.attempt, groups=groups, k=plan.size.k, m=plan.size.m
         )
         return True
 
     # ---- the target
 
-    def _share(self, *, is_due: bool) -> bool:
+    def _publish(self, *, is_due: bool) -> bool:
         last = self.ledger.last
         if last is None or self.ledger.drained == last.number:
             return False
@@ -329,7 +336,7 @@ class Coordinator:
         names = sorted(name for name in last.names if last.marks(name) != self.ledger.drained_marks.get(name))
         told = {name for report in self._reports.values() for name in report.entries}
         self._give(
-            OrderKind.SHARE,
+            OrderKind.PUBLISH,
             number=last.number,
             attempt=last.attempt,
             staging=self._terms.new_attempt(),
@@ -352,25 +359,25 @@ class Coordinator:
         self._give(OrderKind.COPY, staging=self._terms.new_attempt(), shares=shares, copied=sorted(marks.values()))
         return True
 
-    def _after_share(self, order: JobOrder, outcomes: Outcomes) -> None:
+    def _after_publish(self, order: JobOrder, outcomes: Outcomes) -> None:
         failure = first_failure(outcomes)
         if failure is None:
             self.placing = order
         else:
-            self.ledger = conclusions.after_failed_share(self.ledger, failure)
+            self.ledger = conclusions.after_failed_publish(self.ledger, failure)
 
-    def _keep(self) -> bool:
+    def _drop(self) -> bool:
         """Has all nodes know the ledger, and drop what none retains."""
         newest = self._reports[self._hosts[self._me]].orders.get(Lane.LOCAL)
         if newest is not None and newest.ledger == self.ledger:
             return False
-        self.ledger = conclusions.after_keep(self.ledger)
+        self.ledger = conclusions.after_drop(self.ledger)
         stay = self.ledger.generations
         kept = {one.number for one in stay}
         under_way = [one.ledger.last for one in (self._given.get(Lane.TARGET), self.placing) if one and one.ledger.last]
         stay = *stay, *under_way
         retained = {need for one in stay for need in (one.number, *one.needs, *_carried_by(one))}
-        self._give(OrderKind.KEEP, retained=sorted(retained), newest=max(kept, default=0))
+        self._give(OrderKind.DROP, retained=sorted(retained), newest=max(kept, default=0))
         return True
 
     # ---- the end

@@ -47,15 +47,15 @@ class OrderKind(str, Enum):
     """The program has ended: look for the last time at what it completed."""
     REFUSE = "refuse"
     """The directories cannot be kept; `why` says why."""
-    COMMIT = "commit"
+    SAVE = "save"
     """Save a share of a generation."""
-    ENCODE = "encode"
+    PROTECT = "protect"
     """Make the parities of a generation."""
-    SHARE = "share"
+    PUBLISH = "publish"
     """Bring a share of a generation to the target, from where the coordinator gives all of it its names."""
     COPY = "copy"
     """Bring complete entries to the target as they are: there is no room for a generation."""
-    KEEP = "keep"
+    DROP = "drop"
     """Drop the generations that no node retains."""
     FINISH = "finish"
     """Bring to the target what is in no generation, and end."""
@@ -63,7 +63,7 @@ class OrderKind(str, Enum):
     @property
     def lane(self) -> Lane:
         """Returns the lane of such orders."""
-        return Lane.TARGET if self in (OrderKind.SHARE, OrderKind.COPY) else Lane.LOCAL
+        return Lane.TARGET if self in (OrderKind.PUBLISH, OrderKind.COPY) else Lane.LOCAL
 
 
 @dataclass(frozen=True)

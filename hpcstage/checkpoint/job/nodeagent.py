@@ -221,8 +221,8 @@ class NodeAgent:
         """Carries out an order; that of encoding ends when the exchange says so."""
         self._work.know(order.ledger)
         kind = order.kind
-        if kind is OrderKind.ENCODE:
-            self._encode(order)
+        if kind is OrderKind.PROTECT:
+            self._protect(order)
             return
         if kind.lane is Lane.TARGET:
             self._upload(order)
@@ -254,7 +254,7 @@ class NodeAgent:
         self._council.ready()
         return Outcome(order.key)
 
-    def _encode(self, order: JobOrder) -> None:
+    def _protect(self, order: JobOrder) -> None:
         try:
             key = self._work.encode(order)
         except (LinkLost, ValueError) as error:

@@ -67,8 +67,8 @@ class TargetWork:
         """Brings this node's share, or copies its entries as they are."""
         try:
             self.charter.check_target()
-            if order.kind is OrderKind.SHARE:
-                self._share(order, pace)
+            if order.kind is OrderKind.PUBLISH:
+                self._publish(order, pace)
             else:
                 self._copy(order, pace)
         except (OSError, HpcstageError) as error:
@@ -101,7 +101,7 @@ class TargetWork:
 
     # ---- a generation
 
-    def _share(self, order: JobOrder, pace: Pace) -> None:
+    def _publish(self, order: JobOrder, pace: Pace) -> None:
         generation, names = order.ledger.last, frozenset(order.body["names"])
         assert generation is not None
         for number, node, of in parts_of(generation):

@@ -120,8 +120,8 @@ class NodeWork:
         try:
             facts = {
                 OrderKind.BEGIN: self._begin,
-                OrderKind.COMMIT: self._commit,
-                OrderKind.KEEP: self._keep,
+                OrderKind.SAVE: self._save,
+                OrderKind.DROP: self._drop,
             }[order.kind](order)
         except StateChanged as error:
             return Outcome(order.key, error.what, is_soon=True)
@@ -245,7 +245,7 @@ class NodeWork:
 
     # ---- a generation
 
-    def _commit(self, order: JobOrder) -> dict[str, object]:
+    def _save(self, order: JobOrder) -> dict[str, object]:
         body = order.body
         share: Mapping[str, str] = body["shares"][self._charter.node]
         tree = self._place.tree
@@ -293,7 +293,7 @@ class NodeWork:
         link.encode(encode.at_rate(self._charter.protect_rate_bytes_per_s))
         return identity.number, identity.attempt, order.seq
 
-    def _keep(self, order: JobOrder) -> dict[str, object]:
+    def _drop(self, order: JobOrder) -> dict[str, object]:
         newest, retained = int(order.body["newest"]), set(order.body["retained"])
         if newest:
             later = {number for number in self._store.numbers() if number > newest}
