@@ -11,13 +11,12 @@ import os
 import posixpath
 import shutil
 import stat
-import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import NamedTuple
 
 from hpcstage.upload.facts import Place, Run
 from hpcstage.upload.manifest import Fact, Manifest
+from hpcstage.upload.owner import time_there
 from hpcstage.upload.target import TEMPORARY
 
 MOST_ENTRIES = 100_000
@@ -117,15 +116,3 @@ def _stays_inside(name: str, text: str) -> bool:
     if not text or text.startswith("/"):
         return False
     return not posixpath.normpath(posixpath.join(posixpath.dirname(name), text)).startswith("..")
-
-
-def time_there(target: str) -> int:
-    """Returns the time by the clock of DIR's file system; it shows, too, whether DIR can be written."""
-    probe = f"{target}/{TEMPORARY}{uuid.uuid4().hex}"
-    fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        return os.fstat(fd).st_mtime_ns
-    finally:
-        os.close(fd)
-        with suppress(OSError):
-            os.unlink(probe)
