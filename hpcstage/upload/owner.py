@@ -124,6 +124,18 @@ def holder_of(target: str) -> str:
     return "" if seen is None else seen[0].holder
 
 
+def time_there(target: str) -> int:
+    """Returns the time by the clock of DIR's file system; it shows, too, whether DIR can be written. Raises OSError."""
+    probe = f"{target}/.hpcstage-{os.urandom(8).hex()}"
+    fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        return os.fstat(fd).st_mtime_ns
+    finally:
+        os.close(fd)
+        with suppress(OSError):
+            os.unlink(probe)
+
+
 def _make(path: str, own: Owner) -> bool:
     """Makes a file that says who is the owner, if there is none of the name; of all nodes only one does. A kill between
     its two steps leaves an empty file, which is an owner on another node that does not renew it. Raises OSError."""
