@@ -16,7 +16,6 @@ import errno
 import os
 import socket
 import time
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -291,15 +290,3 @@ def _name(owner: Owner) -> str:
 
 def _where() -> str:
     return f"{boot_id()} {os.stat('/proc/self/ns/net').st_ino}"
-
-
-def time_there(target: str) -> int:
-    """Returns the time by the clock of DIR's file system; it shows, too, whether DIR can be written."""
-    probe = f"{target}/.hpcstage-{uuid.uuid4().hex}"
-    fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        return os.fstat(fd).st_mtime_ns
-    finally:
-        os.close(fd)
-        with suppress(OSError):
-            os.unlink(probe)
