@@ -14,9 +14,9 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from hpcstage.owner import time_there
 from hpcstage.upload.facts import Place, Run
 from hpcstage.upload.manifest import Fact, Manifest
-from hpcstage.upload.owner import time_there
 from hpcstage.upload.target import TEMPORARY
 
 MOST_ENTRIES = 100_000

@@ -16,8 +16,8 @@ import time
 from contextlib import suppress
 from itertools import count
 
+from hpcstage.owner import holder_of
 from hpcstage.upload.facts import Run
-from hpcstage.upload.owner import holder_of
 
 TEMPORARY = ".hpcstage-"
 """Names that begin so are never uploaded, and never shown."""

@@ -1,4 +1,4 @@
-"""The lock of DIR, the directory of `--out` or `--checkpoint`: the run that has it is DIR's owner (see `upload.owner`).
+"""The lock of DIR, the directory of `--out` or `--checkpoint`: the run that has it owns DIR (see `hpcstage.owner`).
 
 Owns what a user is told where a run cannot have it.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import errno
 
+from hpcstage import owner
 from hpcstage.errors import UsageError
-from hpcstage.upload import owner
 from hpcstage.wrapper import messages
 from hpcstage.wrapper.child import is_fatal_pending
 

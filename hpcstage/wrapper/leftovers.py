@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage import job as jobs
+from hpcstage import owner
 from hpcstage.errors import HpcstageError, NoLocalDir, NotDrained, NotStarted, UsageError
 from hpcstage.forked import fork, reap
 from hpcstage.job import localdir
@@ -27,7 +28,6 @@ from hpcstage.reading import readable
 from hpcstage.record.jsonform import read, written
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.units import format_number
-from hpcstage.upload import owner
 from hpcstage.wrapper import dirlock, messages, outputpart
 from hpcstage.wrapper.child import is_fatal_pending
 

@@ -16,13 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hpcstage import inherited
+from hpcstage import inherited, owner
 from hpcstage.errors import LocalDiskProblem, NotDrained, NotStarted
 from hpcstage.node import kept
 from hpcstage.node.directory import outputs_base
 from hpcstage.problem import Problem
 from hpcstage.record.parts.outputs import OutputsPart
-from hpcstage.upload import owner
 from hpcstage.wrapper import dirlock, messages, outdir, outputpart
 from hpcstage.wrapper.child import is_fatal_pending
 from hpcstage.wrapper.leftovers import LONGEST_S, ForkedDrain

@@ -27,6 +27,7 @@ from hpcstage.checkpoint.job.ledger import CarriedEntry, JobGeneration
 from hpcstage.checkpoint.job.place import ALONE, CheckpointCharter, CheckpointPlace, CheckpointReport, DrainTerms
 from hpcstage.checkpoint.job.plain import damaged, described, place_copies, shown_in
 from hpcstage.checkpoint.process import CheckpointAgentProcess
+from hpcstage.owner import OWNER, Owner
 
 SIZE_BYTES = 200_000
 
@@ -232,6 +233,19 @@ def test_a_torn_version_goes_when_a_newer_one_is_there(make: Make, torn: bytes) 
     second.save("last", b"newer one")
     second.end()
     assert ("last.run" in second.drained()) == (len(torn) > len(b"whole one"))
+
+
+def test_a_run_that_was_taken_for_dead_changes_nothing(make: Make) -> None:
+    kept = make()
+    kept.save("step1")
+    kept.until(lambda: kept.drained() == ["step1"], "the drain")
+    (kept.target / OWNER).write_bytes(Owner("run another on host", "boot net", "12ab").data())
+    kept.save("step2")
+    report = kept.end()
+    assert kept.drained() == ["step1"]
+    assert {(one.name, one.why) for one in report.undrained} >= {
+        ("step2", f"{kept.target}: run another on host has it by now")
+    }
 
 
 def test_a_target_that_is_gone_leaves_all_named(make: Make, tmp_path: Path) -> None:

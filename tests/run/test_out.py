@@ -23,7 +23,7 @@ import pytest
 from conftest import Hpcstage, kill_all, python_command, small_tmpfs, wait_for
 
 from hpcstage.node.kept import KeptPlace
-from hpcstage.upload.owner import OWNER, Owner
+from hpcstage.owner import OWNER, Owner
 
 Tree = Callable[..., Path]
 WRITE = """

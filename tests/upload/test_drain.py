@@ -12,12 +12,12 @@ import psutil
 import pytest
 from conftest import wait_for
 
+from hpcstage.owner import OWNER, Owner, let_go, take
 from hpcstage.upload.drain import NO_TIME, Drain, upload_late
 from hpcstage.upload.ending import UNSEEN
 from hpcstage.upload.facts import Place
 from hpcstage.upload.freeing import free
 from hpcstage.upload.manifest import Manifest
-from hpcstage.upload.owner import OWNER, Owner, let_go, take
 from hpcstage.upload.start import start
 from hpcstage.upload.uploading import Uploader
 

@@ -18,9 +18,9 @@ from conftest import wait_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpcstage.upload import owner
+from hpcstage import owner
+from hpcstage.owner import OWNER, Owned, Owner, holder_of, let_go, take
 from hpcstage.upload.facts import Run
-from hpcstage.upload.owner import OWNER, Owned, Owner, holder_of, let_go, take
 from hpcstage.upload.target import Target
 
 ELSEWHERE = Owner("run 7 on another node", "11111111-2222-3333-4444-555555555555 1", "77")

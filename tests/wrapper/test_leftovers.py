@@ -16,12 +16,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hpcstage import owner
 from hpcstage.emulator import Slowfs, unavailable
 from hpcstage.node import kept
 from hpcstage.node.kept import KeptLock, KeptPlace
-from hpcstage.upload import owner
+from hpcstage.owner import OWNER, let_go
 from hpcstage.upload.facts import Place
-from hpcstage.upload.owner import OWNER, let_go
 from hpcstage.upload.start import start
 from hpcstage.wrapper import dirlock, leftovers, outdir
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ from hpcstage.checkpoint.job.plain import (
 from hpcstage.checkpoint.protection.link import GroupLink
 from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
 from hpcstage.errors import HpcstageError
+from hpcstage.owner import holder_of
 
 Pace = Callable[[int], object]
 LACKS = "lacks"
@@ -66,7 +68,7 @@ class TargetWork:
     def done(self, order: JobOrder, pace: Pace) -> Outcome:
         """Brings this node's share, or copies its entries as they are."""
         try:
-            self.charter.check_target()
+            self._check()
             if order.kind is OrderKind.PUBLISH:
                 self._publish(order, pace)
             else:
@@ -82,7 +84,7 @@ class TargetWork:
         they have; without leave to ask them, LACKS may be the outcome."""
         gathering = self._gathering(order)
         try:
-            self.charter.check_target()
+            self._check()
             if order.kind is OrderKind.COPY:
                 facts = self._place_copies(gathering, order)
             else:
@@ -95,6 +97,14 @@ class TargetWork:
         if LACKS not in facts:
             gathering.remove()
         return outcome
+
+    def _check(self) -> None:
+        """Raises OSError if the target is another directory, or another run owns it: this one stood still, and was
+        taken for dead."""
+        self.charter.check_target()
+        holder = holder_of(self.charter.target)
+        if holder and f"run {self.charter.run_id} on " not in holder:
+            raise OSError(errno.EBUSY, f"{holder} has it by now", self.charter.target)
 
     def _gathering(self, order: JobOrder) -> Gathering:
         return Gathering(Path(self.charter.target), str(order.body["staging"]), self.charter.run_id)
