@@ -29,12 +29,13 @@ def test_a_requeued_job(slurm: Slurm, project: Project) -> None:
 
 
 def test_a_rescheduled_job(gridengine: GridEngine, project: Project) -> None:
-    """Grid Engine starts it anew, on another node, some seconds before it kills what runs: that start waits."""
+    """Grid Engine starts it anew, on another node, some seconds before it kills what runs: that start watches whether the earlier one
+    still owns DIR."""
     job = gridengine.submit(*OPTIONS, "-r", "y", env=project.env, cwd=project.path, script=SCRIPT)
     wait_for_some(project)
     gridengine.reschedule(job)
     until(lambda: len(project.said("steps-*.said")) == 2, 90, "the second start")
     (project.outside / "enough").touch()
     assert gridengine.wait(job)["exit_status"] == "0", project.log()
-    assert "an earlier start of this job" in project.log()
+    assert any("watching for" in line and f" job {job}:" in line for line in project.log().splitlines()), project.log()
     check(project, list(range(project.said("steps-*.said")[1]["first"])))
