@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from conftest import wait_for
-from hpcstage.checkpoint.generations.choice import GenerationPolicy
+from hpcstage.checkpoint.generations.terms import GenerationPolicy
 
 from benchmarks.checkpointed.storegroup import GroupStore, StoreGroup
 from hpcstage.checkpoint.generations.files import GenerationId, generation_path

@@ -29,8 +29,8 @@ def test_a_requeued_job(slurm: Slurm, project: Project) -> None:
 
 
 def test_a_rescheduled_job(gridengine: GridEngine, project: Project) -> None:
-    """Grid Engine starts it anew, on another node, some seconds before it kills what runs: that start watches whether the earlier one
-    still owns DIR."""
+    """Grid Engine starts it anew, on another node, some seconds before it kills what runs: that start watches the
+    earlier one."""
     job = gridengine.submit(*OPTIONS, "-r", "y", env=project.env, cwd=project.path, script=SCRIPT)
     wait_for_some(project)
     gridengine.reschedule(job)
