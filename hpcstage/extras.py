@@ -36,10 +36,17 @@ class MissingPackage(UsageError):
 
 def missing(extra: Extra, *names: str) -> MissingPackage | None:
     """Returns the error if some of these packages of an extra are not installed."""
+    lacking = [name for name in names if not _can_be_found(name)]
+    return MissingPackage(lacking, extra) if lacking else None
+
+
+def _can_be_found(name: str) -> bool:
     import importlib.util  # takes time, and `run` needs it only here
 
-    lacking = [name for name in names if importlib.util.find_spec(name) is None]
-    return MissingPackage(lacking, extra) if lacking else None
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # what finds modules says so itself
+        return False
 
 
 def of_import(error: ModuleNotFoundError) -> MissingPackage | None:

@@ -126,6 +126,9 @@ class RunOutputs:
             made._prepare(place, node, config)
         except CannotPrepare as error:
             made.give_up(str(error))
+        except BaseException:
+            made.abandon()
+            raise
         else:
             made.goes_with_job = local.goes_with_job
             if local.goes_with_job:

@@ -197,7 +197,7 @@ class TestTraining:
 @pytest.mark.skipif(coder.loaded_isal() is None, reason="needs ISA-L (package libisal2)")
 def test_coder(tmp_path: Path) -> None:
     result = quick("coder", tmp_path, "--reps", "1")
-    for cell in ("64 KB, encode", "1 MB, encode"):
+    for cell in ("256 KB, encode", "1 MB, encode"):
         assert arms(result, cell) == {coder.C, coder.OURS, coder.NUMPY, coder.REDSET}
     assert ok(result)["the same bytes in all arms"]
 

@@ -13,12 +13,12 @@ import pytest
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from conftest import wait_for
-from hpcstage.checkpoint.generations.terms import GenerationPolicy
 
 from benchmarks.checkpointed.storegroup import GroupStore, StoreGroup
 from hpcstage.checkpoint.generations.files import GenerationId, generation_path
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
+from hpcstage.checkpoint.generations.terms import GenerationPolicy
 from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.link import Event, GroupChanged, GroupLink
 from hpcstage.checkpoint.protection.orders import EncodeOrder
