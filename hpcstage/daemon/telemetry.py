@@ -92,6 +92,8 @@ def _sample(last: Snapshot, now: Snapshot, start_s: float, length_s: float) -> S
         shim_read_ns=shim(Counter.SOURCE_READ_NS),
         local_bytes=shim(Counter.LOCAL_READ_BYTES),
         peer_bytes=now.peer_bytes - last.peer_bytes,
+        loader_epochs=shim(Counter.LOADER_EPOCHS),
+        loader_wait_ns=shim(Counter.LOADER_WAIT_NS),
     )
     held_back_s = now.busy.limited_s - last.busy.limited_s
     local_bound = sample.copy_write_ns > sample.copy_read_ns + sample.copy_open_ns

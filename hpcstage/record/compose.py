@@ -73,6 +73,7 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         group=group_of(nodes, total, figures),
         totals=figures.totals,
         time_split=figures.time_split,
+        epochs=next((node.epochs for node in told if node.epochs), ()),
         coverage=coverage_of([(node.part, node.layers) for node in told], missed_of(told)),
         contention=figures.contention,
         order=_order(told),

@@ -232,6 +232,24 @@ class TimeSplit(Waits):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpochRow:
+    """One epoch of PyTorch's loader, as the first node saw it: from the end of the epoch before (the first one: from
+    its first batch) to its own end, to the length of a sample (a quarter of a second; a second in long runs), whose
+    bytes count with the epoch that ended in it. A loader of validation data has epochs of its own. One that was broken
+    off, and time between epochs, are in the next; what was copied before the first batch is in none."""
+
+    number: Count
+    start_s: Seconds
+    length_s: Seconds
+    loader_wait_s: Seconds
+    """How long training waited for batches, for decoding too; the mean of the node's training processes."""
+    source_bytes: Count | None
+    """As in totals, as the others are: what the node got in this time, also for later epochs."""
+    peer_bytes: Count | None
+    local_bytes: Count | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Coverage:
     """Which opens below the datasets were swapped, and why the others were not."""
 
@@ -395,6 +413,8 @@ class Record:
     group: GroupSection | None = None
     totals: RunTotals
     time_split: TimeSplit
+    epochs: tuple[EpochRow, ...] = ()
+    """Up to 1,000, in their order; empty where there are fewer than two, or they cannot be told apart."""
     coverage: Coverage
     contention: Contention
     order: OrderSection

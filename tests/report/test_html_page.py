@@ -22,7 +22,7 @@ from hpcstage.record.index import Earlier
 from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.parts.elastic import ElasticPart, MembershipRow
 from hpcstage.record.parts.outputs import OutputsPart
-from hpcstage.record.parts.rows import Sample
+from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.schema import Record
 from hpcstage.record.verdict import verdict_of
 from hpcstage.report import figures
@@ -59,7 +59,11 @@ def full(text: str = "") -> dict[str, Any]:
     samples = [
         Sample(float(n), 1.0, 10**7, 9, 1, 1, 1, 4.0, local_bytes=2 * 10**7, peer_bytes=10**6) for n in range(60)
     ]
-    return compose(run, [node_part(samples=samples, order=announced())])
+    for at in range(9, 60, 10):
+        samples[at] = replace(samples[at], loader_epochs=1, loader_wait_ns=10**9)
+    times = {"loader_first_ns": 1, "loader_last_ns": 60 * 10**9}
+    training = ProcessPart(7, 1, "native", {"loader_epochs": 6, "loader_steps": 60, "reads_measured": 1, **times})
+    return compose(run, [node_part(samples=samples, order=announced(), processes=[training])])
 
 
 WIDER_PX = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -137,6 +141,17 @@ def test_every_figure_says_how_to_read_it() -> None:
     assert len(sections) >= 8
     for one in sections:
         assert 'class="how"' in one or "<h2>Notes</h2>" in one, one[:200]
+
+
+def test_epochs_have_a_row_each() -> None:
+    """The first begins with the first batch; those after the sixteenth are folded."""
+    assert '>0</td><td class="r">9.1 s</td><td class="r">1 s</td>' in page("full")
+    row = ("1", "10.1 s", "10 s", "1 s", "100 MB", "200 MB")
+    assert "".join(f'<td class="r">{cell}</td>' for cell in row) in page("full")
+    record = Record.from_json(full())
+    many = replace(record, epochs=record.epochs * 5)
+    assert "14 later epochs" in Parsed(render(many)).text
+    assert "Epoch by epoch" not in render(replace(record, epochs=()))
 
 
 def test_what_is_not_known_is_left_out() -> None:

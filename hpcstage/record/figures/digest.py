@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hpcstage.record.figures.counts import Histogram, by_layer, joined, merge, totals_of
+from hpcstage.record.figures.epochs import epochs_of
 from hpcstage.record.figures.track import Track, track_of
 from hpcstage.record.figures.waits import NodeTimes, Split, times_of
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.part import DatasetPart, NodePart
 from hpcstage.record.parts.roster import Presence, clock_error_s, reason_of, says_something, state_of
 from hpcstage.record.parts.run import RunPart
-from hpcstage.record.schema import Contention, RunTotals, TimeSplit
+from hpcstage.record.schema import Contention, EpochRow, RunTotals, TimeSplit
 from hpcstage.units import NS_PER_S
 
 LEAST_WRITE_S = 2.0
@@ -64,6 +65,8 @@ class Digest:
     """The rate of one reader of its program at the source, with the opens."""
     disk: DiskSpeed
     track: Track | None
+    epochs: tuple[EpochRow, ...]
+    """Of node 0 only: the loaders of the other nodes go through the same ones."""
     name: str = ""
     split: Split = field(default_factory=Split)
     relative_pace: float | None = None
@@ -94,6 +97,7 @@ def digest_of(run: RunPart, node: NodePart, running: Life | None = None) -> Dige
     end_s = last_s if run.child_ended_s is None else run.child_ended_s - shift_s
     layers = by_layer(node.processes)
     seen = joined(layers.values())
+    totals = totals_of(node, seen)
     return Digest(
         part=replace(node, samples=(), processes=(), hist_open={}, hist_read={}, errors=()),
         state=state,
@@ -101,7 +105,7 @@ def digest_of(run: RunPart, node: NodePart, running: Life | None = None) -> Dige
         speaks=says_something(node),
         shift_s=shift_s,
         last_s=last_s,
-        totals=totals_of(node, seen),
+        totals=totals,
         layers=layers,
         times=times_of(run, node, max(0.0, end_s - start_s)),
         copying_s=_copying_s(node, start_s, end_s),
@@ -110,6 +114,7 @@ def digest_of(run: RunPart, node: NodePart, running: Life | None = None) -> Dige
         reader_bytes_per_s=_rate(seen, "source_read_bytes", "source_open_ns", "source_read_ns"),
         disk=_disk(node, seen),
         track=track_of(node.samples, shift_s),
+        epochs=epochs_of(node, totals, shift_s) if node.node_index == 0 else (),
     )
 
 

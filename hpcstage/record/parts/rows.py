@@ -34,6 +34,10 @@ class Sample:
     """Bytes that the program read from staged copies."""
     peer_bytes: int = 0
     """Bytes of staged files that came from other nodes."""
+    loader_epochs: int = 0
+    """Epochs that PyTorch's loaders ended, summed over processes, as `loader_wait_ns` is."""
+    loader_wait_ns: int = 0
+    """How long training waited for batches, of the waits that ended in the interval."""
 
 
 UNCOUNTED_LAYER = "uncounted"

@@ -39,6 +39,7 @@ STYLES = {
 ORIGIN_STYLES = ("local", "source", "source", "peer")
 FIRST_NODES = 16
 """The nodes that are shown at once; the others are behind a line that opens."""
+FIRST_EPOCHS = 16
 MOST_BANDS = 64
 LEAST_ROW_PX, MOST_ROW_PX, MOST_MAP_PX = 2, 18, 480
 
@@ -109,6 +110,7 @@ def render(record: Record) -> str:
         origins=_origins(record),
         nodes=_nodes(record),
         first_nodes=FIRST_NODES,
+        first_epochs=FIRST_EPOCHS,
         settings=_settings(record),
         number=format_number,
     )
