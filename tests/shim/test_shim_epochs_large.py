@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 pytest_plugins = ("shimfixtures",)
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 SAMPLES = 300_000
-EXTRA_BYTES = 100 * SAMPLES
+EXTRA_BYTES = 120 * SAMPLES
 """A list of their names would take more. The indices of the sampler that is run ahead are part of it."""
 STEPS = {"pathlib": 22.0, "distributed": 1.1, "distributed over 8": 1.1, "no batches": 1.1}
 """For each sample at most, where it is not those of a sampler that is run ahead and yields each index. What a PathLike
