@@ -74,6 +74,8 @@ class TargetWork:
             else:
                 self._copy(order, pace)
         except (OSError, HpcstageError) as error:
+            if self.charter.is_alone:  # parts of other nodes are removed at the next start
+                self._gathering(order).remove()
             return Outcome(order.key, reason(error))
         return Outcome(order.key)
 
