@@ -48,8 +48,10 @@ class Said:
         return [name, *([self.beside[name]] if name in self.beside else [])]
 
     def is_told(self, name: str) -> bool:
-        """Tells whether it was said that there is something of a name which the command does not have."""
-        return name in self.beside.values() or any(is_below(name, one) for one in self.stayed)
+        """Tells whether it was said that there is something of a name which the command does not have; who is told of a
+        file knows of the directories above it."""
+        near = (one for one in self.stayed if is_below(name, one) or is_below(one, name))
+        return name in self.beside.values() or any(near)
 
 
 def is_below(name: str, directory: str) -> bool:

@@ -88,7 +88,10 @@ def test_what_is_there_without_a_word_is_a_difference(there: Path, left: Path) -
     (there / "old/file").touch()
     assert len(judged(there, left)) == 2
     assert judged(there, left, Said.of(STAYS.format(name="old", why="it was removed"), None)) == []
-    assert len(judged(there, left, Said.of(STAYS.format(name="old/file", why="it was removed"), None))) == 1
+    said = Said.of(STAYS.format(name="old/file", why="it was removed"), None)
+    assert judged(there, left, said) == [], "the directory above it goes without saying"
+    (there / "old/other").mkdir()
+    assert len(judged(there, left, said)) == 1
 
 
 def test_what_was_said_and_is_not_so_is_a_difference(there: Path, left: Path) -> None:
