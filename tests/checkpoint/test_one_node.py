@@ -593,3 +593,12 @@ def test_a_link_is_complete_when_its_goal_is(make: Make, is_orderly: bool) -> No
         assert (kept.target / "latest").readlink() == Path("step1")
     kept.end(is_orderly=is_orderly)
     assert (kept.target / "latest").readlink() == Path("step2" if is_orderly else "step1")
+
+
+def test_what_was_not_complete_is_copied_too_and_counts(make: Make) -> None:
+    kept = make()
+    with (kept.place.tree / "torn").open("wb", buffering=0) as file:
+        file.write(bytes(1000))
+        report = kept.end(is_orderly=False)
+    assert (report.saved_count, report.files, report.bytes_carried) == (0, 1, 1000)
+    assert report.unclosed == ("torn.run",)

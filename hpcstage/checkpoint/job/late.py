@@ -31,7 +31,7 @@ from hpcstage.checkpoint.job.gathering import (
 from hpcstage.checkpoint.job.holdings import RunStores
 from hpcstage.checkpoint.job.known import known_generations, pending_generation
 from hpcstage.checkpoint.job.ledger import JobGeneration
-from hpcstage.checkpoint.job.leftovers import place_completed, place_leftovers
+from hpcstage.checkpoint.job.leftovers import bytes_of, place_completed, place_leftovers
 from hpcstage.checkpoint.job.place import (
     CheckpointCharter,
     CheckpointPlace,
@@ -39,7 +39,7 @@ from hpcstage.checkpoint.job.place import (
     UndrainedEntry,
     reason,
 )
-from hpcstage.checkpoint.job.plain import OURS, described, has_state_of, is_there, names_in, shown_in, size_of
+from hpcstage.checkpoint.job.plain import OURS, described, has_state_of, is_there, names_in, shown_in
 from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
 from hpcstage.errors import HpcstageError
 
@@ -182,13 +182,14 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly
     left = [name for name in _unsaved(place, end.brought, whole) if name not in completed]
     missing, beside = place_completed(place, completed if is_shown else (), charter)
     torn, unclosed = place_leftovers(place, left if is_shown or is_continued else [*left, *completed], charter)
+    copied = {*(completed if is_shown else ()), *unclosed}
     return CheckpointReport(
         drained_number=end.number,
         findings={"beside": {**end.beside, **beside}, "skipped": damaged},
         undrained=(*end.missing, *missing, *torn),
         unclosed=tuple(unclosed.values()),
-        files=end.files + len(completed) * is_shown,
-        bytes_carried=end.size_bytes + sum(size_of(place.tree / name) for name in completed) * is_shown,
+        files=end.files + len(copied),
+        bytes_carried=end.size_bytes + bytes_of(place, copied),
     )
 
 

@@ -6,7 +6,8 @@ Nothing is lost, and no resume takes what may be half-written for a checkpoint.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace, UndrainedEntry, reason
@@ -82,3 +83,12 @@ def _placed(tree: Path, target: Path, name: str, suffix: str) -> str:
 def _aside(target: Path, name: str) -> str:
     note_beside(target, name)
     return name
+
+
+def bytes_of(place: CheckpointPlace, names: Iterable[str]) -> int:
+    """Returns the bytes of entries of the directory, as far as they are there."""
+    found = 0
+    for name in names:
+        with suppress(OSError):
+            found += size_of(place.tree / name)
+    return found

@@ -22,6 +22,7 @@ from hpcstage.checkpoint.job.coordinator import CouncilTerms
 from hpcstage.checkpoint.job.council import Council, Do, Say
 from hpcstage.checkpoint.job.late import end_alone
 from hpcstage.checkpoint.job.ledger import EntryState, JobLedger, JobOrder, Lane, OrderKind, Outcome
+from hpcstage.checkpoint.job.leftovers import bytes_of
 from hpcstage.checkpoint.job.pacing import SHARE, ProcessorShare
 from hpcstage.checkpoint.job.place import (
     CannotKeep,
@@ -98,6 +99,7 @@ class NodeAgent:
         self._restored_s = 0.0
         self._unclosed: tuple[str, ...] = ()
         self._undrained: tuple[UndrainedEntry, ...] = ()
+        self._unclosed_bytes = 0
         self._said: tuple[object, ...] = ()
         self._begin()
 
@@ -350,6 +352,7 @@ class NodeAgent:
                 why = f"the parts of {lost} are missing, which was lost; what there is lies there as"
                 missing += [UndrainedEntry(name, f"{why} {other}") for name, other in beside.items()]
             self._undrained, self._unclosed = tuple(missing), tuple(beside.values())
+            self._unclosed_bytes = bytes_of(self._place, beside)
         last, ledger = order.ledger.last, order.ledger
         if last is not None and ledger.drained != last.number:
             own = last.shares.get(self._charter.node, {})
@@ -367,6 +370,7 @@ class NodeAgent:
         end = end_alone(self._place, self._charter, ledger.last)
         leftovers, beside = self._work.carry_leftovers(ledger, self._restored, end.brought)
         self._undrained, self._unclosed = (*end.missing, *leftovers), tuple(beside.values())
+        self._unclosed_bytes = bytes_of(self._place, beside)
 
     def _say_goodbye(self) -> None:
         """Stays until the others have carried out the last order, too."""
@@ -406,8 +410,8 @@ class NodeAgent:
             undrained=self._undrained,
             unclosed=self._unclosed,
             findings={"beside": dict(ledger.beside)},
-            files=ledger.files,
-            bytes_carried=ledger.size_bytes,
+            files=ledger.files + len(self._unclosed),
+            bytes_carried=ledger.size_bytes + self._unclosed_bytes,
             is_gone=self._is_gone and not self._place.tree.is_dir(),
         )
 
