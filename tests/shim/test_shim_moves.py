@@ -26,6 +26,8 @@ COPY = SOURCE.replace(b"source", b"a copy")
 TOOLS = """
 def whence(data):  # where bytes came from
     return "copy" if b"a copy" in bytes(data) else "source"
+def told(status):  # all but the time of access, which is the copy's
+    return status[:7] + status[8:]
 """
 
 
@@ -76,7 +78,7 @@ raw = io.FileIO(fd, closefd=False)
 found = [whence(os.read(fd, 100))]
 before = os.fstat(fd)
 step()
-found += [whence({READS[way]}), os.fstat(fd) == before, os.get_inheritable(fd)]
+found += [whence({READS[way]}), told(os.fstat(fd)) == told(before), os.get_inheritable(fd)]
 os.lseek(fd, 1000, os.SEEK_SET)
 say([*found, os.read(fd, 10).decode(), os.lseek(fd, 0, os.SEEK_CUR), os.stat(src("file")) == os.fstat(fd)])
 """

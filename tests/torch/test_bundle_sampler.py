@@ -274,7 +274,8 @@ from hpcstage.torch import BundleRandomSampler
 rank = int(sys.argv[1])
 assert len(BundleRandomSampler(range(10))) == 10
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
-print(*BundleRandomSampler(range(10)))
+print(*BundleRandomSampler(range(10)), flush=True)
+dist.barrier()  # a rank that left now could fail the other, which may still be connecting to it
 dist.destroy_process_group()
 """
 
