@@ -86,6 +86,7 @@ class Witness:
         if group != self._place:
             self._place = group
             self._renew()
+            self._seen.clear()  # what its group of before got reaches it no more
 
     def got(self, number: int, pause: Callable[[float], object]) -> bool:
         """Returns whether the signal came to the witness as well; waits a moment for it by calling `pause`."""

@@ -9,12 +9,15 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
 import pytest
 from conftest import Hpcstage, wait_for
+
+from hpcstage.wrapper.child import Witness
 
 Tree = Callable[..., Path]
 
@@ -206,6 +209,26 @@ def test_a_sender_that_signals_all_twice_before_the_wrapper_looks_is_one_sender(
     done = subprocess.run(words, timeout=60, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert noted.read_text().split() == [str(int(signal.SIGTERM))]
+
+
+GROUP_LATER = "import os, sys; sys.stdin.read(1); os.setpgid(0, 0); print(flush=True); sys.stdin.read()"
+
+
+def test_what_the_group_got_that_a_command_has_left_did_not_reach_it() -> None:
+    words = [sys.executable, "-c", GROUP_LATER]
+    with (
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as command,
+        Witness(command.pid) as witness,
+    ):
+        assert command.stdin is not None
+        assert command.stdout is not None
+        (beside,) = [one.pid for one in psutil.Process().children() if one.name() == "cat"]
+        os.write(command.stdin.fileno(), b"x")
+        assert command.stdout.read(1) == b"\n"
+        os.kill(beside, signal.SIGTERM)
+        witness.follow()
+        assert not witness.got(signal.SIGTERM, time.sleep)
+        command.stdin.close()
 
 
 def test_a_terminal_interrupts_the_command_once(hpcstage: Hpcstage, make_tree: Tree) -> None:
