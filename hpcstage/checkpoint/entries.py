@@ -47,7 +47,8 @@ class _Entry:
 
     found: _Print
     since: float
-    """When it was first seen as it is."""
+    """When it was first seen as it is, or last seen open for writing: a killed program closes what it had half
+    written."""
     was_renamed: bool
     """Whether it was renamed to its name and is what it was then."""
     leads_to: str | None
@@ -171,6 +172,7 @@ class CompleteEntries:
             entry = self._entries[name]
             if not entry.is_complete and self._may_be_complete(entry, now):
                 entry.is_complete = not any(_is_written(f"{self._directory}/{one[0]}") for one in entry.found)
+                entry.since = entry.since if entry.is_complete else now
                 self._change(entry.is_complete)
 
     def _may_be_complete(self, entry: _Entry, now: float) -> bool:
