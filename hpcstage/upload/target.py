@@ -83,10 +83,12 @@ class Target:
         with suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(self.path(place))
 
-    def places_beside(self, name: str, last: str) -> list[str]:
-        """Returns where a file may lie whose name somebody else's has: where it lay the last time, else free places."""
+    def places_beside(self, name: str, last: str, inode: int = 0) -> list[str]:
+        """Returns where a file, which may have this inode, may lie whose name somebody else's has: where it lay the
+        last time, else the first place that is free or its own."""
         first = f"{name}.{self._run.suffix}"
-        free = next(place for n in count() if self.look(place := f"{first}.{n}" if n else first) is None)
+        places = (f"{first}.{n}" if n else first for n in count())
+        free = next(place for place in places if (found := self.look(place)) is None or found.st_ino == inode)
         return [last, free] if last not in {"", name} else [free]
 
     def give_free(self, temporary: str, place: str, inode: int) -> bool:
