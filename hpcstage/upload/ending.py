@@ -198,7 +198,7 @@ class _Ending:
         return place
 
     def _lies_beside(self, new: str, old: str) -> str:
-        """Returns where what DIR held lies beside its new name, put there by a process that was killed; else nothing."""
+        """Returns where what DIR held lies beside its new name, where a killed process put it; else nothing."""
         place = self._target.places_beside(new, "", self._manifest.held[old].inode)[0]
         return place if self._has(place, old) else ""
 

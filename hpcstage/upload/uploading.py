@@ -204,6 +204,8 @@ class Uploader:
         same = source.sums(sums.size_bytes)
         if same.sums != sums:
             return None
+        if name in self._manifest.tried:
+            self.target.discard(self.target.temporary(name))
         has_grown = here.size_bytes > sums.size_bytes
         if not has_grown and (here.mode, here.mtime_ns) == (put.here.mode, put.here.mtime_ns):
             self._checked(same, is_last=is_last)
@@ -257,6 +259,9 @@ class Uploader:
                 if self.target.give_free(temporary, place, put.there.inode):
                     break
             elif self.may_replace(name, place, found, known):
+                will = self._manifest.wills.get(name)
+                if will is not None and is_left(will, found):
+                    self._manifest.took(name)
                 self._manifest.will(name, replace(put, place=place))
                 self.target.take_over(temporary, place, put.there.inode)
                 break

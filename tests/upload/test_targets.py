@@ -163,6 +163,20 @@ def test_names_that_are_exchanged_lose_nothing_where_one_call_fails(number: int)
             check(made, made.late(), is_late=True)
 
 
+def test_a_copy_whose_temporary_name_could_not_go_is_known_when_the_next_one_fails() -> None:
+    calls: list[str] = []
+
+    def failing(name: str) -> int:
+        calls.append(name)
+        is_first = calls.count(name) == {"unlink": 2, "rename": 1}.get(name)
+        return errno.ESTALE if is_first else 0
+
+    with world({}, []) as made:
+        report = done(made, [("write", "a", b"one")], failing)
+        assert calls.count("rename") == 1
+        check(made, report, is_late=False)
+
+
 @SLOW
 @given(held=helds, history=histories, number=st.sampled_from(sorted(REFUSED)), after=st.integers(0, 60))
 def test_a_target_that_is_read_only_or_full_from_some_time_on_gets_all_later(
