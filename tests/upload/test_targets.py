@@ -174,6 +174,7 @@ def test_a_copy_whose_temporary_name_could_not_go_is_known_when_the_next_one_fai
     with world({}, []) as made:
         report = done(made, [("write", "a", b"one")], failing)
         assert calls.count("rename") == 1
+        assert not report.beside
         check(made, report, is_late=False)
 
 
