@@ -80,11 +80,6 @@ def share_of(mapped: mmap.mmap, start: int) -> StripeShare | None:
     return StripeShare.unpack(mapped[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size])
 
 
-def states_of(mapped: mmap.mmap | bytearray, start: int, stripes: range) -> bytes:
-    """Returns the states of these stripes of a row."""
-    return bytes(mapped[start + stripes.start : start + stripes.stop : stripes.step])
-
-
 def create(path: Path) -> mmap.mmap:
     """Makes the file with its blocks allocated: writing into a hole on a disk that is full by then is SIGBUS."""
     temporary = path.with_name(f".{path.name}")

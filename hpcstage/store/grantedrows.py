@@ -28,9 +28,8 @@ from hpcstage.protocol.arriving import (
     SHARE_OFFSET,
     WISHED_OFFSET,
     Priority,
-    StripeState,
 )
-from hpcstage.store.arrivingrows import ID_OFFSET, MOST_COUNT, U32, StripeShare, create, row_at, states_of, stripes_at
+from hpcstage.store.arrivingrows import ID_OFFSET, MOST_COUNT, U32, StripeShare, create, row_at, stripes_at
 
 
 class BytesServed(NamedTuple):
@@ -125,12 +124,6 @@ class GrantedRows:
             if row is None
             else BytesServed(*ARRIVING_READ.unpack_from(self._map, row_at(row) + READ_OFFSET))
         )
-
-    def arrived(self, id_: int, stripes: range) -> list[int]:
-        """Returns which of these stripes of a file have arrived."""
-        row = self._rows.get(id_)
-        states = b"" if row is None else states_of(self._map, stripes_at(row), stripes)
-        return [stripe for stripe, state in zip(stripes, states, strict=False) if state == StripeState.ARRIVED]
 
     def in_order(self, inode: int) -> int:
         """Returns how many bytes of a file a program has read in a row at the source, as it noted last; 0: nothing."""
