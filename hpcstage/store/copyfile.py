@@ -123,10 +123,7 @@ class CopyWorker:
     def write(self, target: int, data: memoryview, position: int) -> None:
         """Writes all of it at a position. Raises CopyError."""
         began = time.monotonic_ns()
-        with local_errors():
-            while data:
-                count = os.pwrite(target, data, position)
-                data, position = data[count:], position + count
+        write_all(target, data, position)
         self.stats.wrote(time.monotonic_ns() - began)
 
 
@@ -261,6 +258,14 @@ def _next_data(source: int, position: int) -> int:
         return os.lseek(source, position, os.SEEK_DATA)
     except OSError as error:
         return sys.maxsize if error.errno == errno.ENXIO else position
+
+
+def write_all(target: int, data: memoryview, position: int) -> None:
+    """Writes all of it at a position. Raises CopyError."""
+    with local_errors():
+        while data:
+            count = os.pwrite(target, data, position)
+            data, position = data[count:], position + count
 
 
 def check(source: int, before: os.stat_result) -> os.stat_result:
