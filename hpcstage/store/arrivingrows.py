@@ -14,11 +14,8 @@ from pathlib import Path
 
 from hpcstage.protocol.arriving import (
     ARRIVING_BYTES,
-    ARRIVING_HEADER,
     ARRIVING_HEADER_BYTES,
-    ARRIVING_MAGIC,
     ARRIVING_ROW_BYTES,
-    ARRIVING_ROWS,
     MOST_SHARING,
     ROW_STRIPES,
     SHARE,
@@ -78,23 +75,6 @@ def stripes_at(row: int) -> int:
 def share_of(mapped: mmap.mmap, start: int) -> StripeShare | None:
     """Returns with which nodes this one brings the file of the row that begins at `start`, if it does."""
     return StripeShare.unpack(mapped[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size])
-
-
-def create(path: Path) -> mmap.mmap:
-    """Makes the file with its blocks allocated: writing into a hole on a disk that is full by then is SIGBUS."""
-    temporary = path.with_name(f".{path.name}")
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, ARRIVING_BYTES)
-        mapped = mmap.mmap(fd, ARRIVING_BYTES)
-        ARRIVING_HEADER.pack_into(mapped, 0, ARRIVING_MAGIC, ARRIVING_ROWS, ROW_STRIPES)
-        temporary.rename(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(fd)
-    return mapped
 
 
 def open_map(path: Path) -> mmap.mmap:

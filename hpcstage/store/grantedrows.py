@@ -14,6 +14,8 @@ from typing import NamedTuple
 from hpcstage.protocol.arriving import (
     ARRIVING_BYTES,
     ARRIVING_FILE,
+    ARRIVING_HEADER,
+    ARRIVING_MAGIC,
     ARRIVING_READ,
     ARRIVING_ROW_BYTES,
     ARRIVING_ROWS,
@@ -29,7 +31,10 @@ from hpcstage.protocol.arriving import (
     WISHED_OFFSET,
     Priority,
 )
-from hpcstage.store.arrivingrows import ID_OFFSET, MOST_COUNT, U32, StripeShare, create, row_at, stripes_at
+from hpcstage.store import mappedfile
+from hpcstage.store.arrivingrows import ID_OFFSET, MOST_COUNT, U32, StripeShare, row_at, stripes_at
+
+_HEADER = ARRIVING_HEADER.pack(ARRIVING_MAGIC, ARRIVING_ROWS, ROW_STRIPES)
 
 
 class BytesServed(NamedTuple):
@@ -44,7 +49,7 @@ class GrantedRows:
 
     def __init__(self, node_dir: Path) -> None:
         try:
-            self._map = create(node_dir / ARRIVING_FILE)
+            self._map = mappedfile.make(node_dir / ARRIVING_FILE, ARRIVING_BYTES, lambda _: _HEADER)
         except OSError:
             self._map = mmap.mmap(-1, ARRIVING_BYTES)
         self._rows: dict[int, int] = {}
