@@ -19,7 +19,7 @@ from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.exchange import PlanFiles
-from hpcstage.store.catalog import Root, fingerprint
+from hpcstage.store.catalog import LateCatalog, fingerprint
 
 
 class ManifestService(ExchangeService):
@@ -28,7 +28,7 @@ class ManifestService(ExchangeService):
     sorts = (Sort.MANIFEST, Sort.ORDER)
     orders = (PlanFiles,)
 
-    def __init__(self, station: Station, store: Root) -> None:
+    def __init__(self, station: Station, store: LateCatalog) -> None:
         super().__init__(station)
         self._store = store
         self._spread = Spread(station.post, station.lanes, station.position, len(station.nodes))
