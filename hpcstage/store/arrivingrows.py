@@ -16,6 +16,7 @@ from hpcstage.protocol.arriving import (
     ARRIVING_BYTES,
     ARRIVING_HEADER_BYTES,
     ARRIVING_ROW_BYTES,
+    ARRIVING_ROWS,
     MOST_SHARING,
     ROW_STRIPES,
     SHARE,
@@ -70,6 +71,16 @@ def row_at(row: int) -> int:
 def stripes_at(row: int) -> int:
     """Returns where the states of a row's stripes begin."""
     return STRIPES_OFFSET + row * ROW_STRIPES
+
+
+def row_of(mapped: mmap.mmap, id_: int, serials_at: int) -> tuple[int, int] | None:
+    """Returns the row of a file and the serial number of its transfer, by one of the header's lists of these; None if
+    it has none."""
+    for row in range(ARRIVING_ROWS):
+        (serial,) = U32.unpack_from(mapped, serials_at + 4 * row)
+        if serial and U32.unpack_from(mapped, row_at(row) + ID_OFFSET)[0] == id_:
+            return row, int(serial)
+    return None
 
 
 def share_of(mapped: mmap.mmap, start: int) -> StripeShare | None:
