@@ -1,6 +1,6 @@
 """The file `arriving`: its mapping, and what its rows hold. The layout stands in `protocol.arriving`.
 
-The daemon's side of it is `grantedrows, a copier's `arrivals`, and the exchange's `shownrows`.
+The daemon's side of it is `grantedrows`, a copier's `arrivals`, and the exchange's `shownrows`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ from pathlib import Path
 
 from hpcstage.protocol.arriving import (
     ARRIVING_BYTES,
-    ARRIVING_HEADER,
     ARRIVING_HEADER_BYTES,
-    ARRIVING_MAGIC,
     ARRIVING_ROW_BYTES,
     ARRIVING_ROWS,
-    EVICTED_OFFSET,
     MOST_SHARING,
     ROW_STRIPES,
     SHARE,
@@ -31,7 +28,7 @@ U32 = struct.Struct("<I")
 ID_OFFSET = 40
 """Where the id of the file stands in a row."""
 MOST_COUNT = (1 << 32) - 2
-"""Serial numbers, and how often stripes have gone, count to this and then from 1 on."""
+"""Serial numbers count to this and then from 1 on."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +48,6 @@ class StripeShare:
             return node
         others = [node for node in self.nodes if node not in lost]
         return others[stripe // len(self.nodes) % len(others)]
-
-    def stripes(self, node: int, stripes: int) -> range:
-        """Returns which of so many stripes a node reads while none is lost."""
-        return range(self.nodes.index(node), stripes, len(self.nodes))
 
     def pack(self) -> bytes:
         """Returns the form in which it stands in a row."""
@@ -80,36 +73,19 @@ def stripes_at(row: int) -> int:
     return STRIPES_OFFSET + row * ROW_STRIPES
 
 
+def row_of(mapped: mmap.mmap, id_: int, serials_at: int) -> tuple[int, int] | None:
+    """Returns the row of a file and the serial number of its transfer, by one of the header's lists of these; None if
+    it has none."""
+    for row in range(ARRIVING_ROWS):
+        (serial,) = U32.unpack_from(mapped, serials_at + 4 * row)
+        if serial and U32.unpack_from(mapped, row_at(row) + ID_OFFSET)[0] == id_:
+            return row, int(serial)
+    return None
+
+
 def share_of(mapped: mmap.mmap, start: int) -> StripeShare | None:
     """Returns with which nodes this one brings the file of the row that begins at `start`, if it does."""
     return StripeShare.unpack(mapped[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size])
-
-
-def evicted_of(mapped: mmap.mmap | bytearray, start: int) -> int:
-    """Returns how often stripes of a row have gone, plus one; 0: none ever does."""
-    return int(U32.unpack_from(mapped, start + EVICTED_OFFSET)[0])
-
-
-def states_of(mapped: mmap.mmap | bytearray, start: int, stripes: range) -> bytes:
-    """Returns the states of these stripes of a row."""
-    return bytes(mapped[start + stripes.start : start + stripes.stop : stripes.step])
-
-
-def create(path: Path) -> mmap.mmap:
-    """Makes the file with its blocks allocated: writing into a hole on a disk that is full by then is SIGBUS."""
-    temporary = path.with_name(f".{path.name}")
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, ARRIVING_BYTES)
-        mapped = mmap.mmap(fd, ARRIVING_BYTES)
-        ARRIVING_HEADER.pack_into(mapped, 0, ARRIVING_MAGIC, ARRIVING_ROWS, ROW_STRIPES)
-        temporary.rename(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(fd)
-    return mapped
 
 
 def open_map(path: Path) -> mmap.mmap:

@@ -14,10 +14,11 @@ from typing import NamedTuple
 from hpcstage.protocol.arriving import (
     ARRIVING_BYTES,
     ARRIVING_FILE,
+    ARRIVING_HEADER,
+    ARRIVING_MAGIC,
     ARRIVING_READ,
     ARRIVING_ROW_BYTES,
     ARRIVING_ROWS,
-    EVICTED_OFFSET,
     GRANTED_OFFSET,
     IN_ORDER,
     IN_ORDER_NOTES,
@@ -29,9 +30,11 @@ from hpcstage.protocol.arriving import (
     SHARE_OFFSET,
     WISHED_OFFSET,
     Priority,
-    StripeState,
 )
-from hpcstage.store.arrivingrows import ID_OFFSET, MOST_COUNT, U32, StripeShare, create, row_at, states_of, stripes_at
+from hpcstage.store import mappedfile
+from hpcstage.store.arrivingrows import ID_OFFSET, MOST_COUNT, U32, StripeShare, row_at, stripes_at
+
+_HEADER = ARRIVING_HEADER.pack(ARRIVING_MAGIC, ARRIVING_ROWS, ROW_STRIPES)
 
 
 class BytesServed(NamedTuple):
@@ -46,7 +49,7 @@ class GrantedRows:
 
     def __init__(self, node_dir: Path) -> None:
         try:
-            self._map = create(node_dir / ARRIVING_FILE)
+            self._map = mappedfile.make(node_dir / ARRIVING_FILE, ARRIVING_BYTES, lambda _: _HEADER)
         except OSError:
             self._map = mmap.mmap(-1, ARRIVING_BYTES)
         self._rows: dict[int, int] = {}
@@ -66,12 +69,9 @@ class GrantedRows:
         first: int | None = None,
         priority: Priority = Priority.FULL,
         share: StripeShare | None = None,
-        *,
-        is_divided: bool = False,
     ) -> bool:
         """Gives a transfer that is about to begin a row. Returns False if all are in use. `first` is the stripe that a
-        reader is expected to need next, `share` tells with which nodes this one brings the file, or among which the
-        file is divided."""
+        reader is expected to need next, `share` tells with which nodes this one brings the file."""
         self.ended(id_, is_stored=False)
         if len(self._rows) == ARRIVING_ROWS and self._whole:
             self.withdraw((next(iter(self._whole)),))
@@ -89,8 +89,6 @@ class GrantedRows:
             U32.pack_into(self._map, start + WISHED_OFFSET, first + 1)
         if share is not None:
             self._map[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size] = share.pack()
-        if is_divided:
-            U32.pack_into(self._map, start + EVICTED_OFFSET, 1)
         self._put(row, self._serial)
         return True
 
@@ -131,12 +129,6 @@ class GrantedRows:
             if row is None
             else BytesServed(*ARRIVING_READ.unpack_from(self._map, row_at(row) + READ_OFFSET))
         )
-
-    def arrived(self, id_: int, stripes: range) -> list[int]:
-        """Returns which of these stripes of a file have arrived."""
-        row = self._rows.get(id_)
-        states = b"" if row is None else states_of(self._map, stripes_at(row), stripes)
-        return [stripe for stripe, state in zip(stripes, states, strict=False) if state == StripeState.ARRIVED]
 
     def in_order(self, inode: int) -> int:
         """Returns how many bytes of a file a program has read in a row at the source, as it noted last; 0: nothing."""

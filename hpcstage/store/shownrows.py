@@ -8,16 +8,13 @@ from pathlib import Path
 
 from hpcstage.protocol.arriving import (
     ARRIVING_NAME_BYTES,
-    ARRIVING_ROW,
-    ARRIVING_ROWS,
     GRANTED_OFFSET,
     NAME_OFFSET,
-    ROW_STRIPES,
     SHOWN_OFFSET,
     WISHED_OFFSET,
     StripeState,
 )
-from hpcstage.store.arrivingrows import ID_OFFSET, U32, evicted_of, open_map, row_at, share_of, stripes_at
+from hpcstage.store.arrivingrows import U32, open_map, row_at, row_of, stripes_at
 
 _SERIALS = (GRANTED_OFFSET, SHOWN_OFFSET)
 
@@ -28,10 +25,6 @@ class ShownRow:
     def __init__(self, mapped: mmap.mmap, row: int, serial: int) -> None:
         start = row_at(row)
         self._map, self._row, self._serial = mapped, row, serial
-        share = share_of(mapped, start) if evicted_of(mapped, start) else None
-        self._kept = range(ROW_STRIPES) if share is None else share.stripes(share.own, ROW_STRIPES)
-        """The stripes that never go while the row holds."""
-        *_, self.stripe_bytes, _ = ARRIVING_ROW.unpack_from(mapped, start)
         name = mapped[start + NAME_OFFSET : start + NAME_OFFSET + ARRIVING_NAME_BYTES]
         self.incoming = name.partition(b"\0")[0]
         """The name of the incoming file in the node directory."""
@@ -41,8 +34,8 @@ class ShownRow:
         return all(U32.unpack_from(self._map, at + 4 * self._row)[0] == self._serial for at in _SERIALS)
 
     def has(self, stripe: int) -> bool:
-        """Returns whether a stripe has arrived, and stays."""
-        return stripe in self._kept and self._map[stripes_at(self._row) + stripe] == StripeState.ARRIVED
+        """Returns whether a stripe has arrived."""
+        return self._map[stripes_at(self._row) + stripe] == StripeState.ARRIVED
 
     def wish(self, stripe: int) -> None:
         """Says that another node needs a stripe, if no reader here has said what it needs."""
@@ -62,11 +55,7 @@ class ShownRows:
         """Returns the row of a file of which something is shown."""
         with suppress(OSError, ValueError):
             self._map = self._map or open_map(self._path)
-        for row in range(ARRIVING_ROWS if self._map is not None else 0):
-            assert self._map is not None
-            (serial,) = U32.unpack_from(self._map, SHOWN_OFFSET + 4 * row)
-            if serial and U32.unpack_from(self._map, row_at(row) + ID_OFFSET)[0] == id_:
-                found = ShownRow(self._map, row, serial)
-                if found.holds():
-                    return found
-        return None
+        if self._map is None or (found := row_of(self._map, id_, SHOWN_OFFSET)) is None:
+            return None
+        row = ShownRow(self._map, *found)
+        return row if row.holds() else None

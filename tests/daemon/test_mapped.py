@@ -30,9 +30,10 @@ from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.protocol import nodedir, shim
 from hpcstage.protocol.arriving import Priority
+from hpcstage.store import programreads
 from hpcstage.store.copier import CopierSettings
 from hpcstage.store.pool import CopierPool
-from hpcstage.store.programreads import LEAST_PATIENCE_S, ProgramReads
+from hpcstage.store.programreads import FAULTS_EVERY_S, LEAST_PATIENCE_S, PageFaults, ProgramReads
 from hpcstage.store.storedir import Store, budget
 
 MB = 1 << 20
@@ -258,3 +259,13 @@ def waited_s(node_dir: Path) -> float:
     began = time.monotonic()
     ProgramReads(node_dir / nodedir.PAGE).let_pass(0.0, Priority.BELOW_CALLS, lambda: False)
     return time.monotonic() - began
+
+
+def test_threads_are_looked_at_no_more_often_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a look takes no time."""
+    looked: list[str] = []
+    monkeypatch.setattr(programreads, "_waits", lambda thread: bool(looked.append(thread)))
+    faults, began = PageFaults(lambda: (os.getpid(),)), time.monotonic()
+    while time.monotonic() - began < 20 * FAULTS_EVERY_S:
+        faults.any()
+    assert 0 < looked.count(f"/proc/{os.getpid()}/task/{os.getpid()}/stat") <= 21
