@@ -49,7 +49,8 @@ class Watched:
 
 
 @pytest.fixture
-def watched(local_dir: Path) -> Iterator[Watched]:
+def watched(local_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    monkeypatch.setattr("hpcstage.checkpoint.entries.time", SimpleNamespace(monotonic=lambda: 0.0))  # looks take none
     (local_dir / "checkpoints").mkdir()
     made = Watched(local_dir / "checkpoints")
     yield made
