@@ -72,30 +72,6 @@ class Whole:
     """Entries that nobody has any more, and why."""
 
 
-def shares_of(generation: JobGeneration, number: int, names: Collection[str]) -> dict[str, frozenset[str]]:
-    """Returns which nodes had some entries in a generation with that number: the newest one, or one that carried
-    entries are of."""
-    if number == generation.number:
-        return {node: frozenset(share) & frozenset(names) for node, share in generation.shares.items()}
-    found: dict[str, set[str]] = {}
-    for name, one in generation.carried.items():
-        for node in one.marks if one.number == number and name in names else ():
-            found.setdefault(node, set()).add(name)
-    return {node: frozenset(of) for node, of in found.items()}
-
-
-def parts_of(generation: JobGeneration) -> list[tuple[int, str, frozenset[str]]]:
-    """Returns all parts of a generation: number, node and entries; the parts of carried entries are those of older
-    ones."""
-    numbers = {generation.number, *(one.number for one in generation.carried.values())}
-    return [
-        (number, node, names)
-        for number in sorted(numbers, reverse=True)
-        for node, names in sorted(shares_of(generation, number, generation.names).items())
-        if names
-    ]
-
-
 def opened_whole(shares: Sequence[Share], preferred: str = "") -> Whole:
     """Reads what shares hold, and joins it. Raises DamagedGeneration."""
     opened = [GenerationReader(one.source).generation(one.number) for one in shares]

@@ -355,8 +355,11 @@ class NodeAgent:
             self._unclosed_bytes = bytes_of(self._place, beside)
         last, ledger = order.ledger.last, order.ledger
         if last is not None and ledger.drained != last.number:
-            own = last.shares.get(self._charter.node, {})
-            self._undrained += tuple(UndrainedEntry(name, ledger.undrained_why) for name in own)
+            self._undrained += tuple(
+                UndrainedEntry(name, ledger.undrained_why)
+                for name in last.share(self._charter.node)
+                if name in last.own or last.marks(name) != ledger.drained_marks.get(name)
+            )
         elif order.by == self._me:
             self._undrained += tuple(
                 UndrainedEntry(name, "parts of it are gone with their nodes") for name in ledger.gone

@@ -28,7 +28,6 @@ from hpcstage.checkpoint.job.gathering import (
     SupersededRemoval,
     build,
     opened_whole,
-    parts_of,
     tops_of,
     with_target,
 )
@@ -116,7 +115,7 @@ class TargetWork:
     def _publish(self, order: JobOrder, pace: Pace) -> None:
         generation, names = order.ledger.last, frozenset(order.body["names"])
         assert generation is not None
-        for number, node, of in parts_of(generation):
+        for number, node, of in generation.parts:
             if node != self.charter.node:
                 continue
             with LocalSource(self.place.store) as source:
@@ -132,7 +131,7 @@ class TargetWork:
     ) -> dict[str, object]:
         generation, names = order.ledger.last, frozenset(order.body["names"])
         assert generation is not None
-        lacking = [node for number, node, _ in parts_of(generation) if not gathering.has(node, number)]
+        lacking = [node for number, node, _ in generation.parts if not gathering.has(node, number)]
         if not can_ask and any(node != self.charter.node for node in lacking):
             return {LACKS: True}
         before = described(gathering.target)
@@ -171,7 +170,7 @@ class TargetWork:
         the entries of which a part is gone for good."""
         shares: list[Share] = []
         gone: set[str] = set()
-        for number, node, of in parts_of(generation):
+        for number, node, of in generation.parts:
             try:
                 if not gathering.has(node, number):
                     gathering.put(Share(node, number, holdings.source(node), of), of & names)
@@ -188,7 +187,7 @@ class TargetWork:
     # ---- what is in no generation
 
     def _copy(self, order: JobOrder, pace: Pace) -> None:
-        own = dict(order.body["shares"].get(self.charter.node, {}))
+        own = order.body["shares"].get(self.charter.node)
         if own:
             gathering = self._gathering(order)
             directory = gathering.of(self.charter.node, 0)
@@ -197,7 +196,7 @@ class TargetWork:
             place_copies(self.place.tree, {name: name for name in own}, directory, pace=pace)
 
     def _place_copies(self, gathering: Gathering, order: JobOrder) -> dict[str, object]:
-        shares = {node: gathering.of(node, 0) for node, share in order.body["shares"].items() if share}
+        shares = {node: gathering.of(node, 0) for node in order.body["shares"]}
         directories = [(node, path) for node, path in sorted(shares.items()) if path.is_dir()]
         joined = join([_scanned(node, path, index) for index, (node, path) in enumerate(directories)])
         tops = {top for found in tops_of(joined).values() for top in found}

@@ -10,8 +10,8 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import GenerationId
@@ -247,8 +247,8 @@ class NodeWork:
 
     def _save(self, order: JobOrder) -> dict[str, object]:
         body = order.body
-        share: Mapping[str, str] = body["shares"][self._charter.node]
-        tree = self._place.tree
+        asked = JobGeneration.from_json(body["generation"])
+        own = {name: one.marks[node] for name, one in asked.own.items() if (node := self._charter.node) in one.marks}
         self._capped.begin()
         began_s = time.monotonic()
         terms = CommitTerms(
@@ -257,10 +257,9 @@ class NodeWork:
             str(body["full_why"]),
             progress=self._progressed,
         )
-        identity = GenerationId(body["number"], body["attempt"])
-        saved = self._store.commit(MarkedTree(tree, share), identity, terms)
+        saved = self._store.commit(MarkedTree(self._place.tree, own), GenerationId(asked.number, asked.attempt), terms)
         made = saved.manifest
-        note_pending(self._place, _made_here(body, made))
+        note_pending(self._place, replace(asked, created_ns=made.created_ns, needs=made.needs))
         return {
             "created_ns": made.created_ns,
             "needs": list(made.needs),
@@ -308,10 +307,9 @@ class NodeWork:
         """Brings what is in no generation to the target, under a name that no program takes for a checkpoint.
         `brought` are the entries that this node brought there by itself, with their marks."""
         node, last = self._charter.node, ledger.last
-        known = dict(last.shares.get(node, {})) if last is not None else {}
+        known: dict[str, str] = {}
         if last is not None:
-            known |= {name: one.marks[node] for name, one in last.carried.items() if node in one.marks}
-            known |= {name: marks[node] for name, marks in last.dropped.items() if node in marks}
+            known = last.share(node) | {name: marks[node] for name, marks in last.dropped.items() if node in marks}
         known |= brought or {}
         copied = {tuple(one.split("\0")) for one in ledger.copied}
         names = []
@@ -345,12 +343,6 @@ def _found_at(key: str, place: CheckpointPlace, drained_ns: int) -> FoundStore:
         *(charter.run_id, charter.node, key, tuple(known_generations(place)), place.origins(), place.seen()),
         *(tuple(completed), max(*times, drained_ns) if times else 0),
     )
-
-
-def _made_here(body: Mapping[str, Any], made: GenerationManifest) -> JobGeneration:
-    """Returns a generation as the node knows it that has committed its share."""
-    said = {key: body[key] for key in ("number", "attempt", "shares", "carried", "dropped", "put", "lacking")}
-    return JobGeneration.from_json({**said, "created_ns": made.created_ns, "needs": made.needs})
 
 
 def _remove(path: Path) -> None:
