@@ -35,7 +35,7 @@ from hpcstage.checkpoint.job.place import (
 from hpcstage.checkpoint.job.plain import HIDDEN, OURS, names_in
 from hpcstage.checkpoint.job.talking import Heard, PresentNodes, Talk, wait
 from hpcstage.checkpoint.job.targetprocess import TargetProcess
-from hpcstage.checkpoint.job.targetwork import LACKS, Pace, TargetWork
+from hpcstage.checkpoint.job.targetwork import Pace, TargetWork
 from hpcstage.checkpoint.job.work import NodeWork
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
@@ -83,7 +83,7 @@ class NodeAgent:
         self._has_ended = self._is_orderly = False
         capped = ProcessorShare(SHARE, lambda: self._has_ended or bool(readable([commands], 0)) or terms.hurries())
         self._work = NodeWork(place, charter, self._me, self._talk, capped, lambda: self._look(time.monotonic()))
-        self._target = TargetWork(place, charter, self._me)
+        self._target = TargetWork(place, charter, self._me, node_dir)
         self._target_process = TargetProcess()
         self._placed: Outcome | None = None
         """The outcome of giving names in the target that the last order of a job on one node had."""
@@ -282,7 +282,7 @@ class NodeAgent:
 
         def work(pace: Pace) -> list[Outcome]:
             done = self._target.done(order, pace)
-            return [done, self._target.placed(order, there)] if is_alone and not done.error else [done]
+            return [done, self._target.placed(order, there, pace)] if is_alone and not done.error else [done]
 
         def take(outcomes: list[Outcome]) -> None:
             self._placed = outcomes[-1] if len(outcomes) > 1 else None
@@ -295,14 +295,11 @@ class NodeAgent:
             self._council.placed(order, self._placed)
             return
         there = {self._charter.nodes[index]: index for index in self._council.present}
-
-        def take(outcomes: list[Outcome]) -> None:
-            (outcome,) = outcomes
-            if LACKS in outcome.facts:  # only this process can ask other nodes
-                outcome = self._target.placed(order, there, self._talk.link, can_ask=True)
-            self._council.placed(order, outcome)
-
-        self._apart(lambda _: [self._target.placed(order, there)], order, take)
+        self._apart(
+            lambda pace: [self._target.placed(order, there, pace)],
+            order,
+            lambda outcomes: self._council.placed(order, outcomes[0]),
+        )
 
     def _apart(
         self, work: Callable[[Pace], list[Outcome]], order: JobOrder, take: Callable[[list[Outcome]], object]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -33,7 +33,7 @@ from hpcstage.checkpoint.job.gathering import (
 )
 from hpcstage.checkpoint.job.holdings import OWN, RunStores
 from hpcstage.checkpoint.job.joining import ShareEntry, join
-from hpcstage.checkpoint.job.ledger import JobGeneration, JobOrder, OrderKind, Outcome
+from hpcstage.checkpoint.job.ledger import JobOrder, OrderKind, Outcome
 from hpcstage.checkpoint.job.pacing import PacedSource
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace, reason
 from hpcstage.checkpoint.job.plain import (
@@ -50,8 +50,8 @@ from hpcstage.errors import HpcstageError
 from hpcstage.owner import holder_of
 
 Pace = Callable[[int], object]
-LACKS = "lacks"
-"""The fact of an outcome that parts of lost nodes are to be rebuilt first, which needs the other nodes."""
+_OPEN_S = 10.0
+"""How long the exchange of this node is waited for, to read what other nodes have."""
 
 
 @dataclass
@@ -61,6 +61,8 @@ class TargetWork:
     place: CheckpointPlace
     charter: CheckpointCharter
     me: int
+    node_dir: Path
+    """Where the exchange of this node is found."""
     superseded: dict[str, GenerationManifest] = field(default_factory=dict)
     """See SupersededRemoval."""
 
@@ -78,26 +80,19 @@ class TargetWork:
             return Outcome(order.key, reason(error))
         return Outcome(order.key)
 
-    def placed(
-        self, order: JobOrder, there: Mapping[str, int], link: GroupLink | None = None, *, can_ask: bool = False
-    ) -> Outcome:
-        """Gives what all nodes brought to the target its names. `there` are the nodes that are there, `link` reads what
-        they have; without leave to ask them, LACKS may be the outcome."""
+    def placed(self, order: JobOrder, there: Mapping[str, int], pace: Pace) -> Outcome:
+        """Gives what all nodes brought to the target its names; the parts of lost ones are rebuilt from what `there`
+        have, the nodes that are there."""
         gathering = self._gathering(order)
         try:
             self._check()
             if order.kind is OrderKind.COPY:
-                facts = self._place_copies(gathering, order)
-            else:
-                facts = self._place_generation(gathering, order, there, link, can_ask=can_ask)
+                return Outcome(order.key, facts=self._place_copies(gathering, order))
+            return Outcome(order.key, facts=self._place_generation(gathering, order, there, pace))
         except (OSError, HpcstageError) as error:
-            facts = {}
-            outcome = Outcome(order.key, reason(error))
-        else:
-            outcome = Outcome(order.key, facts=facts)
-        if LACKS not in facts:
+            return Outcome(order.key, reason(error))
+        finally:
             gathering.remove()
-        return outcome
 
     def _check(self) -> None:
         """Raises OSError if the target is another directory, or another run owns it: this one stood still, and was
@@ -127,18 +122,19 @@ class TargetWork:
                         raise
 
     def _place_generation(
-        self, gathering: Gathering, order: JobOrder, there: Mapping[str, int], link: GroupLink | None, *, can_ask: bool
+        self, gathering: Gathering, order: JobOrder, there: Mapping[str, int], pace: Pace
     ) -> dict[str, object]:
         generation, names = order.ledger.last, frozenset(order.body["names"])
         assert generation is not None
-        lacking = [node for number, node, _ in generation.parts if not gathering.has(node, number)]
-        if not can_ask and any(node != self.charter.node for node in lacking):
-            return {LACKS: True}
+        is_whole = all(gathering.has(node, number) for number, node, _ in generation.parts)
         before = described(gathering.target)
         with ExitStack() as stack:
+            link = None
+            if not is_whole and len(there) > 1:
+                link = stack.enter_context(closing(GroupLink.open(self.node_dir, _OPEN_S, reads=True)))
             stores = {node: StorePlace(index, OWN) for node, index in there.items()}
             holdings = stack.enter_context(RunStores.opened(stores, self.me, {OWN: self.place.store}, link))
-            shares, gone = self._brought(gathering, holdings, generation, names, there, stack)
+            shares, gone = self._brought(gathering, holdings, order, there, pace, stack)
             whole = opened_whole(shares)
             if gone:
                 whole = with_target(whole, gone, gathering.target)
@@ -161,19 +157,22 @@ class TargetWork:
         self,
         gathering: Gathering,
         holdings: RunStores,
-        generation: JobGeneration,
-        names: frozenset[str],
+        order: JobOrder,
         there: Mapping[str, int],
+        pace: Pace,
         stack: ExitStack,
     ) -> tuple[list[Share], frozenset[str]]:
         """Brings to the target what the nodes could not, since they are lost. Returns all shares that can be read, and
         the entries of which a part is gone for good."""
+        generation, names = order.ledger.last, frozenset(order.body["names"])
+        assert generation is not None
         shares: list[Share] = []
         gone: set[str] = set()
         for number, node, of in generation.parts:
             try:
                 if not gathering.has(node, number):
-                    gathering.put(Share(node, number, holdings.source(node), of), of & names)
+                    source = PacedSource(holdings.source(node), pace)
+                    gathering.put(Share(node, number, source, of), of & names)
                 share = Share(node, number, stack.enter_context(LocalSource(gathering.noted(node, number))), of)
                 opened_whole([share])
                 shares.append(share)
