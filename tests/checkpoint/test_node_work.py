@@ -120,6 +120,28 @@ def test_what_is_written_again_before_anything_was_saved_stays_with_the_run_that
     assert "all of step1" in [path.read_text() for path in target.iterdir() if path.is_file()]
 
 
+def test_what_is_whole_in_an_older_generation_is_restored_though_a_part_of_another_entry_is_gone(
+    make_run: MakeRun,
+) -> None:
+    first = make_run("first")
+    for name in ("step1", "step2"):
+        (first.place.tree / name).write_text(f"all of {name}")
+    first.left(3)
+    marks = first.marks
+    (first.place.tree / "new").write_text("all of new")
+    with GenerationStore(first.place.store) as store:
+        store.commit(FileTree(first.place.tree, ["new"]), GenerationId(4, f"{4:032x}"))
+    entries = {
+        "step1": JobEntry(3, {NODE: marks["step1"], "lost": "m"}),
+        "step2": JobEntry(3, {NODE: marks["step2"]}),
+        "new": JobEntry(4, {NODE: first.marks["new"]}),
+    }
+    note_generations(first.place, [JobGeneration(4, f"{4:032x}", 4, (NODE,), entries)])
+    second = make_run("second", first.place.base)
+    second.begun().close()
+    assert second.marks.keys() == {"step2", "new"}
+
+
 def test_what_the_program_changed_since_it_was_told_is_not_saved(make_run: MakeRun) -> None:
     first = make_run("first")
     (first.place.tree / "step1").write_text("all of step1")

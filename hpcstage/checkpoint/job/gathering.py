@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +70,11 @@ class Whole:
     shares: list[Share]
     lacking: dict[str, str] = field(default_factory=dict)
     """Entries that nobody has any more, and why."""
+
+
+def without(shares: Iterable[Share], gone: Collection[str]) -> list[Share]:
+    """Returns shares without some entries."""
+    return [Share(one.node, one.number, one.source, left) for one in shares if (left := one.names.difference(gone))]
 
 
 def opened_whole(shares: Sequence[Share], preferred: str = "") -> Whole:

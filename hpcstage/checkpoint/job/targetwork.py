@@ -30,6 +30,7 @@ from hpcstage.checkpoint.job.gathering import (
     opened_whole,
     tops_of,
     with_target,
+    without,
 )
 from hpcstage.checkpoint.job.holdings import OWN, RunStores
 from hpcstage.checkpoint.job.joining import ShareEntry, join
@@ -180,8 +181,7 @@ class TargetWork:
                 if number == generation.number and node in there:
                     raise
                 gone |= of
-        kept = [Share(one.node, one.number, one.source, one.names - gone) for one in shares]
-        return [one for one in kept if one.names], frozenset(gone)
+        return without(shares, gone), frozenset(gone)
 
     # ---- what is in no generation
 

@@ -23,7 +23,7 @@ from hpcstage.checkpoint.generations.terms import CommitProgress, CommitTerms, N
 from hpcstage.checkpoint.job.beginning import add_others, check_room, from_target
 from hpcstage.checkpoint.job.completed import began_with, completed_since, is_behind
 from hpcstage.checkpoint.job.families import EarlierState, FoundStore
-from hpcstage.checkpoint.job.gathering import opened_whole, remove_stale, restore_whole
+from hpcstage.checkpoint.job.gathering import opened_whole, remove_stale, restore_whole, without
 from hpcstage.checkpoint.job.holdings import OWN, RunStores
 from hpcstage.checkpoint.job.known import known_generations, newest_manifest, note_generations, note_pending
 from hpcstage.checkpoint.job.ledger import NO_ROOM, JobGeneration, JobLedger, JobOrder, OrderKind, Outcome
@@ -209,18 +209,13 @@ class NodeWork:
         check_room(self._place, generation.state_bytes, "what a killed run left")
         local = {key: earlier.store for key, earlier in self._earlier.items()}
         with RunStores.opened(state.stores, self._me, local, self._talk.link) as holdings:
-            own = [share for share in holdings.shares(generation) if share.number == generation.number]
-            carried = [share for share in holdings.shares(generation) if share.number != generation.number]
-            kept = list(own)
-            gone: set[str] = set()
-            for share in carried:
+            shares, gone = holdings.shares(generation), set[str]()
+            for share in (one for one in shares if one.number < generation.number):
                 try:
                     opened_whole([share])
-                    kept.append(share)
                 except DamagedGeneration:
                     gone |= share.names
-            kept = [share for share in kept if share.number == generation.number or not share.names & gone]
-            whole = opened_whole(kept, self._charter.node)
+            whole = opened_whole(without(shares, gone), self._charter.node)
             restore_whole(whole, self._place.base, self._place.tree)
             is_rebuilt = holdings.rebuilt_bytes and state.missing
         from_dir = sorted(name for name in gone if os.path.lexists(target / name))
