@@ -68,8 +68,6 @@ class Whole:
     joined: Joined
     opened: list[OpenGeneration]
     shares: list[Share]
-    lacking: dict[str, str] = field(default_factory=dict)
-    """Entries that nobody has any more, and why."""
 
 
 def without(shares: Iterable[Share], gone: Collection[str]) -> list[Share]:
@@ -88,18 +86,12 @@ def opened_whole(shares: Sequence[Share], preferred: str = "") -> Whole:
 
 
 def with_target(whole: Whole, names: Collection[str], target: Path) -> Whole:
-    """Adds what the target has of entries that nobody else has. What it has not, either, is `lacking`."""
-    before = described(target)
-    has = frozenset() if before is None else frozenset(n for n in names if n in times_of(before.manifest))
-    listed = [
-        [one.source for one in whole.joined.entries if one.source.share == index] for index in range(len(whole.opened))
-    ]
-    opened = list(whole.opened)
-    if before is not None and has:
-        listed.append(share_of(_OF_TARGET, before, has, len(opened)))
-        opened.append(before)
-    lacking = {name: whole.lacking.get(name, "no node has it") for name in names if name not in has}
-    return Whole(join(listed), opened, whole.shares, lacking)
+    """Adds what the target has of entries that nobody else has."""
+    before, count = described(target), len(whole.opened)
+    if before is None:
+        return whole
+    listed = [[one.source for one in whole.joined.entries if one.source.share == index] for index in range(count)]
+    return Whole(join([*listed, share_of(_OF_TARGET, before, names, count)]), [*whole.opened, before], whole.shares)
 
 
 def bring(share: Share, into: Path, names: Collection[str]) -> None:

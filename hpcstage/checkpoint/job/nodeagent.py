@@ -85,8 +85,6 @@ class NodeAgent:
         self._work = NodeWork(place, charter, self._me, self._talk, capped, lambda: self._look(time.monotonic()))
         self._target = TargetWork(place, charter, self._me, node_dir)
         self._target_process = TargetProcess()
-        self._placed: Outcome | None = None
-        """The outcome of giving names in the target that the last order of a job on one node had."""
         self._entries: CompleteEntries | None = None
         self._noted: CompletedNote | None = None
         self._restored: dict[str, str] = {}
@@ -276,49 +274,34 @@ class NodeAgent:
     # ---- the target
 
     def _upload(self, order: JobOrder) -> None:
-        """Has this node's part of an order about the target carried out in the other process; what no other node has a
-        part of gets its names there, too."""
-        is_alone, there = self._charter.is_alone, {self._charter.node: self._me}
-
-        def work(pace: Pace) -> list[Outcome]:
-            done = self._target.done(order, pace)
-            return [done, self._target.placed(order, there, pace)] if is_alone and not done.error else [done]
-
-        def take(outcomes: list[Outcome]) -> None:
-            self._placed = outcomes[-1] if len(outcomes) > 1 else None
-            self._council.did(outcomes[0])
-
-        self._apart(work, order, take)
+        """Has this node's part of an order about the target carried out in the other process."""
+        self._apart(lambda pace: self._target.done(order, pace), order, self._council.did)
 
     def _put_in_place(self, order: JobOrder) -> None:
-        if self._placed is not None and self._placed.key == order.key:
-            self._council.placed(order, self._placed)
-            return
+        """Has what all nodes brought to the target given its names there."""
         there = {self._charter.nodes[index]: index for index in self._council.present}
         self._apart(
-            lambda pace: [self._target.placed(order, there, pace)],
+            lambda pace: self._target.placed(order, there, pace),
             order,
-            lambda outcomes: self._council.placed(order, outcomes[0]),
+            lambda outcome: self._council.placed(order, outcome),
         )
 
-    def _apart(
-        self, work: Callable[[Pace], list[Outcome]], order: JobOrder, take: Callable[[list[Outcome]], object]
-    ) -> None:
+    def _apart(self, work: Callable[[Pace], Outcome], order: JobOrder, take: Callable[[Outcome], object]) -> None:
         """Has something done in the other process."""
         terms = self._terms
 
-        def done(is_hurried: Callable[[], bool]) -> tuple[list[Outcome], dict[str, str]]:
+        def done(is_hurried: Callable[[], bool]) -> tuple[Outcome, dict[str, str]]:
             share = ProcessorShare(SHARE, lambda: is_hurried() or terms.hurries())
-            outcomes = work(share.and_below(terms.pace))
-            return outcomes, {name: made.to_bytes().decode() for name, made in self._target.superseded.items()}
+            outcome = work(share.and_below(terms.pace))
+            return outcome, {name: made.to_bytes().decode() for name, made in self._target.superseded.items()}
 
-        def taken(outcomes: list[Outcome], known: dict[str, str]) -> None:
+        def taken(outcome: Outcome, known: dict[str, str]) -> None:
             read = {name: GenerationManifest.from_bytes(text.encode()) for name, text in known.items()}
             self._target.superseded = read
-            take(outcomes)
+            take(outcome)
 
         died = Outcome(order.key, _DIED)
-        self._target_process.begin(done, taken, lambda: take([died]))
+        self._target_process.begin(done, taken, lambda: take(died))
         if self._has_ended:
             self._target_process.hurry()
 

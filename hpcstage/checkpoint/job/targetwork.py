@@ -19,6 +19,7 @@ from hpcstage.checkpoint.generations.restoring import (
     place,
     remove_leftovers,
     sync_directory,
+    times_of,
 )
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.job.families import StorePlace
@@ -140,7 +141,7 @@ class TargetWork:
             if gone:
                 whole = with_target(whole, gone, gathering.target)
             placed = gathering.give_names(whole, generation, names - gone)
-        now = described(gathering.target)
+        now, had = described(gathering.target), {} if before is None else times_of(before.manifest)
         if before is not None and now is not None:
             seen = {*order.ledger.seen, *order.ledger.drained_marks}
             removal = SupersededRemoval(gathering.target, self.place.tree, self.superseded)
@@ -151,7 +152,7 @@ class TargetWork:
             "beside": dict(placed.beside),
             "files": placed.files,
             "size_bytes": placed.size_bytes,
-            "lines": [f"{name} is gone with its nodes" for name in sorted(whole.lacking)],
+            "lines": [f"{name} is gone with its nodes" for name in sorted(gone.difference(had))],
         }
 
     def _brought(

@@ -190,21 +190,24 @@ class NodeWork:
         return is_described and all(is_there(target, manifest, name) for name in names)
 
     def _restore(self, state: EarlierState, target: Path) -> tuple[str, list[str]]:
-        told, lines = [], list[str]()
-        if state.generation.number:
-            text, lines = self._restore_generation(state, target)
+        generation, told, gone = state.generation, list[str](), frozenset[str]()
+        if generation.number:
+            text, gone = self._restore_generation(state)
             told.append(text)
         if state.completed:
             told.append(self._restore_completed(state))
-        generation = state.generation
-        lacking = {*generation.lacking} & {*checkpoints_in(target)} - {*names_in(self._place.tree)}
-        others = of_others(target, state.seen, {*generation.names, *generation.lacking, *names_in(self._place.tree)})
-        told += add_others(self._place, target, sorted(lacking.union(others)))
+        here = {*names_in(self._place.tree)}
+        from_target = gone.union(generation.lacking).intersection(checkpoints_in(target)) - here
+        others = of_others(target, state.seen, {*generation.names, *generation.lacking, *here})
+        told += add_others(self._place, target, sorted(from_target.union(others)))
         self._origins = (state.run_id, *state.origins)
         self._begun_with = frozenset({*generation.names, *state.completed})
+        lost = sorted(gone - from_target)
+        lines = [f"{name} of generation {generation.number} is gone with its nodes" for name in lost]
         return ", with ".join(told), lines
 
-    def _restore_generation(self, state: EarlierState, target: Path) -> tuple[str, list[str]]:
+    def _restore_generation(self, state: EarlierState) -> tuple[str, frozenset[str]]:
+        """Returns what people are told, and the entries of which a part is gone."""
         generation = state.generation
         check_room(self._place, generation.state_bytes, "what a killed run left")
         local = {key: earlier.store for key, earlier in self._earlier.items()}
@@ -218,16 +221,9 @@ class NodeWork:
             whole = opened_whole(without(shares, gone), self._charter.node)
             restore_whole(whole, self._place.base, self._place.tree)
             is_rebuilt = holdings.rebuilt_bytes and state.missing
-        from_dir = sorted(name for name in gone if os.path.lexists(target / name))
-        place_copies(target, {name: name for name in from_dir}, self._place.tree)
-        lines = [
-            f"{name} of generation {generation.number} is gone with its nodes"
-            for name in sorted(gone)
-            if name not in from_dir
-        ]
         where = "this node" if self._charter.is_alone else "the nodes"
         how = f"rebuilt from survivors ({', '.join(state.missing)} gone)" if is_rebuilt else f"verified, from {where}"
-        return f"generation {generation.number} of a killed run, {how}", lines
+        return f"generation {generation.number} of a killed run, {how}", frozenset(gone)
 
     def _restore_completed(self, state: EarlierState) -> str:
         """Copies what a killed run had completed and not saved, and without a generation also what it began with."""
