@@ -46,7 +46,6 @@ def after_begin(ledger: JobLedger, order: JobOrder, outcomes: Outcomes, first: s
         next_number=max(ledger.next_number, *(one["floor"] + 1 for one in facts)),
         after_ns=max(ledger.after_ns, *(one["after_ns"] for one in facts)),
         lines=(*ledger.lines, *said["lines"]),
-        is_drained=is_drained,
     )
 
 
@@ -69,7 +68,7 @@ def after_save(
         needs=tuple(sorted({need for one in facts.values() for need in one["needs"]})),
         state_bytes=sum(one["state_bytes"] for one in facts.values()),
     )
-    if ledger.is_drained and not ledger.generations:
+    if not ledger.is_unsaved and not ledger.generations:  # the target has the state at the start
         ledger = replace(ledger, drained_marks=_marks_of_put(made, reports))
     return replace(
         ledger,

@@ -54,8 +54,3 @@ class RunStores:
     def rebuilt_bytes(self) -> int:
         """Returns the bytes that were rebuilt."""
         return sum(one.rebuilt_bytes for one in self._rebuilding.values())
-
-    @property
-    def damaged(self) -> list[str]:
-        """Returns the nodes of which blocks were missing or damaged."""
-        return sorted({name for one in self._rebuilding.values() for name in one.damaged})

@@ -163,8 +163,6 @@ class JobLedger:
     """The state that lies in the directories since the start, for people."""
     is_unsaved: bool = False
     """Whether that state is in no generation of this run and not in the target."""
-    is_drained: bool = False
-    """Whether the target has that state."""
     seen: tuple[str, ...] = ()
     """Entries that the program had before this run."""
     next_number: int = 1
