@@ -1,8 +1,9 @@
 """Owns what the agents of a job tell each other: frozen values with a JSON form. Pure.
 
 Each agent tells its whole report anew whenever it changes, so that one that was lost with a connection costs nothing:
-the next one has all. The agent of the lowest node that is there, the coordinator, puts orders into its report, in each
-lane one after the other; each has the ledger of what was decided before, from which another node takes over.
+the next one has all. The agent of the lowest node that is there, the coordinator, hears all others and tells them its
+own, into which it puts orders, in each lane one after the other; each has the ledger of what was decided before, from
+which another node takes over.
 """
 
 from __future__ import annotations

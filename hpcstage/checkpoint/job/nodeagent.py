@@ -161,7 +161,7 @@ class NodeAgent:
         acts = self._council.take(now)
         for act in acts:
             if isinstance(act, Say):
-                self._talk.say(act.report, self._council.present - {self._me})
+                self._talk.say(act.report, act.to)
             elif isinstance(act, Do):
                 self._do(act.order)
             else:
@@ -356,7 +356,7 @@ class NodeAgent:
         self._unclosed_bytes = bytes_of(self._place, beside)
 
     def _say_goodbye(self) -> None:
-        """Stays until the others have carried out the last order, too."""
+        """Stays until the others have carried out the last order, too: the coordinator knows, and goes first."""
         deadline = time.monotonic() + _GOODBYE_S
         while self._council.is_over and not self._council.are_all_over and time.monotonic() < deadline:
             for one in self._talk.news():
@@ -366,7 +366,7 @@ class NodeAgent:
                     return
             for act in self._council.take(time.monotonic()):
                 if isinstance(act, Say):
-                    self._talk.say(act.report, self._council.present - {self._me})
+                    self._talk.say(act.report, act.to)
             wait(self._talk, [], max(0.0, min(0.1, deadline - time.monotonic())))
 
     # ---- the report
