@@ -24,7 +24,7 @@ from hpcstage.checkpoint.job.gathering import SHARES, Gathering, SupersededRemov
 from hpcstage.checkpoint.job.holdings import RunStores
 from hpcstage.checkpoint.job.known import note_generations, note_pending
 from hpcstage.checkpoint.job.late import drain_late, end_alone
-from hpcstage.checkpoint.job.ledger import JobGeneration
+from hpcstage.checkpoint.job.ledger import JobEntry, JobGeneration
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
 from hpcstage.checkpoint.job.plain import checkpoints_in, described
 
@@ -82,10 +82,18 @@ def nodes(tmp_path: Path, target: Path) -> list[Node]:
     return made_nodes(tmp_path, target)
 
 
+def generation(number: int, shares: dict[str, dict[str, str]], created_ns: int | None = None) -> JobGeneration:
+    """A generation of these nodes, by what each saved."""
+    names = {name for share in shares.values() for name in share}
+    entries = {
+        name: JobEntry(number, {node: share[name] for node, share in shares.items() if name in share}) for name in names
+    }
+    return JobGeneration(number, f"{number:032x}", created_ns or number, tuple(shares), entries)
+
+
 def saved(nodes: list[Node], number: int) -> JobGeneration:
     """A generation that all nodes committed, and of which they do not know that of each other."""
-    shares = {node.charter.node: node.saves(number) for node in nodes}
-    made = JobGeneration(number, f"{number:032x}", number, shares)
+    made = generation(number, {node.charter.node: node.saves(number) for node in nodes})
     for node in nodes:
         note_pending(node.place, made)
     return made
@@ -161,14 +169,14 @@ def test_what_a_node_writes_again_is_not_taken_for_removed(nodes: list[Node], ta
     for node in nodes:
         with GenerationStore(node.place.store) as store:
             store.commit(FileTree(node.place.tree, ["step5"]), GenerationId(6, f"{6:032x}"))
-        node.knows(JobGeneration(6, f"{6:032x}", 6, shares))
+        node.knows(generation(6, shares))
     assert [node.ends() for node in nodes] == [False, True]
     assert shown(target) == steps(4, 5)
 
 
 def test_a_state_that_not_all_nodes_have_is_none_and_its_parts_lie_beside(nodes: list[Node], target: Path) -> None:
     known(nodes, 4)
-    made = JobGeneration(5, f"{5:032x}", 5, {"n0": nodes[0].saves(5), "n1": {"step4": "", "step5": ""}})
+    made = generation(5, {"n0": nodes[0].saves(5), "n1": {"step4": "", "step5": ""}})
     note_pending(nodes[0].place, made)
     assert not nodes[0].ends()
     assert nodes[1].ends()
@@ -181,7 +189,7 @@ def test_a_state_that_not_all_nodes_have_is_none_and_its_parts_lie_beside(nodes:
 
 def went_on(node: Node, target: Path, number: int) -> None:
     """The other nodes bring a later state, which has what they had of this one."""
-    made = JobGeneration(number, f"{number:032x}", 1 << 62, {node.charter.node: node.saves(number)})
+    made = generation(number, {node.charter.node: node.saves(number)}, 1 << 62)
     gathering = Gathering(target, "later", node.charter.run_id)
     with LocalSource(node.place.store) as source:
         shares = RunStores({node.charter.node: source}).shares(made)

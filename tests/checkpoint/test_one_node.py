@@ -23,7 +23,7 @@ from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import CommitTerms
 from hpcstage.checkpoint.job.known import known_generations, newest_manifest, note_generations
 from hpcstage.checkpoint.job.late import drain_late
-from hpcstage.checkpoint.job.ledger import CarriedEntry, JobGeneration
+from hpcstage.checkpoint.job.ledger import JobEntry, JobGeneration
 from hpcstage.checkpoint.job.place import ALONE, CheckpointCharter, CheckpointPlace, CheckpointReport, DrainTerms
 from hpcstage.checkpoint.job.plain import damaged, described, place_copies, shown_in
 from hpcstage.checkpoint.process import CheckpointAgentProcess
@@ -326,10 +326,9 @@ def save_in(place: CheckpointPlace, names: Collection[str], terms: CommitTerms |
     with GenerationStore(place.store) as store:
         made = store.commit(FileTree(place.tree, sorted(names)), terms=terms).manifest
     known = known_generations(place)
-    older = {name: one.number for one in known for name in one.shares[ALONE]}
-    carried = {name: CarriedEntry(number, {ALONE: ""}) for name, number in older.items() if name not in names}
-    share = {name: mark_of(place.tree, name) for name in names}
-    generation = JobGeneration(made.number, made.attempt, made.created_ns, {ALONE: share}, carried)
+    older = {name: JobEntry(one.number, {ALONE: ""}) for one in known for name in one.own}
+    own = {name: JobEntry(made.number, {ALONE: mark_of(place.tree, name)}) for name in names}
+    generation = JobGeneration(made.number, made.attempt, made.created_ns, (ALONE,), older | own)
     note_generations(place, [*known, generation])
     return made
 

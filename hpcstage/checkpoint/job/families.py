@@ -83,7 +83,8 @@ class EarlierState:
     @property
     def missing(self) -> tuple[str, ...]:
         """Returns the nodes of the run whose stores are gone."""
-        return tuple(sorted(self.generation.shares.keys() - self.stores.keys()))
+        holders = {*self.generation.nodes, *(node for _, node, _ in self.generation.parts)}
+        return tuple(sorted(holders - self.stores.keys()))
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data."""
@@ -117,7 +118,7 @@ def earlier_states(found: Mapping[int, Sequence[FoundStore]], *, with_completed:
     completed: dict[str, tuple[tuple[str, ...], int]] = {}
     for store in (one for node in found.values() for one in node if with_completed and one.completed):
         completed[store.run_id] = store.completed, store.completed_ns
-        states[store.run_id, 0, ""] = JobGeneration(0, "", 0, {store.member: {}})
+        states[store.run_id, 0, ""] = JobGeneration(0, "", 0, (store.member,))
     made = [
         EarlierState(run_id, one, stores[run_id], origins[run_id], seen.get(run_id), *completed.get(run_id, ()))
         for (run_id, _, _), one in states.items()

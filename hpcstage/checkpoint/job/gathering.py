@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,32 +68,11 @@ class Whole:
     joined: Joined
     opened: list[OpenGeneration]
     shares: list[Share]
-    lacking: dict[str, str] = field(default_factory=dict)
-    """Entries that nobody has any more, and why."""
 
 
-def shares_of(generation: JobGeneration, number: int, names: Collection[str]) -> dict[str, frozenset[str]]:
-    """Returns which nodes had some entries in a generation with that number: the newest one, or one that carried
-    entries are of."""
-    if number == generation.number:
-        return {node: frozenset(share) & frozenset(names) for node, share in generation.shares.items()}
-    found: dict[str, set[str]] = {}
-    for name, one in generation.carried.items():
-        for node in one.marks if one.number == number and name in names else ():
-            found.setdefault(node, set()).add(name)
-    return {node: frozenset(of) for node, of in found.items()}
-
-
-def parts_of(generation: JobGeneration) -> list[tuple[int, str, frozenset[str]]]:
-    """Returns all parts of a generation: number, node and entries; the parts of carried entries are those of older
-    ones."""
-    numbers = {generation.number, *(one.number for one in generation.carried.values())}
-    return [
-        (number, node, names)
-        for number in sorted(numbers, reverse=True)
-        for node, names in sorted(shares_of(generation, number, generation.names).items())
-        if names
-    ]
+def without(shares: Iterable[Share], gone: Collection[str]) -> list[Share]:
+    """Returns shares without some entries."""
+    return [Share(one.node, one.number, one.source, left) for one in shares if (left := one.names.difference(gone))]
 
 
 def opened_whole(shares: Sequence[Share], preferred: str = "") -> Whole:
@@ -107,18 +86,12 @@ def opened_whole(shares: Sequence[Share], preferred: str = "") -> Whole:
 
 
 def with_target(whole: Whole, names: Collection[str], target: Path) -> Whole:
-    """Adds what the target has of entries that nobody else has. What it has not, either, is `lacking`."""
-    before = described(target)
-    has = frozenset() if before is None else frozenset(n for n in names if n in times_of(before.manifest))
-    listed = [
-        [one.source for one in whole.joined.entries if one.source.share == index] for index in range(len(whole.opened))
-    ]
-    opened = list(whole.opened)
-    if before is not None and has:
-        listed.append(share_of(_OF_TARGET, before, has, len(opened)))
-        opened.append(before)
-    lacking = {name: whole.lacking.get(name, "no node has it") for name in names if name not in has}
-    return Whole(join(listed), opened, whole.shares, lacking)
+    """Adds what the target has of entries that nobody else has."""
+    before, count = described(target), len(whole.opened)
+    if before is None:
+        return whole
+    listed = [[one.source for one in whole.joined.entries if one.source.share == index] for index in range(count)]
+    return Whole(join([*listed, share_of(_OF_TARGET, before, names, count)]), [*whole.opened, before], whole.shares)
 
 
 def bring(share: Share, into: Path, names: Collection[str]) -> None:

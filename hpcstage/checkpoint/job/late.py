@@ -74,12 +74,12 @@ def end_alone(
     of which this node brings its share, too. `others` are stores of other nodes that can be read here."""
     node, newer = charter.node, pending_generation(place, known)
     if newer is not None and not (end := _brought(place, charter, newer, others or {})).missing:
-        return replace(end, brought=newer.shares.get(node, {}), number=newer.number)
+        return replace(end, brought=newer.share(node), number=newer.number)
     if known is None:
         return LonelyEnd()
-    own, end = known.shares.get(node, {}), _brought(place, charter, known, others or {})
+    own, end = known.share(node), _brought(place, charter, known, others or {})
     if end.missing:
-        return replace(end, brought={**own, **(newer.shares.get(node, {}) if newer is not None else {})})
+        return replace(end, brought={**own, **(newer.share(node) if newer is not None else {})})
     return replace(end, brought=own, number=known.number)  # all brought this one: none knows of a newer one
 
 
@@ -91,7 +91,7 @@ def _brought(
         charter.check_target()
         return _gathered(place, charter, generation, others)
     except (OSError, HpcstageError) as error:
-        names = generation.shares.get(charter.node, {})
+        names = generation.share(charter.node)
         return LonelyEnd([UndrainedEntry(name, reason(error)) for name in names] or [UndrainedEntry("", reason(error))])
 
 
@@ -120,7 +120,7 @@ def _gathered(
             gathering.remove()
     names = ", ".join(sorted(missing))
     why = f"the share of this node is in {gathering.path}, and those of {names} are not there yet"
-    why, own = missing.get(charter.node, why), generation.shares.get(charter.node, {})
+    why, own = missing.get(charter.node, why), generation.share(charter.node)
     return LonelyEnd(
         [UndrainedEntry(name, why) for name in own] or [UndrainedEntry("", why)], is_damaged=charter.node in missing
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -19,6 +19,7 @@ from hpcstage.checkpoint.generations.restoring import (
     place,
     remove_leftovers,
     sync_directory,
+    times_of,
 )
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.job.families import StorePlace
@@ -28,13 +29,13 @@ from hpcstage.checkpoint.job.gathering import (
     SupersededRemoval,
     build,
     opened_whole,
-    parts_of,
     tops_of,
     with_target,
+    without,
 )
 from hpcstage.checkpoint.job.holdings import OWN, RunStores
 from hpcstage.checkpoint.job.joining import ShareEntry, join
-from hpcstage.checkpoint.job.ledger import JobGeneration, JobOrder, OrderKind, Outcome
+from hpcstage.checkpoint.job.ledger import JobOrder, OrderKind, Outcome
 from hpcstage.checkpoint.job.pacing import PacedSource
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace, reason
 from hpcstage.checkpoint.job.plain import (
@@ -51,8 +52,8 @@ from hpcstage.errors import HpcstageError
 from hpcstage.owner import holder_of
 
 Pace = Callable[[int], object]
-LACKS = "lacks"
-"""The fact of an outcome that parts of lost nodes are to be rebuilt first, which needs the other nodes."""
+_OPEN_S = 10.0
+"""How long the exchange of this node is waited for, to read what other nodes have."""
 
 
 @dataclass
@@ -62,6 +63,8 @@ class TargetWork:
     place: CheckpointPlace
     charter: CheckpointCharter
     me: int
+    node_dir: Path
+    """Where the exchange of this node is found."""
     superseded: dict[str, GenerationManifest] = field(default_factory=dict)
     """See SupersededRemoval."""
 
@@ -79,26 +82,19 @@ class TargetWork:
             return Outcome(order.key, reason(error))
         return Outcome(order.key)
 
-    def placed(
-        self, order: JobOrder, there: Mapping[str, int], link: GroupLink | None = None, *, can_ask: bool = False
-    ) -> Outcome:
-        """Gives what all nodes brought to the target its names. `there` are the nodes that are there, `link` reads what
-        they have; without leave to ask them, LACKS may be the outcome."""
+    def placed(self, order: JobOrder, there: Mapping[str, int], pace: Pace) -> Outcome:
+        """Gives what all nodes brought to the target its names; the parts of lost ones are rebuilt from what `there`
+        have, the nodes that are there."""
         gathering = self._gathering(order)
         try:
             self._check()
             if order.kind is OrderKind.COPY:
-                facts = self._place_copies(gathering, order)
-            else:
-                facts = self._place_generation(gathering, order, there, link, can_ask=can_ask)
+                return Outcome(order.key, facts=self._place_copies(gathering, order))
+            return Outcome(order.key, facts=self._place_generation(gathering, order, there, pace))
         except (OSError, HpcstageError) as error:
-            facts = {}
-            outcome = Outcome(order.key, reason(error))
-        else:
-            outcome = Outcome(order.key, facts=facts)
-        if LACKS not in facts:
+            return Outcome(order.key, reason(error))
+        finally:
             gathering.remove()
-        return outcome
 
     def _check(self) -> None:
         """Raises OSError if the target is another directory, or another run owns it: this one stood still, and was
@@ -116,7 +112,7 @@ class TargetWork:
     def _publish(self, order: JobOrder, pace: Pace) -> None:
         generation, names = order.ledger.last, frozenset(order.body["names"])
         assert generation is not None
-        for number, node, of in parts_of(generation):
+        for number, node, of in generation.parts:
             if node != self.charter.node:
                 continue
             with LocalSource(self.place.store) as source:
@@ -128,23 +124,24 @@ class TargetWork:
                         raise
 
     def _place_generation(
-        self, gathering: Gathering, order: JobOrder, there: Mapping[str, int], link: GroupLink | None, *, can_ask: bool
+        self, gathering: Gathering, order: JobOrder, there: Mapping[str, int], pace: Pace
     ) -> dict[str, object]:
         generation, names = order.ledger.last, frozenset(order.body["names"])
         assert generation is not None
-        lacking = [node for number, node, _ in parts_of(generation) if not gathering.has(node, number)]
-        if not can_ask and any(node != self.charter.node for node in lacking):
-            return {LACKS: True}
+        is_whole = all(gathering.has(node, number) for number, node, _ in generation.parts)
         before = described(gathering.target)
         with ExitStack() as stack:
+            link = None
+            if not is_whole and len(there) > 1:
+                link = stack.enter_context(closing(GroupLink.open(self.node_dir, _OPEN_S, reads=True)))
             stores = {node: StorePlace(index, OWN) for node, index in there.items()}
             holdings = stack.enter_context(RunStores.opened(stores, self.me, {OWN: self.place.store}, link))
-            shares, gone = self._brought(gathering, holdings, generation, names, there, stack)
+            shares, gone = self._brought(gathering, holdings, order, there, pace, stack)
             whole = opened_whole(shares)
             if gone:
                 whole = with_target(whole, gone, gathering.target)
             placed = gathering.give_names(whole, generation, names - gone)
-        now = described(gathering.target)
+        now, had = described(gathering.target), {} if before is None else times_of(before.manifest)
         if before is not None and now is not None:
             seen = {*order.ledger.seen, *order.ledger.drained_marks}
             removal = SupersededRemoval(gathering.target, self.place.tree, self.superseded)
@@ -155,26 +152,29 @@ class TargetWork:
             "beside": dict(placed.beside),
             "files": placed.files,
             "size_bytes": placed.size_bytes,
-            "lines": [f"{name} is gone with its nodes" for name in sorted(whole.lacking)],
+            "lines": [f"{name} is gone with its nodes" for name in sorted(gone.difference(had))],
         }
 
     def _brought(
         self,
         gathering: Gathering,
         holdings: RunStores,
-        generation: JobGeneration,
-        names: frozenset[str],
+        order: JobOrder,
         there: Mapping[str, int],
+        pace: Pace,
         stack: ExitStack,
     ) -> tuple[list[Share], frozenset[str]]:
         """Brings to the target what the nodes could not, since they are lost. Returns all shares that can be read, and
         the entries of which a part is gone for good."""
+        generation, names = order.ledger.last, frozenset(order.body["names"])
+        assert generation is not None
         shares: list[Share] = []
         gone: set[str] = set()
-        for number, node, of in parts_of(generation):
+        for number, node, of in generation.parts:
             try:
                 if not gathering.has(node, number):
-                    gathering.put(Share(node, number, holdings.source(node), of), of & names)
+                    source = PacedSource(holdings.source(node), pace)
+                    gathering.put(Share(node, number, source, of), of & names)
                 share = Share(node, number, stack.enter_context(LocalSource(gathering.noted(node, number))), of)
                 opened_whole([share])
                 shares.append(share)
@@ -182,13 +182,12 @@ class TargetWork:
                 if number == generation.number and node in there:
                     raise
                 gone |= of
-        kept = [Share(one.node, one.number, one.source, one.names - gone) for one in shares]
-        return [one for one in kept if one.names], frozenset(gone)
+        return without(shares, gone), frozenset(gone)
 
     # ---- what is in no generation
 
     def _copy(self, order: JobOrder, pace: Pace) -> None:
-        own = dict(order.body["shares"].get(self.charter.node, {}))
+        own = order.body["shares"].get(self.charter.node)
         if own:
             gathering = self._gathering(order)
             directory = gathering.of(self.charter.node, 0)
@@ -197,7 +196,7 @@ class TargetWork:
             place_copies(self.place.tree, {name: name for name in own}, directory, pace=pace)
 
     def _place_copies(self, gathering: Gathering, order: JobOrder) -> dict[str, object]:
-        shares = {node: gathering.of(node, 0) for node, share in order.body["shares"].items() if share}
+        shares = {node: gathering.of(node, 0) for node in order.body["shares"]}
         directories = [(node, path) for node, path in sorted(shares.items()) if path.is_dir()]
         joined = join([_scanned(node, path, index) for index, (node, path) in enumerate(directories)])
         tops = {top for found in tops_of(joined).values() for top in found}
