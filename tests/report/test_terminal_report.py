@@ -18,7 +18,10 @@ from hpcstage.record.schema import Record
 from hpcstage.record.verdict import untold
 from hpcstage.report import figures
 from hpcstage.report.canvas import Canvas, Sparkline, Wrapped
+from hpcstage.report.comparison import compare
 from hpcstage.report.figures import clean
+from hpcstage.report.html.page import render
+from hpcstage.units import format_duration
 
 COLOUR = re.compile(r"\x1b\[[0-9;]+m")
 BAR = re.compile("[━╸╺]")
@@ -240,7 +243,28 @@ def test_numbers() -> None:
     assert figures.seconds(-3.0) == "-3 s"
     assert figures.seconds(-1e-9) == "0 s"
     assert figures.seconds(0.0072) == "7.2 ms"
+    assert figures.seconds(-2.84e-6) == "-2.8 us"
     assert figures.count(None) == figures.size(None) == figures.rate(None) == figures.seconds(None) == "not measured"
+
+
+@given(st.floats(2e-7, 1e6))
+def test_a_time_is_as_near_as_a_reader_needs(value_s: float) -> None:
+    told = format_duration(value_s)
+    units = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+    parts = re.findall(r"([0-9.]+) ?(us|ms|s|m|h)", told)
+    assert sum(float(number) * units[unit] for number, unit in parts) == pytest.approx(value_s, rel=0.02, abs=6e-8), told
+    assert len(parts) == 2 or 0.1 <= float(parts[0][0]) < 100 or parts[0][1] == "us", "no reader counts zeros"
+    assert len(told) <= 7
+
+
+def test_small_times_read_the_same_in_each_form() -> None:
+    data = CASES["whole"]()
+    data["contention"]["latency_ms"]["open"] = {"p05": 0.00284, "p50": 0.00284, "p95": 0.0284, "p99": 7.2}
+    record = Record.from_json(data)
+    assert "open 2.8 us/28 us/7.2 ms" in shown(data)
+    assert "median 2.8 us" in render(record)
+    (row,) = (row for row in compare([record, record]).rows if row.name == "open at source, p50")
+    assert row.text(0) == "2.8 us"
 
 
 def test_what_samplers_announced() -> None:

@@ -204,9 +204,7 @@ def latency(name: str, values: Percentiles) -> str:
     """Says how long operations of a kind took at the source; empty where none was measured."""
     if values.p50 is None:
         return ""
-    unit, factor = ("ms", 1) if (values.p99 or 0) >= 1 else ("us", 1000)
-    told = "/".join(f"{(value or 0) * factor:.3g}" for value in (values.p50, values.p95, values.p99))
-    return f"{name} {told} {unit}"
+    return f"{name} {'/'.join(seconds((value or 0) / 1000) for value in (values.p50, values.p95, values.p99))}"
 
 
 def _periods(part: Contention) -> list[str]:
