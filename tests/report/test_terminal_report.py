@@ -252,7 +252,9 @@ def test_a_time_is_as_near_as_a_reader_needs(value_s: float) -> None:
     told = format_duration(value_s)
     units = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
     parts = re.findall(r"([0-9.]+) ?(us|ms|s|m|h)", told)
-    assert sum(float(number) * units[unit] for number, unit in parts) == pytest.approx(value_s, rel=0.02, abs=6e-8), told
+    assert sum(float(number) * units[unit] for number, unit in parts) == pytest.approx(value_s, rel=0.02, abs=6e-8), (
+        told
+    )
     assert len(parts) == 2 or 0.1 <= float(parts[0][0]) < 100 or parts[0][1] == "us", "no reader counts zeros"
     assert len(told) <= 7
 
