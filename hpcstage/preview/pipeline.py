@@ -79,7 +79,7 @@ def foresee(inputs: PlanInputs, given: ForecastInputs, found: FoundFiles) -> Pla
         missing=tuple(OPTIONS[name] for name in missing),
         forecast=None if missing else forecast(workload.on(nodes), rates, conditions),
         notes=(
-            *(f"{notice.text}; {notice.remedy}" for notice in already_local(inputs.datasets.all, disk.device)),
+            *(f"{notice.text}; {notice.remedy}" for notice in already_local(inputs.datasets.all, disk.device).values()),
             *plan.notes,
         ),
         nodes=many,
