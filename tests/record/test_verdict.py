@@ -130,7 +130,7 @@ def test_the_reason_that_most_opens_at_the_source_have(reason: str, says: str) -
 def test_a_program_that_lists_and_opens_nothing_is_told_what_it_waited_for() -> None:
     found = verdict_of(record_of(processes=[reader(40, listings=600)]))
     assert found.kind == "nothing-opened"
-    assert found.text.endswith("it waited for data 67 % of 60 s, for listings and the like from the source")
+    assert found.text.endswith("; the program waited for data 67 % of 60 s, for listings and the like from the source")
 
 
 def test_only_opens_that_asked_count_as_late() -> None:

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from reportcases import CASES, compose, node_part, run_part, short, shown, side_by_side, trainer
 from rich.cells import cell_len
 
+from hpcstage.record.compose import NOT_ENDED
+from hpcstage.record.figures import waits
 from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.parts.outputs import NodeOutputs, OutputsPart
 from hpcstage.record.parts.part import DatasetPart
@@ -298,5 +300,13 @@ def test_what_came_after_a_daemon_died_is_not_judged() -> None:
     idle = ProcessPart(5, 1, "native", {})
     lines = short(compose(run_part(), [node_part(complete=False, processes=[idle])]))
     assert lines[0].startswith("the daemon on node17 did not shut down cleanly")
-    assert not any("opened no file" in line for line in lines)
-    assert "opened no file below" in short(compose(run_part(), [node_part(processes=[idle])]))[0]
+    assert not any("opened a file below" in line for line in lines)
+    said = short(compose(run_part(), [node_part(processes=[idle])]))[0]
+    assert "no Python process of the command opened a file below" in said, "others may have read there, unseen"
+
+
+def test_why_the_time_is_not_divided_is_not_cut() -> None:
+    record = CASES["whole"]()
+    for why in (waits.NO_READS, waits.MAPPED, waits.THREADS, NOT_ENDED):
+        record["time_split"]["unmeasured"] = [why]
+        assert f"\n  ({why})\n" in shown(record)
