@@ -308,7 +308,8 @@ class _Judge:
             return "what was served from the local copy is not known"
         if not share:
             return "nothing came from the local copy"
-        return f"{self._share('local_share', share)} of the {record.local_measure} came from the local copy"
+        what = "bytes that Python read" if record.local_measure == "bytes" else "opens by Python"
+        return f"{self._share('local_share', share)} of the {what} came from the local copy"
 
     def _served_and_waited(self) -> str:
         if self._headroom_s is None or not self._wall_s:

@@ -198,7 +198,7 @@ def test_of_many_nodes_of_which_one_failed_the_others_are_judged() -> None:
     nodes = [manycases.node(index, 4) for index in range(3)]
     found = verdict_of(compose(manycases.run(4), [*nodes, manycases.missing(3, 4, why="ssh: refused")]))
     assert found.kind == "error"
-    assert "on the others 100 % of the bytes came from the local copy" in found.text
+    assert "on the others 100 % of the bytes that Python read came from the local copy" in found.text
 
 
 def test_what_the_verdict_says_no_note_says_again() -> None:

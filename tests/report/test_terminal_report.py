@@ -73,7 +73,7 @@ def test_what_a_whole_run_shows() -> None:
         "from the local copy  ━",
         "of the wall time",
         "of 64 GB",
-        "20,000 opens below the datasets, 19,600 served from the local copy (98 %)",
+        "20,000 opens by Python, 19,600 served from the local copy (98 %)",
         "from the source: 300 scan not done",
         "3 processes reached (3 native)",
         "copied while you computed",
