@@ -21,7 +21,7 @@ from hpcstage import inherited
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError, NotStarted, UsageError
 from hpcstage.job import file_name
-from hpcstage.plan.dataset.datasets import LOCAL, already_local
+from hpcstage.plan.dataset.datasets import LOCAL, to_stage
 from hpcstage.problem import Problem
 from hpcstage.protocol.rundir import NODES, PART, RUNS
 from hpcstage.record import index
@@ -93,17 +93,16 @@ def tell_of_one_node(part: RunPart, job: jobs.Job) -> None:
 def without_local(datasets: Datasets, local: LocalDir, part: RunPart, *, strict: bool) -> Datasets:
     """Returns the datasets without those on the local disk, which are read there, and notes that. Where no other is
     left, all are measured, and it is noted why the run stages nothing; with `strict` NotStarted is raised then."""
-    found = already_local(datasets.all, local.device)
-    others = [dataset for dataset in datasets.all if dataset not in found]
-    if found and others:
+    others, found = to_stage(datasets, local.device)
+    if others is not datasets:
         named = ((one.text, one.remedy) for one in found.values())
         part.problems += [Problem(LOCAL, f"{text}, is read there, and is not counted here", fix) for text, fix in named]
-        return datasets.only(others)
+        return others
     for problem in found.values():
         if strict:
             raise NotStarted(problem.text, problem.remedy)
         part.problems.append(problem)
-    part.direct_why = next((one.text for one in found.values()), "" if others else "no dataset is named")
+    part.direct_why = next((one.text for one in found.values()), "" if datasets.all else "no dataset is named")
     return datasets
 
 

@@ -146,6 +146,9 @@ def test_one_dataset_of_several_that_is_local(hpcstage: Hpcstage, make_tree: Tre
     assert [note["text"] for note in record["notes"] if note["id"] == "already-local"] == [left]
     assert left in " ".join(hpcstage("report").stdout.decode().split())
     said(hpcstage, "run", "--strict", *words, code=0)
+    planned = json.loads(hpcstage("plan", "--json", "--data", near, "--data", far).stdout)
+    assert ([one["root"] for one in planned["datasets"]], planned["files"]) == ([str(far)], 20)
+    assert any(note.startswith(f"the dataset {near} is already on the node-local disk") for note in planned["notes"])
 
 
 def test_a_local_directory_that_is_missing(hpcstage: Hpcstage, make_tree: Tree) -> None:

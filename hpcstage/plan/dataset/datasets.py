@@ -336,6 +336,14 @@ def already_local(datasets: Sequence[Dataset], local_device: int | None) -> dict
     }
 
 
+def to_stage(datasets: Datasets, local_device: int | None) -> tuple[Datasets, dict[Dataset, Problem]]:
+    """Returns the datasets without those on the node-local disk, unless all are there, and a problem for each that
+    is."""
+    found = already_local(datasets.all, local_device)
+    others = [dataset for dataset in datasets.all if dataset not in found]
+    return datasets.only(others) if found and others else datasets, found
+
+
 def _device(path: bytes) -> int | None:
     with contextlib.suppress(OSError):
         return os.stat(path).st_dev
