@@ -54,7 +54,7 @@ def _coming(given: dict[str, Any]) -> Plan:
     for warning in config.warnings:
         stderr.say(f"warning: {warning}")
     several = ForecastInputs.of_config(config, os.environ, figures(given))
-    inputs = PlanInputs.of_config(config, os.environ, inherited.directory())
+    inputs = PlanInputs.of_config(config, os.environ, inherited.directory(), several.disk)
     with ProgressLine(quiet=bool(given.get("quiet"))) as line:
 
         def on_found(files: int, size_bytes: int) -> None:

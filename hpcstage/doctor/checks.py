@@ -345,7 +345,7 @@ def _source(argument: str, found: Surroundings) -> Findings:
         yield _error(error)
         return
     device = None if found.local is None else found.local.device
-    yield from (_warning(problem.text, problem.remedy) for problem in datasets.already_local(named, device))
+    yield from (_warning(problem.text, problem.remedy) for problem in datasets.already_local(named, device).values())
     for root in [os.fsdecode(dataset.root) for dataset in named]:
         below = Machine().kinds_below(root)
         more = f", and {format_number(len(below), 'file system')} below it ({', '.join(sorted({*below}))})"

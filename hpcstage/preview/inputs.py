@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from hpcstage.errors import LocalDiskProblem
 from hpcstage.plan.budget import BudgetFacts
-from hpcstage.plan.dataset.datasets import Datasets, resolve
+from hpcstage.plan.dataset.datasets import Datasets, resolve, to_stage
+from hpcstage.problem import Problem
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -75,14 +76,17 @@ class PlanInputs:
     """The command of the run; None: it is not known, and the last trace of any command is used."""
     exclude: tuple[bytes, ...] = ()
     """Absolute directories that are not scanned."""
+    local: tuple[Problem, ...] = ()
+    """What to tell of datasets that are on the local disk already; they are staged only if all are."""
 
     @classmethod
-    def of_config(cls, config: Config, env: Mapping[str, str], cwd: Path) -> PlanInputs:
+    def of_config(cls, config: Config, env: Mapping[str, str], cwd: Path, disk: Disk) -> PlanInputs:
         """Returns the inputs of a run with this configuration. Raises UsageError for datasets that cannot be used."""
         from hpcstage.record.index import state_dir
 
         order = config.order_asked()
-        return cls(resolve(config.data, cwd, order), order, state_dir(env))
+        datasets, local = to_stage(resolve(config.data, cwd, order), disk.device)
+        return cls(datasets, order, state_dir(env), local=tuple(local.values()))
 
     @classmethod
     def of_spec(cls, spec: DaemonSpec, datasets: Datasets) -> PlanInputs:

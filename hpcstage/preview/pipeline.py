@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hpcstage.plan.dataset.datasets import already_local
 from hpcstage.plan.dataset.scan import ScanResult, scan
 from hpcstage.plan.order import orders
 from hpcstage.preview.findorder import FoundOrder, find_order
@@ -79,7 +78,7 @@ def foresee(inputs: PlanInputs, given: ForecastInputs, found: FoundFiles) -> Pla
         missing=tuple(OPTIONS[name] for name in missing),
         forecast=None if missing else forecast(workload.on(nodes), rates, conditions),
         notes=(
-            *(f"{notice.text}; {notice.remedy}" for notice in already_local(inputs.datasets.all, disk.device)),
+            *(f"{notice.text}; {notice.remedy}" for notice in inputs.local),
             *plan.notes,
         ),
         nodes=many,

@@ -58,10 +58,9 @@ def seconds(value: float | None) -> str:
     """Formats a duration, or says that it is not known."""
     if value is None:
         return UNKNOWN
-    if abs(value) < 1e-6:
+    if abs(value) < 1e-7:  # what a difference of two floats leaves
         return "0 s"
-    text = format_duration(abs(value)) if abs(value) >= 0.1 else f"{abs(value) * 1000:.3g} ms"
-    return f"-{text}" if value < 0 else text
+    return f"{'-' if value < 0 else ''}{format_duration(abs(value))}"
 
 
 def _known(form: Callable[[float], str]) -> Callable[[float | None], str]:

@@ -124,8 +124,8 @@ class Session:
             part = runpart.run_part(command, config, clock, run_id, job, local)
             if group is None and job.is_rank:
                 runpart.tell_of_one_node(part, job)
+            datasets = runpart.without_local(datasets, local, part, strict=config.strict)
             part.roots = [os.fsdecode(dataset.root) for dataset in datasets.all]
-            runpart.check_datasets(datasets, local, part, strict=config.strict)
             notices = list[str]()
             run_dir = runpart.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
             try:
@@ -149,7 +149,7 @@ class Session:
                 if messages.tells_decisions():
                     from hpcstage.wrapper import decisions
 
-                    for line in decisions.before(config, datasets, job, local, group, part.direct_why):
+                    for line in decisions.before(config, datasets, job, local, group, part):
                         messages.info(line)
             session = cls(
                 config, control.ClaimedNode(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock

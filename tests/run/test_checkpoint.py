@@ -180,6 +180,38 @@ def test_the_report_says_how_long_training_stood_still(hpcstage: Hpcstage) -> No
     assert re.search(r"stood still +[0-9.]+ m?s in 3 saves", hpcstage("report").stdout.decode())
 
 
+LIGHTNING = """
+import lightning, os, torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+    def training_step(self, batch, _):
+        return self.layer(batch).sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+saves = ModelCheckpoint(os.environ["HPCSTAGE_CHECKPOINT"], save_last=True, enable_version_counter=False)
+last = os.path.join(os.environ["HPCSTAGE_CHECKPOINT"], "last.ckpt")
+done = torch.load(last, weights_only=False)["epoch"] + 1 if os.path.exists(last) else 0
+quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu")
+trainer = lightning.Trainer(max_epochs=done + 1, callbacks=[saves], **quiet)
+trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(2, 1)), ckpt_path=last if done else None)
+print(done)
+"""
+
+
+def test_lightning_goes_on_from_the_last_run_as_its_page_says(hpcstage: Hpcstage) -> None:
+    """The path of the local directory is another one in each run, and Lightning compares paths."""
+    pytest.importorskip("lightning")
+    for done in range(3):
+        run = hpcstage("run", "--checkpoint", "DIR", "--", *python_command(LIGHTNING))
+        assert (run.returncode, run.stdout) == (0, b"%d\n" % done), run.stderr
+    assert not list((hpcstage.cwd / "DIR").glob("last-*"))
+
+
 def test_training_that_was_killed_goes_on_to_the_same_weights(
     hpcstage: Hpcstage, tmp_path: Path, local_dir: Path
 ) -> None:

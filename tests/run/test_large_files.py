@@ -123,7 +123,7 @@ def test_what_the_program_reads_at_the_source_is_not_copied_beside_it(
     record = run(hpcstage, source, {"kept": KEPT, "anew": ANEW}[way], "--intercept", intercept)
     assert source.counters().read_bytes < 1.5 * PARTS[way]
     said = {note["id"]: note["text"] for note in record["notes"]}
-    assert said["deferred-to-program"] == "a large file (120 MB) was not copied, as the program read it at the source"
+    assert said["deferred-to-program"] == "a large file (120 MB) was not copied, as a program read it at the source"
     assert "direct-later" not in said
     if intercept != "off":
         reasons = Counter(record["coverage"]["reasons"])

@@ -25,6 +25,8 @@ from hpcstage.problem import Problem
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MAGIC = b"hpcstage-datasets 1\n"
+LOCAL = "already-local"
+"""The problem of a dataset on the node-local disk."""
 ENDS = 64
 """At most this many entries from either end of a list are looked up to find one that exists."""
 
@@ -56,6 +58,21 @@ class Datasets:
     def ordering(self) -> list[PathList]:
         """Returns the lists that say in which order files are read."""
         return self.lists if self.order is None else [self.order]
+
+    def only(self, chosen: Sequence[Dataset]) -> Datasets:
+        """Returns some of the datasets; of lists the entries that are in none of the others."""
+        roots, places = Roots(self.all), [index for index, one in enumerate(self.all) if one in chosen]
+
+        def entries(item: PathList) -> PathList:
+            found = ((path, roots.locate(path)) for path in item.paths)
+            return replace(item, paths=[path for path, place in found if place is None or place[0] in places])
+
+        return Datasets(
+            [self.all[place] for place in places],
+            [entries(item) for item in self.lists],
+            {new: self.named[old] for new, old in enumerate(places) if old in self.named},
+            None if self.order is None else entries(self.order),
+        )
 
     def save(self, path: Path) -> None:
         """Writes a file for another process (mode 0600)."""
@@ -304,19 +321,27 @@ def _select(item: Argument, roots: Roots, named: dict[int, NamedFiles]) -> None:
         chosen.files.append(os.path.join(below, name))
 
 
-def already_local(datasets: Sequence[Dataset], local_device: int | None) -> list[Problem]:
-    """Returns a problem for each dataset on the node-local disk: copying it gains nothing."""
+def already_local(datasets: Sequence[Dataset], local_device: int | None) -> dict[Dataset, Problem]:
+    """Returns the datasets on the node-local disk, each with a problem: copying it gains nothing."""
     if local_device is None:
-        return []
-    return [
-        Problem(
-            "already-local",
-            f"the dataset {os.fsdecode(d.root)} is already on the node-local disk",
+        return {}
+    return {
+        dataset: Problem(
+            LOCAL,
+            f"the dataset {os.fsdecode(dataset.root)} is already on the node-local disk",
             "leave it out of --data; if that is not the node's own disk, name the disk with --local-dir",
         )
-        for d in datasets
-        if _device(d.root) == local_device
-    ]
+        for dataset in datasets
+        if _device(dataset.root) == local_device
+    }
+
+
+def to_stage(datasets: Datasets, local_device: int | None) -> tuple[Datasets, dict[Dataset, Problem]]:
+    """Returns the datasets without those on the node-local disk, unless all are there, and a problem for each that
+    is."""
+    found = already_local(datasets.all, local_device)
+    others = [dataset for dataset in datasets.all if dataset not in found]
+    return datasets.only(others) if found and others else datasets, found
 
 
 def _device(path: bytes) -> int | None:

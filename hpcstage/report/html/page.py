@@ -190,7 +190,7 @@ def _latency(record: Record) -> list[Chart]:
     found = []
     part = record.contention.latency_ms
     for name, values in (("open", part.open), ("read", part.read)):
-        known = [(f"{label} {value:.3g} ms", value) for label, value in _labelled(values) if value is not None]
+        known = [(f"{label} {seconds(value / 1000)}", value) for label, value in _labelled(values) if value is not None]
         if known:
             drawn = charts.dots(known, 0.0, max(value for _, value in known), f"latency of {name}")
             found.append(Chart(name, ", ".join(text for text, _ in known), drawn, 20))

@@ -129,7 +129,7 @@ def served_of(record: Record) -> str:
     """Says what `local_share` is a share of."""
     if where := figures.reported(record.group):
         return where
-    return f"of {record.local_measure}"
+    return f"of Python's {record.local_measure}"
 
 
 def time(record: Record) -> RenderableType:
@@ -162,7 +162,7 @@ def coverage(record: Record) -> RenderableType:
     part, lines = record.coverage, []
     if part.opens:
         share = f"{count(part.swapped)} served from the local copy ({percent(part.share)})" if part.swapped else ""
-        lines.append(", ".join(filter(None, (f"{_opens(part.opens)} below the datasets", share))))
+        lines.append(", ".join(filter(None, (f"{_opens(part.opens)} by Python", share))))
         if part.reasons and (part.swapped or 0) < part.opens:
             lines.append("from the source: " + _reasons(part.reasons))
     layers = ", ".join(f"{count(number)} {name}" for name, number in part.layers.items())
@@ -204,9 +204,7 @@ def latency(name: str, values: Percentiles) -> str:
     """Says how long operations of a kind took at the source; empty where none was measured."""
     if values.p50 is None:
         return ""
-    unit, factor = ("ms", 1) if (values.p99 or 0) >= 1 else ("us", 1000)
-    told = "/".join(f"{(value or 0) * factor:.3g}" for value in (values.p50, values.p95, values.p99))
-    return f"{name} {told} {unit}"
+    return f"{name} {'/'.join(seconds((value or 0) / 1000) for value in (values.p50, values.p95, values.p99))}"
 
 
 def _periods(part: Contention) -> list[str]:
