@@ -92,7 +92,11 @@ def busiest(work: Work) -> float:
 
 def expected_source(work: Work) -> float:
     """Bytes from the source, in datasets."""
-    return work.epochs if work.kind == DIRECT else sharing(work).source_share(work.epochs)
+    if work.kind == DIRECT:
+        return work.epochs
+    shared = sharing(work)
+    read = sum(shared.hits(epoch).source for epoch in range(1, work.epochs + 1))
+    return read + (0.0 if shared.kind is Placing.PRIVATE else shared.placed)
 
 
 def later_s(sample: Mapping[str, Any]) -> float:

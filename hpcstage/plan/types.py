@@ -147,9 +147,7 @@ class Rates:
 class ModeForecast:
     """The times that one mode would take."""
 
-    mode: str
     total_s: float
-    first_batch_s: float
     first_epoch_s: float
     later_epoch_s: float
     formula: str

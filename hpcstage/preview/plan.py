@@ -1,55 +1,64 @@
-"""Holds the plan as a whole, and makes its table and its plain data."""
+"""Makes the plan that `hpcstage plan` shows: what fits, each node's part, and the forecast from figures of the user's
+options, else of the record of an earlier run.
+
+This module owns where each figure is from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import Any
 
+from hpcstage.errors import HpcstageError
+from hpcstage.plan.dataset.datasets import already_local
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.dataset.scan import ScanResult
+from hpcstage.plan.forecast import OF_RATES, OF_WORKLOAD, Conditions, forecast, missing_figures
 from hpcstage.plan.order import orders
-from hpcstage.plan.types import Budget, Forecast, Order, Rates, Workload
-from hpcstage.preview.findorder import FoundOrder
-
-if TYPE_CHECKING:
-    from hpcstage.plan.placement.fitting import Fit
-    from hpcstage.plan.placement.nodesplan import NodesPlan
+from hpcstage.plan.placement.fitting import Fit, fit
+from hpcstage.plan.placement.nodesplan import NodesPlan, alike, nodes_plan, room_for_files
+from hpcstage.plan.placement.owners import needed_bytes
+from hpcstage.plan.placement.placements import Placing
+from hpcstage.plan.types import Budget, Dataset, Forecast, Order, Rates, Workload
+from hpcstage.preview.inputs import ForecastInputs, PlanInputs
+from hpcstage.preview.pipeline import FoundFiles, FoundOrder
+from hpcstage.record import files, index
+from hpcstage.record.schema import Record
+from hpcstage.store import storedir
 
 SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class ScanSummary:
-    """The cost of the scan, and the names that it left out."""
-
-    seconds: float
-    stats: int
-    listings: int
-    skipped: list[tuple[bytes, str]] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, result: ScanResult) -> ScanSummary:
-        """Returns the summary of a scan's result, without the manifest."""
-        return cls(result.seconds, result.stats, result.listings, result.skipped, result.skipped_counts)
+DAEMON_START_S = 0.25
+"""Seconds from the start of the command to the start of the daemon's scan, on an idle node."""
+OPTIONS = {
+    "epochs": "--epochs",
+    "epoch_compute_s": "--epoch-compute",
+    "readers": "--readers",
+    "startup_s": "--startup",
+    "source_bytes_per_s": "--source-rate",
+    "reader_bytes_per_s": "--reader-rate",
+    "local_bytes_per_s": "--local-rate",
+    "peer_bytes_per_s": "--peer-rate",
+}
+"""Maps the name of a figure to the option that tells it."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """Manifest, order, budget and forecast. None is unknown."""
 
-    manifest: Manifest
+    scan: ScanResult
     found: FoundOrder
     """The order and what is known of it."""
-    scan: ScanSummary | None = None
-    local: str | None = None
+    local: str = ""
     """The local directory and why it was chosen."""
     budget: Budget | None = None
     fit: Fit | None = None
     workload: Workload | None = None
-    rates: Rates | None = None
+    rates: Rates = field(default_factory=Rates)
     forecast: Forecast | None = None
     """None where a figure is missing."""
     missing: tuple[str, ...] = ()
@@ -59,9 +68,133 @@ class Plan:
     """The plan for the nodes of a job on several nodes."""
 
     @property
+    def manifest(self) -> Manifest:
+        """Returns the files."""
+        return self.scan.manifest
+
+    @property
     def order(self) -> Order:
         """Returns the order."""
         return self.found.order
+
+
+def foresee(inputs: PlanInputs, given: ForecastInputs, found: FoundFiles) -> Plan:
+    """Returns the whole plan: what fits, each node's part, and the forecast, or the figures that it lacks."""
+    manifest, disk, nodes = found.scan.manifest, given.disk, given.nodes
+    budget = None if disk.path is None or disk.facts is None else storedir.budget(disk.path, disk.facts)
+    fitting = fit(manifest, orders.complete(found.order.order, len(manifest)), budget) if budget else None
+    many, sharing = None, alike(Placing.PRIVATE, 1, fitting.share if fitting else 1.0)
+    if nodes > 1:
+        room = room_for_files(budget, fitting.needed_inodes - len(manifest) if fitting else 0)
+        sizes = len(manifest), manifest.total_bytes, needed_bytes(manifest.sizes)
+        many, sharing = nodes_plan(*sizes, room, given.placement, nodes)
+    workload, rates = known(given.told, find_earlier(inputs.datasets.all, given.env), manifest, nodes)
+    missing = missing_figures(workload, rates, nodes)
+    conditions = Conditions(
+        sharing,
+        order_known=found.order.order.provenance != orders.MANIFEST,
+        begin_s=DAEMON_START_S + found.scan.seconds,
+        max_rate_bytes_per_s=given.max_rate_bytes_per_s,
+    )
+    notes = [f"{notice.text}; {notice.remedy}" for notice in already_local(inputs.datasets.all, disk.device)]
+    notes += [f"{found.order.missing} ({orders.MISSING_REMEDY})"] if found.order.missing else []
+    return Plan(
+        found.scan,
+        found.order,
+        local=disk.text,
+        budget=budget,
+        fit=fitting,
+        workload=workload,
+        rates=rates,
+        forecast=None if missing else forecast(workload.on(nodes), rates, conditions),
+        missing=tuple(OPTIONS[name] for name in missing),
+        notes=tuple(notes),
+        nodes=many,
+    )
+
+
+# ---- the figures of the forecast
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """The program, the source and the disk as the record of an earlier run with the same datasets describes them."""
+
+    source: str
+    figures: Mapping[str, float | None]
+    """By their names in `Workload` and `Rates`."""
+    nodes: int = 1
+
+
+def known(
+    told: Mapping[str, float], earlier: EarlierRun | None, manifest: Manifest, nodes: int
+) -> tuple[Workload, Rates]:
+    """Returns what is known. The compute time of an option holds for the job's nodes, that of an earlier run for its
+    own."""
+    is_earlier = earlier is not None and "epoch_compute_s" not in told
+    return Workload(
+        files=len(manifest),
+        size_bytes=manifest.total_bytes,
+        compute_nodes=earlier.nodes if earlier is not None and is_earlier else nodes,
+        **_figures(OF_WORKLOAD, told, earlier),
+    ), Rates(**_figures(OF_RATES, told, earlier))
+
+
+def _figures(names: Sequence[str], told: Mapping[str, float], earlier: EarlierRun | None) -> dict[str, Any]:
+    values, sources = dict[str, float](), dict[str, str]()
+    for name in names:
+        found = None if earlier is None else earlier.figures.get(name)
+        if name in told:
+            values[name], sources[name] = told[name], f"option {OPTIONS[name]}"
+        elif earlier is not None and found is not None:
+            values[name], sources[name] = found, earlier.source
+    return {**values, "sources": sources}
+
+
+def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> EarlierRun | None:
+    """Returns the last successful run on these datasets; None if there is none or its record cannot be read."""
+    run_dir = index.find([os.fsdecode(d.root) for d in datasets], env)
+    try:
+        record = files.load_run(run_dir) if run_dir else None
+    except (HpcstageError, OSError, TypeError, ValueError, LookupError, AttributeError):
+        return None
+    return record and EarlierRun(f"record of {record.run.id}", figures_of(record), max(1, len(record.nodes)))
+
+
+def figures_of(record: Record) -> dict[str, float | None]:
+    """Returns the epochs, the compute time of one if reading took no time, the time before the first read, the readers
+    of a run, and how fast it read."""
+    split = record.time_split
+    epochs = _epochs_by_opens(record) or split.loader_epochs or None
+    is_divided = epochs is not None and split.compute_s is not None
+    return {
+        "epochs": epochs,
+        "epoch_compute_s": ((split.compute_s or 0.0) + (split.preprocess_s or 0.0)) / (epochs or 1)
+        if is_divided
+        else None,
+        "startup_s": split.other_s if split.loader_workers is not None and split.compute_s is not None else None,
+        "readers": split.loader_workers,
+        "source_bytes_per_s": record.contention.typical_bytes_per_s or None,
+        "reader_bytes_per_s": _median(node.reader_bytes_per_s for node in record.nodes),
+        "local_bytes_per_s": _median(node.disk_read_bytes_per_s for node in record.nodes),
+    }
+
+
+def _median(rates: Iterable[float | None]) -> float | None:
+    return median(known) if (known := [rate for rate in rates if rate]) else None
+
+
+def _epochs_by_opens(record: Record) -> int | None:
+    """Returns how often the datasets' files were opened, if that is about a whole number; None if not.
+
+    Opens are asked first, as a loader counts its epochs over validation data, too.
+    """
+    counts = [dataset.files for dataset in record.datasets]
+    opens, total = record.coverage.opens, sum(filter(None, counts))
+    if not opens or not total or None in counts:
+        return None
+    times = opens / total
+    return round(times) if times >= 0.9 and abs(times - round(times)) < 0.1 * times else None
 
 
 # ---- the table: which file is copied at which position, and when it should be staged
@@ -77,7 +210,7 @@ class PlanRow:
     size_bytes: int
     cumulative_bytes: int
     expected_s: float | None
-    """Seconds from the start of the run; None: the file is not staged, or the copying rate is not known."""
+    """Seconds from the start of the scan; None: the file is not staged, or the copying rate is not known."""
     staged: bool
     """Whether the budget holds the file."""
 
@@ -85,20 +218,13 @@ class PlanRow:
 def rows(plan: Plan) -> Iterator[PlanRow]:
     """Yields the rows of all files."""
     staged = plan.fit.files if plan.fit is not None else len(plan.manifest)
-    cumulative = 0
+    cumulative, rate = 0, plan.rates.source_bytes_per_s
     for position, file_id in enumerate(orders.complete(plan.order, len(plan.manifest)), 1):
         size = plan.manifest.size(file_id)
         cumulative += size
         fits = position <= staged
-        yield PlanRow(position, file_id, size, cumulative, expected_s(plan, cumulative) if fits else None, fits)
-
-
-def expected_s(plan: Plan, size_bytes: int) -> float | None:
-    """Returns when this many bytes should have been copied, in seconds from the start of the scan."""
-    if plan.rates is None or not plan.rates.source_bytes_per_s:
-        return None
-    begin_s = plan.scan.seconds if plan.scan is not None else 0.0
-    return begin_s + size_bytes / plan.rates.source_bytes_per_s
+        expected_s = plan.scan.seconds + cumulative / rate if fits and rate else None
+        yield PlanRow(position, file_id, size, cumulative, expected_s, fits)
 
 
 # ---- as plain data
@@ -106,40 +232,28 @@ def expected_s(plan: Plan, size_bytes: int) -> float | None:
 
 def summary(plan: Plan) -> dict[str, Any]:
     """Returns the plan as plain data, without the arrays."""
+    scan, found = plan.scan, plan.found
+    skipped = [{**path_json(path), "why": why} for path, why in scan.skipped]
+    order = {"provenance": plan.order.provenance, "ids": len(plan.order.ids), "unknown": found.unknown}
+    parts = ("budget", "fit", "workload", "rates", "forecast", "nodes")
     return {
         "schema_version": SCHEMA_VERSION,
         "datasets": [d.to_json() for d in plan.manifest.datasets],
         "files": len(plan.manifest),
         "size_bytes": plan.manifest.total_bytes,
-        "scan": _scan_out(plan.scan),
-        "order": _order_out(plan),
+        "scan": {
+            "seconds": scan.seconds,
+            "stats": scan.stats,
+            "listings": scan.listings,
+            "skipped": skipped,
+            "counts": scan.skipped_counts,
+        },
+        "order": {**order, "about": found.about},
         "local": plan.local,
-        "budget": plan.budget and asdict(plan.budget),
-        "fit": plan.fit and asdict(plan.fit),
-        "workload": plan.workload and asdict(plan.workload),
-        "rates": plan.rates and asdict(plan.rates),
-        "forecast": plan.forecast and asdict(plan.forecast),
+        **{name: part and asdict(part) for name in parts for part in [getattr(plan, name)]},
         "missing": list(plan.missing),
         "notes": list(plan.notes),
-        "nodes": plan.nodes and asdict(plan.nodes),
     }
-
-
-def _order_out(plan: Plan) -> dict[str, Any]:
-    found = plan.found
-    numbers = {"provenance": plan.order.provenance, "ids": len(plan.order.ids), "unknown": found.unknown}
-    return {**numbers, "about": found.about}
-
-
-def _scan_out(scan: ScanSummary | None) -> dict[str, Any] | None:
-    if scan is None:
-        return None
-    skipped = [{**path_json(path), "why": why} for path, why in scan.skipped]
-    numbers = {"seconds": scan.seconds, "stats": scan.stats, "listings": scan.listings}
-    return {**numbers, "skipped": skipped, "counts": scan.counts}
-
-
-# ---- paths
 
 
 def path_json(path: bytes) -> dict[str, str]:

@@ -69,7 +69,7 @@ class Routes:
     @property
     def keeps_all(self) -> bool:
         """Whether every node ends with every file (with `private`: as far as its budget allows)."""
-        return self.placement.keeps_all
+        return self.kind.keeps_all
 
     def fetcher(self, id_: int) -> int:
         """Returns the node that reads an id from the source; other nodes ask it for the file. An id of a missing node
@@ -115,15 +115,12 @@ class Routes:
     def divided(self) -> dict[int, int]:
         """Returns the ids of which each node keeps a part, with the bytes that this one's takes."""
         placement = self.placement
-        sizes, nodes = placement.files.sizes, placement.nodes
+        sizes, nodes = placement.sizes, placement.nodes
         return {id_: room_bytes(sizes[id_], self.node, nodes) for id_ in placement.divided}
 
     def unplaced(self) -> array[int]:
         """Returns the ids of which nodes keep nothing."""
-        files = len(self.placement.files.sizes)
-        if sum(owned for owned, _ in self.placement.owned()) == files:
-            return array("I")
-        return array("I", filter(self.placement.unplaced, range(files)))
+        return self.placement.unplaced()
 
 
 def make(

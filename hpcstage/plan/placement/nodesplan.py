@@ -1,22 +1,13 @@
-"""Plans a job on several nodes: each node's part. Pure.
-
-It assumes that all nodes have the budget that was found where the plan is made.
-"""
+"""Says which shares of one dataset nodes that are alike keep, and from where they get the rest. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from math import log
 
 from hpcstage.plan.budget import for_files, for_kept
-from hpcstage.plan.placement.owners import needed_bytes
-from hpcstage.plan.placement.placements import AUTO, Placement, Placing, decide, place_shares
+from hpcstage.plan.placement.placements import Placing, decide
 from hpcstage.plan.types import Budget
-
-MOST_LOOKED_AT = 4_000_000
-"""At most about this many ids are looked at where each node needs a pass of its own."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +25,19 @@ class Sharing:
 
     In each epoch every node reads another random p-th part of it, as a DistributedSampler deals it. A node that holds
     copies of its own has (private) what it has read, after e epochs 1 - (1 - 1/p)^e of the dataset, as far as its
-    budget goes; (replicate) what its budget allows, and others the rest of the placed files; (partition) its p-th part
-    of these. Files that are placed nowhere come from the source, every time.
+    budget goes; (replicate) all files; (partition) its p-th part of those that are placed. Files that are placed
+    nowhere come from the source, every time.
     """
 
     kind: Placing
     nodes: int
     placed: float
     """The share of the dataset that some node keeps."""
-    kept: float
-    """The share of the dataset that one node keeps, on average."""
+
+    @property
+    def kept(self) -> float:
+        """The share of the dataset that one node keeps in the end."""
+        return self.placed / self.nodes if self.kind is Placing.PARTITION else self.placed
 
     def hits(self, epoch: int) -> Hits:
         """Returns where the reads of an epoch are served.
@@ -51,57 +45,31 @@ class Sharing:
         In the first epoch (1), placed files that a node does not fetch itself come from others.
         """
         if self.kind is Placing.PRIVATE:
-            seen = 1 - (1 - 1 / self.nodes) ** (epoch - 1)
-            local = min(self.kept, seen)
+            local = min(self.placed, 1 - (1 - 1 / self.nodes) ** (epoch - 1))
             return Hits(local, 0.0, 1 - local)
-        passed_on = epoch == 1 or self.kind is Placing.PARTITION
-        local = self.placed / self.nodes if passed_on else self.kept
+        local = self.placed / self.nodes if epoch == 1 else self.kept
         return Hits(local, self.placed - local, 1 - self.placed)
 
-    def later(self, epochs: int) -> Hits:
-        """Returns the mean hits of the epochs after the first."""
-        if self.kind is not Placing.PRIVATE:
-            return self.hits(2)
-        if self.nodes == 1:
-            return Hits(self.kept, 0.0, 1 - self.kept)
-        count, missed = max(1, epochs - 1), 1 - 1 / self.nodes
-        growing = count if self.kept == 1 else min(count, int(log(1 - self.kept) / log(missed)))
-        unseen = missed * (1 - missed**growing) / (1 - missed)
-        local = (growing - unseen + (count - growing) * self.kept) / count
-        return Hits(local, 0.0, 1 - local)
-
-    def source_share(self, epochs: int) -> float:
-        """Returns how often the dataset leaves the source in all epochs together."""
-        if self.kind is Placing.PRIVATE:
-            return 1 + (epochs - 1) * self.later(epochs).source
-        return self.placed + epochs * (1 - self.placed)
+    def staged(self) -> Hits:
+        """Returns where reads are served once all is copied."""
+        return Hits(self.kept, self.placed - self.kept, 1 - self.placed)
 
 
 def alike(kind: Placing, nodes: int, budget_share: float) -> Sharing:
     """Returns the sharing of nodes whose budgets each hold the share `budget_share` of the dataset (1: all of it)."""
-    budget_share = max(0.0, min(1.0, budget_share))
-    placed = budget_share if kind is Placing.PRIVATE else min(1.0, budget_share * nodes)
-    return Sharing(kind, nodes, placed, placed / nodes if kind is Placing.PARTITION else budget_share)
+    share = max(0.0, min(1.0, budget_share))
+    return Sharing(kind, nodes, min(1.0, share * nodes) if kind is Placing.PARTITION else share)
 
 
-@dataclass(frozen=True)
-class Part:
-    """One node's part, in files and in bytes of content."""
-
-    node: int
-    fetched_files: int
-    fetched_bytes: int
-    """Bytes that the node reads from the source, once."""
-    kept_files: int
-    kept_bytes: int
-    others_files: int
-    others_bytes: int
-    """Bytes from other nodes: those that the node keeps and does not fetch; with partition those it reads per epoch."""
+def mean_hits(hits: Iterable[Hits]) -> Hits:
+    """Returns the mean of several epochs."""
+    columns = list(zip(*((one.local, one.peers, one.source) for one in hits), strict=True))
+    return Hits(*(sum(column) / len(column) for column in columns))
 
 
 @dataclass(frozen=True)
 class NodesPlan:
-    """The plan of the job for `nodes` nodes."""
+    """The plan of a job for `nodes` nodes, all with the budget that was found where the plan is made."""
 
     nodes: int
     kind: str
@@ -109,104 +77,43 @@ class NodesPlan:
     room_bytes: int | None
     """Bytes of each node for files; None: unknown, taken as enough."""
     room_inodes: int | None
-    unplaced_files: int
-    unplaced_bytes: int
-    """Those of which nodes keep nothing."""
-    parts: tuple[Part, ...]
-    divided_files: int = 0
-    divided_bytes: int = 0
-    """Those that have room on no node, and of which each keeps a part."""
+    fetched_bytes: float
+    """Bytes that one node reads from the source, to keep or pass them on; of files that are placed nowhere, none."""
+    kept_bytes: float
+    """Bytes that one node keeps in the end."""
+    peers_bytes: float
+    """Bytes that one node gets from others: with partition in each epoch, else once."""
+    unplaced_bytes: float
+    """Bytes of which nodes keep nothing."""
 
 
-@dataclass(frozen=True)
-class NodesInput:
-    """The input of a plan for several nodes."""
-
-    sizes: Sequence[int]
-    """Sizes of files in bytes, by id."""
-    budget: Budget | None
-    directories: int
-    """Number of directories, each of which takes a block and an inode on every node."""
-    asked: str = AUTO
-
-    @cached_property
-    def needed_bytes(self) -> int:
-        """The bytes that all files take on a disk."""
-        return needed_bytes(self.sizes)
-
-    @cached_property
-    def files_budget(self) -> Budget:
-        """The free budget of a node for files; where the budget is unknown, it is taken as enough."""
-        if self.budget is None:
-            return Budget(self.needed_bytes, len(self.sizes))
-        return for_files(self.budget, self.directories)
-
-    def kind(self, nodes: int) -> tuple[Placing, str]:
-        """Returns the placement of so many nodes, and why."""
-        return decide(self.asked, self.needed_bytes, len(self.sizes), [self.files_budget] * nodes)
-
-    def sharing(self, nodes: int, kind: Placing) -> Sharing:
-        """Returns the shares that alike nodes keep."""
-        share = self._share(self.files_budget)
-        if not kind.keeps_all(copies_fit=share == 1):
-            share = self._share(for_kept(self.files_budget))
-        return alike(kind, nodes, share)
-
-    def _share(self, budget: Budget) -> float:
-        """Returns the share of the dataset that fits, limited by bytes on disk or by inodes, whichever is short."""
-        by_bytes = budget.size_bytes / self.needed_bytes if self.needed_bytes else 1.0
-        by_inodes = budget.inodes / len(self.sizes) if self.sizes else 1.0
-        return min(1.0, by_bytes, by_inodes)
-
-
-def nodes_plan(given: NodesInput, nodes: int) -> NodesPlan:
-    """Plans the job for `nodes` nodes that are alike."""
-    kind, why = given.kind(nodes)
-    placement = place_shares(kind, given.sizes, [given.files_budget] * nodes)
-    parts, left_files, left_bytes = parts_of(placement)
-    return NodesPlan(
-        nodes=nodes,
-        kind=kind.value,
-        why=why,
-        room_bytes=None if given.budget is None else given.files_budget.size_bytes,
-        room_inodes=None if given.budget is None else given.files_budget.inodes,
-        unplaced_files=left_files,
-        unplaced_bytes=left_bytes,
-        parts=parts,
-        divided_files=len(placement.divided),
-        divided_bytes=sum(given.sizes[file_id] for file_id in placement.divided),
+def nodes_plan(
+    files: int, size_bytes: int, disk_bytes: int, room: Budget | None, asked: str, nodes: int
+) -> tuple[NodesPlan, Sharing]:
+    """Plans the job for `nodes` nodes that are alike, with `files` of `size_bytes`, which take `disk_bytes` on a disk.
+    `room` is a node's budget for files; None: not known."""
+    budget = room or Budget(disk_bytes, files)
+    kind, why = decide(asked, disk_bytes, files, [budget] * nodes)
+    kept = budget if kind.keeps_all else for_kept(budget)
+    by_bytes = kept.size_bytes / disk_bytes if disk_bytes else 1.0
+    sharing = alike(kind, nodes, min(by_bytes, kept.inodes / files if files else 1.0))
+    is_private, staged = kind is Placing.PRIVATE, sharing.staged()
+    fetched = sharing.placed if is_private else sharing.placed / nodes
+    peers = staged.peers / nodes if kind is Placing.PARTITION else sharing.kept - fetched
+    plan = NodesPlan(
+        nodes,
+        kind.value,
+        why,
+        None if room is None else room.size_bytes,
+        None if room is None else room.inodes,
+        fetched_bytes=fetched * size_bytes,
+        kept_bytes=sharing.kept * size_bytes,
+        peers_bytes=peers * size_bytes,
+        unplaced_bytes=0.0 if is_private else (1 - sharing.placed) * size_bytes,
     )
+    return plan, sharing
 
 
-def parts_of(placement: Placement) -> tuple[tuple[Part, ...], int, int]:
-    """Returns each node's part, and the number and bytes of the files that are placed nowhere. A node's part of files
-    that are divided counts as bytes and as no file."""
-    sizes, count = placement.files.sizes, placement.nodes
-    total_files, total_bytes = len(sizes), sum(sizes)
-    if placement.kind is Placing.PRIVATE:
-        alone = (total_files, total_bytes)
-        return tuple(Part(node, *alone, *alone, 0, 0) for node in range(count)), 0, 0
-    owned = placement.owned()
-    if placement.divided:
-        owned = [(files, size + placement.divided_bytes(node)) for node, (files, size) in enumerate(owned)]
-    placed_files, placed_bytes = sum(files for files, _ in owned), sum(size for _, size in owned)
-    parts = []
-    if placement.kind is Placing.PARTITION:
-        for node, own in enumerate(owned):  # of its p-th part of the dataset it reads from others what it does not keep
-            others = round((placed_files - own[0]) / count), round((placed_bytes - own[1]) / count)
-            parts.append(Part(node, *own, *own, *others))
-    else:
-        copies = _copies(placement, owned, placed_files, placed_bytes)
-        for node, own in enumerate(owned):
-            files, size = copies[node % len(copies)]
-            parts.append(Part(node, *own, own[0] + files, own[1] + size, files, size))
-    return tuple(parts), total_files - placed_files - len(placement.divided), total_bytes - placed_bytes
-
-
-def _copies(placement: Placement, owned: Sequence[tuple[int, int]], files: int, size: int) -> list[tuple[int, int]]:
-    """Returns with replicate what each node holds of others' files; only of some nodes where each takes long."""
-    if placement.files.copies_fit:
-        return [(files - own[0], size - own[1]) for own in owned]
-    looked_at = max(1, min(placement.nodes, MOST_LOOKED_AT // max(1, files)))
-    spans = [placement.span(node) for node in range(looked_at)]
-    return [(span.files, span.size_bytes) for span in spans]
+def room_for_files(budget: Budget | None, directories: int) -> Budget | None:
+    """Returns a node's budget for files, beside so many directories; None where the budget is not known."""
+    return None if budget is None else for_files(budget, directories)
