@@ -158,7 +158,9 @@ def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> Earlier
         record = files.load_run(run_dir) if run_dir else None
     except (HpcstageError, OSError, TypeError, ValueError, LookupError, AttributeError):
         return None
-    return record and EarlierRun(f"record of {record.run.id}", figures_of(record), max(1, len(record.nodes)))
+    if record is None:
+        return None
+    return EarlierRun(f"record of {record.run.id}", figures_of(record), max(1, len(record.nodes)))
 
 
 def figures_of(record: Record) -> dict[str, float | None]:
@@ -181,7 +183,7 @@ def figures_of(record: Record) -> dict[str, float | None]:
 
 
 def _median(rates: Iterable[float | None]) -> float | None:
-    return median(known) if (known := [rate for rate in rates if rate]) else None
+    return median(found) if (found := [rate for rate in rates if rate]) else None
 
 
 def _epochs_by_opens(record: Record) -> int | None:

@@ -90,15 +90,6 @@ class Waits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeSeries:
-    """What the source gave to one node over time; the axis is that of all nodes."""
-
-    interval_s: Seconds
-    first_s: float
-    source_bytes_per_s: tuple[Count, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class NodeRow:
     """One node of the job."""
 
@@ -137,8 +128,9 @@ class NodeRow:
     budget_bytes: Count | None = None
     """What its store may hold."""
     used_bytes: Count | None = None
-    over_time: NodeSeries | None = None
-    """Null where the node reported none."""
+    over_time: tuple[Count, ...] | None = None
+    """What the source gave to it, in bytes per second, at up to 60 equal distances on the axis of all nodes; null where
+    the node reported none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import pytest
 from recordcases import SECOND, blocked, composed, node_part, run_part, trainer, worker
 
 from hpcstage.problem import Problem
-from hpcstage.record.notes.notes import RULES, slow_disk
+from hpcstage.record.notes import RULES, slow_disk
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.schema import Record
@@ -116,23 +116,12 @@ CASES = [
         lambda: many(processes=[trainer(loader_wait_ns=40 * SECOND), worker(101, **blocked(80))]),
         many,
     ),
-    Case("read-by-each-node", lambda: composed(manycases.run(2), [private(0), private(1)]), many),
-    Case("read-again", lambda: composed(manycases.run(2), [twice(0), twice(1)]), many),
     Case(
         "preprocessing",
         lambda: one(processes=[trainer(loader_wait_ns=50 * SECOND), worker(101, **blocked(3))]),
         lambda: one(processes=[trainer(loader_wait_ns=SECOND), worker(101)]),
     ),
 ]  # fmt: skip
-
-
-def private(index: int) -> Any:
-    totals = replace(manycases.node(index, 2).totals, copied_bytes=manycases.SIZE)
-    return manycases.node(index, 2, placement="private", placement_why="asked for", totals=totals)
-
-
-def twice(index: int) -> Any:
-    return manycases.node(index, 2, totals=replace(manycases.node(index, 2).totals, copied_bytes=manycases.SIZE))
 
 
 def notes(record: RecordJson, note: str) -> list[str]:

@@ -15,10 +15,10 @@ from hpcstage.record.figures.epochs import epochs_of
 from hpcstage.record.figures.track import Track, track_of
 from hpcstage.record.figures.waits import NodeTimes, Split, times_of
 from hpcstage.record.parts.alive import Life
-from hpcstage.record.parts.part import DatasetPart, NodePart
+from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.roster import Presence, clock_error_s, reason_of, says_something, state_of
 from hpcstage.record.parts.run import RunPart
-from hpcstage.record.schema import Contention, EpochRow, RunTotals, TimeSplit
+from hpcstage.record.schema import EpochRow, RunTotals
 from hpcstage.units import NS_PER_S
 
 LEAST_WRITE_S = 2.0
@@ -76,16 +76,6 @@ class Digest:
     def index(self) -> int:
         """Returns the node's index in the job."""
         return self.part.node_index
-
-
-@dataclass(frozen=True)
-class JobFigures:
-    """The sections of the record that the figures of all nodes add up to."""
-
-    datasets: tuple[DatasetPart, ...]
-    totals: RunTotals
-    time_split: TimeSplit
-    contention: Contention
 
 
 def digest_of(run: RunPart, node: NodePart, running: Life | None = None) -> Digest:
