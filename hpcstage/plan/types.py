@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
 
 ORDER_WORDS = ("auto", "manifest", "given", "trace", "sampler")
 """The values of `--order` besides the name of a list."""
@@ -38,27 +36,6 @@ class Dataset:
     """Other absolute spellings of the root that the program may use (as the user wrote it, made absolute)."""
     arguments: tuple[str, ...]
     """The `--data` arguments as the user wrote them."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain data, with bytes that are not text as surrogates."""
-        return {
-            "name": self.name,
-            "kind": self.kind.value,
-            "root": os.fsdecode(self.root),
-            "aliases": [os.fsdecode(alias) for alias in self.aliases],
-            "arguments": list(self.arguments),
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Dataset:
-        """Reads what `to_json` returned."""
-        return cls(
-            name=data["name"],
-            kind=DatasetKind(data["kind"]),
-            root=os.fsencode(data["root"]),
-            aliases=tuple(os.fsencode(alias) for alias in data["aliases"]),
-            arguments=tuple(data["arguments"]),
-        )
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from hpcstage.errors import HpcstageError
+from hpcstage.jsonform import written
 from hpcstage.plan.dataset.datasets import already_local
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.roots import printable
@@ -240,7 +241,7 @@ def summary(plan: Plan) -> dict[str, Any]:
     parts = ("budget", "fit", "workload", "rates", "forecast", "nodes")
     return {
         "schema_version": SCHEMA_VERSION,
-        "datasets": [d.to_json() for d in plan.manifest.datasets],
+        "datasets": [written(d) for d in plan.manifest.datasets],
         "files": len(plan.manifest),
         "size_bytes": plan.manifest.total_bytes,
         "scan": {

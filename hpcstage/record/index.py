@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcstage.record.jsonform import read, written
+from hpcstage.jsonform import read, written
 from hpcstage.writing import replacing
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from hpcstage.jsonform import Count
 from hpcstage.record.figures.contention import median_without
 from hpcstage.record.figures.counts import opens_of
 from hpcstage.record.figures.digest import Digest
@@ -15,7 +16,7 @@ from hpcstage.record.figures.track import rows_over_time
 from hpcstage.record.parts.part import GroupPart
 from hpcstage.record.parts.roster import Presence, unheard_why
 from hpcstage.record.parts.run import RunPart
-from hpcstage.record.schema import Contention, Count, GroupSection, NodeRow, OwnPeriod
+from hpcstage.record.schema import Contention, GroupSection, NodeRow, OwnPeriod
 from hpcstage.units import format_duration, format_share
 
 SLOWER_SHARE = 0.75

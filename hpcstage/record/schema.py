@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Literal
 
+from hpcstage import jsonform
+from hpcstage.jsonform import Count, NotNegative, Seconds, Share
 from hpcstage.problem import Problem
-from hpcstage.record import jsonform
-from hpcstage.record.jsonform import Count, NotNegative, Seconds, Share
 from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.parts.elastic import ElasticPart
 from hpcstage.record.parts.outputs import OutputsPart

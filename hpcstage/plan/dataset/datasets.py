@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from hpcstage.errors import UsageError
+from hpcstage.jsonform import read, written
 from hpcstage.plan.dataset.arguments import Argument, GlobArgument, PathArgument, check, check_list, parse
 from hpcstage.plan.dataset.pathlist import PathList, is_there, read_list
 from hpcstage.plan.dataset.roots import Roots, is_below, with_slash
@@ -60,10 +60,10 @@ class Datasets:
     def save(self, path: Path) -> None:
         """Writes a file for another process (mode 0600)."""
         head = {
-            "datasets": [d.to_json() for d in self.all],
+            "datasets": [written(d) for d in self.all],
             "lists": [[x.argument, len(x.paths)] for x in self._all_lists()],
             "order": self.order is not None,
-            "named": {i: _named_out(s) for i, s in self.named.items()},
+            "named": {i: written(s) for i, s in self.named.items()},
         }
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(fd, "wb") as file:
@@ -85,8 +85,8 @@ class Datasets:
             lists.append(PathList(argument, paths[:count]))
             paths = paths[count:]
         order = lists.pop() if head["order"] else None
-        named = {int(i): _named_in(s) for i, s in head["named"].items()}
-        return cls([Dataset.from_json(d) for d in head["datasets"]], lists, named, order)
+        named = {int(i): read(NamedFiles, s) for i, s in head["named"].items()}
+        return cls([read(Dataset, d) for d in head["datasets"]], lists, named, order)
 
     def _all_lists(self) -> list[PathList]:
         return [*self.lists, *([self.order] if self.order else [])]
@@ -323,19 +323,3 @@ def _device(path: bytes) -> int | None:
     with contextlib.suppress(OSError):
         return os.stat(path).st_dev
     return None
-
-
-def _named_out(named: NamedFiles) -> dict[str, Any]:
-    return {
-        "files": [os.fsdecode(p) for p in named.files],
-        "directories": [os.fsdecode(p) for p in named.directories],
-        "globs": [[os.fsdecode(d), os.fsdecode(p)] for d, p in named.globs],
-    }
-
-
-def _named_in(data: dict[str, Any]) -> NamedFiles:
-    return NamedFiles(
-        [os.fsencode(p) for p in data["files"]],
-        [os.fsencode(p) for p in data["directories"]],
-        [(os.fsencode(d), os.fsencode(p)) for d, p in data["globs"]],
-    )

@@ -17,9 +17,10 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+from hpcstage.jsonform import read, written
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.writing import replacing
 
@@ -68,7 +69,7 @@ class Trace:
 
 def encode(trace: Trace) -> bytes:
     """Returns the file's content."""
-    rest = json.dumps(asdict(trace.header)).encode() + b"\n" + zlib.compress(trace.order, 1)
+    rest = json.dumps(written(trace.header)).encode() + b"\n" + zlib.compress(trace.order, 1)
     return _MAGIC + _CRC.pack(zlib.crc32(rest)) + rest
 
 
@@ -80,9 +81,7 @@ def decode(data: bytes) -> Trace:
     text, _, packed = rest.partition(b"\n")
     if crc != _CRC.pack(zlib.crc32(rest)) or not packed:
         raise Unusable(DAMAGED)
-    fields = json.loads(text)
-    lists = {name: tuple(fields[name]) for name in ("command", "roots")}
-    return Trace(TraceHeader(**{**fields, **lists}), array("I", zlib.decompress(packed)))
+    return Trace(read(TraceHeader, json.loads(text)), array("I", zlib.decompress(packed)))
 
 
 def digest(manifest: Manifest) -> str:

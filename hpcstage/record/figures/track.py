@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from hpcstage.record.jsonform import Count
+from hpcstage.jsonform import Count
 from hpcstage.record.parts.rows import Sample
 from hpcstage.record.schema import Series
 from hpcstage.units import NS_PER_S

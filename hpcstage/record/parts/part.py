@@ -15,9 +15,9 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from hpcstage.jsonform import Count, Seconds, read, written
 from hpcstage.problem import Problem
 from hpcstage.protocol import rundir
-from hpcstage.record.jsonform import Count, Seconds, read, written
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.writing import replace_copy, replace_text
 
