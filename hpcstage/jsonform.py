@@ -92,9 +92,10 @@ def _reader(hint: Any) -> Callable[[Any], Any]:  # noqa: ANN401  any annotation
     if origin in (Union, UnionType):
         member = _reader(inner[0])
         return _same if member is _same else partial(_optional, member)
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return partial(_row, [_reader(one) for one in inner])
     if origin in (tuple, list, Sequence):
-        same = origin is tuple and inner[-1] is not Ellipsis
-        return partial(_array, list if origin is list else tuple, _same if same else _reader(inner[0]))
+        return partial(_array, list if origin is list else tuple, _reader(inner[0]))
     if origin in (dict, Mapping):
         return partial(_table, inner[0], _reader(inner[1]))
     if hint is bytes:
@@ -117,6 +118,10 @@ def _array(kind: type[Any], member: Callable[[Any], Any], value: Any) -> Any:  #
     return kind(members if member is _same else map(member, members))
 
 
+def _row(members: Sequence[Callable[[Any], Any]], value: Any) -> Any:  # noqa: ANN401
+    return tuple(member(one) for member, one in zip(members, _checked(value, (list, tuple)), strict=True))
+
+
 def _table(key: Callable[[str], Any], member: Callable[[Any], Any], value: Any) -> dict[Any, Any]:  # noqa: ANN401
     table = _checked(value, dict).items()
     if member is _same:
@@ -124,7 +129,7 @@ def _table(key: Callable[[str], Any], member: Callable[[Any], Any], value: Any) 
     return {key(name): member(one) for name, one in table}
 
 
-def _checked(value: Any, kind: type[Any] | tuple[type[Any], ...], name: str = "a value") -> Any:  # noqa: ANN401
+def _checked(value: Any, kind: type[Any] | tuple[type[Any], ...], name: str = "a part") -> Any:  # noqa: ANN401
     if not isinstance(value, kind):
         raise ValueError(f"{name} has another form: {value!r:.60}")  # noqa: TRY004  the form of data, not of code
     return value

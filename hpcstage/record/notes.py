@@ -14,7 +14,7 @@ from hpcstage.record.figures.counts import DIRECT_LAYER, UNSEEN_LAYERS
 from hpcstage.record.parts.roster import Presence, few
 from hpcstage.record.parts.rows import UNCOUNTED_LAYER
 from hpcstage.record.schema import Note, Record, Severity
-from hpcstage.units import format_number, format_rate, format_share, format_size
+from hpcstage.units import format_number, format_share
 
 ERRORS = {
     "killed", "daemon-died", "node-missing", "node-dead", "no-part", "scan-failed", "local-failed", "not-staged",
@@ -188,49 +188,24 @@ def shim_errors(record: Record) -> Iterator[Note]:
 
 WRITES_SHARE = 0.5
 """Transfers that spend more than this share of their time in writes wait for the local disk, not for the source."""
-WAITS_LOCAL_SHARE = 0.15
-LEAST_WAITED_S = 0.5
-"""A program that is over in a moment gains nothing from a faster disk."""
-
-
-def store_full(record: Record) -> Iterator[Note]:
-    """Notes that the datasets do not fit into the store, and how many bytes are missing."""
-    sizes = [dataset.size_bytes for dataset in record.datasets if dataset.size_bytes is not None]
-    rooms = [node.budget_bytes for node in record.nodes if node.budget_bytes is not None]
-    if not rooms or len(sizes) < len(record.datasets) or not record.run.stages:
-        return
-    partition = record.group is not None and record.group.placement == "partition"
-    room, what = (sum(rooms), "the stores of all nodes") if partition else (min(rooms), "the store")
-    if (missing := sum(sizes) - room) > 0:
-        text = (
-            f"the datasets hold {format_size(sum(sizes))}, {what} at most {format_size(room)}: "
-            f"{format_size(missing)} are read from the source in every epoch"
-        )
-        remedy = "name a larger disk with --local-dir, or raise --budget where that was asked for"
-        yield Note("store-full", Severity.WARNING, text, remedy)
+WAITS_SHARE = 0.15
 
 
 def slow_disk(record: Record) -> Iterator[Note]:
-    """Notes that the local disk limits copying or the reading of copies; names the slowest of several nodes."""
+    """Notes that the local disk limits copying; names the slowest of several nodes."""
     if not record.run.stages:
         return
     split = record.time_split
-    wall_s, waited_s = split.wall_s or 0.0, split.wait_local_s or 0.0
+    wall_s = split.wall_s or 0.0
     writing = [node for node in record.nodes if (node.disk_write_share or 0.0) > WRITES_SHARE]
     if writing:
         worst = max(writing, key=lambda node: node.disk_write_share or 0.0)
-        waited_for_copies = wall_s and (split.wait_source_s or 0.0) > WAITS_LOCAL_SHARE * wall_s
+        waited_for_copies = wall_s and (split.wait_source_s or 0.0) > WAITS_SHARE * wall_s
         severity = Severity.WARNING if waited_for_copies else Severity.INFO
         spent = f"transfers spent {format_share(worst.disk_write_share or 0.0)} of their time writing to it"
         text = f"the local disk {record.environment.local_dir} on {worst.host} is slower than the source: {spent}"
         remedy = "name a faster disk with --local-dir; with none, --mode direct may be as fast"
         yield Note("slow-local-disk", severity, text, remedy)
-    if wall_s and waited_s > max(WAITS_LOCAL_SHARE * wall_s, LEAST_WAITED_S):
-        speeds = [node.disk_read_bytes_per_s for node in record.nodes if node.disk_read_bytes_per_s]
-        speed = f" (read at {format_rate(min(speeds))} by each reader)" if speeds else ""
-        text = f"the program waited for the local disk {format_share(waited_s / wall_s)} of its time{speed}"
-        remedy = "name a faster disk with --local-dir, or read with more loader workers (num_workers)"
-        yield Note("waits-for-local-disk", Severity.WARNING, text, remedy)
 
 
 def written(record: Record) -> Iterator[Note]:
@@ -296,5 +271,5 @@ def preprocessing(record: Record) -> Iterator[Note]:
 RULES = [
     *(nothing_attached, nothing_opened, missed, shim_off),
     *(uncounted, python_layer, not_swapped, shim_errors),
-    *(store_full, slow_disk, written, slow_nodes, idle_nodes, preprocessing),
+    *(slow_disk, written, slow_nodes, idle_nodes, preprocessing),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import manycases
@@ -11,7 +11,7 @@ import pytest
 from recordcases import SECOND, blocked, composed, node_part, run_part, trainer, worker
 
 from hpcstage.problem import Problem
-from hpcstage.record.notes import RULES, slow_disk
+from hpcstage.record.notes import RULES
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.schema import Record
@@ -99,15 +99,9 @@ CASES = [
     Case("python-layer", lambda: one(processes=[ProcessPart(5, 1, "python", {"hit_opens": 9})]), one),
     *(Case(f"direct-{name.replace('_', '-')}", direct(name), lambda: one(processes=[reader()])) for name in REASONS),
     Case("shim-errors", lambda: one(processes=[reader(errors=3)]), one),
-    Case("store-full", lambda: one(budget_bytes=10**8), one, "name a larger disk"),
+    Case("store-full", lambda: one(**problem("store-full")), one),
     Case("disk-full", lambda: one(**problem("disk-full")), one),
     Case("slow-local-disk", lambda: one(samples=writing(0.9)), lambda: one(samples=writing(0.2)), "90 % of their time"),
-    Case(
-        "waits-for-local-disk",
-        lambda: one(processes=[trainer(loader_wait_ns=30 * SECOND), worker(101, **blocked(9, 40))]),
-        one,
-        "--local-dir",
-    ),
     Case("dropped", lambda: one(processes=[reader(dropped=3)]), one),
     Case("idle-nodes", lambda: many(processes=[]), many, "node0003"),
     Case("idle-nodes", lambda: many(processes=[]), lambda: one(processes=[])),
@@ -188,10 +182,3 @@ def test_the_line_to_change_is_named(attached: bool, path: str | None, said: str
     note = next(n for n in record["notes"] if n["id"] == ("processes-missed" if attached else "nothing-attached"))
     assert said in note["remedy"]
     assert ("hpcstage install-hook" in note["remedy"]) == (path is not None)
-
-
-def test_a_moment_of_waiting_asks_for_no_faster_disk() -> None:
-    waiting = [trainer(loader_wait_ns=30 * SECOND), worker(101, **blocked(9, 40))]
-    long = Record.from_json(one(processes=waiting))
-    moment = replace(long, time_split=replace(long.time_split, wall_s=0.02, wait_local_s=0.004))
-    assert [[note.id for note in slow_disk(record)] for record in (long, moment)] == [["waits-for-local-disk"], []]
