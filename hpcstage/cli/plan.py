@@ -45,9 +45,8 @@ def plan(limit: int | None, as_json: bool, **given: Any) -> int:  # noqa: ANN401
 
 def _coming(given: dict[str, Any]) -> Plan:
     from hpcstage.config import load
-    from hpcstage.preview.inputs import ForecastInputs, PlanInputs
-    from hpcstage.preview.pipeline import find
-    from hpcstage.preview.plan import foresee
+    from hpcstage.preview.pipeline import PlanInputs, find
+    from hpcstage.preview.plan import ForecastInputs, foresee
     from hpcstage.protocol.shim import WorkProgress
     from hpcstage.report.progress import ProgressLine
 

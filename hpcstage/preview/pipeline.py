@@ -8,19 +8,59 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hpcstage.plan.dataset.datasets import Datasets, resolve
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.scan import ScanResult, scan
 from hpcstage.plan.dataset.spelling import Spelling
 from hpcstage.plan.order import orders, trace
 from hpcstage.plan.types import Order, follows_samplers
-from hpcstage.preview.inputs import PlanInputs
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
+    from hpcstage.protocol.daemonspec import DaemonSpec
 
 NOT_ASKED = "not looked for: --order names another order"
 NO_STATE = "there is no state directory"
 _ANNOUNCED = "what PyTorch's samplers announce while the command runs goes first"
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """The input of the scan and of the search for an order."""
+
+    datasets: Datasets
+    order: str
+    """`auto`, `manifest`, `given`, `trace`, `sampler` or the path of a list: see `plan.order.orders`."""
+    state_dir: Path | None
+    """The user's directory in which traces are kept; None: none is read."""
+    command: tuple[str, ...] | None = None
+    """The command of the run; None: it is not known, and the last trace of any command is used."""
+    exclude: tuple[bytes, ...] = ()
+    """Absolute directories that are not scanned."""
+
+    @classmethod
+    def of_config(cls, config: Config, env: Mapping[str, str], cwd: Path) -> PlanInputs:
+        """Returns the inputs of a run with this configuration. Raises UsageError for datasets that cannot be used."""
+        from hpcstage.record.index import state_dir
+
+        order = config.order_asked()
+        return cls(resolve(config.data, cwd, order), order, state_dir(env))
+
+    @classmethod
+    def of_spec(cls, spec: DaemonSpec, datasets: Datasets) -> PlanInputs:
+        """Returns the inputs of a run that has begun."""
+        return cls(
+            datasets=datasets,
+            order=spec.order,
+            state_dir=Path(spec.state_dir) if spec.state_dir else None,
+            command=tuple(spec.command),
+            exclude=tuple(os.fsencode(os.path.realpath(path)) for path in (spec.node_dir, spec.run_dir)),
+        )
 
 
 @dataclass(frozen=True)

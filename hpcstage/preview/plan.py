@@ -7,13 +7,17 @@ This module owns where each figure is from.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpcstage.errors import HpcstageError
+from hpcstage.errors import HpcstageError, LocalDiskProblem
+from hpcstage.job import detect, localdir, share, together
 from hpcstage.jsonform import written
+from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.dataset.datasets import already_local
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.roots import printable
@@ -25,11 +29,15 @@ from hpcstage.plan.placement.nodesplan import NodesPlan, alike, nodes_plan, room
 from hpcstage.plan.placement.owners import needed_bytes
 from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Budget, Dataset, Forecast, Order, Rates, Workload
-from hpcstage.preview.inputs import ForecastInputs, PlanInputs
-from hpcstage.preview.pipeline import FoundFiles, FoundOrder
+from hpcstage.preview.pipeline import FoundFiles, FoundOrder, PlanInputs
 from hpcstage.record import files, index
 from hpcstage.record.schema import Record
 from hpcstage.store import storedir
+
+if TYPE_CHECKING:
+    from hpcstage.config import Config
+    from hpcstage.job.localdir import LocalDir
+    from hpcstage.job.types import Job
 
 SCHEMA_VERSION = 1
 DAEMON_START_S = 0.25
@@ -45,6 +53,59 @@ OPTIONS = {
     "peer_bytes_per_s": "--peer-rate",
 }
 """Maps the name of a figure to the option that tells it."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The node-local directory as far as a plan needs it."""
+
+    path: Path | None
+    """None: there is none here, such as on a login node."""
+    text: str
+    """The directory and why it was chosen, for people."""
+    facts: BudgetFacts | None = None
+    device: int | None = None
+
+
+@dataclass(frozen=True)
+class ForecastInputs:
+    """What a plan with a forecast follows from, besides `PlanInputs`."""
+
+    disk: Disk
+    nodes: int
+    placement: str
+    max_rate_bytes_per_s: float | None
+    """The cap of the whole job."""
+    told: Mapping[str, float]
+    """The figures that options told, by their names in `Workload` and `Rates`."""
+    env: Mapping[str, str]
+    """The environment that says where earlier runs of the user are found."""
+
+    @classmethod
+    def of_config(cls, config: Config, env: Mapping[str, str], told: Mapping[str, float]) -> ForecastInputs:
+        """Returns the inputs of a run with this configuration."""
+        host = socket.gethostname()
+        job = detect(env, hostname=host)
+        local, why = _local(config, env, job)
+        group = together.planned(config, job, local, host)
+        nodes, shares = (1, 1) if group is None else (len(group.hosts), group.shares)
+        disk = _disk(config, job, local, why, shares)
+        return cls(disk, nodes, config.placement, config.max_rate_bytes_per_s, told, env)
+
+
+def _local(config: Config, env: Mapping[str, str], job: Job) -> tuple[LocalDir | None, str]:
+    """Returns the local directory that a run here would use, and why there is none."""
+    try:
+        return localdir.choose(config.local_dir, env, job), "none, as asked for"
+    except LocalDiskProblem as error:
+        return None, f"none here: {error.what}"
+
+
+def _disk(config: Config, job: Job, local: LocalDir | None, why_none: str, shares: int) -> Disk:
+    if local is None:
+        return Disk(None, why_none)
+    facts = share.budget_facts(config.budget_asked(), job, local, shares)
+    return Disk(local.path, f"{local.path} ({local.why})", facts, local.device)
 
 
 @dataclass(frozen=True)

@@ -152,12 +152,7 @@ def _roots(record: Record) -> list[str]:
 
 def last(env: Mapping[str, str] = os.environ) -> Path | None:
     """Returns the last run directory of the index that still exists."""
-    return next(known(env), None)
-
-
-def known(env: Mapping[str, str] = os.environ) -> Iterator[Path]:
-    """Yields the run directories of the index that still exist, the last first."""
-    return (path for line in newest(env) if (path := Path(line.run_dir)).is_dir())
+    return next((path for line in newest(env) if (path := Path(line.run_dir)).is_dir()), None)
 
 
 def newest(env: Mapping[str, str] = os.environ) -> Iterator[IndexLine]:

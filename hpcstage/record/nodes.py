@@ -43,7 +43,7 @@ def rows_of(
 
 
 def _row(node: Digest, slow: Sequence[str], behind_s: float | None, over_time: tuple[Count, ...] | None) -> NodeRow:
-    part, disk, totals = node.part, node.disk, node.totals
+    part, totals = node.part, node.totals
     known = node.speaks
     return NodeRow(
         host=node.name,
@@ -60,8 +60,8 @@ def _row(node: Digest, slow: Sequence[str], behind_s: float | None, over_time: t
         opens=sum(opens_of(layer) for layer in node.layers.values()) if known else None,
         waited_s=node.split.waited_s,
         reader_bytes_per_s=node.reader_bytes_per_s,
-        disk_write_share=disk.write_share,
-        disk_read_bytes_per_s=disk.read_bytes_per_s,
+        disk_write_share=node.disk_write_share,
+        disk_read_bytes_per_s=node.disk_read_bytes_per_s,
         budget_bytes=part.budget_bytes,
         used_bytes=part.used_bytes,
         over_time=over_time,
@@ -81,7 +81,7 @@ def _slow(nodes: Sequence[Digest], behind: Values, wall_s: float, periods: Seque
     for period in periods:
         alone[period.host].append(period)
     writes = _times_others([_write_s_per_byte(node) for node in nodes])
-    rates = [node.disk.read_bytes_per_s for node in nodes]
+    rates = [node.disk_read_bytes_per_s for node in nodes]
     reads = _times_others([None if rate is None else 1 / rate for rate in rates])
     return [
         [*_waits(behind_s, wall_s), *_paces(node, alone[node.name]), *_disks(node, written, read, wall_s)]
@@ -108,7 +108,7 @@ def _paces(node: Digest, periods: Sequence[OwnPeriod]) -> list[str]:
 
 def _disks(node: Digest, written: float | None, read: float | None, wall_s: float) -> list[str]:
     said = []
-    if (node.disk.write_share or 0.0) > 0.5 and written is not None and written > SLOWER_DISK_FACTOR:
+    if (node.disk_write_share or 0.0) > 0.5 and written is not None and written > SLOWER_DISK_FACTOR:
         said.append(f"its local disk takes {written:.1f} times as long to write as the others'")
     waits = (node.split.wait_local_s or 0.0) > LOCAL_WAITS_SHARE * wall_s
     if read is not None and read > SLOWER_DISK_FACTOR and waits:
@@ -118,7 +118,7 @@ def _disks(node: Digest, written: float | None, read: float | None, wall_s: floa
 
 def _write_s_per_byte(node: Digest) -> float | None:
     size = (node.totals.copied_bytes or 0) + (node.totals.peer_bytes or 0)
-    return node.disk.write_s / size if node.disk.write_s and size else None
+    return node.disk_write_s / size if node.disk_write_s and size else None
 
 
 def _behind(values: Values) -> list[float | None]:

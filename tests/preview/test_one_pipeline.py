@@ -11,7 +11,7 @@ import pytest
 from conftest import Hpcstage, python_command
 
 from hpcstage import config
-from hpcstage.preview.inputs import PlanInputs
+from hpcstage.preview.pipeline import PlanInputs
 from hpcstage.preview.plan import find_earlier
 from hpcstage.protocol import rundir
 from hpcstage.record import index

@@ -136,38 +136,20 @@ class _Builder:
 
     def build(self) -> Datasets:
         for item in self._parsed:
-            if isinstance(item, PathArgument) and item.is_directory:
-                self._add_directory(item)
+            if isinstance(item, PathArgument):
+                self._add(item.path if item.is_directory else os.path.dirname(item.path), item, whole=item.is_directory)
+            elif isinstance(item, GlobArgument):
+                self._add(item.directory, item)
         for item in self._parsed:
             if isinstance(item, PathList):
                 self._add_list(item)
-            elif isinstance(item, GlobArgument):
-                self._add(item.directory, item.argument)
-            elif not item.is_directory:
-                self._add(os.path.dirname(item.path), item.argument)
         self._merge()
         self._sort()
         return self._finish()
 
-    def _add_directory(self, item: PathArgument) -> None:
-        root = os.path.realpath(item.path)
-        for dataset in self._datasets:
-            if dataset.root == root:
-                dataset.arguments.append(item.argument)
-                dataset.spelt.append((item.path, root))
-                return
-            if is_below(dataset.root, root) or is_below(root, dataset.root):
-                _refuse_overlap(dataset, root, item.argument)
-        self._datasets.append(_UnfinishedDataset(root, True, [item.argument], [(item.path, root)]))
-
-    def _add(self, directory: bytes, argument: str) -> bytes:
+    def _add(self, directory: bytes, item: Argument, *, whole: bool = False) -> bytes:
         root = os.path.realpath(directory)
-        for dataset in self._datasets:
-            if is_below(root, dataset.root):
-                dataset.arguments.append(argument)
-                dataset.spelt.append((directory, root))
-                return root
-        self._datasets.append(_UnfinishedDataset(root, False, [argument], [(directory, root)]))
+        self._datasets.append(_UnfinishedDataset(root, whole, [item.argument], [(directory, root)]))
         return root
 
     def _add_list(self, item: PathList) -> None:
@@ -181,22 +163,26 @@ class _Builder:
             if len(rest) < len(item.paths) and dataset.whole and _any_below(item.paths, dataset):
                 dataset.arguments.append(item.argument)
         for directory in common_directories(rest, is_there):
-            root = self._add(directory, item.argument)
+            root = self._add(directory, item)
             if root != directory:
                 moved.append((with_slash(directory), with_slash(root)))
         self._lists.append(replace(item, paths=_respell(item.paths, moved)))
 
     def _merge(self) -> None:
-        """Makes one dataset of nested roots. Nested directories were refused before, so the outer root is of FILES."""
+        """Makes one dataset of nested roots. Raises UsageError where two directories that were named are nested."""
         outer: list[_UnfinishedDataset] = []
-        for dataset in sorted(self._datasets, key=lambda d: len(d.root)):
+        for dataset in sorted(self._datasets, key=lambda d: (len(d.root), not d.whole)):
             home = next((o for o in outer if is_below(dataset.root, o.root)), None)
             if home is None:
                 outer.append(dataset)
                 continue
+            if home.whole and dataset.whole and dataset.root != home.root:
+                inner, name = dataset.arguments[0], home.arguments[0]
+                raise UsageError(
+                    f"the datasets {name} and {inner} overlap", f"leave out --data {inner}: {name} contains it"
+                )
             home.arguments.extend(dataset.arguments)
             home.spelt.extend(dataset.spelt)
-            home.whole = home.whole or (dataset.whole and dataset.root == home.root)
         self._datasets = outer
 
     def _sort(self) -> None:
@@ -257,13 +243,6 @@ def _end(paths: Sequence[bytes], there: Callable[[bytes], bool], outermost: Oute
     """Returns the first or last path by name that exists; the very first or last if none of the outermost exists."""
     (end,) = outermost(1, paths)
     return end if there(end) else next(filter(there, outermost(ENDS, paths)), end)
-
-
-def _refuse_overlap(dataset: _UnfinishedDataset, root: bytes, argument: str) -> None:
-    inner, outer = argument, dataset.arguments[0]
-    if is_below(dataset.root, root):
-        inner, outer = outer, inner
-    raise UsageError(f"the datasets {outer} and {inner} overlap", f"leave out --data {inner}: {outer} contains it")
 
 
 def _aliases(dataset: _UnfinishedDataset) -> tuple[bytes, ...]:

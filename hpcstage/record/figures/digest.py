@@ -28,18 +28,6 @@ LEAST_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
-class DiskSpeed:
-    """How fast a node's local disk was."""
-
-    write_s: float
-    """Time of transfers in writes to it."""
-    write_share: float | None
-    """The share of all their time that these writes took; None where they took less than LEAST_WRITE_S."""
-    read_bytes_per_s: float | None
-    """The rate of one reader of staged copies; None where too little was read."""
-
-
-@dataclass(frozen=True)
 class Digest:
     """The figures of one node."""
 
@@ -63,7 +51,12 @@ class Digest:
     """Latencies of opens and of reads at the source, the copiers' and the program's together."""
     reader_bytes_per_s: float | None
     """The rate of one reader of its program at the source, with the opens."""
-    disk: DiskSpeed
+    disk_write_s: float
+    """Time of transfers in writes to the local disk."""
+    disk_write_share: float | None
+    """The share of all their time that these writes took; None where they took less than LEAST_WRITE_S."""
+    disk_read_bytes_per_s: float | None
+    """The rate of one reader of staged copies; None where too little was read."""
     track: Track | None
     epochs: tuple[EpochRow, ...]
     """Of node 0 only: the loaders of the other nodes go through the same ones."""
@@ -88,6 +81,8 @@ def digest_of(run: RunPart, node: NodePart, running: Life | None = None) -> Dige
     layers = by_layer(node.processes)
     seen = joined(layers.values())
     totals = totals_of(node, seen)
+    write_s = sum(sample.copy_write_ns for sample in node.samples) / NS_PER_S
+    copy_s = write_s + sum(sample.copy_open_ns + sample.copy_read_ns for sample in node.samples) / NS_PER_S
     return Digest(
         part=replace(node, samples=(), processes=(), hist_open={}, hist_read={}, errors=()),
         state=state,
@@ -102,18 +97,12 @@ def digest_of(run: RunPart, node: NodePart, running: Life | None = None) -> Dige
         hist_open=merge([node.hist_open, *(p.hist_open for p in node.processes)]),
         hist_read=merge([node.hist_read, *(p.hist_read for p in node.processes)]),
         reader_bytes_per_s=_rate(seen, "source_read_bytes", "source_open_ns", "source_read_ns"),
-        disk=_disk(node, seen),
+        disk_write_s=write_s,
+        disk_write_share=write_s / copy_s if write_s > LEAST_WRITE_S else None,
+        disk_read_bytes_per_s=_rate(seen, "local_read_bytes", "local_read_ns"),
         track=track_of(node.samples, shift_s),
         epochs=epochs_of(node, totals, shift_s) if node.node_index == 0 else (),
     )
-
-
-def _disk(node: NodePart, seen: Counter[str]) -> DiskSpeed:
-    write_ns = sum(sample.copy_write_ns for sample in node.samples)
-    copy_ns = write_ns + sum(sample.copy_open_ns + sample.copy_read_ns for sample in node.samples)
-    write_s = write_ns / NS_PER_S
-    share = write_ns / copy_ns if write_s > LEAST_WRITE_S else None
-    return DiskSpeed(write_s, share, _rate(seen, "local_read_bytes", "local_read_ns"))
 
 
 def _rate(seen: Counter[str], size_name: str, *times: str) -> float | None:

@@ -21,9 +21,6 @@ from hpcstage.protocol import rundir
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.writing import replace_copy, replace_text
 
-NAMED_NODES = 16
-"""A list of nodes, in a part or in the record, names at most this many: 1000 lists of 1000 nodes are too much."""
-
 
 @dataclass(frozen=True)
 class DatasetPart:

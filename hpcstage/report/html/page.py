@@ -26,7 +26,7 @@ from hpcstage.report.comparison import Comparison
 from hpcstage.report.figures import count, percent, rate, seconds, size
 from hpcstage.report.html import charts
 from hpcstage.report.html.charts import Band
-from hpcstage.report.terminal.sections import clock
+from hpcstage.report.terminal.page import clock
 from hpcstage.units import format_number
 from hpcstage.writing import replace_text
 
