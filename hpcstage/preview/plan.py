@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcstage.errors import HpcstageError, LocalDiskProblem
 from hpcstage.job import detect, localdir, share, together
@@ -261,11 +261,10 @@ def _epochs_by_opens(record: Record) -> int | None:
     return round(times) if times >= 0.9 and abs(times - round(times)) < 0.1 * times else None
 
 
-# ---- the table: which file is copied at which position, and when it should be staged
+# ---- the table: which file is copied at which position
 
 
-@dataclass(frozen=True)
-class PlanRow:
+class PlanRow(NamedTuple):
     """One file at its position of the order."""
 
     position: int
@@ -273,8 +272,6 @@ class PlanRow:
     file_id: int
     size_bytes: int
     cumulative_bytes: int
-    expected_s: float | None
-    """Seconds from the start of the scan; None: the file is not staged, or the copying rate is not known."""
     staged: bool
     """Whether the budget holds the file."""
 
@@ -282,13 +279,11 @@ class PlanRow:
 def rows(plan: Plan) -> Iterator[PlanRow]:
     """Yields the rows of all files."""
     staged = plan.fit.files if plan.fit is not None else len(plan.manifest)
-    cumulative, rate = 0, plan.rates.source_bytes_per_s
+    cumulative = 0
     for position, file_id in enumerate(orders.complete(plan.order, len(plan.manifest)), 1):
         size = plan.manifest.size(file_id)
         cumulative += size
-        fits = position <= staged
-        expected_s = plan.scan.seconds + cumulative / rate if fits and rate else None
-        yield PlanRow(position, file_id, size, cumulative, expected_s, fits)
+        yield PlanRow(position, file_id, size, cumulative, position <= staged)
 
 
 # ---- as plain data

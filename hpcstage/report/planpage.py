@@ -15,12 +15,11 @@ from hpcstage.plan.budget import NO_LIMIT
 from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.placement.nodesplan import NodesPlan
 from hpcstage.plan.types import Forecast, Rates, Workload
-from hpcstage.preview.plan import Plan, PlanRow, path_json, rows, summary
+from hpcstage.preview.plan import Plan, path_json, rows, summary
 from hpcstage.report.canvas import WIDE, Canvas, Fact, facts, grid
 from hpcstage.units import format_duration, format_number, format_rate, format_size
 
 DEFAULT_LIMIT = 20
-UNKNOWN = "?"
 
 
 def text(plan: Plan, limit: int | None = None, width: int = WIDE) -> str:
@@ -42,19 +41,10 @@ def to_json(plan: Plan, limit: int | None = None) -> dict[str, Any]:
     """Returns the plan without its arrays, and with the first `limit` files of the order if a limit is given."""
     data = summary(plan)
     if limit is not None:
-        data["entries"] = [_row_json(plan, row) for row in islice(rows(plan), limit)]
+        data["entries"] = [
+            {**row._asdict(), **path_json(plan.manifest.source_path(row.file_id))} for row in islice(rows(plan), limit)
+        ]
     return data
-
-
-def _row_json(plan: Plan, row: PlanRow) -> dict[str, Any]:
-    return {
-        "position": row.position,
-        **path_json(plan.manifest.source_path(row.file_id)),
-        "size_bytes": row.size_bytes,
-        "cumulative_bytes": row.cumulative_bytes,
-        "expected_s": row.expected_s,
-        "staged": row.staged,
-    }
 
 
 # ---- what is there
@@ -112,11 +102,11 @@ def _budget(plan: Plan) -> str:
 
 def _table(plan: Plan, limit: int) -> Iterator[str]:
     if limit > 0:
-        yield f"{'position':>9} {'size':>9} {'cumulative':>11} {'expected':>9}  path"
+        yield f"{'position':>9} {'size':>9} {'cumulative':>11}  path"
         for row in islice(rows(plan), limit):
-            when = "-" if not row.staged else UNKNOWN if row.expected_s is None else format_duration(row.expected_s)
             sizes = f"{format_size(row.size_bytes):>9} {format_size(row.cumulative_bytes):>11}"
-            yield f"{row.position:>9,} {sizes} {when:>9}  {_path(plan, row.file_id)}"
+            left = "" if row.staged else "  (does not fit)"
+            yield f"{row.position:>9,} {sizes}  {_path(plan, row.file_id)}{left}"
         if (rest := len(plan.manifest) - limit) > 0:
             yield f"{'':9} ... and {rest:,} more (--limit N shows more)"
 

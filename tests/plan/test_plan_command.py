@@ -49,8 +49,7 @@ def test_rows_are_cumulative_and_end_with_the_budget(make_tree: Callable[..., Pa
     assert [row.cumulative_bytes for row in table] == [4096 * i for i in range(1, 6)]
     # The dataset's directory, two classes and three files take a block each.
     assert [row.staged for row in table] == [True, True, True, False, False]
-    assert table[0].expected_s == pytest.approx(plan.scan.seconds + 0.004096, rel=1e-6)
-    assert table[4].expected_s is None
+    assert page.text(plan).count("(does not fit)") == 2
 
 
 def test_text_names_everything(make_tree: Callable[..., Path]):

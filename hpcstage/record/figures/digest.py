@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from hpcstage.record.figures.counts import Histogram, by_layer, joined, merge, totals_of
+from hpcstage.record.figures.counts import Histogram, by_layer, joined, totals_of
 from hpcstage.record.figures.epochs import epochs_of
 from hpcstage.record.figures.track import Track, track_of
 from hpcstage.record.figures.waits import NodeTimes, Split, times_of
@@ -94,8 +94,8 @@ def digest_of(run: RunPart, node: NodePart, running: Life | None = None) -> Dige
         layers=layers,
         times=times_of(run, node, max(0.0, end_s - start_s)),
         copying_s=_copying_s(node, start_s, end_s),
-        hist_open=merge([node.hist_open, *(p.hist_open for p in node.processes)]),
-        hist_read=merge([node.hist_read, *(p.hist_read for p in node.processes)]),
+        hist_open=joined([node.hist_open, *(p.hist_open for p in node.processes)]),
+        hist_read=joined([node.hist_read, *(p.hist_read for p in node.processes)]),
         reader_bytes_per_s=_rate(seen, "source_read_bytes", "source_open_ns", "source_read_ns"),
         disk_write_s=write_s,
         disk_write_share=write_s / copy_s if write_s > LEAST_WRITE_S else None,

@@ -17,7 +17,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from hpcstage.errors import NoResult
-from hpcstage.record.parts.roster import Presence
 from hpcstage.record.schema import Contention, NodeRow, Percentiles, Record
 from hpcstage.record.verdict import untold
 from hpcstage.report import figures
@@ -26,6 +25,7 @@ from hpcstage.report.comparison import Comparison
 from hpcstage.report.figures import count, percent, rate, seconds, size
 from hpcstage.report.html import charts
 from hpcstage.report.html.charts import Band
+from hpcstage.report.terminal.nodes import FAILED
 from hpcstage.report.terminal.page import clock
 from hpcstage.units import format_number
 from hpcstage.writing import replace_text
@@ -221,20 +221,15 @@ def _origins(record: Record) -> list[Bar]:
 
 def _sorted(record: Record) -> list[NodeRow]:
     """Returns the nodes: failed ones first, then those that waited longest."""
-    failed = (Presence.MISSING, Presence.DIED)
-    return sorted(record.nodes, key=lambda row: (row.state not in failed, -(row.waited_s or 0.0), row.index or 0))
+    return sorted(record.nodes, key=lambda row: (row.state not in FAILED, -(row.waited_s or 0.0), row.index or 0))
 
 
 def _nodes(record: Record) -> list[tuple[NodeRow, str]]:
     """Returns the rows of a job of several nodes, each with what is wrong with it."""
     if record.group is None:
         return []
-    told = {Presence.MISSING: "never came up", Presence.DIED: "died"}
-    rows = []
-    for row in _sorted(record):
-        words = [told.get(row.state, ""), row.why or "", *row.slow]
-        rows.append((row, "; ".join(filter(None, words))))
-    return rows
+    words = {row.host: (FAILED.get(row.state), row.why, *row.slow) for row in record.nodes}
+    return [(row, "; ".join(filter(None, words[row.host]))) for row in _sorted(record)]
 
 
 def _value(value: Any) -> str:  # noqa: ANN401  a setting of any type

@@ -168,22 +168,15 @@ def coverage(record: Record) -> RenderableType:
     part, lines = record.coverage, []
     if part.opens:
         share = f"{count(part.swapped)} served from the local copy ({percent(part.share)})" if part.swapped else ""
-        lines.append(", ".join(filter(None, (f"{_opens(part.opens)} below the datasets", share))))
+        lines.append(", ".join(filter(None, (f"{format_number(part.opens, 'open')} below the datasets", share))))
         if part.reasons and (part.swapped or 0) < part.opens:
             lines.append("from the source: " + _reasons(part.reasons))
     layers = ", ".join(f"{count(number)} {name}" for name, number in part.layers.items())
-    seen = [f"{_processes(part.processes_attached)} reached ({layers})"] if part.processes_attached else []
-    seen += [f"{_processes(part.processes_missed, 'Python ')} not reached"] if part.processes_missed else []
+    attached, missed = part.processes_attached, part.processes_missed
+    seen = [f"{format_number(attached, 'process', 'processes')} reached ({layers})"] if attached else []
+    seen += [f"{format_number(missed, 'Python process', 'Python processes')} not reached"] if missed else []
     lines += [", ".join(seen)] if seen else []
     return section("Coverage", *lines) if lines else Group()
-
-
-def _opens(number: int) -> str:
-    return f"{count(number)} {'open' if number == 1 else 'opens'}"
-
-
-def _processes(number: int | None, kind: str = "") -> str:
-    return f"{count(number)} {kind}{'process' if number == 1 else 'processes'}"
 
 
 def _reasons(reasons: Mapping[str, int]) -> str:
