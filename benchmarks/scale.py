@@ -14,9 +14,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from benchmarks import equations, planning
+from benchmarks.equations import Sharing, alike
 from benchmarks.harness import Arm, Bench, Figure, at_most, divide, holds, options_of, parser, worst
 from benchmarks.simulated import DIRECT, Machine, Simulation, Work
-from hpcstage.plan.placement.nodesplan import Sharing, alike
 from hpcstage.plan.placement.placements import Placing
 
 # 150 GB of images, a node that trains them in 8 minutes, a source that 16 such nodes saturate, fast links between them.

@@ -36,8 +36,8 @@ def plan(limit: int | None, as_json: bool, **given: Any) -> int:  # noqa: ANN401
     from others. In a job (in salloc's shell, too) the N nodes are like those of the job; without a scheduler they are
     virtual nodes, which divide this machine.
 
-    Figures that you do not tell come from the record of the last run on the same datasets. Where one is missing there,
-    too, it is named, and no forecast is made.
+    For one node it forecasts what each mode would take. Figures that you do not tell come from the record of the last
+    run on the same datasets; where one is missing there, too, it is named, and no forecast is made.
     """
     _print(_coming(given), limit, as_json=as_json)
     return 0

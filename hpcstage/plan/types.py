@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 
 ORDER_WORDS = ("auto", "manifest", "given", "trace", "sampler")
@@ -87,21 +87,13 @@ class Workload:
     size_bytes: int
     epochs: int | None = None
     epoch_compute_s: float | None = None
-    """Seconds that an epoch would take if reading took no time, on `compute_nodes` nodes together."""
+    """Seconds that an epoch would take if reading took no time."""
     startup_s: float | None = None
     """Seconds from the program's start to its first read."""
     readers: int | None = None
     """Processes that read ahead of the training (a loader's num_workers); 0: it reads when it needs."""
     sources: dict[str, str] = field(default_factory=dict)
     """Where each number that is known comes from: an option, `record of RUN`, the scan."""
-    compute_nodes: int = 1
-
-    def on(self, nodes: int) -> Workload:
-        """Returns the same work on another number of nodes; the compute time scales with it."""
-        if self.epoch_compute_s is None:
-            return replace(self, compute_nodes=nodes)
-        scaled_s = self.epoch_compute_s * self.compute_nodes / nodes
-        return replace(self, epoch_compute_s=scaled_s, compute_nodes=nodes)
 
 
 @dataclass(frozen=True)
@@ -109,13 +101,11 @@ class Rates:
     """How fast files like those of the datasets are read, with their opens. None is unknown."""
 
     source_bytes_per_s: float | None = None
-    """The rate at which the source gives all nodes together their files, with many transfers in flight."""
+    """The rate at which the source gives files with many transfers in flight."""
     reader_bytes_per_s: float | None = None
     """The rate of one reader alone at the source."""
     local_bytes_per_s: float | None = None
     """The rate of one reader of staged files."""
-    peer_bytes_per_s: float | None = None
-    """The rate from other nodes to one node."""
     sources: dict[str, str] = field(default_factory=dict)
     """Where each rate that is known comes from, as in `Workload`."""
 

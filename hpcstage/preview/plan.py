@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpcstage.errors import HpcstageError, LocalDiskProblem
 from hpcstage.job import detect, localdir, share, together
 from hpcstage.jsonform import written
-from hpcstage.plan.budget import BudgetFacts
+from hpcstage.plan.budget import BudgetFacts, for_files
 from hpcstage.plan.dataset.datasets import already_local
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.roots import printable
@@ -25,9 +25,8 @@ from hpcstage.plan.dataset.scan import ScanResult
 from hpcstage.plan.forecast import OF_RATES, OF_WORKLOAD, Conditions, forecast, missing_figures
 from hpcstage.plan.order import orders
 from hpcstage.plan.placement.fitting import Fit, fit
-from hpcstage.plan.placement.nodesplan import NodesPlan, alike, nodes_plan, room_for_files
+from hpcstage.plan.placement.nodesplan import NodesPlan, nodes_plan
 from hpcstage.plan.placement.owners import needed_bytes
-from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Budget, Dataset, Forecast, Order, Rates, Workload
 from hpcstage.preview.pipeline import FoundFiles, FoundOrder, PlanInputs
 from hpcstage.record import files, index
@@ -50,7 +49,6 @@ OPTIONS = {
     "source_bytes_per_s": "--source-rate",
     "reader_bytes_per_s": "--reader-rate",
     "local_bytes_per_s": "--local-rate",
-    "peer_bytes_per_s": "--peer-rate",
 }
 """Maps the name of a figure to the option that tells it."""
 
@@ -122,7 +120,7 @@ class Plan:
     workload: Workload | None = None
     rates: Rates = field(default_factory=Rates)
     forecast: Forecast | None = None
-    """None where a figure is missing."""
+    """None where a figure is missing, and for several nodes."""
     missing: tuple[str, ...] = ()
     """The options that would tell the figures that the forecast lacks."""
     notes: tuple[str, ...] = ()
@@ -145,15 +143,15 @@ def foresee(inputs: PlanInputs, given: ForecastInputs, found: FoundFiles) -> Pla
     manifest, disk, nodes = found.scan.manifest, given.disk, given.nodes
     budget = None if disk.path is None or disk.facts is None else storedir.budget(disk.path, disk.facts)
     fitting = fit(manifest, orders.complete(found.order.order, len(manifest)), budget) if budget else None
-    many, sharing = None, alike(Placing.PRIVATE, 1, fitting.share if fitting else 1.0)
+    many = None
     if nodes > 1:
-        room = room_for_files(budget, fitting.needed_inodes - len(manifest) if fitting else 0)
+        room = for_files(budget, fitting.needed_inodes - len(manifest)) if budget and fitting else None
         sizes = len(manifest), manifest.total_bytes, needed_bytes(manifest.sizes)
-        many, sharing = nodes_plan(*sizes, room, given.placement, nodes)
-    workload, rates = known(given.told, find_earlier(inputs.datasets.all, given.env), manifest, nodes)
-    missing = missing_figures(workload, rates, nodes)
+        many = nodes_plan(*sizes, room, given.placement, nodes)
+    workload, rates = known(given.told, find_earlier(inputs.datasets.all, given.env), manifest)
+    missing = missing_figures(workload, rates) if many is None else ()
     conditions = Conditions(
-        sharing,
+        fit=fitting.share if fitting else 1.0,
         order_known=found.order.order.provenance != orders.MANIFEST,
         begin_s=DAEMON_START_S + found.scan.seconds,
         max_rate_bytes_per_s=given.max_rate_bytes_per_s,
@@ -168,7 +166,7 @@ def foresee(inputs: PlanInputs, given: ForecastInputs, found: FoundFiles) -> Pla
         fit=fitting,
         workload=workload,
         rates=rates,
-        forecast=None if missing else forecast(workload.on(nodes), rates, conditions),
+        forecast=None if missing or many else forecast(workload, rates, conditions),
         missing=tuple(OPTIONS[name] for name in missing),
         notes=tuple(notes),
         nodes=many,
@@ -185,21 +183,12 @@ class EarlierRun:
     source: str
     figures: Mapping[str, float | None]
     """By their names in `Workload` and `Rates`."""
-    nodes: int = 1
 
 
-def known(
-    told: Mapping[str, float], earlier: EarlierRun | None, manifest: Manifest, nodes: int
-) -> tuple[Workload, Rates]:
-    """Returns what is known. The compute time of an option holds for the job's nodes, that of an earlier run for its
-    own."""
-    is_earlier = earlier is not None and "epoch_compute_s" not in told
-    return Workload(
-        files=len(manifest),
-        size_bytes=manifest.total_bytes,
-        compute_nodes=earlier.nodes if earlier is not None and is_earlier else nodes,
-        **_figures(OF_WORKLOAD, told, earlier),
-    ), Rates(**_figures(OF_RATES, told, earlier))
+def known(told: Mapping[str, float], earlier: EarlierRun | None, manifest: Manifest) -> tuple[Workload, Rates]:
+    """Returns what is known."""
+    workload = Workload(len(manifest), manifest.total_bytes, **_figures(OF_WORKLOAD, told, earlier))
+    return workload, Rates(**_figures(OF_RATES, told, earlier))
 
 
 def _figures(names: Sequence[str], told: Mapping[str, float], earlier: EarlierRun | None) -> dict[str, Any]:
@@ -214,15 +203,16 @@ def _figures(names: Sequence[str], told: Mapping[str, float], earlier: EarlierRu
 
 
 def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> EarlierRun | None:
-    """Returns the last successful run on these datasets; None if there is none or its record cannot be read."""
+    """Returns the last successful run on these datasets; None if there is none, its record cannot be read, or it was on
+    several nodes."""
     run_dir = index.find([os.fsdecode(d.root) for d in datasets], env)
     try:
         record = files.load_run(run_dir) if run_dir else None
     except (HpcstageError, OSError, TypeError, ValueError, LookupError, AttributeError):
         return None
-    if record is None:
+    if record is None or record.group is not None:
         return None
-    return EarlierRun(f"record of {record.run.id}", figures_of(record), max(1, len(record.nodes)))
+    return EarlierRun(f"record of {record.run.id}", figures_of(record))
 
 
 def figures_of(record: Record) -> dict[str, float | None]:

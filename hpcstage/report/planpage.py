@@ -152,6 +152,8 @@ def _tail(plan: Plan) -> Iterator[Fact]:
     if plan.forecast is not None:
         for item in plan.forecast.assumptions:
             yield "assumed", item
+    if plan.nodes is not None:
+        yield "forecast", "none: it is made for one node"
     if plan.missing:
         yield "missing", f"{', '.join(plan.missing)}: no earlier run's record tells them, so there is no forecast"
     for note in plan.notes:
@@ -172,7 +174,10 @@ def _program(workload: Workload) -> Iterator[Fact]:
 
 
 def _rates(rates: Rates) -> Iterator[Fact]:
-    names = ("source", "source_bytes_per_s"), ("reader", "reader_bytes_per_s"), ("disk", "local_bytes_per_s")
-    for name, key in (*names, ("peers", "peer_bytes_per_s")):
+    for name, key in (
+        ("source", "source_bytes_per_s"),
+        ("reader", "reader_bytes_per_s"),
+        ("disk", "local_bytes_per_s"),
+    ):
         if (bytes_per_s := getattr(rates, key)) is not None:
             yield name, f"{format_rate(bytes_per_s)} ({rates.sources[key]})"

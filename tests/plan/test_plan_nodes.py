@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import equations
-from hpcstage.plan.forecast import Conditions, forecast
-from hpcstage.plan.placement.nodesplan import Hits, NodesPlan, Sharing, alike, mean_hits, nodes_plan
+from benchmarks.equations import Hits, alike
+from hpcstage.plan.placement.nodesplan import NodesPlan, nodes_plan
 from hpcstage.plan.placement.placements import Placing
-from hpcstage.plan.types import Budget, Rates, Workload
+from hpcstage.plan.types import Budget
 
 GB = 10**9
-# 100 GB in 1000 files: the source gives 1 GB/s, one node trains 0.25 GB/s, a link carries 0.5 GB/s.
-WORK = Workload(1000, 100 * GB, epochs=5, epoch_compute_s=400.0, startup_s=0.0, readers=1000)
-RATES = Rates(1e9, 1e9, 1e15, peer_bytes_per_s=0.5e9)
 
 
 def planned(nodes: int, asked: str = "auto", room: float = 1.0) -> NodesPlan:
-    return nodes_plan(1000, 100 * GB, 100 * GB, Budget(int(room * 100 * GB), 10**9), asked, nodes)[0]
+    return nodes_plan(1000, 100 * GB, 100 * GB, Budget(int(room * 100 * GB), 10**9), asked, nodes)
 
 
 # ---- the equations
@@ -75,9 +71,9 @@ def test_hits_by_placement() -> None:
 @given(kind=st.sampled_from(list(Placing)), nodes=st.integers(1, 64), room=st.floats(0, 1), epoch=st.integers(1, 40))
 def test_hits_add_up(kind: Placing, nodes: int, room: float, epoch: int) -> None:
     sharing = alike(kind, nodes, room)
-    for found in (sharing.hits(epoch), sharing.staged(), mean_hits([sharing.hits(epoch), sharing.staged()])):
-        assert found.local + found.peers + found.source == pytest.approx(1)
-        assert min(found.local, found.peers, found.source) >= -1e-9
+    found = sharing.hits(epoch)
+    assert found.local + found.peers + found.source == pytest.approx(1)
+    assert min(found.local, found.peers, found.source) >= -1e-9
 
 
 def test_private_hits_are_what_shuffling_gives() -> None:
@@ -92,39 +88,6 @@ def test_private_hits_are_what_shuffling_gives() -> None:
             held[n].update(ids[n::nodes])
     sharing = alike(Placing.PRIVATE, nodes, 1.0)
     assert rates == pytest.approx([sharing.hits(epoch).local for epoch in range(1, epochs + 1)], abs=0.02)
-    assert mean_hits(map(sharing.hits, range(1, epochs + 1))).source == pytest.approx(1 - sum(rates) / epochs, abs=0.02)
-
-
-# ---- the forecast
-
-
-def test_forecast_with_partition_is_equation_7() -> None:
-    sharing = Sharing(Placing.PARTITION, 8, placed=0.75)
-    mode = forecast(WORK.on(8), RATES, Conditions(sharing)).modes["runtime"]
-    from_source_s, from_peers_s = 0.25 * 100, 0.75 * 100 / (8 * 0.5) * 7 / 8
-    assert equations.cached_s(100, 8, 1, 8 * 0.5, 0.75) == pytest.approx(from_source_s + from_peers_s)
-    # Both go on at once, beside 50 s of computing: the largest counts.
-    assert mode.later_epoch_s == pytest.approx(max(50, from_source_s, from_peers_s))
-    given = Conditions(sharing)
-    slow = forecast(WORK.on(8), replace(RATES, peer_bytes_per_s=1e8), given).modes["runtime"]
-    assert slow.later_epoch_s == pytest.approx(5 * from_peers_s)
-
-
-def test_upfront_with_peers_copies_once_from_the_source() -> None:
-    def upfront_s(kind: Placing) -> float:
-        sharing = alike(kind, 8, 1.0)
-        mode = forecast(WORK.on(8), RATES, Conditions(sharing)).modes["upfront"]
-        return mode.total_s - 5 * 50
-
-    assert upfront_s(Placing.PRIVATE) == pytest.approx(800)
-    assert upfront_s(Placing.REPLICATE) == pytest.approx(200 * 7 / 8)
-    assert upfront_s(Placing.PARTITION) == pytest.approx(100)
-
-
-def test_compute_scales_with_nodes() -> None:
-    work = replace(WORK, epoch_compute_s=50.0, compute_nodes=8)
-    assert (work.on(1).epoch_compute_s, work.on(16).epoch_compute_s) == (400, 25)
-    assert replace(work, epoch_compute_s=None).on(2).epoch_compute_s is None
 
 
 # ---- each node's part
@@ -158,18 +121,14 @@ def test_replicas_need_room_for_all() -> None:
 
 def test_command_with_nodes(hpcstage: Any, make_tree: Callable[..., Path]) -> None:
     root = make_tree(files=40)
-    words = ["plan", "--data", root, "--nodes", "12", "--epochs", "3", "--epoch-compute", "2s", "--startup", "0"]
-    words += ["--readers", "2", "--source-rate", "1GB", "--reader-rate", "100MB/s", "--local-rate", "2GB"]
-    lacking = hpcstage(*words).stdout.decode()
-    assert "missing  --peer-rate: no earlier run's record tells them" in lacking
-    words += ["--peer-rate", "1GB"]
+    words = ["plan", "--data", root, "--nodes", "12"]
     done = hpcstage(*words)
     assert done.returncode == 0, done.stderr
     text = done.stdout.decode()
     for part in (
         "nodes    12; placement replicate: every node has room for all files",
         "keeps 400 kB and gets 367 kB from others, once",
-        "peers    1 GB/s (option --peer-rate)",
+        "forecast  none: it is made for one node",
     ):
         assert part in text
     data = json.loads(hpcstage(*words, "--json", "--placement", "partition").stdout)["nodes"]

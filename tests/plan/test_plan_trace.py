@@ -33,7 +33,7 @@ ABC = manifest_of(b"a", b"b", b"c")
 def header_of(manifest: Manifest = ABC, *command: str, run_id: str = "run-1") -> TraceHeader:
     roots = ("/d", "/e")
     return TraceHeader(
-        command or ("python", "x.py"), roots, trace.digest(manifest), len(manifest), run_id, "2026-01-01"
+        command or ("python", "x.py"), roots, manifest.paths_digest(), len(manifest), run_id, "2026-01-01"
     )
 
 
@@ -89,8 +89,8 @@ def test_the_name_follows_from_datasets_and_command() -> None:
 def test_digests_tell_files_apart() -> None:
     others = [manifest_of(b"a", b"b"), manifest_of(b"ab", b"c", b"d"), manifest_of(b"a", b"bc"),
               manifest_of(b"a", b"b", b"c", dataset=1), manifest_of()]  # fmt: skip
-    assert len({trace.digest(m) for m in [ABC, *others]}) == 6
-    assert trace.digest(manifest_of(b"c", b"b", b"a")) == trace.digest(ABC)
+    assert len({m.paths_digest() for m in [ABC, *others]}) == 6
+    assert manifest_of(b"c", b"b", b"a").paths_digest() == ABC.paths_digest()
 
 
 # ---- the directory

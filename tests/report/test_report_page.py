@@ -9,8 +9,8 @@ import pytest
 from reportcases import CASES, shown
 
 import hpcstage
+from hpcstage.cli.explain import explained
 from hpcstage.protocol.shim import Reason
-from hpcstage.report.explained import explained
 from hpcstage.report.figures import ENDINGS
 from hpcstage.report.terminal.page import REASON_NAMES
 

@@ -84,11 +84,6 @@ def decode(data: bytes) -> Trace:
     return Trace(read(TraceHeader, json.loads(text)), array("I", zlib.decompress(packed)))
 
 
-def digest(manifest: Manifest) -> str:
-    """Returns a digest of a manifest's paths and their datasets: if digests are equal, ids mean the same files."""
-    return manifest.paths_digest()
-
-
 def key(roots: Sequence[str], command: Sequence[str]) -> str:
     """Returns the name of a trace's file: 16 hexadecimal digits for these datasets and this command."""
     import hashlib
@@ -174,7 +169,7 @@ def _found(path: Path, manifest: Manifest) -> tuple[Trace | None, str]:
     except Unusable as why:
         return None, str(why)
     header = trace.header
-    if header.files != len(manifest) or header.digest != digest(manifest):
+    if header.files != len(manifest) or header.digest != manifest.paths_digest():
         return None, f"the dataset's files are not those of run {header.run_id}, which left the trace"
     return trace, ""
 
