@@ -21,14 +21,13 @@ from hpcstage.record.nodes import group_of, rows_of
 from hpcstage.record.notes import notes_of
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.checkpoints import CheckpointsPart
-from hpcstage.record.parts.part import DatasetPart, NodePart
+from hpcstage.record.parts.part import DatasetPart, NodePart, OrderPart
 from hpcstage.record.parts.roster import Presence, expected, is_left_over, names_of, without_part
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.problems import ended, problems_of
 from hpcstage.record.schema import (
     VERSION,
     EnvironmentSection,
-    OrderSection,
     Record,
     RunSection,
     RunState,
@@ -164,13 +163,13 @@ def _larger(one: int | None, other: int | None) -> int | None:
 # ---- the order: what each node's daemon saw of its own loaders ----
 
 
-def _order(nodes: Sequence[Digest]) -> OrderSection:
+def _order(nodes: Sequence[Digest]) -> OrderPart:
     """Returns the section. `lead` is null where nothing was announced, or no announced file was seen to be opened; else
     it is that of the node whose copies were least ahead, as a job waits for its slowest node."""
     parts = [node.part.order for node in nodes]
     leads = [part.lead for part in parts if part.lead is not None]
     announced = [part for part in parts if part.announcements is not None]
-    return OrderSection(
+    return OrderPart(
         provenance=next((part.provenance for part in parts if part.provenance is not None), None),
         followed=next((part.followed for part in parts if part.followed is not None), None),
         announcements=sum(part.announcements or 0 for part in announced) if announced else None,

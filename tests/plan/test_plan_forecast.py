@@ -143,7 +143,6 @@ def test_options_come_before_an_earlier_run(make_tree: Callable[..., Path]):
     earlier = EarlierRun(
         "run 1",
         {"epochs": 7, "epoch_compute_s": 60.0, "startup_s": 1.0, "readers": 4, "local_bytes_per_s": 2e9},
-        nodes=2,
     )
     work, rates = known({"readers": 0, "source_bytes_per_s": 1e9}, earlier, manifest)
     assert (work.epochs, work.epoch_compute_s, work.startup_s, work.readers) == (7, 60.0, 1.0, 0)

@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any, TypeAlias, TypeVar
 
 from hpcstage.protocol.shim import Reason
-from hpcstage.record.parts.part import NodePart, SummedTotals
+from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.rows import UNCOUNTED_LAYER, ProcessPart
 from hpcstage.record.schema import Coverage, RunTotals
 from hpcstage.units import NS_PER_S
@@ -104,7 +104,7 @@ def totals_of(node: NodePart, seen: Counts) -> RunTotals:
         peer_bytes=node.totals.peer_bytes,
         local_bytes=None if seen.get("blind_local") else seen.get("local_read_bytes", 0),
         wanted=seen.get("wants", 0),
-        **{one.name: getattr(node.totals, one.name) for one in fields(SummedTotals)},
+        want_ready=node.totals.want_ready,
     )
 
 
