@@ -30,13 +30,12 @@ from hpcstage.plan.placement.owners import needed_bytes
 from hpcstage.plan.types import Budget, Dataset, Forecast, Order, Rates, Workload
 from hpcstage.preview.pipeline import FoundFiles, FoundOrder, PlanInputs
 from hpcstage.record import files, index
+from hpcstage.record.figures.counts import ratio
 from hpcstage.record.schema import Record
 from hpcstage.store import storedir
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
-    from hpcstage.job.localdir import LocalDir
-    from hpcstage.job.types import Job
 
 SCHEMA_VERSION = 1
 DAEMON_START_S = 0.25
@@ -84,26 +83,18 @@ class ForecastInputs:
         """Returns the inputs of a run with this configuration."""
         host = socket.gethostname()
         job = detect(env, hostname=host)
-        local, why = _local(config, env, job)
+        local, why_none = None, "none, as asked for"
+        try:
+            local = localdir.choose(config.local_dir, env, job)
+        except LocalDiskProblem as error:
+            why_none = f"none here: {error.what}"
         group = together.planned(config, job, local, host)
         nodes, shares = (1, 1) if group is None else (len(group.hosts), group.shares)
-        disk = _disk(config, job, local, why, shares)
+        disk = Disk(None, why_none)
+        if local is not None:
+            facts = share.budget_facts(config.budget_asked(), job, local, shares)
+            disk = Disk(local.path, f"{local.path} ({local.why})", facts, local.device)
         return cls(disk, nodes, config.placement, config.max_rate_bytes_per_s, told, env)
-
-
-def _local(config: Config, env: Mapping[str, str], job: Job) -> tuple[LocalDir | None, str]:
-    """Returns the local directory that a run here would use, and why there is none."""
-    try:
-        return localdir.choose(config.local_dir, env, job), "none, as asked for"
-    except LocalDiskProblem as error:
-        return None, f"none here: {error.what}"
-
-
-def _disk(config: Config, job: Job, local: LocalDir | None, why_none: str, shares: int) -> Disk:
-    if local is None:
-        return Disk(None, why_none)
-    facts = share.budget_facts(config.budget_asked(), job, local, shares)
-    return Disk(local.path, f"{local.path} ({local.why})", facts, local.device)
 
 
 @dataclass(frozen=True)
@@ -220,12 +211,10 @@ def figures_of(record: Record) -> dict[str, float | None]:
     of a run, and how fast it read."""
     split = record.time_split
     epochs = _epochs_by_opens(record) or split.loader_epochs or None
-    is_divided = epochs is not None and split.compute_s is not None
+    compute_s = None if split.compute_s is None else split.compute_s + (split.preprocess_s or 0.0)
     return {
         "epochs": epochs,
-        "epoch_compute_s": ((split.compute_s or 0.0) + (split.preprocess_s or 0.0)) / (epochs or 1)
-        if is_divided
-        else None,
+        "epoch_compute_s": ratio(compute_s, epochs),
         "startup_s": split.other_s if split.loader_workers is not None and split.compute_s is not None else None,
         "readers": split.loader_workers,
         "source_bytes_per_s": record.contention.typical_bytes_per_s or None,

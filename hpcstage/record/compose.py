@@ -60,7 +60,12 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         complete=ended(run) and not silent and all(node.state is Presence.OK for node in nodes),
         problems=tuple(problems_of(run, nodes, silent, total, running)),
         run=_run(run, told, running),
-        environment=_environment(run),
+        environment=EnvironmentSection(
+            scheduler=run.scheduler,
+            job_id=run.job_id,
+            nodes=tuple(run.nodes) or (run.host,),
+            local_dir=run.local_dir,
+        ),
         config=run.config,
         config_origin=run.config_origin,
         datasets=datasets,
@@ -130,15 +135,6 @@ def state_of(run: RunPart, running: Life | None) -> RunState:
     if running is None:
         return "lost"
     return "running" if running.is_certain else "unclear"
-
-
-def _environment(run: RunPart) -> EnvironmentSection:
-    return EnvironmentSection(
-        scheduler=run.scheduler,
-        job_id=run.job_id,
-        nodes=tuple(run.nodes) or (run.host,),
-        local_dir=run.local_dir,
-    )
 
 
 def _datasets(nodes: Sequence[Digest]) -> tuple[DatasetPart, ...]:

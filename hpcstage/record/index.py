@@ -225,21 +225,15 @@ def _locked(path: Path) -> Iterator[bool]:
     """Yields whether the lock was got. Without it the caller only appends, as a line of one write stays whole; a line
     that is appended while another process compacts the file is lost."""
     with path.with_suffix(".lock").open("ab") as lock:
-        yield _lock(lock.fileno())
-
-
-def _lock(fd: int) -> bool:
-    end = time.monotonic() + LOCKED_S
-    while time.monotonic() < end:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(RETRY_S)
-        except OSError:
-            return False
-        else:
-            return True
-    return False
+        end, got = time.monotonic() + LOCKED_S, False
+        with contextlib.suppress(OSError):
+            while not got and time.monotonic() < end:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    got = True
+                except BlockingIOError:
+                    time.sleep(RETRY_S)
+        yield got
 
 
 def _compact(path: Path) -> None:

@@ -14,7 +14,7 @@ from hpcstage.record.figures.counts import DIRECT_LAYER, UNSEEN_LAYERS
 from hpcstage.record.parts.roster import Presence, few
 from hpcstage.record.parts.rows import UNCOUNTED_LAYER
 from hpcstage.record.schema import Note, Record, Severity
-from hpcstage.units import format_number, format_share
+from hpcstage.units import format_number, format_share, format_size
 
 ERRORS = {
     "killed", "daemon-died", "node-missing", "node-dead", "no-part", "scan-failed", "local-failed", "not-staged",
@@ -191,6 +191,23 @@ WRITES_SHARE = 0.5
 WAITS_SHARE = 0.15
 
 
+def store_full(record: Record) -> Iterator[Note]:
+    """Notes that the datasets do not fit into the store, and how many bytes are missing."""
+    sizes = [dataset.size_bytes for dataset in record.datasets if dataset.size_bytes is not None]
+    rooms = [node.budget_bytes for node in record.nodes if node.budget_bytes is not None]
+    if not rooms or len(sizes) < len(record.datasets) or not record.run.stages:
+        return
+    partition = record.group is not None and record.group.placement == "partition"
+    room, what = (sum(rooms), "the stores of all nodes") if partition else (min(rooms), "the store")
+    if (missing := sum(sizes) - room) > 0:
+        text = (
+            f"the datasets hold {format_size(sum(sizes))}, {what} at most {format_size(room)}: "
+            f"{format_size(missing)} are read from the source in every epoch"
+        )
+        remedy = "name a larger disk with --local-dir, or raise --budget where that was asked for"
+        yield Note("store-full", Severity.WARNING, text, remedy)
+
+
 def slow_disk(record: Record) -> Iterator[Note]:
     """Notes that the local disk limits copying; names the slowest of several nodes."""
     if not record.run.stages:
@@ -271,5 +288,5 @@ def preprocessing(record: Record) -> Iterator[Note]:
 RULES = [
     *(nothing_attached, nothing_opened, missed, shim_off),
     *(uncounted, python_layer, not_swapped, shim_errors),
-    *(slow_disk, written, slow_nodes, idle_nodes, preprocessing),
+    *(store_full, slow_disk, written, slow_nodes, idle_nodes, preprocessing),
 ]

@@ -174,10 +174,7 @@ def _program(workload: Workload) -> Iterator[Fact]:
 
 
 def _rates(rates: Rates) -> Iterator[Fact]:
-    for name, key in (
-        ("source", "source_bytes_per_s"),
-        ("reader", "reader_bytes_per_s"),
-        ("disk", "local_bytes_per_s"),
-    ):
+    names = ("source", "source_bytes_per_s"), ("reader", "reader_bytes_per_s"), ("disk", "local_bytes_per_s")
+    for name, key in names:
         if (bytes_per_s := getattr(rates, key)) is not None:
             yield name, f"{format_rate(bytes_per_s)} ({rates.sources[key]})"

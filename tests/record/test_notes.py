@@ -99,7 +99,7 @@ CASES = [
     Case("python-layer", lambda: one(processes=[ProcessPart(5, 1, "python", {"hit_opens": 9})]), one),
     *(Case(f"direct-{name.replace('_', '-')}", direct(name), lambda: one(processes=[reader()])) for name in REASONS),
     Case("shim-errors", lambda: one(processes=[reader(errors=3)]), one),
-    Case("store-full", lambda: one(**problem("store-full")), one),
+    Case("store-full", lambda: one(budget_bytes=10**8), one, "name a larger disk"),
     Case("disk-full", lambda: one(**problem("disk-full")), one),
     Case("slow-local-disk", lambda: one(samples=writing(0.9)), lambda: one(samples=writing(0.2)), "90 % of their time"),
     Case("dropped", lambda: one(processes=[reader(dropped=3)]), one),
