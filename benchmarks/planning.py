@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.harness import Bench, Figure, Options, at_most
-from hpcstage.plan.placement.placements import Placing, place
+from hpcstage.plan.placement.placements import Placing, place_shares
 from hpcstage.plan.types import Budget
 
 NODE = 3
@@ -87,7 +87,7 @@ def main() -> None:
     asked = Placing.REPLICATE if kind == "replicate" else Placing.PARTITION
     before, started_s = _memory(), time.process_time()
     took: dict[str, float] = {}
-    placement = _timed(took, "place_s", lambda: place(asked, sizes, [room] * nodes))
+    placement = _timed(took, "place_s", lambda: place_shares(asked, sizes, [room] * nodes))
     mine = min(NODE, nodes - 1)
     _timed(took, "own_s", lambda: placement.own(mine))
     _timed(took, "others_s", lambda: placement.others(mine))
