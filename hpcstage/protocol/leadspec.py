@@ -7,10 +7,11 @@ that directory: it is on the shared file system.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcstage.jsonform import read, written
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.writing import replace_text
 
@@ -82,13 +83,12 @@ class LeadSpec:
 
     def save(self, path: Path) -> None:
         """Writes the spec; readable by its owner only."""
-        write_json(path, {**asdict(self), "daemon": self.daemon.to_json()})
+        write_json(path, written(self))
 
     @classmethod
     def load(cls, path: Path) -> LeadSpec:
         """Reads what `save` wrote."""
-        data = read_json(path)
-        return cls(**{**data, "daemon": DaemonSpec.from_json(data["daemon"])})
+        return read(cls, read_json(path))
 
 
 def virtual_name(run_id: str, index: int) -> str:

@@ -3,9 +3,10 @@ elastic training what to do: JSON that its owner alone can read, on the shared f
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcstage.jsonform import read, written
 from hpcstage.protocol.leadspec import read_json, write_json
 
 PROGRAM, NODE_PROGRAM = "hpcstage.lead.training", "hpcstage.lead.trainer"
@@ -63,9 +64,9 @@ class TrainingSpec:
 
     def save(self, path: Path) -> None:
         """Writes the specification."""
-        write_json(path, asdict(self))
+        write_json(path, written(self))
 
     @classmethod
     def load(cls, path: Path) -> TrainingSpec:
         """Reads what `save` wrote."""
-        return cls(**read_json(path))
+        return read(cls, read_json(path))

@@ -54,7 +54,6 @@ TOLD: dict[VerdictKind, tuple[str, ...]] = {
     "not-measured": ("uncounted",),
     "already-local": ("already-local",),
     "does-not-fit": ("store-full",),
-    "local-disk-limits": ("waits-for-local-disk",),
 }
 """The notes that a verdict makes superfluous."""
 WHEN_BUSY = "or use it when the file system is busy"

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from hpcstage.record.figures.counts import ratio
-from hpcstage.record.schema import Contention, GroupSection, NodeRow, Record, RunSection, TimeSplit
+from hpcstage.record.schema import Contention, GroupSection, NodeRow, Note, Record, RunSection, TimeSplit
 from hpcstage.units import format_duration, format_rate, format_share, format_size
 
 UNKNOWN = "not measured"
@@ -105,6 +105,11 @@ def verdict(record: Record) -> list[str]:
     """Returns the sentences of the verdict."""
     found = record.verdict
     return [_capital(sentence) for sentence in (found.text, found.compared) if sentence] if found else []
+
+
+def note(found: Note) -> str:
+    """Returns a note on one line."""
+    return f"{found.severity.value}: {found.text}" + (f" ({found.remedy})" if found.remedy else "")
 
 
 def _capital(sentence: str) -> str:

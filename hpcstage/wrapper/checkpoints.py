@@ -20,8 +20,8 @@ from hpcstage.checkpoint.protection.groups import CodeSize, protect
 from hpcstage.errors import HpcstageError, NotDrained, NotStarted
 from hpcstage.extras import Extra
 from hpcstage.job.schedulers import domain_of
+from hpcstage.jsonform import read
 from hpcstage.node import kept
-from hpcstage.record.jsonform import read
 from hpcstage.record.parts.checkpoints import CheckpointsPart, GenerationRow
 from hpcstage.wrapper import leftovers, messages, outdir, outputpart
 from hpcstage.wrapper.outdir import NamedDirectory

@@ -59,7 +59,7 @@ def before(
 
 def after(record: Record) -> list[str]:
     """Returns what was followed, what was copied and what was not, once the command has ended."""
-    from hpcstage.report.terminal.sections import REASON_NAMES
+    from hpcstage.report.terminal.page import REASON_NAMES
 
     lines = []
     if record.run.stages and (provenance := record.order.provenance):

@@ -22,10 +22,10 @@ from hpcstage import owner
 from hpcstage.errors import HpcstageError, NoLocalDir, NotDrained, NotStarted, UsageError
 from hpcstage.forked import fork, reap
 from hpcstage.job import localdir
+from hpcstage.jsonform import read, written
 from hpcstage.node import directory, kept
 from hpcstage.node.childenv import RUN_ID
 from hpcstage.reading import readable
-from hpcstage.record.jsonform import read, written
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.units import format_number
 from hpcstage.wrapper import dirlock, messages, outputpart

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpcstage.checkpoint.job.ledger import JobGeneration
+from hpcstage.jsonform import read
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,7 @@ class FoundStore:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FoundStore:
         """Reads what `to_json` returned."""
-        generations = tuple(map(JobGeneration.from_json, data["generations"]))
-        seen = None if data["seen"] is None else tuple(data["seen"])
-        tuples = {key: tuple(data[key]) for key in ("origins", "completed")}
-        return cls(**{**data, **tuples, "generations": generations, "seen": seen})
+        return read(cls, data)
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data."""
@@ -93,11 +91,7 @@ class EarlierState:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EarlierState:
         """Reads what `to_json` returned."""
-        stores = {name: StorePlace(**one) for name, one in data["stores"].items()}
-        generation = JobGeneration.from_json(data["generation"])
-        seen = None if data["seen"] is None else tuple(data["seen"])
-        tuples = {key: tuple(data[key]) for key in ("origins", "completed")}
-        return cls(**{**data, **tuples, "generation": generation, "stores": stores, "seen": seen})
+        return read(cls, data)
 
 
 def earlier_states(found: Mapping[int, Sequence[FoundStore]], *, with_completed: bool = False) -> list[EarlierState]:

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from hpcstage.checkpoint.job.place import SavedRow
+from hpcstage.jsonform import read
 
 NO_ROOM = "no_room"
 """The fact of an outcome that the local disk has no room for a generation."""
@@ -147,9 +148,7 @@ class JobGeneration:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobGeneration:
         """Reads what `asdict` returned."""
-        entries = {name: JobEntry(**one) for name, one in data["entries"].items()}
-        tuples = {key: tuple(data[key]) for key in ("nodes", "needs", "put", "lacking")}
-        return cls(**{**data, **tuples, "entries": entries})
+        return read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -210,11 +209,7 @@ class JobLedger:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobLedger:
         """Reads what `asdict` returned."""
-        tuples = {key: tuple(data[key]) for key in ("failed", "seen", "lines", "unclosed", "copied", "gone")}
-        writers = {kind: tuple(nodes) for kind, nodes in data["writers"].items()}
-        rows = tuple(SavedRow(**row) for row in data["rows"])
-        generations = tuple(map(JobGeneration.from_json, data["generations"]))
-        return cls(**{**data, **tuples, "rows": rows, "generations": generations, "writers": writers})
+        return read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -238,7 +233,7 @@ class JobOrder:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobOrder:
         """Reads what `asdict` returned."""
-        return cls(**{**data, "kind": OrderKind(data["kind"]), "ledger": JobLedger.from_json(data["ledger"])})
+        return read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -255,7 +250,7 @@ class Outcome:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:
         """Reads what `asdict` returned."""
-        return cls(**{**data, "key": tuple(data["key"])})
+        return read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -289,13 +284,5 @@ class NodeReport:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> NodeReport:
-        """Reads what `to_json` returned. Raises ValueError, KeyError or TypeError."""
-        read = {
-            "orders": {Lane(lane): JobOrder.from_json(one) for lane, one in data["orders"].items()},
-            "outcomes": {Lane(lane): Outcome.from_json(one) for lane, one in data["outcomes"].items()},
-            "entries": {name: EntryState(**one) for name, one in data["entries"].items()},
-            "removed": tuple(data["removed"]),
-            "found": None if data["found"] is None else tuple(data["found"]),
-            "ending": CommandEnding(data["ending"]),
-        }
-        return cls(**{**data, **read})
+        """Reads what `to_json` returned. Raises ValueError."""
+        return read(cls, data)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.errors import HpcstageError
+from hpcstage.jsonform import read
 
 LOCAL_KEPT = 2
 """The newest generations that stay on the local disk."""
@@ -270,14 +271,7 @@ class CheckpointReport:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CheckpointReport:
         """Reads what `to_json` returned."""
-        rows = {
-            "saved": tuple(SavedRow(**row) for row in data["saved"]),
-            "undrained": tuple(UndrainedEntry(**one) for one in data["undrained"]),
-            "refused": tuple(data["refused"]),
-            "unclosed": tuple(data["unclosed"]),
-            "lost": tuple(data["lost"]),
-        }
-        return cls(**{**data, **rows})
+        return read(cls, data)
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data."""

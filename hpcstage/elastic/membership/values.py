@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from hpcstage.elastic.policy import AskedPolicy
+from hpcstage.jsonform import read
 
 State = Literal["ready", "training", "left", "finished"]
 GONE = ("left", "finished")
@@ -51,10 +52,8 @@ class Generation:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Generation:
-        """Reads what `to_json` returned. Raises TypeError or KeyError for anything else."""
-        nodes = tuple(Node(**node) for node in data["nodes"])
-        lists = {name: tuple(data[name]) for name in ("lost", "joined")}
-        return cls(**{**data, **lists, "nodes": nodes})
+        """Reads what `to_json` returned. Raises ValueError for anything else."""
+        return read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -86,8 +85,8 @@ class Beat:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Beat:
-        """Reads what `asdict` returned. Raises TypeError or KeyError for anything else."""
-        return cls(**{**data, "node": Node(**data["node"]), "unreached": tuple(data["unreached"])})
+        """Reads what `asdict` returned. Raises ValueError for anything else."""
+        return read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -119,10 +118,8 @@ class View:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> View:
-        """Reads what `asdict` returned. Raises TypeError or KeyError for anything else."""
-        end, spares = data["end"] and TrainingEnd(**data["end"]), tuple(data["spares"])
-        apart = tuple((str(one), str(other), float(left_s)) for one, other, left_s in data["apart"])
-        return cls(**{**data, "end": end, "spares": spares, "apart": apart})
+        """Reads what `asdict` returned. Raises ValueError for anything else."""
+        return read(cls, data)
 
 
 @dataclass(frozen=True)
