@@ -32,7 +32,6 @@ from hpcstage.elastic.frozen import FrozenProcesses
 from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.client import MembershipClient
-from hpcstage.elastic.membership.etcd import endpoints_of
 from hpcstage.elastic.membership.termstore import StoreLost
 from hpcstage.elastic.membership.values import AgentSetting, Bounds, Generation, Node, Patience
 from hpcstage.elastic.seats import NodeSeats
@@ -43,8 +42,6 @@ NAME = "hpcstage"
 RUN_DIR, POLICY, SURVIVORS = "HPCSTAGE_ELASTIC_DIR", "HPCSTAGE_ELASTIC_POLICY", "HPCSTAGE_ELASTIC_SURVIVORS"
 """Variables for those who start `torchrun`: the directory of all trainings, the policy, and whether processes outlive a
 change of the membership (`keep`) or not (`restart`)."""
-ETCD = "HPCSTAGE_ELASTIC_ETCD"
-"""The variable that names the endpoints of etcd, where the training is to be kept there."""
 ENDS = "HPCSTAGE_ELASTIC_ENDS"
 """The variable that tells when the job's time is over, in Unix seconds."""
 DEFAULT_DIR = "hpcstage-runs"
@@ -248,7 +245,7 @@ def create_handler(parameters: RendezvousParameters) -> Handler:
     try:
         setting = setting_of(parameters)
         keeps = _keeps(parameters)
-        arbiter = Arbiter(directory_of(parameters), endpoints_of(parameters.get("etcd") or os.environ.get(ETCD) or ""))
+        arbiter = Arbiter(directory_of(parameters))
     except HpcstageError as error:
         stderr.say(error.line())
         raise SystemExit(error.exit_code) from None
@@ -275,7 +272,7 @@ def directory_of(parameters: RendezvousParameters) -> Path:
 def setting_of(parameters: RendezvousParameters) -> AgentSetting:
     """Reads the command line. Raises UsageError."""
     known = {field.name for field in (*fields(Patience), *fields(Bounds))}
-    allowed = known | {"dir", "policy", "host", "processes", "join_limit_s", "is_host", "survivors", "joins", "etcd"}
+    allowed = known | {"dir", "policy", "host", "processes", "join_limit_s", "is_host", "survivors", "joins"}
     # torchrun adds these itself
     unknown = sorted(set(parameters.config) - allowed - {"rank", "timeout", "local_world_size"})
     if unknown:

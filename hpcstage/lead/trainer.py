@@ -125,8 +125,6 @@ def environment(spec: TrainingSpec, index: int, own: Mapping[str, str]) -> dict[
     }
     if spec.ends_unix_s is not None:
         ours["HPCSTAGE_ELASTIC_ENDS"] = str(spec.ends_unix_s)
-    if spec.etcd:
-        ours["HPCSTAGE_ELASTIC_ETCD"] = spec.etcd
     if spec.drained is not None:
         ours["HPCSTAGE_ELASTIC_DRAINED"] = spec.drained
     if spec.virtual:

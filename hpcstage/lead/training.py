@@ -122,10 +122,9 @@ class Training:
             return False
         with contextlib.suppress(HpcstageError, OSError, ValueError):
             arbiter = Arbiter(self._spec.agreed)
-            term = arbiter.newest_term()
-            if term is None:
+            if arbiter.newest_term() is None:
                 return False  # those that are left have yet to begin; they bound that themselves
-            if arbiter.end_of(term.number) is not None:
+            if arbiter.end() is not None:
                 return True
             beat = arbiter.last_beat()
             if beat != self._beat[0]:
@@ -136,8 +135,7 @@ class Training:
         codes = [process.returncode for process in self._started]
         with contextlib.suppress(HpcstageError, OSError, ValueError):
             arbiter = Arbiter(self._spec.agreed)
-            term = arbiter.newest_term()
-            end = arbiter.end_of(term.number) if term else None
+            end = arbiter.end()
             if self._spec.joins:
                 line = "it goes on without this job" if end is None else end.line
                 stderr.say(f"training {self._spec.joins}: {line}")

@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING
 
 from hpcstage import inherited
 from hpcstage.elastic.loading import load_policy
-from hpcstage.elastic.membership.arbiter import ETCD_LIMIT_S, Arbiter
-from hpcstage.elastic.membership.bounded import NoAnswer
-from hpcstage.elastic.membership.etcd import Etcd, endpoints_of
+from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.sampleledger import begun_unix_s
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.job import together
@@ -71,8 +69,6 @@ def check(command: Sequence[str], config: Config, job: Job) -> None:
         raise UsageError("--elastic starts torchrun on every node, and stands behind a launcher", fix)
     if config.join is None:
         load_policy(config.policy.replace(";", ","), least, most)
-    if config.etcd is not None:
-        _require_etcd(config.etcd)
     if config.name is not None:
         jointraining.refuse_taken(config.name, inherited.directory(), os.environ)
     count = len(hosts(config, job).hosts)
@@ -82,14 +78,6 @@ def check(command: Sequence[str], config: Config, job: Job) -> None:
     launch = launch_of(command)
     _refuse_ours(launch.arguments)
     _probe(launch.torchrun)
-
-
-def _require_etcd(given: str) -> None:
-    """Raises UsageError if no etcd answers."""
-    try:
-        Etcd(endpoints_of(given), ETCD_LIMIT_S).get("hpcstage")
-    except NoAnswer as error:
-        raise UsageError(error.line(), "start it, or leave --etcd out") from None
 
 
 def hosts(config: Config, job: Job) -> together.Grouping:
@@ -158,7 +146,6 @@ def command_line(
         ends_unix_s=_ends_unix_s(config, job),
         env=dict(env),
         cwd=os.fspath(inherited.directory()),
-        etcd=config.etcd or "",
         drained=None if config.checkpoint is None else os.path.realpath(inherited.directory() / config.checkpoint),
         parts=[list(part) for part in group.parts],
     )
@@ -240,9 +227,8 @@ def unstaged_command(command: Sequence[str], config: Config, job: Job, started_u
 def part_of(place: TrainingPlace, started_unix_s: float) -> ElasticPart:
     """Returns what the record says of the training. Raises HpcstageError or OSError where nothing was agreed on."""
     arbiter = Arbiter(place.run_dir.absolute() / f"elastic-{place.run_id}")
-    newest, term = arbiter.newest_generation(), arbiter.newest_term()
+    newest, end = arbiter.newest_generation(), arbiter.end()
     count = newest.number if newest else 0
-    end = arbiter.end_of(term.number) if term else None
     first = max(1, count - ElasticPart.MOST_ROWS + 1)
     rows = [_row(arbiter, number, started_unix_s) for number in range(first, count + 1)]
     # Of those before the nodes of this run joined only the one that they found.

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agentlab import BUSY, LEASE_S, Agents, in_both, order, started
+from agentlab import BUSY, LEASE_S, Agents, order, started
 from conftest import wait_for
 
 pytest.importorskip("torch")
@@ -35,7 +35,6 @@ class Telling(MinMax):
 """
 
 
-@in_both
 def test_hosts_join_together_keep_their_ranks_and_leave_at_once(agents: Agents) -> None:
     first, second = started(agents, 2)
     agents.start("c")
@@ -52,7 +51,6 @@ def test_hosts_join_together_keep_their_ranks_and_leave_at_once(agents: Agents) 
     assert last["silent_s"] < LEASE_S, "an agent that leaves is not waited for"
 
 
-@in_both
 def test_killed_hosts_are_lost_after_a_lease_the_store_s_host_as_well(agents: Agents) -> None:
     ranks = started(agents, 3)
     store = agents.store()
@@ -80,7 +78,6 @@ def test_a_frozen_host_is_lost_stops_when_it_goes_on_and_comes_back(agents: Agen
     assert [entry["what"] for entry in agents.log(other)] == ["trains", "stops", "trains"]
 
 
-@in_both
 def test_a_frozen_store_is_taken_over_and_given_up_when_its_host_goes_on(agents: Agents) -> None:
     ranks = started(agents, 3)
     store = agents.store()
@@ -361,7 +358,6 @@ def test_a_run_directory_that_hangs_is_waited_for_within_a_bound(agents: Agents)
         os.close(os.open(arbiter.directory / "beat", os.O_WRONLY | os.O_NONBLOCK))
 
 
-@in_both
 def test_a_training_of_the_same_name_goes_on_where_a_dead_one_ended(agents: Agents) -> None:
     (only,) = started(agents, 1)
     agents.signal(only, signal.SIGKILL)
@@ -371,7 +367,6 @@ def test_a_training_of_the_same_name_goes_on_where_a_dead_one_ended(agents: Agen
     assert (second["kind"], second["joined"]) == ("start", ["b"])
 
 
-@in_both
 def test_who_joins_goes_on_only_with_a_training_that_there_is(agents: Agents) -> None:
     """An agent of another job begins no training, takes over none that was lost before it came, and ends with one that
     is over. Where it trained it goes on like any other."""

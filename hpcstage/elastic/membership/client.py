@@ -21,7 +21,7 @@ from hpcstage import stderr
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.leading import Leader
-from hpcstage.elastic.membership.termstore import LATE_S, Board, EtcdStores, StoreLost, Stores, TcpStores
+from hpcstage.elastic.membership.termstore import LATE_S, Board, StoreLost, connect, serve
 from hpcstage.elastic.membership.values import AgentSetting, Beat, Generation, Node, State, Term, TrainingEnd, View
 from hpcstage.elastic.membership.watching import Watch
 from hpcstage.errors import HpcstageError
@@ -52,7 +52,6 @@ class MembershipClient:
 
     def __init__(self, arbiter: Arbiter, setting: AgentSetting) -> None:
         self._arbiter = arbiter
-        self._stores: Stores = EtcdStores(arbiter.etcd, arbiter.prefix) if arbiter.etcd else TcpStores(setting.node.id)
         self._setting = setting
         self._changed = threading.Condition()
         self._beat = Beat(setting.node, 0, "ready", 0)
@@ -159,9 +158,11 @@ class MembershipClient:
 
     def part(self, name: str) -> Store:
         """Returns a part of the store, for others than this room. Raises StoreLost."""
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
         if self._term is None:
             raise StoreLost("the store is lost")
-        return self._stores.part(self._term, name, self._setting.bounds.call_s)
+        return PrefixStore(name, self._store_of(self._term, self._setting.bounds.call_s))
 
     def finish(self, limit_s: float) -> None:
         """Says that this node has finished, and stays until all others have, at most so long: who leaves before is
@@ -318,8 +319,7 @@ class MembershipClient:
         limit_s = min(bounds.call_s, max(limit_s - LATE_S, bounds.beat_s))
         watch = partial(self._watch_meanwhile, term)
         try:
-            store = self._stores.find(term, limit_s, watch)
-            board = Board(store, self._arbiter.signer, bounds.call_s)
+            board = Board(self._store_of(term, limit_s, watch), self._arbiter.signer, bounds.call_s)
             self._place = board.join(watch)
         except StoreLost:
             return False
@@ -327,6 +327,10 @@ class MembershipClient:
             stderr.say(f"elastic: {self._setting.node.host} has come to the training and waits to be taken")
         self._board, self._term = board, term
         return True
+
+    def _store_of(self, term: Term, limit_s: float, meanwhile: Callable[[], object] = int) -> Store:
+        address = "localhost" if term.node == self._setting.node.id else term.address
+        return connect(address, term.port, limit_s, meanwhile)
 
     def _take_over(self, term: Term | None) -> None:
         """Makes a store on this host, and claims the next term for it."""
@@ -336,13 +340,13 @@ class MembershipClient:
         if self._newest_number() >= number:
             return
         try:
-            server, port = self._stores.serve(number, self._setting.port if term is None else 0, limit_s)
+            server = serve(self._setting.port if term is None else 0, limit_s)
         except StoreLost:
             if self._newest_number() >= number:
                 return  # another agent of this host has it
-            server, port = self._stores.serve(number, 0, limit_s)
+            server = serve(0, limit_s)
         node = self._setting.node
-        wanted = Term(number, node.id, node.host, node.address, port)
+        wanted = Term(number, node.id, node.host, node.address, server.port)
         if not self._ask_directory(lambda: self._arbiter.claim_term(wanted)):
             return
         heard = self._view if self._view.generation else None

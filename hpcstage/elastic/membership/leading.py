@@ -1,8 +1,8 @@
 """Leads a training from the host of its store: sees who lives, asks the policy, and claims the next generation.
 
 The module owns the leader's loop. A leader is one of the agents; its own beats go through the store like those of the
-others. It leads only while it reaches the run directory, goes on when it does again (the servers of an etcd need some
-seconds to agree on another leader of their own), and stops as soon as another term has begun there.
+others. It leads only while it reaches the run directory, goes on when it does again, and stops as soon as another term
+has begun there.
 """
 
 from __future__ import annotations
