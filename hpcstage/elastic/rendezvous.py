@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.client import MembershipClient
 from hpcstage.elastic.membership.termstore import StoreLost
-from hpcstage.elastic.membership.values import AgentSetting, Bounds, Generation, Node, Patience
+from hpcstage.elastic.membership.values import AgentSetting, Generation, Node, Times
 from hpcstage.elastic.seats import NodeSeats
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.units import parse_duration
@@ -49,7 +49,6 @@ AGENTS_LIMIT_S = 30.0
 """How long an agent waits for what another one, which has agreed on the same generation, puts into the store."""
 FINISH_LIMIT_S = 300.0
 """How long a node that has finished waits for the others, as `torchrun` does."""
-LEAST_BEATS = 4
 CHECKPOINT = "HPCSTAGE_CHECKPOINT"
 """The variable that names the directory in which the program keeps its states on this host."""
 LOOK_S = LOOK_END_S = 1.0
@@ -65,7 +64,7 @@ class Handler(RendezvousHandler):
         self._setting = setting
         self._has_started = self._has_left = False
         self._is_closed = False
-        self._frozen = FrozenProcesses(setting.node.host, setting.patience.lease_s, time.monotonic())
+        self._frozen = FrozenProcesses(setting.node.host, setting.times.lease_s, time.monotonic())
         self._saved: SavedLook | None = None
 
     def get_backend(self) -> str:
@@ -271,18 +270,13 @@ def directory_of(parameters: RendezvousParameters) -> Path:
 
 def setting_of(parameters: RendezvousParameters) -> AgentSetting:
     """Reads the command line. Raises UsageError."""
-    known = {field.name for field in (*fields(Patience), *fields(Bounds))}
-    allowed = known | {"dir", "policy", "host", "processes", "join_limit_s", "is_host", "survivors", "joins"}
+    times = {field.name for field in fields(Times)}
+    allowed = times | {"dir", "policy", "host", "processes", "is_host", "survivors", "joins"}
     # torchrun adds these itself
     unknown = sorted(set(parameters.config) - allowed - {"rank", "timeout", "local_world_size"})
     if unknown:
         raise UsageError(f"--rdzv-conf has no {unknown[0]}", f"choose from {', '.join(sorted(allowed))}")
-    seconds = {name: _seconds(name, parameters.config[name]) for name in known if name in parameters.config}
-    patience = replace(Patience(), **{name: value for name, value in seconds.items() if hasattr(Patience, name)})
-    bounds = replace(Bounds(), **{name: value for name, value in seconds.items() if hasattr(Bounds, name)})
-    if patience.lease_s < LEAST_BEATS * bounds.beat_s:
-        least = f"{LEAST_BEATS * bounds.beat_s:g}"
-        raise UsageError(f"lease_s={patience.lease_s:g} is too short", f"{LEAST_BEATS} beats of beat_s take {least}")
+    given = {name: _seconds(name, parameters.config[name]) for name in times if name in parameters.config}
     policy = parameters.get("policy") or os.environ.get(POLICY) or "minmax"
     host, port = _endpoint(parameters)
     is_here = _is_here(parameters, host)
@@ -295,9 +289,7 @@ def setting_of(parameters: RendezvousParameters) -> AgentSetting:
         not joins and (is_here or not host),
         parameters.max_nodes,
         load_policy(policy.replace(";", ","), parameters.min_nodes, parameters.max_nodes),
-        patience,
-        bounds,
-        _seconds("join_limit_s", parameters.get("join_limit_s", 600)),
+        Times(**given),
         _ends_unix_s(),
         joins,
     )

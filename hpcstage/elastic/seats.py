@@ -41,6 +41,9 @@ DRAINED = "HPCSTAGE_ELASTIC_DRAINED"
 """Names the directory to them to which the checkpoints of all nodes are copied, where there is one."""
 HANG_FACTOR, LEAVE_FACTOR = 10, 3
 """Multiples of the longest step that was seen."""
+STUCK_S = 5.0
+"""The least time for a process to leave its group that waits for others, though the connections to them are closed. The
+C++ code of gloo may miss that a connection was closed by the other side, and then waits for ever."""
 AWAKE_S = 2.0
 """Between two looks more time passes only while the agent itself is stopped."""
 _LOOK_S = 0.05
@@ -158,7 +161,7 @@ class NodeSeats:
         """Ends the thread and removes the socket."""
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join(3 * self._setting.bounds.call_s)
+            self._thread.join(3 * self._setting.times.call_s)
         self._disk.close()
         self._names.close()
         self._server.close()
@@ -213,7 +216,7 @@ class NodeSeats:
                     seat.has_state = True
                     self._note_state()
             if "stuck" in said:
-                limit_s = max(self._setting.bounds.stuck_s, LEAVE_FACTOR * self._steps.longest_s)
+                limit_s = max(STUCK_S, LEAVE_FACTOR * self._steps.longest_s)
                 seat.leaves_within(limit_s, self._clock.show(time.monotonic()))
             if "finished" in said:
                 self._phase = "finished"
@@ -236,7 +239,7 @@ class NodeSeats:
         """Tells the processes that their generation is over for this node."""
         self._phase = "stopping"
         number = self._generation.number if self._generation else 0
-        limit_s = max(self._setting.bounds.leave_s, LEAVE_FACTOR * self._steps.longest_s)
+        limit_s = max(self._setting.times.leave_s, LEAVE_FACTOR * self._steps.longest_s)
         for seat in self._seats:
             if not seat.is_ready:
                 seat.leave_by_s = self._clock.show(time.monotonic()) + limit_s
@@ -247,7 +250,7 @@ class NodeSeats:
         has_state: bool | None = any(seat.has_state for seat in self._seats)
         if not has_state:
             try:
-                has_state = self._disk.call(partial(_any_of, self._saves), self._setting.bounds.call_s)
+                has_state = self._disk.call(partial(_any_of, self._saves), self._setting.times.call_s)
             except (NoAnswer, OSError):
                 has_state = None
         self._client.tell_state(has_state)
@@ -263,7 +266,7 @@ class NodeSeats:
         """Returns what a host's name means; nothing for all others from then on where the name service hangs."""
         if name not in self._resolved:
             try:
-                entries = self._names.call(partial(socket.getaddrinfo, name, None), self._setting.bounds.call_s)
+                entries = self._names.call(partial(socket.getaddrinfo, name, None), self._setting.times.call_s)
                 self._resolved[name] = {str(entry[4][0]) for entry in entries}
             except OSError:
                 self._resolved[name] = set()
@@ -293,7 +296,7 @@ class NodeSeats:
         elif self._phase in ("meeting", "training") and self._client.must_stop():
             self._stop()
         shown_s = self._clock.show(now_s)
-        if self._phase == "training" and self._steps.are_overdue(shown_s, self._setting.bounds.hang_s):
+        if self._phase == "training" and self._steps.are_overdue(shown_s, self._setting.times.hang_s):
             silent = format_duration(self._steps.silent_s(shown_s))
             self._tell(f"no step for {silent}: the processes leave their group")
             self._stop()
@@ -344,7 +347,7 @@ class NodeSeats:
             "address": address,
             "port": port,
             "hosts": [node.host for node in generation.nodes],
-            "cut_s": self._setting.patience.lease_s,
+            "cut_s": self._setting.times.lease_s,
         }
         self._phase = "training"
         self._steps.pause()

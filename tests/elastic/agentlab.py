@@ -24,7 +24,7 @@ PROGRAM = Path(__file__).with_name("agents.py")
 LEASE_S = 1.0
 BUSY = 4
 """How much longer than on an idle machine something may take."""
-TIMES = {"lease_s": LEASE_S, "beat_s": 0.1, "settle_s": 0.2, "last_call_s": 0.6, "failure_s": 1.5, "call_s": 0.5}
+TIMES = {"lease_s": LEASE_S, "last_call_s": 0.6}
 
 
 class Agents:

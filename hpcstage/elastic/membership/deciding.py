@@ -11,13 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcstage.elastic.membership.apart import Apart, SeenNode
-from hpcstage.elastic.membership.values import Generation, Node, Patience, TrainingEnd
+from hpcstage.elastic.membership.values import Generation, Node, Times, TrainingEnd
 from hpcstage.elastic.policy import Answer, Cause, Facts, Host, PolicyFailed, Progress
 from hpcstage.units import format_duration
 
 MOST_FAILURES, SOON_S = 5, 300.0
 """A training whose processes ended by themselves so often, one time after the other and each within `SOON_S` of their
 start, has a fault that restarts do not mend."""
+SETTLE_S = 0.3
+"""A change is decided on when nothing more has changed for so long: hosts that come or go together are one change."""
+ASK_AGAIN_S = 1.0
+"""A policy that has said `wait` is asked again after so long."""
 AWAITED_EVERY_S = 0.05
 """Hosts that come to a new store are looked for so often: all of them wait for the last."""
 
@@ -71,7 +75,7 @@ class Decider:
         self,
         most: int,
         takes: Callable[[Sequence[Host]], int],
-        patience: Patience,
+        times: Times,
         hosts_at_start: int | None = None,
         awaited: Awaited | None = None,
         apart: Apart | None = None,
@@ -79,7 +83,7 @@ class Decider:
         """`most` hosts train at once; `takes` is the policy's own bound."""
         self._most = most
         self._takes = takes
-        self._patience = patience
+        self._times = times
         self._ids: tuple[str, ...] = ()
         self._same_since_s = 0.0
         self._change_since_s: float | None = None
@@ -95,8 +99,8 @@ class Decider:
     def look(self, now_s: float, current: Generation | None, seen: Sequence[SeenNode]) -> tuple[bool, Proposal | None]:
         """Returns whether the generation is over, and what to ask the policy, if it is time to."""
         self.again_s = math.inf
-        seen = self.apart.sorted_out(now_s, current, seen, self._patience.lease_s)
-        change = change_of(current, seen, self._patience.lease_s)
+        seen = self.apart.sorted_out(now_s, current, seen, self._times.lease_s)
+        change = change_of(current, seen, self._times.lease_s)
         chosen = self._chosen(change) if change else ()
         if change is None or not chosen or (change.kind == "join" and len(chosen) == len(change.stay)):
             # With nobody there, the wait for somebody has begun nonetheless.
@@ -131,8 +135,8 @@ class Decider:
             if cause.kind == "start":
                 self._hosts_at_start = len(proposal.nodes)
             return self._too_many_failures(now_s, cause)
-        self._ask_at_s = now_s + self._patience.ask_again_s
-        limit_s = self._patience.wait_limit_s
+        self._ask_at_s = now_s + ASK_AGAIN_S
+        limit_s = self._times.wait_limit_s
         if cause.kind != "join" and cause.waited_s >= limit_s:
             waited = f"policy {policy} said wait for {format_duration(limit_s)} with {hosts}: the training ends"
             return TrainingEnd(f"{waited} (submit it with the hosts that it needs)", PolicyFailed.exit_code)
@@ -153,14 +157,13 @@ class Decider:
         return self._change_since_s
 
     def _settled_after_s(self, change: MembershipChange, chosen: Sequence[Node], seen: Sequence[SeenNode]) -> float:
-        patience = self._patience
         if change.kind == "loss" and self._awaited is not None:
-            return 0.0 if self._awaited.nodes <= _spoken(seen) else max(self._awaited.limit_s, patience.settle_s)
+            return 0.0 if self._awaited.nodes <= _spoken(seen) else max(self._awaited.limit_s, SETTLE_S)
         if change.kind == "start":
-            return 0.0 if len(chosen) >= self._most else patience.last_call_s
+            return 0.0 if len(chosen) >= self._most else self._times.last_call_s
         if change.kind == "failure" and len(change.failed) < len(change.stay):
-            return patience.failure_s
-        return patience.settle_s
+            return self._times.failure_s
+        return SETTLE_S
 
     def _chosen(self, change: MembershipChange) -> tuple[Node, ...]:
         """Returns the nodes that would train: who stays comes first, and who is too many is a spare. A policy that

@@ -54,13 +54,13 @@ class Leader:
         self._server: Store | None = server  # the store ends with it
         self._arbiter = arbiter
         self._policy, self._most, self._ends_unix_s = setting.policy, setting.most, setting.ends_unix_s
-        self._patience, self._bounds = setting.patience, setting.bounds
+        self._times = setting.times
         self._heard = heard
-        self._decider = Decider(self._most, self._policy.most, self._patience)
+        self._decider = Decider(self._most, self._policy.most, self._times)
         self._directory = Caller(f"the run directory {arbiter.directory}")
-        self._board = Board(server, arbiter.signer, self._bounds.call_s)
+        self._board = Board(server, arbiter.signer, self._times.call_s)
         self._began_s = time.monotonic()
-        self._clock = AwakeClock(self._began_s, 2 * self._bounds.beat_s)
+        self._clock = AwakeClock(self._began_s, 2 * self._times.beat_s)
         self._watches: dict[int, Watch] = {}
         self._beats: dict[int, Beat] = {}
         self._current: Generation | None = None
@@ -88,9 +88,9 @@ class Leader:
         while self._thread.is_alive() and time.monotonic() < deadline_s:
             if not self._others() and not (awaits_end and self._view.end is None):
                 break
-            self._stopping.wait(self._bounds.beat_s)
+            self._stopping.wait(self._times.beat_s)
         self._stopping.set()
-        self._thread.join(3 * self._bounds.call_s)
+        self._thread.join(3 * self._times.call_s)
 
     def _others(self) -> bool:
         """Returns whether another node than this one still speaks."""
@@ -98,7 +98,7 @@ class Leader:
         return any(
             beat.node.id != self.term.node
             and beat.state not in GONE
-            and self._watches[place].unchanged_s(now_s) < self._patience.lease_s
+            and self._watches[place].unchanged_s(now_s) < self._times.lease_s
             for place, beat in list(self._beats.items())
         )
 
@@ -108,7 +108,7 @@ class Leader:
             at_start = self._call(self._arbiter.hosts_at_start)
             self._former = self._call(lambda: self._arbiter.term_before(self.term.number))
             apart = Apart(self._heard.apart if self._heard else (), self._clock.show(time.monotonic()))
-            self._decider = Decider(self._most, self._policy.most, self._patience, at_start, self._awaited(), apart)
+            self._decider = Decider(self._most, self._policy.most, self._times, at_start, self._awaited(), apart)
             done_s = time.monotonic()
             while not self._stopping.is_set():
                 try:
@@ -116,9 +116,9 @@ class Leader:
                         self._step(self._clock.show(time.monotonic()))
                     done_s = time.monotonic()
                 except (NoAnswer, StoreLost, OSError):  # it shows that it leads, and does not
-                    if time.monotonic() - done_s > self._patience.lease_s:
+                    if time.monotonic() - done_s > self._times.lease_s:
                         raise
-                self._stopping.wait(min(self._bounds.beat_s, self._decider.again_s))
+                self._stopping.wait(min(self._times.beat_s, self._decider.again_s))
         except Superseded as error:
             stderr.say(f"elastic: {error.line()}")
         except (HpcstageError, OSError) as error:
@@ -134,7 +134,7 @@ class Leader:
         if self._current is None or self._former is None or self._heard is None:
             return None
         members = {node.id for node in self._current.nodes}
-        return Awaited(frozenset((members | {*self._heard.spares}) - {self._former.node}), self._bounds.grace_s)
+        return Awaited(frozenset((members | {*self._heard.spares}) - {self._former.node}), self._times.grace_s)
 
     def _keeps_term(self) -> bool:
         """Shows in the run directory that this host leads. Returns False if that cannot be reached: others that do
@@ -149,7 +149,7 @@ class Leader:
         self._look(now_s)
         seen = self._seen(now_s)
         before, is_over = self._current, False
-        if self._view.end is None and is_complete(self._current, seen, self._patience.lease_s):
+        if self._view.end is None and is_complete(self._current, seen, self._times.lease_s):
             self._end(TrainingEnd("the training is complete", 0))
         if self._view.end is None and self._decides:
             try:
@@ -173,7 +173,7 @@ class Leader:
     def _waiting(self, seen: list[SeenNode]) -> tuple[str, ...]:
         """Returns the nodes that are there and do not train."""
         members = {node.id for node in self._current.nodes} if self._current else set()
-        lease_s = self._patience.lease_s
+        lease_s = self._times.lease_s
         there = (node.beat for node in seen if node.silent_s < lease_s and node.beat.state == "ready")
         return tuple(beat.node.id for beat in there if beat.node.id not in members)
 
@@ -202,9 +202,9 @@ class Leader:
     def _unspoken(self, now_s: float, spoken: dict[str, SeenNode]) -> list[SeenNode]:
         if self._current is None:
             return []
-        silent_s = max(0.0, now_s - self._began_s - self._bounds.grace_s)
+        silent_s = max(0.0, now_s - self._began_s - self._times.grace_s)
         missing = [node for node in self._current.nodes if node.id not in spoken]
-        lease_s = self._patience.lease_s
+        lease_s = self._times.lease_s
         return [
             SeenNode(
                 Beat(node, 0, "training", self._current.number),
@@ -262,7 +262,7 @@ class Leader:
 
     def _call(self, function: Callable[[], T]) -> T:
         """Bounds what asks the run directory. Raises NoAnswer."""
-        return self._directory.call(function, self._bounds.call_s)
+        return self._directory.call(function, self._times.call_s)
 
 
 def _line(generation: Generation, policy: str) -> str:
