@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from hpcstage import job as jobs
-from hpcstage import stderr
+from hpcstage import procio, stderr
 from hpcstage.forked import die_with_parent
 from hpcstage.job.ranks import without_rank
 from hpcstage.lead.agent import index_of
@@ -173,7 +173,7 @@ def _is_nothing(fd: int) -> bool:
 
 def _reap_others(agent: int) -> None:
     """Reaps processes that the agent's processes left; the agent is left to its own object."""
-    for pid in _children():
+    for pid in procio.children(os.getpid()):
         if pid != agent:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -181,19 +181,12 @@ def _reap_others(agent: int) -> None:
 
 def _kill_left() -> None:
     """Kills what the agent has left behind, and what appears while that dies."""
-    while pids := _children():
+    while pids := procio.children(os.getpid()):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-
-
-def _children() -> list[int]:
-    try:
-        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-    except OSError:
-        return []
 
 
 if __name__ == "__main__":
