@@ -9,26 +9,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 NOBODY = -1
-
-
-@dataclass(frozen=True)
-class SampleOwners:
-    """Says which node has which sample; it is the same on all ranks."""
-
-    owner: Sequence[int]
-    """For each sample a node that has it, or NOBODY."""
-    maps: Sequence[bytes] = ()
-    """For each node a bit per sample, the lowest bit of a byte first; empty unless several nodes have some sample."""
-
-    def has(self, node: int, sample: int) -> bool:
-        """Returns whether a node has a sample, also where it is one of several nodes."""
-        if self.owner[sample] == node:
-            return True
-        return bool(self.maps) and bool(self.maps[node][sample >> 3] >> (sample & 7) & 1)
+"""The owner of a sample that no node has."""
 
 
 def evenly(batch: Sequence[int], rank: int, world: int) -> list[int]:
@@ -36,17 +20,17 @@ def evenly(batch: Sequence[int], rank: int, world: int) -> list[int]:
     return list(batch[rank::world])
 
 
-def divide(batch: Sequence[int], held: SampleOwners, ranks: Sequence[int]) -> list[list[list[int]]]:
-    """Returns the parts of all ranks of all nodes; `ranks` says how many ranks each node has. All ranks get the same
-    number of samples; the batch must be divisible by the number of ranks.
+def divide(batch: Sequence[int], owners: Sequence[int], ranks: Sequence[int]) -> list[list[list[int]]]:
+    """Returns the parts of all ranks of all nodes: `owners` names a node that has it for each sample, `ranks` how many
+    ranks each node has. All ranks get the same number of samples; the batch must be divisible by the number of ranks.
 
-    >>> divide([0, 1, 2, 3], SampleOwners(owner=[0, 0, 0, 1]), [1, 1])
+    >>> divide([0, 1, 2, 3], [0, 0, 0, 1], [1, 1])
     [[[0, 1]], [[3, 2]]]
     """
     parts: list[list[int]] = [[] for _ in ranks]
     nobodys: list[int] = []
     for sample in batch:
-        node = held.owner[sample]
+        node = owners[sample]
         (nobodys if node == NOBODY else parts[node]).append(sample)
     quota = len(batch) // sum(ranks)
     begin = 0
@@ -54,27 +38,14 @@ def divide(batch: Sequence[int], held: SampleOwners, ranks: Sequence[int]) -> li
         part.extend(nobodys[begin : begin + count])
         begin += count
     for move in balance(_over(parts, ranks, quota)):
-        _carry_out(move, parts, held)
+        source = parts[move.source]
+        parts[move.target] += source[-move.samples :]
+        del source[-move.samples :]
     return [_split(part, count) for part, count in zip(parts, ranks, strict=True)]
 
 
 def _over(parts: Sequence[Sequence[int]], ranks: Sequence[int], quota: int) -> list[int]:
     return [len(part) - count * quota for part, count in zip(parts, ranks, strict=True)]
-
-
-def _carry_out(move: Move, parts: list[list[int]], held: SampleOwners) -> None:
-    """Moves samples to the target: first those that it holds as well, then those that came last."""
-    source = parts[move.source]
-    chosen: list[int] = []
-    if held.maps:
-        chosen = [at for at, sample in enumerate(source) if held.has(move.target, sample)][-move.samples :]
-    taken = set(chosen)
-    at = len(source)
-    while len(taken) < move.samples:
-        at -= 1
-        taken.add(at)
-    parts[move.target].extend(source[at] for at in sorted(taken))
-    parts[move.source] = [sample for at, sample in enumerate(source) if at not in taken]
 
 
 def _split(part: list[int], ranks: int) -> list[list[int]]:
