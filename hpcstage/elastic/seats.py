@@ -9,7 +9,6 @@ between processes of one user on one node.
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import math
 import os
@@ -89,7 +88,8 @@ class _Seat:
         self.pid, self.uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         self.local_rank: int | None = None
         self.is_ready = False
-        self.has_state = False
+        self.has_state: bool | None = False
+        """Whether the process has a state in its memory, or could load one; None where it cannot tell."""
         self.leave_by_s = math.inf
         """When the process is killed if it has not left its group by then."""
         self._buffer = b""
@@ -135,8 +135,6 @@ class NodeSeats:
         self._clock = AwakeClock(time.monotonic(), AWAKE_S)
         self._generation: Generation | None = None
         self._meet_until_s = 0.0
-        self._saves: list[str] = []
-        self._disk = Caller("the directory of checkpoints")
         self._names = Caller("the name service")
         self._resolved: dict[str, set[str]] = {}
         self._error: Exception | None = None
@@ -162,7 +160,6 @@ class NodeSeats:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(3 * self._setting.times.call_s)
-        self._disk.close()
         self._names.close()
         self._server.close()
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -205,7 +202,7 @@ class NodeSeats:
         for said in heard:
             if "ready" in said:
                 seat.local_rank, seat.is_ready, seat.leave_by_s = int(said["ready"]), True, math.inf
-                seat.has_state, self._saves = bool(said["has_state"]), [str(name) for name in said["saves"]]
+                seat.has_state = said["has_state"]
                 self._note_state()
                 if self._phase in ("meeting", "training"):
                     self._stop()
@@ -246,14 +243,9 @@ class NodeSeats:
                 seat.say(stop=number)
 
     def _note_state(self) -> None:
-        """Says whether the processes have a state from which training can go on, or could load one."""
-        has_state: bool | None = any(seat.has_state for seat in self._seats)
-        if not has_state:
-            try:
-                has_state = self._disk.call(partial(_any_of, self._saves), self._setting.times.call_s)
-            except (NoAnswer, OSError):
-                has_state = None
-        self._client.tell_state(has_state)
+        """Says whether one of the processes has a state from which training can go on, or could load one."""
+        told = {seat.has_state for seat in self._seats}
+        self._client.tell_state(True if True in told else None if None in told else False)
 
     def _note_unreached(self, generation: Generation, addresses: set[str]) -> None:
         """Says which of the other nodes have these addresses."""
@@ -355,10 +347,6 @@ class NodeSeats:
             assert seat.local_rank is not None
             seat.is_ready = False
             seat.say(train={**train, "rank": before + seat.local_rank})
-
-
-def _any_of(patterns: list[str]) -> bool:
-    return any(next(glob.iglob(pattern), None) is not None for pattern in patterns)
 
 
 def _main(generation: Generation) -> str:

@@ -10,7 +10,6 @@ directory is lost with the node.
 from __future__ import annotations
 
 import fcntl
-import glob
 import operator
 import os
 import re
@@ -158,11 +157,6 @@ class Checkpointer:
         if damaged:
             raise NothingToLoad("; ".join(damaged), "no older checkpoint is left")
         return None
-
-    @property
-    def pattern(self) -> str:
-        """The names of its checkpoints, for `glob`."""
-        return os.path.join(glob.escape(os.fspath(self.directory)), "step-[0-9]*")
 
     def newest_step(self) -> int | None:
         """Returns the step of the newest checkpoint that has its name, if there is one; it is not read."""

@@ -221,13 +221,15 @@ class SavedStates:
         """`own` is the checkpointer of this training."""
         self._all = [] if own is None else [own]
         drained = os.environ.get(DRAINED)
-        if own is not None and drained and os.path.realpath(drained) != os.path.realpath(own.directory):
+        if own is not None and drained:
             self._all.append(Checkpointer(drained))
 
-    @property
-    def patterns(self) -> list[str]:
-        """The names of the checkpoints, for whoever looks whether there are any."""
-        return [found.pattern for found in self._all]
+    def are_there(self) -> bool | None:
+        """Returns whether there is one; None where a directory cannot be read."""
+        try:
+            return any(found.newest_step() is not None for found in self._all)
+        except OSError:
+            return None
 
     def load(self) -> LoadedState | None:
         """Loads the newest one, or one that is older if that is damaged. Returns None where there is none. Raises

@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hpcstage.torch.elastic.connections import GroupConnections
-from hpcstage.torch.elastic.seat import Assignment, HeldState, Seat
+from hpcstage.torch.elastic.seat import Assignment, Seat
 
 STORE_S = 30.0
 """The time for which a process tries to reach the store of its next group."""
@@ -31,10 +31,11 @@ class ElasticGroup:
         self._store: Any = None
         self._connections = GroupConnections()
 
-    def form(self, seat: Seat, held: HeldState) -> Assignment:
-        """Waits for a place in the next membership and makes its group the default one."""
+    def form(self, seat: Seat, has_state: bool | None) -> Assignment:
+        """Waits for a place in the next membership and makes its group the default one. `has_state`: whether this
+        process has a state to go on from, or could load one; None where it cannot tell."""
         self._connections = GroupConnections()
-        place = seat.assigned(held, self._lead, self._connections)
+        place = seat.assigned(has_state, self._lead, self._connections)
         store = self._store if place.rank == 0 else None
         if store is None:
             limit = timedelta(seconds=STORE_S)

@@ -58,16 +58,6 @@ class Assignment:
         return cls(**{**said, "hosts": tuple(said["hosts"])})
 
 
-@dataclass(frozen=True)
-class HeldState:
-    """What a process can go on from."""
-
-    has_state: bool
-    """Whether it has a state in its memory."""
-    saves: list[str]
-    """The names that saved states have, for `glob`."""
-
-
 class MainThread:
     """Knows for how long the main thread has been at one place of PyTorch from which it waits for other processes. A
     long backward step looks the same."""
@@ -115,14 +105,14 @@ class Seat:
         path = os.environ.get(VARIABLE)
         return cls(path, int(os.environ.get("LOCAL_RANK", "0"))) if path else None
 
-    def assigned(self, held: HeldState, lead: Callable[[], int], links: GroupConnections) -> Assignment:
+    def assigned(self, has_state: bool | None, lead: Callable[[], int], links: GroupConnections) -> Assignment:
         """Says that this process is ready, and returns its place in the next membership. Waits as long as the others
         train without it, or a policy says `wait`: the agent bounds that, and ends this process.
 
         `lead` makes the store of the next group and returns its port, if this process is the first. `links` are ended
         when the membership is over, and watched until then. Raises AgentLost.
         """
-        self._say(ready=self._local_rank, has_state=held.has_state, saves=held.saves)
+        self._say(ready=self._local_rank, has_state=has_state)
         while True:
             said = self._said.get()
             if said is None:

@@ -31,7 +31,7 @@ from hpcstage.torch.elastic.committedstate import CommittedState, NewestState, R
 from hpcstage.torch.elastic.processgroup import ElasticGroup
 from hpcstage.torch.elastic.sampler import ElasticSampler
 from hpcstage.torch.elastic.scaling import ScaledRate, WeightedMean
-from hpcstage.torch.elastic.seat import Assignment, HeldState, Seat
+from hpcstage.torch.elastic.seat import Assignment, Seat
 
 T = TypeVar("T")
 
@@ -174,7 +174,7 @@ class Elastic:
         if self._seat is None:
             self._go_alone()
             return
-        place = self._group.form(self._seat, HeldState(self._state.is_good, self._saved.patterns))
+        place = self._group.form(self._seat, self._state.is_good or self._saved.are_there())
         self.rank, self.world, self.generation = place.rank, place.world, place.generation
         self._newest.bring()
         self._rate.turn(self._state.place.rate, place.world)
