@@ -29,11 +29,11 @@ from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 from hpcstage import stderr
 from hpcstage.elastic import seats
 from hpcstage.elastic.frozen import FrozenProcesses
-from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.client import MembershipClient
 from hpcstage.elastic.membership.termstore import StoreLost
 from hpcstage.elastic.membership.values import AgentSetting, Generation, Node, Times
+from hpcstage.elastic.policies import load_policy
 from hpcstage.elastic.seats import NodeSeats
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.units import parse_duration
@@ -288,7 +288,7 @@ def setting_of(parameters: RendezvousParameters) -> AgentSetting:
         port,
         not joins and (is_here or not host),
         parameters.max_nodes,
-        load_policy(policy.replace(";", ","), parameters.min_nodes, parameters.max_nodes),
+        load_policy(policy, parameters.min_nodes, parameters.max_nodes),
         Times(**given),
         _ends_unix_s(),
         joins,

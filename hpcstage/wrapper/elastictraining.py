@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage import inherited
-from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
+from hpcstage.elastic.policies import load_policy
 from hpcstage.elastic.sampleledger import begun_unix_s
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.job import together
@@ -68,7 +68,7 @@ def check(command: Sequence[str], config: Config, job: Job) -> None:
         fix = "write `hpcstage run --elastic ... -- torchrun ...` without the launcher"
         raise UsageError("--elastic starts torchrun on every node, and stands behind a launcher", fix)
     if config.join is None:
-        load_policy(config.policy.replace(";", ","), least, most)
+        load_policy(config.policy, least, most)
     if config.name is not None:
         jointraining.refuse_taken(config.name, inherited.directory(), os.environ)
     count = len(hosts(config, job).hosts)

@@ -132,7 +132,7 @@ def test_a_host_that_finishes_first_leaves_the_others_to_finish(agents: Agents) 
 def test_a_policy_that_waits_for_ever_ends_by_its_limit(agents: Agents) -> None:
     agents.start("a", policy="waitfor:2;1h", wait_limit_s=1)
     agents.wait_ended("a", 75)
-    assert "policy waitfor:2,1h said wait for 1 s with a: the training ends" in agents.end()
+    assert "policy waitfor:2;1h said wait for 1 s with a: the training ends" in agents.end()
 
 
 def test_a_policy_that_raises_ends_all_with_its_name(agents: Agents) -> None:

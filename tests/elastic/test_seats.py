@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.client import MembershipClient
 from hpcstage.elastic.membership.values import AgentSetting, Generation, Node, Times
+from hpcstage.elastic.policies import load_policy
 from hpcstage.elastic.seats import HANG_FACTOR, NodeSeats, Steps
 from hpcstage.torch.elastic.seat import MainThread
 
