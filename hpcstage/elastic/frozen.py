@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import psutil
 
 from hpcstage import procio, stderr
-from hpcstage.elastic.membership.watching import AwakeClock
+from hpcstage.elastic.waiting import AwakeClock
 from hpcstage.units import format_duration
 
 _LOOK_S = 0.25

@@ -7,11 +7,11 @@ signature accepts, how long it may think, and which answers there are. It knows 
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from hpcstage.elastic.waiting import Caller, NoAnswer
 from hpcstage.errors import HpcstageError
 from hpcstage.units import format_duration
 
@@ -127,17 +127,11 @@ class ScalePolicy:
         return len(hosts)
 
 
-class Policy(Protocol):
-    """An object that can be asked: a class of the user need not inherit."""
-
-    ok2run: Any
-
-
 class AskedPolicy:
     """A policy by its name, with a bound on the time that it may think."""
 
-    def __init__(self, policy: Policy, name: str, limit_s: float = ANSWER_LIMIT_S) -> None:
-        """Raises PolicyError if `ok2run` cannot be called as documented."""
+    def __init__(self, policy: Any, name: str, limit_s: float = ANSWER_LIMIT_S) -> None:  # noqa: ANN401
+        """`policy` need not inherit from ScalePolicy. Raises PolicyError if `ok2run` cannot be called as documented."""
         self.name = name
         self._policy = policy
         self._limit_s = limit_s
@@ -166,29 +160,21 @@ class AskedPolicy:
             raise PolicyError(f"policy {self.name} takes {found!r} hosts at most", "most returns a number of hosts")
         return min(found, len(hosts))
 
-    def _bounded(self, method: str, call: Any, limit_s: float) -> Any:  # noqa: ANN401 - a function, and its result
-        result: list[Any] = []
-        raised: list[BaseException] = []
-        thread = threading.Thread(target=_collect, args=(call, result, raised), name="scale policy", daemon=True)
-        thread.start()
-        thread.join(limit_s)
-        if raised:
-            failed = f"policy {self.name} raised {type(raised[0]).__name__} in {method}"
-            raise PolicyError(failed, "correct the policy") from raised[0]
-        if not result:
+    def _bounded(self, method: str, call: Callable[[], Any], limit_s: float) -> Any:  # noqa: ANN401
+        caller = Caller(f"policy {self.name}")
+        try:
+            return caller.call(call, limit_s)
+        except NoAnswer:
             late = f"policy {self.name} did not answer {method} within {format_duration(limit_s)}"
-            raise PolicyError(late, "let it answer 'wait', and it is asked again")
-        return result[0]
+            raise PolicyError(late, "let it answer 'wait', and it is asked again") from None
+        except BaseException as error:  # even SystemExit is no answer
+            failed = f"policy {self.name} raised {type(error).__name__} in {method}"
+            raise PolicyError(failed, "correct the policy") from error
+        finally:
+            caller.close()
 
 
-def _collect(call: Any, result: list[Any], raised: list[BaseException]) -> None:  # noqa: ANN401
-    try:
-        result.append(call())
-    except BaseException as error:  # noqa: BLE001 - even SystemExit is no answer
-        raised.append(error)
-
-
-def _accepted_facts(policy: Policy, name: str) -> tuple[str, ...]:
+def _accepted_facts(policy: Any, name: str) -> tuple[str, ...]:
     """Returns the facts that a policy's `ok2run` takes by name."""
     ask = getattr(policy, "ok2run", None)
     if not callable(ask):

@@ -25,11 +25,10 @@ from functools import partial
 from typing import Any, Literal
 
 from hpcstage import stderr
-from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.client import MembershipClient
 from hpcstage.elastic.membership.termstore import StoreLost
 from hpcstage.elastic.membership.values import AgentSetting, Generation, Node
-from hpcstage.elastic.membership.watching import AwakeClock
+from hpcstage.elastic.waiting import AwakeClock, Caller, NoAnswer
 from hpcstage.units import format_duration
 
 VARIABLE = "HPCSTAGE_ELASTIC_SEATS"

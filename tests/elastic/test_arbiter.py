@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.signing import Forged, Signer, UnsafeKey, read_or_make_key
 from hpcstage.elastic.membership.values import Beat, Generation, Node, Term, TrainingEnd, View
-from hpcstage.elastic.membership.watching import AwakeClock, Watch
+from hpcstage.elastic.waiting import AwakeClock, Caller, NoAnswer, Watch
 
 NODES = (Node("1", "a", "a", 2), Node("2", "b", "10.0.0.2"))
 

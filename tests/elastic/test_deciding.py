@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.elastic import FailStop, KeepBatch, MinMax, WaitFor
-from hpcstage.elastic.membership.apart import APART_S, SeenNode
-from hpcstage.elastic.membership.deciding import SETTLE_S, Awaited, Decider, Proposal, change_of, is_complete
+from hpcstage.elastic.membership.deciding import (
+    APART_S,
+    SETTLE_S,
+    Awaited,
+    Decider,
+    Proposal,
+    SeenNode,
+    change_of,
+    is_complete,
+)
 from hpcstage.elastic.membership.values import GONE, Beat, Generation, Node, Times
 from hpcstage.elastic.policy import AskedPolicy, Host
 

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hpcstage import stderr
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.leading import Leader
 from hpcstage.elastic.membership.termstore import LATE_S, Board, StoreLost, connect, serve
 from hpcstage.elastic.membership.values import AgentSetting, Beat, Generation, Node, State, Term, TrainingEnd, View
-from hpcstage.elastic.membership.watching import Watch
+from hpcstage.elastic.waiting import Caller, NoAnswer, Watch
 from hpcstage.errors import HpcstageError
 from hpcstage.units import format_duration
 

@@ -10,19 +10,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from hpcstage import stderr
-from hpcstage.elastic.membership.apart import APART_S, Apart, SeenNode
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.bounded import Caller, NoAnswer
-from hpcstage.elastic.membership.deciding import Awaited, Decider, Proposal, is_complete
+from hpcstage.elastic.membership.deciding import APART_S, Apart, Awaited, Decider, Proposal, SeenNode, is_complete
 from hpcstage.elastic.membership.termstore import Board, StoreLost
 from hpcstage.elastic.membership.values import GONE, AgentSetting, Beat, Generation, Term, TrainingEnd, View
-from hpcstage.elastic.membership.watching import AwakeClock, Watch
 from hpcstage.elastic.policy import Answer, PolicyError
+from hpcstage.elastic.waiting import AwakeClock, Caller, NoAnswer, Watch
 from hpcstage.errors import HpcstageError
 from hpcstage.units import format_duration
 
@@ -66,6 +64,7 @@ class Leader:
         self._current: Generation | None = None
         self._former: Term | None = None
         self._view = View(0)
+        self._asks = ThreadPoolExecutor(1, "asks the scale policy")
         self._asked: tuple[Proposal, Future[Answer]] | None = None
         self._decides = True
         self._stopping = threading.Event()
@@ -127,6 +126,7 @@ class Leader:
         finally:
             self._board.close()
             self._directory.close()
+            self._asks.shutdown(wait=False)
             self._server = None
 
     def _awaited(self) -> Awaited | None:
@@ -234,18 +234,8 @@ class Leader:
             self._claim(asked)
 
     def _ask(self, proposal: Proposal) -> Future[Answer]:
-        future: Future[Answer] = Future()
         left_s = None if self._ends_unix_s is None else self._ends_unix_s - time.time()
-        facts = replace(proposal.facts, time_left=left_s)
-
-        def ask() -> None:
-            try:
-                future.set_result(self._policy.ask(facts))
-            except PolicyError as error:
-                future.set_exception(error)
-
-        threading.Thread(target=ask, name="asks the scale policy", daemon=True).start()
-        return future
+        return self._asks.submit(self._policy.ask, replace(proposal.facts, time_left=left_s))
 
     def _claim(self, proposal: Proposal) -> None:
         number = self._current.number + 1 if self._current else 1

@@ -14,9 +14,9 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.signing import Forged, Signer
 from hpcstage.elastic.membership.values import Beat, View
+from hpcstage.elastic.waiting import Caller, NoAnswer
 from hpcstage.errors import HpcstageError
 
 if TYPE_CHECKING:
