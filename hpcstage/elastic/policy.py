@@ -130,10 +130,10 @@ class ScalePolicy:
 class AskedPolicy:
     """A policy by its name, with a bound on the time that it may think."""
 
-    def __init__(self, policy: Any, name: str, limit_s: float = ANSWER_LIMIT_S) -> None:  # noqa: ANN401
+    def __init__(self, policy: object, name: str, limit_s: float = ANSWER_LIMIT_S) -> None:
         """`policy` need not inherit from ScalePolicy. Raises PolicyError if `ok2run` cannot be called as documented."""
         self.name = name
-        self._policy = policy
+        self._policy: Any = policy
         self._limit_s = limit_s
         self._accepted = _accepted_facts(policy, name)
 
@@ -174,7 +174,7 @@ class AskedPolicy:
             caller.close()
 
 
-def _accepted_facts(policy: Any, name: str) -> tuple[str, ...]:
+def _accepted_facts(policy: object, name: str) -> tuple[str, ...]:
     """Returns the facts that a policy's `ok2run` takes by name."""
     ask = getattr(policy, "ok2run", None)
     if not callable(ask):
