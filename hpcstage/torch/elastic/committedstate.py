@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from hpcstage.elastic.sampleledger import Step
+from hpcstage.elastic.sampleledger import Step, TrainingPlace
 from hpcstage.elastic.seats import DRAINED
 from hpcstage.errors import UsageError
 from hpcstage.torch.checkpoints.checkpointer import Checkpointer, NothingToLoad
@@ -28,36 +27,14 @@ from hpcstage.torch.checkpoints.statetree import assembled, flattened
 from hpcstage.torch.elastic.scaling import RateCourse
 
 
-@dataclass(frozen=True)
-class Reached:
-    """How far the training is."""
-
-    step: int = 0
-    epoch: int = 0
-    position: int = 0
-    """The samples of the epoch that count."""
-    rate: RateCourse = field(default_factory=RateCourse)
-
-    def to_state(self) -> dict[str, Any]:
-        """Returns plain values."""
-        return {"step": self.step, "epoch": self.epoch, "position": self.position, **asdict(self.rate)}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Reached:
-        """Reads what `to_state` returned."""
-        own = {name: state[name] for name in ("step", "epoch", "position")}
-        return cls(**own, rate=RateCourse(**{name: value for name, value in state.items() if name not in own}))
-
-
 class CommittedState:
     """The state of a model, its optimizer and its scheduler, and how far the training is."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
         self._buffers: list[torch.Tensor] = []
-        self.place = Reached()
-        self.last: Step | None = None
-        """The step that was committed last."""
+        self.place = TrainingPlace()
+        self.rate = RateCourse()
         self.is_there = False
         """Whether this is more than what the program began with."""
         self.is_torn = False
@@ -69,14 +46,14 @@ class CommittedState:
         """Whether others may get it."""
         return self.is_there and not self.is_torn
 
-    def commit(self, ids: Sequence[int], rate: RateCourse, generation: int) -> Step:
-        """Takes the step that is done in a generation, with the samples of all ranks, and returns it."""
+    def commit(self, samples: int, rate: RateCourse, generation: int) -> Step:
+        """Takes the step that is done in a generation, with so many samples of all ranks, and returns it."""
         place = self.place
-        self.place = replace(place, step=place.step + 1, position=place.position + len(ids), rate=rate)
-        self.last = Step(self.place.step, self.place.epoch, tuple(ids), generation)
+        self.place = TrainingPlace(place.step + 1, place.epoch, place.position + samples, generation)
+        self.rate = rate
         self.is_there, self.is_torn = True, False
         self._keep_buffers()
-        return self.last
+        return Step(self.place, samples)
 
     def end_epoch(self) -> None:
         """Goes on to the next epoch."""
@@ -88,8 +65,8 @@ class CommittedState:
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
-            "place": self.place.to_state(),
-            "last": None if self.last is None else {**asdict(self.last), "ids": list(self.last.ids)},
+            "place": asdict(self.place),
+            "rate": asdict(self.rate),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -98,9 +75,7 @@ class CommittedState:
         self._optimizer.load_state_dict(state["optimizer"])
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
-        self.place = Reached.from_state(state["place"])
-        last = state["last"]
-        self.last = None if last is None else Step(**{**last, "ids": tuple(last["ids"])})
+        self.place, self.rate = TrainingPlace(**state["place"]), RateCourse(**state["rate"])
         self.is_torn = False
         self._keep_buffers()
 
@@ -123,17 +98,6 @@ class CommittedState:
         self.is_torn = True
 
 
-@dataclass(frozen=True)
-class _Newest:
-    """What the ranks have, seen by all of them alike."""
-
-    step: int
-    source: int | None
-    """The first rank that has the newest state, if one has any."""
-    is_same: bool
-    """Whether all have it."""
-
-
 class NewestState:
     """Finds the newest state for one rank's own."""
 
@@ -145,17 +109,17 @@ class NewestState:
         """Brings the ranks of the process group to the newest state that one of them has; all call it."""
         state = self._state
         state.put_buffers_back()
-        found = self._look()
-        if found.source is None:
+        source, are_same = self._look()
+        if source is None:
             self.load_saved()
-            found = self._look()
-        if found.source is None or not found.is_same:
-            source = found.source or 0
+            source, are_same = self._look()
+        if not are_same:
+            source = source or 0
             is_source = dist.get_rank() == source
             given = hand_over(state.to_state() if is_source else None, source)
             if not is_source:
                 state.load(given)
-        state.is_there = state.is_there or found.step > 0
+        state.is_there = state.is_there or state.place.step > 0
 
     def load_saved(self) -> None:
         """Loads the newest checkpoint, if there is one. Raises UsageError if there is none, and no state either."""
@@ -166,17 +130,18 @@ class NewestState:
         elif self._state.is_torn:
             raise UsageError("a step was not committed, and no rank has the state before it", "call commit behind step")
 
-    def _look(self) -> _Newest:
+    def _look(self) -> tuple[int | None, bool]:
+        """Returns the first rank that has the newest state, if one has any, and whether all have it."""
         place = self._state.place
-        mine = torch.tensor([place.step, place.epoch, place.position, int(self._state.is_good)])
+        mine = torch.tensor([place.step, place.epoch, place.generation, place.position, int(self._state.is_good)])
         all_of = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(all_of, mine)
-        found = [tuple(one.tolist()) for one in all_of]
-        good = [one[:3] for one in found if one[3]]
+        found = [one.tolist() for one in all_of]
+        good = [one for one in found if one[-1]]
         if not good:
-            return _Newest(0, None, is_same=False)
-        best = max(good, key=lambda one: (one[0], one[1]))
-        return _Newest(int(best[0]), found.index((*best, 1)), all(one == (*best, 1) for one in found))
+            return None, False
+        best = max(good)
+        return found.index(best), all(one == best for one in found)
 
 
 def hand_over(state: Any, source: int) -> Any:

@@ -23,11 +23,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcstage import stderr
 from hpcstage.elastic.policy import MembershipChanged
-from hpcstage.elastic.sampleledger import Head, SampleLedger
+from hpcstage.elastic.sampleledger import Head, SampleLedger, TrainingPlace
 from hpcstage.elastic.seats import AGREED
 from hpcstage.errors import UsageError
 from hpcstage.torch.checkpoints.checkpointer import Checkpointer
-from hpcstage.torch.elastic.committedstate import CommittedState, NewestState, Reached, SavedStates
+from hpcstage.torch.elastic.committedstate import CommittedState, NewestState, SavedStates
 from hpcstage.torch.elastic.processgroup import ElasticGroup
 from hpcstage.torch.elastic.sampler import ElasticSampler
 from hpcstage.torch.elastic.scaling import ScaledRate, WeightedMean
@@ -136,14 +136,14 @@ class Elastic:
     def commit(self, batches: int = 1) -> None:
         """Says that the optimizer's step is done, with so many of the sampler's batches. Raises MembershipChanged if
         the membership is over; the step counts."""
-        ids: list[int] = []
+        samples = 0
         for _ in range(batches):
-            ids += self._sampler.share(self._state.place.position + len(ids)).whole
-        done = self._state.commit(ids, self._rate.course, self.generation)
+            samples += self._sampler.step_size(self._state.place.position + samples)
+        done = self._state.commit(samples, self._rate.course, self.generation)
         if self._ledger is not None:
             self._ledger.add(done)
         if self.rank == 0 and self._checkpointer is not None:
-            self._checkpointer.save(self.state_dict, done.step)
+            self._checkpointer.save(self.state_dict, self.step)
         self._weigh()
         self._progress.stepped()
         self.alive()
@@ -163,7 +163,7 @@ class Elastic:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a state."""
         self._state.load(state)
-        self._rate.course = self._state.place.rate
+        self._rate.course = self._state.rate
 
     # ---- a membership
 
@@ -177,7 +177,7 @@ class Elastic:
         place = self._group.form(self._seat, self._state.is_good or self._saved.are_there())
         self.rank, self.world, self.generation = place.rank, place.world, place.generation
         self._newest.bring()
-        self._rate.turn(self._state.place.rate, place.world)
+        self._rate.turn(self._state.rate, place.world)
         self._net = DistributedDataParallel(self._model, **self._ddp)
         self._net.register_comm_hook(self._mean, WeightedMean.hook)
         self._group.complete()
@@ -188,7 +188,7 @@ class Elastic:
     def _go_alone(self) -> None:
         if not self._state.is_there:
             self._newest.load_saved()
-        self._rate.turn(self._state.place.rate, 1)
+        self._rate.turn(self._state.rate, 1)
         self._net = self._model
 
     def _finish(self) -> None:
@@ -235,7 +235,7 @@ class Elastic:
     def _open_ledger(self, place: Assignment) -> None:
         directory = os.environ.get(AGREED)
         if place.rank == 0 and directory:
-            head = Head(place.generation, place.hosts, place.world, self.step, self._state.last)
+            head = Head(place.generation, place.hosts, place.world, self._state.place)
             self._ledger = SampleLedger(Path(directory), head)
 
     def _close_ledger(self) -> None:
@@ -314,7 +314,7 @@ class TrainingProgress:
             self._step_s = took_s if not self._step_s else (1 - _OF_NEWEST) * self._step_s + _OF_NEWEST * took_s
         self._stepped_s = now_s
 
-    def told(self, place: Reached, sampler: ElasticSampler) -> dict[str, float]:
+    def told(self, place: TrainingPlace, sampler: ElasticSampler) -> dict[str, float]:
         """Returns what a policy may know."""
         told: dict[str, float] = {"step": place.step, "batch_per_process": sampler.batch_size}
         if self.epochs and sampler.samples:
