@@ -21,7 +21,7 @@ from hpcstage import stderr
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.leading import Leader
 from hpcstage.elastic.membership.termstore import LATE_S, Board, StoreLost, connect, serve
-from hpcstage.elastic.membership.values import AgentSetting, Beat, Generation, Node, State, Term, TrainingEnd, View
+from hpcstage.elastic.membership.values import AgentSetting, Beat, Generation, State, Term, TrainingEnd, View
 from hpcstage.elastic.waiting import Caller, NoAnswer, Watch
 from hpcstage.errors import HpcstageError
 from hpcstage.units import format_duration
@@ -140,12 +140,6 @@ class MembershipClient:
     def end(self) -> TrainingEnd | None:
         """Why the training ends on every host, if it does."""
         return self._end
-
-    @property
-    def members(self) -> tuple[Node, ...]:
-        """The nodes that were agreed on last; empty before that."""
-        agreed = self._agreed
-        return agreed.nodes if agreed else ()
 
     def put(self, name: str, value: object) -> None:
         """Keeps a value in the store. Raises StoreLost."""

@@ -74,11 +74,6 @@ class Leader:
         """Begins to lead."""
         self._thread.start()
 
-    @property
-    def leads(self) -> bool:
-        """Whether it still does."""
-        return self._thread.is_alive()
-
     def stop(self, linger_s: float, *, awaits_end: bool = False) -> None:
         """Ends, when the others have left, or after `linger_s`. `awaits_end`: this node has finished, and the end of
         the training is to be seen first, which those who started the agents look for."""

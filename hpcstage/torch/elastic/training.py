@@ -160,11 +160,6 @@ class Elastic:
         """Returns the state of the training, as it was committed last."""
         return self._state.to_state()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a state."""
-        self._state.load(state)
-        self._rate.course = self._state.rate
-
     # ---- a membership
 
     def _join(self) -> None:
