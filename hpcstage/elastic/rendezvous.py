@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import fields
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,7 +52,7 @@ FINISH_LIMIT_S = 300.0
 """How long a node that has finished waits for the others, as `torchrun` does."""
 CHECKPOINT = "HPCSTAGE_CHECKPOINT"
 """The variable that names the directory in which the program keeps its states on this host."""
-LOOK_S = LOOK_END_S = 1.0
+LOOK_S = 1.0
 T = TypeVar("T")
 
 
@@ -65,7 +66,6 @@ class Handler(RendezvousHandler):
         self._has_started = self._has_left = False
         self._is_closed = False
         self._frozen = FrozenProcesses(setting.node.host, setting.times.lease_s, time.monotonic())
-        self._saved: SavedLook | None = None
 
     def get_backend(self) -> str:
         """Returns the name by which `torchrun` knows this rendezvous."""
@@ -84,8 +84,8 @@ class Handler(RendezvousHandler):
         if not self._has_started:
             self._begin()
             if directory := os.environ.get(CHECKPOINT):
-                self._saved = SavedLook(self._client, directory)
-                self._saved.start()
+                look = partial(self._tell_saved, directory)
+                threading.Thread(target=look, name="elastic saved states", daemon=True).start()
             atexit.register(self._leave)
         while True:
             generation = self._asked(self._client.next_generation)
@@ -123,10 +123,15 @@ class Handler(RendezvousHandler):
             return
         self._has_left = True
         atexit.unregister(self._leave)
-        if self._saved is not None:
-            self._saved.stop()
         if self._has_started:
             self._client.leave(has_finished=has_finished)
+
+    def _tell_saved(self, directory: str) -> None:
+        """Tells the others whether processes that are restarted here would find a state of the training, again and
+        again in a thread: a disk that hangs holds nobody up."""
+        while not self._has_left:
+            self._client.tell_state(has_saved(directory))
+            time.sleep(LOOK_S)
 
     def _asked(self, ask: Callable[[], T]) -> T:
         """Asks the client. Ends the agent with the exit code of what the client says has gone wrong."""
@@ -202,31 +207,6 @@ class PersistentHandler(Handler):
                 self._client.finish(FINISH_LIMIT_S)
             self._seats.close()
         super()._leave(has_finished=has_finished)
-
-
-class SavedLook:
-    """Looks whether processes that are restarted on this host would find a state of the training in the directory of
-    `hpcstage run --checkpoint`, and tells the others, in a thread: a disk that hangs holds nobody up."""
-
-    def __init__(self, client: MembershipClient, directory: str) -> None:
-        self._client = client
-        self._directory = directory
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="elastic saved states", daemon=True)
-
-    def start(self) -> None:
-        """Begins to look."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends the thread, unless the disk hangs: then it ends with the process."""
-        self._stopping.set()
-        self._thread.join(LOOK_END_S)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._client.tell_state(has_saved(self._directory))
-            self._stopping.wait(LOOK_S)
 
 
 def has_saved(directory: str) -> bool | None:

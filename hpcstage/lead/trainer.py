@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
             stdin=subprocess.DEVNULL,
             env=environment(spec, index, os.environ),
             cwd=spec.cwd,
-            preexec_fn=partial(_as_agent, os.getpid()),  # noqa: PLW1509  this process has one thread
+            preexec_fn=partial(as_child, os.getpid()),  # noqa: PLW1509  this process has one thread
         )
     except OSError as error:
         stderr.say(f"elastic: {spec.hosts[index]}: {spec.torchrun[0]} cannot be started: {error.strerror}")
@@ -142,7 +142,8 @@ def _gives(arguments: list[str], option: str) -> bool:
     return any(word.partition("=")[0] in spelt for word in arguments)
 
 
-def _as_agent(parent: int) -> None:
+def as_child(parent: int) -> None:
+    """Makes a process that is about to run a program ready: signals are as they were, and it ends with its parent."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in (*PASSED_ON, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)

@@ -25,10 +25,9 @@ from pathlib import Path
 from hpcstage import stderr
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.errors import HpcstageError
-from hpcstage.forked import die_with_parent
 from hpcstage.job import launchers
 from hpcstage.lead import world
-from hpcstage.lead.trainer import PASSED_ON
+from hpcstage.lead.trainer import PASSED_ON, as_child
 from hpcstage.lead.world import find_mpiexec, mpi_of
 from hpcstage.protocol.trainingspec import NODE_PROGRAM, SCRIPT, TrainingSpec
 
@@ -83,7 +82,7 @@ class Training:
                 stdin=stdin,
                 env=dict(env),
                 start_new_session=True,
-                preexec_fn=partial(_as_child, os.getpid()),  # noqa: PLW1509  this process has one thread
+                preexec_fn=partial(as_child, os.getpid()),  # noqa: PLW1509  this process has one thread
             )
         except OSError as error:
             stderr.say(f"elastic: {words[0]} cannot be started: {error.strerror} (choose another --launcher)")
@@ -158,11 +157,6 @@ def _elsewhere(spec: TrainingSpec, script: Sequence[str]) -> list[tuple[Sequence
         if not plan.exact:
             break
     return found
-
-
-def _as_child(parent: int) -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    die_with_parent(parent, signal.SIGTERM)
 
 
 def main(arguments: list[str]) -> int:
