@@ -32,7 +32,7 @@ class BrokenLedger(HpcstageError):
 
 
 @dataclass(frozen=True)
-class TrainingPlace:
+class EpochPlace:
     """How far a training is."""
 
     step: int = 0
@@ -51,7 +51,7 @@ class TrainingPlace:
 class Step:
     """A committed step."""
 
-    place: TrainingPlace
+    place: EpochPlace
     """The place behind it."""
     samples: int | None
     """None where the line was lost with its writer."""
@@ -64,7 +64,7 @@ class Head:
     generation: int
     members: tuple[str, ...]
     world: int
-    begins: TrainingPlace
+    begins: EpochPlace
     """Behind the last step that counts of those before, which the generation before may not have written."""
 
 
@@ -110,7 +110,7 @@ def check(directory: Path, samples: int) -> Checked:
     written = [(head.generation, step.place.step) for head, steps in _files(directory) for step in steps]
     counted: set[tuple[int, int]] = set()
     wrong: set[int] = set()
-    place: TrainingPlace | None = None
+    place: EpochPlace | None = None
     for head, steps in lineage(directory):
         place = place or head.begins
         for step in steps:
@@ -181,8 +181,8 @@ def _files(directory: Path) -> Iterator[tuple[Head, list[Step]]]:
             )
 
 
-def _place(line: dict[str, Any]) -> TrainingPlace:
-    return TrainingPlace(**{field.name: line[field.name] for field in fields(TrainingPlace)})
+def _place(line: dict[str, Any]) -> EpochPlace:
+    return EpochPlace(**{field.name: line[field.name] for field in fields(EpochPlace)})
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -12,7 +12,6 @@ from hpcstage.elastic import FailStop, KeepBatch, MinMax, WaitFor
 from hpcstage.elastic.membership.deciding import (
     APART_S,
     SETTLE_S,
-    Awaited,
     Decider,
     Proposal,
     SeenNode,
@@ -247,7 +246,7 @@ def test_a_program_that_ends_again_and_again_ends_the_training() -> None:
 
 def test_the_loss_of_the_store_s_host_is_decided_on_when_all_others_have_spoken() -> None:
     """Those that trained, and a spare; nothing else waits for `settle_s` in vain. A loss after that settles again."""
-    awaited = Awaited(frozenset(node(name).id for name in "bcd"), 1)
+    awaited = frozenset(node(name).id for name in "bcd")
     decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, TIMES, 3, awaited)
     lost, unspoken = trains("a", silent_s=2), SeenNode(Beat(node("c"), 0, "training", 1), 0.0)
     is_over, proposal = decider.look(0.0, generation("abc"), [*lost, *trains("b"), unspoken, seen("d")])
@@ -346,7 +345,7 @@ def test_who_was_left_out_is_taken_again_after_a_time() -> None:
 
 
 def test_a_host_that_does_not_come_to_a_new_store_is_waited_for_to_a_limit() -> None:
-    awaited = Awaited(frozenset({node("b").id, node("c").id}), 1)
+    awaited = frozenset({node("b").id, node("c").id})
     decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, TIMES, 3, awaited)
     there = [*trains("a", silent_s=2), *trains("b"), SeenNode(Beat(node("c"), 0, "training", 1), 0.0)]
     times_s = [0.0, 0.5, 0.9, 1.0]

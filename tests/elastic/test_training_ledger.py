@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from hpcstage.elastic.sampleledger import BrokenLedger, Head, SampleLedger, Step, TrainingPlace, check, lineage
+from hpcstage.elastic.sampleledger import BrokenLedger, EpochPlace, Head, SampleLedger, Step, check, lineage
 
 
-def place(step: int, epoch: int, position: int, generation: int) -> TrainingPlace:
-    return TrainingPlace(step, epoch, position, generation)
+def place(step: int, epoch: int, position: int, generation: int) -> EpochPlace:
+    return EpochPlace(step, epoch, position, generation)
 
 
-def write(directory: Path, generation: int, begins: TrainingPlace, *steps: tuple[int, int, int, int]) -> None:
+def write(directory: Path, generation: int, begins: EpochPlace, *steps: tuple[int, int, int, int]) -> None:
     """Steps by their number, epoch, position, and how many samples they have."""
     ledger = SampleLedger(directory, Head(generation, ("a", "b"), 2, begins))
     for step, epoch, position, samples in steps:
@@ -23,7 +23,7 @@ def write(directory: Path, generation: int, begins: TrainingPlace, *steps: tuple
     ledger.close()
 
 
-BEGIN = TrainingPlace()
+BEGIN = EpochPlace()
 
 
 def test_rolled_back_steps_do_not_count(tmp_path: Path) -> None:

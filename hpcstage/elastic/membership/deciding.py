@@ -92,15 +92,6 @@ def _as_left(node: SeenNode) -> SeenNode:
 
 
 @dataclass(frozen=True)
-class Awaited:
-    """The nodes, by their ids, that were there when the store's host before was lost, those that train and those that
-    wait: that loss is decided on as soon as they have all spoken, or after the limit."""
-
-    nodes: frozenset[str]
-    limit_s: float
-
-
-@dataclass(frozen=True)
 class Proposal:
     """A membership that a policy is asked about."""
 
@@ -142,10 +133,12 @@ class Decider:
         takes: Callable[[Sequence[Host]], int],
         times: Times,
         hosts_at_start: int | None = None,
-        awaited: Awaited | None = None,
+        awaited: frozenset[str] | None = None,
         apart: Apart | None = None,
     ) -> None:
-        """`most` hosts train at once; `takes` is the policy's own bound."""
+        """`most` hosts train at once; `takes` is the policy's own bound. `awaited` are the nodes, by their ids, that
+        were there when the store's host before was lost, those that train and those that wait: that loss is decided on
+        as soon as they have all spoken, or after a grace."""
         self._most = most
         self._takes = takes
         self._times = times
@@ -223,7 +216,7 @@ class Decider:
 
     def _settled_after_s(self, change: MembershipChange, chosen: Sequence[Node], seen: Sequence[SeenNode]) -> float:
         if change.kind == "loss" and self._awaited is not None:
-            return 0.0 if self._awaited.nodes <= _spoken(seen) else max(self._awaited.limit_s, SETTLE_S)
+            return 0.0 if self._awaited <= _spoken(seen) else max(self._times.grace_s, SETTLE_S)
         if change.kind == "start":
             return 0.0 if len(chosen) >= self._most else self._times.last_call_s
         if change.kind == "failure" and len(change.failed) < len(change.stay):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hpcstage import stderr
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.deciding import APART_S, Apart, Awaited, Decider, Proposal, SeenNode, is_complete
+from hpcstage.elastic.membership.deciding import APART_S, Apart, Decider, Proposal, SeenNode, is_complete
 from hpcstage.elastic.membership.termstore import Board, StoreLost
 from hpcstage.elastic.membership.values import GONE, AgentSetting, Beat, Generation, Term, TrainingEnd, View
 from hpcstage.elastic.policy import Answer, PolicyError
@@ -124,12 +124,12 @@ class Leader:
             self._asks.shutdown(wait=False)
             self._server = None
 
-    def _awaited(self) -> Awaited | None:
+    def _awaited(self) -> frozenset[str] | None:
         """Returns the nodes that will come to this store if they live, where all of them are known."""
         if self._current is None or self._former is None or self._heard is None:
             return None
         members = {node.id for node in self._current.nodes}
-        return Awaited(frozenset((members | {*self._heard.spares}) - {self._former.node}), self._times.grace_s)
+        return frozenset((members | {*self._heard.spares}) - {self._former.node})
 
     def _keeps_term(self) -> bool:
         """Shows in the run directory that this host leads. Returns False if that cannot be reached: others that do

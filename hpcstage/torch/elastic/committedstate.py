@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpcstage.elastic.sampleledger import Step, TrainingPlace
+from hpcstage.elastic.sampleledger import EpochPlace, Step
 from hpcstage.elastic.seats import DRAINED
 from hpcstage.errors import UsageError
 from hpcstage.torch.checkpoints.checkpointer import Checkpointer, NothingToLoad
@@ -33,7 +33,7 @@ class CommittedState:
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
         self._buffers: list[torch.Tensor] = []
-        self.place = TrainingPlace()
+        self.place = EpochPlace()
         self.rate = RateCourse()
         self.is_there = False
         """Whether this is more than what the program began with."""
@@ -49,7 +49,7 @@ class CommittedState:
     def commit(self, samples: int, rate: RateCourse, generation: int) -> Step:
         """Takes the step that is done in a generation, with so many samples of all ranks, and returns it."""
         place = self.place
-        self.place = TrainingPlace(place.step + 1, place.epoch, place.position + samples, generation)
+        self.place = EpochPlace(place.step + 1, place.epoch, place.position + samples, generation)
         self.rate = rate
         self.is_there, self.is_torn = True, False
         self._keep_buffers()
@@ -75,7 +75,7 @@ class CommittedState:
         self._optimizer.load_state_dict(state["optimizer"])
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
-        self.place, self.rate = TrainingPlace(**state["place"]), RateCourse(**state["rate"])
+        self.place, self.rate = EpochPlace(**state["place"]), RateCourse(**state["rate"])
         self.is_torn = False
         self._keep_buffers()
 

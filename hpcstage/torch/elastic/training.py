@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcstage import stderr
 from hpcstage.elastic.policy import MembershipChanged
-from hpcstage.elastic.sampleledger import Head, SampleLedger, TrainingPlace
+from hpcstage.elastic.sampleledger import EpochPlace, Head, SampleLedger
 from hpcstage.elastic.seats import AGREED
 from hpcstage.errors import UsageError
 from hpcstage.torch.checkpoints.checkpointer import Checkpointer
@@ -311,7 +311,7 @@ class TrainingProgress:
             self._step_s = took_s if not self._step_s else (1 - _OF_NEWEST) * self._step_s + _OF_NEWEST * took_s
         self._stepped_s = now_s
 
-    def told(self, place: TrainingPlace, sampler: ElasticSampler) -> dict[str, float]:
+    def told(self, place: EpochPlace, sampler: ElasticSampler) -> dict[str, float]:
         """Returns what a policy may know."""
         told: dict[str, float] = {"step": place.step, "batch_per_process": sampler.batch_size}
         if self.epochs and sampler.samples:
