@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from hpcstage.torch.samplers import balance as balancing
-from hpcstage.torch.samplers.balance import NOBODY, balance, divide, pour
+from hpcstage.torch.samplers.balance import NOBODY, balance, divide
 
 pytestmark = pytest.mark.torch
 quick = settings(deadline=None, max_examples=150)
@@ -76,18 +75,6 @@ def test_balance_of_what_does_not_add_up_ends_with_one_side(values: list[int]) -
 
 def test_every_pair_of_the_largest_is_evened_out_first() -> None:
     assert balance([1, 5, -4, -2]) == [(1, 2, 4), (0, 3, 1), (1, 3, 1)]
-
-
-@quick
-@given(st.lists(st.integers(-20, 20), min_size=1, max_size=12), st.integers(0, 100))
-def test_pour_raises_the_lowest(levels: list[int], count: int) -> None:
-    given_ = pour(levels, count)
-    assert sum(given_) == count
-    assert min(given_) >= 0
-    after = [level + more for level, more in zip(levels, given_, strict=True)]
-    for one, other in combinations(range(len(levels)), 2):
-        for low, high in ((one, other), (other, one)):
-            assert not (given_[high] and after[low] < after[high] - 1), "what came last could have gone lower"
 
 
 @st.composite

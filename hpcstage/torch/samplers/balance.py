@@ -27,25 +27,16 @@ def divide(batch: Sequence[int], owners: Sequence[int], ranks: Sequence[int]) ->
     >>> divide([0, 1, 2, 3], [0, 0, 0, 1], [1, 1])
     [[[0, 1]], [[3, 2]]]
     """
-    parts: list[list[int]] = [[] for _ in ranks]
-    nobodys: list[int] = []
+    parties = (*ranks, 0)
+    parts: list[list[int]] = [[] for _ in parties]
     for sample in batch:
-        node = owners[sample]
-        (nobodys if node == NOBODY else parts[node]).append(sample)
+        parts[owners[sample]].append(sample)  # the last party is nobody
     quota = len(batch) // sum(ranks)
-    begin = 0
-    for part, count in zip(parts, pour(_over(parts, ranks, quota), len(nobodys)), strict=True):
-        part.extend(nobodys[begin : begin + count])
-        begin += count
-    for move in balance(_over(parts, ranks, quota)):
+    for move in balance([len(part) - count * quota for part, count in zip(parts, parties, strict=True)]):
         source = parts[move.source]
         parts[move.target] += source[-move.samples :]
         del source[-move.samples :]
-    return [_split(part, count) for part, count in zip(parts, ranks, strict=True)]
-
-
-def _over(parts: Sequence[Sequence[int]], ranks: Sequence[int], quota: int) -> list[int]:
-    return [len(part) - count * quota for part, count in zip(parts, ranks, strict=True)]
+    return [_split(part, count) for part, count in zip(parts[:-1], ranks, strict=True)]
 
 
 def _split(part: list[int], ranks: int) -> list[list[int]]:
@@ -90,23 +81,3 @@ def _lower(heap: list[tuple[int, int]], count: int) -> None:
         heapq.heapreplace(heap, (value + count, who))
     else:
         heapq.heappop(heap)
-
-
-def pour(levels: Sequence[int], count: int) -> list[int]:
-    """Gives so many things to the lowest levels, so that the lowest becomes as high as can be; returns how many each
-    gets.
-
-    >>> pour([-3, 0, -1], 4)
-    [3, 0, 1]
-    """
-    order = sorted(range(len(levels)), key=levels.__getitem__)
-    wet, total = 0, 0
-    while wet < len(order) and levels[order[wet]] * wet - total < count:
-        total += levels[order[wet]]
-        wet += 1
-    given = [0] * len(levels)
-    if wet:
-        level, over = divmod(count + total, wet)
-        for position, who in enumerate(order[:wet]):
-            given[who] = level + (position < over) - levels[who]
-    return given
