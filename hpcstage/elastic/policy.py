@@ -7,7 +7,7 @@ signature accepts, how long it may think, and which answers there are. It knows 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -179,23 +179,12 @@ def _accepted_facts(policy: object, name: str) -> tuple[str, ...]:
     ask = getattr(policy, "ok2run", None)
     if not callable(ask):
         raise PolicyError(f"policy {name} has no ok2run", "define ok2run(self, hosts, initial)")
+    signature = inspect.signature(ask)
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    accepted = tuple(fact for fact in FACTS if takes_all or fact in signature.parameters)
     try:
-        parameters = inspect.signature(ask).parameters
-    except (TypeError, ValueError):  # a callable made in C
-        return ()
-    accepted = _named(parameters)
-    try:
-        inspect.signature(ask).bind([], True, **dict.fromkeys(accepted))
+        signature.bind([], True, **dict.fromkeys(accepted))
     except TypeError as error:
-        raise PolicyError(
-            f"policy {name} cannot be asked", f"define ok2run(self, hosts, initial, *, {', '.join(FACTS)})"
-        ) from error
+        fix = f"define ok2run(self, hosts, initial, *, {', '.join(FACTS)})"
+        raise PolicyError(f"policy {name} cannot be asked", fix) from error
     return accepted
-
-
-def _named(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
-    kinds = {parameter.kind for parameter in parameters.values()}
-    if inspect.Parameter.VAR_KEYWORD in kinds:
-        return FACTS
-    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(fact for fact in FACTS if fact in parameters and parameters[fact].kind in by_name)
