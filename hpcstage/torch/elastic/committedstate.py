@@ -28,7 +28,7 @@ from hpcstage.torch.elastic.scaling import RateCourse
 
 
 class CommittedState:
-    """The state of a model, its optimizer and its scheduler, and how far the training is."""
+    """The state of a model, its optimizer and its scheduler, and how far the training is, as one rank has it."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
@@ -79,7 +79,44 @@ class CommittedState:
         self.is_torn = False
         self._keep_buffers()
 
-    def put_buffers_back(self) -> None:
+    def bring(self, saved: SavedStates) -> None:
+        """Brings the ranks of the process group to the newest state that one of them has; all call it."""
+        self._put_buffers_back()
+        source, are_same = self._look()
+        if source is None:
+            self.load_saved(saved)
+            source, are_same = self._look()
+        if not are_same:
+            source = source or 0
+            is_source = dist.get_rank() == source
+            given = hand_over(self.to_state() if is_source else None, source)
+            if not is_source:
+                self.load(given)
+        self.is_there = self.is_there or self.place.step > 0
+
+    def load_saved(self, saved: SavedStates) -> None:
+        """Loads the newest checkpoint, if there is one. Raises UsageError if there is none, and no state either."""
+        loaded = saved.load()
+        if loaded is not None:
+            self.load(loaded.state)
+            self.is_there = True
+        elif self.is_torn:
+            raise UsageError("a step was not committed, and no rank has the state before it", "call commit behind step")
+
+    def _look(self) -> tuple[int | None, bool]:
+        """Returns the first rank that has the newest state, if one has any, and whether all have it."""
+        place = self.place
+        mine = torch.tensor([place.step, place.epoch, place.generation, place.position, int(self.is_good)])
+        all_of = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(all_of, mine)
+        found = [one.tolist() for one in all_of]
+        good = [one for one in found if one[-1]]
+        if not good:
+            return None, False
+        best = max(good)
+        return found.index(best), all(one == best for one in found)
+
+    def _put_buffers_back(self) -> None:
         """Undoes what forward passes have done since the last step that counts."""
         if self._buffers:
             with torch.no_grad():
@@ -96,52 +133,6 @@ class CommittedState:
 
     def _tear(self) -> None:
         self.is_torn = True
-
-
-class NewestState:
-    """Finds the newest state for one rank's own."""
-
-    def __init__(self, state: CommittedState, saved: SavedStates) -> None:
-        self._state = state
-        self._saved = saved
-
-    def bring(self) -> None:
-        """Brings the ranks of the process group to the newest state that one of them has; all call it."""
-        state = self._state
-        state.put_buffers_back()
-        source, are_same = self._look()
-        if source is None:
-            self.load_saved()
-            source, are_same = self._look()
-        if not are_same:
-            source = source or 0
-            is_source = dist.get_rank() == source
-            given = hand_over(state.to_state() if is_source else None, source)
-            if not is_source:
-                state.load(given)
-        state.is_there = state.is_there or state.place.step > 0
-
-    def load_saved(self) -> None:
-        """Loads the newest checkpoint, if there is one. Raises UsageError if there is none, and no state either."""
-        loaded = self._saved.load()
-        if loaded is not None:
-            self._state.load(loaded.state)
-            self._state.is_there = True
-        elif self._state.is_torn:
-            raise UsageError("a step was not committed, and no rank has the state before it", "call commit behind step")
-
-    def _look(self) -> tuple[int | None, bool]:
-        """Returns the first rank that has the newest state, if one has any, and whether all have it."""
-        place = self._state.place
-        mine = torch.tensor([place.step, place.epoch, place.generation, place.position, int(self._state.is_good)])
-        all_of = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(all_of, mine)
-        found = [one.tolist() for one in all_of]
-        good = [one for one in found if one[-1]]
-        if not good:
-            return None, False
-        best = max(good)
-        return found.index(best), all(one == best for one in found)
 
 
 def hand_over(state: Any, source: int) -> Any:

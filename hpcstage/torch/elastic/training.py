@@ -29,7 +29,7 @@ from hpcstage.elastic.sampleledger import EpochPlace, Head, SampleLedger
 from hpcstage.elastic.seats import AGREED
 from hpcstage.errors import UsageError
 from hpcstage.torch.checkpoints.checkpointer import Checkpointer
-from hpcstage.torch.elastic.committedstate import CommittedState, NewestState, SavedStates
+from hpcstage.torch.elastic.committedstate import CommittedState, SavedStates
 from hpcstage.torch.elastic.connections import GroupConnections
 from hpcstage.torch.elastic.sampler import ElasticSampler
 from hpcstage.torch.elastic.scaling import ScaledRate, WeightedMean
@@ -92,7 +92,6 @@ class Elastic:
         self._group = ElasticGroup(timeout_s)
         self._state = CommittedState(model, optimizer, scheduler)
         self._saved = SavedStates(self._checkpointer)
-        self._newest = NewestState(self._state, self._saved)
         self._rate = ScaledRate(optimizer, lambda: self.step, warmup_steps, scales=lr == "linear")
         self._progress = TrainingProgress()
         self._lost = LostRanks()
@@ -173,7 +172,7 @@ class Elastic:
             return
         place = self._group.form(self._seat, self._state.is_good or self._saved.are_there())
         self.rank, self.world, self.generation = place.rank, place.world, place.generation
-        self._newest.bring()
+        self._state.bring(self._saved)
         self._rate.turn(self._state.rate, place.world)
         self._net = DistributedDataParallel(self._model, **self._ddp)
         self._net.register_comm_hook(self._mean, WeightedMean.hook)
@@ -184,7 +183,7 @@ class Elastic:
 
     def _go_alone(self) -> None:
         if not self._state.is_there:
-            self._newest.load_saved()
+            self._state.load_saved(self._saved)
         self._rate.turn(self._state.rate, 1)
         self._net = self._model
 
