@@ -78,7 +78,7 @@ class DataLoader(torch.utils.data.DataLoader, Generic[T_co]):  # type: ignore[ty
             if sampler is not None or batch_sampler is not None:
                 raise ValueError("bundle_ratio and locality options are mutually exclusive with samplers")
             if isinstance(dataset, IterableDataset):
-                raise ValueError("bundle_ratio and locality options need a dataset with indices")
+                raise ValueError("bundle_ratio and locality options need indices, not an IterableDataset")
         samples: Any = dataset
         if bundle_ratio is not None:
             if locality:
