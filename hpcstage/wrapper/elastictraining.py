@@ -141,7 +141,7 @@ def command_line(
         arguments=launch.arguments,
         least=least,
         most=most,
-        policy=config.policy.replace(",", ";"),
+        policy=config.policy,
         survivors=config.survivors,
         ends_unix_s=_ends_unix_s(config, job),
         env=dict(env),
