@@ -29,12 +29,17 @@ class Caller:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=f"calls to {what}", daemon=True).start()
 
+    def begin(self, function: Callable[[], T]) -> Future[T]:
+        """Has the function called, and returns what will have its result."""
+        future: Future[T] = Future()
+        self._calls.put((function, future))
+        return future
+
     def call(self, function: Callable[[], T], limit_s: float, meanwhile: Callable[[], object] = int) -> T:
         """Returns what the function returns, or raises what it raises. Raises NoAnswer after `limit_s`: a call that has
         begun goes on and nobody takes its result, one that has not is not made. `meanwhile` is called ten times a
         second; what it raises ends the wait."""
-        future: Future[T] = Future()
-        self._calls.put((function, future))
+        future = self.begin(function)
         left_s = limit_s
         while left_s > 0 and not wait([future], min(_SLICE_S, left_s)).done:
             left_s -= _SLICE_S  # a process that was stopped meanwhile has waited for its own part of the time only

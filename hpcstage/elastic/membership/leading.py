@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from hpcstage import stderr
@@ -64,7 +65,7 @@ class Leader:
         self._current: Generation | None = None
         self._former: Term | None = None
         self._view = View(0)
-        self._asks = ThreadPoolExecutor(1, "asks the scale policy")
+        self._asks = Caller("the scale policy")
         self._asked: tuple[Proposal, Future[Answer]] | None = None
         self._decides = True
         self._stopping = threading.Event()
@@ -121,7 +122,7 @@ class Leader:
         finally:
             self._board.close()
             self._directory.close()
-            self._asks.shutdown(wait=False)
+            self._asks.close()
             self._server = None
 
     def _awaited(self) -> frozenset[str] | None:
@@ -230,7 +231,7 @@ class Leader:
 
     def _ask(self, proposal: Proposal) -> Future[Answer]:
         left_s = None if self._ends_unix_s is None else self._ends_unix_s - time.time()
-        return self._asks.submit(self._policy.ask, replace(proposal.facts, time_left=left_s))
+        return self._asks.begin(partial(self._policy.ask, replace(proposal.facts, time_left=left_s)))
 
     def _claim(self, proposal: Proposal) -> None:
         number = self._current.number + 1 if self._current else 1
