@@ -43,6 +43,8 @@ NAME = "hpcstage"
 RUN_DIR, POLICY, SURVIVORS = "HPCSTAGE_ELASTIC_DIR", "HPCSTAGE_ELASTIC_POLICY", "HPCSTAGE_ELASTIC_SURVIVORS"
 """Variables for those who start `torchrun`: the directory of all trainings, the policy, and whether processes outlive a
 change of the membership (`keep`) or not (`restart`)."""
+HOST, JOINS = "HPCSTAGE_ELASTIC_HOST", "HPCSTAGE_ELASTIC_JOINS"
+"""Variables that name the host, and say that it is of another job than the training."""
 ENDS = "HPCSTAGE_ELASTIC_ENDS"
 """The variable that tells when the job's time is over, in Unix seconds."""
 DEFAULT_DIR = "hpcstage-runs"
@@ -261,8 +263,8 @@ def setting_of(parameters: RendezvousParameters) -> AgentSetting:
     host, port = _endpoint(parameters)
     is_here = _is_here(parameters, host)
     address = parameters.local_addr or (host if host and is_here else socket.getfqdn())
-    name = parameters.get("host") or socket.gethostname()
-    joins = bool(parameters.get_as_bool("joins"))
+    name = parameters.get("host") or os.environ.get(HOST) or socket.gethostname()
+    joins = bool(parameters.get_as_bool("joins")) or JOINS in os.environ
     return AgentSetting(
         Node(uuid.uuid4().hex, name, address, _processes(parameters)),
         port,

@@ -78,36 +78,16 @@ def main(arguments: list[str]) -> int:
 
 def command(spec: TrainingSpec, index: int) -> list[str]:
     """Returns the command line of `torchrun` on a node."""
-    joins = ",joins=true" if spec.joins else ""
     restarts = [] if _gives(spec.arguments, "--max-restarts") else [f"--max-restarts={RESTARTS}"]
     return [
         *spec.torchrun,
         f"--nnodes={spec.least}:{spec.most}",
         "--rdzv-backend=hpcstage",
         f"--rdzv-id={spec.run_id}",
-        f"--rdzv-conf=host={spec.hosts[index]}{joins}" + "".join(f",{part}" for part in _conf(spec.arguments)),
         f"--local-addr={spec.address or spec.hosts[index]}",
         *restarts,
-        *_without_conf(spec.arguments),
+        *spec.arguments,
     ]
-
-
-def _conf(arguments: list[str]) -> list[str]:
-    """Returns the user's own settings of the rendezvous."""
-    at = _conf_at(arguments)
-    return [] if at is None else [arguments[at].partition("=")[2] or arguments[at + 1]]
-
-
-def _without_conf(arguments: list[str]) -> list[str]:
-    at = _conf_at(arguments)
-    if at is None:
-        return arguments
-    return arguments[:at] + arguments[at + (1 if "=" in arguments[at] else 2) :]
-
-
-def _conf_at(arguments: list[str]) -> int | None:
-    names = ("--rdzv-conf", "--rdzv_conf")
-    return next((at for at, word in enumerate(arguments) if word.partition("=")[0] in names), None)
 
 
 def environment(spec: TrainingSpec, index: int, own: Mapping[str, str]) -> dict[str, str]:
@@ -118,11 +98,14 @@ def environment(spec: TrainingSpec, index: int, own: Mapping[str, str]) -> dict[
         given = {name: value for name, value in given.items() if not _is_of_node(name)}
         given |= {name: value for name, value in node.items() if _is_of_node(name)}
     ours = {
+        "HPCSTAGE_ELASTIC_HOST": spec.hosts[index],
         "HPCSTAGE_ELASTIC_DIR": spec.run_dir,
         "HPCSTAGE_ELASTIC_POLICY": spec.policy,
         "HPCSTAGE_ELASTIC_SURVIVORS": spec.survivors,
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S),
     }
+    if spec.joins:
+        ours["HPCSTAGE_ELASTIC_JOINS"] = "true"
     if spec.ends_unix_s is not None:
         ours["HPCSTAGE_ELASTIC_ENDS"] = str(spec.ends_unix_s)
     if spec.drained is not None:
