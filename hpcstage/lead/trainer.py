@@ -78,14 +78,13 @@ def main(arguments: list[str]) -> int:
 
 def command(spec: TrainingSpec, index: int) -> list[str]:
     """Returns the command line of `torchrun` on a node."""
-    restarts = [] if _gives(spec.arguments, "--max-restarts") else [f"--max-restarts={RESTARTS}"]
     return [
         *spec.torchrun,
         f"--nnodes={spec.least}:{spec.most}",
         "--rdzv-backend=hpcstage",
         f"--rdzv-id={spec.run_id}",
         f"--local-addr={spec.address or spec.hosts[index]}",
-        *restarts,
+        f"--max-restarts={RESTARTS}",  # unless the user gives another number: the last counts
         *spec.arguments,
     ]
 
@@ -118,11 +117,6 @@ def environment(spec: TrainingSpec, index: int, own: Mapping[str, str]) -> dict[
 
 def _is_of_node(name: str) -> bool:
     return name in _OF_NODE or name.startswith(_OF_SCHEDULER)
-
-
-def _gives(arguments: list[str], option: str) -> bool:
-    spelt = (option, option.replace("-", "_").replace("__", "--", 1))
-    return any(word.partition("=")[0] in spelt for word in arguments)
 
 
 def as_child(parent: int) -> None:

@@ -52,14 +52,6 @@ sys.exit(3 if u.find_spec("torch") is None else 4 if not any(e.name == "hpcstage
 _PROBE_S = 30.0
 
 
-@dataclass(frozen=True)
-class Launch:
-    """The command, as `torchrun` is started."""
-
-    torchrun: list[str]
-    arguments: list[str]
-
-
 def check(command: Sequence[str], config: Config, job: Job) -> None:
     """Raises UsageError if the training cannot be as it is asked for. Starts nothing of the user's."""
     assert config.elastic is not None
@@ -75,9 +67,9 @@ def check(command: Sequence[str], config: Config, job: Job) -> None:
     if count < least and config.join is None and config.name is None:
         what = f"--elastic {least}:{most} needs {least} nodes and there are {count}"
         raise UsageError(what, "ask for more nodes, or for a smaller least number")
-    launch = launch_of(command)
-    _refuse_ours(launch.arguments)
-    _probe(launch.torchrun)
+    torchrun, arguments = launch_of(command)
+    _refuse_ours(arguments)
+    _probe(torchrun)
 
 
 def hosts(config: Config, job: Job) -> together.Grouping:
@@ -87,19 +79,20 @@ def hosts(config: Config, job: Job) -> together.Grouping:
     return found or together.Grouping([job.hostname], 0, "virtual", starts_daemons=True)
 
 
-def launch_of(command: Sequence[str]) -> Launch:
-    """Returns how to start `torchrun` for a command. Raises UsageError for one that is neither it nor Python."""
+def launch_of(command: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the words that start `torchrun` for a command, and its arguments. Raises UsageError for one that is
+    neither it nor Python."""
     name = os.path.basename(command[0])
     if name == "torchrun":
-        return Launch([command[0]], list(command[1:]))
+        return [command[0]], list(command[1:])
     if not name.startswith("python"):
         fix = "write `-- torchrun ... train.py` or `-- python train.py`"
         raise UsageError(f"--elastic cannot start {command[0]}: it is neither torchrun nor Python", fix)
     if tuple(command[1:3]) == _MODULE:
-        return Launch(list(command[:3]), list(command[3:]))
+        return list(command[:3]), list(command[3:])
     if len(command) == 1:
         raise UsageError(f"{command[0]} has no program", "write `-- python train.py`")
-    return Launch([command[0], *_MODULE], ["--no-python", *command])
+    return [command[0], *_MODULE], ["--no-python", *command]
 
 
 @dataclass(frozen=True)
@@ -129,16 +122,16 @@ def command_line(
     `env` is the environment of the user's command."""
     assert config.elastic is not None
     least, most = config.elastic
-    group, launch = hosts(config, job), launch_of(command)
-    if launch.arguments[:1] == ["--no-python"] and place.joined is None:
-        messages.warn(f"elastic: torchrun is put in between: {shlex.join([*launch.torchrun, *launch.arguments])}")
+    group, (torchrun, arguments) = hosts(config, job), launch_of(command)
+    if arguments[:1] == ["--no-python"] and place.joined is None:
+        messages.warn(f"elastic: torchrun is put in between: {shlex.join([*torchrun, *arguments])}")
     spec = TrainingSpec(
         run_id=place.run_id,
         run_dir=os.path.abspath(place.run_dir),
         hosts=list(group.hosts),
         launcher=group.launcher,
-        torchrun=launch.torchrun,
-        arguments=launch.arguments,
+        torchrun=torchrun,
+        arguments=arguments,
         least=least,
         most=most,
         policy=config.policy,
