@@ -29,7 +29,7 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 def link_new(path: Path, content: bytes) -> bool:
     """Gives a name to a new file, which is whole and on the disk then, unless another has the name: of several nodes
-    one gets it. Returns whether this one did."""
+    one gets it. Returns whether this one did. Raises OSError, as where a file has one name only."""
     with new_file(path) as (file, temporary):
         file.write(content)
         file.flush()
@@ -39,7 +39,8 @@ def link_new(path: Path, content: bytes) -> bool:
         except FileExistsError:
             return False
         except OSError:  # an answer that was lost on the network: the number of names tells
-            return os.stat(temporary).st_nlink == 2
+            if os.stat(temporary).st_nlink != 2:
+                raise
         return True
 
 
