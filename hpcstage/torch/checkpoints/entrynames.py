@@ -61,7 +61,7 @@ class FileLock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if said:
-                os.pwrite(fd, said.encode(), 0)
+                os.write(fd, said.encode())
         except BlockingIOError:
             self.release()
             raise
