@@ -374,6 +374,7 @@ OTHER_VARIABLES: Mapping[str, str] = {
         "ELASTIC_SURVIVORS": "",
         "ELASTIC_ENDS": "",
         "ELASTIC_HOST": "",
+        "ELASTIC_PROCESSES": "",
         "ELASTIC_JOINS": "",
         "ELASTIC_DRAINED": "",
         "ELASTIC_SEATS": "",

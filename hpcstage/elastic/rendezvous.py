@@ -26,6 +26,7 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
+from torch.distributed.run import determine_local_world_size
 
 from hpcstage import stderr
 from hpcstage.elastic import seats
@@ -43,8 +44,9 @@ NAME = "hpcstage"
 RUN_DIR, POLICY, SURVIVORS = "HPCSTAGE_ELASTIC_DIR", "HPCSTAGE_ELASTIC_POLICY", "HPCSTAGE_ELASTIC_SURVIVORS"
 """Variables for those who start `torchrun`: the directory of all trainings, the policy, and whether processes outlive a
 change of the membership (`keep`) or not (`restart`)."""
-HOST, JOINS = "HPCSTAGE_ELASTIC_HOST", "HPCSTAGE_ELASTIC_JOINS"
-"""Variables that name the host, and say that it is of another job than the training."""
+HOST, PROCESSES, JOINS = "HPCSTAGE_ELASTIC_HOST", "HPCSTAGE_ELASTIC_PROCESSES", "HPCSTAGE_ELASTIC_JOINS"
+"""Variables that name the host, give its number of processes as `--nproc-per-node` does, and say that it is of another
+job than the training."""
 ENDS = "HPCSTAGE_ELASTIC_ENDS"
 """The variable that tells when the job's time is over, in Unix seconds."""
 DEFAULT_DIR = "hpcstage-runs"
@@ -255,7 +257,7 @@ def setting_of(parameters: RendezvousParameters) -> AgentSetting:
     times = {field.name for field in fields(Times)}
     allowed = times | {"dir", "policy", "host", "processes", "is_host", "survivors", "joins"}
     # torchrun adds these itself
-    unknown = sorted(set(parameters.config) - allowed - {"rank", "timeout", "local_world_size"})
+    unknown = sorted(set(parameters.config) - allowed - {"rank", "timeout"})
     if unknown:
         raise UsageError(f"--rdzv-conf has no {unknown[0]}", f"choose from {', '.join(sorted(allowed))}")
     given = {name: _seconds(name, parameters.config[name]) for name in times if name in parameters.config}
@@ -300,10 +302,14 @@ def _is_here(parameters: RendezvousParameters, host: str) -> bool:
 
 
 def _processes(parameters: RendezvousParameters) -> int:
-    found = parameters.get("processes") or parameters.get("local_world_size") or 1
-    if not str(found).isdecimal() or int(found) < 1:
-        raise UsageError(f"processes={found} is not a number of processes", "write --rdzv-conf processes=8")
-    return int(found)
+    given = str(parameters.get("processes") or os.environ.get(PROCESSES) or 1)
+    try:
+        found = int(determine_local_world_size(given))
+    except ValueError:
+        found = 0
+    if found < 1:
+        raise UsageError(f"processes={given} is not a number of processes", "write --rdzv-conf processes=8")
+    return found
 
 
 def _seconds(name: str, given: Any) -> float:  # noqa: ANN401 - text or a number

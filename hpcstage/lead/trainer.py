@@ -19,7 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -98,6 +98,7 @@ def environment(spec: TrainingSpec, index: int, own: Mapping[str, str]) -> dict[
         given |= {name: value for name, value in node.items() if _is_of_node(name)}
     ours = {
         "HPCSTAGE_ELASTIC_HOST": spec.hosts[index],
+        "HPCSTAGE_ELASTIC_PROCESSES": _processes(spec.arguments, given),
         "HPCSTAGE_ELASTIC_DIR": spec.run_dir,
         "HPCSTAGE_ELASTIC_POLICY": spec.policy,
         "HPCSTAGE_ELASTIC_SURVIVORS": spec.survivors,
@@ -113,6 +114,15 @@ def environment(spec: TrainingSpec, index: int, own: Mapping[str, str]) -> dict[
         ours[NODE] = str(index)
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # PyTorch's store writes a page for each connection that breaks
     return {**quiet, **given, **ours}
+
+
+def _processes(arguments: Sequence[str], env: Mapping[str, str]) -> str:
+    """Returns how many processes `torchrun` starts on a node, as the user has written it."""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, has_value, value = word.partition("=")
+        if name in ("--nproc-per-node", "--nproc_per_node"):
+            return value if has_value else following
+    return env.get("PET_NPROC_PER_NODE", "1")
 
 
 def _is_of_node(name: str) -> bool:
