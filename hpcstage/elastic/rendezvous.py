@@ -274,17 +274,9 @@ def setting_of(parameters: RendezvousParameters) -> AgentSetting:
         parameters.max_nodes,
         load_policy(policy, parameters.min_nodes, parameters.max_nodes),
         Times(**given),
-        _ends_unix_s(),
+        float(os.environ[ENDS]) if ENDS in os.environ else None,
         joins,
     )
-
-
-def _ends_unix_s() -> float | None:
-    """Returns when the job's time is over, which `hpcstage run` says where it knows it."""
-    try:
-        return float(os.environ[ENDS])
-    except (KeyError, ValueError):
-        return None
 
 
 def _endpoint(parameters: RendezvousParameters) -> tuple[str, int]:

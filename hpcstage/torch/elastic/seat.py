@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hpcstage.elastic.seats import VARIABLE
 from hpcstage.errors import HpcstageError
 from hpcstage.torch.elastic.connections import GroupConnections, answers
 
@@ -98,12 +97,6 @@ class Seat:
         self.is_over = threading.Event()
         """Set when the membership in which this process trains is over."""
         threading.Thread(target=self._listen, name="elastic seat", daemon=True).start()
-
-    @classmethod
-    def taken(cls) -> Seat | None:
-        """Takes a seat where there is an agent that gives some."""
-        path = os.environ.get(VARIABLE)
-        return cls(path, int(os.environ.get("LOCAL_RANK", "0"))) if path else None
 
     def assigned(self, has_state: bool | None, lead: Callable[[], int], links: GroupConnections) -> Assignment:
         """Says that this process is ready, and returns its place in the next membership. Waits as long as the others

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcstage import stderr
 from hpcstage.elastic.policy import MembershipChanged
 from hpcstage.elastic.sampleledger import EpochPlace, Head, SampleLedger
-from hpcstage.elastic.seats import AGREED
+from hpcstage.elastic.seats import AGREED, VARIABLE
 from hpcstage.errors import UsageError
 from hpcstage.torch.checkpoints.checkpointer import Checkpointer
 from hpcstage.torch.elastic.committedstate import CommittedState, SavedStates
@@ -245,11 +245,12 @@ def _checkpointer() -> Checkpointer | None:
 
 
 def _seat() -> Seat | None:
-    found = Seat.taken()
-    if found is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if path := os.environ.get(VARIABLE):
+        return Seat(path, int(os.environ.get("LOCAL_RANK", "0")))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         fix = "start it by `hpcstage run --elastic MIN:MAX --survivors keep -- torchrun ...`"
         raise UsageError("Elastic has no agent that says who trains", fix)
-    return found
+    return None
 
 
 def _let_go(error: BaseException | None) -> None:
