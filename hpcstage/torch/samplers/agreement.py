@@ -248,7 +248,8 @@ def _gathered(card: list[int]) -> list[list[int]]:
 def _lowest(mine: torch.Tensor) -> torch.Tensor:
     """Returns the lowest numbers of all ranks, place by place."""
     found = mine.to(_device())
-    dist.all_reduce(found, dist.ReduceOp.MIN)
+    if len(found):
+        dist.all_reduce(found, dist.ReduceOp.MIN)
     return found.cpu()
 
 
