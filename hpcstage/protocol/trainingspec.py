@@ -44,8 +44,6 @@ class TrainingSpec:
     """When the job's time is over, where that is known."""
     drained: str | None = None
     """The directory on the shared file system to which the checkpoints of all nodes are copied."""
-    etcd: str = ""
-    """The endpoints of the etcd in which the agents agree on something, where a training begins in one."""
     parts: list[list[str]] = field(default_factory=list)
     address: str = ""
     """The address at which the others reach each of these nodes, where it is not the node's name."""

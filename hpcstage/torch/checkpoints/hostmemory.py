@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
-import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,26 +24,19 @@ _SMALL_ALIGNED_BYTES = 64
 
 
 @dataclass(frozen=True)
-class Form:
-    """A tensor without its bytes: its type, shape and size."""
+class TensorSlot:
+    """A tensor without its bytes, and their place."""
 
     dtype: str
     """The name of the type as an attribute of `torch`."""
     shape: tuple[int, ...]
     size_bytes: int
-
-
-@dataclass(frozen=True)
-class TensorSlot:
-    """A tensor's form and place."""
-
-    form: Form
-    offset: int
+    offset: int = 0
 
     @property
     def end(self) -> int:
         """Returns the place behind its last byte."""
-        return self.offset + self.form.size_bytes
+        return self.offset + self.size_bytes
 
 
 @dataclass(frozen=True)
@@ -59,7 +50,7 @@ class TensorSlots:
     def runs(self) -> list[tuple[int, int]]:
         """Returns the parts that hold tensors, in whole pages: where they begin and end. Between them are holes."""
         made: list[tuple[int, int]] = []
-        for slot in sorted((slot for slot in self.slots if slot.form.size_bytes), key=lambda slot: slot.offset):
+        for slot in sorted((slot for slot in self.slots if slot.size_bytes), key=lambda slot: slot.offset):
             begin, end = slot.offset - slot.offset % PAGE_BYTES, slot.end + -slot.end % PAGE_BYTES
             if made and begin <= made[-1][1]:
                 made[-1] = (made[-1][0], max(end, made[-1][1]))
@@ -68,17 +59,16 @@ class TensorSlots:
         return made
 
 
-def slots_for(forms: Iterable[Form]) -> TensorSlots:
+def slots_for(tensors: Iterable[TensorSlot]) -> TensorSlots:
     """Finds a place for each tensor. The order within the large and within the small ones is that of the state."""
-    forms = tuple(forms)
-    offsets, end = [0] * len(forms), 0
+    slots, end = [*tensors], 0
     for large, aligned in ((True, BLOCK_BYTES), (False, _SMALL_ALIGNED_BYTES)):
-        for number, form in enumerate(forms):
-            if (form.size_bytes >= BLOCK_BYTES) == large:
-                offsets[number] = end + -end % aligned
-                end = offsets[number] + form.size_bytes
+        for number, slot in enumerate(slots):
+            if (slot.size_bytes >= BLOCK_BYTES) == large:
+                slots[number] = replace(slot, offset=end + -end % aligned)
+                end = slots[number].end
         end += -end % PAGE_BYTES
-    return TensorSlots(tuple(map(TensorSlot, forms, offsets)), end)
+    return TensorSlots(tuple(slots), end)
 
 
 _NO_SLOTS = TensorSlots((), 0)
@@ -87,17 +77,13 @@ _WIPEONFORK = 18
 
 
 class HostMemory:
-    """Memory for one image of a state. It grows when a state needs more, and is registered with CUDA where that is in
-    use, so that copies from a GPU run at the speed of the bus."""
+    """Memory for one image of a state. It grows when a state needs more."""
 
     def __init__(self) -> None:
         self._pages: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._slots = _NO_SLOTS
         self._places: list[torch.Tensor] = []
-        self._pinned: bool | None = None
-        """Whether CUDA knows the memory; None before it was asked."""
-        self._unregister: weakref.finalize[..., HostMemory] | None = None
 
     @property
     def is_taken(self) -> bool:
@@ -111,19 +97,17 @@ class HostMemory:
 
     def keep(self, tensors: Sequence[torch.Tensor]) -> TensorSlots:
         """Copies the tensors and returns their places. When it returns, all bytes are here."""
-        if not self._fits(tensors) or self._to_be_pinned():
-            forms = [Form(_name(t.dtype), tuple(t.shape), t.numel() * t.element_size()) for t in tensors]
-            self.shape(slots_for(forms))
+        if not self._fits(tensors):
+            slots = [TensorSlot(_name(t.dtype), tuple(t.shape), t.numel() * t.element_size()) for t in tensors]
+            self.shape(slots_for(slots))
         with torch.no_grad():
             if tensors:
-                torch._foreach_copy_(self._places, list(tensors), non_blocking=bool(self._pinned))
-            for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
-                torch.cuda.synchronize(device)
+                torch._foreach_copy_(self._places, list(tensors))
         return self._slots
 
     def shape(self, slots: TensorSlots) -> memoryview:
         """Makes the memory ready for these places and returns the image; bytes between tensors are zero then."""
-        if slots.size_bytes > len(self._bytes) or self._to_be_pinned():
+        if slots.size_bytes > len(self._bytes):
             self.release()
             self._take(slots.size_bytes)
         elif self._slots != slots:
@@ -138,9 +122,6 @@ class HostMemory:
 
     def release(self) -> None:
         """Gives the memory back."""
-        if self._unregister is not None:
-            self._unregister()
-        self._pinned = self._unregister = None
         self._places, self._slots = [], _NO_SLOTS
         self._bytes, self._pages = torch.empty(0, dtype=torch.uint8), None
 
@@ -151,10 +132,6 @@ class HostMemory:
             for tensor, place in zip(tensors, self._places, strict=True)
         )
 
-    def _to_be_pinned(self) -> bool:
-        """Tells whether CUDA came into use since the memory was taken."""
-        return self._pinned is None and len(self._bytes) > 0 and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-
     def _take(self, size_bytes: int) -> None:
         if not size_bytes:
             return
@@ -163,20 +140,14 @@ class HostMemory:
             pages.madvise(mmap.MADV_HUGEPAGE)
         _keep_from_forks(pages)
         self._pages, self._bytes = pages, torch.frombuffer(pages, dtype=torch.uint8)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self._pinned = _registered(self._bytes)
-        if self._pinned:
-            self._unregister = weakref.finalize(self, _unregister, self._bytes, os.getpid())
-            self._unregister.atexit = False  # the process takes the memory with it, and CUDA may have ended before
 
     def _place(self, slot: TensorSlot) -> torch.Tensor:
-        form = slot.form
-        dtype = getattr(torch, form.dtype, None)
+        dtype = getattr(torch, slot.dtype, None)
         if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"this PyTorch has no type {form.dtype}")  # noqa: TRY004
-        if not form.size_bytes:
-            return torch.empty(form.shape, dtype=dtype)
-        return self._bytes[slot.offset : slot.end].view(dtype).view(form.shape)
+            raise ValueError(f"this PyTorch has no type {slot.dtype}")  # noqa: TRY004
+        if not slot.size_bytes:
+            return torch.empty(slot.shape, dtype=dtype)
+        return self._bytes[slot.offset : slot.end].view(dtype).view(slot.shape)
 
 
 def _keep_from_forks(pages: mmap.mmap) -> None:
@@ -186,22 +157,6 @@ def _keep_from_forks(pages: mmap.mmap) -> None:
         pages.madvise(_WIPEONFORK)
     except OSError:  # of an older kernel
         pages.madvise(mmap.MADV_DONTFORK)
-
-
-def _registered(memory: torch.Tensor) -> bool:
-    """Registers memory with CUDA; returns whether that worked."""
-    if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0)) == 0:  # type: ignore[no-untyped-call]
-        return True
-    # The next launch of a kernel reports the error as its own and thereby clears it: one that nobody waits for.
-    with contextlib.suppress(RuntimeError, AssertionError):
-        torch.ones((), device="cuda")
-    return False
-
-
-def _unregister(memory: torch.Tensor, pid: int) -> None:
-    """Undoes `_registered`. A forked process has no part in it, and must not call CUDA."""
-    if os.getpid() == pid:
-        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
 
 
 def _name(dtype: torch.dtype) -> str:
