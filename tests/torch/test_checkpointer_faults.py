@@ -392,3 +392,63 @@ def test_a_forked_process_has_zeros_in_place_of_the_memory() -> None:
     memory.keep([torch.full((5000,), 7, dtype=torch.uint8)])
     assert in_a_child(lambda: bytes(memory.image[:5000]) == bytes(5000)) == 0
     assert bytes(memory.image[:5000]) == b"\7" * 5000
+
+
+class Cudart:
+    """Stands for CUDA, which no machine of the tests has."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.calls: list[tuple[str, int]] = []
+
+    def cudaHostRegister(self, address: int, size_bytes: int, flags: int) -> int:
+        self.calls.append(("register", address))
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.calls.append(("unregister", address))
+        return 0
+
+
+@pytest.fixture
+def cudart(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cudart:
+    made = Cudart(getattr(request, "param", 0))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
+    return made
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_memory_is_unregistered_once(cudart: Cudart, released: bool) -> None:
+    memory = HostMemory()
+    memory.keep([torch.ones(5000)])
+    memory.keep([torch.ones(5000)])
+    if released:
+        memory.release()
+    del memory
+    ((first, address), (second, again)) = cudart.calls
+    assert (first, second) == ("register", "unregister")
+    assert address == again
+
+
+def test_a_forked_process_leaves_cuda_alone(cudart: Cudart) -> None:
+    memory = HostMemory()
+    memory.keep([torch.ones(5000)])
+
+    def released() -> bool:
+        memory.release()
+        return len(cudart.calls) == 1
+
+    assert in_a_child(released) == 0
+    memory.release()
+    assert len(cudart.calls) == 2
+
+
+@pytest.mark.parametrize("cudart", [712], indirect=True)
+def test_memory_that_cuda_refuses_is_used_as_it_is(cudart: Cudart) -> None:
+    memory = HostMemory()
+    for value in (1.0, 2.0):
+        memory.keep([torch.full((5000,), value)])
+    assert memory.place(0).eq(2).all()
+    memory.release()
+    assert [call for call, _ in cudart.calls] == ["register"]

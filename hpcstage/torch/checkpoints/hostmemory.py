@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -77,13 +79,17 @@ _WIPEONFORK = 18
 
 
 class HostMemory:
-    """Memory for one image of a state. It grows when a state needs more."""
+    """Memory for one image of a state. It grows when a state needs more, and is registered with CUDA where that is in
+    use, so that copies from a GPU run at the speed of the bus."""
 
     def __init__(self) -> None:
         self._pages: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._slots = _NO_SLOTS
         self._places: list[torch.Tensor] = []
+        self._pinned: bool | None = None
+        """Whether CUDA knows the memory; None before it was asked."""
+        self._unregister: weakref.finalize[..., HostMemory] | None = None
 
     @property
     def is_taken(self) -> bool:
@@ -97,17 +103,19 @@ class HostMemory:
 
     def keep(self, tensors: Sequence[torch.Tensor]) -> TensorSlots:
         """Copies the tensors and returns their places. When it returns, all bytes are here."""
-        if not self._fits(tensors):
+        if not self._fits(tensors) or self._to_be_pinned():
             slots = [TensorSlot(_name(t.dtype), tuple(t.shape), t.numel() * t.element_size()) for t in tensors]
             self.shape(slots_for(slots))
         with torch.no_grad():
             if tensors:
-                torch._foreach_copy_(self._places, list(tensors))
+                torch._foreach_copy_(self._places, list(tensors), non_blocking=bool(self._pinned))
+            for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+                torch.cuda.synchronize(device)
         return self._slots
 
     def shape(self, slots: TensorSlots) -> memoryview:
         """Makes the memory ready for these places and returns the image; bytes between tensors are zero then."""
-        if slots.size_bytes > len(self._bytes):
+        if slots.size_bytes > len(self._bytes) or self._to_be_pinned():
             self.release()
             self._take(slots.size_bytes)
         elif self._slots != slots:
@@ -122,6 +130,9 @@ class HostMemory:
 
     def release(self) -> None:
         """Gives the memory back."""
+        if self._unregister is not None:
+            self._unregister()
+        self._pinned = self._unregister = None
         self._places, self._slots = [], _NO_SLOTS
         self._bytes, self._pages = torch.empty(0, dtype=torch.uint8), None
 
@@ -132,6 +143,10 @@ class HostMemory:
             for tensor, place in zip(tensors, self._places, strict=True)
         )
 
+    def _to_be_pinned(self) -> bool:
+        """Tells whether CUDA came into use since the memory was taken."""
+        return self._pinned is None and len(self._bytes) > 0 and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
     def _take(self, size_bytes: int) -> None:
         if not size_bytes:
             return
@@ -140,6 +155,11 @@ class HostMemory:
             pages.madvise(mmap.MADV_HUGEPAGE)
         _keep_from_forks(pages)
         self._pages, self._bytes = pages, torch.frombuffer(pages, dtype=torch.uint8)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._pinned = _registered(self._bytes)
+        if self._pinned:
+            self._unregister = weakref.finalize(self, _unregister, self._bytes, os.getpid())
+            self._unregister.atexit = False  # the process takes the memory with it, and CUDA may have ended before
 
     def _place(self, slot: TensorSlot) -> torch.Tensor:
         dtype = getattr(torch, slot.dtype, None)
@@ -157,6 +177,22 @@ def _keep_from_forks(pages: mmap.mmap) -> None:
         pages.madvise(_WIPEONFORK)
     except OSError:  # of an older kernel
         pages.madvise(mmap.MADV_DONTFORK)
+
+
+def _registered(memory: torch.Tensor) -> bool:
+    """Registers memory with CUDA; returns whether that worked."""
+    if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0)) == 0:  # type: ignore[no-untyped-call]
+        return True
+    # The next launch of a kernel reports the error as its own and thereby clears it: one that nobody waits for.
+    with contextlib.suppress(RuntimeError, AssertionError):
+        torch.ones((), device="cuda")
+    return False
+
+
+def _unregister(memory: torch.Tensor, pid: int) -> None:
+    """Undoes `_registered`. A forked process has no part in it, and must not call CUDA."""
+    if os.getpid() == pid:
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
 
 
 def _name(dtype: torch.dtype) -> str:
