@@ -39,7 +39,8 @@ def test_after_a_kill_nothing_is_lost(
         check(made, report, is_late=True)
         before = entries(made.target)
         again = made.late()
-        assert report.left or entries(made.target) == before, "another late pass changes nothing"
+        is_settled = not report.left and not report.beside  # a name that was taken may be free by now
+        assert not is_settled or entries(made.target) == before, "another late pass changes nothing"
         check(made, again, is_late=True)
 
 
