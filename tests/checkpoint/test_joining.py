@@ -17,6 +17,8 @@ from hpcstage.checkpoint.job.families import FoundStore, earlier_states
 from hpcstage.checkpoint.job.gathering import Gathering, Share, opened_whole, parts_of, restore_whole
 from hpcstage.checkpoint.job.ledger import CarriedEntry, JobGeneration
 from hpcstage.checkpoint.job.plain import damaged, described
+from hpcstage.upload.facts import Run
+from hpcstage.upload.target import Target
 
 
 def saved(base: Path, node: str, files: dict[str, tuple[str, int]]) -> Share:
@@ -52,7 +54,7 @@ WHOLE = {
 def test_shares_are_one_tree_in_the_target_that_can_be_verified(tmp_path: Path, shares: list[Share]) -> None:
     target = tmp_path / "target"
     target.mkdir()
-    gathering = Gathering(target, "one", "run")
+    gathering = Gathering(Target(Run("run", os.fspath(target), target.stat().st_ino, 0, "host")), "one")
     for share in shares:
         gathering.put(share, share.names)
         assert gathering.has(share.node, 1)
@@ -82,7 +84,7 @@ def test_a_node_finds_its_own_version(tmp_path: Path, shares: list[Share]) -> No
 def test_a_share_that_was_cut_off_is_not_there(tmp_path: Path, shares: list[Share]) -> None:
     target = tmp_path / "target"
     target.mkdir()
-    gathering = Gathering(target, "one", "run")
+    gathering = Gathering(Target(Run("run", os.fspath(target), target.stat().st_ino, 0, "host")), "one")
     gathering.path.mkdir()
     gathering.of("n0", 1).mkdir(parents=True)
     assert not gathering.has("n0", 1)

@@ -17,8 +17,7 @@ from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import LOCK, GenerationId, lock_file
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, LocalSource
-from hpcstage.checkpoint.generations.restoring import making_in, newest_ns, times_of
-from hpcstage.checkpoint.generations.restoring import place as place_entry
+from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.job.completed import began_with, completed_since, is_behind
 from hpcstage.checkpoint.job.gathering import (
     Gathering,
@@ -39,9 +38,11 @@ from hpcstage.checkpoint.job.place import (
     UndrainedEntry,
     reason,
 )
-from hpcstage.checkpoint.job.plain import OURS, described, has_state_of, is_there, names_in, shown_in
+from hpcstage.checkpoint.job.plain import described, give_newer, has_state_of, is_there, names_in, shown_in
 from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
 from hpcstage.errors import HpcstageError
+from hpcstage.upload.making import Making
+from hpcstage.upload.target import Target
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _brought(
 ) -> LonelyEnd:
     """Brings a share to the target; returns what is not in the target under its name then, or what was given names."""
     try:
-        charter.check_target()
+        Target(charter.run, charter.owner).check()
         return _gathered(place, charter, generation, others)
     except (OSError, HpcstageError) as error:
         names = generation.shares.get(charter.node, {})
@@ -101,7 +102,7 @@ def _gathered(
     target = Path(charter.target)
     if _has(target, charter, generation):
         return LonelyEnd()
-    gathering = Gathering(target, f"{charter.run_id}-{generation.number}", charter.run_id)
+    gathering = Gathering(Target(charter.run, charter.owner), f"{charter.run_id}-{generation.number}")
     with _sources({charter.node: place.store, **others}) as sources, _locked(gathering):
         if _has(target, charter, generation):  # another node was first
             gathering.remove()
@@ -134,7 +135,7 @@ def _named(
     shares: Sequence[Share],
 ) -> LonelyEnd:
     """Gives what all nodes brought its names, and removes what the program had removed."""
-    target = gathering.target
+    target = gathering.root
     before = described(target)
     is_behind = before is not None and before.manifest.created_ns >= generation.created_ns
     seen = {*(place.seen() or ())}
@@ -149,7 +150,8 @@ def _named(
         trees = [place.tree, *(one.tree for one in _siblings(place, charter).values())]
         there = {name for tree in trees for name in (names_in(tree) if tree.is_dir() else ())}
         spared = there.union(generation.lacking) - generation.names - generation.dropped.keys()
-        SupersededRemoval(target, place.tree).remove(before.manifest, now.manifest, seen, spared)
+        with Making(gathering.target) as making:
+            SupersededRemoval(making, place.tree).remove(before.manifest, now.manifest, seen, spared)
     remove_superseded(target, charter.run_id, generation.number)
     return LonelyEnd(beside=placed.beside, files=placed.files, size_bytes=placed.size_bytes)
 
@@ -166,7 +168,8 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly
     """Brings to the target what one node of a job left that nobody keeps any more, with what other nodes of it left on
     this machine; after an orderly end of the command all that lies in the directory of a run on one node is complete.
     Raises OSError."""
-    charter.check_target()
+    target = Target(charter.run, charter.owner)
+    target.check()
     siblings = _siblings(place, charter)
     known = [one for each in (place, *siblings.values()) for one in known_generations(each)]
     newest = max((one.number for one in known), default=0)
@@ -180,8 +183,8 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly
         end, damaged = _newest_whole(place, charter, known, {node: one.store for node, one in siblings.items()})
     whole = (end.number or 0) if damaged else max(newest, end.number or 0)
     left = [name for name in _unsaved(place, end.brought, whole) if name not in completed]
-    missing, beside = place_completed(place, completed if is_shown else (), charter)
-    torn, unclosed = place_leftovers(place, left if is_shown or is_continued else [*left, *completed], charter)
+    missing, beside = place_completed(place, completed if is_shown else (), target)
+    torn, unclosed = place_leftovers(place, left if is_shown or is_continued else [*left, *completed], target)
     copied = {*(completed if is_shown else ()), *unclosed}
     return CheckpointReport(
         drained_number=end.number,
@@ -208,19 +211,14 @@ def _newest_whole(
     return LonelyEnd(), damaged
 
 
-def restore_here(place: CheckpointPlace, charter: CheckpointCharter, to: Path) -> int | None:
+def restore_here(place: CheckpointPlace, charter: CheckpointCharter, making: Making) -> int | None:
     """Restores the newest state of a job from what its nodes left on this machine, verified, into a directory that is
     there; entries that are not older stay. Returns its number; None if parts are missing. Raises OSError."""
     for generation in reversed(known_generations(place)):
         stores = {charter.node: place.store, **{node: one.store for node, one in _siblings(place, charter).items()}}
-        with _sources(stores) as sources, suppress(DamagedGeneration), making_in(to) as made:
+        with _sources(stores) as sources, suppress(DamagedGeneration):
             whole = opened_whole(RunStores(sources).shares(generation))
-            tree = made / f"{OURS}tree"
-            tree.mkdir()
-            restore_whole(whole, made, tree)
-            for name in os.listdir(tree):
-                os.rename(tree / name, made / name)
-                place_entry(made / name, to / name, newest_ns(made / name))
+            give_newer(making, restore_whole(whole, making.path, making.path))
             return generation.number
     return None
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from hpcstage.checkpoint.entries import kind_of
 from hpcstage.checkpoint.job.ledger import CarriedEntry, EntryState, JobGeneration, NodeReport
-from hpcstage.checkpoint.job.plain import HIDDEN
+from hpcstage.checkpoint.job.place import HIDDEN
 
 Writers = Mapping[str, tuple[str, ...]]
 """By kind of entry: the nodes that made parts of such entries."""
