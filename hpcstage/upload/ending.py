@@ -7,6 +7,7 @@ this run put into DIR and the command has removed since is removed there, too.
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import stat
@@ -21,7 +22,6 @@ from itertools import repeat
 from hpcstage.upload.facts import Here, Leftover, Put
 from hpcstage.upload.manifest import Manifest
 from hpcstage.upload.scan import Scan, scan
-from hpcstage.upload.target import NO_LINKS
 from hpcstage.upload.uploading import Uploader, is_left
 
 THREADS = 4
@@ -158,17 +158,8 @@ class _Ending:
         self._uploader.make_directory(posixpath.dirname(new))
         self._manifest.note(["try", new, True])
         self._target.discard(temporary)
-        paths = self._target.path(old), self._target.path(temporary)
-        try:
-            try:
-                os.link(*paths, follow_symlinks=False)
-            except OSError as error:
-                if error.errno not in NO_LINKS:
-                    raise
-                os.rename(*paths)
-        except (FileExistsError, FileNotFoundError):
-            if not self._has(temporary, old):  # else the reply to a first try was lost
-                raise
+        if not self._target.link(old, temporary, self._manifest.held[old].inode):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._target.path(temporary))
         return True
 
     def _take_name(self, old: str, new: str, leaving: Collection[str]) -> str:

@@ -123,22 +123,27 @@ class Target:
 
     def give_free(self, temporary: str, place: str, inode: int) -> bool:
         """Gives a temporary entry, which has this inode, a place that was free. Tells whether it has it now; the
-        temporary name is gone then. A directory gets it as what is on a file system without links does. Raises
-        OSError."""
+        temporary name is gone then. Raises OSError."""
         self._check_owner()
+        if not self.link(temporary, place, inode):
+            return False
+        self.discard(temporary)
+        return True
+
+    def link(self, old: str, new: str, inode: int) -> bool:
+        """Gives an entry, which has this inode, another name that was free, which is its only one if it is a directory,
+        or the file system has no links. Tells whether it has it. Raises OSError."""
         try:
-            os.link(self.path(temporary), self.path(place), follow_symlinks=False)
+            os.link(self.path(old), self.path(new), follow_symlinks=False)
         except OSError as error:
             if error.errno in NO_LINKS:
-                if self.look(place) is not None:
+                if self.look(new) is not None:
                     return False
-                self.take_over(temporary, place, inode)
-                return True
-            if not self._has(place, inode):
+                self.take_over(old, new, inode)
+            elif not self._has(new, inode):
                 if error.errno == errno.EEXIST:
                     return False
                 raise
-        self.discard(temporary)
         return True
 
     def take_over(self, temporary: str, place: str, inode: int) -> None:

@@ -14,7 +14,7 @@ from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.job.families import FoundStore, earlier_states
-from hpcstage.checkpoint.job.gathering import Gathering, Share, opened_whole, parts_of, restore_whole
+from hpcstage.checkpoint.job.gathering import Gathering, Share, Superseded, opened_whole, parts_of, restore_whole
 from hpcstage.checkpoint.job.ledger import CarriedEntry, JobGeneration
 from hpcstage.checkpoint.job.plain import damaged, described
 from hpcstage.upload.facts import Run
@@ -60,7 +60,7 @@ def test_shares_are_one_tree_in_the_target_that_can_be_verified(tmp_path: Path, 
         assert gathering.has(share.node, 1)
     whole = opened_whole(shares)
     generation = JobGeneration(1, "0" * 32, 5, {share.node: dict.fromkeys(share.names, "") for share in shares})
-    placed = gathering.give_names(whole, generation, generation.names)
+    placed = gathering.give_names(whole, generation, generation.names, Superseded(tmp_path))
     gathering.remove()
     assert contents(target) == WHOLE
     assert placed.beside == {"s/other": "s/other.n0", "last": "last.n1"}
@@ -74,11 +74,11 @@ def test_shares_are_one_tree_in_the_target_that_can_be_verified(tmp_path: Path, 
 
 def test_a_node_finds_its_own_version(tmp_path: Path, shares: list[Share]) -> None:
     (tmp_path / "base" / "tree").mkdir(parents=True)
-    restore_whole(opened_whole(shares, "n0"), tmp_path / "base", tmp_path / "base" / "tree")
+    restore_whole(opened_whole(shares, "n0"), tmp_path / "base" / "tree")
     found = contents(tmp_path / "base" / "tree")
     assert found["s/other"] == "old"
     assert found["s/other.n1"] == "new"
-    assert os.listdir(tmp_path / "base") == ["tree"]
+    assert sorted(os.listdir(tmp_path / "base" / "tree")) == ["last", "last.n1", "s"]
 
 
 def test_a_share_that_was_cut_off_is_not_there(tmp_path: Path, shares: list[Share]) -> None:

@@ -19,7 +19,7 @@ from hpcstage.checkpoint.generations.files import LOCK, GenerationId
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.job.gathering import SHARES, Gathering, SupersededRemoval, opened_whole
+from hpcstage.checkpoint.job.gathering import SHARES, Gathering, Superseded, opened_whole
 from hpcstage.checkpoint.job.holdings import RunStores
 from hpcstage.checkpoint.job.known import note_generations, note_pending
 from hpcstage.checkpoint.job.late import drain_late, end_alone
@@ -188,7 +188,7 @@ def went_on(node: Node, number: int) -> None:
         shares = RunStores({node.charter.node: source}).shares(made)
         for share in shares:
             gathering.put(share, share.names)
-        gathering.give_names(opened_whole(shares), made, made.names)
+        gathering.give_names(opened_whole(shares), made, made.names, Superseded(node.place.tree))
     gathering.remove()
 
 
@@ -249,5 +249,5 @@ def test_what_nodes_wrote_differently_goes_with_what_the_program_removed(nodes: 
         now = GenerationReader(source).manifest(5)
     assert before is not None
     with Making(Target(nodes[0].charter.run)) as making:
-        SupersededRemoval(making, nodes[0].place.tree).remove(before.manifest, now, {"last.pt"})
+        Superseded(nodes[0].place.tree, {"last.pt"}).remove(making, before.manifest, now)
     assert shown(target) == ["last.pt.n2", *steps(4)]

@@ -7,7 +7,7 @@ goes into a directory that nobody looks into before.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Container
+from collections.abc import Callable, Collection, Container
 from pathlib import Path
 
 from hpcstage.checkpoint.generations.files import Files
@@ -15,7 +15,13 @@ from hpcstage.checkpoint.generations.manifest import EntryType, GenerationManife
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, OpenGeneration
 
 
-def restore(source: BlockSource, number: int, directory: Path, names: Collection[str] | None = None) -> tuple[str, ...]:
+def restore(
+    source: BlockSource,
+    number: int,
+    directory: Path,
+    names: Collection[str] | None = None,
+    pace: Callable[[int], object] = lambda _: None,
+) -> tuple[str, ...]:
     """Makes the entries of a generation in a directory, which is made if it is missing, and in which nothing has their
     names; with `names` those alone. Returns their names. Raises DamagedGeneration and OSError, after which some of them
     may be there in part."""
@@ -23,7 +29,7 @@ def restore(source: BlockSource, number: int, directory: Path, names: Collection
     reader = GenerationReader(source)
     opened = reader.generation(number)
     chosen = times_of(opened.manifest) if names is None else names
-    _restore_entries(reader, opened, directory, chosen)
+    _restore_entries(reader, opened, directory, chosen, pace)
     sync_directory(directory)
     return tuple(chosen)
 
@@ -59,7 +65,13 @@ def verify(source: BlockSource, number: int) -> None:
             pass
 
 
-def _restore_entries(reader: GenerationReader, opened: OpenGeneration, directory: Path, names: Container[str]) -> None:
+def _restore_entries(
+    reader: GenerationReader,
+    opened: OpenGeneration,
+    directory: Path,
+    names: Container[str],
+    pace: Callable[[int], object],
+) -> None:
     """Makes entries in a directory and has all of them on the disk; what is zero of a file stays a hole."""
     files = Files()
     entries = [(i, one) for i, one in enumerate(opened.manifest.entries) if one.name.partition("/")[0] in names]
@@ -74,6 +86,7 @@ def _restore_entries(reader: GenerationReader, opened: OpenGeneration, directory
             with files.created(path) as fd:
                 os.ftruncate(fd, entry.size_bytes)
                 for offset, content in reader.pieces(opened, index):
+                    pace(len(content))
                     files.write(fd, content, offset)
                 _finish(fd, entry)
     for _, entry in reversed(entries):  # a directory's times and mode come after all below it

@@ -9,14 +9,20 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpcstage.checkpoint.generations.files import OURS, Files, GenerationId, GenerationPart, generation_path
-from hpcstage.checkpoint.generations.manifest import EntryType, GenerationManifest
-from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, OpenGeneration, read_whole
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest
+from hpcstage.checkpoint.generations.reading import (
+    BlockSource,
+    GenerationReader,
+    LocalSource,
+    OpenGeneration,
+    read_whole,
+)
 from hpcstage.checkpoint.generations.restoring import restore, sync_directory, times_of
 from hpcstage.checkpoint.job.joining import Joined, describe, join, share_of
 from hpcstage.checkpoint.job.ledger import JobGeneration
@@ -32,7 +38,10 @@ from hpcstage.checkpoint.job.plain import (
     note_beside,
     note_run,
     parts_in,
+    remove_torn,
 )
+from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
+from hpcstage.upload.copying import Pace
 from hpcstage.upload.making import Making, remove_tree
 from hpcstage.upload.target import Target
 
@@ -114,11 +123,6 @@ def with_target(whole: Whole, names: Collection[str], target: Path) -> Whole:
     return Whole(join(listed), opened, whole.shares, lacking)
 
 
-def bring(share: Share, into: Path, names: Collection[str]) -> None:
-    """Restores entries of a share, verified, into a directory of its own. Raises DamagedGeneration and OSError."""
-    restore(share.source, share.number, into, {name: name for name in sorted(share.names & frozenset(names))})
-
-
 def build(joined: Joined, places: Mapping[int, Path], into: Path, names: Collection[str]) -> None:
     """Moves the entries of some names from the directories of their shares to where they are joined."""
     made: list[tuple[Path, int, int]] = []
@@ -157,30 +161,55 @@ def tops_of(joined: Joined) -> dict[str, set[str]]:
 # ---- on a local disk
 
 
-def restore_whole(whole: Whole, base: Path, tree: Path) -> list[str]:
-    """Puts a whole into a directory on the same file system as another, in which it is put together. Returns its names.
-    Raises DamagedGeneration and OSError; then the directory has no part of it."""
-    arriving = base / f"{OURS}arriving"
+def restore_whole(whole: Whole, tree: Path) -> list[str]:
+    """Puts a whole into a directory on the local disk, and returns its names. Raises DamagedGeneration, after which the
+    directory has no part of it, and OSError."""
+    arriving = tree / f"{OURS}arriving"
     remove_tree(arriving)
     arriving.mkdir(0o700)
     try:
-        places: dict[int, Path] = {}
-        for index, share in enumerate(whole.shares):
-            places[index] = arriving / f"{index}"
-            bring(share, places[index], share.names)
-        made = arriving / "whole"
-        made.mkdir(0o700)
+        places = {index: arriving / f"{index}" for index, _ in enumerate(whole.shares)}
+        for share, place in zip(whole.shares, places.values(), strict=True):
+            restore(share.source, share.number, place, sorted(share.names))
         names = sorted({one.entry.name.partition("/")[0] for one in whole.joined.entries})
-        build(whole.joined, places, made, names)
-        for name in names:
-            os.rename(made / name, tree / name)
-        sync_directory(tree)
+        build(whole.joined, places, tree, names)
         return names
     finally:
         remove_tree(arriving)
 
 
 # ---- in the target
+
+
+@dataclass
+class Superseded:
+    """What goes from the target when a newer checkpoint is there: the program removed it."""
+
+    tree: Path
+    """The program's directory; hidden entries that are still there were not removed."""
+    seen: Collection[str] = ()
+    """The entries that the program had."""
+    spared: Collection[str] = ()
+    """Entries of which a node still has a part, which is being written again."""
+    waiting: dict[str, GenerationManifest] = field(default_factory=dict)
+    """By name: the generation of which the one in the target is; it was the newest."""
+
+    def remove(self, making: Making, before: GenerationManifest, now: GenerationManifest) -> None:
+        """Removes entries that the program had, or of which hpcstage gave a node's contents a name (NAME.NODE), and
+        that are in the generation no more. Raises OSError."""
+        new, target = times_of(now), Path(making.target.root)
+        newest_ns = max(new.values(), default=0)
+        own = [name for name in times_of(before) if name in self.seen or is_beside(target, name)]
+        found = self.waiting | dict.fromkeys(own, before)
+        for name, made in found.items():
+            self.waiting.pop(name, None)
+            if name in new or (name.startswith(HIDDEN) and os.path.lexists(self.tree / name)):
+                continue
+            if name in self.spared or times_of(made)[name] >= newest_ns:
+                self.waiting[name] = made
+            elif is_there(target, made, name):
+                making.remove(name)
+                forget_beside(target, [name])
 
 
 @dataclass(frozen=True)
@@ -213,12 +242,12 @@ class Gathering:
         """Returns the directory of a share."""
         return self.path / f"{number:08}" / node.replace("/", "_")
 
-    def put(self, share: Share, names: Collection[str]) -> None:
+    def put(self, share: Share, names: Collection[str], pace: Pace = lambda _: None) -> None:
         """Puts a share there, as far as its entries are among the names. Raises DamagedGeneration and OSError."""
         directory = self.begin(share.node, share.number)
         self._note(share)
-        bring(share, directory, names)
-        (self.noted(share.node, share.number) / _WHOLE).touch()
+        restore(share.source, share.number, directory, sorted(share.names & frozenset(names)), pace)
+        (self._noted(share.node, share.number) / _WHOLE).touch()
         sync_directory(directory.parent)
         sync_directory(self.path)
 
@@ -230,16 +259,33 @@ class Gathering:
             one.mkdir(0o700, exist_ok=True)
         return directory
 
+    def complete(
+        self, shares: Iterable[Share], names: Collection[str]
+    ) -> tuple[list[Share], list[tuple[Share, DamagedGeneration | NodeIsGone]]]:
+        """Puts those shares there that are not. Returns all that are, with their descriptions as sources, and of the
+        others why they cannot be. Raises OSError."""
+        there, missing = list[Share](), list[tuple[Share, DamagedGeneration | NodeIsGone]]()
+        for share in shares:
+            try:
+                if not self.has(share.node, share.number):
+                    self.put(share, names)
+                noted = replace(share, source=LocalSource(self._noted(share.node, share.number)))
+                opened_whole([noted])
+                there.append(noted)
+            except (DamagedGeneration, NodeIsGone) as error:
+                missing.append((share, error))
+        return there, missing
+
     def has(self, node: str, number: int) -> bool:
         """Tells whether all of a share is there, verified."""
-        return (self.noted(node, number) / _WHOLE).exists()
+        return (self._noted(node, number) / _WHOLE).exists()
 
-    def noted(self, node: str, number: int) -> Path:
+    def _noted(self, node: str, number: int) -> Path:
         """Returns the directory with the description of a share, for who cannot read its store."""
         return self.of(f"{node}.description", number)
 
     def _note(self, share: Share) -> None:
-        directory = self.noted(share.node, share.number)
+        directory = self._noted(share.node, share.number)
         remove_tree(directory)
         made = generation_path(directory, share.number)
         made.mkdir(0o700, parents=True)
@@ -247,11 +293,17 @@ class Gathering:
             Files().write_new(made / part, read_whole(share.source, share.number, part))
 
     def give_names(
-        self, whole: Whole, generation: JobGeneration, names: Collection[str], *, is_behind: bool = False
+        self,
+        whole: Whole,
+        generation: JobGeneration,
+        names: Collection[str],
+        superseded: Superseded,
+        *,
+        is_behind: bool = False,
     ) -> PlacedWhole:
         """Gives the entries of some names, all of whose shares are there, their names in the target, each at once;
-        where the target has a later state of another run (`is_behind`), NAME.RUN-ID. Raises OSError; then each entry of
-        the target is whole, an old or a new one."""
+        where the target has a later state of another run (`is_behind`), NAME.RUN-ID. Removes what is superseded. Raises
+        OSError; then each entry of the target is whole, an old or a new one."""
         root, before = self.root, described(self.root)
         now = describe(
             whole.joined, whole.opened, GenerationId(generation.number, generation.attempt), generation.created_ns
@@ -279,7 +331,11 @@ class Gathering:
         if not is_behind:
             known = {} if before is None else parts_in(root, before.manifest.number)
             parts = {name: sorted(generation.marks(name)) for name in sorted(generation.names)}
-            self._describe(now, parts | {name: known[name] for name in generation.put if name in known})
+            with Making(self.target) as making:
+                self._describe(making, now, parts | {name: known[name] for name in generation.put if name in known})
+                if before is not None:
+                    superseded.remove(making, before.manifest, now.manifest)
+                    remove_torn(making, now.manifest)
         sizes = [e.size_bytes for e in now.manifest.entries if e.name.partition("/")[0] in wanted]
         return PlacedWhole(len(sizes), sum(sizes), beside)
 
@@ -287,24 +343,23 @@ class Gathering:
         """Removes the directory."""
         remove_tree(self.path)
 
-    def _describe(self, opened: OpenGeneration, parts: Mapping[str, list[str]]) -> None:
+    def _describe(self, making: Making, opened: OpenGeneration, parts: Mapping[str, list[str]]) -> None:
         """Puts the description of the generation beside its files; that of the one before goes. `parts` are the nodes
         that have a part of each entry."""
         number, directory = opened.manifest.number, self.root / DESCRIPTION
         directory.mkdir(0o700, exist_ok=True)
-        with Making(self.target) as making:
-            made, files = generation_path(making.path, number), Files()
-            made.mkdir(0o700)
-            files.write_new(made / GenerationPart.BLOCKS, opened.table.tobytes())
-            files.write_new(made / GenerationPart.MANIFEST, opened.manifest.to_bytes())
-            files.write_new(made / PARTS, json.dumps(parts).encode())
-            sync_directory(made)
-            for name in os.listdir(directory):
-                if name.isdecimal():
-                    making.remove(f"{DESCRIPTION}/{name}")
-            making.give(made.name, [f"{DESCRIPTION}/{made.name}"])
-            note_run(self.root, self.target.run.run_id, opened.manifest.id)
-            sync_directory(directory)
+        made, files = generation_path(making.path, number), Files()
+        made.mkdir(0o700)
+        files.write_new(made / GenerationPart.BLOCKS, opened.table.tobytes())
+        files.write_new(made / GenerationPart.MANIFEST, opened.manifest.to_bytes())
+        files.write_new(made / PARTS, json.dumps(parts).encode())
+        sync_directory(made)
+        for name in os.listdir(directory):
+            if name.isdecimal():
+                making.remove(f"{DESCRIPTION}/{name}")
+        making.give(made.name, [f"{DESCRIPTION}/{made.name}"])
+        note_run(self.root, self.target.run.run_id, opened.manifest.id)
+        sync_directory(directory)
 
 
 def remove_stale(target: Target) -> None:
@@ -322,34 +377,3 @@ def remove_superseded(target: Path, run_id: str, number: int) -> None:
         of = name.removeprefix(above)
         if of != name and of.isdecimal() and int(of) <= number:
             remove_tree(target / name)
-
-
-@dataclass
-class SupersededRemoval:
-    """Removes from the target what the program removed, when a newer checkpoint is there."""
-
-    making: Making
-    tree: Path
-    """The program's directory; hidden entries that are still there were not removed."""
-    waiting: dict[str, GenerationManifest] = field(default_factory=dict)
-    """By name: the generation of which the one in the target is; it was the newest."""
-
-    def remove(
-        self, before: GenerationManifest, now: GenerationManifest, seen: Collection[str], spared: Collection[str] = ()
-    ) -> None:
-        """Removes entries that the program had, or of which hpcstage gave a node's contents a name (NAME.NODE), and
-        that are in the generation no more; of `spared` ones a node still has a part, which is being written again.
-        Raises OSError."""
-        new, target = times_of(now), Path(self.making.target.root)
-        newest_ns = max(new.values(), default=0)
-        own = [name for name in times_of(before) if name in seen or is_beside(target, name)]
-        found = self.waiting | dict.fromkeys(own, before)
-        for name, made in found.items():
-            self.waiting.pop(name, None)
-            if name in new or (name.startswith(HIDDEN) and os.path.lexists(self.tree / name)):
-                continue
-            if name in spared or times_of(made)[name] >= newest_ns:
-                self.waiting[name] = made
-            elif is_there(target, made, name):
-                self.making.remove(name)
-                forget_beside(target, [name])

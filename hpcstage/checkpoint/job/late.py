@@ -22,7 +22,7 @@ from hpcstage.checkpoint.job.completed import began_with, completed_since, is_be
 from hpcstage.checkpoint.job.gathering import (
     Gathering,
     Share,
-    SupersededRemoval,
+    Superseded,
     opened_whole,
     remove_superseded,
     restore_whole,
@@ -39,7 +39,6 @@ from hpcstage.checkpoint.job.place import (
     reason,
 )
 from hpcstage.checkpoint.job.plain import described, give_newer, has_state_of, is_there, names_in, shown_in
-from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
 from hpcstage.errors import HpcstageError
 from hpcstage.upload.making import Making
 from hpcstage.upload.target import Target
@@ -107,16 +106,10 @@ def _gathered(
         if _has(target, charter, generation):  # another node was first
             gathering.remove()
             return LonelyEnd()
-        shares = RunStores(sources).shares(generation)
-        missing: dict[str, str] = {}
-        for share in shares:
-            if not gathering.has(share.node, share.number):
-                try:
-                    gathering.put(share, share.names)
-                except (DamagedGeneration, NodeIsGone) as error:
-                    missing[share.node] = error.what if isinstance(error, DamagedGeneration) else str(error)
-        if not missing:
+        shares, failed = gathering.complete(RunStores(sources).shares(generation), generation.names)
+        if not failed:
             return _named(place, charter, generation, gathering, shares)
+        missing = {one.node: why.what if isinstance(why, DamagedGeneration) else str(why) for one, why in failed}
         if charter.is_alone:
             gathering.remove()
     names = ", ".join(sorted(missing))
@@ -141,17 +134,11 @@ def _named(
     seen = {*(place.seen() or ())}
     if before is not None and has_state_of(target, charter.run_id, 1):
         seen |= times_of(before.manifest).keys()
-    with ExitStack() as stack:  # NFS removes no directory of which a file is open
-        noted = [LocalSource(gathering.noted(one.node, one.number)) for one in shares]
-        whole = opened_whole([replace(s, source=stack.enter_context(n)) for s, n in zip(shares, noted, strict=True)])
-        placed = gathering.give_names(whole, generation, generation.names, is_behind=is_behind)
-    now = described(target)
-    if before is not None and now is not None and not is_behind:
-        trees = [place.tree, *(one.tree for one in _siblings(place, charter).values())]
-        there = {name for tree in trees for name in (names_in(tree) if tree.is_dir() else ())}
-        spared = there.union(generation.lacking) - generation.names - generation.dropped.keys()
-        with Making(gathering.target) as making:
-            SupersededRemoval(making, place.tree).remove(before.manifest, now.manifest, seen, spared)
+    trees = [place.tree, *(one.tree for one in _siblings(place, charter).values())]
+    there = {name for tree in trees for name in (names_in(tree) if tree.is_dir() else ())}
+    spared = there.union(generation.lacking) - generation.names - generation.dropped.keys()
+    superseded = Superseded(place.tree, seen, spared)
+    placed = gathering.give_names(opened_whole(shares), generation, generation.names, superseded, is_behind=is_behind)
     remove_superseded(target, charter.run_id, generation.number)
     return LonelyEnd(beside=placed.beside, files=placed.files, size_bytes=placed.size_bytes)
 
@@ -218,7 +205,7 @@ def restore_here(place: CheckpointPlace, charter: CheckpointCharter, making: Mak
         stores = {charter.node: place.store, **{node: one.store for node, one in _siblings(place, charter).items()}}
         with _sources(stores) as sources, suppress(DamagedGeneration):
             whole = opened_whole(RunStores(sources).shares(generation))
-            give_newer(making, restore_whole(whole, making.path, making.path))
+            give_newer(making, restore_whole(whole, making.path))
             return generation.number
     return None
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from hpcstage.checkpoint.job.families import StorePlace
 from hpcstage.checkpoint.job.gathering import (
     Gathering,
     Share,
-    SupersededRemoval,
+    Superseded,
     build,
     opened_whole,
     parts_of,
@@ -26,12 +25,10 @@ from hpcstage.checkpoint.job.gathering import (
 )
 from hpcstage.checkpoint.job.holdings import OWN, RunStores
 from hpcstage.checkpoint.job.joining import ShareEntry, join
-from hpcstage.checkpoint.job.ledger import JobGeneration, JobOrder, OrderKind, Outcome
-from hpcstage.checkpoint.job.pacing import PacedSource
+from hpcstage.checkpoint.job.ledger import JobOrder, OrderKind, Outcome
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace, reason
-from hpcstage.checkpoint.job.plain import copy_entries, described, give_name, names_in, remove_torn
+from hpcstage.checkpoint.job.plain import copy_entries, give_name, names_in
 from hpcstage.checkpoint.protection.link import GroupLink
-from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
 from hpcstage.errors import HpcstageError
 from hpcstage.upload.copying import Pace
 from hpcstage.upload.making import Making
@@ -49,7 +46,7 @@ class TargetWork:
     charter: CheckpointCharter
     me: int
     superseded: dict[str, GenerationManifest] = field(default_factory=dict)
-    """See SupersededRemoval."""
+    """See Superseded."""
 
     def done(self, order: JobOrder, pace: Pace) -> Outcome:
         """Brings this node's share, or copies its entries as they are."""
@@ -95,13 +92,11 @@ class TargetWork:
     def _publish(self, gathering: Gathering, order: JobOrder, pace: Pace) -> None:
         generation, names = order.ledger.last, frozenset(order.body["names"])
         assert generation is not None
-        for number, node, of in parts_of(generation):
-            if node != self.charter.node:
-                continue
-            with LocalSource(self.place.store) as source:
-                share = Share(node, number, PacedSource(source, pace), of)
+        with LocalSource(self.place.store) as source:
+            for number, node, of in parts_of(generation):
                 try:
-                    gathering.put(share, of & names)
+                    if node == self.charter.node:
+                        gathering.put(Share(node, number, source, of), names, pace)
                 except DamagedGeneration:
                     if number == generation.number:
                         raise
@@ -114,22 +109,19 @@ class TargetWork:
         lacking = [node for number, node, _ in parts_of(generation) if not gathering.has(node, number)]
         if not can_ask and any(node != self.charter.node for node in lacking):
             return {LACKS: True}
-        before = described(gathering.root)
-        with ExitStack() as stack:
-            stores = {node: StorePlace(index, OWN) for node, index in there.items()}
-            holdings = stack.enter_context(RunStores.opened(stores, self.me, {OWN: self.place.store}, link))
-            shares, gone = self._brought(gathering, holdings, generation, names, there, stack)
-            whole = opened_whole(shares)
-            if gone:
-                whole = with_target(whole, gone, gathering.root)
-            placed = gathering.give_names(whole, generation, names - gone)
-        now = described(gathering.root)
-        if before is not None and now is not None:
-            seen = {*order.ledger.seen, *order.ledger.drained_marks}
-            with Making(gathering.target) as making:
-                removal = SupersededRemoval(making, self.place.tree, self.superseded)
-                removal.remove(before.manifest, now.manifest, seen, order.body["spared"])
-                remove_torn(making, now.manifest)
+        stores = {node: StorePlace(index, OWN) for node, index in there.items()}
+        with RunStores.opened(stores, self.me, {OWN: self.place.store}, link) as holdings:
+            shares, missing = gathering.complete(holdings.shares(generation), names)
+        for share, error in missing:
+            if share.number == generation.number and share.node in there:
+                raise error
+        gone = frozenset(name for share, _ in missing for name in share.names)
+        whole = opened_whole([replace(one, names=one.names - gone) for one in shares if one.names - gone])
+        if gone:
+            whole = with_target(whole, gone, gathering.root)
+        seen = {*order.ledger.seen, *order.ledger.drained_marks}
+        superseded = Superseded(self.place.tree, seen, order.body["spared"], self.superseded)
+        placed = gathering.give_names(whole, generation, names - gone, superseded)
         return {
             "gone": sorted(gone),
             "beside": dict(placed.beside),
@@ -137,33 +129,6 @@ class TargetWork:
             "size_bytes": placed.size_bytes,
             "lines": [f"{name} is gone with its nodes" for name in sorted(whole.lacking)],
         }
-
-    def _brought(
-        self,
-        gathering: Gathering,
-        holdings: RunStores,
-        generation: JobGeneration,
-        names: frozenset[str],
-        there: Mapping[str, int],
-        stack: ExitStack,
-    ) -> tuple[list[Share], frozenset[str]]:
-        """Brings to the target what the nodes could not, since they are lost. Returns all shares that can be read, and
-        the entries of which a part is gone for good."""
-        shares: list[Share] = []
-        gone: set[str] = set()
-        for number, node, of in parts_of(generation):
-            try:
-                if not gathering.has(node, number):
-                    gathering.put(Share(node, number, holdings.source(node), of), of & names)
-                share = Share(node, number, stack.enter_context(LocalSource(gathering.noted(node, number))), of)
-                opened_whole([share])
-                shares.append(share)
-            except (DamagedGeneration, NodeIsGone):
-                if number == generation.number and node in there:
-                    raise
-                gone |= of
-        kept = [Share(one.node, one.number, one.source, one.names - gone) for one in shares]
-        return [one for one in kept if one.names], frozenset(gone)
 
     # ---- what is in no generation
 

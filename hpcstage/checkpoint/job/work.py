@@ -224,7 +224,7 @@ class NodeWork:
                     gone |= share.names
             kept = [share for share in kept if share.number == generation.number or not share.names & gone]
             whole = opened_whole(kept, self._charter.node)
-            restore_whole(whole, self._place.base, self._place.tree)
+            restore_whole(whole, self._place.tree)
             is_rebuilt = holdings.rebuilt_bytes and state.missing
         from_dir = sorted(name for name in gone if os.path.lexists(target / name))
         copy_entries(target, from_dir, self._place.tree)
