@@ -119,6 +119,18 @@ def finish(fd: int, status: os.stat_result) -> os.stat_result:
     return os.fstat(fd)
 
 
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Forces the names of a directory to the disk, where its file system can. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
+            raise
+    finally:
+        os.close(fd)
+
+
 def _copy_range(source: int, to: int, span: range, sums: Sums | None, pace: Pace) -> Sums | None:
     buffer, at = memoryview(bytearray(min(PIECE_BYTES, max(1, len(span))))), span.start
     while at < span.stop:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from itertools import count
 
 from hpcstage.owner import holder_of
+from hpcstage.upload.copying import sync_directory
 from hpcstage.upload.facts import Run
 
 TEMPORARY = ".hpcstage-"
@@ -177,14 +178,7 @@ class Target:
 
     def sync(self, place: str) -> None:
         """Forces a directory to the disk."""
-        fd = os.open(self.path(place), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        except OSError as error:
-            if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
-                raise
-        finally:
-            os.close(fd)
+        sync_directory(self.path(place))
 
     def _digest(self, name: str) -> str:
         owner = f"{self.run.run_id}/{self.run.node}/{name}"

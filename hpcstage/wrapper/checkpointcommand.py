@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -155,20 +155,23 @@ def restore_to(found: FoundCheckpoints, to: Path, number: int | None) -> str:
 def making_in(to: Path) -> Iterator[Making]:
     """Owns a directory while entries are made there. Raises UsageError if another process does, and NoResult."""
     run_id, host, is_new = f"restore-{os.urandom(4).hex()}", socket.gethostname(), not os.path.lexists(to)
-    with _named_errors(to), ExitStack() as stack:
+    try:
         to.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = dirlock.lock(os.fspath(to), os.fspath(to), f"run {run_id} on {host}")
         try:
-            stack.callback(owner.let_go, dirlock.lock(os.fspath(to), os.fspath(to), f"run {run_id} on {host}"))
             target = Target(Run(run_id, os.fspath(to), os.stat(to).st_ino, 0, host))
             sweep(target)
             with Making(target) as making:
                 yield making
-        except BaseException:
-            stack.close()
-            if is_new:
-                with suppress(OSError):  # something was brought
-                    to.rmdir()
-            raise
+        finally:
+            owner.let_go(lock)
+    except BaseException as error:
+        if is_new:
+            with suppress(OSError):  # something was brought
+                to.rmdir()
+        if isinstance(error, OSError):
+            raise NoResult(f"cannot copy to {to}: {error.strerror}", "name another directory") from None
+        raise
 
 
 def _restore_local(place: kept.KeptPlace, making: Making) -> str:
@@ -209,14 +212,6 @@ def _copy(found: FoundCheckpoints, making: Making) -> str:
         name, why = next(iter(bad.items()))
         raise NoResult(f"{name} is not as it was saved: {why}", f"the others were copied to {to}")
     return f"restored generation {found.opened.manifest.number}, verified, to {to}"
-
-
-@contextmanager
-def _named_errors(to: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise NoResult(f"cannot copy to {to}: {error.strerror}", "name another directory") from None
 
 
 def _places(target: Path, config: Config) -> Iterator[kept.KeptPlace]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.checkpoint.generations.manifest import EntryType, GenerationManifest, SavedEntry
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, OpenGeneration
+from hpcstage.upload.copying import sync_directory
 
 
 def restore(
@@ -42,18 +43,6 @@ def times_of(manifest: GenerationManifest) -> dict[str, int]:
         top = entry.name.partition("/")[0]
         times[top] = max(times.get(top, entry.mtime_ns), entry.mtime_ns)
     return times
-
-
-def newest_ns(path: Path) -> int:
-    """Returns the latest time at which an entry, or anything below it, was modified."""
-    newest, pending = os.lstat(path).st_mtime_ns, [os.fspath(path)] if path.is_dir() and not path.is_symlink() else []
-    while pending:
-        with os.scandir(pending.pop()) as found:
-            for entry in found:
-                newest = max(newest, entry.stat(follow_symlinks=False).st_mtime_ns)
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
-    return newest
 
 
 def verify(source: BlockSource, number: int) -> None:
@@ -100,12 +89,3 @@ def _finish(fd: int, entry: SavedEntry) -> None:
     os.fchmod(fd, entry.mode)
     os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
     os.fsync(fd)
-
-
-def sync_directory(path: Path) -> None:
-    """Has the names of a directory on the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -23,7 +23,7 @@ from hpcstage.checkpoint.generations.reading import (
     OpenGeneration,
     read_whole,
 )
-from hpcstage.checkpoint.generations.restoring import restore, sync_directory, times_of
+from hpcstage.checkpoint.generations.restoring import restore, times_of
 from hpcstage.checkpoint.job.joining import Joined, describe, join, share_of
 from hpcstage.checkpoint.job.ledger import JobGeneration
 from hpcstage.checkpoint.job.place import HIDDEN
@@ -41,7 +41,7 @@ from hpcstage.checkpoint.job.plain import (
     remove_torn,
 )
 from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
-from hpcstage.upload.copying import Pace
+from hpcstage.upload.copying import Pace, sync_directory
 from hpcstage.upload.making import Making, remove_tree
 from hpcstage.upload.target import Target
 
@@ -74,28 +74,15 @@ class Whole:
     """Entries that nobody has any more, and why."""
 
 
-def shares_of(generation: JobGeneration, number: int, names: Collection[str]) -> dict[str, frozenset[str]]:
-    """Returns which nodes had some entries in a generation with that number: the newest one, or one that carried
-    entries are of."""
-    if number == generation.number:
-        return {node: frozenset(share) & frozenset(names) for node, share in generation.shares.items()}
-    found: dict[str, set[str]] = {}
-    for name, one in generation.carried.items():
-        for node in one.marks if one.number == number and name in names else ():
-            found.setdefault(node, set()).add(name)
-    return {node: frozenset(of) for node, of in found.items()}
-
-
 def parts_of(generation: JobGeneration) -> list[tuple[int, str, frozenset[str]]]:
     """Returns all parts of a generation: number, node and entries; the parts of carried entries are those of older
     ones."""
-    numbers = {generation.number, *(one.number for one in generation.carried.values())}
-    return [
-        (number, node, names)
-        for number in sorted(numbers, reverse=True)
-        for node, names in sorted(shares_of(generation, number, generation.names).items())
-        if names
-    ]
+    found = {(generation.number, node): set(share) for node, share in generation.shares.items() if share}
+    for name, one in generation.carried.items():
+        for node in one.marks:
+            found.setdefault((one.number, node), set()).add(name)
+    newest_first = sorted(found, key=lambda part: (-part[0], part[1]))
+    return [(number, node, frozenset(found[number, node])) for number, node in newest_first]
 
 
 def opened_whole(shares: Sequence[Share], preferred: str = "") -> Whole:
@@ -354,10 +341,12 @@ class Gathering:
         files.write_new(made / GenerationPart.MANIFEST, opened.manifest.to_bytes())
         files.write_new(made / PARTS, json.dumps(parts).encode())
         sync_directory(made)
-        for name in os.listdir(directory):
-            if name.isdecimal():
-                making.remove(f"{DESCRIPTION}/{name}")
+        others = [name for name in os.listdir(directory) if name.isdecimal()]
+        for name in (one for one in others if one >= made.name):
+            making.remove(f"{DESCRIPTION}/{name}")
         making.give(made.name, [f"{DESCRIPTION}/{made.name}"])
+        for name in (one for one in others if one < made.name):
+            making.remove(f"{DESCRIPTION}/{name}")
         note_run(self.root, self.target.run.run_id, opened.manifest.id)
         sync_directory(directory)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpcstage.checkpoint.generations.restoring import newest_ns
 from hpcstage.checkpoint.job.place import CheckpointPlace, UndrainedEntry, reason
 from hpcstage.checkpoint.job.plain import (
     copy_entries,
@@ -21,6 +20,7 @@ from hpcstage.checkpoint.job.plain import (
     is_carried,
     is_same,
     is_there,
+    newest_ns,
     note_beside,
     note_torn,
     size_of,

@@ -20,12 +20,12 @@ from hpcstage.checkpoint.generations.files import OURS, Files, GenerationId, gen
 from hpcstage.checkpoint.generations.layout import BlockLayout
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest, SavedEntry
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource, OpenGeneration
-from hpcstage.checkpoint.generations.restoring import newest_ns, sync_directory, times_of
+from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged, link_target
 from hpcstage.checkpoint.generations.terms import CommitMeter, CommitPhase, CommitTerms
 from hpcstage.checkpoint.job.place import HIDDEN
 from hpcstage.errors import HpcstageError
-from hpcstage.upload.copying import Pace, Source, finish
+from hpcstage.upload.copying import Pace, Source, finish, sync_directory
 from hpcstage.upload.making import Making
 from hpcstage.writing import replace_text
 
@@ -237,6 +237,11 @@ def give_newer(making: Making, names: Iterable[str]) -> list[str]:
 def size_of(path: Path) -> int:
     """Returns the bytes of all files of a checkpoint. Raises OSError."""
     return sum(os.lstat(one).st_size for one in _below(path) if os.path.isfile(one) and not os.path.islink(one))
+
+
+def newest_ns(path: Path) -> int:
+    """Returns the latest time at which a checkpoint, or anything below it, was modified. Raises OSError."""
+    return max((os.lstat(one).st_mtime_ns for one in _below(path)), default=0)
 
 
 def top_of(entry: SavedEntry) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
 from hpcstage.checkpoint.generations.reading import LocalSource
-from hpcstage.checkpoint.generations.restoring import newest_ns
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.job.families import StorePlace
 from hpcstage.checkpoint.job.gathering import (
@@ -27,7 +26,7 @@ from hpcstage.checkpoint.job.holdings import OWN, RunStores
 from hpcstage.checkpoint.job.joining import ShareEntry, join
 from hpcstage.checkpoint.job.ledger import JobOrder, OrderKind, Outcome
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace, reason
-from hpcstage.checkpoint.job.plain import copy_entries, give_name, names_in
+from hpcstage.checkpoint.job.plain import copy_entries, give_name, names_in, newest_ns
 from hpcstage.checkpoint.protection.link import GroupLink
 from hpcstage.errors import HpcstageError
 from hpcstage.upload.copying import Pace
