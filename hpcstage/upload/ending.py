@@ -150,7 +150,7 @@ class _Ending:
     def _put_aside(self, old: str, new: str) -> bool:
         """Gives what DIR held a temporary name. Tells whether it has it."""
         temporary = self._target.temporary(new)
-        if self._has(temporary, old):
+        if self._has(temporary, old) or self._lies_beside(new, old) not in {"", old}:
             return True
         if not self._has(old, old):
             self._failed[new] = f"{self._target.path(old)} was replaced meanwhile"
@@ -168,22 +168,28 @@ class _Ending:
             return new
         temporary, known = self._target.temporary(new), self._manifest.puts.get(new)
         self._uploader.touch(new)
-        found = self._target.look(new)
+        found, inode = self._target.look(new), self._manifest.held[old].inode
+        place = self._lies_beside(new, old)
+        if place and (found is not None or place != old):
+            self._target.discard(temporary)
+            self._report.beside[new] = place
+            return place
         if found is not None:
             is_leaving = new in leaving and self._has(new, new)
             if is_leaving or self._uploader.may_replace(new, new, found, [known] if known else []):
-                self._target.take_over(temporary, new, self._manifest.held[old].inode)
+                self._target.take_over(temporary, new, inode)
                 return new
-        if found is not None and old.startswith(f"{new}.{self._manifest.run.suffix}"):  # it lies beside already
-            self._target.discard(temporary)
-            self._report.beside[new] = old
-            return old
         place = new
-        while not self._target.give_free(temporary, place, self._manifest.held[old].inode):
+        while not self._target.give_free(temporary, place, inode):
             place = self._target.places_beside(new, "")[0]
         if place != new:
             self._report.beside[new] = place
         return place
+
+    def _lies_beside(self, new: str, old: str) -> str:
+        """Returns where what DIR held lies beside its new name, put there by a process that was killed; else nothing."""
+        place = self._target.places_beside(new, "", self._manifest.held[old].inode)[0]
+        return place if self._has(place, old) else ""
 
     # ---- files
 

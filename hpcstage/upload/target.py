@@ -90,9 +90,11 @@ class Target:
         with suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(self.path(place))
 
-    def places_beside(self, name: str, last: str) -> list[str]:
-        """Returns where a file may lie whose name somebody else's has: where it lay the last time, else free places."""
-        free = next(place for place in self.names_beside(name) if self.look(place) is None)
+    def places_beside(self, name: str, last: str, inode: int = 0) -> list[str]:
+        """Returns where a file, which may have this inode, may lie whose name somebody else's has: where it lay the
+        last time, else the first place that is free or its own."""
+        places = self.names_beside(name)
+        free = next(place for place in places if (found := self.look(place)) is None or found.st_ino == inode)
         return [last, free] if last not in {"", name} else [free]
 
     def names_beside(self, name: str) -> Iterator[str]:

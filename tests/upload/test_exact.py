@@ -50,6 +50,13 @@ def test_what_lay_in_dir_before_that_was_noted_is_known(step: int) -> None:
         check(made, made.late(), is_late=True)
 
 
+@pytest.mark.parametrize("step", range(14))
+def test_what_lay_beside_before_that_was_noted_lies_there_once(step: int) -> None:
+    with world({"a": b"", "b": b"", "d/a": b""}, [step]) as made:
+        made.do([("exchange", "a", "d")])
+        check(made, made.end(), is_late=True)
+
+
 def test_what_dir_held_keeps_its_mode_where_a_directory_has_the_name() -> None:
     with world({"a": b"held"}, []) as made:
         made.do([("remove", "a"), ("mkdir", "a"), ("chmod", "a", 0o755), ("write", "a/b", b"one")])
