@@ -284,11 +284,13 @@ class _Ending:
         report.skipped = found.skipped
         report.left = [*found.left, *(Leftover(name, why) for name, why in self._failed.items())]
         report.beside.update(
-            {name: manifest.puts[name].place for name in manifest.puts.beside() if self._is_here(name)}
+            {name: manifest.puts[name].place for name in manifest.puts.beside() if found.has(self._tree, name)}
         )
         for place, held in manifest.held.items():
             is_shown = (
-                place in found.moved or self._is_here(place) or (held.link and self._uploader.is_shown(held.link))
+                place in found.moved
+                or found.has(self._tree, place)
+                or (held.link and self._uploader.is_shown(held.link))
             )
             if not is_shown:
                 report.kept[place] = HELD
