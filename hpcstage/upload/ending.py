@@ -139,6 +139,8 @@ class _Ending:
                 if self._has(old, old) and place != old:
                     self._uploader.touch(old)
                     self._target.remove(old)
+        for old in ready.keys() & set(moved.values()):
+            moved.setdefault(old, self._target.temporary(ready[old]))  # another has its old name, and it got no new one
         if moved:
             self._manifest.note(["moved", "", [[old, new] for old, new in moved.items()]])
 

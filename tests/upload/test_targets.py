@@ -118,6 +118,14 @@ def test_what_fails_now_and_then_is_named_and_comes_later(
         check(made, again, is_late=True)
 
 
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOSPC])
+def test_names_that_are_exchanged_lose_nothing_where_one_call_fails(number: int) -> None:
+    for at in range(60):
+        with world({"a": b"one", "e/a": b"two"}, []) as made:
+            done(made, [("exchange", "a", "e/a")], planned({at: number}))
+            check(made, made.late(), is_late=True)
+
+
 @SLOW
 @given(held=helds, history=histories, number=st.sampled_from(sorted(REFUSED)), after=st.integers(0, 60))
 def test_a_target_that_is_read_only_or_full_from_some_time_on_gets_all_later(
