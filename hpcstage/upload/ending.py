@@ -7,6 +7,7 @@ this run put into DIR and the command has removed since is removed there, too.
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import stat
@@ -21,7 +22,6 @@ from itertools import repeat
 from hpcstage.upload.facts import Here, Leftover, Put
 from hpcstage.upload.manifest import Manifest
 from hpcstage.upload.scan import Scan, scan
-from hpcstage.upload.target import NO_LINKS
 from hpcstage.upload.uploading import Uploader, is_left
 
 THREADS = 4
@@ -160,17 +160,8 @@ class _Ending:
         self._uploader.make_directory(posixpath.dirname(new))
         self._manifest.note(["try", new, True])
         self._target.discard(temporary)
-        paths = self._target.path(old), self._target.path(temporary)
-        try:
-            try:
-                os.link(*paths, follow_symlinks=False)
-            except OSError as error:
-                if error.errno not in NO_LINKS:
-                    raise
-                os.rename(*paths)
-        except (FileExistsError, FileNotFoundError):
-            if not self._has(temporary, old):  # else the reply to a first try was lost
-                raise
+        if not self._target.link(old, temporary, self._manifest.held[old].inode):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._target.path(temporary))
         return True
 
     def _take_name(self, old: str, new: str, leaving: Collection[str]) -> str:
@@ -295,11 +286,13 @@ class _Ending:
         report.skipped = found.skipped
         report.left = [*found.left, *(Leftover(name, why) for name, why in self._failed.items())]
         report.beside.update(
-            {name: manifest.puts[name].place for name in manifest.puts.beside() if self._is_here(name)}
+            {name: manifest.puts[name].place for name in manifest.puts.beside() if found.has(self._tree, name)}
         )
         for place, held in manifest.held.items():
             is_shown = (
-                place in found.moved or self._is_here(place) or (held.link and self._uploader.is_shown(held.link))
+                place in found.moved
+                or found.has(self._tree, place)
+                or (held.link and self._uploader.is_shown(held.link))
             )
             if not is_shown:
                 report.kept[place] = HELD

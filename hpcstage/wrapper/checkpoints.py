@@ -85,7 +85,7 @@ class RunCheckpoints(RunOutputs):
         if self.place is not None:
             for earlier, lock in self._earlier:
                 with suppress(HpcstageError):  # a signal came
-                    leftovers.drain(earlier, lock, RESTORED_S, has_target=True)
+                    leftovers.drain(earlier, lock, RESTORED_S, owning=self.place.run_id)
         super().give_up(why)
 
     def _prepare(self, place: kept.KeptPlace, node: RunNode, config: Config) -> None:
@@ -115,7 +115,7 @@ class RunCheckpoints(RunOutputs):
         if not self.exit_code:
             for earlier, lock in self._earlier:
                 with suppress(HpcstageError):  # a signal came
-                    leftovers.drain(earlier, lock, leftovers.AT_START_S, has_target=True)
+                    leftovers.drain(earlier, lock, leftovers.AT_START_S, owning=place.run_id)
 
     def _close(self) -> None:
         super()._close()

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,18 +59,18 @@ class ForkedDrain:
         timeout_s: float,
         *,
         is_orderly: bool = False,
-        has_target: bool = False,
+        owning: str = "",
     ) -> None:
         """`lock` is the exclusive lock of `place`; `is_orderly`: the command ended by itself, with exit code 0;
-        `has_target`: the caller has the lock of DIR, too."""
+        `owning`: the run of the caller, if it has the lock of DIR, too."""
         self._unknown = OutputsPart(directory="?", local_dir=os.fspath(place.tree))
         self._ends_at = time.monotonic() + timeout_s + _GRACE_S
         self._said = b""
         self._out, into = os.pipe()
         if place.holds_checkpoints:
-            work = partial(_drained_checkpoints, place, is_orderly=is_orderly, has_target=has_target)
+            work = partial(_drained_checkpoints, place, is_orderly=is_orderly, owning=owning)
         else:
-            work = partial(_drained_outputs, place, has_target=has_target)
+            work = partial(_drained_outputs, place, owning=owning)
         self._pid = fork(lambda: _tell(work, into), {into, *lock.fds}, says_why=False)
         os.close(into)
 
@@ -110,12 +111,12 @@ def _tell(drained: Callable[[], OutputsPart], into: int) -> None:
 
 
 @contextmanager
-def _locked(target: str, run_id: str, *, has_target: bool) -> Iterator[str]:
+def _locked(target: str, run_id: str, *, owning: str) -> Iterator[str]:
     """Holds the lock of DIR, unless the caller or the run around it has it, and yields the run that has it. Raises
     TargetInUse."""
-    fd = None if has_target else _lock_of(target, run_id)
+    fd = None if owning else _lock_of(target, run_id)
     try:
-        yield run_id if has_target or fd is not None else os.environ.get(RUN_ID, run_id)
+        yield owning or (os.environ.get(RUN_ID, run_id) if fd is None else run_id)
     finally:
         if fd is not None:
             owner.let_go(fd)
@@ -137,20 +138,21 @@ def _lock_of(target: str, run_id: str) -> int | None:
             return None
 
 
-def _drained_checkpoints(place: kept.KeptPlace, *, is_orderly: bool, has_target: bool) -> OutputsPart:
+def _drained_checkpoints(place: kept.KeptPlace, *, is_orderly: bool, owning: str) -> OutputsPart:
     """Drains the newest generation, and what is in none. Where the directory on the shared file system has gone, is
     another one by now, or is in use by another run, nothing is tried."""
     from hpcstage.checkpoint.job.late import drain_late
     from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
+    from hpcstage.upload.target import Target
 
     local = CheckpointPlace(place.output)
     part = OutputsPart(directory="?", local_dir=os.fspath(local.tree))
     try:
         charter = CheckpointCharter.load(local)
         part = OutputsPart(directory=charter.target, local_dir=os.fspath(local.tree))
-        charter.check_target()
-        with _locked(charter.target, charter.run_id, has_target=has_target):
-            report = drain_late(local, charter, is_orderly=is_orderly)
+        Target(charter.run).check_same()
+        with _locked(charter.target, charter.run_id, owning=owning) as owner_id:
+            report = drain_late(local, replace(charter, owner=owner_id), is_orderly=is_orderly)
     except dirlock.TargetInUse as error:
         return outputpart.unknown(part, error.what)
     except OSError as error:
@@ -160,7 +162,7 @@ def _drained_checkpoints(place: kept.KeptPlace, *, is_orderly: bool, has_target:
     return outputpart.part_of(report.to_json(), part)
 
 
-def _drained_outputs(place: kept.KeptPlace, *, has_target: bool) -> OutputsPart:
+def _drained_outputs(place: kept.KeptPlace, *, owning: str) -> OutputsPart:
     """Compares file by file. Where the directory on the shared file system has gone, is another one by now, or is in
     use by another run, nothing is tried."""
     from hpcstage.upload.drain import upload_late
@@ -175,8 +177,8 @@ def _drained_outputs(place: kept.KeptPlace, *, has_target: bool) -> OutputsPart:
         manifest.close()
         part = OutputsPart(directory=manifest.run.target, local_dir=local.tree)
         Target(manifest.run).check_same()
-        with _locked(manifest.run.target, manifest.run.run_id, has_target=has_target) as owning:
-            result = upload_late(local, owning)
+        with _locked(manifest.run.target, manifest.run.run_id, owning=owning) as owner_id:
+            result = upload_late(local, owner_id)
     except dirlock.TargetInUse as error:
         return outputpart.unknown(part, error.what)
     except OSError as error:
@@ -290,13 +292,13 @@ def _taken(
             lock.let_go()
 
 
-def drain(place: kept.KeptPlace, lock: kept.KeptLock, timeout_s: float, *, has_target: bool = False) -> OutputsPart:
+def drain(place: kept.KeptPlace, lock: kept.KeptLock, timeout_s: float, *, owning: str = "") -> OutputsPart:
     """Drains the directory of a run that is over, whose exclusive lock the caller holds; deletes it if all is drained.
-    `has_target` tells whether the caller has the lock of DIR, too. Raises NotStarted when a signal that is blocked will
-    end this process."""
+    `owning` is the run of the caller, if it has the lock of DIR, too. Raises NotStarted when a signal that is blocked
+    will end this process."""
     run_id = place.run_id
     messages.warn(f"copying the {what(place)} that run {run_id} left in {place.output}")
-    drain = ForkedDrain(place, lock, timeout_s, has_target=has_target)
+    drain = ForkedDrain(place, lock, timeout_s, owning=owning)
     try:
         while not drain.is_over(_WAIT_S):
             if is_fatal_pending():

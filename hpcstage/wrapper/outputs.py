@@ -339,8 +339,9 @@ class RunOutputs:
             self._held = None
         lock = place.take()
         if lock is not None:
-            flags = {"is_orderly": self._is_orderly, "has_target": self._lock is not None}
-            self._late, self._held = ForkedDrain(place, lock, LONGEST_S, **flags), lock
+            owning = "" if self._lock is None else place.run_id
+            self._late = ForkedDrain(place, lock, LONGEST_S, is_orderly=self._is_orderly, owning=owning)
+            self._held = lock
             return True
         self._free_until = self._free_until or time.monotonic() + _FREE_S
         time.sleep(_LOOK_S)

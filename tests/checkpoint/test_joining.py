@@ -14,9 +14,11 @@ from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.job.families import FoundStore, earlier_states
-from hpcstage.checkpoint.job.gathering import Gathering, Share, opened_whole, restore_whole
+from hpcstage.checkpoint.job.gathering import Gathering, Share, Superseded, opened_whole, restore_whole
 from hpcstage.checkpoint.job.ledger import JobEntry, JobGeneration
 from hpcstage.checkpoint.job.plain import damaged, described
+from hpcstage.upload.facts import Run
+from hpcstage.upload.target import Target
 
 
 def saved(base: Path, node: str, files: dict[str, tuple[str, int]]) -> Share:
@@ -52,7 +54,7 @@ WHOLE = {
 def test_shares_are_one_tree_in_the_target_that_can_be_verified(tmp_path: Path, shares: list[Share]) -> None:
     target = tmp_path / "target"
     target.mkdir()
-    gathering = Gathering(target, "one", "run")
+    gathering = Gathering(Target(Run("run", os.fspath(target), target.stat().st_ino, 0, "host")), "one")
     for share in shares:
         gathering.put(share, share.names)
         assert gathering.has(share.node, 1)
@@ -60,7 +62,7 @@ def test_shares_are_one_tree_in_the_target_that_can_be_verified(tmp_path: Path, 
     nodes = tuple(share.node for share in shares)
     entries = {name: JobEntry(1, dict.fromkeys(nodes, "")) for share in shares for name in share.names}
     generation = JobGeneration(1, "0" * 32, 5, nodes, entries)
-    placed = gathering.give_names(whole, generation, generation.names)
+    placed = gathering.give_names(whole, generation, generation.names, Superseded(tmp_path))
     gathering.remove()
     assert contents(target) == WHOLE
     assert placed.beside == {"s/other": "s/other.n0", "last": "last.n1"}
@@ -74,17 +76,17 @@ def test_shares_are_one_tree_in_the_target_that_can_be_verified(tmp_path: Path, 
 
 def test_a_node_finds_its_own_version(tmp_path: Path, shares: list[Share]) -> None:
     (tmp_path / "base" / "tree").mkdir(parents=True)
-    restore_whole(opened_whole(shares, "n0"), tmp_path / "base", tmp_path / "base" / "tree")
+    restore_whole(opened_whole(shares, "n0"), tmp_path / "base" / "tree")
     found = contents(tmp_path / "base" / "tree")
     assert found["s/other"] == "old"
     assert found["s/other.n1"] == "new"
-    assert os.listdir(tmp_path / "base") == ["tree"]
+    assert sorted(os.listdir(tmp_path / "base" / "tree")) == ["last", "last.n1", "s"]
 
 
 def test_a_share_that_was_cut_off_is_not_there(tmp_path: Path, shares: list[Share]) -> None:
     target = tmp_path / "target"
     target.mkdir()
-    gathering = Gathering(target, "one", "run")
+    gathering = Gathering(Target(Run("run", os.fspath(target), target.stat().st_ino, 0, "host")), "one")
     gathering.path.mkdir()
     gathering.of("n0", 1).mkdir(parents=True)
     assert not gathering.has("n0", 1)

@@ -58,6 +58,15 @@ def test_what_lay_beside_before_that_was_noted_lies_there_once(step: int) -> Non
         check(made, made.end(), is_late=True)
 
 
+def test_what_is_seen_through_a_link_only_is_not_there() -> None:
+    with world({"a": b"", "e/a": b""}, []) as made:  # the link to `a` of DIR leads to a directory in the end
+        made.do([("remove", "e/a"), ("write", "e/a", b""), ("exchange", "a", "e")])
+        check(made, made.end(), is_late=False)
+    with world({}, []) as made:
+        made.do([("mkdir", "d"), ("write", "d/a", b"one"), ("upload", "d/a"), ("rename", "d", "e"), ("link", "d", "e")])
+        check(made, made.end(), is_late=False)
+
+
 def test_what_dir_held_keeps_its_mode_where_a_directory_has_the_name() -> None:
     with world({"a": b"held"}, []) as made:
         made.do([("remove", "a"), ("mkdir", "a"), ("chmod", "a", 0o755), ("write", "a/b", b"one")])

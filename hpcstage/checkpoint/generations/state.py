@@ -26,7 +26,7 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
-from hpcstage.checkpoint.generations.files import PIECE_BYTES, RESTORING, Files
+from hpcstage.checkpoint.generations.files import OURS, PIECE_BYTES, Files
 from hpcstage.checkpoint.generations.layout import BLOCK_BYTES, BlockLayout, Hashes, parts_of
 from hpcstage.checkpoint.generations.manifest import EntryType, SavedEntry
 from hpcstage.checkpoint.generations.terms import CommitMeter
@@ -115,8 +115,8 @@ class FileTree:
         """Returns the entries. Raises StateChanged, and a ValueError unless each of the given names is one of the
         directory itself, given once."""
         names = self.names
-        if names is None:  # without what a restore that goes on or was killed makes
-            names = [name for name in _listed(files, self.directory) if not name.startswith(RESTORING)]
+        if names is None:  # without what is ours
+            names = [name for name in _listed(files, self.directory) if not name.startswith(OURS)]
         _check_names(names)
         found = [one for name in sorted(names) for one in _walk(files, self.directory, name)]
         return FoundState(files, self.directory, tuple(e for e, _ in found), tuple(f for _, f in found))
@@ -201,7 +201,7 @@ def _program_path(path: Path) -> Iterator[None]:
 
 def _check_names(names: Sequence[str]) -> None:
     for name in names:
-        if name in ("", ".", "..") or "/" in name or "\0" in name or name.startswith(RESTORING):
+        if name in ("", ".", "..") or "/" in name or "\0" in name or name.startswith(OURS):
             raise ValueError(f"{name!r} is no name in the directory of a state")
     if len(set(names)) < len(names):
         raise ValueError("a name of a state is given twice")

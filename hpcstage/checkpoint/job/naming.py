@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from hpcstage.checkpoint.entries import kind_of
 from hpcstage.checkpoint.job.ledger import EntryState, JobEntry, JobGeneration, NodeReport
-from hpcstage.checkpoint.job.plain import HIDDEN
+from hpcstage.checkpoint.job.place import HIDDEN
 
 Writers = Mapping[str, tuple[str, ...]]
 """By kind of entry: the nodes that made parts of such entries."""

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpcstage.checkpoint.entries import CompleteEntries, mark_of
+from hpcstage.checkpoint.generations.files import OURS
 from hpcstage.checkpoint.generations.manifest import GenerationManifest
-from hpcstage.checkpoint.generations.restoring import remove_leftovers
 from hpcstage.checkpoint.job.completed import CompletedNote
 from hpcstage.checkpoint.job.coordinator import CouncilTerms
 from hpcstage.checkpoint.job.council import Council, Do, Say
@@ -25,6 +25,7 @@ from hpcstage.checkpoint.job.ledger import EntryState, JobLedger, JobOrder, Lane
 from hpcstage.checkpoint.job.leftovers import bytes_of
 from hpcstage.checkpoint.job.pacing import SHARE, ProcessorShare
 from hpcstage.checkpoint.job.place import (
+    HIDDEN,
     CannotKeep,
     CheckpointCharter,
     CheckpointPlace,
@@ -32,15 +33,16 @@ from hpcstage.checkpoint.job.place import (
     DrainTerms,
     UndrainedEntry,
 )
-from hpcstage.checkpoint.job.plain import HIDDEN, OURS, names_in
+from hpcstage.checkpoint.job.plain import names_in
 from hpcstage.checkpoint.job.talking import Heard, PresentNodes, Talk, wait
 from hpcstage.checkpoint.job.targetprocess import TargetProcess
-from hpcstage.checkpoint.job.targetwork import Pace, TargetWork
+from hpcstage.checkpoint.job.targetwork import TargetWork
 from hpcstage.checkpoint.job.work import NodeWork
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.link import Encoded
 from hpcstage.reading import readable
+from hpcstage.upload.copying import Pace
 
 CONNECT_S = 60.0
 """The longest wait for the other nodes before the command starts."""
@@ -244,7 +246,6 @@ class NodeAgent:
         tree = self._place.tree
         if self._entries is not None:
             self._entries.close()
-        remove_leftovers(tree)
         self._restored = {name: mark_of(tree, name) for name in names_in(tree)}
         self._entries = CompleteEntries(tree, time.monotonic(), known=names_in(tree))
         self._entries.look(time.monotonic())  # before the program may write: what is there is complete as it is now

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.checkpoint.entries import mark_of
-from hpcstage.checkpoint.generations.files import Files, GenerationPart
-from hpcstage.checkpoint.generations.reading import BlockSource
+from hpcstage.checkpoint.generations.files import Files
 from hpcstage.checkpoint.generations.state import FileTree, FoundState, StateChanged
 from hpcstage.checkpoint.generations.terms import CommitProgress
 
@@ -63,24 +62,3 @@ class MarkedTree:
             if mark_of(self.directory, name) != mark:
                 raise StateChanged(self.directory / name)
         return found
-
-
-@dataclass(frozen=True)
-class PacedSource:
-    """A source whose reads wait, so that a drain keeps below a rate."""
-
-    source: BlockSource
-    pace: Callable[[int], object]
-
-    def numbers(self) -> Sequence[int]:
-        """See BlockSource."""
-        return self.source.numbers()
-
-    def size_bytes(self, number: int, part: GenerationPart) -> int:
-        """See BlockSource."""
-        return self.source.size_bytes(number, part)
-
-    def read_into(self, number: int, part: GenerationPart, view: memoryview, offset: int) -> int:
-        """See BlockSource."""
-        self.pace(len(view))
-        return self.source.read_into(number, part, view, offset)

@@ -6,7 +6,6 @@ Owns the store of the node, the files that say which generations all nodes have,
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,12 +31,12 @@ from hpcstage.checkpoint.job.pacing import MarkedTree, ProcessorShare
 from hpcstage.checkpoint.job.place import CannotKeep, CheckpointCharter, CheckpointPlace, UndrainedEntry, reason
 from hpcstage.checkpoint.job.plain import (
     checkpoints_in,
+    copy_entries,
     described,
     described_run,
     is_there,
     names_in,
     of_others,
-    place_copies,
     shown_in,
     size_of,
 )
@@ -46,6 +45,8 @@ from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.orders import EncodeOrder
 from hpcstage.errors import HpcstageError
+from hpcstage.upload.making import remove_tree, sweep
+from hpcstage.upload.target import Target
 
 
 class NodeWork:
@@ -138,12 +139,14 @@ class NodeWork:
     # ---- the start
 
     def _begin(self, order: JobOrder) -> dict[str, object]:
-        self._charter.check_target()
-        target, tree = Path(self._charter.target), self._place.tree
+        opened = Target(self._charter.run)
+        opened.check_same()
+        target, tree = Path(opened.root), self._place.tree
         if order.by == self._me:
-            remove_stale(target)
+            remove_stale(opened)
+        sweep(opened)  # on each node: an entry may have lost its name
         for name in os.listdir(tree):
-            _remove(tree / name)
+            remove_tree(tree / name)
         lines: list[str] = []
         if order.body["state"] is None:
             began = from_target(self._place, target)
@@ -219,7 +222,7 @@ class NodeWork:
                 except DamagedGeneration:
                     gone |= share.names
             whole = opened_whole(without(shares, gone), self._charter.node)
-            restore_whole(whole, self._place.base, self._place.tree)
+            restore_whole(whole, self._place.tree)
             is_rebuilt = holdings.rebuilt_bytes and state.missing
         where = "this node" if self._charter.is_alone else "the nodes"
         how = f"rebuilt from survivors ({', '.join(state.missing)} gone)" if is_rebuilt else f"verified, from {where}"
@@ -231,7 +234,9 @@ class NodeWork:
         earlier = self._earlier[store.key]
         names = [*state.completed, *(() if state.generation.number else began_with(earlier))]
         check_room(self._place, sum(size_of(earlier.tree / name) for name in names), "what a killed run left")
-        place_copies(earlier.tree, {name: name for name in names}, self._place.tree, names)
+        for name in names:
+            remove_tree(self._place.tree / name)
+        copy_entries(earlier.tree, names, self._place.tree)
         return f"{', '.join(sorted(state.completed))} of a killed run, from this node, not verified"
 
     # ---- a generation
@@ -309,7 +314,7 @@ class NodeWork:
                 mark = mark_of(self._place.tree, name)
                 if mark not in (known.get(name), restored.get(name)) and (node, name, mark) not in copied:
                     names.append(name)
-        return place_leftovers(self._place, names, self._charter)
+        return place_leftovers(self._place, names, Target(self._charter.run))
 
 
 def _run_of(place: CheckpointPlace) -> str:
@@ -334,13 +339,3 @@ def _found_at(key: str, place: CheckpointPlace, drained_ns: int) -> FoundStore:
         *(charter.run_id, charter.node, key, tuple(known_generations(place)), place.origins(), place.seen()),
         *(tuple(completed), max(*times, drained_ns) if times else 0),
     )
-
-
-def _remove(path: Path) -> None:
-    for directory, _, _ in os.walk(path):
-        with suppress(OSError):
-            os.chmod(directory, 0o700)
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
