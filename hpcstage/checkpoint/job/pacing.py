@@ -11,7 +11,6 @@ from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import Files, GenerationPart
 from hpcstage.checkpoint.generations.reading import BlockSource
 from hpcstage.checkpoint.generations.state import FileTree, FoundState, StateChanged
-from hpcstage.checkpoint.generations.terms import CommitProgress
 
 SHARE = 0.5
 """The share of one processor that saving and draining may take while the command runs."""
@@ -30,7 +29,7 @@ class ProcessorShare:
         """Begins a piece of work: what was not used before is not saved up."""
         self._since_s = time.monotonic(), time.process_time()
 
-    def __call__(self, _: CommitProgress | int) -> None:
+    def __call__(self, _: int) -> None:
         """Waits, after some work, until the share is kept."""
         while not self._hurries():
             due_s = self._since_s[0] + (time.process_time() - self._since_s[1]) / self._share

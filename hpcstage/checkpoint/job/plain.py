@@ -30,7 +30,6 @@ from hpcstage.checkpoint.generations.restoring import (
     times_of,
 )
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged, link_target
-from hpcstage.checkpoint.generations.terms import CommitMeter, CommitPhase, CommitTerms
 from hpcstage.errors import HpcstageError
 from hpcstage.writing import replace_text
 
@@ -262,8 +261,7 @@ def _difference(directory: Path, opened: OpenGeneration, name: str) -> str:
         lone = replace(found, entries=(found.entries[place_],), fingerprints=(found.fingerprints[place_],))
         blocks = layout.blocks(index)
         own = BlockLayout(layout.block_bytes, (layout.parts[index],))
-        hashes = lone.hashed(own, CommitMeter(CommitTerms(), CommitPhase.READING, one.size_bytes))
-        if (hashes != opened.table["hash"][blocks.start : blocks.stop]).any():
+        if (lone.hashed(own) != opened.table["hash"][blocks.start : blocks.stop]).any():
             return f"{one.name} has other bytes than were saved"
     return ""
 
