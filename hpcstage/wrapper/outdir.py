@@ -110,10 +110,6 @@ class NamedDirectory:
             raise dirlock.unusable(f"{self.option} {asked} cannot be made", error) from None
         return path
 
-    def lock(self, target: str, asked: str, holder: str) -> int:
-        """Takes the lock of DIR; see `lock`."""
-        return dirlock.lock(target, f"{self.option} {asked}", holder)
-
     @property
     def _pattern(self) -> re.Pattern[str]:
         return re.compile(rf"(?<!\$)\{{{self.key}\}}")

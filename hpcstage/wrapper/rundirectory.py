@@ -17,14 +17,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpcstage import inherited, owner
-from hpcstage.errors import HpcstageError, LocalDiskProblem, NotDrained, NotStarted
+from hpcstage.errors import HpcstageError, LocalDiskProblem, NotDrained
 from hpcstage.node import kept
 from hpcstage.node.directory import outputs_base
 from hpcstage.node.keptdirectory import CannotFill, Earlier, KeptDirectory, NodeResult, take_earlier
 from hpcstage.problem import Problem
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.wrapper import dirlock, leftovers, messages, outdir, outputpart
-from hpcstage.wrapper.child import is_fatal_pending
 from hpcstage.wrapper.leftovers import LONGEST_S, ForkedDrain
 from hpcstage.wrapper.outdir import NamedDirectory
 
@@ -39,12 +38,8 @@ if TYPE_CHECKING:
     from hpcstage.record.parts.run import RunPart
     from hpcstage.wrapper.leadlink import OtherNodes
 
-REQUEUED_S = 120.0
-"""A start waits for so long for the end of an earlier start of its job, on another host: Grid Engine starts a job that
-is rescheduled anew before it ends it."""
 EARLIER_S = 3600.0
 """The longest time for which what killed runs left is copied to DIR, where the command looks for it."""
-_LOCK_S = 0.1
 _SHOWN = 20
 """The lines of names that are printed at most."""
 _LOOK_S = 0.002
@@ -113,7 +108,7 @@ class RunDirectory:
         if self._node.why_not:
             self.give_up(self._node.why_not, is_told=not self._job.rank)
             return
-        self.lock = _lock_of(named, self.part.directory, asked, self._node.run_id, _said_of(self._job))
+        self.lock = dirlock.lock_for_run(self.part.directory, f"{named.option} {asked}", self._node.run_id, self._job)
         try:
             self.own = KeptDirectory(outputs_base(local, host), self._node.name, named.kind)
         except LocalDiskProblem as error:
@@ -359,31 +354,3 @@ class RunDirectory:
         if self.lock is not None:
             owner.let_go(self.lock)
         self.lock = None
-
-
-def _said_of(job: Job) -> str:
-    """Returns what the lock of DIR says of the job; nothing without a scheduler."""
-    if job.job_id is None:
-        return ""
-    return f", {job.scheduler} job {job.job_id}" + (f" task {job.array_task}" if job.array_task else "")
-
-
-def _lock_of(named: NamedDirectory, target: str, asked: str, run_id: str, of_job: str) -> int:
-    """Takes the lock of DIR. Where an earlier start of the same job has it, on another host, it is waited for. Raises
-    TargetInUse, and NotStarted when a signal that is blocked will end this process."""
-    host, deadline = socket.gethostname(), None
-    while True:
-        try:
-            return named.lock(target, asked, f"run {run_id} on {host}{of_job}")
-        except dirlock.TargetInUse as error:
-            is_here = error.holder.endswith(f" on {host}{of_job}")
-            is_earlier = bool(of_job) and error.holder.endswith(of_job) and not is_here
-            if not is_earlier or (deadline is not None and time.monotonic() > deadline):
-                raise
-            if deadline is None:
-                deadline = time.monotonic() + REQUEUED_S
-                text = f"{named.option} {asked} is in use by an earlier start of this job, {error.holder}"
-                messages.warn(f"{text}: waiting for its end, for {REQUEUED_S:g} s at most")
-        if is_fatal_pending():
-            raise NotStarted("a signal came while an earlier start of the job was waited for", "start it again")
-        time.sleep(_LOCK_S)
