@@ -91,7 +91,7 @@ class ForkedDrain:
         try:
             found: dict[str, Any] = json.loads(self._said)
         except ValueError:
-            return not_drained("the copying did not come to its end")
+            return outputpart.not_drained("the copying did not come to its end")
         return found
 
     def _reap(self, timeout_s: float) -> None:
@@ -188,17 +188,12 @@ def _report_of(place: kept.KeptPlace, *, is_orderly: bool, has_target: bool) -> 
         with _locked(target, left.run_id, has_target=has_target) as owning:
             report = left.drain(owning)
     except dirlock.TargetInUse as error:
-        report = not_drained(error.what)
+        report = outputpart.not_drained(error.what)
     except OSError as error:
-        report = not_drained(f"{error.filename or place.output}: {error.strerror or error}")
+        report = outputpart.not_drained(f"{error.filename or place.output}: {error.strerror or error}")
     except (ValueError, LookupError, TypeError, HpcstageError) as error:
-        report = not_drained(f"what is written of them cannot be read: {error}")
+        report = outputpart.not_drained(f"what is written of them cannot be read: {error}")
     return {**report, "target": target}
-
-
-def not_drained(why: str) -> dict[str, Any]:
-    """Returns the report of files that are not drained and whose names nobody knows."""
-    return {"undrained": [{"name": "", "why": why}]}
 
 
 def waiting(above: Path, used: list[kept.KeptPlace] | None = None) -> list[kept.KeptPlace]:

@@ -60,23 +60,24 @@ def part_of(report: Mapping[str, Any], part: OutputsPart) -> OutputsPart:
     )
 
 
-def unknown(part: OutputsPart, why: str) -> OutputsPart:
-    """Returns the part of files that are not drained and whose names nobody knows."""
-    return replace(part, undrained_count=1, names=(OutputName("", "undrained", why),))
+def not_drained(why: str) -> dict[str, Any]:
+    """Returns the report of files that are not drained and whose names nobody knows."""
+    return {"undrained": [{"name": "", "why": why}]}
 
 
 def of_node(result: NodeResult | None, part: OutputsPart) -> OutputsPart:
     """Returns the part with the result of a node, or with that it did not say any. What lies beside a directory that
-    was moved may hold files that were not copied."""
+    was moved may hold files that were not copied, and so may one to which a program still writes."""
     if result is None:
-        return unknown(part, "the node did not say what became of them")
-    part = part_of(result.report, part)
-    if result.strangers and part.is_gone and not part.undrained_count:
-        moved = [OutputName(f"../{name}", "undrained", "it was moved here unseen") for name in result.strangers]
-        part = replace(part, undrained_count=len(moved), names=OutputsPart.few([*moved, *part.names]))
-    if result.is_written_to and not part.undrained_count:
-        part = unknown(part, "a program of the command still writes to them")
-    return part
+        return part_of(not_drained("the node did not say what became of them"), part)
+    part, left = part_of(result.report, part), list[OutputName]()
+    if part.is_gone:
+        left += (OutputName(f"../{name}", "undrained", "it was moved here unseen") for name in result.strangers)
+    if result.is_written_to and not left:
+        left.append(OutputName("", "undrained", "a program of the command still writes to them"))
+    if part.undrained_count or not left:
+        return part
+    return replace(part, undrained_count=len(left), names=OutputsPart.few([*left, *part.names]))
 
 
 def joined(parts: Mapping[str, OutputsPart]) -> OutputsPart:

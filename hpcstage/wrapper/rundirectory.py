@@ -289,7 +289,7 @@ class RunDirectory:
             return own.result(report)
         silent = own.report() is None
         why = "the staging daemon did not say what became of them" if silent else "another process is working on them"
-        return NodeResult(leftovers.not_drained(why), is_late=True)
+        return NodeResult(outputpart.not_drained(why), is_late=True)
 
     def _settled(self, results: dict[str, NodeResult | None]) -> dict[str, NodeResult | None]:
         """Returns what became of the files of each node, by what the nodes say."""
