@@ -34,6 +34,7 @@ from hpcstage.checkpoint.job.plain import (
 )
 from hpcstage.errors import HpcstageError, NoLocalDir, NoResult, UsageError
 from hpcstage.node import directory, kept
+from hpcstage.node.keptdirectory import target_of
 from hpcstage.units import format_number, format_size
 from hpcstage.upload.facts import Run
 from hpcstage.upload.making import Making, sweep
@@ -221,11 +222,8 @@ def _places(target: Path, config: Config) -> Iterator[kept.KeptPlace]:
     except NoLocalDir:
         return
     for place in kept.places(directory.outputs_base(local, host)):
-        with suppress(OSError, ValueError):
-            if place.holds_checkpoints:
-                charter = CheckpointCharter.load(CheckpointPlace(place.output))
-                if charter.target == os.fspath(target):
-                    yield place
+        if target_of(place) == os.fspath(target):
+            yield place
 
 
 def _when(time_ns: int) -> str:

@@ -85,6 +85,25 @@ def test_beside_outputs_what_the_other_nodes_say_of_their_checkpoints_is_heard(h
     assert f"half.{manylab.record_of(hpcstage)['run']['id']}.{HOST}.v1" in lab.in_dir(hpcstage)
 
 
+HALVES = """
+save(1)
+halves = [open(f"{place}/half{node}", "w") for node, place in enumerate(places)]
+for node, half in enumerate(halves):
+    half.write("x" * 10 ** (3 + node))
+    half.flush()
+os._exit(3)
+"""
+
+
+def test_what_each_node_had_not_completed_counts_as_copied(hpcstage: Hpcstage) -> None:
+    assert lab.run(hpcstage, 2, HALVES).returncode == 3
+    found = lab.in_dir(hpcstage)
+    halves = [name for name in found if name.startswith("half")]
+    assert len(halves) == 2
+    size_bytes = sum((hpcstage.cwd / "ckpt" / name).stat().st_size for name in found)
+    assert lab.part_of(hpcstage)["drain"]["size_bytes"] == size_bytes
+
+
 AGAIN = """
 file = open(f"{places[0]}/model1", "r+b")
 file.write(b"2")

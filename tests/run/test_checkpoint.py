@@ -391,6 +391,18 @@ def test_what_cannot_be_drained_is_named_and_kept(hpcstage: Hpcstage, tmp_path: 
     assert names(tmp_path / "ckpt") == ["step1"]
 
 
+def test_where_the_command_removed_the_directory_no_file_of_ours_is_taken_for_what_lay_in_it(
+    hpcstage: Hpcstage, local_dir: Path
+) -> None:
+    script = SAVE + "import shutil; shutil.rmtree(checkpoint)"
+    done = run(hpcstage, "--", *python_command(script, "{checkpoint}", "1"))
+    assert done.returncode == NOT_DRAINED, done.stderr
+    assert b"was removed or moved while it was used" in done.stderr
+    drain = part_of(hpcstage)["drain"]
+    assert (drain["is_gone"], drain["undrained_count"]) == (True, 0), drain
+    assert kept(local_dir) == []
+
+
 @pytest.mark.parametrize("env", [{"HPCSTAGE_DISABLE": "1"}, {"HPCSTAGE_LOCAL_DIR": "/nonexistent"}])
 def test_without_a_local_disk_it_is_the_directory_itself(
     hpcstage: Hpcstage, tmp_path: Path, env: dict[str, str]

@@ -17,7 +17,7 @@ import stat
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -29,7 +29,7 @@ import xxhash
 from hpcstage.checkpoint.generations.files import OURS, PIECE_BYTES, Files
 from hpcstage.checkpoint.generations.layout import BLOCK_BYTES, BlockLayout, Hashes, parts_of
 from hpcstage.checkpoint.generations.manifest import EntryType, SavedEntry
-from hpcstage.checkpoint.generations.terms import CommitMeter
+from hpcstage.checkpoint.generations.terms import unheard
 from hpcstage.errors import HpcstageError
 
 Fingerprint = tuple[int, int, int, int]
@@ -58,8 +58,9 @@ class FoundState:
     fingerprints: tuple[Fingerprint, ...]
     """Values that change when an entry does; in the order of the entries."""
 
-    def hashed(self, layout: BlockLayout, meter: CommitMeter) -> Hashes:
-        """Returns the hash of every block; the layout begins with those of the entries. Raises StateChanged."""
+    def hashed(self, layout: BlockLayout, progress: Callable[[int], None] = unheard) -> Hashes:
+        """Returns the hash of every block; the layout begins with those of the entries. `progress` hears of the bytes
+        that were just hashed. Raises StateChanged."""
         largest = max((entry.size_bytes for entry in self.entries), default=0)
         digests, buffer = bytearray(), memoryview(bytearray(min(max(PIECE_BYTES, layout.block_bytes), largest)))
         for index, entry in enumerate(self.entries):
@@ -71,7 +72,7 @@ class FoundState:
                     lengths = layout.lengths[blocks.start : blocks.stop].tolist()
                     for count, found in _hashes(self.files, fd, lengths, buffer):
                         digests += found
-                        meter.add(count)
+                        progress(count)
                 if len(digests) != blocks.stop * _DIGEST_BYTES:
                     raise self.changed(index)
         return np.frombuffer(digests, "<u8").reshape(-1, 2)

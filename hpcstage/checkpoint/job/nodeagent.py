@@ -393,6 +393,7 @@ class NodeAgent:
             refused=ledger.lines,
             undrained=self._undrained,
             unclosed=self._unclosed,
+            unclosed_bytes=self._unclosed_bytes,
             findings={"beside": dict(ledger.beside)},
             files=ledger.files + len(self._unclosed),
             bytes_carried=ledger.size_bytes + self._unclosed_bytes,

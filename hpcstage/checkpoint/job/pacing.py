@@ -10,7 +10,6 @@ from pathlib import Path
 from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.checkpoint.generations.state import FileTree, FoundState, StateChanged
-from hpcstage.checkpoint.generations.terms import CommitProgress
 
 SHARE = 0.5
 """The share of one processor that saving and draining may take while the command runs."""
@@ -29,7 +28,7 @@ class ProcessorShare:
         """Begins a piece of work: what was not used before is not saved up."""
         self._since_s = time.monotonic(), time.process_time()
 
-    def __call__(self, _: CommitProgress | int) -> None:
+    def __call__(self, _: int) -> None:
         """Waits, after some work, until the share is kept."""
         while not self._hurries():
             due_s = self._since_s[0] + (time.process_time() - self._since_s[1]) / self._share

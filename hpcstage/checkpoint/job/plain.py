@@ -22,7 +22,6 @@ from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryTyp
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource, OpenGeneration
 from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged, link_target
-from hpcstage.checkpoint.generations.terms import CommitMeter, CommitPhase, CommitTerms
 from hpcstage.checkpoint.job.place import HIDDEN
 from hpcstage.errors import HpcstageError
 from hpcstage.upload.copying import Pace, Source, finish, sync_directory
@@ -264,8 +263,7 @@ def _difference(directory: Path, opened: OpenGeneration, name: str) -> str:
         lone = replace(found, entries=(found.entries[place_],), fingerprints=(found.fingerprints[place_],))
         blocks = layout.blocks(index)
         own = BlockLayout(layout.block_bytes, (layout.parts[index],))
-        hashes = lone.hashed(own, CommitMeter(CommitTerms(), CommitPhase.READING, one.size_bytes))
-        if (hashes != opened.table["hash"][blocks.start : blocks.stop]).any():
+        if (lone.hashed(own) != opened.table["hash"][blocks.start : blocks.stop]).any():
             return f"{one.name} has other bytes than were saved"
     return ""
 

@@ -18,7 +18,7 @@ from hpcstage.checkpoint.generations.manifest import DamagedGeneration, Generati
 from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.generations.state import StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.generations.terms import CommitProgress, CommitTerms, NoRoom
+from hpcstage.checkpoint.generations.terms import CommitTerms, NoRoom
 from hpcstage.checkpoint.job.beginning import add_others, check_room, from_target
 from hpcstage.checkpoint.job.completed import began_with, completed_since, is_behind
 from hpcstage.checkpoint.job.families import EarlierState, FoundStore
@@ -267,9 +267,9 @@ class NodeWork:
             "took_s": round(time.monotonic() - began_s, 6),
         }
 
-    def _progressed(self, progress: CommitProgress) -> None:
+    def _progressed(self, size_bytes: int) -> None:
         self._meanwhile()
-        self._capped(progress)
+        self._capped(size_bytes)
 
     def encode(self, order: JobOrder) -> tuple[int, str, int] | None:
         """Has the exchange encode this node's part; returns by what its end is known, None where the node is in no
