@@ -200,7 +200,7 @@ def _time_split(run: RunPart, wall_s: float | None, nodes: Sequence[Digest]) -> 
         wall_s=wall_s,
         **vars(split),
         other_s=None if wall_s is None else max(0.0, wall_s - split.measured_s),
-        hidden_s=_hidden_s(nodes, split),
+        hidden_s=_hidden_s(nodes, split, wall_s),
         before_s=run.child_started_s,
         slowest=_slowest(nodes),
         loader_epochs=max((node.times.epochs for node in nodes if node.times.epochs is not None), default=None),
@@ -236,10 +236,12 @@ def _slowest(nodes: Sequence[Digest]) -> Slowest | None:
     return max(known, key=lambda node: node.waited_s, default=None) if len(nodes) > 1 else None
 
 
-def _hidden_s(nodes: Sequence[Digest], split: Split) -> float | None:
+def _hidden_s(nodes: Sequence[Digest], split: Split, wall_s: float | None) -> float | None:
     """Returns the seconds with copies in flight while the command ran and did not wait for the source; the mean over
     the nodes. None: something was copied, and the waits were not measured."""
     copying = [node.copying_s for node in nodes if node.copying_s is not None]
     if not any(copying):
         return 0.0 if copying else None
-    return None if split.wait_source_s is None else max(0.0, sum(copying) / len(copying) - split.wait_source_s)
+    if split.wait_source_s is None or wall_s is None:
+        return None
+    return max(0.0, min(wall_s, sum(copying) / len(copying)) - split.wait_source_s)
