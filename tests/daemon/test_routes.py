@@ -172,7 +172,7 @@ def test_the_plan_says_what_the_nodes_do(asked, count, files, blocks, inodes):
     sizes, budget = array("Q", [4000]) * files, Budget(blocks * 4096, inodes)
     members = members_of(count, dict.fromkeys(range(count), budget))
     done = [make(asked, sizes, 3, members, node) for node in range(count)]
-    plan = nodes_plan(files, 4000 * files, 4096 * files, for_files(budget, 3), asked, count)
+    plan = nodes_plan(sizes, for_files(budget, 3), asked, count)
     assert (plan.kind, plan.why) == (done[0].kind.value, done[0].why)
     assert plan.unplaced_bytes == pytest.approx(4000 * len(done[0].unplaced()), abs=4000 * count)
     for one in done:

@@ -204,13 +204,13 @@ def test_states_are_saved_while_the_part_of_a_lost_node_is_rebuilt_at_a_rate(
     hpcstage: Hpcstage, local_dir: Path
 ) -> None:
     flag = hpcstage.cwd / "flag"
-    words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--drain-every", "1000", "--drain-rate", "200KB")
+    words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--drain-every", "1000", "--drain-rate", "2MB")
     text = """
 def write(node, name, size):
     with open(f"{places[node]}/.{name}", "wb") as file:
         file.write(os.urandom(size))
     os.rename(f"{places[node]}/.{name}", f"{places[node]}/{name}")
-write(2, "large", 3_000_000)
+write(2, "large", 12_000_000)
 wait('saved')
 write(0, "later", 1000)
 wait('end')
@@ -227,7 +227,7 @@ wait('end')
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert lab.in_dir(hpcstage) == ["large", "later"], err
-    assert (hpcstage.cwd / "ckpt" / "large").stat().st_size == 3_000_000
+    assert (hpcstage.cwd / "ckpt" / "large").stat().st_size == 12_000_000
 
 
 def test_more_lost_than_parities_while_the_command_runs_is_an_error(hpcstage: Hpcstage, local_dir: Path) -> None:
