@@ -188,7 +188,7 @@ class TakesTooMany(ScalePolicy):
         (Raises(), "policy mine raised KeyError in ok2run: 'gpu' (correct the policy)"),
         (Exits(), "policy mine raised SystemExit in ok2run: 0 (correct the policy)"),
         (SaysYes(), "policy mine answered True (ok2run returns 'ok', 'wait' or 'fail')"),
-        (Silent(), "policy mine did not answer ok2run within 0.05 s (let it answer 'wait', and it is asked again)"),
+        (Silent(), "policy mine did not answer ok2run within 50 ms (let it answer 'wait', and it is asked again)"),
         (ScalePolicy(), "policy mine raised NotImplementedError in ok2run: ScalePolicy does not define ok2run"),
     ],
 )
