@@ -221,7 +221,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for nodes 
 
 def leave(disk: Path, results: Path) -> kept.KeptPlace:
     """What a run leaves on a node's disk that was killed with all its processes before a file was drained."""
-    place, lock = kept.make(disk / f"hpcstage-out-{os.geteuid()}", "earlier-run")
+    place, lock = kept.make(disk / f"hpcstage-out-{os.geteuid()}", ["earlier-run"], "earlier-run")
     start(Place(place.output), os.fspath(results), "earlier-run", "node3").close()
     (place.tree / "left").write_text("left")
     place.watched.touch()
