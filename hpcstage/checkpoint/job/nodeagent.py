@@ -36,7 +36,7 @@ from hpcstage.checkpoint.job.place import (
 from hpcstage.checkpoint.job.plain import names_in
 from hpcstage.checkpoint.job.talking import Heard, PresentNodes, Talk, wait
 from hpcstage.checkpoint.job.targetprocess import TargetProcess
-from hpcstage.checkpoint.job.targetwork import TargetWork
+from hpcstage.checkpoint.job.targetwork import DAMAGED, TargetWork
 from hpcstage.checkpoint.job.work import NodeWork
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
@@ -277,7 +277,13 @@ class NodeAgent:
 
     def _upload(self, order: JobOrder) -> None:
         """Has this node's part of an order about the target carried out in the other process."""
-        self._apart(lambda pace: self._target.done(order, pace), order, self._council.did)
+
+        def did(outcome: Outcome) -> None:
+            if outcome.facts.get(DAMAGED):
+                self._work.doubt()
+            self._council.did(outcome)
+
+        self._apart(lambda pace: self._target.done(order, pace), order, did)
 
     def _put_in_place(self, order: JobOrder) -> None:
         """Has what all nodes brought to the target given its names there."""
