@@ -298,15 +298,15 @@ def place_of(tree: Path) -> KeptPlace | None:
 
 
 def places(above: Path) -> Iterator[KeptPlace]:
-    """Yields the directories of all runs of this user, by name."""
+    """Yields the directories of all runs of this user, by the run: what is older is drained first."""
     try:
         _require_own(above)
-        names = sorted(os.listdir(above))
+        names = [name for name in os.listdir(above) if not name.startswith(_NEW)]
     except OSError:
         return
-    for name in names:
-        if not name.startswith(_NEW) and (above / name).is_dir() and not (above / name).is_symlink():
-            yield KeptPlace(above / name)
+    for place in sorted((KeptPlace(above / name) for name in names), key=lambda one: (one.run_id, one.path)):
+        if place.path.is_dir() and not place.path.is_symlink():
+            yield place
 
 
 def _require_own(above: Path) -> None:
