@@ -303,7 +303,7 @@ class RunDirectory:
     def _left_at(self, host: str | None, others: OtherNodes | None) -> outputpart.LeftAt:
         """Returns where what a node could not drain still is."""
         left = outputpart.LeftAt(socket.gethostname(), self.part.local_dir)
-        if self.own is not None and others is not None and host in others.suffixes:
+        if host is not None and self.own is not None and others is not None and host in others.suffixes:
             tree = self.own.of_node(others.suffixes[host]).tree
             left = outputpart.LeftAt(others.machine or host, os.fspath(tree))
         return replace(left, goes_with_job=self._goes_with_job)
