@@ -289,13 +289,14 @@ def test_a_node_without_a_local_directory_makes_all_write_to_the_target(
     if what == "a file":
         (cluster.disk("node3") / f"hpcstage-out-{os.geteuid()}").write_text("in the way")
     else:
-        _, living = made(cluster.disk("node3"), results)
+        place, living = made(cluster.disk("node3"), results)
     said = on_cluster(hpcstage, cluster, "slurm", results, ["srun", sys.executable])
     (line,) = [line for line in said.splitlines() if "{out} is" in line]
     assert f"{{out}} is {results}: node3: cannot make" in line
     if what == "a run":
         assert "run earlier-run, or a program of it, has it" in line
         living.let_go()
+        place.remove()
     assert {f"rank{rank}" for rank in range(6)} <= contents(results).keys()
 
 
