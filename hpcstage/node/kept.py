@@ -37,7 +37,7 @@ _RUN = "run"
 """A link that leads to the name of the run: it is whole as soon as it is there, and needs no room."""
 _LONGEST_NAME = 32
 """The characters of DIR's last name that are kept."""
-_TAKEN = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+_TAKEN = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 _NEW = "."
 """The names of directories whose lock is not held yet, or that are about to be deleted, begin so."""
 _WAIT_S = 0.05
