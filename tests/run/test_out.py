@@ -517,7 +517,7 @@ def test_a_program_that_lives_on_keeps_its_files(
         (place,) = kept(local_dir)
         for words in (["clean"], ["clean", "--drain"]):
             cleaned = hpcstage(*words)
-            assert f"run {place.name} is left alone" in cleaned.stderr.decode()
+            assert f"run {KeptPlace(place).run_id} is left alone" in cleaned.stderr.decode()
             assert cleaned.returncode == NOT_DRAINED
         assert kept(local_dir) == [place]
     finally:
