@@ -42,6 +42,8 @@ class HostedDirectory:
         self._lead = lead
         self._index = index
         self._told = lead.directories[kind.key]
+        self._first = Path(getattr(lead.daemon, kind.key))
+        """The first node's."""
         self._earlier: Earlier = []
         self._why_not = ""
         self._is_told = self._is_clean = False
@@ -54,7 +56,9 @@ class HostedDirectory:
     def make(self, above: Path) -> str:
         """Makes the directory and fills it. Returns the place's path, for the daemon; empty where there is none."""
         try:
-            self.own = KeptDirectory(above, self._lead.node_name(self._index), self.kind)
+            name = self._first.name.removesuffix(self.kind.suffix).removesuffix(self._lead.suffix(0))
+            suffix = self._lead.suffix(self._index)
+            self.own = KeptDirectory(above, self.kind, self._lead.daemon.run_id, [name], suffix)
             self._fill(self.own)
         except LocalDiskProblem as error:
             self._why_not = error.here
@@ -65,9 +69,9 @@ class HostedDirectory:
 
     def _fill(self, own: KeptDirectory) -> None:
         """Raises CannotFill, also where the command would find another directory here than on the first node."""
-        path, first = own.place.path, Path(getattr(self._lead.daemon, self.kind.key))
-        if path != first.with_name(path.name):
-            raise CannotFill(f"its local directory is {path.parent.parent}, not {first.parent.parent}")
+        path = own.place.path
+        if path.parent != self._first.parent:
+            raise CannotFill(f"its local directory is {path.parent.parent}, not {self._first.parent.parent}")
         taken = [os.fspath(place.output) for place, _ in self._earlier]
         if self._lead.virtual and self.kind is kept.CHECKPOINTS:
             taken = self._told["earlier"][self._index]

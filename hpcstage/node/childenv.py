@@ -24,8 +24,7 @@ CONTAINERS = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_"}
 
 JOB = "HPCSTAGE_JOB"
 """The variable that holds the job of the run, as `jobs_in` names it; empty where there is none."""
-RUN_ID = "HPCSTAGE_RUN_ID"
-"""The variable that holds the run to which a process belongs."""
+RUN_ID = kept.RUN_ID
 _OF_RUN = frozenset(
     {JOB, *(f"HPCSTAGE_{name}" for name in ("ACTIVE", "RUN_ID", "VERSION", "RESULTS", "NODE_DIR", "STORE", "SOCKET"))}
 )
@@ -56,7 +55,7 @@ def for_command(
 def without_run(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment without what `for_command` put into it, and without directories that a run gave to its
     command under the name of a setting."""
-    run_id, shim_dir = env.get(RUN_ID), os.path.join(env.get("HPCSTAGE_NODE_DIR", ""), nodedir.SHIM)
+    shim_dir = os.path.join(env.get("HPCSTAGE_NODE_DIR", ""), nodedir.SHIM)
     left = {}
     for name, value in env.items():
         plain = next((name.removeprefix(p) for p in CONTAINERS.values() if name.startswith(p)), name)
@@ -64,14 +63,14 @@ def without_run(env: Mapping[str, str]) -> dict[str, str]:
             rest = shimdir.off_path(value.split(os.pathsep), shim_dir)
             if rest or not value:
                 left[name] = os.pathsep.join(rest)
-        elif plain not in _OF_RUN and not (plain in _GIVEN and _is_of_run(Path(value), run_id)):
+        elif plain not in _OF_RUN and not (plain in _GIVEN and _is_of_run(Path(value))):
             left[name] = value
     return left
 
 
-def _is_of_run(path: Path, run_id: str | None) -> bool:
+def _is_of_run(path: Path) -> bool:
     """Returns whether a path lies in a directory of a run's output files or checkpoints."""
-    return any(part.removesuffix(kept.CHECKPOINTS.suffix) == run_id for part in path.parts)
+    return any(kept.place_of(one) is not None for one in (path, *path.parents))
 
 
 def in_containers(env: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,9 @@
 """Makes and finds the directories on the local disk that hold a command's output files, or its checkpoints.
 
-Such a directory is `<local>/hpcstage-out-<uid>/<run id>`, for checkpoints `<run id>.checkpoint`; no start deletes it.
+Such a directory is `<local>/hpcstage-out-<uid>/<name>`, for checkpoints `<name>.checkpoint`; no start deletes it. The
+name is that of DIR, so that each run with the same DIR has the same path: programs write paths into their checkpoints.
+What a run left that is over gets the run's name when the next one needs the place, or when it is drained.
+
 The module owns names, permissions and locks. Everybody who works with one holds a shared lock on its `lock`; who can
 take the exclusive one knows that wrapper and daemon of its run are dead. A program that outlived them has the directory
 in its environment or arguments, works in it, or has a file open.
@@ -8,12 +11,14 @@ in its environment or arguments, works in it, or has a file open.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +30,14 @@ OUT = "HPCSTAGE_OUT"
 """The variable with which a program finds its output directory."""
 CHECKPOINT = "HPCSTAGE_CHECKPOINT"
 """The variable with which a program finds the directory for its checkpoints."""
+RUN_ID = "HPCSTAGE_RUN_ID"
+"""The variable that holds the run to which a process belongs."""
 _LOCK = "lock"
+_RUN = "run"
+"""A link that leads to the name of the run: it is whole as soon as it is there, and needs no room."""
+_LONGEST_NAME = 32
+"""The characters of DIR's last name that are kept."""
+_TAKEN = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 _NEW = "."
 """The names of directories whose lock is not held yet, or that are about to be deleted, begin so."""
 _WAIT_S = 0.05
@@ -66,6 +78,8 @@ class KeptLock:
         fds = [os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)]
         try:
             fcntl.flock(fds[0], how | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(fds[0]), os.stat(path / _LOCK, follow_symlinks=False)):
+                raise FileNotFoundError(errno.ENOENT, "another run has the place by now", os.fspath(path))
         except OSError:
             os.close(fds[0])
             raise
@@ -112,7 +126,9 @@ class KeptPlace:
 
     @property
     def run_id(self) -> str:
-        """The id of the run."""
+        """The id of the run; for a virtual node with the node's number."""
+        with suppress(OSError):
+            return os.readlink(self.path / _RUN)
         return self.path.name.removesuffix(self.kind.suffix)
 
     @property
@@ -171,8 +187,10 @@ class KeptPlace:
     def is_used(self) -> bool:
         """Tells whether a program still has the directory as its output directory, works in it, or writes to a file in
         it."""
-        path, tree = self.path, self.tree
-        return _any_process(lambda p: _has(p, path), lambda p: _is_in(p, tree), lambda p: _writes_to(p, tree))
+        tree, run_id = self.tree, self.run_id
+        return _any_process(
+            lambda p: _has(p, self.path, run_id), lambda p: _is_in(p, tree), lambda p: _writes_to(p, tree)
+        )
 
     def is_left(self, timeout_s: float) -> bool:
         """Waits until no program has the directory in its environment or open any more; some are just about to end.
@@ -195,6 +213,15 @@ class KeptPlace:
         except OSError:
             return []
 
+    def set_aside(self) -> KeptPlace:
+        """Gives it the name of its run, which is over; the caller has the exclusive lock. Returns where it is."""
+        aside = KeptPlace(self.path.with_name(f"{self.run_id}{self.kind.suffix}"))
+        try:
+            self.path.rename(aside.path)
+        except OSError:
+            return self
+        return aside
+
     def remove(self) -> None:
         """Deletes the directory, and the one above it if it is empty. Who still watches it sees it go as a whole first,
         and takes nothing for a removal by the command."""
@@ -213,18 +240,28 @@ class KeptPlace:
             self.path.parent.rmdir()
 
 
-def make(above: Path, run_id: str) -> tuple[KeptPlace, KeptLock]:
-    """Makes the directory of a run; returns it and its shared lock. Raises LocalDiskProblem."""
-    place = KeptPlace(above / run_id)
+def named_after(target: str) -> str:
+    """Returns the name of the directories for DIR, which has no dots."""
+    from hashlib import blake2b
+
+    readable = re.sub(r"[^A-Za-z0-9_-]", "_", os.path.basename(target))[:_LONGEST_NAME]
+    return f"{readable}-{blake2b(os.fsencode(target), digest_size=8).hexdigest()}"
+
+
+def make(above: Path, names: Sequence[str], run_id: str) -> tuple[KeptPlace, KeptLock]:
+    """Makes the directory of a run, under the first of the names that no living run or program has; returns it and its
+    shared lock. Raises LocalDiskProblem."""
+    place = KeptPlace(above / names[0])
     try:
         with suppress(FileExistsError):
             above.mkdir(mode=0o700)
         _require_own(above)
         new = KeptPlace(above / f"{_NEW}{run_id}-{os.urandom(4).hex()}")
         new.path.mkdir(mode=0o700)
+        (new.path / _RUN).symlink_to(run_id)
         held = new.hold()
         try:
-            new.path.rename(place.path)
+            place = _rename_to_first(new, [above / name for name in names])
         except OSError:
             held.let_go()
             new.remove()
@@ -232,6 +269,25 @@ def make(above: Path, run_id: str) -> tuple[KeptPlace, KeptLock]:
         return place, held
     except OSError as error:
         raise LocalDiskProblem(f"cannot make {place.path}: {error.strerror or error}", "give --local-dir") from None
+
+
+def _rename_to_first(new: KeptPlace, paths: Sequence[Path]) -> KeptPlace:
+    """Gives a place the first of the names that is free, or that a run has which is over. Raises OSError."""
+    for path in paths:
+        found = KeptPlace(path)
+        if (lock := found.take()) is not None:
+            if not found.is_used():
+                found.set_aside()
+            lock.let_go()
+        try:
+            new.path.rename(path)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+            taken = OSError(error.errno, f"run {found.run_id}, or a program of it, has it")
+        else:
+            return found
+    raise taken
 
 
 def place_of(tree: Path) -> KeptPlace | None:
@@ -242,15 +298,15 @@ def place_of(tree: Path) -> KeptPlace | None:
 
 
 def places(above: Path) -> Iterator[KeptPlace]:
-    """Yields the directories of all runs of this user, by name."""
+    """Yields the directories of all runs of this user, by the run: what is older is drained first."""
     try:
         _require_own(above)
-        names = sorted(os.listdir(above))
+        names = [name for name in os.listdir(above) if not name.startswith(_NEW)]
     except OSError:
         return
-    for name in names:
-        if not name.startswith(_NEW) and (above / name).is_dir() and not (above / name).is_symlink():
-            yield KeptPlace(above / name)
+    for place in sorted((KeptPlace(above / name) for name in names), key=lambda one: (one.run_id, one.path)):
+        if place.path.is_dir() and not place.path.is_symlink():
+            yield place
 
 
 def _require_own(above: Path) -> None:
@@ -302,10 +358,14 @@ def _holds(directory: Path, counts: Callable[[os.DirEntry[str]], bool]) -> bool:
     return False
 
 
-def _has(process: Path, path: Path) -> bool:
-    """Tells whether a process has the directory in its environment."""
-    wanted = tuple(os.fsencode(f"{name}={path}/") for name in (OUT, CHECKPOINT))
-    return any(entry.startswith(wanted) for entry in (process / "environ").read_bytes().split(b"\0"))
+def _has(process: Path, path: Path, run_id: str) -> bool:
+    """Tells whether a process has the directory in its environment, and not from another run with the same DIR: a job
+    that a command submits inherits the variables of its run."""
+    wanted, ours = tuple(os.fsencode(f"{name}={path}/") for name in (OUT, CHECKPOINT)), os.fsencode(f"{RUN_ID}=")
+    entries = (process / "environ").read_bytes().split(b"\0")
+    runs = [os.fsdecode(entry.removeprefix(ours)) for entry in entries if entry.startswith(ours)]
+    is_of_run = not runs or run_id == runs[0] or run_id.startswith(f"{runs[0]}.v")
+    return is_of_run and any(entry.startswith(wanted) for entry in entries)
 
 
 def _is_in(process: Path, tree: Path) -> bool:

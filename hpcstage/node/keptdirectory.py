@@ -54,10 +54,12 @@ class NodeResult:
 class KeptDirectory:
     """The directory of one node, which nobody has filled yet, and its place's shared lock."""
 
-    def __init__(self, above: Path, name: str, kind: Kind) -> None:
-        """Makes it. Raises LocalDiskProblem."""
+    def __init__(self, above: Path, kind: Kind, run_id: str, names: Sequence[str], node: str = "") -> None:
+        """Makes it under the first of the names that is free. `node` is what a virtual node's names end in. Raises
+        LocalDiskProblem."""
+        self._node = node
         self._held: KeptLock | None
-        self.place, self._held = kept.make(above, f"{name}{kind.suffix}")
+        self.place, self._held = kept.make(above, [f"{name}{node}{kind.suffix}" for name in names], f"{run_id}{node}")
 
     def fill(self, told: Mapping[str, Any], node: str, earlier: Sequence[str] = ()) -> None:
         """Fills it by what all nodes of the run are told. `node` is this one's name; empty: there is no other. The
@@ -90,6 +92,12 @@ class KeptDirectory:
         local.base.mkdir(0o700)
         local.tree.mkdir(0o700)
         charter_of(told, node or ALONE, earlier, domain_of(os.environ)).save(local)
+
+    def of_node(self, node: str) -> KeptPlace:
+        """Returns the place of another node, by what its names end in."""
+        end = self.place.kind.suffix
+        name = self.place.path.name.removesuffix(end).removesuffix(self._node)
+        return KeptPlace(self.place.path.with_name(f"{name}{node}{end}"))
 
     def watched_why(self) -> str | None:
         """Returns why the daemon does not watch it; empty if it does, None if that is not known yet."""
@@ -140,14 +148,15 @@ def target_of(place: KeptPlace) -> str | None:
 
 
 def take_earlier(above: Path, target: str) -> Earlier:
-    """Takes the checkpoints that runs which are over left for a directory, before anybody drains them."""
+    """Takes the checkpoints that runs which are over left for a directory, before anybody drains them, and sets them
+    aside."""
     found = []
     for place in kept.places(above):
         if target_of(place) != target:
             continue
         lock = place.take()
         if lock is not None and not place.is_used() and place.may_hold_files:
-            found.append((place, lock))
+            found.append((place.set_aside(), lock))
         elif lock is not None:
             lock.let_go()
     return found

@@ -61,7 +61,7 @@ class LeadSpec:
     """What each node fills its directories with that are drained, by the kind of files: the run, the directory on the
     shared file system and its inode; for checkpoints their charter, but for the node itself, and `earlier`, by index
     the places of earlier runs that belong to the same directory, where the nodes are virtual. The local directories
-    are those of the daemon's specification, on every node."""
+    are those of the daemon's specification, on every node; for virtual ones their names end in `.v<index>`."""
     parts: list[list[str]] = field(default_factory=list)
     """The nodes by part of the job, where it has several: a step of srun is told which parts it runs in."""
 
@@ -77,7 +77,11 @@ class LeadSpec:
 
     def node_name(self, index: int) -> str:
         """Returns the name of a node's directory below the base directory."""
-        return virtual_name(self.daemon.run_id, index) if self.virtual else self.daemon.run_id
+        return f"{self.daemon.run_id}{self.suffix(index)}"
+
+    def suffix(self, index: int) -> str:
+        """Returns what the names of a node's directories end in, where several nodes are one machine."""
+        return virtual_name("", index) if self.virtual else ""
 
     def save(self, path: Path) -> None:
         """Writes the spec; readable by its owner only."""

@@ -45,7 +45,7 @@ LOOK_S = 0.05
 
 
 class Pacer:
-    """Delays reads so that they stay below a rate. The threads of a copier share it."""
+    """Delays reads so that they stay below a rate, the first one, too. The threads of a copier share it."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._rate = bytes_per_s
@@ -56,9 +56,8 @@ class Pacer:
         """Waits until this many bytes may be read."""
         with self._lock:
             now = time.monotonic()
-            start = max(self._next, now)
-            self._next = start + size_bytes / self._rate
-        time.sleep(max(0.0, start - now))
+            self._next = until = max(self._next, now) + size_bytes / self._rate
+        time.sleep(until - now)
 
 
 class BigCopy:

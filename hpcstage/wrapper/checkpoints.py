@@ -170,15 +170,12 @@ def _is_whole(report: Mapping[str, Any]) -> bool:
 
 def _copied(newest: Mapping[str, Any], results: Mapping[str, NodeResult | None]) -> tuple[int, int]:
     """Returns the number of copies and their bytes: those of the job, of which the newest report tells, and what each
-    other node brought besides."""
+    other node brought by itself."""
     files, size_bytes = newest.get("files", 0), newest.get("bytes_carried", 0)
     for one in results.values():
-        if one is not None and one.is_late:
-            files += one.report.get("files", 0)
-            size_bytes += one.report.get("bytes_carried", 0)
-        elif one is not None and one.report is not newest:
-            files += len(one.report["unclosed"])
-            size_bytes += one.report["unclosed_bytes"]
+        if one is not None and one.report is not newest:
+            files += one.report.get("own_files", 0)
+            size_bytes += one.report.get("own_bytes", 0)
     return files, size_bytes
 
 

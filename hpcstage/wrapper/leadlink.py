@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.node import childenv, control
-from hpcstage.node.kept import KeptPlace, Kind
+from hpcstage.node.kept import Kind
 from hpcstage.node.keptdirectory import NodeResult
 from hpcstage.problem import Problem
 from hpcstage.protocol import leadspec
 from hpcstage.protocol.rundir import result_path
 from hpcstage.reading import readable
-from hpcstage.wrapper import messages, outputpart
+from hpcstage.wrapper import messages
 from hpcstage.writing import replace_copy
 
 KILLED_S = 5.0
@@ -190,18 +190,13 @@ class LeadLink:
 class OtherNodes:
     """The other nodes of a run, and what they say of their output files and checkpoints."""
 
-    places: Mapping[str, Path]
-    """By host: the directory that holds the node's output files; that with its checkpoints lies beside it."""
+    suffixes: Mapping[str, str]
+    """By host: what the names of the node's directories end in, where that is another end than the first node's."""
     machine: str | None
     """The machine on which all nodes are, where they are virtual."""
     lead: LeadLink
     run_id: str
     group_dir: Path
-
-    def left_at(self, host: str, kind: Kind) -> outputpart.LeftAt:
-        """Returns where what a node could not drain still is."""
-        place = KeptPlace(self.places[host].with_name(f"{self.places[host].name}{kind.suffix}"))
-        return outputpart.LeftAt(self.machine or host, os.fspath(place.tree))
 
     def result_of(self, host: str, kind: Kind) -> NodeResult | None:
         """Returns what a node said in this run at the end of its drain; None if it did not. The user may have named the
@@ -214,6 +209,6 @@ class OtherNodes:
 
     def forget(self, kind: Kind) -> None:
         """Removes what the nodes said from the group's directory; the record has it by then."""
-        for host in self.places:
+        for host in self.suffixes:
             with suppress(OSError):
                 result_path(self.group_dir, host, kind.key).unlink()

@@ -261,9 +261,7 @@ def _taken(place: kept.KeptPlace, used: list[kept.KeptPlace] | None = None) -> I
         if is_used and used is not None:
             used.append(place)
         if is_used:
-            messages.warn(
-                f"run {place.path.name} is left alone: a program of it lives, whose files are in {place.tree}"
-            )
+            messages.warn(f"run {place.run_id} is left alone: a program of it lives, whose files are in {place.tree}")
         yield None if is_used else lock
     finally:
         if lock is not None:
@@ -274,6 +272,7 @@ def drain(place: kept.KeptPlace, lock: kept.KeptLock, timeout_s: float, *, ownin
     """Drains the directory of a run that is over, whose exclusive lock the caller holds; deletes it if all is drained.
     `owning` is the run of the caller, if it has the lock of DIR, too. Raises NotStarted when a signal that is blocked
     will end this process."""
+    place = place.set_aside()
     run_id = place.run_id
     messages.warn(f"copying the {place.kind.what} that run {run_id} left in {place.output}")
     drain = ForkedDrain(place, lock, timeout_s, owning=owning)

@@ -58,8 +58,8 @@ class RunNode:
     """The node of this wrapper in a run."""
 
     run_id: str
-    name: str
-    """The name of the run's directories on this node's disk."""
+    suffix: str = ""
+    """What the names of the node's directories end in, where several nodes are one machine."""
     why_not: str = ""
     """Why what the command writes cannot be kept on the local disk; empty: it can."""
 
@@ -110,7 +110,8 @@ class RunDirectory:
             return
         self.lock = dirlock.lock_for_run(self.part.directory, f"{named.option} {asked}", self._node.run_id, self._job)
         try:
-            self.own = KeptDirectory(outputs_base(local, host), self._node.name, named.kind)
+            names, above = (kept.named_after(self.part.directory), self._node.run_id), outputs_base(local, host)
+            self.own = KeptDirectory(above, named.kind, self._node.run_id, names, self._node.suffix)
         except LocalDiskProblem as error:
             self.give_up(error.what)
         else:
@@ -301,10 +302,10 @@ class RunDirectory:
 
     def _left_at(self, host: str | None, others: OtherNodes | None) -> outputpart.LeftAt:
         """Returns where what a node could not drain still is."""
-        if host is None or others is None or host not in others.places:
-            left = outputpart.LeftAt(socket.gethostname(), self.part.local_dir)
-        else:
-            left = others.left_at(host, self.named.kind)
+        left = outputpart.LeftAt(socket.gethostname(), self.part.local_dir)
+        if host is not None and self.own is not None and others is not None and host in others.suffixes:
+            tree = self.own.of_node(others.suffixes[host]).tree
+            left = outputpart.LeftAt(others.machine or host, os.fspath(tree))
         return replace(left, goes_with_job=self._goes_with_job)
 
     def _end(self, own: KeptDirectory) -> None:

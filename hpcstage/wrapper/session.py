@@ -294,10 +294,9 @@ class Session:
     def _meet(self, directories: RunDirectories, link: LeadLink, lead: LeadSpec) -> None:
         from hpcstage.wrapper.leadlink import OtherNodes
 
-        place = Path(lead.daemon.outputs or lead.daemon.checkpoints)
-        places = {host: place.with_name(lead.node_name(index)) for index, host in enumerate(lead.hosts) if index}
+        suffixes = {host: lead.suffix(index) for index, host in enumerate(lead.hosts) if index}
         machine = socket.gethostname() if lead.virtual else None
-        directories.meet(OtherNodes(places, machine, link, self.part.run_id, Path(lead.group_dir)))
+        directories.meet(OtherNodes(suffixes, machine, link, self.part.run_id, Path(lead.group_dir)))
 
     def _spec(self, datasets: Datasets, local: LocalDir, job: jobs.Job) -> DaemonSpec:
         config, group = self.config, self.group
@@ -358,12 +357,12 @@ def _node_of(config: Config, local: LocalDir, job: jobs.Job, run_id: str, group:
     from hpcstage.wrapper.rundirectory import RunNode
 
     if job.is_rank:
-        return RunNode(run_id, run_id, "hpcstage stands behind a launcher; in front of it, each node has a local one")
+        return RunNode(run_id, "", "hpcstage stands behind a launcher; in front of it, each node has a local one")
     if group is not None:
-        return RunNode(run_id, group.node_name(run_id))
+        return RunNode(run_id, group.node_name(""))
     if len(job.nodes) > 1 and config.nodes != 1 and not local.is_network:
-        return RunNode(run_id, run_id, "the other nodes of the job are left alone")
-    return RunNode(run_id, run_id)
+        return RunNode(run_id, "", "the other nodes of the job are left alone")
+    return RunNode(run_id)
 
 
 def _directories(

@@ -21,6 +21,7 @@ from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import CommitTerms
+from hpcstage.checkpoint.job.gathering import SHARES
 from hpcstage.checkpoint.job.known import known_generations, newest_manifest, note_generations
 from hpcstage.checkpoint.job.late import drain_late
 from hpcstage.checkpoint.job.ledger import JobEntry, JobGeneration
@@ -303,6 +304,28 @@ def test_the_newest_generation_of_a_killed_run_is_taken_if_it_verifies(make: Mak
     (killed.store / "00000001/data").write_bytes(bytes(SIZE_BYTES))
     save_in(killed, ["step2"])
     assert shown_in(make("third", killed.base).place.tree) == ["step2"], "a full generation after the damaged one"
+
+
+def test_a_damaged_block_that_the_copy_to_the_target_finds_makes_the_next_one_full(make: Make) -> None:
+    kept = make(every=2)
+    kept.save("step1")
+    kept.until(lambda: "step1" in names_of(kept.place), "the generation")
+    data, before_ns = kept.place.store / "00000001/data", kept.target.stat().st_mtime_ns
+    data.write_bytes(data.read_bytes()[::-1])
+    kept.save("step2")
+    kept.until(lambda: kept.target.stat().st_mtime_ns != before_ns and not staged(kept.target), "a copy that failed")
+    assert kept.drained() == []
+    for step in (3, 4, 5):
+        kept.save(f"step{step}")
+        kept.until(lambda step=step: f"step{step}" in names_of(kept.place), "the generation")
+    report = kept.end()
+    assert report.undrained == ()
+    assert "full" in [row.kind for row in report.saved[2:]]
+    assert kept.drained() == [f"step{step}" for step in range(1, 6)]
+
+
+def staged(target: Path) -> list[str]:
+    return [name for name in os.listdir(target) if name.startswith(SHARES)]
 
 
 def killed_run(

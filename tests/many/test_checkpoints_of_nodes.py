@@ -16,6 +16,7 @@ from conftest import GLOO, Hpcstage, torchrun, wait_for
 from fakecluster import FakeCluster
 
 from hpcstage.checkpoint.job.gathering import SHARES
+from hpcstage.node.kept import KeptPlace
 
 pytest_plugins = ("fakeclusterfixtures",)
 pytestmark = lab.MARKS
@@ -167,7 +168,7 @@ def test_more_lost_than_parities_is_refused_and_the_copy_in_dir_is_taken(hpcstag
     assert any("can be rebuilt" in line or "is gone" in line for line in part["refused"]), part["refused"]
     (left,) = lab.places(local_dir)
     assert "are not there yet" in done.stderr.decode(), "what is left of it is named, and stays"
-    assert hpcstage("clean", "--forget", left.name.removesuffix(".checkpoint")).returncode == 0
+    assert hpcstage("clean", "--forget", KeptPlace(left).run_id).returncode == 0
 
 
 @pytest.mark.parametrize("node", [0, 1])
@@ -245,7 +246,7 @@ def test_more_lost_than_parities_while_the_command_runs_is_an_error(hpcstage: Hp
     assert lab.in_dir(hpcstage) == ["model1"]
     assert "ckpt: shards1 (parts of it are gone with their nodes)" in err.decode()
     assert "of all nodes is in" not in err.decode()
-    forgotten = {place.name.removesuffix(".checkpoint") for place in lab.places(local_dir)}
+    forgotten = {KeptPlace(place).run_id for place in lab.places(local_dir)}
     assert all(hpcstage("clean", "--forget", name).returncode == 0 for name in forgotten)
 
 

@@ -219,16 +219,18 @@ def test_what_has_no_room_for_a_generation_is_copied_as_it_is(hpcstage: Hpcstage
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("victim", ["hpcstage.lead", "hpcstage.exchange"])
 def test_nodes_that_lose_each_other_bring_their_shares_and_the_last_one_the_whole(
-    hpcstage: Hpcstage, local_dir: Path
+    hpcstage: Hpcstage, local_dir: Path, victim: str
 ) -> None:
-    """The lead is killed, and with it goes all that connects the nodes; the program ends afterwards."""
+    """The lead is killed, and with it goes all that connects the nodes; the program ends afterwards. Where the lead
+    lives, it is known what each of them brought."""
     flag = hpcstage.cwd / "flag"
     words = ("run", "--nodes", "2", "--checkpoint", "ckpt", "--drain-every", "1000")
     process = hpcstage.start(*words, "--", *lab.program("save(1)\nwait('saved')", 2), env={"FLAG": os.fspath(flag)})
     wait_for((hpcstage.cwd / "flag.saved.up").exists, 40, "the command")
     wait_for(lambda: bool(lab.protected(local_dir, 2)), 40, "the protection")
-    manylab.kill(manylab.below(process, "hpcstage.lead"))
+    manylab.kill(manylab.below(process, victim))
     exchanges = [one for one in psutil.process_iter(["cmdline"]) if is_exchange(one, local_dir)]
     psutil.wait_procs(exchanges, timeout=20)
     assert lab.in_dir(hpcstage) == []
@@ -236,6 +238,9 @@ def test_nodes_that_lose_each_other_bring_their_shares_and_the_last_one_the_whol
     _, err = process.communicate(timeout=100)
     assert lab.in_dir(hpcstage) == lab.files_of(1, 2), err
     assert process.returncode == 0, err
+    if victim != "hpcstage.lead":
+        size_bytes = sum((hpcstage.cwd / "ckpt" / name).stat().st_size for name in lab.in_dir(hpcstage))
+        assert lab.part_of(hpcstage)["drain"]["size_bytes"] == size_bytes
     assert hpcstage("clean", "--drain").returncode == 0
     assert lab.places(local_dir) == []
 

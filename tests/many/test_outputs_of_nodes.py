@@ -219,9 +219,15 @@ def test_what_was_not_copied_is_named_where_there_is_no_time(
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for nodes of their own")
 
 
+def made(disk: Path, results: Path) -> tuple[kept.KeptPlace, kept.KeptLock]:
+    """The place of another run with the same DIR on a node's disk."""
+    name = kept.named_after(os.fspath(results))
+    return kept.make(disk / f"hpcstage-out-{os.geteuid()}", [name], "earlier-run")
+
+
 def leave(disk: Path, results: Path) -> kept.KeptPlace:
     """What a run leaves on a node's disk that was killed with all its processes before a file was drained."""
-    place, lock = kept.make(disk / f"hpcstage-out-{os.geteuid()}", "earlier-run")
+    place, lock = made(disk, results)
     start(Place(place.output), os.fspath(results), "earlier-run", "node3").close()
     (place.tree / "left").write_text("left")
     place.watched.touch()
@@ -275,14 +281,22 @@ def test_the_directory_has_one_path_on_all_nodes(hpcstage: Hpcstage, cluster: Fa
 @pytest.mark.root
 @needs_root
 @manylab.needs_mpi
+@pytest.mark.parametrize("what", ["a file", "a run"])
 def test_a_node_without_a_local_directory_makes_all_write_to_the_target(
-    hpcstage: Hpcstage, cluster: FakeCluster, tmp_path: Path
+    hpcstage: Hpcstage, cluster: FakeCluster, tmp_path: Path, what: str
 ) -> None:
     results = tmp_path / "results"
-    (cluster.disk("node3") / f"hpcstage-out-{os.geteuid()}").write_text("in the way")
+    if what == "a file":
+        (cluster.disk("node3") / f"hpcstage-out-{os.geteuid()}").write_text("in the way")
+    else:
+        place, living = made(cluster.disk("node3"), results)
     said = on_cluster(hpcstage, cluster, "slurm", results, ["srun", sys.executable])
     (line,) = [line for line in said.splitlines() if "{out} is" in line]
     assert f"{{out}} is {results}: node3: cannot make" in line
+    if what == "a run":
+        assert "run earlier-run, or a program of it, has it" in line
+        living.let_go()
+        place.remove()
     assert {f"rank{rank}" for rank in range(6)} <= contents(results).keys()
 
 

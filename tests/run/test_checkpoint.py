@@ -20,6 +20,8 @@ import psutil
 import pytest
 from conftest import Hpcstage, kill_all, python_command, wait_for
 
+from hpcstage.node.kept import KeptPlace
+
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
@@ -180,6 +182,23 @@ def test_the_report_says_how_long_training_stood_still(hpcstage: Hpcstage) -> No
     assert re.search(r"stood still +[0-9.]+ m?s in 3 saves", hpcstage("report").stdout.decode())
 
 
+@pytest.mark.parametrize("option", ["out", "checkpoint"])
+def test_each_run_with_one_directory_has_the_same_path(hpcstage: Hpcstage, tmp_path: Path, option: str) -> None:
+    """Also after one that was killed."""
+    flag = tmp_path / "flag"
+    write = "import os, sys\nprint(sys.argv[1], flush=True)\nopen(f'{sys.argv[1]}/name', 'w').write('text')"
+    words, show = ("run", f"--{option}", "dir", "--"), ("echo", f"{{{option}}}")
+    first = hpcstage(*words, *show).stdout
+    wrapper = hpcstage.start(*words, *python_command(f"{write}\n{WAIT}", show[1]), env={"FLAG": os.fspath(flag)})
+    wait_for(Path(f"{flag}.up").exists, 20, "the command")
+    assert wrapper.stdout is not None
+    assert wrapper.stdout.readline() == first
+    kill_all(wrapper)
+    done = hpcstage(*words, *show)
+    assert (done.returncode, done.stdout) == (0, first), done.stderr
+    assert hpcstage("run", f"--{option}", "other", "--", *show).stdout != first
+
+
 LIGHTNING = """
 import lightning, os, torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -193,7 +212,7 @@ class Model(lightning.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.01)
 
-saves = ModelCheckpoint(os.environ["HPCSTAGE_CHECKPOINT"], save_last=True, enable_version_counter=False)
+saves = ModelCheckpoint(os.environ["HPCSTAGE_CHECKPOINT"], save_last=True)
 last = os.path.join(os.environ["HPCSTAGE_CHECKPOINT"], "last.ckpt")
 done = torch.load(last, weights_only=False)["epoch"] + 1 if os.path.exists(last) else 0
 quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu")
@@ -203,8 +222,8 @@ print(done)
 """
 
 
-def test_lightning_goes_on_from_the_last_run_as_its_page_says(hpcstage: Hpcstage) -> None:
-    """The path of the local directory is another one in each run, and Lightning compares paths."""
+def test_lightning_writes_over_what_the_last_run_left(hpcstage: Hpcstage) -> None:
+    """Lightning compares the path where it writes with the one in its checkpoint."""
     pytest.importorskip("lightning")
     for done in range(3):
         run = hpcstage("run", "--checkpoint", "DIR", "--", *python_command(LIGHTNING))
@@ -268,10 +287,10 @@ def test_a_damaged_generation_gives_way_to_the_drained_copy(
         content[0] ^= 1
         data.write_bytes(content)
     (place,) = kept(local_dir)
+    run_id = KeptPlace(place).run_id
     done = run(hpcstage, "--", *saves())
     assert (done.returncode, shown(done)) == (0, ["step1"]), done.stderr
     assert any("differs from its hash" in line for line in part_of(hpcstage)["refused"])
-    run_id = place.name.removesuffix(".checkpoint")
     assert names(tmp_path / "ckpt") == ["step1", f"step2.{run_id}"], "the killed run's own file is there still"
 
 
@@ -314,12 +333,12 @@ def test_while_the_command_of_a_killed_wrapper_lives_no_other_run_uses_its_direc
 def test_clean_drains_what_a_killed_run_left(hpcstage: Hpcstage, tmp_path: Path, local_dir: Path) -> None:
     killed(hpcstage, local_dir, tmp_path / "flag", 1, 2)
     (place,) = kept(local_dir)
+    run_id = KeptPlace(place).run_id
     (place / "out/tree/torn").write_bytes(b"half")
     assert hpcstage("checkpoint", "verify", "ckpt").returncode == 0
     assert hpcstage("clean").returncode == NOT_DRAINED
     done = hpcstage("clean", "--drain")
     assert done.returncode == 0, done.stderr
-    run_id = place.name.removesuffix(".checkpoint")
     assert names(tmp_path / "ckpt") == ["step1", "step2", f"torn.{run_id}"], "nothing is lost, nor taken for complete"
     (line,) = [line for line in hpcstage("checkpoint", "ls", "ckpt").stdout.splitlines() if b"torn" in line]
     assert b"not shown to a run" in line

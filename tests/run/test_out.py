@@ -281,10 +281,11 @@ def test_a_directory_that_is_gone_costs_no_tries_and_its_files_can_be_forgotten(
 ) -> None:
     data, results = make_tree(), tmp_path / "results"
     killed(hpcstage, data, results, tmp_path / "flag")
-    (place,) = kept(local_dir)
     shutil.rmtree(results)
     done = run(hpcstage, data, "--", "echo", "started")
     assert (done.returncode, done.stdout) == (0, b"started\n")
+    (place,) = kept(local_dir)
+    assert place.name == KeptPlace(place).run_id, "it is out of the way of the next run with this DIR"
     assert f"hpcstage clean --forget {place.name}" in done.stderr.decode()
     assert f"not in {results}: its files" in done.stderr.decode(), "no file was tried"
     done = run(hpcstage, data, "--", "echo", "started")
@@ -516,7 +517,7 @@ def test_a_program_that_lives_on_keeps_its_files(
         (place,) = kept(local_dir)
         for words in (["clean"], ["clean", "--drain"]):
             cleaned = hpcstage(*words)
-            assert f"run {place.name} is left alone" in cleaned.stderr.decode()
+            assert f"run {KeptPlace(place).run_id} is left alone" in cleaned.stderr.decode()
             assert cleaned.returncode == NOT_DRAINED
         assert kept(local_dir) == [place]
     finally:

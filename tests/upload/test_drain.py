@@ -75,6 +75,13 @@ def test_what_nobody_saw_removed_stays(place: Place, tmp_path: Path, how: str) -
     assert sorted(os.listdir(tmp_path / "DIR")) == ["goes", "stays"]
 
 
+def test_a_file_that_is_one_piece_keeps_to_the_rate(place: Place) -> None:
+    began_s, drain = time.monotonic(), Drain(place, rate=20_000.0)
+    Path(place.tree, "file").write_bytes(bytes(20_000))
+    assert ended(drain)["undrained"] == []
+    assert time.monotonic() - began_s >= 1.0
+
+
 def test_what_there_was_no_time_for_is_named_and_comes_later(place: Place, tmp_path: Path) -> None:
     drain = Drain(place, rate=1.0)
     Path(place.tree, "file").write_text("content")

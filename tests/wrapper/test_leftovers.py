@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,9 +16,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpcstage import owner
 from hpcstage.emulator import Slowfs, unavailable
+from hpcstage.errors import LocalDiskProblem
 from hpcstage.node import kept
 from hpcstage.node.kept import KeptLock, KeptPlace
 from hpcstage.owner import OWNER, let_go
@@ -52,7 +56,7 @@ def left(local_dir: Path, tmp_path: Path) -> Iterator[Left]:
     above, target = local_dir / "hpcstage-out-0", tmp_path / "results"
     target.mkdir()
     (target / "earlier").write_text("earlier")
-    place, lock = kept.make(above, "run-9")
+    place, lock = kept.make(above, ["run-9"], "run-9")
     start(Place(place.output), os.fspath(target), "run-9").close()
     yield Left(above, target, place, lock)
     place.remove()
@@ -109,7 +113,7 @@ def test_a_removal_that_was_killed_is_finished(left, capfd):
     left.place.remove()
     while is_killed:
         step += 1
-        place, lock = kept.make(left.above, "run-9")
+        place, lock = kept.make(left.above, ["run-9"], "run-9")
         start(Place(place.output), os.fspath(left.target), "run-9").close()
         one = Left(left.above, left.target, place, lock)
         one.write("file", f"{step}")
@@ -249,6 +253,72 @@ def test_a_program_without_our_variables_uses_a_directory(left, program, how):
 def test_who_asks_may_stand_in_the_directory(left, monkeypatch):
     monkeypatch.chdir(left.place.tree)
     assert not left.place.is_used()
+
+
+@pytest.mark.parametrize("has_run", [True, False])
+def test_a_job_that_inherits_the_variables_of_an_earlier_run_does_not_use_its_place(left, program, has_run):
+    env = {"HPCSTAGE_OUT": os.fspath(left.place.tree)} | ({"HPCSTAGE_RUN_ID": "run-8"} if has_run else {})
+    program.append(subprocess.Popen(["sleep", "60"], env=env))
+    assert left.place.is_used() is not has_run
+
+
+# ---- the names of places
+
+
+NAMES = ["dir", "run-10"]
+
+
+def test_a_place_that_somebody_has_keeps_its_name(left, program):
+    left.place.path.rename(left.above / "dir")
+    place, lock = kept.make(left.above, NAMES, "run-10")
+    assert (place.path.name, place.run_id) == ("run-10", "run-10")
+    lock.let_go()
+    place.remove()
+    left.lock.let_go()
+    program.append(subprocess.Popen(["sleep", "60"], cwd=left.above / "dir/out/tree"))
+    with pytest.raises(LocalDiskProblem, match="run run-9, or a program of it, has it"):
+        kept.make(left.above, NAMES[:1], "run-10")
+    assert os.listdir(left.above) == ["dir"]
+    KeptPlace(left.above / "dir").remove()
+
+
+def test_a_place_of_a_run_that_is_over_gives_its_name_up(left):
+    left.write()
+    left.place.path.rename(left.above / "dir")
+    KeptPlace(left.above / "dir").watched.touch()
+    left.lock.let_go()
+    place, lock = kept.make(left.above, NAMES, "run-10")
+    assert (place.path.name, place.run_id) == ("dir", "run-10")
+    assert [one.path.name for one in kept.places(left.above)] == ["dir", "run-9"]
+    assert drained(left) == []
+    assert (left.target / "file").read_text() == "content"
+    lock.let_go()
+    place.remove()
+
+
+def test_the_lock_of_a_place_that_another_one_replaced_is_not_taken(left, monkeypatch):
+    """Who took it would take the living run's for one that is over."""
+    left.lock.let_go()
+    made = []
+
+    def replaced(fd, how):
+        if not made:
+            made.append(None)
+            left.place.path.rename(left.above / "run-8")
+            made[0] = kept.make(left.above, ["run-9"], "run-10")
+        flock(fd, how)
+
+    flock = fcntl.flock
+    monkeypatch.setattr(kept.fcntl, "flock", replaced)
+    assert left.place.take() is None
+    made[0][1].let_go()
+    KeptPlace(left.above / "run-8").remove()
+
+
+@given(st.text(min_size=1).filter(lambda name: "\0" not in name))
+def test_the_name_for_a_directory_can_be_made_and_read(name):
+    assert re.fullmatch(r"[A-Za-z0-9_-]{0,32}-[0-9a-f]{16}", kept.named_after(f"/shared/{name}")) is not None
+    assert kept.named_after(f"/shared/{name}") != kept.named_after(f"/shared/{name}/x")
 
 
 # ---- a directory that is inherited

@@ -141,6 +141,10 @@ class GenerationStore:
         times_s = compared_s - began_s, time.monotonic() - compared_s
         return SavedGeneration(manifest, draft.layout.count, int(draft.changed.sum()), written_bytes, *times_s)
 
+    def doubt(self) -> None:
+        """Has the newest generation read once more before the next one builds on it: there is a damaged block."""
+        self._verified.clear()
+
     def drop_all_but(self, retained: Collection[int]) -> list[int]:
         """Drops the generations that are not retained, the newest first; returns them. None is ever there without those
         that it needs: what a retained one needs stays."""

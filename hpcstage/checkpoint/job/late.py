@@ -173,13 +173,16 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly
     missing, beside = place_completed(place, completed if is_shown else (), target)
     torn, unclosed = place_leftovers(place, left if is_shown or is_continued else [*left, *completed], target)
     copied = {*(completed if is_shown else ()), *unclosed}
+    files, size_bytes = end.files + len(copied), end.size_bytes + bytes_of(place, copied)
     return CheckpointReport(
         drained_number=end.number,
         findings={"beside": {**end.beside, **beside}, "skipped": damaged},
         undrained=(*end.missing, *missing, *torn),
         unclosed=tuple(unclosed.values()),
-        files=end.files + len(copied),
-        bytes_carried=end.size_bytes + bytes_of(place, copied),
+        files=files,
+        bytes_carried=size_bytes,
+        own_files=files,
+        own_bytes=size_bytes,
     )
 
 

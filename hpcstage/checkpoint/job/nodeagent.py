@@ -36,7 +36,7 @@ from hpcstage.checkpoint.job.place import (
 from hpcstage.checkpoint.job.plain import names_in
 from hpcstage.checkpoint.job.talking import Heard, PresentNodes, Talk, wait
 from hpcstage.checkpoint.job.targetprocess import TargetProcess
-from hpcstage.checkpoint.job.targetwork import TargetWork
+from hpcstage.checkpoint.job.targetwork import DAMAGED, TargetWork
 from hpcstage.checkpoint.job.work import NodeWork
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
@@ -99,7 +99,8 @@ class NodeAgent:
         self._restored_s = 0.0
         self._unclosed: tuple[str, ...] = ()
         self._undrained: tuple[UndrainedEntry, ...] = ()
-        self._unclosed_bytes = 0
+        self._own_files = self._own_bytes = 0
+        """What this node brought by itself, of which the ledger does not tell."""
         self._said: tuple[object, ...] = ()
         self._begin()
 
@@ -276,7 +277,13 @@ class NodeAgent:
 
     def _upload(self, order: JobOrder) -> None:
         """Has this node's part of an order about the target carried out in the other process."""
-        self._apart(lambda pace: self._target.done(order, pace), order, self._council.did)
+
+        def did(outcome: Outcome) -> None:
+            if outcome.facts.get(DAMAGED):
+                self._work.doubt()
+            self._council.did(outcome)
+
+        self._apart(lambda pace: self._target.done(order, pace), order, did)
 
     def _put_in_place(self, order: JobOrder) -> None:
         """Has what all nodes brought to the target given its names there."""
@@ -333,7 +340,7 @@ class NodeAgent:
                 why = f"the parts of {lost} are missing, which was lost; what there is lies there as"
                 missing += [UndrainedEntry(name, f"{why} {other}") for name, other in beside.items()]
             self._undrained, self._unclosed = tuple(missing), tuple(beside.values())
-            self._unclosed_bytes = bytes_of(self._place, beside)
+            self._own_files, self._own_bytes = len(beside), bytes_of(self._place, beside)
         last, ledger = order.ledger.last, order.ledger
         if last is not None and ledger.drained != last.number:
             self._undrained += tuple(
@@ -354,7 +361,7 @@ class NodeAgent:
         end = end_alone(self._place, self._charter, ledger.last)
         leftovers, beside = self._work.carry_leftovers(ledger, self._restored, end.brought)
         self._undrained, self._unclosed = (*end.missing, *leftovers), tuple(beside.values())
-        self._unclosed_bytes = bytes_of(self._place, beside)
+        self._own_files, self._own_bytes = end.files + len(beside), end.size_bytes + bytes_of(self._place, beside)
 
     def _say_goodbye(self) -> None:
         """Stays until the others have carried out the last order, too: the coordinator knows, and goes first."""
@@ -393,10 +400,11 @@ class NodeAgent:
             refused=ledger.lines,
             undrained=self._undrained,
             unclosed=self._unclosed,
-            unclosed_bytes=self._unclosed_bytes,
             findings={"beside": dict(ledger.beside)},
-            files=ledger.files + len(self._unclosed),
-            bytes_carried=ledger.size_bytes + self._unclosed_bytes,
+            files=ledger.files + self._own_files,
+            bytes_carried=ledger.size_bytes + self._own_bytes,
+            own_files=self._own_files,
+            own_bytes=self._own_bytes,
             is_gone=self._is_gone and not self._place.tree.is_dir(),
         )
 

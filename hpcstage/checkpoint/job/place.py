@@ -269,11 +269,12 @@ class CheckpointReport:
     undrained: tuple[UndrainedEntry, ...] = ()
     unclosed: tuple[str, ...] = ()
     """Names in the target of entries that are in no generation: the command was killed before they were complete."""
-    unclosed_bytes: int = 0
-    """The bytes of these, which `bytes_carried` has, too."""
     findings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     files: int = 0
     bytes_carried: int = 0
+    own_files: int = 0
+    """Of `files` those of which no other node's report tells."""
+    own_bytes: int = 0
     is_gone: bool = False
 
     @classmethod

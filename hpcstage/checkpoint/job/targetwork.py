@@ -35,6 +35,8 @@ from hpcstage.upload.copying import Pace
 from hpcstage.upload.making import Making
 from hpcstage.upload.target import Target
 
+DAMAGED = "is_damaged"
+"""The fact that a block of this node's store was damaged."""
 _OPEN_S = 10.0
 """How long the exchange of this node is waited for, to read what other nodes have."""
 
@@ -53,18 +55,18 @@ class TargetWork:
 
     def done(self, order: JobOrder, pace: Pace) -> Outcome:
         """Brings this node's share, or copies its entries as they are."""
-        gathering = self._gathering(order)
+        gathering, is_damaged = self._gathering(order), False
         try:
             gathering.target.check()
             if order.kind is OrderKind.PUBLISH:
-                self._publish(gathering, order, pace)
+                is_damaged = self._publish(gathering, order, pace)
             else:
                 self._copy(gathering, order, pace)
         except (OSError, HpcstageError) as error:
             if self.charter.is_alone:  # parts of other nodes are removed at the next start
                 gathering.remove()
-            return Outcome(order.key, reason(error))
-        return Outcome(order.key)
+            return Outcome(order.key, reason(error), facts={DAMAGED: isinstance(error, DamagedGeneration)})
+        return Outcome(order.key, facts={DAMAGED: is_damaged})
 
     def placed(self, order: JobOrder, there: Mapping[str, int], pace: Pace) -> Outcome:
         """Gives what all nodes brought to the target its names; the parts of lost ones are rebuilt from what `there`
@@ -85,19 +87,21 @@ class TargetWork:
 
     # ---- a generation
 
-    def _publish(self, gathering: Gathering, order: JobOrder, pace: Pace) -> None:
-        generation, names = order.ledger.last, frozenset(order.body["names"])
+    def _publish(self, gathering: Gathering, order: JobOrder, pace: Pace) -> bool:
+        """Brings the parts of this node; tells whether an older one is damaged, which others rebuild."""
+        generation, names, is_damaged = order.ledger.last, frozenset(order.body["names"]), False
         assert generation is not None
         for number, node, of in generation.parts:
             if node != self.charter.node:
                 continue
             with LocalSource(self.place.store) as source:
                 try:
-                    if node == self.charter.node:
-                        gathering.put(Share(node, number, source, of), names, pace)
+                    gathering.put(Share(node, number, source, of), names, pace)
                 except DamagedGeneration:
+                    is_damaged = True
                     if number == generation.number:
                         raise
+        return is_damaged
 
     def _place_generation(
         self, gathering: Gathering, order: JobOrder, there: Mapping[str, int], pace: Pace

@@ -85,6 +85,10 @@ class NodeWork:
         """Lets go of the store."""
         self._store.close()
 
+    def doubt(self) -> None:
+        """Notes that a block of a generation was damaged when it was copied to the target."""
+        self._store.doubt()
+
     def found(self) -> tuple[list[FoundStore], int]:
         """Returns what earlier runs left here, and when the state in the target was made."""
         drained = described(Path(self._charter.target))
