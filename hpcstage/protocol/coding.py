@@ -17,6 +17,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from hashlib import blake2b
 from typing import Any, ClassVar, get_args
 
 from hpcstage.protocol.exchange import MAX_GROUP_BYTES
@@ -30,6 +31,8 @@ MAX_TOLD_BYTES = 64 << 10
 MAX_PIECE_BYTES = 1 << 20
 """The most bytes of a file in one answer."""
 MAX_KEY_LENGTH = 255
+CODED_BLOCK_BYTES = 256 << 10
+"""Larger than the blocks of a generation: each costs the exchanges as much as some 100 KB more."""
 HEAD = struct.Struct("<II")
 MAX_HEAD_BYTES = 1 << 20
 MAX_BODY_BYTES = MAX_GROUP_BYTES
@@ -65,20 +68,34 @@ class AgentMessage(CodingMessage):
 
 @dataclass(frozen=True)
 class Encode(CodingMessage):
-    """Agent: encode a generation with the others of a group; see `checkpoint.protection.orders`."""
+    """Agent: encode a generation with the others of a group. All fields but the directory and the limits are the same
+    on all nodes, or the exchanges wait for each other in vain and say so after `wait_s`."""
 
     number: int
     attempt: str
     trial: int
+    """Tells one try from the next: an order that failed, or whose exchange was lost, comes again with a higher one."""
     directory: str
+    """This node's store: the directory above that of the generation."""
     nodes: list[int]
+    """The members of the group, in the order of its circle of stripes."""
     names: list[str]
+    """Their names in the record."""
     k: int
     m: int
-    block_bytes: int
-    processor_share: float
-    rate_bytes_per_s: float
-    wait_s: float
+    rate_bytes_per_s: float = 0.0
+    """The most bytes that this node sends in a second; 0: no limit."""
+    block_bytes: int = CODED_BLOCK_BYTES
+    processor_share: float = 0.5
+    """The share of a processor that the work takes, without what passes its messages; 0: no limit."""
+    wait_s: float = 120.0
+    """How long a member is waited for that does nothing: one without the order, or one that does not go on."""
+
+    @property
+    def digest(self) -> int:
+        """Returns a number that all members have for the order, and no other order has."""
+        known = self.number, self.attempt, self.trial, self.nodes, self.names, self.k, self.m, self.block_bytes
+        return int.from_bytes(blake2b(repr(known).encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)

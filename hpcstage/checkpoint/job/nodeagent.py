@@ -40,7 +40,7 @@ from hpcstage.checkpoint.job.targetwork import TargetWork
 from hpcstage.checkpoint.job.work import NodeWork
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
-from hpcstage.checkpoint.protection.link import Encoded
+from hpcstage.protocol.coding import EncodeEnded
 from hpcstage.reading import readable
 from hpcstage.upload.copying import Pace
 
@@ -266,8 +266,8 @@ class NodeAgent:
         else:
             self._encoding[key] = order
 
-    def _encoded(self, event: Encoded) -> None:
-        order = self._encoding.pop((event.generation.number, event.generation.attempt, event.trial), None)
+    def _encoded(self, event: EncodeEnded) -> None:
+        order = self._encoding.pop((event.number, event.attempt, event.trial), None)
         if order is not None:
             facts = {"seconds": event.seconds, "bytes": event.bytes_sent}
             self._council.did(Outcome(order.key, event.failure, facts=facts))

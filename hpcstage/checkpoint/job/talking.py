@@ -18,8 +18,8 @@ from pathlib import Path
 
 from hpcstage.checkpoint.job.ledger import NodeReport
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
-from hpcstage.checkpoint.protection.link import Encoded, GroupChanged, GroupLink
-from hpcstage.protocol.coding import MAX_TOLD_BYTES, AgentGone, AgentMessage
+from hpcstage.checkpoint.protection.link import GroupLink
+from hpcstage.protocol.coding import MAX_TOLD_BYTES, AgentGone, AgentMessage, EncodeEnded, Members
 from hpcstage.protocol.leadspec import STANDING
 from hpcstage.reading import readable
 
@@ -48,7 +48,7 @@ class Heard:
     report: NodeReport
 
 
-News = PresentNodes | Heard | Encoded
+News = PresentNodes | Heard | EncodeEnded
 
 
 class Talk:
@@ -149,12 +149,12 @@ class Talk:
             for event in self._link.events(0.0):
                 if isinstance(event, AgentMessage):
                     found += self._piece(event)
-                elif isinstance(event, Encoded):
+                elif isinstance(event, EncodeEnded):
                     found.append(event)
                 elif isinstance(event, AgentGone):
                     self._gone.add(event.node)
                     self._see_members()
-                elif isinstance(event, GroupChanged):
+                elif isinstance(event, Members):
                     self._see_members()
         except LinkLost:
             self._lose()

@@ -42,9 +42,8 @@ from hpcstage.checkpoint.job.plain import (
 )
 from hpcstage.checkpoint.job.talking import Talk
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
-from hpcstage.checkpoint.protection.groups import CodeSize
-from hpcstage.checkpoint.protection.orders import EncodeOrder
 from hpcstage.errors import HpcstageError
+from hpcstage.protocol.coding import Encode
 from hpcstage.upload.making import remove_tree, sweep
 from hpcstage.upload.target import Target
 
@@ -281,12 +280,10 @@ class NodeWork:
         link = self._talk.link
         if link is None:
             raise LinkLost("the exchange has gone")
-        nodes = tuple(self._charter.nodes.index(name) for name in group)
-        size = CodeSize(body["k"], body["m"])
-        identity = GenerationId(body["number"], body["attempt"])
-        encode = EncodeOrder(identity, self._place.store, nodes, tuple(group), size, trial=order.seq)
-        link.encode(encode.at_rate(self._charter.protect_rate_bytes_per_s))
-        return identity.number, identity.attempt, order.seq
+        known = body["number"], body["attempt"], order.seq
+        nodes, rate = [self._charter.nodes.index(name) for name in group], self._charter.protect_rate_bytes_per_s
+        link.encode(Encode(*known, os.fspath(self._place.store), nodes, group, body["k"], body["m"], rate or 0.0))
+        return known
 
     def _drop(self, order: JobOrder) -> dict[str, object]:
         newest, retained = int(order.body["newest"]), set(order.body["retained"])
