@@ -17,7 +17,6 @@ from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import LOCK, GenerationId, lock_file
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, LocalSource
-from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.job.completed import began_with, completed_since, is_behind
 from hpcstage.checkpoint.job.gathering import (
     Gathering,
@@ -131,13 +130,10 @@ def _named(
     target = gathering.root
     before = described(target)
     is_behind = before is not None and before.manifest.created_ns >= generation.created_ns
-    seen = {*(place.seen() or ())}
-    if before is not None and has_state_of(target, charter.run_id, 1):
-        seen |= times_of(before.manifest).keys()
     trees = [place.tree, *(one.tree for one in _siblings(place, charter).values())]
     there = {name for tree in trees for name in (names_in(tree) if tree.is_dir() else ())}
     spared = there.union(generation.lacking) - generation.names - generation.dropped.keys()
-    superseded = Superseded(place.tree, seen, spared)
+    superseded = Superseded(place.tree, place.seen() or (), spared)
     placed = gathering.give_names(opened_whole(shares), generation, generation.names, superseded, is_behind=is_behind)
     remove_superseded(target, charter.run_id, generation.number)
     return LonelyEnd(beside=placed.beside, files=placed.files, size_bytes=placed.size_bytes)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from hpcstage.checkpoint.entries import CompleteEntries, mark_of
 from hpcstage.checkpoint.generations.files import OURS
-from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.job.completed import CompletedNote
 from hpcstage.checkpoint.job.coordinator import CouncilTerms
 from hpcstage.checkpoint.job.council import Council, Do, Say
@@ -291,18 +290,11 @@ class NodeAgent:
         """Has something done in the other process."""
         terms = self._terms
 
-        def done(is_hurried: Callable[[], bool]) -> tuple[Outcome, dict[str, str]]:
+        def done(is_hurried: Callable[[], bool]) -> Outcome:
             share = ProcessorShare(SHARE, lambda: is_hurried() or terms.hurries())
-            outcome = work(share.and_below(terms.pace))
-            return outcome, {name: made.to_bytes().decode() for name, made in self._target.superseded.items()}
+            return work(share.and_below(terms.pace))
 
-        def taken(outcome: Outcome, known: dict[str, str]) -> None:
-            read = {name: GenerationManifest.from_bytes(text.encode()) for name, text in known.items()}
-            self._target.superseded = read
-            take(outcome)
-
-        died = Outcome(order.key, _DIED)
-        self._target_process.begin(done, taken, lambda: take(died))
+        self._target_process.begin(done, take, Outcome(order.key, _DIED))
         if self._has_ended:
             self._target_process.hurry()
 

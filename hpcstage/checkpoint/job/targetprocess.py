@@ -11,7 +11,6 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
 
 from hpcstage.checkpoint.job.ledger import Outcome
 from hpcstage.forked import fork, reap
@@ -19,18 +18,17 @@ from hpcstage.reading import readable
 
 _ENDS_S = 1.0
 
-Work = Callable[[Callable[[], bool]], tuple[Outcome, Any]]
-"""What is done in the process: it is told how to ask whether to hurry, and returns the outcome and what is to be known
-the next time, as plain data."""
-Take = Callable[[Outcome, Any], object]
+Work = Callable[[Callable[[], bool]], Outcome]
+"""What is done in the process; it is told how to ask whether to hurry."""
+Take = Callable[[Outcome], object]
 
 
 class TargetProcess:
     """The process that works on the target, and what it does next."""
 
     def __init__(self) -> None:
-        self._next: tuple[Work, Take, Callable[[], object]] | None = None
-        self._now: tuple[Take, Callable[[], object]] | None = None
+        self._next: tuple[Work, Take, Outcome] | None = None
+        self._now: tuple[Take, Outcome] | None = None
         self._pid = 0
         self._from = self._hurry = -1
 
@@ -39,8 +37,8 @@ class TargetProcess:
         """Returns what to wait for."""
         return [self._from] if self._pid else []
 
-    def begin(self, work: Work, take: Take, died: Callable[[], object]) -> None:
-        """Does some work as soon as nothing else goes on; then `take` is called, or `died` if the process died."""
+    def begin(self, work: Work, take: Take, died: Outcome) -> None:
+        """Does some work as soon as nothing else goes on; then `take` gets the outcome, `died` if the process died."""
         self._next = work, take, died
         self._start()
 
@@ -56,11 +54,10 @@ class TargetProcess:
         if self._now is not None:
             take, died = self._now
             try:
-                said, known = json.loads(data)
+                outcome = Outcome.from_json(json.loads(data))
             except ValueError:  # none of it, or not all
-                died()
-            else:
-                take(Outcome.from_json(said), known)
+                outcome = died
+            take(outcome)
         self._start()
         return True
 
@@ -98,13 +95,13 @@ class TargetProcess:
         except OSError:
             os.close(self._hurry)
             os.close(self._from)
-            died()
+            take(died)
         finally:
             os.close(hurried)
             os.close(into)
 
 
 def _do(work: Work, hurried: int, into: int) -> None:
-    outcome, known = work(lambda: bool(readable([hurried], 0)))
+    outcome = work(lambda: bool(readable([hurried], 0)))
     with os.fdopen(into, "wb") as file:
-        file.write(json.dumps([asdict(outcome), known]).encode())
+        file.write(json.dumps(asdict(outcome)).encode())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
 from hpcstage.checkpoint.generations.files import Files
-from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.generations.state import FileTree
@@ -21,7 +21,6 @@ from hpcstage.checkpoint.job.gathering import (
     build,
     opened_whole,
     tops_of,
-    with_target,
     without,
 )
 from hpcstage.checkpoint.job.holdings import OWN, RunStores
@@ -39,7 +38,7 @@ _OPEN_S = 10.0
 """How long the exchange of this node is waited for, to read what other nodes have."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class TargetWork:
     """The work of one node on the target."""
 
@@ -48,8 +47,6 @@ class TargetWork:
     me: int
     node_dir: Path
     """Where the exchange of this node is found."""
-    superseded: dict[str, GenerationManifest] = field(default_factory=dict)
-    """See Superseded."""
 
     def done(self, order: JobOrder, pace: Pace) -> Outcome:
         """Brings this node's share, or copies its entries as they are."""
@@ -119,10 +116,8 @@ class TargetWork:
                 raise error
         gone = frozenset(name for share, _ in missing for name in share.names)
         whole = opened_whole(without(shares, gone))
-        if gone:
-            whole = with_target(whole, gone, gathering.root)
         seen = {*order.ledger.seen, *order.ledger.drained_marks}
-        superseded = Superseded(self.place.tree, seen, order.body["spared"], self.superseded)
+        superseded = Superseded(self.place.tree, seen, gone.union(order.body["spared"]))
         placed = gathering.give_names(whole, generation, names - gone, superseded)
         return {
             "gone": sorted(gone),
