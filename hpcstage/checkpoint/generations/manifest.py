@@ -18,7 +18,7 @@ from hpcstage.checkpoint.generations.files import GenerationId, is_number
 from hpcstage.checkpoint.generations.layout import BlockLayout
 from hpcstage.errors import HpcstageError
 
-FORMAT = 3
+FORMAT = 4
 
 
 class DamagedGeneration(HpcstageError):
@@ -54,8 +54,6 @@ class SavedEntry:
     """The size of a file; 0 for others."""
     target: str = ""
     """Where a symbolic link leads."""
-    parts: tuple[int, ...] = ()
-    """The sizes of a file's parts, in each of which blocks begin anew; empty where the file is one part."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ class GenerationManifest:
 
 def layout_of(entries: Sequence[SavedEntry], block_bytes: int) -> BlockLayout:
     """Returns how the files among some entries are cut into blocks."""
-    return BlockLayout(block_bytes, tuple(entry.parts or (entry.size_bytes,) for entry in entries))
+    return BlockLayout(block_bytes, tuple(entry.size_bytes for entry in entries))
 
 
 def checksum(content: bytes | memoryview) -> str:
@@ -138,10 +136,7 @@ def _text(value: Any) -> bytes:  # noqa: ANN401
 
 
 def _typed(body: dict[str, Any]) -> dict[str, Any]:
-    entries = tuple(
-        SavedEntry(**{**entry, "type": EntryType(entry["type"]), "parts": tuple(entry["parts"])})
-        for entry in body["entries"]
-    )
+    entries = tuple(SavedEntry(**{**entry, "type": EntryType(entry["type"])}) for entry in body["entries"])
     return {"kind": GenerationKind(body["kind"]), "needs": tuple(body["needs"]), "entries": entries}
 
 
@@ -150,7 +145,7 @@ def _has_types(made: GenerationManifest) -> bool:
     numbers: list[object] = [made.number, *made.needs, made.created_ns, made.block_bytes, made.data_bytes]
     texts: list[object] = [made.attempt, made.reason, made.table_checksum]
     for entry in made.entries:
-        numbers += (entry.mode, entry.mtime_ns, entry.size_bytes, *entry.parts)
+        numbers += (entry.mode, entry.mtime_ns, entry.size_bytes)
         texts += (entry.name, entry.target)
     numbers += [] if made.parent is None else [made.parent]
     typed = all(isinstance(one, int) for one in numbers) and all(isinstance(one, str) for one in texts)
@@ -169,14 +164,14 @@ def _check_numbers(made: GenerationManifest) -> None:
 
 def _check_entries(entries: Sequence[SavedEntry]) -> None:
     """Refuses names that are twice there, lead out of the directory, or do not lie in a directory of the generation,
-    and files whose parts are not their size."""
+    and sizes that no file has."""
     directories, seen = {""}, set()
     for entry in entries:
         if entry.name in seen or not _is_path(entry.name, directories):
             raise DamagedGeneration(f"its manifest has the name {entry.name!r}, which cannot be restored")
         seen.add(entry.name)
-        if min((entry.size_bytes, *entry.parts)) < 0 or (entry.parts and sum(entry.parts) != entry.size_bytes):
-            raise DamagedGeneration(f"its manifest has parts of {entry.name!r} that are not its size")
+        if entry.size_bytes < 0:
+            raise DamagedGeneration(f"its manifest has a size of {entry.name!r} that no file has")
         if entry.type is EntryType.DIRECTORY:
             directories.add(entry.name)
 

@@ -63,7 +63,7 @@ def share_of(node: str, opened: OpenGeneration, names: Collection[str], share: i
         if entry.name.partition("/")[0] in names:
             blocks = opened.layout.blocks(index)
             words = opened.table["hash"][blocks.start : blocks.stop].tobytes()
-            content = hashlib.blake2b(f"{entry.parts}".encode() + words, digest_size=16).digest()
+            content = hashlib.blake2b(words, digest_size=16).digest()
             made.append(ShareEntry(node, entry, content, share, index))
     return made
 

@@ -262,7 +262,7 @@ def _difference(directory: Path, opened: OpenGeneration, name: str) -> str:
             continue
         lone = replace(found, entries=(found.entries[place_],), fingerprints=(found.fingerprints[place_],))
         blocks = layout.blocks(index)
-        own = BlockLayout(layout.block_bytes, (layout.parts[index],))
+        own = BlockLayout(layout.block_bytes, (layout.sizes[index],))
         if (lone.hashed(own) != opened.table["hash"][blocks.start : blocks.stop]).any():
             return f"{one.name} has other bytes than were saved"
     return ""
