@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import LOCK, GenerationId, lock_file
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
-from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, LocalSource
+from hpcstage.checkpoint.generations.reading import BlockSource, LocalSource
 from hpcstage.checkpoint.job.completed import began_with, completed_since, is_behind
 from hpcstage.checkpoint.job.gathering import (
     Gathering,
@@ -37,7 +37,7 @@ from hpcstage.checkpoint.job.place import (
     UndrainedEntry,
     reason,
 )
-from hpcstage.checkpoint.job.plain import described, give_newer, has_state_of, is_there, names_in, shown_in
+from hpcstage.checkpoint.job.plain import described, give_newer, has_state_of, names_in, shown_in
 from hpcstage.errors import HpcstageError
 from hpcstage.upload.making import Making
 from hpcstage.upload.target import Target
@@ -165,7 +165,8 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly
     if not is_continued:
         end, damaged = _newest_whole(place, charter, known, {node: one.store for node, one in siblings.items()})
     whole = (end.number or 0) if damaged else max(newest, end.number or 0)
-    left = [name for name in _unsaved(place, end.brought, whole) if name not in completed]
+    last = next((one for one in reversed(known_generations(place)) if one.number <= whole), None)
+    left = [name for name in unsaved(place, charter.node, last, end.brought.items()) if name not in completed]
     missing, beside = place_completed(place, completed if is_shown else (), target)
     torn, unclosed = place_leftovers(place, left if is_shown or is_continued else [*left, *completed], target)
     copied = {*(completed if is_shown else ()), *unclosed}
@@ -206,19 +207,15 @@ def restore_here(place: CheckpointPlace, charter: CheckpointCharter, making: Mak
     return None
 
 
-def _unsaved(place: CheckpointPlace, brought: Mapping[str, str], newest: int) -> list[str]:
-    """Returns the entries of the directory that are in no generation of all nodes as they are, and were not put there;
-    `newest` is the newest of these."""
-    with LocalSource(place.store) as source, suppress(OSError, HpcstageError):
-        opened = [GenerationReader(source).manifest(number) for number in source.numbers() if number <= newest]
-        began = began_with(place)
-        return [
-            name
-            for name in shown_in(place.tree)
-            if name not in began
-            and mark_of(place.tree, name) != brought.get(name)
-            and not any(is_there(place.tree, one, name) for one in opened)
-        ]
+def unsaved(
+    place: CheckpointPlace, node: str, last: JobGeneration | None, known: Collection[tuple[str, str]] = ()
+) -> list[str]:
+    """Returns the entries of the directory that the newest generation of all nodes has not as they are, and that were
+    not put there; `known` are others that are elsewhere, with their marks."""
+    saved, began = {*known, *(() if last is None else last.parts_of(node))}, began_with(place)
+    with suppress(OSError):
+        names = [name for name in shown_in(place.tree) if name not in began]
+        return [name for name in names if (name, mark_of(place.tree, name)) not in saved]
     return []
 
 

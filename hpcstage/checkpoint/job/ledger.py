@@ -141,6 +141,11 @@ class JobGeneration:
         """Returns the entries of which a node has a part, with its marks."""
         return {name: one.marks[node] for name, one in self.entries.items() if node in one.marks}
 
+    def parts_of(self, node: str) -> set[tuple[str, str]]:
+        """Returns the names and marks of all that a node has of its entries, and of those that were removed."""
+        dropped = {(name, marks[node]) for name, marks in self.dropped.items() if node in marks}
+        return {*self.share(node).items(), *dropped}
+
     def marks(self, name: str) -> dict[str, str]:
         """Returns the marks of an entry, by node; they tell one content from another."""
         return dict(self.entries[name].marks) if name in self.entries else {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hpcstage.checkpoint.entries import CompleteEntries, mark_of
@@ -19,9 +19,9 @@ from hpcstage.checkpoint.generations.files import OURS
 from hpcstage.checkpoint.job.completed import CompletedNote
 from hpcstage.checkpoint.job.coordinator import CouncilTerms
 from hpcstage.checkpoint.job.council import Council, Do, Say
-from hpcstage.checkpoint.job.late import end_alone
+from hpcstage.checkpoint.job.late import end_alone, unsaved
 from hpcstage.checkpoint.job.ledger import EntryState, JobLedger, JobOrder, Lane, OrderKind, Outcome
-from hpcstage.checkpoint.job.leftovers import bytes_of
+from hpcstage.checkpoint.job.leftovers import bytes_of, place_leftovers
 from hpcstage.checkpoint.job.pacing import SHARE, ProcessorShare
 from hpcstage.checkpoint.job.place import (
     HIDDEN,
@@ -42,6 +42,7 @@ from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.protocol.coding import EncodeEnded
 from hpcstage.reading import readable
 from hpcstage.upload.copying import Pace
+from hpcstage.upload.target import Target
 
 CONNECT_S = 60.0
 """The longest wait for the other nodes before the command starts."""
@@ -320,12 +321,10 @@ class NodeAgent:
 
     def _finish(self, order: JobOrder) -> Outcome:
         if not (self._is_gone and not self._place.tree.is_dir()):
-            missing, beside = self._work.carry_leftovers(order.ledger, self._restored)
+            beside = self._carry_leftovers(order.ledger)
             if lost := ", ".join(order.body["lost"]):
                 why = f"the parts of {lost} are missing, which was lost; what there is lies there as"
-                missing += [UndrainedEntry(name, f"{why} {other}") for name, other in beside.items()]
-            self._undrained, self._unclosed = tuple(missing), tuple(beside.values())
-            self._unclosed_bytes = bytes_of(self._place, beside)
+                self._undrained += tuple(UndrainedEntry(name, f"{why} {other}") for name, other in beside.items())
         last, ledger = order.ledger.last, order.ledger
         if last is not None and ledger.drained != last.number:
             self._undrained += tuple(
@@ -344,9 +343,20 @@ class NodeAgent:
         self._close(JobOrder(0, 0, 0, OrderKind.CLOSE, {"is_orderly": self._is_orderly}))
         ledger = self._council.ledger
         end = end_alone(self._place, self._charter, ledger.last)
-        leftovers, beside = self._work.carry_leftovers(ledger, self._restored, end.brought)
-        self._undrained, self._unclosed = (*end.missing, *leftovers), tuple(beside.values())
+        self._carry_leftovers(ledger, end.brought)
+        self._undrained = (*end.missing, *self._undrained)
+
+    def _carry_leftovers(self, ledger: JobLedger, brought: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Brings what is in no generation to the target, under names that no program takes for checkpoints, which are
+        returned. `brought` are the entries that this node brought there by itself, with their marks."""
+        node = self._charter.node
+        copied = {(name, mark) for host, name, mark in (one.split("\0") for one in ledger.copied) if host == node}
+        known = {*self._restored.items(), *(brought or {}).items(), *copied}
+        names = unsaved(self._place, node, ledger.last, known)
+        missing, beside = place_leftovers(self._place, names, Target(self._charter.run))
+        self._undrained, self._unclosed = tuple(missing), tuple(beside.values())
         self._unclosed_bytes = bytes_of(self._place, beside)
+        return beside
 
     def _say_goodbye(self) -> None:
         """Stays until the others have carried out the last order, too: the coordinator knows, and goes first."""

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import GenerationId
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
 from hpcstage.checkpoint.generations.restoring import times_of
@@ -26,9 +25,8 @@ from hpcstage.checkpoint.job.gathering import opened_whole, remove_stale, restor
 from hpcstage.checkpoint.job.holdings import OWN, RunStores
 from hpcstage.checkpoint.job.known import known_generations, newest_manifest, note_generations, note_pending
 from hpcstage.checkpoint.job.ledger import NO_ROOM, JobGeneration, JobLedger, JobOrder, OrderKind, Outcome
-from hpcstage.checkpoint.job.leftovers import place_leftovers
 from hpcstage.checkpoint.job.pacing import MarkedTree, ProcessorShare
-from hpcstage.checkpoint.job.place import CannotKeep, CheckpointCharter, CheckpointPlace, UndrainedEntry, reason
+from hpcstage.checkpoint.job.place import CannotKeep, CheckpointCharter, CheckpointPlace, reason
 from hpcstage.checkpoint.job.plain import (
     checkpoints_in,
     copy_entries,
@@ -37,7 +35,6 @@ from hpcstage.checkpoint.job.plain import (
     is_there,
     names_in,
     of_others,
-    shown_in,
     size_of,
 )
 from hpcstage.checkpoint.job.talking import Talk
@@ -291,27 +288,6 @@ class NodeWork:
             later = {number for number in self._store.numbers() if number > newest}
             self._store.drop_all_but(retained | later)
         return {}
-
-    # ---- the end
-
-    def carry_leftovers(
-        self, ledger: JobLedger, restored: Mapping[str, str], brought: Mapping[str, str] | None = None
-    ) -> tuple[list[UndrainedEntry], dict[str, str]]:
-        """Brings what is in no generation to the target, under a name that no program takes for a checkpoint.
-        `brought` are the entries that this node brought there by itself, with their marks."""
-        node, last = self._charter.node, ledger.last
-        known: dict[str, str] = {}
-        if last is not None:
-            known = last.share(node) | {name: marks[node] for name, marks in last.dropped.items() if node in marks}
-        known |= brought or {}
-        copied = {tuple(one.split("\0")) for one in ledger.copied}
-        names = []
-        with suppress(OSError):
-            for name in shown_in(self._place.tree):
-                mark = mark_of(self._place.tree, name)
-                if mark not in (known.get(name), restored.get(name)) and (node, name, mark) not in copied:
-                    names.append(name)
-        return place_leftovers(self._place, names, Target(self._charter.run))
 
 
 def _run_of(place: CheckpointPlace) -> str:
