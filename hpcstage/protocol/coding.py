@@ -26,8 +26,8 @@ SOCK = "coding"
 """The socket's name in the node directory."""
 READERS = "readers"
 """The name of the socket for a process that only asks (Read, ListStore)."""
-MAX_TOLD_BYTES = 64 << 10
-"""The longest message from agent to agent."""
+MAX_TOLD_BYTES = 16 << 20
+"""The longest message from agent to agent: a report of 1,000 nodes has about 1 MB."""
 MAX_PIECE_BYTES = 1 << 20
 """The most bytes of a file in one answer."""
 MAX_KEY_LENGTH = 255

@@ -346,7 +346,7 @@ def test_messages_come_whole_in_order_and_wait_for_an_agent(coding):
     assert AgentMessage(0, b"after it") in one.heard(2, lambda event: isinstance(event, AgentMessage))
     one.links[1] = GroupLink.open(one.group.nodes[1].path, 10.0)
     assert one.links[1].events(10.0) == [AgentMessage(0, b"for the next agent")]
-    with pytest.raises(ValueError, match="up to 65536 bytes"):
+    with pytest.raises(ValueError, match="up to 16777216 bytes"):
         link.send(1, b"x" * (MAX_TOLD_BYTES + 1))
     assert one.end() == 0
 

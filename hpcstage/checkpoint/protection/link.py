@@ -110,7 +110,7 @@ class GroupLink:
     # ---- messages
 
     def send(self, node: int, message: bytes) -> None:
-        """Sends a message of up to 64 KiB to the agent of another node, or of this one.
+        """Sends a message to the agent of another node, or of this one.
 
         Messages between two agents come whole, once, and in their order, as long as both exchanges and agents live.
         What is sent before the other agent has its link waits there. To a node that is not there it is lost, without
