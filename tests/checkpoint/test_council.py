@@ -6,7 +6,7 @@ import itertools
 import json
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hpcstage.checkpoint.job.coordinator import SETTLE_S, CouncilTerms
 from hpcstage.checkpoint.job.council import Council, Do, PlaceShares, Say
-from hpcstage.checkpoint.job.families import FoundStore
 from hpcstage.checkpoint.job.ledger import (
     EntryState,
+    FoundStore,
     JobEntry,
     JobGeneration,
     JobOrder,
@@ -33,6 +33,7 @@ from hpcstage.checkpoint.job.ledger import (
 )
 from hpcstage.checkpoint.job.naming import arriving
 from hpcstage.checkpoint.protection.groups import CodeSize
+from hpcstage.jsonform import read
 
 FALLIBLE = (OrderKind.SAVE, OrderKind.PROTECT, OrderKind.PUBLISH, OrderKind.COPY)
 NAMES = ("step1", "step2", "latest")
@@ -70,7 +71,7 @@ class Node:
     def take(self) -> None:
         for act in self.council.take(self.job.now):
             if isinstance(act, Say):
-                data = json.dumps(act.report.to_json())
+                data = json.dumps(asdict(act.report))
                 self.job.told |= {(self.index, other) for other in act.to}
                 for other in act.to:
                     self.job.sent[self.index, other].append(data)
@@ -111,7 +112,7 @@ class Node:
         if state is None:
             names = set(self.job.target)
         else:
-            generation = JobGeneration.from_json(state["generation"])
+            generation = read(JobGeneration, state["generation"])
             names = {*generation.names, *self.job.target.keys() & set(generation.lacking)}
         self.restored = set(names)
         self.entries = {name: EntryState(f"{self.name}:{name}", is_restored=True) for name in names}
@@ -136,7 +137,7 @@ class Node:
         return {}
 
     def _save(self, order: JobOrder) -> dict[str, Any]:
-        made = JobGeneration.from_json(order.body["generation"])
+        made = read(JobGeneration, order.body["generation"])
         assert made.number > max(self.store, default=0), "the number of a generation that is there"
         share = saved_by(made, self.name)
         self.store[made.number] = made.attempt, share
@@ -224,7 +225,7 @@ class Job:
 
     def deliver(self, pair: tuple[int, int]) -> None:
         sender, to = pair
-        report = NodeReport.from_json(json.loads(self.sent[pair].popleft()))
+        report = read(NodeReport, json.loads(self.sent[pair].popleft()))
         if to in self.nodes:
             self.nodes[to].council.heard(sender, report)
             self.nodes[to].take()

@@ -63,7 +63,7 @@ class Run:
             self.place, self.charter, 0, Talk(self.place.base, self.place.base, 0), ProcessorShare(1.0, lambda: True)
         )  # fmt: skip
         state = earlier_states({0: work.found()[0]})[0]
-        done = work.done(JobOrder(1, 0, 0, OrderKind.BEGIN, {"key": state.key, "state": state.to_json()}))
+        done = work.done(JobOrder(1, 0, 0, OrderKind.BEGIN, {"key": state.key, "state": asdict(state)}))
         assert not done.error
         return work
 

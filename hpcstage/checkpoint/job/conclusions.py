@@ -9,6 +9,7 @@ from typing import Any
 from hpcstage.checkpoint.job.ledger import JobGeneration, JobLedger, JobOrder, NodeReport, OrderKind, Outcome
 from hpcstage.checkpoint.job.place import ALONE, LOCAL_KEPT, MOST_ROWS, SavedRow
 from hpcstage.checkpoint.protection.groups import ProtectionPlan
+from hpcstage.jsonform import read
 
 Outcomes = Mapping[str, Outcome]
 """The outcomes of an order, by host."""
@@ -63,7 +64,7 @@ def after_save(
     """Notes a generation that all nodes have committed."""
     facts = {host: one.facts for host, one in outcomes.items()}
     made = replace(
-        JobGeneration.from_json(order.body["generation"]),
+        read(JobGeneration, order.body["generation"]),
         created_ns=max(one["created_ns"] for one in facts.values()),
         needs=tuple(sorted({need for one in facts.values() for need in one["needs"]})),
         state_bytes=sum(one["state_bytes"] for one in facts.values()),

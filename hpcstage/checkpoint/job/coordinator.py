@@ -20,7 +20,7 @@ from typing import Any
 
 from hpcstage.checkpoint.job import conclusions
 from hpcstage.checkpoint.job.conclusions import Outcomes, first_failure
-from hpcstage.checkpoint.job.families import FoundStore, earlier_states
+from hpcstage.checkpoint.job.families import earlier_states
 from hpcstage.checkpoint.job.ledger import (
     NO_ROOM,
     CommandEnding,
@@ -186,10 +186,7 @@ class Coordinator:
         if self.ledger.is_begun:
             self._give(OrderKind.READY)
             return
-        found = {
-            self._hosts.index(host): [FoundStore.from_json(one) for one in report.found or ()]
-            for host, report in reports.items()
-        }
+        found = {self._hosts.index(host): report.found or () for host, report in reports.items()}
         target_ns = reports[self._hosts[self._me]].target_ns
         is_alone = len(self._hosts) == 1
         for state in earlier_states(found, with_completed=is_alone):
@@ -197,7 +194,7 @@ class Coordinator:
             if state.time_ns < target_ns or (is_alone and state.time_ns == target_ns and not state.completed):
                 break
             if state.key not in self.ledger.failed:
-                self._give(OrderKind.BEGIN, key=state.key, state=state.to_json())
+                self._give(OrderKind.BEGIN, key=state.key, state=asdict(state))
                 return
         if _TARGET in self.ledger.failed:
             self._give(OrderKind.REFUSE, why=self.ledger.lines[-1])

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcstage.checkpoint.job.coordinator import Coordinator, CouncilTerms
-from hpcstage.checkpoint.job.families import FoundStore
 from hpcstage.checkpoint.job.ledger import (
     CommandEnding,
     EntryState,
+    FoundStore,
     JobLedger,
     JobOrder,
     Lane,
@@ -85,7 +85,7 @@ class Council:
 
     def find(self, found: Sequence[FoundStore], target_ns: int) -> None:
         """Takes what earlier runs left on this node, and when the state in the target was made."""
-        self._tell(found=tuple(one.to_json() for one in found), target_ns=target_ns)
+        self._tell(found=tuple(found), target_ns=target_ns)
 
     def ready(self) -> None:
         """Notes that the program may use the directory of this node."""

@@ -1,4 +1,4 @@
-"""Owns what the agents of a job tell each other: frozen values with a JSON form. Pure.
+"""Owns what the agents of a job tell each other: frozen values, which are JSON on the way (`jsonform`). Pure.
 
 Each agent tells its whole report anew whenever it changes, so that one that was lost with a connection costs nothing:
 the next one has all. The agent of the lowest node that is there, the coordinator, hears all others and tells them its
@@ -9,12 +9,11 @@ which another node takes over.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from hpcstage.checkpoint.job.place import SavedRow
-from hpcstage.jsonform import read
 
 NO_ROOM = "no_room"
 """The fact of an outcome that the local disk has no room for a generation."""
@@ -150,11 +149,6 @@ class JobGeneration:
         """Returns the marks of an entry, by node; they tell one content from another."""
         return dict(self.entries[name].marks) if name in self.entries else {}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> JobGeneration:
-        """Reads what `asdict` returned."""
-        return read(cls, data)
-
 
 @dataclass(frozen=True)
 class JobLedger:
@@ -211,11 +205,6 @@ class JobLedger:
         """Returns the newest complete generation of this run."""
         return self.generations[-1] if self.generations else None
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> JobLedger:
-        """Reads what `asdict` returned."""
-        return read(cls, data)
-
 
 @dataclass(frozen=True)
 class JobOrder:
@@ -235,11 +224,6 @@ class JobOrder:
         """Returns by what orders are compared."""
         return self.seq, self.by
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> JobOrder:
-        """Reads what `asdict` returned."""
-        return read(cls, data)
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -252,10 +236,26 @@ class Outcome:
     """Whether it is to be tried again soon: the program changed something meanwhile."""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Outcome:
-        """Reads what `asdict` returned."""
-        return read(cls, data)
+
+@dataclass(frozen=True)
+class FoundStore:
+    """The store of one node of an earlier run, as the node tells that has it now."""
+
+    run_id: str
+    member: str
+    """The node's name in that run, by which coding records know it."""
+    key: str
+    """The name under which others read it."""
+    generations: tuple[JobGeneration, ...]
+    """Those that all nodes of the run had committed, as far as this store knows."""
+    origins: tuple[str, ...] = ()
+    """The run from which that one went on, and those before it."""
+    seen: tuple[str, ...] | None = None
+    """The entries that the programs of that run and of those before it had before it; None: nobody knows."""
+    completed: tuple[str, ...] = ()
+    """Entries in the directory of a run on one node that are complete and in none of its generations as they are."""
+    completed_ns: int = 0
+    """When the newest of them was made."""
 
 
 @dataclass(frozen=True)
@@ -272,8 +272,8 @@ class NodeReport:
     """Entries that were put there at the start and that the program removed."""
     is_gone: bool = False
     """Whether the directory of the program is gone: nothing that is not there was removed by the program."""
-    found: tuple[Mapping[str, Any], ...] | None = None
-    """The stores that earlier runs left on the node; see `families`. None: that is not known yet."""
+    found: tuple[FoundStore, ...] | None = None
+    """The stores that earlier runs left on the node. None: that is not known yet."""
     domain: str = ""
     """The node's failure domain; empty: nobody knows of one."""
     target_ns: int = 0
@@ -282,12 +282,3 @@ class NodeReport:
     """Whether the program may use the directory."""
     ending: CommandEnding = CommandEnding.NOT
     hurries: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> NodeReport:
-        """Reads what `to_json` returned. Raises ValueError."""
-        return read(cls, data)

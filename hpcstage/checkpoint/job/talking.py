@@ -12,12 +12,13 @@ import math
 import time
 import zlib
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hpcstage.checkpoint.job.ledger import NodeReport
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.link import GroupLink
+from hpcstage.jsonform import read
 from hpcstage.protocol.coding import AgentGone, AgentMessage, EncodeEnded, Members
 from hpcstage.protocol.leadspec import STANDING
 from hpcstage.reading import readable
@@ -92,7 +93,7 @@ class Talk:
         """Tells a report; to whom it cannot be told, a later one will be."""
         if not nodes:
             return
-        data = zlib.compress(json.dumps(report.to_json()).encode(), 1)
+        data = zlib.compress(json.dumps(asdict(report)).encode(), 1)
         try:
             for node in nodes:
                 if self._link is not None:
@@ -138,7 +139,7 @@ class Talk:
         try:
             for event in self._link.events(0.0):
                 if isinstance(event, AgentMessage):
-                    report = NodeReport.from_json(json.loads(zlib.decompress(event.message)))
+                    report = read(NodeReport, json.loads(zlib.decompress(event.message)))
                     found.append(Heard(event.node, report))
                 elif isinstance(event, EncodeEnded):
                     found.append(event)

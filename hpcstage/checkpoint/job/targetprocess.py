@@ -14,6 +14,7 @@ from dataclasses import asdict
 
 from hpcstage.checkpoint.job.ledger import Outcome
 from hpcstage.forked import fork, reap
+from hpcstage.jsonform import read
 from hpcstage.reading import readable
 
 _ENDS_S = 1.0
@@ -54,7 +55,7 @@ class TargetProcess:
         if self._now is not None:
             take, died = self._now
             try:
-                outcome = Outcome.from_json(json.loads(data))
+                outcome = read(Outcome, json.loads(data))
             except ValueError:  # none of it, or not all
                 outcome = died
             take(outcome)

@@ -20,11 +20,11 @@ from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import CommitTerms, NoRoom
 from hpcstage.checkpoint.job.beginning import add_others, check_room, from_target
 from hpcstage.checkpoint.job.completed import began_with, completed_since, is_behind
-from hpcstage.checkpoint.job.families import EarlierState, FoundStore
+from hpcstage.checkpoint.job.families import EarlierState
 from hpcstage.checkpoint.job.gathering import opened_whole, remove_stale, restore_whole, without
 from hpcstage.checkpoint.job.holdings import OWN, RunStores
 from hpcstage.checkpoint.job.known import known_generations, newest_manifest, note_generations, note_pending
-from hpcstage.checkpoint.job.ledger import NO_ROOM, JobGeneration, JobLedger, JobOrder, OrderKind, Outcome
+from hpcstage.checkpoint.job.ledger import NO_ROOM, FoundStore, JobGeneration, JobLedger, JobOrder, OrderKind, Outcome
 from hpcstage.checkpoint.job.pacing import MarkedTree, ProcessorShare
 from hpcstage.checkpoint.job.place import CannotKeep, CheckpointCharter, CheckpointPlace, reason
 from hpcstage.checkpoint.job.plain import (
@@ -40,6 +40,7 @@ from hpcstage.checkpoint.job.plain import (
 from hpcstage.checkpoint.job.talking import Talk
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.errors import HpcstageError
+from hpcstage.jsonform import read
 from hpcstage.protocol.coding import Encode
 from hpcstage.upload.making import remove_tree, sweep
 from hpcstage.upload.target import Target
@@ -149,7 +150,7 @@ class NodeWork:
             text, lines = began.restored, list(began.refused)
             seen = set(names_in(tree))
         else:
-            state = EarlierState.from_json(order.body["state"])
+            state = read(EarlierState, order.body["state"])
             text, lines = self._restore(state, target)
             seen = {*names_in(tree), *state.generation.names}
         numbers, times, is_drained = [self._store.next_number() - 1], [0], False
@@ -183,7 +184,7 @@ class NodeWork:
         """Tells whether the target has the state that lies in the directory, as it is described there."""
         if order.body["state"] is None:
             return True
-        state = EarlierState.from_json(order.body["state"])
+        state = read(EarlierState, order.body["state"])
         names = state.generation.names
         is_described = _has_id(state.generation, manifest) and not state.completed
         return is_described and all(is_there(target, manifest, name) for name in names)
@@ -239,7 +240,7 @@ class NodeWork:
 
     def _save(self, order: JobOrder) -> dict[str, object]:
         body = order.body
-        asked = JobGeneration.from_json(body["generation"])
+        asked = read(JobGeneration, body["generation"])
         own = {name: one.marks[node] for name, one in asked.own.items() if (node := self._charter.node) in one.marks}
         self._capped.begin()
         began_s = time.monotonic()
