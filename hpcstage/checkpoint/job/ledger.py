@@ -53,9 +53,11 @@ class OrderKind(str, Enum):
     PROTECT = "protect"
     """Make the parities of a generation."""
     PUBLISH = "publish"
-    """Bring a share of a generation to the target, from where the coordinator gives all of it its names."""
+    """Bring a share of a generation to the target."""
     COPY = "copy"
     """Bring complete entries to the target as they are: there is no room for a generation."""
+    PLACE = "place"
+    """The coordinator gives all that was brought its names there."""
     DROP = "drop"
     """Drop the generations that no node retains."""
     FINISH = "finish"
@@ -64,7 +66,7 @@ class OrderKind(str, Enum):
     @property
     def lane(self) -> Lane:
         """Returns the lane of such orders."""
-        return Lane.TARGET if self in (OrderKind.PUBLISH, OrderKind.COPY) else Lane.LOCAL
+        return Lane.TARGET if self in (OrderKind.PUBLISH, OrderKind.COPY, OrderKind.PLACE) else Lane.LOCAL
 
 
 @dataclass(frozen=True)

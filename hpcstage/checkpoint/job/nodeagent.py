@@ -18,7 +18,7 @@ from hpcstage.checkpoint.entries import CompleteEntries, mark_of
 from hpcstage.checkpoint.generations.files import OURS
 from hpcstage.checkpoint.job.completed import CompletedNote
 from hpcstage.checkpoint.job.coordinator import CouncilTerms
-from hpcstage.checkpoint.job.council import Council, Do, Say
+from hpcstage.checkpoint.job.council import Council, Say
 from hpcstage.checkpoint.job.late import end_alone, unsaved
 from hpcstage.checkpoint.job.ledger import EntryState, JobLedger, JobOrder, Lane, OrderKind, Outcome
 from hpcstage.checkpoint.job.leftovers import bytes_of, place_leftovers
@@ -41,7 +41,6 @@ from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.protocol.coding import EncodeEnded
 from hpcstage.reading import readable
-from hpcstage.upload.copying import Pace
 from hpcstage.upload.target import Target
 
 CONNECT_S = 60.0
@@ -164,10 +163,8 @@ class NodeAgent:
         for act in acts:
             if isinstance(act, Say):
                 self._talk.say(act.report, act.to)
-            elif isinstance(act, Do):
-                self._do(act.order)
             else:
-                self._put_in_place(act.order)
+                self._do(act.order)
         if acts:
             self._report()
         elif not news and not has_ended_one:
@@ -276,26 +273,17 @@ class NodeAgent:
 
     def _upload(self, order: JobOrder) -> None:
         """Has this node's part of an order about the target carried out in the other process."""
-        self._apart(lambda pace: self._target.done(order, pace), order, self._council.did)
-
-    def _put_in_place(self, order: JobOrder) -> None:
-        """Has what all nodes brought to the target given its names there."""
+        if order.kind is OrderKind.PLACE and order.by != self._me:
+            self._council.did(Outcome(order.key))
+            return
         there = {self._charter.nodes[index]: index for index in self._council.present}
-        self._apart(
-            lambda pace: self._target.placed(order, there, pace),
-            order,
-            lambda outcome: self._council.placed(order, outcome),
-        )
-
-    def _apart(self, work: Callable[[Pace], Outcome], order: JobOrder, take: Callable[[Outcome], object]) -> None:
-        """Has something done in the other process."""
         terms = self._terms
 
         def done(is_hurried: Callable[[], bool]) -> Outcome:
             share = ProcessorShare(SHARE, lambda: is_hurried() or terms.hurries())
-            return work(share.and_below(terms.pace))
+            return self._target.done(order, there, share.and_below(terms.pace))
 
-        self._target_process.begin(done, take, Outcome(order.key, _DIED))
+        self._target_process.begin(done, self._council.did, Outcome(order.key, _DIED))
         if self._has_ended:
             self._target_process.hurry()
 

@@ -25,11 +25,12 @@ from hpcstage.checkpoint.job.gathering import (
 )
 from hpcstage.checkpoint.job.holdings import OWN, RunStores
 from hpcstage.checkpoint.job.joining import ShareEntry, join
-from hpcstage.checkpoint.job.ledger import JobOrder, OrderKind, Outcome
+from hpcstage.checkpoint.job.ledger import JobGeneration, JobOrder, OrderKind, Outcome
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace, reason
 from hpcstage.checkpoint.job.plain import copy_entries, described, give_name, names_in, newest_ns
 from hpcstage.checkpoint.protection.link import GroupLink
 from hpcstage.errors import HpcstageError
+from hpcstage.jsonform import read
 from hpcstage.upload.copying import Pace
 from hpcstage.upload.making import Making
 from hpcstage.upload.target import Target
@@ -48,34 +49,28 @@ class TargetWork:
     node_dir: Path
     """Where the exchange of this node is found."""
 
-    def done(self, order: JobOrder, pace: Pace) -> Outcome:
-        """Brings this node's share, or copies its entries as they are."""
-        gathering = self._gathering(order)
+    def done(self, order: JobOrder, there: Mapping[str, int], pace: Pace) -> Outcome:
+        """Brings this node's share, or copies its entries as they are, or gives what all nodes brought its names; the
+        parts of lost ones are rebuilt from what `there` have, the nodes that are there."""
+        gathering, facts = self._gathering(order), dict[str, object]()
+        is_placed = order.kind is OrderKind.PLACE
         try:
             gathering.target.check()
             if order.kind is OrderKind.PUBLISH:
                 self._publish(gathering, order, pace)
-            else:
+            elif order.kind is OrderKind.COPY:
                 self._copy(gathering, order, pace)
+            elif "generation" in order.body:
+                facts = self._place_generation(gathering, order, there, pace)
+            else:
+                facts = self._place_copies(gathering, order)
         except (OSError, HpcstageError) as error:
-            if self.charter.is_alone:  # parts of other nodes are removed at the next start
-                gathering.remove()
-            return Outcome(order.key, reason(error))
-        return Outcome(order.key)
-
-    def placed(self, order: JobOrder, there: Mapping[str, int], pace: Pace) -> Outcome:
-        """Gives what all nodes brought to the target its names; the parts of lost ones are rebuilt from what `there`
-        have, the nodes that are there."""
-        gathering = self._gathering(order)
-        try:
-            gathering.target.check()
-            if order.kind is OrderKind.COPY:
-                return Outcome(order.key, facts=self._place_copies(gathering, order))
-            return Outcome(order.key, facts=self._place_generation(gathering, order, there, pace))
-        except (OSError, HpcstageError) as error:
+            is_placed = is_placed or self.charter.is_alone  # parts of other nodes are removed at the next start
             return Outcome(order.key, reason(error))
         finally:
-            gathering.remove()
+            if is_placed:
+                gathering.remove()
+        return Outcome(order.key, facts=facts)
 
     def _gathering(self, order: JobOrder) -> Gathering:
         return Gathering(Target(self.charter.run), str(order.body["staging"]))
@@ -83,8 +78,7 @@ class TargetWork:
     # ---- a generation
 
     def _publish(self, gathering: Gathering, order: JobOrder, pace: Pace) -> None:
-        generation, names = order.ledger.last, frozenset(order.body["names"])
-        assert generation is not None
+        generation, names = read(JobGeneration, order.body["generation"]), frozenset(order.body["names"])
         for number, node, of in generation.parts:
             if node != self.charter.node:
                 continue
@@ -99,8 +93,7 @@ class TargetWork:
     def _place_generation(
         self, gathering: Gathering, order: JobOrder, there: Mapping[str, int], pace: Pace
     ) -> dict[str, object]:
-        generation, names = order.ledger.last, frozenset(order.body["names"])
-        assert generation is not None
+        generation, names = read(JobGeneration, order.body["generation"]), frozenset(order.body["names"])
         is_whole = all(gathering.has(node, number) for number, node, _ in generation.parts)
         before = described(gathering.root)
         had = {} if before is None else times_of(before.manifest)
