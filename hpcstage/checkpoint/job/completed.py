@@ -30,8 +30,6 @@ class CompletedNote:
         self._path = place.completed
         self._entries = entries
         self._revision = -1
-        self._arrived: dict[str, str] = {}
-        """Entries that were renamed to their names after the last look."""
         self._renamed: list[str] = []
         for earlier in map(CheckpointPlace, map(Path, charter.earlier)):
             entries.by_rename.update(dict.fromkeys(_said(earlier)["renamed"], True))
@@ -43,13 +41,9 @@ class CompletedNote:
 
     def note(self) -> None:
         """Notes what is complete, if that is not noted yet. What cannot be written down is as good as not seen."""
-        arrived = self._entries.arrived()
         renamed = sorted(kind for kind, is_renamed in self._entries.by_rename.items() if is_renamed)
-        is_looked_at = self._entries.revision != self._revision
-        if arrived or is_looked_at or renamed != self._renamed:
-            self._arrived = arrived if is_looked_at else self._arrived | arrived
-            marks = self._marks() | self._arrived
-            said = {"boot": boot_id(), "began": self._began, "began_with": self._ids, "complete": marks}
+        if self._entries.revision != self._revision or renamed != self._renamed:
+            said = {"boot": boot_id(), "began": self._began, "began_with": self._ids, "complete": self._marks()}
             with suppress(OSError):
                 replace_text(self._path, json.dumps({**said, "renamed": renamed}), 0o600)
                 self._revision, self._renamed = self._entries.revision, renamed
