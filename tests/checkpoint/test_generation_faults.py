@@ -6,7 +6,6 @@ import errno
 import mmap
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -142,20 +141,6 @@ def test_a_file_with_the_name_of_a_generation_is_left_alone(tmp_path: Path, stat
     assert all((directory / name).is_dir() for name in ("000000003", "00000000", "4294967296"))
 
 
-def test_threads_commit_one_after_the_other(tmp_path: Path, state: Path) -> None:
-    with GenerationStore(tmp_path / "store", SMALL) as store:
-        made: list[int] = []
-        threads = [
-            threading.Thread(target=lambda: made.append(store.commit(FileTree(state)).manifest.number))
-            for _ in range(6)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sorted(made) == store.numbers() == [1, 2, 3, 4, 5, 6]
-
-
 def test_a_directory_that_is_there_is_not_removed_by_a_commit(tmp_path: Path, state: Path) -> None:
     directory = generations(tmp_path, state, 1)
     theirs = generation_path(directory, 2)
@@ -233,9 +218,9 @@ def test_a_target_that_is_no_directory_is_refused(tmp_path: Path, state: Path) -
 @pytest.mark.parametrize(
     "part",
     [
-        *({"block_bytes": 0}, {"block_bytes": "4096"}, {"number": None}, {"needs": ("1",)}, {"parent": 1.5}),
+        *({"block_bytes": 0}, {"block_bytes": "4096"}, {"number": None}, {"needs": ("1",)}),
         *({"number": 0}, {"number": 10**8}, {"number": -1}, {"attempt": "x"}, {"attempt": "0" * 31}),
-        *({"needs": (1,), "parent": 1}, {"needs": (0,), "parent": 0, "number": 2}, {"parent": 1, "number": 2}),
+        *({"needs": (1,)}, {"needs": (0,), "number": 2}),
     ],
 )
 def test_a_forged_manifest_is_damage(tmp_path: Path, state: Path, part: dict[str, object]) -> None:

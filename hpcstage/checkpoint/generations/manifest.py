@@ -62,13 +62,11 @@ class GenerationManifest:
 
     number: int
     attempt: str
-    kind: GenerationKind
     reason: str
-    """Why this kind was chosen, for people."""
-    parent: int | None
-    """The generation with which the blocks were compared."""
+    """Why it is of its kind, for people."""
     needs: tuple[int, ...]
-    """The older generations that a restore of this one may read: the parent and all that it needs."""
+    """The older generations that a restore of this one may read: that with which it was compared, and all that that
+    needs; none: it is full."""
     created_ns: int
     block_bytes: int
     entries: tuple[SavedEntry, ...]
@@ -81,6 +79,11 @@ class GenerationManifest:
     def id(self) -> GenerationId:
         """Returns which generation this is."""
         return GenerationId(self.number, self.attempt)
+
+    @property
+    def kind(self) -> GenerationKind:
+        """Returns how it stores its blocks."""
+        return GenerationKind.DELTA if self.needs else GenerationKind.FULL
 
     @property
     def layout(self) -> BlockLayout:
@@ -137,7 +140,7 @@ def _text(value: Any) -> bytes:  # noqa: ANN401
 
 def _typed(body: dict[str, Any]) -> dict[str, Any]:
     entries = tuple(SavedEntry(**{**entry, "type": EntryType(entry["type"])}) for entry in body["entries"])
-    return {"kind": GenerationKind(body["kind"]), "needs": tuple(body["needs"]), "entries": entries}
+    return {"needs": tuple(body["needs"]), "entries": entries}
 
 
 def _has_types(made: GenerationManifest) -> bool:
@@ -147,7 +150,6 @@ def _has_types(made: GenerationManifest) -> bool:
     for entry in made.entries:
         numbers += (entry.mode, entry.mtime_ns, entry.size_bytes)
         texts += (entry.name, entry.target)
-    numbers += [] if made.parent is None else [made.parent]
     typed = all(isinstance(one, int) for one in numbers) and all(isinstance(one, str) for one in texts)
     return typed and made.block_bytes > 0
 
@@ -158,7 +160,7 @@ def _check_numbers(made: GenerationManifest) -> None:
         GenerationId(made.number, made.attempt)
     except ValueError as error:
         raise DamagedGeneration("its manifest has the number of no generation") from error
-    if not all(is_number(n) and n < made.number for n in made.needs) or made.parent != max(made.needs, default=None):
+    if not all(is_number(n) and n < made.number for n in made.needs):
         raise DamagedGeneration("its manifest needs generations that do not come before it")
 
 

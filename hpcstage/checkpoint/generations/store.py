@@ -3,7 +3,7 @@
 Owns the lock of the directory, and the order in which a commit reaches the disk: data, table, their names, the
 manifest, its name. A generation without a manifest under its final name does not exist, and is removed when the store
 is opened unless a committed one needs it; a commit touches nothing of the generations before. One process writes a
-store at a time, one thread after the other.
+store at a time.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import fcntl
 import functools
 import os
 import stat
-import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +84,6 @@ class GenerationStore:
         self._policy = policy or GenerationPolicy()
         self._files = files or Files()
         self._verified: set[int] = set()
-        self._turn = threading.Lock()
         self._pid = os.getpid()
         self._lock = _opened_directory(self._files, directory)
         try:
@@ -129,7 +127,8 @@ class GenerationStore:
         """
         began_s = time.monotonic()
         allowed = terms or CommitTerms()
-        with self._writing(), self.source() as source:
+        self._check_held()
+        with self.source() as source:
             chosen = self._identity(identity)
             found = state.scan(self._files)
             before = newest_of(source, functools.partial(self._verify, source))
@@ -144,7 +143,8 @@ class GenerationStore:
     def drop_all_but(self, retained: Collection[int]) -> list[int]:
         """Drops the generations that are not retained, the newest first; returns them. None is ever there without those
         that it needs: what a retained one needs stays."""
-        with self._writing(), self.source() as source:
+        self._check_held()
+        with self.source() as source:
             reader, numbers, stay = GenerationReader(source), source.numbers(), set(retained)
             for number in stay.intersection(numbers):
                 with contextlib.suppress(DamagedGeneration):
@@ -154,13 +154,11 @@ class GenerationStore:
                 self._remove(number)
         return dropped
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Lets one thread at a time change the directory, and no process that was forked from the store's."""
+    def _check_held(self) -> None:
+        """Raises StoreInUse where this process does not hold the store: it is closed, or was forked from the one that
+        does."""
         if self._pid != os.getpid() or self._lock < 0:
             raise StoreInUse(f"this process does not hold the store {self._directory}")
-        with self._turn:
-            yield
 
     def _verify(self, source: LocalSource, number: int) -> None:
         """Reads a generation once in this process. Raises DamagedGeneration."""

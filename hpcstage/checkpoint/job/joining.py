@@ -16,7 +16,6 @@ from hpcstage.checkpoint.generations.files import GenerationId
 from hpcstage.checkpoint.generations.layout import RECORD
 from hpcstage.checkpoint.generations.manifest import (
     EntryType,
-    GenerationKind,
     GenerationManifest,
     SavedEntry,
     checksum,
@@ -155,9 +154,7 @@ def describe(
     manifest = GenerationManifest(
         identity.number,
         identity.attempt,
-        GenerationKind.FULL,
         "the shares of all nodes",
-        None,
         (),
         created_ns,
         block_bytes,
