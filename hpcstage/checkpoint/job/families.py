@@ -7,7 +7,7 @@ a generation that all nodes of its run had committed; any node's facts tell of i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hpcstage.checkpoint.job.ledger import FoundStore, JobGeneration
 
@@ -28,8 +28,8 @@ class EarlierState:
     generation: JobGeneration
     stores: Mapping[str, StorePlace]
     """By member of the run: the stores that are there."""
-    origins: tuple[str, ...] = ()
-    """The run from which that one went on, and those before it."""
+    origins: Mapping[str, int] = field(default_factory=dict)
+    """See FoundStore."""
     seen: tuple[str, ...] | None = None
     """The entries that the programs of that run and of those before it had before it; None: nobody knows."""
     completed: tuple[str, ...] = ()
@@ -57,12 +57,12 @@ def earlier_states(found: Mapping[int, Sequence[FoundStore]], *, with_completed:
     """Returns the states of all families, the newest first; `with_completed`: with what is in no generation."""
     stores: dict[str, dict[str, StorePlace]] = {}
     states: dict[tuple[str, int, str], JobGeneration] = {}
-    origins: dict[str, tuple[str, ...]] = {}
+    origins: dict[str, dict[str, int]] = {}
     seen: dict[str, tuple[str, ...]] = {}
     for node in sorted(found):
         for store in found[node]:
             stores.setdefault(store.run_id, {}).setdefault(store.member, StorePlace(node, store.key))
-            origins[store.run_id] = max(origins.get(store.run_id, ()), store.origins, key=len)
+            origins.setdefault(store.run_id, {}).update(store.origins)
             if store.seen is not None:
                 seen[store.run_id] = tuple(sorted({*seen.get(store.run_id, ()), *store.seen}))
             for one in store.generations:

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpcstage.checkpoint.generations.files import OURS, Files, GenerationId, GenerationPart, generation_path
@@ -29,16 +29,14 @@ from hpcstage.checkpoint.job.ledger import JobGeneration
 from hpcstage.checkpoint.job.place import HIDDEN
 from hpcstage.checkpoint.job.plain import (
     DESCRIPTION,
-    PARTS,
+    RUNS,
     described,
+    described_run,
     forget_beside,
     give_name,
-    has_state_of,
     is_beside,
     is_there,
     note_beside,
-    note_run,
-    parts_in,
     remove_torn,
 )
 from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
@@ -163,6 +161,8 @@ class Superseded:
     """The entries that the program had."""
     spared: Collection[str] = ()
     """Entries of which a node still has a part, which is being written again, or whose parts went with lost nodes."""
+    origins: Mapping[str, int] = field(default_factory=dict)
+    """See `runs_in`: the runs from which this one went on."""
 
     def of(self, target: Target, before: GenerationManifest, now: GenerationManifest) -> tuple[list[str], list[str]]:
         """Returns the entries of the target that are in the generation no more, are as they were left, and are of the
@@ -170,7 +170,7 @@ class Superseded:
         removed. The description keeps these."""
         new, root = times_of(now), Path(target.root)
         newest_ns = max(new.values(), default=0)
-        is_ours = has_state_of(root, target.run.run_id, 1)
+        is_ours = described_run(root) == target.run.run_id
         goes, stays = list[str](), list[str]()
         for name, time_ns in times_of(before).items():
             is_known = is_ours or name in self.seen or is_beside(root, name)
@@ -179,6 +179,12 @@ class Superseded:
             is_hidden = name.startswith(HIDDEN) and os.path.lexists(self.tree / name)
             (stays if is_hidden or name in self.spared or time_ns >= newest_ns else goes).append(name)
         return goes, stays
+
+    def runs(self, run_id: str, generation: JobGeneration) -> dict[str, int]:
+        """Returns what `runs_in` is to return. While an entry of the start is being written again and nothing else has
+        it, the runs before have it alone."""
+        origins = {} if set(self.seen).intersection(generation.lacking) else self.origins
+        return {run_id: generation.created_ns, **{one: origins[one] for one in origins if one != run_id}}
 
 
 @dataclass(frozen=True)
@@ -302,12 +308,8 @@ class Gathering:
                 if "/" not in other:
                     note_beside(root, other)
         if not is_behind:
-            known = {} if before is None else parts_in(root, before.manifest.number)
-            parts = {name: sorted(generation.marks(name)) for name in sorted(generation.names)}
             with Making(self.target) as making:
-                self._describe(
-                    making, now, parts | {name: known[name] for name in (*generation.put, *stays) if name in known}
-                )
+                self._describe(making, now, superseded.runs(self.target.run.run_id, generation))
                 for name in goes:
                     making.remove(name)
                     forget_beside(root, [name])
@@ -319,16 +321,15 @@ class Gathering:
         """Removes the directory."""
         remove_tree(self.path)
 
-    def _describe(self, making: Making, opened: OpenGeneration, parts: Mapping[str, list[str]]) -> None:
-        """Puts the description of the generation beside its files; that of the one before goes. `parts` are the nodes
-        that have a part of each entry."""
+    def _describe(self, making: Making, opened: OpenGeneration, runs: Mapping[str, int]) -> None:
+        """Puts the description of the generation beside its files; that of the one before goes."""
         number, directory = opened.manifest.number, self.root / DESCRIPTION
         directory.mkdir(0o700, exist_ok=True)
         made, files = generation_path(making.path, number), Files()
         made.mkdir(0o700)
         files.write_new(made / GenerationPart.BLOCKS, opened.table.tobytes())
         files.write_new(made / GenerationPart.MANIFEST, opened.manifest.to_bytes())
-        files.write_new(made / PARTS, json.dumps(parts).encode())
+        files.write_new(made / RUNS, json.dumps(runs).encode())
         sync_directory(made)
         others = [name for name in os.listdir(directory) if name.isdecimal()]
         for name in (one for one in others if one >= made.name):
@@ -336,7 +337,6 @@ class Gathering:
         making.give(made.name, [f"{DESCRIPTION}/{made.name}"])
         for name in (one for one in others if one < made.name):
             making.remove(f"{DESCRIPTION}/{name}")
-        note_run(self.root, self.target.run.run_id, opened.manifest.id)
         sync_directory(directory)
 
 

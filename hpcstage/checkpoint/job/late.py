@@ -37,7 +37,7 @@ from hpcstage.checkpoint.job.place import (
     UndrainedEntry,
     reason,
 )
-from hpcstage.checkpoint.job.plain import described, give_newer, has_state_of, names_in, shown_in
+from hpcstage.checkpoint.job.plain import described, described_run, give_newer, names_in, runs_in, shown_in
 from hpcstage.errors import HpcstageError
 from hpcstage.upload.making import Making
 from hpcstage.upload.target import Target
@@ -133,18 +133,29 @@ def _named(
     trees = [place.tree, *(one.tree for one in _siblings(place, charter).values())]
     there = {name for tree in trees for name in (names_in(tree) if tree.is_dir() else ())}
     spared = there.union(generation.lacking) - generation.names - generation.dropped.keys()
-    superseded = Superseded(place.tree, place.seen() or (), spared)
+    superseded = Superseded(place.tree, place.seen() or (), spared, place.origins())
     placed = gathering.give_names(opened_whole(shares), generation, generation.names, superseded, is_behind=is_behind)
     remove_superseded(target, charter.run_id, generation.number)
     return LonelyEnd(beside=placed.beside, files=placed.files, size_bytes=placed.size_bytes)
 
 
 def _has(target: Path, charter: CheckpointCharter, generation: JobGeneration) -> bool:
-    """Tells whether the target has a generation, or a later one of the run: then the other nodes went on with what they
-    had of it."""
+    """Tells whether the target has a generation, or a later one: other nodes, or a later run, went on with it."""
     opened = described(target)
     is_it = opened is not None and opened.manifest.id == GenerationId(generation.number, generation.attempt)
-    return is_it or has_state_of(target, charter.run_id, generation.number)
+    return is_it or runs_in(target).get(charter.run_id, 0) >= generation.created_ns
+
+
+def is_continued(
+    place: CheckpointPlace, charter: CheckpointCharter, known: Iterable[JobGeneration] | None = None
+) -> bool:
+    """Tells whether the target has what another run made that went on from the newest that a run left; `known` are its
+    generations, those that this node knows where nothing is said. Raises OSError."""
+    known = known_generations(place) if known is None else known
+    runs = runs_in(Path(charter.target))
+    times = [os.lstat(place.tree / name).st_ctime_ns for name in (completed_since(place) if charter.is_alone else ())]
+    newest_ns = max((*times, *(one.created_ns for one in known)), default=0)
+    return described_run(Path(charter.target)) != charter.run_id and runs.get(charter.run_id, -1) >= newest_ns
 
 
 def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly: bool = False) -> CheckpointReport:
@@ -156,19 +167,19 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly
     siblings = _siblings(place, charter)
     known = [one for each in (place, *siblings.values()) for one in known_generations(each)]
     newest = max((one.number for one in known), default=0)
-    is_continued = place.is_continued(newest)
+    went_on = is_continued(place, charter, known)
     completed: list[str] = []
     if charter.is_alone:
         completed = names_in(place.tree) if is_orderly else completed_since(place)
-    is_shown = is_orderly or not (is_continued or is_behind(place, Path(charter.target)))
+    is_shown = is_orderly or not (went_on or is_behind(place, Path(charter.target)))
     end, damaged = LonelyEnd(), dict[str, str]()
-    if not is_continued:
+    if not went_on:
         end, damaged = _newest_whole(place, charter, known, {node: one.store for node, one in siblings.items()})
     whole = (end.number or 0) if damaged else max(newest, end.number or 0)
     last = next((one for one in reversed(known_generations(place)) if one.number <= whole), None)
     left = [name for name in unsaved(place, charter.node, last, end.brought.items()) if name not in completed]
     missing, beside = place_completed(place, completed if is_shown else (), target)
-    torn, unclosed = place_leftovers(place, left if is_shown or is_continued else [*left, *completed], target)
+    torn, unclosed = place_leftovers(place, left if is_shown or went_on else [*left, *completed], target)
     copied = {*(completed if is_shown else ()), *unclosed}
     return CheckpointReport(
         drained_number=end.number,

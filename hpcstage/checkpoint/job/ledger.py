@@ -250,8 +250,8 @@ class FoundStore:
     """The name under which others read it."""
     generations: tuple[JobGeneration, ...]
     """Those that all nodes of the run had committed, as far as this store knows."""
-    origins: tuple[str, ...] = ()
-    """The run from which that one went on, and those before it."""
+    origins: Mapping[str, int] = field(default_factory=dict)
+    """The runs from which that one went on, each with the time up to which it has what they made."""
     seen: tuple[str, ...] | None = None
     """The entries that the programs of that run and of those before it had before it; None: nobody knows."""
     completed: tuple[str, ...] = ()

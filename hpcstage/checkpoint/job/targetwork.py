@@ -110,7 +110,7 @@ class TargetWork:
         gone = frozenset(name for share, _ in missing for name in share.names)
         whole = opened_whole(without(shares, gone))
         seen = {*order.ledger.seen, *order.ledger.drained_marks}
-        superseded = Superseded(self.place.tree, seen, gone.union(order.body["spared"]))
+        superseded = Superseded(self.place.tree, seen, gone.union(order.body["spared"]), self.place.origins())
         placed = gathering.give_names(whole, generation, names - gone, superseded)
         return {
             "gone": sorted(gone),

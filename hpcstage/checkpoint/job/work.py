@@ -31,10 +31,10 @@ from hpcstage.checkpoint.job.plain import (
     checkpoints_in,
     copy_entries,
     described,
-    described_run,
     is_there,
     names_in,
     of_others,
+    runs_in,
     size_of,
 )
 from hpcstage.checkpoint.job.talking import Talk
@@ -71,12 +71,6 @@ class NodeWork:
         talk.hold(OWN, place.store)
         for key, earlier in self._earlier.items():
             talk.hold(key, earlier.store)
-        self._origins: tuple[str, ...] = ()
-        """The run from which this one goes on, and those before it, whose states may have come to the target through
-        this run only."""
-        self._is_confirmed = False
-        self._begun_with: frozenset[str] = frozenset()
-        """The entries of the state of a killed run that lies in the directory since the start."""
 
     def close(self) -> None:
         """Lets go of the store."""
@@ -93,25 +87,9 @@ class NodeWork:
         return found, drained_ns
 
     def know(self, ledger: JobLedger) -> None:
-        """Notes the generations that all nodes have, and what is in the target."""
+        """Notes the generations that all nodes have."""
         with suppress(OSError):
             note_generations(self._place, ledger.generations)
-            if ledger.drained and not self._is_confirmed and not self._lacks(ledger):
-                self._is_confirmed = True
-                self._confirm()
-
-    def _lacks(self, ledger: JobLedger) -> bool:
-        """Tells whether the program began to write an entry of the state at the start again before that was saved anew:
-        nobody else has it whole."""
-        last = ledger.last
-        return last is None or bool(self._begun_with.intersection(last.lacking))
-
-    def _confirm(self) -> None:
-        """Notes with the runs from which this one went on that the target has a later state."""
-        for earlier in self._earlier.values():
-            if _run_of(earlier) in self._origins:
-                numbers = [one.number for one in known_generations(earlier)]
-                earlier.note_continued(max(numbers, default=0))
 
     def done(self, order: JobOrder) -> Outcome:
         """Carries out an order and returns the outcome."""
@@ -144,7 +122,8 @@ class NodeWork:
         sweep(opened)  # on each node: an entry may have lost its name
         for name in os.listdir(tree):
             remove_tree(tree / name)
-        lines: list[str] = []
+        lines, runs = list[str](), runs_in(target)
+        origins = dict(runs)
         if order.body["state"] is None:
             began = from_target(self._place, target)
             text, lines = began.restored, list(began.refused)
@@ -153,6 +132,7 @@ class NodeWork:
             state = read(EarlierState, order.body["state"])
             text, lines = self._restore(state, target)
             seen = {*names_in(tree), *state.generation.names}
+            origins |= {**state.origins, state.run_id: state.time_ns}
         numbers, times, is_drained = [self._store.next_number() - 1], [0], False
         if (drained := described(target)) is not None:
             numbers.append(drained.manifest.number)
@@ -160,17 +140,15 @@ class NodeWork:
             is_drained = self._is_in(target, drained.manifest, order)
         for earlier in self._earlier.values():
             known = known_generations(earlier)
-            if not self._origins and drained is not None and known and _has_id(known[-1], drained.manifest):
-                self._origins = (_run_of(earlier), *earlier.origins())
             seen.update(earlier.seen() or (), *(one.names for one in known))
-            if drained is not None and described_run(target) in (_run_of(earlier), *earlier.origins()):
+            if drained is not None and next(iter(runs), "") in (_run_of(earlier), *earlier.origins()):
                 seen.update(times_of(drained.manifest))
             for one in (*known, newest_manifest(earlier.base)):
                 if one is not None:
                     numbers.append(one.number)
                     times.append(one.created_ns)
         self._place.note_seen(seen)
-        self._place.note_origins(self._origins)
+        self._place.note_origins(origins)
         return {
             "restored": text,
             "lines": lines,
@@ -200,8 +178,6 @@ class NodeWork:
         from_target = gone.union(generation.lacking).intersection(checkpoints_in(target)) - here
         others = of_others(target, state.seen, {*generation.names, *generation.lacking, *here})
         told += add_others(self._place, target, sorted(from_target.union(others)))
-        self._origins = (state.run_id, *state.origins)
-        self._begun_with = frozenset({*generation.names, *state.completed})
         lost = sorted(gone - from_target)
         lines = [f"{name} of generation {generation.number} is gone with its nodes" for name in lost]
         return ", with ".join(told), lines
