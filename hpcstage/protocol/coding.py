@@ -25,7 +25,7 @@ from hpcstage.protocol.exchange import MAX_GROUP_BYTES
 SOCK = "coding"
 """The socket's name in the node directory."""
 READERS = "readers"
-"""The name of the socket for a process that only asks (Read, ListStore)."""
+"""The name of the socket for a process that only asks (Read)."""
 MAX_TOLD_BYTES = 16 << 20
 """The longest message from agent to agent: a report of 1,000 nodes has about 1 MB."""
 MAX_PIECE_BYTES = 1 << 20
@@ -112,15 +112,6 @@ class Read(CodingMessage):
 
 
 @dataclass(frozen=True)
-class ListStore(CodingMessage):
-    """Agent: which generations does that node have; answered by one StoreAnswer, with the numbers in JSON."""
-
-    id: int
-    node: int
-    key: str
-
-
-@dataclass(frozen=True)
 class Welcome(CodingMessage):
     """Exchange: the index of this node."""
 
@@ -168,7 +159,7 @@ class StoreAnswer(CodingMessage):
     content: bytes
 
 
-FromAgent = Hold | AgentMessage | Encode | Read | ListStore
+FromAgent = Hold | AgentMessage | Encode | Read
 FromExchange = Welcome | Members | AgentMessage | AgentGone | EncodeEnded | StoreAnswer
 Message = FromAgent | FromExchange
 _KINDS = {kind.__name__: kind for kind in get_args(Message)}

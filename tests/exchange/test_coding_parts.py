@@ -38,7 +38,6 @@ MESSAGES = [
     coding.AgentMessage(3, b"\0\xff" * 100),
     coding.Encode(7, "ab" * 16, 2, "/local/ckpt", [0, 2, 1], ["a", "b", "ä"], 2, 1, 0.0, 4096, 0.5, 60.0),
     coding.Read(1, 2, "own", 7, "data", 1 << 40, 10),
-    coding.ListStore(2, 0, "own"),
     coding.Welcome(4),
     coding.Members(b"{}"),
     coding.AgentMessage(1, b""),

@@ -150,7 +150,7 @@ class GroupLink:
         """Lets other nodes read the generations below a directory of this node, by this key. Raises LinkLost."""
         self._send(coding.Hold(key, str(directory)))
 
-    def ask(self, question: coding.Read | coding.ListStore) -> int:
+    def ask(self, question: coding.Read) -> int:
         """Asks a node, which may be this one; returns the id, which the question gets here, for `answer`. Raises
         LinkLost."""
         asked = next(self._ids)
