@@ -50,9 +50,9 @@ class ExchangedGroup:
         write_back(self.stores[0])
         self.trial += 1
         nodes, known = list(range(len(self.links))), (self.identity.number, self.identity.attempt, self.trial)
-        group = nodes, [f"node{node}" for node in nodes], self.size.k, self.size.m
+        names, size = [f"node{node}" for node in nodes], self.size
         for link, store in zip(self.links, self.stores, strict=True):
-            link.encode(Encode(*known, str(store), *group, processor_share=0.0))
+            link.encode(Encode(*known, str(store), nodes, names, size.k, size.m, processor_share=0.0))
         ended = [_ended(link) for link in self.links]
         if failures := [one.failure for one in ended if one.failure]:
             raise NotEncoded(failures[0])

@@ -2,16 +2,19 @@
 one node is a council of one.
 
 Owns the loop and the report. It works in a process of its own, one thing after the other; what it does in the target,
-it does in another process (`targetprocess`). What it restores and saves is in `work`, what it brings to the target in
-`targetwork`.
+it does in another process: a shared file system that hangs holds up nobody else. What it restores and saves is in
+`work`, what it brings to the target in `targetwork`.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import mmap
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from hpcstage.checkpoint.entries import CompleteEntries, mark_of
@@ -34,11 +37,12 @@ from hpcstage.checkpoint.job.place import (
 )
 from hpcstage.checkpoint.job.plain import names_in
 from hpcstage.checkpoint.job.talking import Heard, PresentNodes, Talk, wait
-from hpcstage.checkpoint.job.targetprocess import TargetProcess
 from hpcstage.checkpoint.job.targetwork import TargetWork
 from hpcstage.checkpoint.job.work import NodeWork
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
+from hpcstage.forked import Helpers
+from hpcstage.jsonform import read
 from hpcstage.protocol.coding import EncodeEnded
 from hpcstage.reading import readable
 from hpcstage.upload.target import Target
@@ -53,6 +57,7 @@ _LOOK_S = 0.05
 _GOODBYE_S = 3.0
 _LONGEST_WAIT_S = 5.0
 _DIED = "the process that copied it died"
+_UPLOAD = "upload"
 _NOT_CONNECTED = "the nodes of the job are not connected"
 
 
@@ -85,7 +90,12 @@ class NodeAgent:
         capped = ProcessorShare(SHARE, lambda: self._has_ended or bool(readable([commands], 0)) or terms.hurries())
         self._work = NodeWork(place, charter, self._me, self._talk, capped, lambda: self._look(time.monotonic()))
         self._target = TargetWork(place, charter, self._me, node_dir)
-        self._target_process = TargetProcess()
+        self._helpers = Helpers()
+        self._hurried = mmap.mmap(-1, 1)
+        """Not zero once nobody is slowed down any more by what is done in the target."""
+        self._uploading: JobOrder | None = None
+        """The order about the target that is carried out; None: none, or it was given up."""
+        self._next_upload: JobOrder | None = None
         self._entries: CompleteEntries | None = None
         self._noted: CompletedNote | None = None
         self._restored: dict[str, str] = {}
@@ -127,7 +137,7 @@ class NodeAgent:
                 if self._has_ended and self._talk.apart_since is not None:
                     apart_until = min(apart_until, time.monotonic() + APART_S)
                     if time.monotonic() >= apart_until:
-                        self._target_process.close()
+                        self._helpers.close()
                         self._end_apart()
                         break
                 else:
@@ -136,7 +146,7 @@ class NodeAgent:
         finally:
             if self._entries is not None:
                 self._entries.close()
-            self._target_process.close()
+            self._helpers.close()
         self._report()
         self._talk.close()
         self._work.close()
@@ -150,7 +160,7 @@ class NodeAgent:
         self._hear_command()
         if self._terms.hurries():
             self._council.hurry()
-        has_ended_one = self._target_process.turn()
+        has_ended_one = any(self._helpers.receive(fd) for fd in readable(self._helpers.fds(), 0))
         news = self._talk.news()
         for one in news:
             if isinstance(one, PresentNodes):
@@ -181,20 +191,21 @@ class NodeAgent:
             fds.append(self._entries.fd)
             if (look_s := self._entries.wake_after(now)) is not None:
                 waits.append(look_s)
-        wait(self._talk, [*fds, *self._target_process.fds], max(0.0, min(waits)))
+        wait(self._talk, [*fds, *self._helpers.fds()], max(0.0, min(waits)))
 
     def _meet(self, view: PresentNodes) -> None:
         if self._is_ready:
             there = {self._charter.nodes[node] for node in view.present}
             self._lost = set(self._charter.nodes) - there if there else self._lost
         self._encoding.clear()
-        self._target_process.give_up()
+        self._uploading = self._next_upload = None
+        self._helpers.stop(_UPLOAD)  # what comes next begins when it is gone
         self._council.membership(view.number, view.present)
 
     def _hear_command(self) -> None:
         if self._is_ready and not self._has_ended and readable([self._commands], 0):
             self._is_orderly, self._has_ended = os.read(self._commands, 1) == b"0", True
-            self._target_process.hurry()
+            self._hurried[0] = 1
             self._council.end(is_orderly=self._is_orderly)
 
     def _look(self, now: float) -> None:
@@ -276,16 +287,34 @@ class NodeAgent:
         if order.kind is OrderKind.PLACE and order.by != self._me:
             self._council.did(Outcome(order.key))
             return
+        self._next_upload = order
+        self._begin_upload()
+
+    def _begin_upload(self) -> None:
+        """Begins the next order about the target, if the one before has gone."""
+        if self._next_upload is None or self._helpers.names():
+            return
+        order = self._uploading = self._next_upload
+        self._next_upload = None
         there = {self._charter.nodes[index]: index for index in self._council.present}
-        terms = self._terms
 
-        def done(is_hurried: Callable[[], bool]) -> Outcome:
-            share = ProcessorShare(SHARE, lambda: is_hurried() or terms.hurries())
-            return self._target.done(order, there, share.and_below(terms.pace))
+        def work() -> bytes:
+            share = ProcessorShare(SHARE, lambda: bool(self._hurried[0]) or self._terms.hurries())
+            outcome = self._target.done(order, there, share.and_below(self._terms.pace))
+            return json.dumps(asdict(outcome)).encode()
 
-        self._target_process.begin(done, self._council.did, Outcome(order.key, _DIED))
-        if self._has_ended:
-            self._target_process.hurry()
+        if self._helpers.start(_UPLOAD, work, lambda data: self._uploaded(order, data)) is None:
+            self._uploaded(order, None)
+
+    def _uploaded(self, order: JobOrder, data: bytes | None) -> None:
+        if self._uploading is order:
+            self._uploading = None
+            try:
+                outcome = read(Outcome, json.loads(data or b""))
+            except ValueError:  # none of it, or not all
+                outcome = Outcome(order.key, _DIED)
+            self._council.did(outcome)
+        self._begin_upload()
 
     # ---- the end
 
