@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from states import BLOCK, SMALL, noise, overwrite, prune, restore_newest, tree
+from states import BLOCK, SMALL, noise, overwrite, restore_newest, tree
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
@@ -22,7 +22,7 @@ from hpcstage.checkpoint.generations.files import Files, GenerationPart, generat
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind, GenerationManifest
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged
-from hpcstage.checkpoint.generations.store import GenerationStore, StoreInUse, UnsafeStore
+from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import GenerationPolicy
 from hpcstage.errors import NoResult
 from hpcstage.upload.target import MAKING
@@ -148,30 +148,6 @@ def test_a_directory_that_is_there_is_not_removed_by_a_commit(tmp_path: Path, st
     with GenerationStore(directory, FULL, files) as store, pytest.raises(FileExistsError):
         store.commit(FileTree(state))
     assert (theirs / "data").read_bytes() == b"x"
-
-
-def test_a_store_belongs_to_the_process_that_opened_it(
-    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = GenerationStore(tmp_path / "store")
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "getpid", lambda: -1)
-        with pytest.raises(StoreInUse):
-            store.commit(FileTree(state))
-        with pytest.raises(StoreInUse):
-            prune(store)
-    store.close()
-    with pytest.raises(StoreInUse):
-        store.commit(FileTree(state))
-
-
-def test_the_directory_of_a_store_is_private_and_no_link(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir(0o755)
-    (tmp_path / "link").symlink_to("real")
-    with pytest.raises(UnsafeStore, match="symbolic link"):
-        GenerationStore(tmp_path / "link")
-    GenerationStore(tmp_path / "real").close()
-    assert (tmp_path / "real").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_restore_is_on_the_disk_before_it_has_its_name(

@@ -196,7 +196,6 @@ class JobLedger:
     """The protection: code, groups and what is less than was asked."""
     beside: Mapping[str, str] = field(default_factory=dict)
     """By name: the name in the target under which an entry lies, since another one has its own."""
-    unclosed: tuple[str, ...] = ()
     files: int = 0
     size_bytes: int = 0
     copied: tuple[str, ...] = ()
