@@ -101,7 +101,7 @@ class NodeAgent:
         self._restored: dict[str, str] = {}
         """The entries that were put into the directory at the start, with their marks."""
         self._is_gone = False
-        self._encoding: dict[tuple[int, str, int], JobOrder] = {}
+        self._encoding: dict[int, JobOrder] = {}
         self._lost: set[str] = set()
         self._why_refused = ""
         self._is_ready = False
@@ -264,18 +264,18 @@ class NodeAgent:
         return Outcome(order.key)
 
     def _protect(self, order: JobOrder) -> None:
+        self._encoding[order.seq] = order
+        why = ""
         try:
-            key = self._work.encode(order)
+            if self._work.encode(order):
+                return
         except (LinkLost, ValueError) as error:
-            self._council.did(Outcome(order.key, str(error)))
-            return
-        if key is None:
-            self._council.did(Outcome(order.key))
-        else:
-            self._encoding[key] = order
+            why = str(error)
+        del self._encoding[order.seq]
+        self._council.did(Outcome(order.key, why))
 
     def _encoded(self, event: EncodeEnded) -> None:
-        order = self._encoding.pop((event.number, event.attempt, event.trial), None)
+        order = self._encoding.pop(event.trial, None)
         if order is not None:
             facts = {"seconds": event.seconds, "bytes": event.bytes_sent}
             self._council.did(Outcome(order.key, event.failure, facts=facts))

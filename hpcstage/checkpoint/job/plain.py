@@ -116,10 +116,9 @@ def described(target: Path) -> OpenGeneration | None:
 def runs_in(target: Path) -> dict[str, int]:
     """Returns the run that made the generation which is described, then those from which it went on, each with the time
     up to which that has what they made; none where that is not known."""
-    with suppress(OSError, ValueError, TypeError, AttributeError):
-        if (opened := described(target)) is not None:
-            text = (generation_path(target / DESCRIPTION, opened.manifest.number) / RUNS).read_bytes()
-            return {str(run_id): int(time_ns) for run_id, time_ns in json.loads(text).items()}
+    with LocalSource(target / DESCRIPTION) as source, suppress(OSError, ValueError, TypeError, AttributeError):
+        text = (generation_path(target / DESCRIPTION, max(source.numbers())) / RUNS).read_bytes()
+        return {str(run_id): int(time_ns) for run_id, time_ns in json.loads(text).items()}
     return {}
 
 

@@ -244,20 +244,20 @@ class NodeWork:
         self._meanwhile()
         self._capped(size_bytes)
 
-    def encode(self, order: JobOrder) -> tuple[int, str, int] | None:
-        """Has the exchange encode this node's part; returns by what its end is known, None where the node is in no
-        group. Raises LinkLost and ValueError."""
+    def encode(self, order: JobOrder) -> bool:
+        """Has the exchange encode this node's part, if the node is in a group; returns whether it is. The number of the
+        order is that of the try. Raises LinkLost and ValueError."""
         body = order.body
         group = next((one for one in body["groups"] if self._charter.node in one), None)
         if group is None:
-            return None
+            return False
         link = self._talk.link
         if link is None:
             raise LinkLost("the exchange has gone")
         known = body["number"], body["attempt"], order.seq
         nodes, rate = [self._charter.nodes.index(name) for name in group], self._charter.protect_rate_bytes_per_s
         link.encode(Encode(*known, os.fspath(self._place.store), nodes, group, body["k"], body["m"], rate or 0.0))
-        return known
+        return True
 
     def _drop(self, order: JobOrder) -> dict[str, object]:
         newest, retained = int(order.body["newest"]), set(order.body["retained"])
