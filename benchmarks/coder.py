@@ -1,4 +1,4 @@
-"""The coder of checkpoints against ISA-L called bare from a C program; the numpy form; redset's way beside them.
+"""The coder of checkpoints against ISA-L called bare from a C program; redset's way beside them.
 
 One stripe of 8 data blocks and 2 parities is encoded over and over in memory that stays in place, as a pipeline uses
 its buffers. `ISA-L, C` is a C program that does nothing else; `hpcstage` gives the blocks to its kernel each time.
@@ -28,7 +28,7 @@ import numpy.typing as npt
 from benchmarks.harness import Arm, Bench, Figure, Options, at_least, holds, options_of, parser
 from benchmarks.programs import run
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
-from hpcstage.checkpoint.coding.kernels import IsalKernel, Kernel, NumpyKernel, kernels
+from hpcstage.checkpoint.coding.kernels import Kernel, kernels
 from hpcstage.emulator.build import cached_binary, compile_c
 
 Bytes = npt.NDArray[np.uint8]
@@ -41,9 +41,8 @@ PASSES_PER_BATCH = 4
 ROUNDS = 15
 PLACES = 5
 LEAST_OF_C = 0.8
-LEAST_NUMPY = 3.0
 HUGE_PAGE_BYTES = 2 << 20
-C, OURS, NUMPY, REDSET = "ISA-L, C", "hpcstage", "numpy", "redset, C"
+C, OURS, REDSET = "ISA-L, C", "hpcstage", "redset, C"
 
 
 @dataclass(frozen=True)
@@ -101,13 +100,12 @@ class Stripe:
         self.code = ErasureCode.cauchy(K, M)
         self.places = [Blocks.of(cell.block_bytes) for _ in range(PLACES)]
 
-    def arms(self, isal: IsalKernel | None) -> dict[str, Arm]:
+    def arms(self, isal: Kernel | None) -> dict[str, Arm]:
         """What is compared; without ISA-L only the others."""
         made: dict[str, Arm] = {}
         if isal:
             made[C] = functools.partial(self._in_c, "encode", isal.path)
             made[OURS] = functools.partial(self._ours, isal, cycle(self.places))
-        made[NUMPY] = functools.partial(self._ours, NumpyKernel(), cycle(self.places))
         made[REDSET] = functools.partial(self._in_c, "table", "")
         return made
 
@@ -153,9 +151,9 @@ def binary() -> Path:
     return made
 
 
-def loaded_isal() -> IsalKernel | None:
+def loaded_isal() -> Kernel | None:
     """What is measured: the system's ISA-L, else that of the wheel."""
-    return next((kernel for kernel in kernels() if isinstance(kernel, IsalKernel)), None)
+    return next(kernels(), None)
 
 
 def share_of_c(bench: Bench, cell: Cell) -> float | None:
@@ -167,12 +165,10 @@ def share_of_c(bench: Bench, cell: Cell) -> float | None:
 
 def figures(bench: Bench, cells: list[Cell]) -> list[Figure]:
     """See the module."""
-    made = []
-    for cell in cells:
-        made += [
-            at_least(f"{cell.size}: hpcstage on ISA-L, of ISA-L called from C", share_of_c(bench, cell), LEAST_OF_C),
-            at_least(f"{cell.size}: the numpy form", bench.median(cell.name, NUMPY, "gb_per_s"), LEAST_NUMPY, "GB/s"),
-        ]
+    made = [
+        at_least(f"{cell.size}: hpcstage on ISA-L, of ISA-L called from C", share_of_c(bench, cell), LEAST_OF_C)
+        for cell in cells
+    ]
     digests = [{s["digest"] for s in bench.samples if s["cell"] == cell.name} for cell in cells]
     return [*made, holds("the same bytes in all arms", all(len(d) == 1 for d in digests) if digests else None)]
 

@@ -24,7 +24,7 @@ class Extra(Enum):
 
 
 OF_CHECKPOINTS = ("numpy", "xxhash")
-"""The packages without which there are no checkpoints: pyeclib only makes their erasure code faster."""
+"""The packages without which there are no checkpoints: pyeclib is for their erasure code, where nodes are several."""
 
 
 class MissingPackage(UsageError):

@@ -21,8 +21,8 @@ from hpcstage.checkpoint.generations.files import GenerationId, GenerationPart, 
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.protection.groups import CodeSize
-from hpcstage.checkpoint.protection.link import Encoded, GroupLink
-from hpcstage.checkpoint.protection.orders import EncodeOrder
+from hpcstage.checkpoint.protection.link import GroupLink
+from hpcstage.protocol.coding import Encode, EncodeEnded
 
 SIZES = (CodeSize(2, 1), CodeSize(2, 2), CodeSize(3, 2))
 _LINK_S, _ENCODED_S, _END_S = 10.0, 120.0, 30.0
@@ -49,11 +49,10 @@ class ExchangedGroup:
                 (generation_path(store, self.identity.number) / part).unlink(missing_ok=True)
         write_back(self.stores[0])
         self.trial += 1
-        nodes = tuple(range(len(self.links)))
-        names = tuple(f"node{node}" for node in nodes)
+        nodes, known = list(range(len(self.links))), (self.identity.number, self.identity.attempt, self.trial)
+        names, size = [f"node{node}" for node in nodes], self.size
         for link, store in zip(self.links, self.stores, strict=True):
-            order = EncodeOrder(self.identity, store, nodes, names, self.size, trial=self.trial, processor_share=0.0)
-            link.encode(order)
+            link.encode(Encode(*known, str(store), nodes, names, size.k, size.m, processor_share=0.0))
         ended = [_ended(link) for link in self.links]
         if failures := [one.failure for one in ended if one.failure]:
             raise NotEncoded(failures[0])
@@ -61,12 +60,12 @@ class ExchangedGroup:
         return {"seconds": max(one.seconds for one in ended), "sent_bytes": sum(sent), "most_sent_bytes": max(sent)}
 
 
-def _ended(link: GroupLink) -> Encoded:
+def _ended(link: GroupLink) -> EncodeEnded:
     """Waits until a node's order has ended."""
     deadline = time.monotonic() + _ENCODED_S
     while time.monotonic() < deadline:
         for event in link.events(1.0):
-            if isinstance(event, Encoded):
+            if isinstance(event, EncodeEnded):
                 return event
     raise NotEncoded(f"a node has not encoded within {_ENCODED_S:g} s")
 

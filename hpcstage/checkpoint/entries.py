@@ -74,7 +74,6 @@ class CompleteEntries:
         self._quiet_s = quiet_s
         self._entries: dict[str, _Entry] = {}
         self._renamed = set(known)
-        self._arrived = set[str]()
         self.by_rename: dict[str, bool] = {}
         """By kind of entry: whether such entries got their names by renames alone."""
         self._next_look = self._soonest_look = now
@@ -105,14 +104,6 @@ class CompleteEntries:
     def states(self) -> dict[str, tuple[str, bool]]:
         """Returns all entries as they were at the last look: what differs when one does, and whether it is complete."""
         return {name: (entry.mark, entry.is_complete) for name, entry in self._entries.items()}
-
-    def arrived(self) -> dict[str, str]:
-        """Returns the marks of entries that were renamed to their names since this was asked, and that nobody writes,
-        whether a look was due or not."""
-        names, self._arrived = [name for name in self._arrived if not name.startswith(self._skipped)], set()
-        found = {name: print_ for name in names if (print_ := _printed(self._directory, name))}
-        written = {name for name in found if any(_is_written(f"{self._directory}/{one[0]}") for one in found[name])}
-        return {name: _mark(found[name]) for name in found if name not in written}
 
     def wake_after(self, now: float) -> float | None:
         """Returns the seconds until `look` has something to do without an event; None for never."""
@@ -148,7 +139,6 @@ class CompleteEntries:
                     self.is_gone = True
                 elif mask & inotify.MOVED_TO:
                     self._renamed.add(os.fsdecode(name))
-                    self._arrived.add(os.fsdecode(name))
                     self.by_rename.setdefault(kind_of(os.fsdecode(name)), True)
                 elif mask & inotify.CREATE:
                     self._renamed.discard(os.fsdecode(name))

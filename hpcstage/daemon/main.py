@@ -20,7 +20,6 @@ from hpcstage.daemon.inbox import UNANSWERED, Inbox, Item
 from hpcstage.daemon.peers.nodegroup import NodeGroup
 from hpcstage.daemon.preparing import Phase, Preparing, Unstaged
 from hpcstage.daemon.process.daemonpage import Page
-from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.process.server import Reply, open_listener
 from hpcstage.daemon.programs import Programs
 from hpcstage.daemon.queue.answers import Answers
@@ -33,6 +32,7 @@ from hpcstage.daemon.service import Loop, Message, Service
 from hpcstage.daemon.staging import Staging
 from hpcstage.daemon.telemetry import Snapshot
 from hpcstage.errors import HpcstageError
+from hpcstage.forked import Helpers
 from hpcstage.node import directory as node_directory
 from hpcstage.plan.placement.placements import Placing
 from hpcstage.problem import Problem

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcstage.daemon.process.daemonpage import Page
-from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.queue.answers import Answers
+from hpcstage.forked import Helpers
 from hpcstage.problem import Problem
 from hpcstage.protocol.daemonspec import DaemonSpec
 

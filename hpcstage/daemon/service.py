@@ -16,8 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpcstage.daemon.process.descriptors import Descriptors, Receive
-from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.process.server import Reply, Server
+from hpcstage.forked import Helpers
 from hpcstage.protocol.shim import Answer, Kind, Reason
 
 if TYPE_CHECKING:

@@ -206,9 +206,12 @@ def protection(found: Surroundings) -> Findings:
     """Whether the packages of --checkpoint are there, and which erasure code is used."""
     missing = extras.missing(Extra.CHECKPOINT, *extras.OF_CHECKPOINTS)
     if missing is None:
-        from hpcstage.checkpoint.coding.kernels import best_kernel
+        from hpcstage.checkpoint.coding.kernels import NoKernel, best_kernel
 
-        yield _ok(f"--checkpoint can be used, erasure code by {best_kernel().name}")
+        try:
+            yield _ok(f"--checkpoint can be used, erasure code by {best_kernel().name}")
+        except NoKernel as error:
+            yield _ok(f"--checkpoint can be used, but nodes cannot protect each other: {error.what}", error.remedy)
     else:
         to_say = _bad if found.config.checkpoint else _ok
         yield to_say(f"--checkpoint would not work: {missing.what}", missing.remedy)

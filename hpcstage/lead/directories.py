@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcstage.checkpoint.job.place import CheckpointPlace
+from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
 from hpcstage.errors import HpcstageError, LocalDiskProblem
 from hpcstage.job import localdir
 from hpcstage.node import kept
@@ -109,13 +109,21 @@ class HostedDirectory:
         if own is None:
             return
         for earlier, lock in self._earlier:  # a later state may be in DIR
-            if self._is_clean and CheckpointPlace(earlier.output).was_continued:
+            if self._is_clean and _is_continued(CheckpointPlace(earlier.output)):
                 earlier.remove()
             lock.let_go()
         self._earlier = []
         if (self._is_clean or not own.place.may_hold_files) and own.place.is_left(_LEFT_S):
             own.place.remove()
         own.let_go()
+
+
+def _is_continued(place: CheckpointPlace) -> bool:
+    from hpcstage.checkpoint.job.late import is_continued  # NumPy takes long
+
+    with suppress(OSError, ValueError):
+        return is_continued(place, CheckpointCharter.load(place))
+    return False
 
 
 class HostedDirectories:

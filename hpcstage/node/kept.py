@@ -43,7 +43,7 @@ _NEW = "."
 _WAIT_S = 0.05
 _BESIDE = frozenset(
     {"tree", "manifest", "manifest.new", "marker", "links"}
-    | {"store", "charter", "shares", "pending", "completed", "origins", "seen", "continued", "arriving"}
+    | {"store", "charter", "shares", "pending", "completed", "origins", "seen", "arriving"}
 )
 
 

@@ -17,6 +17,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from hashlib import blake2b
 from typing import Any, ClassVar, get_args
 
 from hpcstage.protocol.exchange import MAX_GROUP_BYTES
@@ -24,12 +25,14 @@ from hpcstage.protocol.exchange import MAX_GROUP_BYTES
 SOCK = "coding"
 """The socket's name in the node directory."""
 READERS = "readers"
-"""The name of the socket for a process that only asks (Read, ListStore)."""
-MAX_TOLD_BYTES = 64 << 10
-"""The longest message from agent to agent."""
+"""The name of the socket for a process that only asks (Read)."""
+MAX_TOLD_BYTES = 16 << 20
+"""The longest message from agent to agent: a report of 1,000 nodes has about 1 MB."""
 MAX_PIECE_BYTES = 1 << 20
 """The most bytes of a file in one answer."""
 MAX_KEY_LENGTH = 255
+CODED_BLOCK_BYTES = 256 << 10
+"""Larger than the blocks of a generation: each costs the exchanges as much as some 100 KB more."""
 HEAD = struct.Struct("<II")
 MAX_HEAD_BYTES = 1 << 20
 MAX_BODY_BYTES = MAX_GROUP_BYTES
@@ -65,20 +68,34 @@ class AgentMessage(CodingMessage):
 
 @dataclass(frozen=True)
 class Encode(CodingMessage):
-    """Agent: encode a generation with the others of a group; see `checkpoint.protection.orders`."""
+    """Agent: encode a generation with the others of a group. All fields but the directory and the limits are the same
+    on all nodes, or the exchanges wait for each other in vain and say so after `wait_s`."""
 
     number: int
     attempt: str
     trial: int
+    """Tells one try from the next: an order that failed, or whose exchange was lost, comes again with a higher one."""
     directory: str
+    """This node's store: the directory above that of the generation."""
     nodes: list[int]
+    """The members of the group, in the order of its circle of stripes."""
     names: list[str]
+    """Their names in the record."""
     k: int
     m: int
-    block_bytes: int
-    processor_share: float
-    rate_bytes_per_s: float
-    wait_s: float
+    rate_bytes_per_s: float = 0.0
+    """The most bytes that this node sends in a second; 0: no limit."""
+    block_bytes: int = CODED_BLOCK_BYTES
+    processor_share: float = 0.5
+    """The share of a processor that the work takes, without what passes its messages; 0: no limit."""
+    wait_s: float = 120.0
+    """How long a member is waited for that does nothing: one without the order, or one that does not go on."""
+
+    @property
+    def digest(self) -> int:
+        """Returns a number that all members have for the order, and no other order has."""
+        known = self.number, self.attempt, self.trial, self.nodes, self.names, self.k, self.m, self.block_bytes
+        return int.from_bytes(blake2b(repr(known).encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)
@@ -92,15 +109,6 @@ class Read(CodingMessage):
     part: str
     offset: int
     length: int
-
-
-@dataclass(frozen=True)
-class ListStore(CodingMessage):
-    """Agent: which generations does that node have; answered by one StoreAnswer, with the numbers in JSON."""
-
-    id: int
-    node: int
-    key: str
 
 
 @dataclass(frozen=True)
@@ -151,7 +159,7 @@ class StoreAnswer(CodingMessage):
     content: bytes
 
 
-FromAgent = Hold | AgentMessage | Encode | Read | ListStore
+FromAgent = Hold | AgentMessage | Encode | Read
 FromExchange = Welcome | Members | AgentMessage | AgentGone | EncodeEnded | StoreAnswer
 Message = FromAgent | FromExchange
 _KINDS = {kind.__name__: kind for kind in get_args(Message)}

@@ -29,7 +29,6 @@ from hpcstage.checkpoint.job.plain import (
     described,
     give_newer,
     names_in,
-    parts_in,
     size_of,
 )
 from hpcstage.errors import HpcstageError, NoLocalDir, NoResult, UsageError
@@ -110,10 +109,8 @@ def verify(found: FoundCheckpoints) -> tuple[list[str], bool]:
     if found.opened is not None:
         bad = damaged(found.target, found.opened)
         is_whole = not bad
-        parts = parts_in(found.target, found.opened.manifest.number)
         for name in times_of(found.opened.manifest):
-            whole = f"whole, with the parts of {len(parts[name])} nodes" if len(parts.get(name, ())) > 1 else "whole"
-            said = bad.get(name, whole) if name in found.names else "it was removed"
+            said = bad.get(name, "whole") if name in found.names else "it was removed"
             lines.append(f"{found.target / name}: {said}")
     for place, manifest, why in found.generations():
         where = f"{socket.gethostname()}, run {place.run_id}"

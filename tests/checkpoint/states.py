@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import random
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
-from hpcstage.checkpoint.generations.reading import BlockSource
+from hpcstage.checkpoint.generations.reading import BlockSource, LocalSource
 from hpcstage.checkpoint.generations.restoring import restore
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import GenerationPolicy
@@ -91,10 +92,11 @@ def restore_to(source: BlockSource, number: int, directory: Path) -> list[str]:
         return give_newer(making, restore(source, number, making.path))
 
 
-def restore_newest(source: BlockSource, directory: Path) -> int:
-    """Restores the newest generation that can be, and returns its number; of several refusals the last is raised."""
+def restore_newest(source: BlockSource, directory: Path, numbers: Sequence[int] = ()) -> int:
+    """Restores the newest generation that can be, of those of a local source or some `numbers`, and returns its number;
+    of several refusals the last is raised."""
     refused = None
-    for number in sorted(source.numbers(), reverse=True):
+    for number in sorted(source.numbers() if isinstance(source, LocalSource) else numbers, reverse=True):
         try:
             restore_to(source, number, directory)
             return number

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hpcstage.checkpoint.job.coordinator import SETTLE_S, CouncilTerms
-from hpcstage.checkpoint.job.council import Council, Do, PlaceShares, Say
-from hpcstage.checkpoint.job.families import FoundStore
+from hpcstage.checkpoint.job.council import Council, Do, Say
 from hpcstage.checkpoint.job.ledger import (
     EntryState,
+    FoundStore,
     JobEntry,
     JobGeneration,
     JobOrder,
@@ -33,8 +33,9 @@ from hpcstage.checkpoint.job.ledger import (
 )
 from hpcstage.checkpoint.job.naming import arriving
 from hpcstage.checkpoint.protection.groups import CodeSize
+from hpcstage.jsonform import read
 
-FALLIBLE = (OrderKind.SAVE, OrderKind.PROTECT, OrderKind.PUBLISH, OrderKind.COPY)
+FALLIBLE = (OrderKind.SAVE, OrderKind.PROTECT, OrderKind.PUBLISH, OrderKind.COPY, OrderKind.PLACE)
 NAMES = ("step1", "step2", "latest")
 
 
@@ -63,14 +64,14 @@ class Node:
         self.encoded: set[int] = set()
         self.known: dict[int, JobGeneration] = {}
         """Generations that are complete, as orders said."""
-        self.todo: deque[Do | PlaceShares] = deque()
+        self.todo: deque[Do] = deque()
         self.is_over = self.is_gone = False
         self.council.find(job.found[index], job.target_ns)
 
     def take(self) -> None:
         for act in self.council.take(self.job.now):
             if isinstance(act, Say):
-                data = json.dumps(act.report.to_json())
+                data = json.dumps(asdict(act.report))
                 self.job.told |= {(self.index, other) for other in act.to}
                 for other in act.to:
                     self.job.sent[self.index, other].append(data)
@@ -91,15 +92,8 @@ class Node:
         for one in order.ledger.generations:
             self.known[one.number] = one
         facts = {} if error else getattr(self, f"_{order.kind.value}")(order)
-        if isinstance(act, PlaceShares):
-            assert order.kind is OrderKind.COPY or order.body["number"] in self.store
-            if not error:
-                self.job.place(order)
-            done = {"beside": {}, "files": 1, "size_bytes": 1, "lines": []}
-            self.council.placed(order, Outcome(order.key, error, facts=done))
-        else:
-            self.council.did(Outcome(order.key, error, is_soon, facts))
-            self.is_over = self.council.is_over
+        self.council.did(Outcome(order.key, error, is_soon, facts))
+        self.is_over = self.council.is_over
         self.take()
 
     def fail(self, kind: OrderKind, error: str) -> None:
@@ -111,7 +105,7 @@ class Node:
         if state is None:
             names = set(self.job.target)
         else:
-            generation = JobGeneration.from_json(state["generation"])
+            generation = read(JobGeneration, state["generation"])
             names = {*generation.names, *self.job.target.keys() & set(generation.lacking)}
         self.restored = set(names)
         self.entries = {name: EntryState(f"{self.name}:{name}", is_restored=True) for name in names}
@@ -136,7 +130,7 @@ class Node:
         return {}
 
     def _save(self, order: JobOrder) -> dict[str, Any]:
-        made = JobGeneration.from_json(order.body["generation"])
+        made = read(JobGeneration, order.body["generation"])
         assert made.number > max(self.store, default=0), "the number of a generation that is there"
         share = saved_by(made, self.name)
         self.store[made.number] = made.attempt, share
@@ -153,8 +147,16 @@ class Node:
         return {"seconds": 0.1}
 
     def _publish(self, order: JobOrder) -> dict[str, Any]:
-        assert order.body["number"] in self.store
+        assert order.body["generation"]["number"] in self.store
         return {}
+
+    def _place(self, order: JobOrder) -> dict[str, Any]:
+        if order.by != self.index:
+            return {}
+        if generation := order.body.get("generation"):
+            assert generation["number"] in self.store
+        self.job.place(order)
+        return {"gone": [], "beside": {}, "files": 1, "size_bytes": 1, "lines": []}
 
     def _copy(self, order: JobOrder) -> dict[str, Any]:
         return {}
@@ -224,7 +226,7 @@ class Job:
 
     def deliver(self, pair: tuple[int, int]) -> None:
         sender, to = pair
-        report = NodeReport.from_json(json.loads(self.sent[pair].popleft()))
+        report = read(NodeReport, json.loads(self.sent[pair].popleft()))
         if to in self.nodes:
             self.nodes[to].council.heard(sender, report)
             self.nodes[to].take()
@@ -256,10 +258,9 @@ class Job:
 
     def place(self, order: JobOrder) -> None:
         """Brings a generation to the target, and removes there what the program removed, as `gathering` does."""
-        if order.kind is not OrderKind.PUBLISH:
+        if "generation" not in order.body:
             return
-        last = order.ledger.last
-        assert last is not None
+        last = read(JobGeneration, order.body["generation"])
         self.drained, self.spared = last.number, order.body["spared"]
         self.target |= {name: last.marks(name) for name in order.body["names"]}
         seen = {*order.ledger.seen, *order.ledger.drained_marks}
@@ -343,10 +344,10 @@ def test_states_are_saved_while_the_target_hangs(count: int) -> None:
             for pair, queue in job.sent.items():
                 if queue:
                     job.deliver(pair)
-    assert [act.order.body["number"] for act in node.todo] == [job.last.number - 4], (
+    assert [act.order.body["generation"]["number"] for act in node.todo] == [job.last.number - 4], (
         "the first one is still to be brought"
     )
-    assert node.todo[0].order.body["number"] in node.store
+    assert node.todo[0].order.body["generation"]["number"] in node.store
     job.settle()
     assert job.drained == job.last.number
 
@@ -1011,7 +1012,9 @@ class Disorder(RuleBasedStateMachine):
             missing -= half
             assert not missing or OrderKind.SAVE in self.failed_at_end
             ledger = reports[min(reports)].council.ledger
-            assert job.drained == last.number or (OrderKind.PUBLISH in self.failed_at_end and ledger.undrained_why)
+            assert job.drained == last.number or (
+                self.failed_at_end & {OrderKind.PUBLISH, OrderKind.PLACE} and ledger.undrained_why
+            )
 
 
 TestDisorder = Disorder.TestCase

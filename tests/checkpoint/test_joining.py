@@ -13,9 +13,9 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.job.families import FoundStore, earlier_states
+from hpcstage.checkpoint.job.families import earlier_states
 from hpcstage.checkpoint.job.gathering import Gathering, Share, Superseded, opened_whole, restore_whole
-from hpcstage.checkpoint.job.ledger import JobEntry, JobGeneration
+from hpcstage.checkpoint.job.ledger import FoundStore, JobEntry, JobGeneration
 from hpcstage.checkpoint.job.plain import damaged, described
 from hpcstage.upload.facts import Run
 from hpcstage.upload.target import Target

@@ -33,6 +33,7 @@ from hpcstage.checkpoint.job.naming import name_entries
 from hpcstage.checkpoint.job.pacing import MarkedTree, ProcessorShare
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
 from hpcstage.checkpoint.job.talking import Talk
+from hpcstage.checkpoint.job.targetwork import TargetWork
 from hpcstage.checkpoint.job.work import NodeWork
 from hpcstage.checkpoint.protection.groups import protect
 
@@ -63,9 +64,19 @@ class Run:
             self.place, self.charter, 0, Talk(self.place.base, self.place.base, 0), ProcessorShare(1.0, lambda: True)
         )  # fmt: skip
         state = earlier_states({0: work.found()[0]})[0]
-        done = work.done(JobOrder(1, 0, 0, OrderKind.BEGIN, {"key": state.key, "state": state.to_json()}))
+        done = work.done(JobOrder(1, 0, 0, OrderKind.BEGIN, {"key": state.key, "state": asdict(state)}))
         assert not done.error
         return work
+
+    def published(self, ledger: JobLedger) -> None:
+        """Brings the newest generation to the target."""
+        assert ledger.last is not None
+        body = {
+            "generation": asdict(ledger.last), "names": sorted(ledger.last.names), "spared": [], "staging": "a"
+        }  # fmt: skip
+        target = TargetWork(self.place, self.charter, 0, self.place.base)
+        for kind in (OrderKind.PUBLISH, OrderKind.PLACE):
+            assert not target.done(JobOrder(3, 0, 0, kind, body, ledger), {NODE: 0}, lambda _: None).error
 
 
 MakeRun = Callable[..., Run]
@@ -113,7 +124,7 @@ def test_what_is_written_again_before_anything_was_saved_stays_with_the_run_that
     ledger = after_save(JobLedger(is_begun=True), order, {NODE: done}, reports, protect([NODE], None, {}))
     assert ledger.last is not None
     assert (ledger.last.names, ledger.last.lacking) == ({"step2"}, ("step1",))
-    work.know(replace(ledger, drained=ledger.last.number))
+    second.published(replace(ledger, seen=second.place.seen() or ()))
     work.close()
     assert drain_late(first.place, first.charter).undrained == ()
     target = Path(first.charter.target)

@@ -26,7 +26,6 @@ from hpcstage.checkpoint.job.late import drain_late, end_alone
 from hpcstage.checkpoint.job.ledger import JobEntry, JobGeneration
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
 from hpcstage.checkpoint.job.plain import checkpoints_in, described
-from hpcstage.upload.making import Making
 from hpcstage.upload.target import Target
 
 NODES = ("n0", "n1")
@@ -256,6 +255,7 @@ def test_what_nodes_wrote_differently_goes_with_what_the_program_removed(nodes: 
     with LocalSource(nodes[0].place.store) as source:
         now = GenerationReader(source).manifest(5)
     assert before is not None
-    with Making(Target(nodes[0].charter.run)) as making:
-        Superseded(nodes[0].place.tree, {"last.pt"}).remove(making, before.manifest, now)
-    assert shown(target) == ["last.pt.n2", *steps(4)]
+    superseded = Superseded(nodes[0].place.tree, {"last.pt"})
+    goes, stays = superseded.of(Target(nodes[0].charter.run), before.manifest, now)
+    assert sorted(goes) == ["last.pt", beside]
+    assert "last.pt.n2" not in stays

@@ -50,7 +50,7 @@ class Kept:
         self.place = CheckpointPlace(base)
         self.place.tree.mkdir()
         bases = tuple(map(os.fspath, earlier))
-        self.charter = CheckpointCharter("run", os.fspath(target), target.stat().st_ino, every, bases)
+        self.charter = CheckpointCharter(base.name, os.fspath(target), target.stat().st_ino, every, bases)
         self.charter.save(self.place)
         self.terms = terms or DrainTerms()
         self.agent = CheckpointAgentProcess(self.place, self.terms, base)

@@ -18,9 +18,9 @@ from hpcstage.daemon.copying import inodes
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.inodes import Inodes
 from hpcstage.daemon.copying.writes import HELPER, MOST_SINGLY, Writes
-from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
+from hpcstage.forked import Helpers
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Budget

@@ -8,7 +8,7 @@ import signal
 import psutil
 import pytest
 
-from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.forked import Helpers
 
 PATIENCE_S = 30.0
 

@@ -19,11 +19,11 @@ from hpcstage.daemon.copying import mapped
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.mapped import ALL, SAMPLES, MappedReads, Resident, Sampled
 from hpcstage.daemon.copying.openfiles import LargeInUse
-from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.process.slottable import slot_at
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
 from hpcstage.emulator import Settings, Slowfs, unavailable
+from hpcstage.forked import Helpers
 from hpcstage.node import page
 from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.dataset.datasets import resolve

@@ -13,7 +13,7 @@ import pytest
 from hpcstage.daemon.copying import openfiles, sightings
 from hpcstage.daemon.copying.openfiles import in_turn, open_below
 from hpcstage.daemon.copying.sightings import Sightings
-from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.forked import Helpers
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 

@@ -17,9 +17,9 @@ import pytest
 from conftest import wait_for
 
 from hpcstage.daemon.preparing import SCAN_HELPER, Preparing
-from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.reading import scanning
 from hpcstage.daemon.reading.scanning import Prepared, Scanned
+from hpcstage.forked import Helpers
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order import orders
 from hpcstage.plan.types import Order

@@ -14,12 +14,12 @@ import pytest
 
 from hpcstage.daemon.copying.engine import Busy
 from hpcstage.daemon.process.daemonpage import Page
-from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.queue.answers import Answers
 from hpcstage.daemon.reporting import HELPER, Reporter
 from hpcstage.daemon.resources import Gate, Resources
 from hpcstage.daemon.service import Service
 from hpcstage.daemon.telemetry import Snapshot
+from hpcstage.forked import Helpers
 from hpcstage.node import page
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec

@@ -10,9 +10,9 @@ import threading
 import pytest
 
 from hpcstage.daemon import service
-from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.process.server import Reply, open_listener
 from hpcstage.daemon.service import Loop, Service
+from hpcstage.forked import Helpers
 from hpcstage.protocol.shim import MESSAGE, REPLY, VERSION, Answer, Kind
 
 

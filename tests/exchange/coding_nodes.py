@@ -17,8 +17,8 @@ from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import GenerationPolicy
 from hpcstage.checkpoint.protection.groups import CodeSize
-from hpcstage.checkpoint.protection.link import Encoded, Event, GroupLink
-from hpcstage.checkpoint.protection.orders import EncodeOrder
+from hpcstage.checkpoint.protection.link import Event, GroupLink
+from hpcstage.protocol.coding import Encode, EncodeEnded
 
 BLOCK = 512
 POLICY = GenerationPolicy(block_bytes=512)
@@ -72,19 +72,17 @@ class CodingGroup:
         for index, link in enumerate(self.links):
             link.hold(KEY, self.store(index))
 
-    def order(self, identity: GenerationId, index: int, **changes) -> EncodeOrder:
-        nodes = tuple(range(len(self.names)))
-        order = EncodeOrder(
-            identity, self.store(index), nodes, self.names, self.size, self.block_bytes, processor_share=0.0
-        )
-        return replace(order, **changes)
+    def order(self, identity: GenerationId, index: int, **changes) -> Encode:
+        group = list(range(len(self.names))), list(self.names), self.size.k, self.size.m
+        order = Encode(identity.number, identity.attempt, 0, str(self.store(index)), *group)
+        return replace(order, block_bytes=self.block_bytes, processor_share=0.0, **changes)
 
-    def encode(self, identity: GenerationId, **changes) -> list[Encoded]:
+    def encode(self, identity: GenerationId, **changes) -> list[EncodeEnded]:
         for index, link in enumerate(self.links):
             link.encode(self.order(identity, index, **changes))
         return self.encoded()
 
-    def encoded(self) -> list[Encoded]:
+    def encoded(self) -> list[EncodeEnded]:
         """Waits until the order has ended on all nodes."""
         return [
             next(one for one in self.heard(index, _is_encoded) if _is_encoded(one)) for index in range(len(self.links))
@@ -141,4 +139,4 @@ class CodingGroup:
 
 
 def _is_encoded(event: Event) -> bool:
-    return isinstance(event, Encoded)
+    return isinstance(event, EncodeEnded)

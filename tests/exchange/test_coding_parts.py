@@ -20,8 +20,7 @@ from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import GenerationPolicy
 from hpcstage.checkpoint.protection.groups import CodeSize
-from hpcstage.checkpoint.protection.link import Event, GroupChanged, GroupLink
-from hpcstage.checkpoint.protection.orders import EncodeOrder
+from hpcstage.checkpoint.protection.link import Event, GroupLink
 from hpcstage.exchange.coding import stripework
 from hpcstage.exchange.coding.encoding import Encoding
 from hpcstage.exchange.coding.port import AgentPort
@@ -37,9 +36,8 @@ from hpcstage.reading import readable
 MESSAGES = [
     coding.Hold("own", "/local/ckpt"),
     coding.AgentMessage(3, b"\0\xff" * 100),
-    coding.Encode(7, "ab" * 16, 2, "/local/ckpt", [0, 2, 1], ["a", "b", "ä"], 2, 1, 4096, 0.5, 0.0, 60.0),
+    coding.Encode(7, "ab" * 16, 2, "/local/ckpt", [0, 2, 1], ["a", "b", "ä"], 2, 1, 0.0, 4096, 0.5, 60.0),
     coding.Read(1, 2, "own", 7, "data", 1 << 40, 10),
-    coding.ListStore(2, 0, "own"),
     coding.Welcome(4),
     coding.Members(b"{}"),
     coding.AgentMessage(1, b""),
@@ -136,7 +134,7 @@ def test_a_message_that_comes_with_the_greeting_is_not_lost(port, tmp_path):
 
     def agent():
         link = GroupLink.open(tmp_path, 10.0)
-        found.append(GroupChanged(link.membership))
+        found.append(coding.Members(link.membership.pack()))
         found.extend(link.events(10.0))
         link.close()
 
@@ -147,7 +145,7 @@ def test_a_message_that_comes_with_the_greeting_is_not_lost(port, tmp_path):
     wait_for(lambda: accepted(port))
     port._agent._socket.sendall(b"".join(map(pack, greeting)))  # at once
     thread.join()
-    assert found == [GroupChanged(membership), coding.AgentMessage(0, b"told before")]
+    assert found == [coding.Members(membership.pack()), coding.AgentMessage(0, b"told before")]
 
 
 def test_an_exchange_that_greets_late_keeps_its_agent(port, tmp_path):
@@ -226,8 +224,9 @@ def test_orders_of_any_sizes_end_whoever_is_slow(tmp_path, monkeypatch, seed):
     wake, members = Wake(), list[Encoding]()
     for index, store in enumerate(stores):
         station = SimpleNamespace(daemon=SimpleNamespace(hello=SimpleNamespace(index=index)), files_at=0.0)
-        share, nodes = draw.choice([0.0, 0.0, 0.3]), tuple(range(len(names)))
-        order = EncodeOrder(identity, store.directory, nodes, names, size, 512, processor_share=share, wait_s=10.0)
+        share, group = draw.choice([0.0, 0.0, 0.3]), (list(range(len(names))), list(names), size.k, size.m)
+        known = identity.number, identity.attempt, 0, str(store.directory)
+        order = coding.Encode(*known, *group, block_bytes=512, processor_share=share, wait_s=10.0)
         members.append(Encoding(order, 1, station, wake, ()))
     for member in members:
         member.start()

@@ -43,8 +43,8 @@ def test_what_each_node_saves_is_one_state_that_the_next_run_has_on_all_its_node
     done = hpcstage("checkpoint", "verify", "ckpt")
     assert done.returncode == 0, done.stdout
     assert done.stdout.count(b": whole") == 4
-    for step, nodes in ((1, 2), (2, 3)):
-        assert f"/ckpt/shards{step}: whole, with the parts of {nodes} nodes" in done.stdout.decode()
+    for step in (1, 2):
+        assert f"/ckpt/shards{step}: whole" in done.stdout.decode()
     assert "2+1" in lab.part_of(hpcstage)["protection"]
     done = lab.run(hpcstage, 1)
     assert lab.shown(done) == [sorted(lab.files_of(1, 2) + lab.files_of(2, 3))], "also on one node"

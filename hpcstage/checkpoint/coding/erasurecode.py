@@ -1,7 +1,7 @@
 """The matrix of an erasure code: k data blocks and m parities, of which any k restore the others.
 
 Owns the arithmetic of GF(256) on single numbers and small matrices, how the matrix is made, and how rows that restore
-lost blocks follow from it; blocks of bytes are the kernels' part. The field is that of the polynomial
+lost blocks follow from it; blocks of bytes are the kernel's part. The field is that of the polynomial
 x^8 + x^4 + x^3 + x^2 + 1, as in ISA-L. Addition and subtraction are both XOR. The matrix is a part of what it protects
 and is kept with it: libraries make different ones, and a later version of this module may, too.
 """
@@ -102,9 +102,10 @@ class ErasureCode:
 
     @classmethod
     def cauchy(cls, k: int, m: int) -> ErasureCode:
-        """Returns the code that is used for k data blocks and m parities."""
+        """Returns the code that is used for k data blocks and m parities: a Cauchy matrix, every square part of which
+        has an inverse."""
         _check(k, m)
-        return cls(_cauchy_rows(k, m))
+        return cls(tuple(tuple(inverse(parity ^ block) for block in range(m, m + k)) for parity in range(m)))
 
     @classmethod
     def from_json(cls, rows: object) -> ErasureCode:
@@ -140,34 +141,6 @@ class ErasureCode:
 def _check(k: int, m: int) -> None:
     if k < 1 or m < 1 or k + m > MOST_BLOCKS:
         raise NoErasureCode(f"{k}+{m} is no erasure code: at least 1+1 blocks, and {MOST_BLOCKS} at most")
-
-
-@lru_cache(maxsize=64)
-def _cauchy_rows(k: int, m: int) -> Rows:
-    """Makes a Cauchy matrix, element 1 / (x_i + y_j), whose rows and columns are scaled so that the first ones are 1.
-
-    Every square part of such a matrix has an inverse, whatever distinct numbers x and y are. The x are 0 to m - 1; the
-    y are chosen so that the elements have few and low bits, since each bit costs the numpy kernel a pass over a block.
-    With two parities the second row becomes 1, 2, 3, 4, ...
-    """
-    import numpy as np  # takes long, and who only plans groups does without
-
-    x = np.arange(m)[:, None]
-    y = np.arange(m, MOST_BLOCKS)
-    logarithms, powers = np.array(LOGARITHMS), np.array(POWERS)
-    unscaled = (logarithms[y] - logarithms[x ^ y]) % ORDER
-    best: tuple[tuple[int, int], Rows] | None = None
-    for first in range(len(y)):
-        elements = powers[(unscaled - unscaled[:, first : first + 1]) % ORDER]
-        highest = elements.max(axis=0)
-        bits = np.unpackbits(elements.astype(np.uint8)[:, :, None], axis=2).sum(axis=(0, 2), dtype=np.int64)
-        order = np.lexsort((highest, bits, np.frexp(highest)[1]))
-        chosen = [first, *order[order != first][: k - 1]]
-        cost = (int(highest[chosen].max()).bit_length(), int(bits[chosen].sum()))
-        if best is None or cost < best[0]:
-            best = cost, tuple(tuple(map(int, row)) for row in elements[:, chosen])
-    assert best is not None, "k is at least 1"
-    return best[1]
 
 
 @lru_cache(maxsize=4096)

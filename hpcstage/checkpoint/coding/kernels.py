@@ -1,9 +1,8 @@
-"""Arithmetic of GF(256) on blocks of bytes: by ISA-L, Intel's library, which has SIMD code for x86-64 and ARM, else by
-numpy.
+"""Arithmetic of GF(256) on blocks of bytes, by ISA-L: Intel's library, which has SIMD code for x86-64 and ARM.
 
-All kernels give the same bytes, and none holds Python's lock while it works. Nothing is copied: blocks are whatever has
-contiguous bytes. ISA-L is called by ctypes: the system's where there is one, else the one in the wheel of pyeclib.
-PyECLib itself is not imported: its `encode` copies blocks and takes up to twenty times as long.
+Nothing is copied: blocks are whatever has contiguous bytes, and Python's lock is free meanwhile. The library is called
+by ctypes: the system's where there is one, else the one in the wheel of pyeclib. PyECLib itself is not imported: its
+`encode` copies blocks and takes up to twenty times as long.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ import functools
 import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from hpcstage.checkpoint.coding.erasurecode import POLYNOMIAL, Row, Rows, dot
+from hpcstage.checkpoint.coding.erasurecode import Row, Rows, dot
+from hpcstage.errors import HpcstageError
 
 if TYPE_CHECKING:
     from mmap import mmap
@@ -27,62 +27,6 @@ Block: TypeAlias = "bytes | bytearray | memoryview | mmap | npt.NDArray[Any]"
 """Contiguous bytes of any kind. A target has to be writable."""
 MOST_BYTES = 1 << 30
 """The largest block: ISA-L counts in C's int."""
-
-
-class Kernel(Protocol):
-    """A way to compute in GF(256) on blocks. All blocks of one operation have the same size."""
-
-    @property
-    def name(self) -> str:
-        """Returns the kernel's name for people."""
-
-    def product(self, rows: Rows, sources: Sequence[Block], targets: Sequence[Block]) -> None:
-        """Sets each target i to the sum of `rows[i][j]` times source j. No target is a source."""
-
-    def addition(self, column: Row, source: Block, targets: Sequence[Block]) -> None:
-        """Adds `column[i]` times the source to each target i."""
-
-
-@functools.cache
-def best_kernel() -> Kernel:
-    """Returns the kernel that this process uses."""
-    return next(kernels())
-
-
-def kernels() -> Iterator[Kernel]:
-    """Loads the kernels of this machine one by one, the fastest first; numpy's, which comes last, is always there."""
-    for path in (SYSTEM, *_in_wheel()):
-        try:
-            yield IsalKernel(path)
-        except (OSError, AttributeError, ValueError):  # another file of that name: the next one, in the end numpy
-            continue
-    yield NumpyKernel()
-
-
-def operands(
-    rows: Rows, sources: Sequence[Block], targets: Sequence[Block]
-) -> tuple[list[memoryview], list[memoryview]]:
-    """Returns the blocks of one operation. Raises a ValueError where they do not fit: a library in C would read and
-    write beyond them."""
-    read, written = [memoryview(b) for b in sources], [memoryview(b) for b in targets]  # type: ignore[arg-type]
-    if not read or not rows or len(rows) != len(written) or {*map(len, rows)} != {len(read)}:
-        raise ValueError(
-            f"{len(written)} targets are as many rows of {len(read)} coefficients, and at least one of one"
-        )
-    size = read[0].nbytes
-    for block in (*read, *written):
-        if block.nbytes != size or size > MOST_BYTES:
-            sizes = sorted({one.nbytes for one in (*read, *written)})
-            raise ValueError(f"the blocks of an operation have one size of at most {MOST_BYTES} bytes, not {sizes}")
-        if not block.c_contiguous:
-            raise ValueError("the bytes of a block are contiguous")
-    if any(block.readonly for block in written):
-        raise ValueError("a block that cannot be written is no target")
-    return read, written
-
-
-# ---- ISA-L
-
 SYSTEM = "libisal.so.2"
 IN_WHEEL = "pyeclib.libs/libisal-pyeclib*"
 _TABLE_BYTES = 32
@@ -90,7 +34,29 @@ _TABLES_KEPT = 1024
 _ODD_SIZES = (1, 31, 100)
 
 
-class IsalKernel:
+class NoKernel(HpcstageError):
+    """This machine has no library that computes in GF(256)."""
+
+
+@functools.cache
+def best_kernel() -> Kernel:
+    """Returns the kernel that this process uses. Raises NoKernel."""
+    found = next(kernels(), None)
+    if found is None:
+        raise NoKernel("ISA-L, by which parities are computed, is not there", "pip install pyeclib")
+    return found
+
+
+def kernels() -> Iterator[Kernel]:
+    """Loads the libraries of this machine one by one: the system's, then that of the wheel."""
+    for path in (SYSTEM, *_in_wheel()):
+        try:
+            yield Kernel(path)
+        except (OSError, AttributeError, ValueError):  # another file of that name
+            continue
+
+
+class Kernel:
     """One loaded library. It counts only after it has computed correctly."""
 
     def __init__(self, path: str) -> None:
@@ -109,13 +75,14 @@ class IsalKernel:
         self._try()
 
     def product(self, rows: Rows, sources: Sequence[Block], targets: Sequence[Block]) -> None:
-        """See Kernel."""
+        """Sets each target i to the sum of `rows[i][j]` times source j. No target is a source; all blocks have one
+        size."""
         read, written = operands(rows, sources, targets)
         if size := read[0].nbytes:
             self._encode(size, len(read), len(written), self._tables(rows), _addresses(read), _addresses(written))
 
     def addition(self, column: Row, source: Block, targets: Sequence[Block]) -> None:
-        """See Kernel."""
+        """Adds `column[i]` times the source to each target i."""
         rows = tuple((c,) for c in column)
         (read,), written = operands(rows, (source,), targets)
         if size := read.nbytes:
@@ -148,6 +115,28 @@ class IsalKernel:
             raise ValueError(f"{self.path} computes wrongly")
 
 
+def operands(
+    rows: Rows, sources: Sequence[Block], targets: Sequence[Block]
+) -> tuple[list[memoryview], list[memoryview]]:
+    """Returns the blocks of one operation. Raises a ValueError where they do not fit: a library in C would read and
+    write beyond them."""
+    read, written = [memoryview(b) for b in sources], [memoryview(b) for b in targets]  # type: ignore[arg-type]
+    if not read or not rows or len(rows) != len(written) or {*map(len, rows)} != {len(read)}:
+        raise ValueError(
+            f"{len(written)} targets are as many rows of {len(read)} coefficients, and at least one of one"
+        )
+    size = read[0].nbytes
+    for block in (*read, *written):
+        if block.nbytes != size or size > MOST_BYTES:
+            sizes = sorted({one.nbytes for one in (*read, *written)})
+            raise ValueError(f"the blocks of an operation have one size of at most {MOST_BYTES} bytes, not {sizes}")
+        if not block.c_contiguous:
+            raise ValueError("the bytes of a block are contiguous")
+    if any(block.readonly for block in written):
+        raise ValueError("a block that cannot be written is no target")
+    return read, written
+
+
 def _addresses(blocks: Sequence[memoryview]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(blocks))(*[_address(block) for block in blocks])
 
@@ -163,74 +152,3 @@ def _in_wheel() -> list[str]:
     spec = importlib.util.find_spec("pyeclib")
     places = spec.submodule_search_locations if spec else None
     return [str(path) for place in places or () for path in sorted(Path(place).parent.glob(IN_WHEEL))]
-
-
-# ---- numpy
-
-SignedBytes = npt.NDArray[np.int8]
-_MOST_PIECE_BYTES, _LEAST_PIECE_BYTES = 64 << 10, 16 << 10
-_CACHE_BYTES = 768 << 10
-"""A piece of each block has to fit into a processor's own cache together with the others."""
-_SEVEN, _REDUCER = np.int8(7), np.int8(POLYNOMIAL & 0xFF)
-
-
-class NumpyKernel:
-    """The kernel where ISA-L is missing: XOR and doubling of whole arrays.
-
-    A sum of products is evaluated as a number is from its digits: from the highest bit of the coefficients down, the
-    sum is doubled, and the sources whose coefficient has that bit are added. Each doubling serves all sources at once.
-    Elements are signed bytes: numpy's SIMD loops work on them as fast as on 64-bit words, a shift to the right gives
-    the mask of the bytes that overflow, and neither the address nor the size of a block matters.
-    """
-
-    name = "numpy"
-
-    def product(self, rows: Rows, sources: Sequence[Block], targets: Sequence[Block]) -> None:
-        """See Kernel."""
-        read, written = operands(rows, sources, targets)
-        for pieces, scratch in _pieces([*read, *written]):
-            for row, target in zip(rows, pieces[len(read) :], strict=True):
-                bits = max(row).bit_length()
-                for bit in reversed(range(bits)):
-                    chosen = [piece for c, piece in zip(row, pieces, strict=False) if c >> bit & 1]
-                    if bit + 1 < bits:
-                        _double(target, target, scratch)
-                    else:
-                        np.copyto(target, chosen.pop())
-                    for piece in chosen:
-                        np.bitwise_xor(target, piece, target)
-                if not bits:
-                    target.fill(0)
-
-    def addition(self, column: Row, source: Block, targets: Sequence[Block]) -> None:
-        """See Kernel."""
-        (read,), written = operands(tuple((c,) for c in column), (source,), targets)
-        top = max(column).bit_length()
-        for (multiple, *sums), scratch in _pieces([read, *written]):
-            power = np.empty_like(scratch)
-            for bit in range(top):
-                for c, target in zip(column, sums, strict=True):
-                    if c >> bit & 1:
-                        np.bitwise_xor(target, multiple, target)
-                if bit + 1 < top:
-                    multiple = _double(multiple, power, scratch)
-
-
-def _pieces(blocks: Sequence[memoryview]) -> Iterator[tuple[list[SignedBytes], SignedBytes]]:
-    """Gives a piece of each block after the other, and as much memory to work with; a power of two, so that pieces of
-    aligned blocks are."""
-    fitting = 1 << (_CACHE_BYTES // (len(blocks) + 1)).bit_length() - 1
-    step = max(_LEAST_PIECE_BYTES, min(_MOST_PIECE_BYTES, fitting))
-    signed, size = [np.frombuffer(block, np.int8) for block in blocks], blocks[0].nbytes
-    scratch = np.empty(min(step, size), np.int8)
-    for start in range(0, size, step):
-        end = min(start + step, size)
-        yield [block[start:end] for block in signed], scratch[: end - start]
-
-
-def _double(values: SignedBytes, target: SignedBytes, scratch: SignedBytes) -> SignedBytes:
-    """Sets the target to twice the values, and returns it; they may be the same array."""
-    np.right_shift(values, _SEVEN, scratch)
-    np.bitwise_and(scratch, _REDUCER, scratch)
-    np.add(values, values, target)
-    return np.bitwise_xor(target, scratch, target)

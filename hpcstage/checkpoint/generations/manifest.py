@@ -18,7 +18,7 @@ from hpcstage.checkpoint.generations.files import GenerationId, is_number
 from hpcstage.checkpoint.generations.layout import BlockLayout
 from hpcstage.errors import HpcstageError
 
-FORMAT = 3
+FORMAT = 4
 
 
 class DamagedGeneration(HpcstageError):
@@ -54,8 +54,6 @@ class SavedEntry:
     """The size of a file; 0 for others."""
     target: str = ""
     """Where a symbolic link leads."""
-    parts: tuple[int, ...] = ()
-    """The sizes of a file's parts, in each of which blocks begin anew; empty where the file is one part."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +62,11 @@ class GenerationManifest:
 
     number: int
     attempt: str
-    kind: GenerationKind
     reason: str
-    """Why this kind was chosen, for people."""
-    parent: int | None
-    """The generation with which the blocks were compared."""
+    """Why it is of its kind, for people."""
     needs: tuple[int, ...]
-    """The older generations that a restore of this one may read: the parent and all that it needs."""
+    """The older generations that a restore of this one may read: that with which it was compared, and all that that
+    needs; none: it is full."""
     created_ns: int
     block_bytes: int
     entries: tuple[SavedEntry, ...]
@@ -83,6 +79,11 @@ class GenerationManifest:
     def id(self) -> GenerationId:
         """Returns which generation this is."""
         return GenerationId(self.number, self.attempt)
+
+    @property
+    def kind(self) -> GenerationKind:
+        """Returns how it stores its blocks."""
+        return GenerationKind.DELTA if self.needs else GenerationKind.FULL
 
     @property
     def layout(self) -> BlockLayout:
@@ -125,7 +126,7 @@ class GenerationManifest:
 
 def layout_of(entries: Sequence[SavedEntry], block_bytes: int) -> BlockLayout:
     """Returns how the files among some entries are cut into blocks."""
-    return BlockLayout(block_bytes, tuple(entry.parts or (entry.size_bytes,) for entry in entries))
+    return BlockLayout(block_bytes, tuple(entry.size_bytes for entry in entries))
 
 
 def checksum(content: bytes | memoryview) -> str:
@@ -138,11 +139,8 @@ def _text(value: Any) -> bytes:  # noqa: ANN401
 
 
 def _typed(body: dict[str, Any]) -> dict[str, Any]:
-    entries = tuple(
-        SavedEntry(**{**entry, "type": EntryType(entry["type"]), "parts": tuple(entry["parts"])})
-        for entry in body["entries"]
-    )
-    return {"kind": GenerationKind(body["kind"]), "needs": tuple(body["needs"]), "entries": entries}
+    entries = tuple(SavedEntry(**{**entry, "type": EntryType(entry["type"])}) for entry in body["entries"])
+    return {"needs": tuple(body["needs"]), "entries": entries}
 
 
 def _has_types(made: GenerationManifest) -> bool:
@@ -150,9 +148,8 @@ def _has_types(made: GenerationManifest) -> bool:
     numbers: list[object] = [made.number, *made.needs, made.created_ns, made.block_bytes, made.data_bytes]
     texts: list[object] = [made.attempt, made.reason, made.table_checksum]
     for entry in made.entries:
-        numbers += (entry.mode, entry.mtime_ns, entry.size_bytes, *entry.parts)
+        numbers += (entry.mode, entry.mtime_ns, entry.size_bytes)
         texts += (entry.name, entry.target)
-    numbers += [] if made.parent is None else [made.parent]
     typed = all(isinstance(one, int) for one in numbers) and all(isinstance(one, str) for one in texts)
     return typed and made.block_bytes > 0
 
@@ -163,20 +160,20 @@ def _check_numbers(made: GenerationManifest) -> None:
         GenerationId(made.number, made.attempt)
     except ValueError as error:
         raise DamagedGeneration("its manifest has the number of no generation") from error
-    if not all(is_number(n) and n < made.number for n in made.needs) or made.parent != max(made.needs, default=None):
+    if not all(is_number(n) and n < made.number for n in made.needs):
         raise DamagedGeneration("its manifest needs generations that do not come before it")
 
 
 def _check_entries(entries: Sequence[SavedEntry]) -> None:
     """Refuses names that are twice there, lead out of the directory, or do not lie in a directory of the generation,
-    and files whose parts are not their size."""
+    and sizes that no file has."""
     directories, seen = {""}, set()
     for entry in entries:
         if entry.name in seen or not _is_path(entry.name, directories):
             raise DamagedGeneration(f"its manifest has the name {entry.name!r}, which cannot be restored")
         seen.add(entry.name)
-        if min((entry.size_bytes, *entry.parts)) < 0 or (entry.parts and sum(entry.parts) != entry.size_bytes):
-            raise DamagedGeneration(f"its manifest has parts of {entry.name!r} that are not its size")
+        if entry.size_bytes < 0:
+            raise DamagedGeneration(f"its manifest has a size of {entry.name!r} that no file has")
         if entry.type is EntryType.DIRECTORY:
             directories.add(entry.name)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -27,9 +27,6 @@ _KEPT_OPEN = frozenset({GenerationPart.DATA, GenerationPart.PARITY})
 
 class BlockSource(Protocol):
     """Where the files of generations come from. An OSError of it counts as damage of the generation."""
-
-    def numbers(self) -> Sequence[int]:
-        """Returns the committed generations, oldest first."""
 
     def size_bytes(self, number: int, part: GenerationPart) -> int:
         """Returns the size of a file of a generation."""

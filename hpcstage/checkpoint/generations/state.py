@@ -27,7 +27,7 @@ import numpy as np
 import xxhash
 
 from hpcstage.checkpoint.generations.files import OURS, PIECE_BYTES, Files
-from hpcstage.checkpoint.generations.layout import BLOCK_BYTES, BlockLayout, Hashes, parts_of
+from hpcstage.checkpoint.generations.layout import BlockLayout, Hashes
 from hpcstage.checkpoint.generations.manifest import EntryType, SavedEntry
 from hpcstage.checkpoint.generations.terms import unheard
 from hpcstage.errors import HpcstageError
@@ -129,8 +129,7 @@ def _walk(files: Files, directory: Path, name: str) -> Iterator[tuple[SavedEntry
     status = _settled(files, path)
     mode, mtime_ns = stat.S_IMODE(status.st_mode), status.st_mtime_ns
     if stat.S_ISREG(status.st_mode):
-        parts = _parts(files, path, status.st_size)
-        yield SavedEntry(name, EntryType.FILE, mode, mtime_ns, status.st_size, parts=parts), _fingerprint(status)
+        yield SavedEntry(name, EntryType.FILE, mode, mtime_ns, status.st_size), _fingerprint(status)
     elif stat.S_ISLNK(status.st_mode):
         with _program_path(path):
             target = link_target(directory, name, files.call(os.readlink, path))
@@ -180,13 +179,6 @@ def _data_from(files: Files, fd: int, offset: int) -> int:
 @functools.lru_cache(maxsize=64)
 def _hash_of_zeros(length: int) -> bytes:
     return xxhash.xxh3_128_digest(bytes(length))
-
-
-def _parts(files: Files, path: Path, size_bytes: int) -> tuple[int, ...]:
-    if size_bytes <= BLOCK_BYTES:
-        return ()
-    with _program_path(path), files.opened(path) as fd:
-        return parts_of(files, fd, size_bytes)
 
 
 @contextlib.contextmanager

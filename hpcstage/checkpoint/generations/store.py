@@ -3,7 +3,7 @@
 Owns the lock of the directory, and the order in which a commit reaches the disk: data, table, their names, the
 manifest, its name. A generation without a manifest under its final name does not exist, and is removed when the store
 is opened unless a committed one needs it; a commit touches nothing of the generations before. One process writes a
-store at a time, one thread after the other.
+store at a time.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import fcntl
 import functools
 import os
 import stat
-import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,10 +42,6 @@ class StoreInUse(HpcstageError):
 
 class StaleNumber(HpcstageError):
     """A new generation cannot have this number."""
-
-
-class UnsafeStore(HpcstageError):
-    """The directory of a store is a link, or another user's."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +74,17 @@ class GenerationStore:
     """
 
     def __init__(self, directory: Path, policy: GenerationPolicy | None = None, files: Files | None = None) -> None:
-        """Removes what a killed commit or drop left. Raises StoreInUse if another process has the store, UnsafeStore
-        if the directory is a link or another user's."""
+        """Removes what a killed commit or drop left. Raises StoreInUse if another process has the store, and
+        OSError."""
         self._directory = directory
         self._policy = policy or GenerationPolicy()
         self._files = files or Files()
         self._verified: set[int] = set()
-        self._turn = threading.Lock()
-        self._pid = os.getpid()
-        self._lock = _opened_directory(self._files, directory)
+        with contextlib.suppress(FileExistsError):
+            self._files.call(os.mkdir, directory, 0o700)
+            self._files.sync_directory(directory.parent)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._lock = self._files.call(os.open, directory, flags)
         try:
             self._take_over()
         except BaseException:
@@ -129,7 +126,7 @@ class GenerationStore:
         """
         began_s = time.monotonic()
         allowed = terms or CommitTerms()
-        with self._writing(), self.source() as source:
+        with self.source() as source:
             chosen = self._identity(identity)
             found = state.scan(self._files)
             before = newest_of(source, functools.partial(self._verify, source))
@@ -148,7 +145,7 @@ class GenerationStore:
     def drop_all_but(self, retained: Collection[int]) -> list[int]:
         """Drops the generations that are not retained, the newest first; returns them. None is ever there without those
         that it needs: what a retained one needs stays."""
-        with self._writing(), self.source() as source:
+        with self.source() as source:
             reader, numbers, stay = GenerationReader(source), source.numbers(), set(retained)
             for number in stay.intersection(numbers):
                 with contextlib.suppress(DamagedGeneration):
@@ -157,14 +154,6 @@ class GenerationStore:
             for number in dropped:
                 self._remove(number)
         return dropped
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Lets one thread at a time change the directory, and no process that was forked from the store's."""
-        if self._pid != os.getpid() or self._lock < 0:
-            raise StoreInUse(f"this process does not hold the store {self._directory}")
-        with self._turn:
-            yield
 
     def _verify(self, source: LocalSource, number: int) -> None:
         """Reads a generation once in this process. Raises DamagedGeneration."""
@@ -243,29 +232,6 @@ class GenerationStore:
 
     def _remove(self, number: int) -> None:
         self._files.remove_generation(self._path(number))
-
-
-def _opened_directory(files: Files, directory: Path) -> int:
-    """Returns a descriptor of a store's directory, which is made if it is missing and is private then.
-
-    Raises UnsafeStore if it is a link or another user's.
-    """
-    with contextlib.suppress(FileExistsError):
-        files.call(os.mkdir, directory, 0o700)
-        files.sync_directory(directory.parent)
-    if stat.S_ISLNK(files.call(os.lstat, directory).st_mode):
-        raise UnsafeStore(f"{directory} is a symbolic link, which is not followed", "give the directory itself")
-    fd = files.call(os.open, directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        status = files.call(os.fstat, fd)
-        if status.st_uid != os.geteuid():
-            raise UnsafeStore(f"{directory} belongs to user {status.st_uid}", "give another directory")
-        if status.st_mode & 0o077:
-            files.call(os.fchmod, fd, 0o700)
-    except BaseException:
-        files.call(os.close, fd)
-        raise
-    return fd
 
 
 def _readable(manifest: GenerationManifest) -> bytes:

@@ -127,9 +127,7 @@ class GenerationDraft:
         return GenerationManifest(
             identity.number,
             identity.attempt,
-            choice.kind,
             choice.reason,
-            max(chain, default=None),
             chain,
             max(time.time_ns(), before_ns + 1, after_ns + 1),
             self.layout.block_bytes,

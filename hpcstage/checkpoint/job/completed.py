@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.checkpoint.entries import CompleteEntries, kind_of, leads_to, mark_of
-from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.generations.restoring import times_of
-from hpcstage.checkpoint.job.known import generations_of, newest_known, newest_manifest
+from hpcstage.checkpoint.job.known import newest_known, newest_manifest
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
-from hpcstage.checkpoint.job.plain import described, is_there, shown_in
+from hpcstage.checkpoint.job.plain import described, described_run, is_there, shown_in
 from hpcstage.procio import boot_id
 from hpcstage.writing import replace_text
 
@@ -30,26 +29,17 @@ class CompletedNote:
         self._path = place.completed
         self._entries = entries
         self._revision = -1
-        self._arrived: dict[str, str] = {}
-        """Entries that were renamed to their names after the last look."""
         self._renamed: list[str] = []
         for earlier in map(CheckpointPlace, map(Path, charter.earlier)):
             entries.by_rename.update(dict.fromkeys(_said(earlier)["renamed"], True))
         self._began = self._marks()
-        drained = described(Path(charter.target))
-        before = [newest_manifest(Path(base)) for base in charter.earlier] + [drained and drained.manifest]
-        self._ids = [[one.number, one.attempt] for one in before if one]
         self.note()
 
     def note(self) -> None:
         """Notes what is complete, if that is not noted yet. What cannot be written down is as good as not seen."""
-        arrived = self._entries.arrived()
         renamed = sorted(kind for kind, is_renamed in self._entries.by_rename.items() if is_renamed)
-        is_looked_at = self._entries.revision != self._revision
-        if arrived or is_looked_at or renamed != self._renamed:
-            self._arrived = arrived if is_looked_at else self._arrived | arrived
-            marks = self._marks() | self._arrived
-            said = {"boot": boot_id(), "began": self._began, "began_with": self._ids, "complete": marks}
+        if self._entries.revision != self._revision or renamed != self._renamed:
+            said = {"boot": boot_id(), "began": self._began, "complete": self._marks()}
             with suppress(OSError):
                 replace_text(self._path, json.dumps({**said, "renamed": renamed}), 0o600)
                 self._revision, self._renamed = self._entries.revision, renamed
@@ -87,12 +77,12 @@ def is_behind(place: CheckpointPlace, target: Path) -> bool:
     drained, newest = described(target), newest_manifest(place.base)
     if drained is None or (newest is not None and drained.manifest.created_ns <= newest.created_ns):
         return False
-    own = [[one.number, one.attempt] for one in generations_of(place) if isinstance(one, GenerationManifest)]
-    return [drained.manifest.number, drained.manifest.attempt] not in own + _said(place)["began_with"]
+    by = described_run(target)
+    return by != CheckpointCharter.load(place).run_id and place.origins().get(by, 0) < drained.manifest.created_ns
 
 
 def _said(place: CheckpointPlace) -> dict[str, Any]:
-    said: dict[str, Any] = {"began": {}, "began_with": [], "complete": {}, "renamed": []}
+    said: dict[str, Any] = {"began": {}, "complete": {}, "renamed": []}
     try:
         return {**said, **json.loads(place.completed.read_text())}
     except (OSError, ValueError, TypeError):

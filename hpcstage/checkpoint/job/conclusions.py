@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hpcstage.checkpoint.job.ledger import JobGeneration, JobLedger, JobOrder, NodeReport, OrderKind, Outcome
+from hpcstage.checkpoint.job.ledger import JobGeneration, JobLedger, JobOrder, NodeReport, Outcome
 from hpcstage.checkpoint.job.place import ALONE, LOCAL_KEPT, MOST_ROWS, SavedRow
 from hpcstage.checkpoint.protection.groups import ProtectionPlan
+from hpcstage.jsonform import read
 
 Outcomes = Mapping[str, Outcome]
 """The outcomes of an order, by host."""
@@ -63,7 +64,7 @@ def after_save(
     """Notes a generation that all nodes have committed."""
     facts = {host: one.facts for host, one in outcomes.items()}
     made = replace(
-        JobGeneration.from_json(order.body["generation"]),
+        read(JobGeneration, order.body["generation"]),
         created_ns=max(one["created_ns"] for one in facts.values()),
         needs=tuple(sorted({need for one in facts.values() for need in one["needs"]})),
         state_bytes=sum(one["state_bytes"] for one in facts.values()),
@@ -193,7 +194,7 @@ def after_failed_publish(ledger: JobLedger, failure: tuple[str, Outcome]) -> Job
 
 
 def after_place(ledger: JobLedger, order: JobOrder, outcome: Outcome) -> JobLedger:
-    """Notes that shares have their names in the target, or why they have not."""
+    """Notes that what was brought has its names in the target, or why it has not."""
     if outcome.error:
         return replace(ledger, undrained_why=outcome.error)
     facts = outcome.facts
@@ -205,10 +206,9 @@ def after_place(ledger: JobLedger, order: JobOrder, outcome: Outcome) -> JobLedg
         size_bytes=ledger.size_bytes + facts["size_bytes"],
         lines=(*ledger.lines, *(line for line in facts["lines"] if line not in ledger.lines)),
     )
-    if order.kind is OrderKind.COPY:
+    if "generation" not in order.body:
         return replace(done, copied=tuple(order.body["copied"]))
-    last = order.ledger.last
-    gone = tuple(facts.get("gone", ()))
-    marks = {} if last is None else {name: last.marks(name) for name in last.names.difference(gone)}
-    since = ledger.since_drain - order.ledger.since_drain
-    return replace(done, drained=int(order.body["number"]), drained_marks=marks, gone=gone, since_drain=since)
+    placed, gone = read(JobGeneration, order.body["generation"]), tuple(facts["gone"])
+    marks = {name: placed.marks(name) for name in placed.names.difference(gone)}
+    since = ledger.since_drain - order.body["since"]
+    return replace(done, drained=placed.number, drained_marks=marks, gone=gone, since_drain=since)

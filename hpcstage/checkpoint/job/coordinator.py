@@ -7,7 +7,7 @@ What hangs with the target holds up no save.
     lane     at the start       while a program runs       when it has ended on all nodes
     local    begin, ready       save, protect, drop        close, save; then, behind the target: protect, drop, finish
              or refuse
-    target                      publish, copy              copy, publish
+    target                      publish or copy, place     copy or publish, place
 
 A node that goes, or joins, ends all orders: whoever is the lowest then goes on from the newest ledger.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 from hpcstage.checkpoint.job import conclusions
 from hpcstage.checkpoint.job.conclusions import Outcomes, first_failure
-from hpcstage.checkpoint.job.families import FoundStore, earlier_states
+from hpcstage.checkpoint.job.families import earlier_states
 from hpcstage.checkpoint.job.ledger import (
     NO_ROOM,
     CommandEnding,
@@ -30,7 +30,6 @@ from hpcstage.checkpoint.job.ledger import (
     Lane,
     NodeReport,
     OrderKind,
-    Outcome,
 )
 from hpcstage.checkpoint.job.naming import (
     arriving,
@@ -42,6 +41,7 @@ from hpcstage.checkpoint.job.naming import (
 )
 from hpcstage.checkpoint.job.place import RETRY_S
 from hpcstage.checkpoint.protection.groups import CodeSize, ProtectionPlan, protect
+from hpcstage.jsonform import read
 
 SOON_S = 0.3
 """A state that changed while it was saved is tried again so much later."""
@@ -72,8 +72,6 @@ class Coordinator:
         self._hosts = hosts
         self._terms = terms
         self.ledger = JobLedger()
-        self.placing: JobOrder | None = None
-        """The order whose shares are to be given their names, until `placed`."""
         self._reports: Mapping[str, NodeReport] = {}
         """The reports of the nodes that are there, by host."""
         self._view = -1
@@ -115,15 +113,9 @@ class Coordinator:
             self._next(now)
         return [order for order in self._given.values() if order not in before.values()]
 
-    def placed(self, order: JobOrder, outcome: Outcome) -> None:
-        """Takes the result of giving shares their names."""
-        if self.placing is not None and self.placing.key == order.key:
-            self.placing = None
-            self.ledger = conclusions.after_place(self.ledger, order, outcome)
-
     def _take_over(self, view: int, now: float) -> None:
         """Goes on from the newest order that a node knows."""
-        self._view, self._given, self.placing, self._tried, self._retry_at = view, {}, None, set(), 0.0
+        self._view, self._given, self._tried, self._retry_at = view, {}, set(), 0.0
         self._end_at = now + END_S
         orders = sorted(
             (one for report in self._reports.values() for one in report.orders.values()), key=lambda one: one.key
@@ -146,7 +138,7 @@ class Coordinator:
         """Gives the next orders, if there are some to give."""
         reports = self._reports.values()
         is_local_free = Lane.LOCAL not in self._given
-        is_target_free = Lane.TARGET not in self._given and self.placing is None
+        is_target_free = Lane.TARGET not in self._given
         if not self.ledger.is_begun or not all(report.is_ready for report in reports):
             if is_local_free:
                 self._begin()
@@ -169,6 +161,8 @@ class Coordinator:
             self.ledger = conclusions.after_protect(self.ledger, order, outcomes, self._plan())
         elif order.kind in (OrderKind.PUBLISH, OrderKind.COPY):
             self._after_publish(order, outcomes)
+        elif order.kind is OrderKind.PLACE:
+            self.ledger = conclusions.after_place(self.ledger, order, outcomes[self._hosts[self._me]])
         elif order.kind is OrderKind.CLOSE:
             self.ledger = replace(self.ledger, is_closed=True, is_orderly=bool(order.body["is_orderly"]))
             self._retry_at, self._end_at = 0.0, now + END_S
@@ -186,10 +180,7 @@ class Coordinator:
         if self.ledger.is_begun:
             self._give(OrderKind.READY)
             return
-        found = {
-            self._hosts.index(host): [FoundStore.from_json(one) for one in report.found or ()]
-            for host, report in reports.items()
-        }
+        found = {self._hosts.index(host): report.found or () for host, report in reports.items()}
         target_ns = reports[self._hosts[self._me]].target_ns
         is_alone = len(self._hosts) == 1
         for state in earlier_states(found, with_completed=is_alone):
@@ -197,7 +188,7 @@ class Coordinator:
             if state.time_ns < target_ns or (is_alone and state.time_ns == target_ns and not state.completed):
                 break
             if state.key not in self.ledger.failed:
-                self._give(OrderKind.BEGIN, key=state.key, state=state.to_json())
+                self._give(OrderKind.BEGIN, key=state.key, state=asdict(state))
                 return
         if _TARGET in self.ledger.failed:
             self._give(OrderKind.REFUSE, why=self.ledger.lines[-1])
@@ -331,8 +322,8 @@ class Coordinator:
         told = {name for report in self._reports.values() for name in report.entries}
         self._give(
             OrderKind.PUBLISH,
-            number=last.number,
-            attempt=last.attempt,
+            generation=asdict(last),
+            since=self.ledger.since_drain,
             staging=self._terms.new_attempt(),
             names=names,
             spared=sorted(told.union(last.lacking) - last.names - last.dropped.keys()),
@@ -359,7 +350,7 @@ class Coordinator:
     def _after_publish(self, order: JobOrder, outcomes: Outcomes) -> None:
         failure = first_failure(outcomes)
         if failure is None:
-            self.placing = order
+            self._give(OrderKind.PLACE, **order.body)
         else:
             self.ledger = conclusions.after_failed_publish(self.ledger, failure)
 
@@ -371,7 +362,8 @@ class Coordinator:
         self.ledger = conclusions.after_drop(self.ledger)
         stay = self.ledger.generations
         newest_number = max((one.number for one in stay), default=0)
-        under_way = [one.ledger.last for one in (self._given.get(Lane.TARGET), self.placing) if one and one.ledger.last]
+        given = self._given.get(Lane.TARGET)
+        under_way = [read(JobGeneration, given.body["generation"])] if given and "generation" in given.body else []
         retained = {need for one in (*stay, *under_way) for need in (*one.numbers, *one.needs)}
         self._give(OrderKind.DROP, retained=sorted(retained), newest=newest_number)
         return True

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcstage.checkpoint.job.coordinator import Coordinator, CouncilTerms
-from hpcstage.checkpoint.job.families import FoundStore
 from hpcstage.checkpoint.job.ledger import (
     CommandEnding,
     EntryState,
+    FoundStore,
     JobLedger,
     JobOrder,
     Lane,
@@ -41,14 +41,7 @@ class Do:
     order: JobOrder
 
 
-@dataclass(frozen=True)
-class PlaceShares:
-    """All shares of an order are in the target: they are to be given their names, and `placed` to be called."""
-
-    order: JobOrder
-
-
-Act = Say | Do | PlaceShares
+Act = Say | Do
 
 
 class Council:
@@ -85,7 +78,7 @@ class Council:
 
     def find(self, found: Sequence[FoundStore], target_ns: int) -> None:
         """Takes what earlier runs left on this node, and when the state in the target was made."""
-        self._tell(found=tuple(one.to_json() for one in found), target_ns=target_ns)
+        self._tell(found=tuple(found), target_ns=target_ns)
 
     def ready(self) -> None:
         """Notes that the program may use the directory of this node."""
@@ -106,10 +99,6 @@ class Council:
             del self._doing[lane]
             self._tell(outcomes={**self._own.outcomes, lane: outcome})
             self.is_over = self._own.orders[lane].kind in (OrderKind.FINISH, OrderKind.REFUSE)
-
-    def placed(self, order: JobOrder, outcome: Outcome) -> None:
-        """Takes the result of a PlaceShares."""
-        self._coordinator.placed(order, outcome)
 
     # ---- what follows from it
 
@@ -179,11 +168,8 @@ class Council:
         }
         if len(reports) < len(self._present):
             return
-        placing = leader.placing
         for order in leader.lead(self._own.view, reports, now):
             self._begin(order)
-        if leader.placing is not None and leader.placing is not placing:
-            self._acts.append(PlaceShares(leader.placing))
 
     def _begin(self, order: JobOrder) -> None:
         lane = order.kind.lane

@@ -7,41 +7,9 @@ a generation that all nodes of its run had committed; any node's facts tell of i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
-from hpcstage.checkpoint.job.ledger import JobGeneration
-from hpcstage.jsonform import read
-
-
-@dataclass(frozen=True)
-class FoundStore:
-    """The store of one node of an earlier run, as the node tells that has it now."""
-
-    run_id: str
-    member: str
-    """The node's name in that run, by which coding records know it."""
-    key: str
-    """The name under which others read it."""
-    generations: tuple[JobGeneration, ...]
-    """Those that all nodes of the run had committed, as far as this store knows."""
-    origins: tuple[str, ...] = ()
-    """The run from which that one went on, and those before it."""
-    seen: tuple[str, ...] | None = None
-    """The entries that the programs of that run and of those before it had before it; None: nobody knows."""
-    completed: tuple[str, ...] = ()
-    """Entries in the directory of a run on one node that are complete and in none of its generations as they are."""
-    completed_ns: int = 0
-    """When the newest of them was made."""
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> FoundStore:
-        """Reads what `to_json` returned."""
-        return read(cls, data)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain data."""
-        return asdict(self)
+from hpcstage.checkpoint.job.ledger import FoundStore, JobGeneration
 
 
 @dataclass(frozen=True)
@@ -60,8 +28,8 @@ class EarlierState:
     generation: JobGeneration
     stores: Mapping[str, StorePlace]
     """By member of the run: the stores that are there."""
-    origins: tuple[str, ...] = ()
-    """The run from which that one went on, and those before it."""
+    origins: Mapping[str, int] = field(default_factory=dict)
+    """See FoundStore."""
     seen: tuple[str, ...] | None = None
     """The entries that the programs of that run and of those before it had before it; None: nobody knows."""
     completed: tuple[str, ...] = ()
@@ -84,26 +52,17 @@ class EarlierState:
         holders = {*self.generation.nodes, *(node for _, node, _ in self.generation.parts)}
         return tuple(sorted(holders - self.stores.keys()))
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> EarlierState:
-        """Reads what `to_json` returned."""
-        return read(cls, data)
-
 
 def earlier_states(found: Mapping[int, Sequence[FoundStore]], *, with_completed: bool = False) -> list[EarlierState]:
     """Returns the states of all families, the newest first; `with_completed`: with what is in no generation."""
     stores: dict[str, dict[str, StorePlace]] = {}
     states: dict[tuple[str, int, str], JobGeneration] = {}
-    origins: dict[str, tuple[str, ...]] = {}
+    origins: dict[str, dict[str, int]] = {}
     seen: dict[str, tuple[str, ...]] = {}
     for node in sorted(found):
         for store in found[node]:
             stores.setdefault(store.run_id, {}).setdefault(store.member, StorePlace(node, store.key))
-            origins[store.run_id] = max(origins.get(store.run_id, ()), store.origins, key=len)
+            origins.setdefault(store.run_id, {}).update(store.origins)
             if store.seen is not None:
                 seen[store.run_id] = tuple(sorted({*seen.get(store.run_id, ()), *store.seen}))
             for one in store.generations:

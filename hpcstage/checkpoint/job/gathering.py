@@ -24,20 +24,19 @@ from hpcstage.checkpoint.generations.reading import (
     read_whole,
 )
 from hpcstage.checkpoint.generations.restoring import restore, times_of
-from hpcstage.checkpoint.job.joining import Joined, describe, join, share_of
+from hpcstage.checkpoint.job.joining import Joined, ShareEntry, describe, join, share_of
 from hpcstage.checkpoint.job.ledger import JobGeneration
 from hpcstage.checkpoint.job.place import HIDDEN
 from hpcstage.checkpoint.job.plain import (
     DESCRIPTION,
-    PARTS,
+    RUNS,
     described,
+    described_run,
     forget_beside,
     give_name,
     is_beside,
     is_there,
     note_beside,
-    note_run,
-    parts_in,
     remove_torn,
 )
 from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
@@ -80,20 +79,18 @@ def without(shares: Iterable[Share], gone: Collection[str]) -> list[Share]:
 def opened_whole(shares: Sequence[Share], preferred: str = "") -> Whole:
     """Reads what shares hold, and joins it. Raises DamagedGeneration."""
     opened = [GenerationReader(one.source).generation(one.number) for one in shares]
-    listed = [
-        share_of(one.node, generation, one.names, index)
-        for index, (one, generation) in enumerate(zip(shares, opened, strict=True))
-    ]
-    return Whole(join(listed, preferred), opened, list(shares))
+    return Whole(join(_listed(shares, opened), preferred), opened, list(shares))
 
 
-def with_target(whole: Whole, names: Collection[str], target: Path) -> Whole:
-    """Adds what the target has of entries that nobody else has."""
-    before, count = described(target), len(whole.opened)
-    if before is None:
-        return whole
-    listed = [[one.source for one in whole.joined.entries if one.source.share == index] for index in range(count)]
-    return Whole(join([*listed, share_of(_OF_TARGET, before, names, count)]), [*whole.opened, before], whole.shares)
+def _listed(shares: Sequence[Share], opened: Sequence[OpenGeneration]) -> list[list[ShareEntry]]:
+    pairs = enumerate(zip(shares, opened, strict=True))
+    return [share_of(share.node, generation, share.names, index) for index, (share, generation) in pairs]
+
+
+def _with_target(whole: Whole, names: Collection[str], before: OpenGeneration) -> Whole:
+    """Adds entries of the target, of which the generation before is."""
+    listed = [*_listed(whole.shares, whole.opened), share_of(_OF_TARGET, before, names, len(whole.opened))]
+    return Whole(join(listed), [*whole.opened, before], whole.shares)
 
 
 def build(joined: Joined, places: Mapping[int, Path], into: Path, names: Collection[str]) -> None:
@@ -154,7 +151,7 @@ def restore_whole(whole: Whole, tree: Path) -> list[str]:
 # ---- in the target
 
 
-@dataclass
+@dataclass(frozen=True)
 class Superseded:
     """What goes from the target when a newer checkpoint is there: the program removed it."""
 
@@ -163,26 +160,31 @@ class Superseded:
     seen: Collection[str] = ()
     """The entries that the program had."""
     spared: Collection[str] = ()
-    """Entries of which a node still has a part, which is being written again."""
-    waiting: dict[str, GenerationManifest] = field(default_factory=dict)
-    """By name: the generation of which the one in the target is; it was the newest."""
+    """Entries of which a node still has a part, which is being written again, or whose parts went with lost nodes."""
+    origins: Mapping[str, int] = field(default_factory=dict)
+    """See `runs_in`: the runs from which this one went on."""
 
-    def remove(self, making: Making, before: GenerationManifest, now: GenerationManifest) -> None:
-        """Removes entries that the program had, or of which hpcstage gave a node's contents a name (NAME.NODE), and
-        that are in the generation no more. Raises OSError."""
-        new, target = times_of(now), Path(making.target.root)
+    def of(self, target: Target, before: GenerationManifest, now: GenerationManifest) -> tuple[list[str], list[str]]:
+        """Returns the entries of the target that are in the generation no more, are as they were left, and are of the
+        run or its start, or a node's contents (NAME.NODE): those that go, and those that are still the newest, or not
+        removed. The description keeps these."""
+        new, root = times_of(now), Path(target.root)
         newest_ns = max(new.values(), default=0)
-        own = [name for name in times_of(before) if name in self.seen or is_beside(target, name)]
-        found = self.waiting | dict.fromkeys(own, before)
-        for name, made in found.items():
-            self.waiting.pop(name, None)
-            if name in new or (name.startswith(HIDDEN) and os.path.lexists(self.tree / name)):
+        is_ours = described_run(root) == target.run.run_id
+        goes, stays = list[str](), list[str]()
+        for name, time_ns in times_of(before).items():
+            is_known = is_ours or name in self.seen or is_beside(root, name)
+            if name in new or not is_known or not is_there(root, before, name):
                 continue
-            if name in self.spared or times_of(made)[name] >= newest_ns:
-                self.waiting[name] = made
-            elif is_there(target, made, name):
-                making.remove(name)
-                forget_beside(target, [name])
+            is_hidden = name.startswith(HIDDEN) and os.path.lexists(self.tree / name)
+            (stays if is_hidden or name in self.spared or time_ns >= newest_ns else goes).append(name)
+        return goes, stays
+
+    def runs(self, run_id: str, generation: JobGeneration) -> dict[str, int]:
+        """Returns what `runs_in` is to return. While an entry of the start is being written again and nothing else has
+        it, the runs before have it alone."""
+        origins = {} if set(self.seen).intersection(generation.lacking) else self.origins
+        return {run_id: generation.created_ns, **{one: origins[one] for one in origins if one != run_id}}
 
 
 @dataclass(frozen=True)
@@ -278,9 +280,13 @@ class Gathering:
         where the target has a later state of another run (`is_behind`), NAME.RUN-ID. Removes what is superseded. Raises
         OSError; then each entry of the target is whole, an old or a new one."""
         root, before = self.root, described(self.root)
-        now = describe(
-            whole.joined, whole.opened, GenerationId(generation.number, generation.attempt), generation.created_ns
-        )
+        identity, made_ns = GenerationId(generation.number, generation.attempt), generation.created_ns
+        now = describe(whole.joined, whole.opened, identity, made_ns)
+        goes, stays = list[str](), list[str]()
+        if before is not None and not is_behind:
+            goes, stays = superseded.of(self.target, before.manifest, now.manifest)
+            whole = _with_target(whole, stays, before)
+            now = describe(whole.joined, whole.opened, identity, made_ns)
         tops = tops_of(whole.joined)
         wanted = {top for name in names for top in tops.get(name, ())}
         beside: dict[str, str] = {}
@@ -302,13 +308,12 @@ class Gathering:
                 if "/" not in other:
                     note_beside(root, other)
         if not is_behind:
-            known = {} if before is None else parts_in(root, before.manifest.number)
-            parts = {name: sorted(generation.marks(name)) for name in sorted(generation.names)}
             with Making(self.target) as making:
-                self._describe(making, now, parts | {name: known[name] for name in generation.put if name in known})
-                if before is not None:
-                    superseded.remove(making, before.manifest, now.manifest)
-                    remove_torn(making, now.manifest)
+                self._describe(making, now, superseded.runs(self.target.run.run_id, generation))
+                for name in goes:
+                    making.remove(name)
+                    forget_beside(root, [name])
+                remove_torn(making, now.manifest)
         sizes = [e.size_bytes for e in now.manifest.entries if e.name.partition("/")[0] in wanted]
         return PlacedWhole(len(sizes), sum(sizes), beside)
 
@@ -316,16 +321,15 @@ class Gathering:
         """Removes the directory."""
         remove_tree(self.path)
 
-    def _describe(self, making: Making, opened: OpenGeneration, parts: Mapping[str, list[str]]) -> None:
-        """Puts the description of the generation beside its files; that of the one before goes. `parts` are the nodes
-        that have a part of each entry."""
+    def _describe(self, making: Making, opened: OpenGeneration, runs: Mapping[str, int]) -> None:
+        """Puts the description of the generation beside its files; that of the one before goes."""
         number, directory = opened.manifest.number, self.root / DESCRIPTION
         directory.mkdir(0o700, exist_ok=True)
         made, files = generation_path(making.path, number), Files()
         made.mkdir(0o700)
         files.write_new(made / GenerationPart.BLOCKS, opened.table.tobytes())
         files.write_new(made / GenerationPart.MANIFEST, opened.manifest.to_bytes())
-        files.write_new(made / PARTS, json.dumps(parts).encode())
+        files.write_new(made / RUNS, json.dumps(runs).encode())
         sync_directory(made)
         others = [name for name in os.listdir(directory) if name.isdecimal()]
         for name in (one for one in others if one >= made.name):
@@ -333,7 +337,6 @@ class Gathering:
         making.give(made.name, [f"{DESCRIPTION}/{made.name}"])
         for name in (one for one in others if one < made.name):
             making.remove(f"{DESCRIPTION}/{name}")
-        note_run(self.root, self.target.run.run_id, opened.manifest.id)
         sync_directory(directory)
 
 

@@ -16,7 +16,6 @@ from hpcstage.checkpoint.generations.files import GenerationId
 from hpcstage.checkpoint.generations.layout import RECORD
 from hpcstage.checkpoint.generations.manifest import (
     EntryType,
-    GenerationKind,
     GenerationManifest,
     SavedEntry,
     checksum,
@@ -63,7 +62,7 @@ def share_of(node: str, opened: OpenGeneration, names: Collection[str], share: i
         if entry.name.partition("/")[0] in names:
             blocks = opened.layout.blocks(index)
             words = opened.table["hash"][blocks.start : blocks.stop].tobytes()
-            content = hashlib.blake2b(f"{entry.parts}".encode() + words, digest_size=16).digest()
+            content = hashlib.blake2b(words, digest_size=16).digest()
             made.append(ShareEntry(node, entry, content, share, index))
     return made
 
@@ -155,9 +154,7 @@ def describe(
     manifest = GenerationManifest(
         identity.number,
         identity.attempt,
-        GenerationKind.FULL,
         "the shares of all nodes",
-        None,
         (),
         created_ns,
         block_bytes,

@@ -13,6 +13,7 @@ from hpcstage.checkpoint.generations.manifest import DamagedGeneration, Generati
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
 from hpcstage.checkpoint.job.ledger import JobGeneration
 from hpcstage.checkpoint.job.place import CheckpointPlace, UndrainedEntry
+from hpcstage.jsonform import read
 from hpcstage.writing import replace_text
 
 
@@ -37,7 +38,7 @@ def pending_generation(place: CheckpointPlace, known: JobGeneration | None) -> J
     """Returns the generation of which this node does not know whether all nodes have it, if it is newer than the newest
     one that is known."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        found = JobGeneration.from_json(json.loads(place.pending.read_text()))
+        found = read(JobGeneration, json.loads(place.pending.read_text()))
         if known is None or found.number > known.number:
             return found
     return None
@@ -49,7 +50,7 @@ def known_generations(place: CheckpointPlace) -> list[JobGeneration]:
     found: list[JobGeneration] = []
     for name in sorted(os.listdir(place.shares)) if place.shares.is_dir() else ():
         with suppress(OSError, ValueError, KeyError, TypeError):
-            found.append(JobGeneration.from_json(json.loads((place.shares / name).read_text())))
+            found.append(read(JobGeneration, json.loads((place.shares / name).read_text())))
     pending = pending_generation(place, found[-1] if found else None)
     return [*found, pending] if pending is not None and len(pending.nodes) == 1 else found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,8 +16,7 @@ from pathlib import Path
 from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import LOCK, GenerationId, lock_file
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
-from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, LocalSource
-from hpcstage.checkpoint.generations.restoring import times_of
+from hpcstage.checkpoint.generations.reading import BlockSource, LocalSource
 from hpcstage.checkpoint.job.completed import began_with, completed_since, is_behind
 from hpcstage.checkpoint.job.gathering import (
     Gathering,
@@ -38,7 +37,7 @@ from hpcstage.checkpoint.job.place import (
     UndrainedEntry,
     reason,
 )
-from hpcstage.checkpoint.job.plain import described, give_newer, has_state_of, is_there, names_in, shown_in
+from hpcstage.checkpoint.job.plain import described, described_run, give_newer, names_in, runs_in, shown_in
 from hpcstage.errors import HpcstageError
 from hpcstage.upload.making import Making
 from hpcstage.upload.target import Target
@@ -131,24 +130,32 @@ def _named(
     target = gathering.root
     before = described(target)
     is_behind = before is not None and before.manifest.created_ns >= generation.created_ns
-    seen = {*(place.seen() or ())}
-    if before is not None and has_state_of(target, charter.run_id, 1):
-        seen |= times_of(before.manifest).keys()
     trees = [place.tree, *(one.tree for one in _siblings(place, charter).values())]
     there = {name for tree in trees for name in (names_in(tree) if tree.is_dir() else ())}
     spared = there.union(generation.lacking) - generation.names - generation.dropped.keys()
-    superseded = Superseded(place.tree, seen, spared)
+    superseded = Superseded(place.tree, place.seen() or (), spared, place.origins())
     placed = gathering.give_names(opened_whole(shares), generation, generation.names, superseded, is_behind=is_behind)
     remove_superseded(target, charter.run_id, generation.number)
     return LonelyEnd(beside=placed.beside, files=placed.files, size_bytes=placed.size_bytes)
 
 
 def _has(target: Path, charter: CheckpointCharter, generation: JobGeneration) -> bool:
-    """Tells whether the target has a generation, or a later one of the run: then the other nodes went on with what they
-    had of it."""
+    """Tells whether the target has a generation, or a later one: other nodes, or a later run, went on with it."""
     opened = described(target)
     is_it = opened is not None and opened.manifest.id == GenerationId(generation.number, generation.attempt)
-    return is_it or has_state_of(target, charter.run_id, generation.number)
+    return is_it or runs_in(target).get(charter.run_id, 0) >= generation.created_ns
+
+
+def is_continued(
+    place: CheckpointPlace, charter: CheckpointCharter, known: Iterable[JobGeneration] | None = None
+) -> bool:
+    """Tells whether the target has what another run made that went on from the newest that a run left; `known` are its
+    generations, those that this node knows where nothing is said. Raises OSError."""
+    known = known_generations(place) if known is None else known
+    runs = runs_in(Path(charter.target))
+    times = [os.lstat(place.tree / name).st_ctime_ns for name in (completed_since(place) if charter.is_alone else ())]
+    newest_ns = max((*times, *(one.created_ns for one in known)), default=0)
+    return described_run(Path(charter.target)) != charter.run_id and runs.get(charter.run_id, -1) >= newest_ns
 
 
 def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly: bool = False) -> CheckpointReport:
@@ -160,18 +167,19 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly
     siblings = _siblings(place, charter)
     known = [one for each in (place, *siblings.values()) for one in known_generations(each)]
     newest = max((one.number for one in known), default=0)
-    is_continued = place.is_continued(newest)
+    went_on = is_continued(place, charter, known)
     completed: list[str] = []
     if charter.is_alone:
         completed = names_in(place.tree) if is_orderly else completed_since(place)
-    is_shown = is_orderly or not (is_continued or is_behind(place, Path(charter.target)))
+    is_shown = is_orderly or not (went_on or is_behind(place, Path(charter.target)))
     end, damaged = LonelyEnd(), dict[str, str]()
-    if not is_continued:
+    if not went_on:
         end, damaged = _newest_whole(place, charter, known, {node: one.store for node, one in siblings.items()})
     whole = (end.number or 0) if damaged else max(newest, end.number or 0)
-    left = [name for name in _unsaved(place, end.brought, whole) if name not in completed]
+    last = next((one for one in reversed(known_generations(place)) if one.number <= whole), None)
+    left = [name for name in unsaved(place, charter.node, last, end.brought.items()) if name not in completed]
     missing, beside = place_completed(place, completed if is_shown else (), target)
-    torn, unclosed = place_leftovers(place, left if is_shown or is_continued else [*left, *completed], target)
+    torn, unclosed = place_leftovers(place, left if is_shown or went_on else [*left, *completed], target)
     copied = {*(completed if is_shown else ()), *unclosed}
     files, size_bytes = end.files + len(copied), end.size_bytes + bytes_of(place, copied)
     return CheckpointReport(
@@ -213,19 +221,15 @@ def restore_here(place: CheckpointPlace, charter: CheckpointCharter, making: Mak
     return None
 
 
-def _unsaved(place: CheckpointPlace, brought: Mapping[str, str], newest: int) -> list[str]:
-    """Returns the entries of the directory that are in no generation of all nodes as they are, and were not put there;
-    `newest` is the newest of these."""
-    with LocalSource(place.store) as source, suppress(OSError, HpcstageError):
-        opened = [GenerationReader(source).manifest(number) for number in source.numbers() if number <= newest]
-        began = began_with(place)
-        return [
-            name
-            for name in shown_in(place.tree)
-            if name not in began
-            and mark_of(place.tree, name) != brought.get(name)
-            and not any(is_there(place.tree, one, name) for one in opened)
-        ]
+def unsaved(
+    place: CheckpointPlace, node: str, last: JobGeneration | None, known: Collection[tuple[str, str]] = ()
+) -> list[str]:
+    """Returns the entries of the directory that the newest generation of all nodes has not as they are, and that were
+    not put there; `known` are others that are elsewhere, with their marks."""
+    saved, began = {*known, *(() if last is None else last.parts_of(node))}, began_with(place)
+    with suppress(OSError):
+        names = [name for name in shown_in(place.tree) if name not in began]
+        return [name for name in names if (name, mark_of(place.tree, name)) not in saved]
     return []
 
 

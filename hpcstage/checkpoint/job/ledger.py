@@ -1,4 +1,4 @@
-"""Owns what the agents of a job tell each other: frozen values with a JSON form. Pure.
+"""Owns what the agents of a job tell each other: frozen values, which are JSON on the way (`jsonform`). Pure.
 
 Each agent tells its whole report anew whenever it changes, so that one that was lost with a connection costs nothing:
 the next one has all. The agent of the lowest node that is there, the coordinator, hears all others and tells them its
@@ -9,12 +9,11 @@ which another node takes over.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from hpcstage.checkpoint.job.place import SavedRow
-from hpcstage.jsonform import read
 
 NO_ROOM = "no_room"
 """The fact of an outcome that the local disk has no room for a generation."""
@@ -54,9 +53,11 @@ class OrderKind(str, Enum):
     PROTECT = "protect"
     """Make the parities of a generation."""
     PUBLISH = "publish"
-    """Bring a share of a generation to the target, from where the coordinator gives all of it its names."""
+    """Bring a share of a generation to the target."""
     COPY = "copy"
     """Bring complete entries to the target as they are: there is no room for a generation."""
+    PLACE = "place"
+    """The coordinator gives all that was brought its names there."""
     DROP = "drop"
     """Drop the generations that no node retains."""
     FINISH = "finish"
@@ -65,7 +66,7 @@ class OrderKind(str, Enum):
     @property
     def lane(self) -> Lane:
         """Returns the lane of such orders."""
-        return Lane.TARGET if self in (OrderKind.PUBLISH, OrderKind.COPY) else Lane.LOCAL
+        return Lane.TARGET if self in (OrderKind.PUBLISH, OrderKind.COPY, OrderKind.PLACE) else Lane.LOCAL
 
 
 @dataclass(frozen=True)
@@ -141,14 +142,14 @@ class JobGeneration:
         """Returns the entries of which a node has a part, with its marks."""
         return {name: one.marks[node] for name, one in self.entries.items() if node in one.marks}
 
+    def parts_of(self, node: str) -> set[tuple[str, str]]:
+        """Returns the names and marks of all that a node has of its entries, and of those that were removed."""
+        dropped = {(name, marks[node]) for name, marks in self.dropped.items() if node in marks}
+        return {*self.share(node).items(), *dropped}
+
     def marks(self, name: str) -> dict[str, str]:
         """Returns the marks of an entry, by node; they tell one content from another."""
         return dict(self.entries[name].marks) if name in self.entries else {}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> JobGeneration:
-        """Reads what `asdict` returned."""
-        return read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,6 @@ class JobLedger:
     """The protection: code, groups and what is less than was asked."""
     beside: Mapping[str, str] = field(default_factory=dict)
     """By name: the name in the target under which an entry lies, since another one has its own."""
-    unclosed: tuple[str, ...] = ()
     files: int = 0
     size_bytes: int = 0
     copied: tuple[str, ...] = ()
@@ -205,11 +205,6 @@ class JobLedger:
     def last(self) -> JobGeneration | None:
         """Returns the newest complete generation of this run."""
         return self.generations[-1] if self.generations else None
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> JobLedger:
-        """Reads what `asdict` returned."""
-        return read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -230,11 +225,6 @@ class JobOrder:
         """Returns by what orders are compared."""
         return self.seq, self.by
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> JobOrder:
-        """Reads what `asdict` returned."""
-        return read(cls, data)
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -247,10 +237,26 @@ class Outcome:
     """Whether it is to be tried again soon: the program changed something meanwhile."""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Outcome:
-        """Reads what `asdict` returned."""
-        return read(cls, data)
+
+@dataclass(frozen=True)
+class FoundStore:
+    """The store of one node of an earlier run, as the node tells that has it now."""
+
+    run_id: str
+    member: str
+    """The node's name in that run, by which coding records know it."""
+    key: str
+    """The name under which others read it."""
+    generations: tuple[JobGeneration, ...]
+    """Those that all nodes of the run had committed, as far as this store knows."""
+    origins: Mapping[str, int] = field(default_factory=dict)
+    """The runs from which that one went on, each with the time up to which it has what they made."""
+    seen: tuple[str, ...] | None = None
+    """The entries that the programs of that run and of those before it had before it; None: nobody knows."""
+    completed: tuple[str, ...] = ()
+    """Entries in the directory of a run on one node that are complete and in none of its generations as they are."""
+    completed_ns: int = 0
+    """When the newest of them was made."""
 
 
 @dataclass(frozen=True)
@@ -267,8 +273,8 @@ class NodeReport:
     """Entries that were put there at the start and that the program removed."""
     is_gone: bool = False
     """Whether the directory of the program is gone: nothing that is not there was removed by the program."""
-    found: tuple[Mapping[str, Any], ...] | None = None
-    """The stores that earlier runs left on the node; see `families`. None: that is not known yet."""
+    found: tuple[FoundStore, ...] | None = None
+    """The stores that earlier runs left on the node. None: that is not known yet."""
     domain: str = ""
     """The node's failure domain; empty: nobody knows of one."""
     target_ns: int = 0
@@ -277,12 +283,3 @@ class NodeReport:
     """Whether the program may use the directory."""
     ending: CommandEnding = CommandEnding.NOT
     hurries: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> NodeReport:
-        """Reads what `to_json` returned. Raises ValueError."""
-        return read(cls, data)

@@ -2,27 +2,29 @@
 one node is a council of one.
 
 Owns the loop and the report. It works in a process of its own, one thing after the other; what it does in the target,
-it does in another process (`targetprocess`). What it restores and saves is in `work`, what it brings to the target in
-`targetwork`.
+it does in another process: a shared file system that hangs holds up nobody else. What it restores and saves is in
+`work`, what it brings to the target in `targetwork`.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from hpcstage.checkpoint.entries import CompleteEntries, mark_of
 from hpcstage.checkpoint.generations.files import OURS
-from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.job.completed import CompletedNote
 from hpcstage.checkpoint.job.coordinator import CouncilTerms
-from hpcstage.checkpoint.job.council import Council, Do, Say
-from hpcstage.checkpoint.job.late import end_alone
+from hpcstage.checkpoint.job.council import Council, Say
+from hpcstage.checkpoint.job.late import end_alone, unsaved
 from hpcstage.checkpoint.job.ledger import EntryState, JobLedger, JobOrder, Lane, OrderKind, Outcome
-from hpcstage.checkpoint.job.leftovers import bytes_of
+from hpcstage.checkpoint.job.leftovers import bytes_of, place_leftovers
 from hpcstage.checkpoint.job.pacing import SHARE, ProcessorShare
 from hpcstage.checkpoint.job.place import (
     HIDDEN,
@@ -35,14 +37,15 @@ from hpcstage.checkpoint.job.place import (
 )
 from hpcstage.checkpoint.job.plain import names_in
 from hpcstage.checkpoint.job.talking import Heard, PresentNodes, Talk, wait
-from hpcstage.checkpoint.job.targetprocess import TargetProcess
 from hpcstage.checkpoint.job.targetwork import DAMAGED, TargetWork
 from hpcstage.checkpoint.job.work import NodeWork
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
-from hpcstage.checkpoint.protection.link import Encoded
+from hpcstage.forked import Helpers
+from hpcstage.jsonform import read
+from hpcstage.protocol.coding import EncodeEnded
 from hpcstage.reading import readable
-from hpcstage.upload.copying import Pace
+from hpcstage.upload.target import Target
 
 CONNECT_S = 60.0
 """The longest wait for the other nodes before the command starts."""
@@ -54,6 +57,7 @@ _LOOK_S = 0.05
 _GOODBYE_S = 3.0
 _LONGEST_WAIT_S = 5.0
 _DIED = "the process that copied it died"
+_UPLOAD = "upload"
 _NOT_CONNECTED = "the nodes of the job are not connected"
 
 
@@ -86,13 +90,18 @@ class NodeAgent:
         capped = ProcessorShare(SHARE, lambda: self._has_ended or bool(readable([commands], 0)) or terms.hurries())
         self._work = NodeWork(place, charter, self._me, self._talk, capped, lambda: self._look(time.monotonic()))
         self._target = TargetWork(place, charter, self._me, node_dir)
-        self._target_process = TargetProcess()
+        self._helpers = Helpers()
+        self._hurried = mmap.mmap(-1, 1)
+        """Not zero once nobody is slowed down any more by what is done in the target."""
+        self._uploading: JobOrder | None = None
+        """The order about the target that is carried out; None: none, or it was given up."""
+        self._next_upload: JobOrder | None = None
         self._entries: CompleteEntries | None = None
         self._noted: CompletedNote | None = None
         self._restored: dict[str, str] = {}
         """The entries that were put into the directory at the start, with their marks."""
         self._is_gone = False
-        self._encoding: dict[tuple[int, str, int], JobOrder] = {}
+        self._encoding: dict[int, JobOrder] = {}
         self._lost: set[str] = set()
         self._why_refused = ""
         self._is_ready = False
@@ -129,7 +138,7 @@ class NodeAgent:
                 if self._has_ended and self._talk.apart_since is not None:
                     apart_until = min(apart_until, time.monotonic() + APART_S)
                     if time.monotonic() >= apart_until:
-                        self._target_process.close()
+                        self._helpers.close()
                         self._end_apart()
                         break
                 else:
@@ -138,7 +147,7 @@ class NodeAgent:
         finally:
             if self._entries is not None:
                 self._entries.close()
-            self._target_process.close()
+            self._helpers.close()
         self._report()
         self._talk.close()
         self._work.close()
@@ -152,7 +161,7 @@ class NodeAgent:
         self._hear_command()
         if self._terms.hurries():
             self._council.hurry()
-        has_ended_one = self._target_process.turn()
+        has_ended_one = any(self._helpers.receive(fd) for fd in readable(self._helpers.fds(), 0))
         news = self._talk.news()
         for one in news:
             if isinstance(one, PresentNodes):
@@ -165,10 +174,8 @@ class NodeAgent:
         for act in acts:
             if isinstance(act, Say):
                 self._talk.say(act.report, act.to)
-            elif isinstance(act, Do):
-                self._do(act.order)
             else:
-                self._put_in_place(act.order)
+                self._do(act.order)
         if acts:
             self._report()
         elif not news and not has_ended_one:
@@ -185,20 +192,21 @@ class NodeAgent:
             fds.append(self._entries.fd)
             if (look_s := self._entries.wake_after(now)) is not None:
                 waits.append(look_s)
-        wait(self._talk, [*fds, *self._target_process.fds], max(0.0, min(waits)))
+        wait(self._talk, [*fds, *self._helpers.fds()], max(0.0, min(waits)))
 
     def _meet(self, view: PresentNodes) -> None:
         if self._is_ready:
             there = {self._charter.nodes[node] for node in view.present}
             self._lost = set(self._charter.nodes) - there if there else self._lost
         self._encoding.clear()
-        self._target_process.give_up()
+        self._uploading = self._next_upload = None
+        self._helpers.stop(_UPLOAD)  # what comes next begins when it is gone
         self._council.membership(view.number, view.present)
 
     def _hear_command(self) -> None:
         if self._is_ready and not self._has_ended and readable([self._commands], 0):
             self._is_orderly, self._has_ended = os.read(self._commands, 1) == b"0", True
-            self._target_process.hurry()
+            self._hurried[0] = 1
             self._council.end(is_orderly=self._is_orderly)
 
     def _look(self, now: float) -> None:
@@ -257,18 +265,18 @@ class NodeAgent:
         return Outcome(order.key)
 
     def _protect(self, order: JobOrder) -> None:
+        self._encoding[order.seq] = order
+        why = ""
         try:
-            key = self._work.encode(order)
+            if self._work.encode(order):
+                return
         except (LinkLost, ValueError) as error:
-            self._council.did(Outcome(order.key, str(error)))
-            return
-        if key is None:
-            self._council.did(Outcome(order.key))
-        else:
-            self._encoding[key] = order
+            why = str(error)
+        del self._encoding[order.seq]
+        self._council.did(Outcome(order.key, why))
 
-    def _encoded(self, event: Encoded) -> None:
-        order = self._encoding.pop((event.generation.number, event.generation.attempt, event.trial), None)
+    def _encoded(self, event: EncodeEnded) -> None:
+        order = self._encoding.pop(event.trial, None)
         if order is not None:
             facts = {"seconds": event.seconds, "bytes": event.bytes_sent}
             self._council.did(Outcome(order.key, event.failure, facts=facts))
@@ -277,41 +285,39 @@ class NodeAgent:
 
     def _upload(self, order: JobOrder) -> None:
         """Has this node's part of an order about the target carried out in the other process."""
+        if order.kind is OrderKind.PLACE and order.by != self._me:
+            self._council.did(Outcome(order.key))
+            return
+        self._next_upload = order
+        self._begin_upload()
 
-        def did(outcome: Outcome) -> None:
+    def _begin_upload(self) -> None:
+        """Begins the next order about the target, if the one before has gone."""
+        if self._next_upload is None or self._helpers.names():
+            return
+        order = self._uploading = self._next_upload
+        self._next_upload = None
+        there = {self._charter.nodes[index]: index for index in self._council.present}
+
+        def work() -> bytes:
+            share = ProcessorShare(SHARE, lambda: bool(self._hurried[0]) or self._terms.hurries())
+            outcome = self._target.done(order, there, share.and_below(self._terms.pace))
+            return json.dumps(asdict(outcome)).encode()
+
+        if self._helpers.start(_UPLOAD, work, lambda data: self._uploaded(order, data)) is None:
+            self._uploaded(order, None)
+
+    def _uploaded(self, order: JobOrder, data: bytes | None) -> None:
+        if self._uploading is order:
+            self._uploading = None
+            try:
+                outcome = read(Outcome, json.loads(data or b""))
+            except ValueError:  # none of it, or not all
+                outcome = Outcome(order.key, _DIED)
             if outcome.facts.get(DAMAGED):
                 self._work.doubt()
             self._council.did(outcome)
-
-        self._apart(lambda pace: self._target.done(order, pace), order, did)
-
-    def _put_in_place(self, order: JobOrder) -> None:
-        """Has what all nodes brought to the target given its names there."""
-        there = {self._charter.nodes[index]: index for index in self._council.present}
-        self._apart(
-            lambda pace: self._target.placed(order, there, pace),
-            order,
-            lambda outcome: self._council.placed(order, outcome),
-        )
-
-    def _apart(self, work: Callable[[Pace], Outcome], order: JobOrder, take: Callable[[Outcome], object]) -> None:
-        """Has something done in the other process."""
-        terms = self._terms
-
-        def done(is_hurried: Callable[[], bool]) -> tuple[Outcome, dict[str, str]]:
-            share = ProcessorShare(SHARE, lambda: is_hurried() or terms.hurries())
-            outcome = work(share.and_below(terms.pace))
-            return outcome, {name: made.to_bytes().decode() for name, made in self._target.superseded.items()}
-
-        def taken(outcome: Outcome, known: dict[str, str]) -> None:
-            read = {name: GenerationManifest.from_bytes(text.encode()) for name, text in known.items()}
-            self._target.superseded = read
-            take(outcome)
-
-        died = Outcome(order.key, _DIED)
-        self._target_process.begin(done, taken, lambda: take(died))
-        if self._has_ended:
-            self._target_process.hurry()
+        self._begin_upload()
 
     # ---- the end
 
@@ -335,12 +341,10 @@ class NodeAgent:
 
     def _finish(self, order: JobOrder) -> Outcome:
         if not (self._is_gone and not self._place.tree.is_dir()):
-            missing, beside = self._work.carry_leftovers(order.ledger, self._restored)
+            beside = self._carry_leftovers(order.ledger)
             if lost := ", ".join(order.body["lost"]):
                 why = f"the parts of {lost} are missing, which was lost; what there is lies there as"
-                missing += [UndrainedEntry(name, f"{why} {other}") for name, other in beside.items()]
-            self._undrained, self._unclosed = tuple(missing), tuple(beside.values())
-            self._own_files, self._own_bytes = len(beside), bytes_of(self._place, beside)
+                self._undrained += tuple(UndrainedEntry(name, f"{why} {other}") for name, other in beside.items())
         last, ledger = order.ledger.last, order.ledger
         if last is not None and ledger.drained != last.number:
             self._undrained += tuple(
@@ -359,9 +363,22 @@ class NodeAgent:
         self._close(JobOrder(0, 0, 0, OrderKind.CLOSE, {"is_orderly": self._is_orderly}))
         ledger = self._council.ledger
         end = end_alone(self._place, self._charter, ledger.last)
-        leftovers, beside = self._work.carry_leftovers(ledger, self._restored, end.brought)
-        self._undrained, self._unclosed = (*end.missing, *leftovers), tuple(beside.values())
-        self._own_files, self._own_bytes = end.files + len(beside), end.size_bytes + bytes_of(self._place, beside)
+        self._carry_leftovers(ledger, end.brought)
+        self._undrained = (*end.missing, *self._undrained)
+        self._own_files += end.files
+        self._own_bytes += end.size_bytes
+
+    def _carry_leftovers(self, ledger: JobLedger, brought: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Brings what is in no generation to the target, under names that no program takes for checkpoints, which are
+        returned. `brought` are the entries that this node brought there by itself, with their marks."""
+        node = self._charter.node
+        copied = {(name, mark) for host, name, mark in (one.split("\0") for one in ledger.copied) if host == node}
+        known = {*self._restored.items(), *(brought or {}).items(), *copied}
+        names = unsaved(self._place, node, ledger.last, known)
+        missing, beside = place_leftovers(self._place, names, Target(self._charter.run))
+        self._undrained, self._unclosed = tuple(missing), tuple(beside.values())
+        self._own_files, self._own_bytes = len(beside), bytes_of(self._place, beside)
+        return beside
 
     def _say_goodbye(self) -> None:
         """Stays until the others have carried out the last order, too: the coordinator knows, and goes first."""

@@ -74,21 +74,17 @@ class CheckpointPlace:
         """The file that tells which entries of the directory are complete; see `completed`."""
         return self.base / "completed"
 
-    def note_continued(self, number: int) -> None:
-        """Notes that another run went on from a generation, and that the target has a state of that run. Raises
+    def note_origins(self, runs: Mapping[str, int]) -> None:
+        """Notes the runs from which one went on, each with the time up to which it has what they made. Raises
         OSError."""
-        self._continued.write_text(str(number))
+        self._origins.write_text(json.dumps(runs))
 
-    def note_origins(self, run_ids: Sequence[str]) -> None:
-        """Notes the run from which one went on, and those before it. Raises OSError."""
-        self._origins.write_text(json.dumps(list(run_ids)))
-
-    def origins(self) -> tuple[str, ...]:
+    def origins(self) -> dict[str, int]:
         """Returns what `note_origins` noted; nothing where that cannot be read."""
         try:
-            return tuple(map(str, json.loads(self._origins.read_text())))
-        except (OSError, ValueError, TypeError):
-            return ()
+            return {str(run_id): int(time_ns) for run_id, time_ns in json.loads(self._origins.read_text()).items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
 
     def note_seen(self, names: Iterable[str]) -> None:
         """Notes the entries that the program of this run, and those of the runs before it, had before this run. Raises
@@ -103,28 +99,12 @@ class CheckpointPlace:
             return None
 
     @property
-    def was_continued(self) -> bool:
-        """Whether another run went on from it, and the target has a state of that run."""
-        return self._continued.exists()
-
-    def is_continued(self, number: int) -> bool:
-        """Tells whether another run went on from a generation, and the target has a state of that run."""
-        try:
-            return int(self._continued.read_text()) == number
-        except (OSError, ValueError):
-            return False
-
-    @property
     def _origins(self) -> Path:
         return self.base / "origins"
 
     @property
     def _seen(self) -> Path:
         return self.base / "seen"
-
-    @property
-    def _continued(self) -> Path:
-        return self.base / "continued"
 
     def room_bytes(self) -> int:
         """Returns the bytes of the local disk that may be taken now."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcstage.checkpoint.entries import mark_of
-from hpcstage.checkpoint.generations.files import OURS, Files, GenerationId, generation_path
+from hpcstage.checkpoint.generations.files import OURS, Files, generation_path
 from hpcstage.checkpoint.generations.layout import BlockLayout
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest, SavedEntry
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource, OpenGeneration
@@ -29,10 +29,8 @@ from hpcstage.upload.making import Making
 from hpcstage.writing import replace_text
 
 DESCRIPTION = ".hpcstage-generation"
-_RUN = "run"
-"""The name of a file beside the description: the run on several nodes that made the generation, and which one it is."""
-PARTS = "parts"
-"""The name of a file in the description: by entry the nodes whose parts it has, of a run on several nodes."""
+RUNS = "runs"
+"""The name of a file in the description; see `runs_in`."""
 BESIDE = ".hpcstage-beside"
 """The directory below DIR whose entries have the names of what no program may take for a checkpoint."""
 _GRAINS_NS = (1, 1_000, 1_000_000_000)
@@ -115,33 +113,18 @@ def described(target: Path) -> OpenGeneration | None:
     return None
 
 
-def parts_in(target: Path, number: int) -> dict[str, list[str]]:
-    """Returns by entry of the generation that is described the nodes whose parts it has; none of a run on one node."""
-    with suppress(OSError, ValueError):
-        return dict(json.loads((generation_path(target / DESCRIPTION, number) / PARTS).read_bytes()))
+def runs_in(target: Path) -> dict[str, int]:
+    """Returns the run that made the generation which is described, then those from which it went on, each with the time
+    up to which that has what they made; none where that is not known."""
+    with LocalSource(target / DESCRIPTION) as source, suppress(OSError, ValueError, TypeError, AttributeError):
+        text = (generation_path(target / DESCRIPTION, max(source.numbers())) / RUNS).read_bytes()
+        return {str(run_id): int(time_ns) for run_id, time_ns in json.loads(text).items()}
     return {}
-
-
-def note_run(target: Path, run_id: str, identity: GenerationId) -> None:
-    """Notes the run whose generation is described. Raises OSError."""
-    replace_text(target / DESCRIPTION / _RUN, json.dumps([run_id, identity.number, identity.attempt]), 0o600)
 
 
 def described_run(target: Path) -> str:
     """Returns the run whose generation is described; empty where that is not known."""
-    with suppress(OSError, ValueError, IndexError, TypeError):
-        return str(json.loads((target / DESCRIPTION / _RUN).read_text())[0])
-    return ""
-
-
-def has_state_of(target: Path, run_id: str, number: int) -> bool:
-    """Tells whether a directory has that generation of a run on several nodes, or a later one of it."""
-    opened = described(target)
-    with suppress(OSError, ValueError):
-        said = json.loads((target / DESCRIPTION / _RUN).read_text())
-        own = [run_id, opened.manifest.number, opened.manifest.attempt] if opened is not None else []
-        return opened is not None and said == own and opened.manifest.number >= number
-    return False
+    return next(iter(runs_in(target)), "")
 
 
 def is_there(directory: Path, manifest: GenerationManifest, name: str) -> bool:
@@ -262,7 +245,7 @@ def _difference(directory: Path, opened: OpenGeneration, name: str) -> str:
             continue
         lone = replace(found, entries=(found.entries[place_],), fingerprints=(found.fingerprints[place_],))
         blocks = layout.blocks(index)
-        own = BlockLayout(layout.block_bytes, (layout.parts[index],))
+        own = BlockLayout(layout.block_bytes, (layout.sizes[index],))
         if (lone.hashed(own) != opened.table["hash"][blocks.start : blocks.stop]).any():
             return f"{one.name} has other bytes than were saved"
     return ""

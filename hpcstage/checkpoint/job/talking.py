@@ -1,31 +1,28 @@
 """Tells the reports of an agent to those of the other nodes, over the exchange of its node, and hears theirs.
 
-Owns the link, which is opened again when it was lost, the pieces of reports that are longer than a message, and what
-counts as the membership: a node whose agent has gone is not there. Where no exchange can come any more, a node that
-the lead knows as the only one that lives is a job of its own.
+Owns the link, which is opened again when it was lost, and what counts as the membership: a node whose agent has gone
+is not there. Where no exchange can come any more, a node that the lead knows as the only one that lives is a job of its
+own.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import struct
 import time
 import zlib
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hpcstage.checkpoint.job.ledger import NodeReport
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
-from hpcstage.checkpoint.protection.link import Encoded, GroupChanged, GroupLink
-from hpcstage.protocol.coding import MAX_TOLD_BYTES, AgentGone, AgentMessage
+from hpcstage.checkpoint.protection.link import GroupLink
+from hpcstage.jsonform import read
+from hpcstage.protocol.coding import AgentGone, AgentMessage, EncodeEnded, Members
 from hpcstage.protocol.leadspec import STANDING
 from hpcstage.reading import readable
 
-_PIECE = struct.Struct("<QII")
-"""The number of a report, of a piece, and how many pieces there are."""
-_PIECE_BYTES = MAX_TOLD_BYTES - _PIECE.size
 _OPEN_EVERY_S = 0.1
 _STANDING_EVERY_S = 0.5
 _VIEWS = 1000
@@ -48,7 +45,7 @@ class Heard:
     report: NodeReport
 
 
-News = PresentNodes | Heard | Encoded
+News = PresentNodes | Heard | EncodeEnded
 
 
 class Talk:
@@ -63,8 +60,6 @@ class Talk:
         self._link: GroupLink | None = None
         self._held: dict[str, Path] = {}
         self._gone: set[int] = set()
-        self._serial = 0
-        self._pieces: dict[tuple[int, int], dict[int, bytes]] = {}
         self._open_at = self._standing_at = 0.0
         self._view = PresentNodes(-1, frozenset())
         self.apart_since: float | None = None if is_alone else time.monotonic()
@@ -98,15 +93,11 @@ class Talk:
         """Tells a report; to whom it cannot be told, a later one will be."""
         if not nodes:
             return
-        data = zlib.compress(json.dumps(report.to_json()).encode(), 1)
-        self._serial += 1
-        count = -(-len(data) // _PIECE_BYTES)
+        data = zlib.compress(json.dumps(asdict(report)).encode(), 1)
         try:
             for node in nodes:
-                for index in range(count):
-                    piece = data[index * _PIECE_BYTES : (index + 1) * _PIECE_BYTES]
-                    if self._link is not None:
-                        self._link.send(node, _PIECE.pack(self._serial, index, count) + piece)
+                if self._link is not None:
+                    self._link.send(node, data)
         except LinkLost:
             self._lose()
 
@@ -148,13 +139,14 @@ class Talk:
         try:
             for event in self._link.events(0.0):
                 if isinstance(event, AgentMessage):
-                    found += self._piece(event)
-                elif isinstance(event, Encoded):
+                    report = read(NodeReport, json.loads(zlib.decompress(event.message)))
+                    found.append(Heard(event.node, report))
+                elif isinstance(event, EncodeEnded):
                     found.append(event)
                 elif isinstance(event, AgentGone):
                     self._gone.add(event.node)
                     self._see_members()
-                elif isinstance(event, GroupChanged):
+                elif isinstance(event, Members):
                     self._see_members()
         except LinkLost:
             self._lose()
@@ -167,22 +159,10 @@ class Talk:
         self._view = PresentNodes(membership.generation * _VIEWS + len(self._gone), present)
         self.apart_since = None
 
-    def _piece(self, event: AgentMessage) -> list[News]:
-        serial, index, count = _PIECE.unpack_from(event.message)
-        for other in [key for key in self._pieces if key[0] == event.node and key[1] < serial]:
-            del self._pieces[other]
-        pieces = self._pieces.setdefault((event.node, serial), {})
-        pieces[index] = event.message[_PIECE.size :]
-        if len(pieces) < count:
-            return []
-        del self._pieces[event.node, serial]
-        data = zlib.decompress(b"".join(pieces[one] for one in range(count)))
-        return [Heard(event.node, NodeReport.from_json(json.loads(data)))]
-
     def _lose(self) -> None:
         if self._link is not None:
             self._link.close()
-        self._link, self._pieces = None, {}
+        self._link = None
         self._view = PresentNodes(-1, frozenset())
         now = time.monotonic()
         self.apart_since = now if self.apart_since is None else self.apart_since

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
 from hpcstage.checkpoint.generations.files import Files
-from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.generations.state import FileTree
@@ -21,16 +21,16 @@ from hpcstage.checkpoint.job.gathering import (
     build,
     opened_whole,
     tops_of,
-    with_target,
     without,
 )
 from hpcstage.checkpoint.job.holdings import OWN, RunStores
 from hpcstage.checkpoint.job.joining import ShareEntry, join
-from hpcstage.checkpoint.job.ledger import JobOrder, OrderKind, Outcome
+from hpcstage.checkpoint.job.ledger import JobGeneration, JobOrder, OrderKind, Outcome
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace, reason
 from hpcstage.checkpoint.job.plain import copy_entries, described, give_name, names_in, newest_ns
 from hpcstage.checkpoint.protection.link import GroupLink
 from hpcstage.errors import HpcstageError
+from hpcstage.jsonform import read
 from hpcstage.upload.copying import Pace
 from hpcstage.upload.making import Making
 from hpcstage.upload.target import Target
@@ -41,7 +41,7 @@ _OPEN_S = 10.0
 """How long the exchange of this node is waited for, to read what other nodes have."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class TargetWork:
     """The work of one node on the target."""
 
@@ -50,37 +50,29 @@ class TargetWork:
     me: int
     node_dir: Path
     """Where the exchange of this node is found."""
-    superseded: dict[str, GenerationManifest] = field(default_factory=dict)
-    """See Superseded."""
 
-    def done(self, order: JobOrder, pace: Pace) -> Outcome:
-        """Brings this node's share, or copies its entries as they are."""
-        gathering, is_damaged = self._gathering(order), False
+    def done(self, order: JobOrder, there: Mapping[str, int], pace: Pace) -> Outcome:
+        """Brings this node's share, or copies its entries as they are, or gives what all nodes brought its names; the
+        parts of lost ones are rebuilt from what `there` have, the nodes that are there."""
+        gathering, facts = self._gathering(order), dict[str, object]()
+        is_placed = order.kind is OrderKind.PLACE
         try:
             gathering.target.check()
             if order.kind is OrderKind.PUBLISH:
-                is_damaged = self._publish(gathering, order, pace)
-            else:
+                facts = {DAMAGED: self._publish(gathering, order, pace)}
+            elif order.kind is OrderKind.COPY:
                 self._copy(gathering, order, pace)
+            elif "generation" in order.body:
+                facts = self._place_generation(gathering, order, there, pace)
+            else:
+                facts = self._place_copies(gathering, order)
         except (OSError, HpcstageError) as error:
-            if self.charter.is_alone:  # parts of other nodes are removed at the next start
-                gathering.remove()
+            is_placed = is_placed or self.charter.is_alone  # parts of other nodes are removed at the next start
             return Outcome(order.key, reason(error), facts={DAMAGED: isinstance(error, DamagedGeneration)})
-        return Outcome(order.key, facts={DAMAGED: is_damaged})
-
-    def placed(self, order: JobOrder, there: Mapping[str, int], pace: Pace) -> Outcome:
-        """Gives what all nodes brought to the target its names; the parts of lost ones are rebuilt from what `there`
-        have, the nodes that are there."""
-        gathering = self._gathering(order)
-        try:
-            gathering.target.check()
-            if order.kind is OrderKind.COPY:
-                return Outcome(order.key, facts=self._place_copies(gathering, order))
-            return Outcome(order.key, facts=self._place_generation(gathering, order, there, pace))
-        except (OSError, HpcstageError) as error:
-            return Outcome(order.key, reason(error))
         finally:
-            gathering.remove()
+            if is_placed:
+                gathering.remove()
+        return Outcome(order.key, facts=facts)
 
     def _gathering(self, order: JobOrder) -> Gathering:
         return Gathering(Target(self.charter.run), str(order.body["staging"]))
@@ -89,8 +81,8 @@ class TargetWork:
 
     def _publish(self, gathering: Gathering, order: JobOrder, pace: Pace) -> bool:
         """Brings the parts of this node; tells whether an older one is damaged, which others rebuild."""
-        generation, names, is_damaged = order.ledger.last, frozenset(order.body["names"]), False
-        assert generation is not None
+        generation, names = read(JobGeneration, order.body["generation"]), frozenset(order.body["names"])
+        is_damaged = False
         for number, node, of in generation.parts:
             if node != self.charter.node:
                 continue
@@ -106,8 +98,7 @@ class TargetWork:
     def _place_generation(
         self, gathering: Gathering, order: JobOrder, there: Mapping[str, int], pace: Pace
     ) -> dict[str, object]:
-        generation, names = order.ledger.last, frozenset(order.body["names"])
-        assert generation is not None
+        generation, names = read(JobGeneration, order.body["generation"]), frozenset(order.body["names"])
         is_whole = all(gathering.has(node, number) for number, node, _ in generation.parts)
         before = described(gathering.root)
         had = {} if before is None else times_of(before.manifest)
@@ -123,10 +114,8 @@ class TargetWork:
                 raise error
         gone = frozenset(name for share, _ in missing for name in share.names)
         whole = opened_whole(without(shares, gone))
-        if gone:
-            whole = with_target(whole, gone, gathering.root)
         seen = {*order.ledger.seen, *order.ledger.drained_marks}
-        superseded = Superseded(self.place.tree, seen, order.body["spared"], self.superseded)
+        superseded = Superseded(self.place.tree, seen, gone.union(order.body["spared"]), self.place.origins())
         placed = gathering.give_names(whole, generation, names - gone, superseded)
         return {
             "gone": sorted(gone),

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import GenerationId
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
 from hpcstage.checkpoint.generations.restoring import times_of
@@ -21,30 +20,28 @@ from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import CommitTerms, NoRoom
 from hpcstage.checkpoint.job.beginning import add_others, check_room, from_target
 from hpcstage.checkpoint.job.completed import began_with, completed_since, is_behind
-from hpcstage.checkpoint.job.families import EarlierState, FoundStore
+from hpcstage.checkpoint.job.families import EarlierState
 from hpcstage.checkpoint.job.gathering import opened_whole, remove_stale, restore_whole, without
 from hpcstage.checkpoint.job.holdings import OWN, RunStores
 from hpcstage.checkpoint.job.known import known_generations, newest_manifest, note_generations, note_pending
-from hpcstage.checkpoint.job.ledger import NO_ROOM, JobGeneration, JobLedger, JobOrder, OrderKind, Outcome
-from hpcstage.checkpoint.job.leftovers import place_leftovers
+from hpcstage.checkpoint.job.ledger import NO_ROOM, FoundStore, JobGeneration, JobLedger, JobOrder, OrderKind, Outcome
 from hpcstage.checkpoint.job.pacing import MarkedTree, ProcessorShare
-from hpcstage.checkpoint.job.place import CannotKeep, CheckpointCharter, CheckpointPlace, UndrainedEntry, reason
+from hpcstage.checkpoint.job.place import CannotKeep, CheckpointCharter, CheckpointPlace, reason
 from hpcstage.checkpoint.job.plain import (
     checkpoints_in,
     copy_entries,
     described,
-    described_run,
     is_there,
     names_in,
     of_others,
-    shown_in,
+    runs_in,
     size_of,
 )
 from hpcstage.checkpoint.job.talking import Talk
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
-from hpcstage.checkpoint.protection.groups import CodeSize
-from hpcstage.checkpoint.protection.orders import EncodeOrder
 from hpcstage.errors import HpcstageError
+from hpcstage.jsonform import read
+from hpcstage.protocol.coding import Encode
 from hpcstage.upload.making import remove_tree, sweep
 from hpcstage.upload.target import Target
 
@@ -74,12 +71,6 @@ class NodeWork:
         talk.hold(OWN, place.store)
         for key, earlier in self._earlier.items():
             talk.hold(key, earlier.store)
-        self._origins: tuple[str, ...] = ()
-        """The run from which this one goes on, and those before it, whose states may have come to the target through
-        this run only."""
-        self._is_confirmed = False
-        self._begun_with: frozenset[str] = frozenset()
-        """The entries of the state of a killed run that lies in the directory since the start."""
 
     def close(self) -> None:
         """Lets go of the store."""
@@ -100,25 +91,9 @@ class NodeWork:
         return found, drained_ns
 
     def know(self, ledger: JobLedger) -> None:
-        """Notes the generations that all nodes have, and what is in the target."""
+        """Notes the generations that all nodes have."""
         with suppress(OSError):
             note_generations(self._place, ledger.generations)
-            if ledger.drained and not self._is_confirmed and not self._lacks(ledger):
-                self._is_confirmed = True
-                self._confirm()
-
-    def _lacks(self, ledger: JobLedger) -> bool:
-        """Tells whether the program began to write an entry of the state at the start again before that was saved anew:
-        nobody else has it whole."""
-        last = ledger.last
-        return last is None or bool(self._begun_with.intersection(last.lacking))
-
-    def _confirm(self) -> None:
-        """Notes with the runs from which this one went on that the target has a later state."""
-        for earlier in self._earlier.values():
-            if _run_of(earlier) in self._origins:
-                numbers = [one.number for one in known_generations(earlier)]
-                earlier.note_continued(max(numbers, default=0))
 
     def done(self, order: JobOrder) -> Outcome:
         """Carries out an order and returns the outcome."""
@@ -151,15 +126,17 @@ class NodeWork:
         sweep(opened)  # on each node: an entry may have lost its name
         for name in os.listdir(tree):
             remove_tree(tree / name)
-        lines: list[str] = []
+        lines, runs = list[str](), runs_in(target)
+        origins = dict(runs)
         if order.body["state"] is None:
             began = from_target(self._place, target)
             text, lines = began.restored, list(began.refused)
             seen = set(names_in(tree))
         else:
-            state = EarlierState.from_json(order.body["state"])
+            state = read(EarlierState, order.body["state"])
             text, lines = self._restore(state, target)
             seen = {*names_in(tree), *state.generation.names}
+            origins |= {**state.origins, state.run_id: state.time_ns}
         numbers, times, is_drained = [self._store.next_number() - 1], [0], False
         if (drained := described(target)) is not None:
             numbers.append(drained.manifest.number)
@@ -167,17 +144,15 @@ class NodeWork:
             is_drained = self._is_in(target, drained.manifest, order)
         for earlier in self._earlier.values():
             known = known_generations(earlier)
-            if not self._origins and drained is not None and known and _has_id(known[-1], drained.manifest):
-                self._origins = (_run_of(earlier), *earlier.origins())
             seen.update(earlier.seen() or (), *(one.names for one in known))
-            if drained is not None and described_run(target) in (_run_of(earlier), *earlier.origins()):
+            if drained is not None and next(iter(runs), "") in (_run_of(earlier), *earlier.origins()):
                 seen.update(times_of(drained.manifest))
             for one in (*known, newest_manifest(earlier.base)):
                 if one is not None:
                     numbers.append(one.number)
                     times.append(one.created_ns)
         self._place.note_seen(seen)
-        self._place.note_origins(self._origins)
+        self._place.note_origins(origins)
         return {
             "restored": text,
             "lines": lines,
@@ -191,7 +166,7 @@ class NodeWork:
         """Tells whether the target has the state that lies in the directory, as it is described there."""
         if order.body["state"] is None:
             return True
-        state = EarlierState.from_json(order.body["state"])
+        state = read(EarlierState, order.body["state"])
         names = state.generation.names
         is_described = _has_id(state.generation, manifest) and not state.completed
         return is_described and all(is_there(target, manifest, name) for name in names)
@@ -207,8 +182,6 @@ class NodeWork:
         from_target = gone.union(generation.lacking).intersection(checkpoints_in(target)) - here
         others = of_others(target, state.seen, {*generation.names, *generation.lacking, *here})
         told += add_others(self._place, target, sorted(from_target.union(others)))
-        self._origins = (state.run_id, *state.origins)
-        self._begun_with = frozenset({*generation.names, *state.completed})
         lost = sorted(gone - from_target)
         lines = [f"{name} of generation {generation.number} is gone with its nodes" for name in lost]
         return ", with ".join(told), lines
@@ -247,7 +220,7 @@ class NodeWork:
 
     def _save(self, order: JobOrder) -> dict[str, object]:
         body = order.body
-        asked = JobGeneration.from_json(body["generation"])
+        asked = read(JobGeneration, body["generation"])
         own = {name: one.marks[node] for name, one in asked.own.items() if (node := self._charter.node) in one.marks}
         self._capped.begin()
         began_s = time.monotonic()
@@ -275,22 +248,20 @@ class NodeWork:
         self._meanwhile()
         self._capped(size_bytes)
 
-    def encode(self, order: JobOrder) -> tuple[int, str, int] | None:
-        """Has the exchange encode this node's part; returns by what its end is known, None where the node is in no
-        group. Raises LinkLost and ValueError."""
+    def encode(self, order: JobOrder) -> bool:
+        """Has the exchange encode this node's part, if the node is in a group; returns whether it is. The number of the
+        order is that of the try. Raises LinkLost and ValueError."""
         body = order.body
         group = next((one for one in body["groups"] if self._charter.node in one), None)
         if group is None:
-            return None
+            return False
         link = self._talk.link
         if link is None:
             raise LinkLost("the exchange has gone")
-        nodes = tuple(self._charter.nodes.index(name) for name in group)
-        size = CodeSize(body["k"], body["m"])
-        identity = GenerationId(body["number"], body["attempt"])
-        encode = EncodeOrder(identity, self._place.store, nodes, tuple(group), size, trial=order.seq)
-        link.encode(encode.at_rate(self._charter.protect_rate_bytes_per_s))
-        return identity.number, identity.attempt, order.seq
+        known = body["number"], body["attempt"], order.seq
+        nodes, rate = [self._charter.nodes.index(name) for name in group], self._charter.protect_rate_bytes_per_s
+        link.encode(Encode(*known, os.fspath(self._place.store), nodes, group, body["k"], body["m"], rate or 0.0))
+        return True
 
     def _drop(self, order: JobOrder) -> dict[str, object]:
         newest, retained = int(order.body["newest"]), set(order.body["retained"])
@@ -298,27 +269,6 @@ class NodeWork:
             later = {number for number in self._store.numbers() if number > newest}
             self._store.drop_all_but(retained | later)
         return {}
-
-    # ---- the end
-
-    def carry_leftovers(
-        self, ledger: JobLedger, restored: Mapping[str, str], brought: Mapping[str, str] | None = None
-    ) -> tuple[list[UndrainedEntry], dict[str, str]]:
-        """Brings what is in no generation to the target, under a name that no program takes for a checkpoint.
-        `brought` are the entries that this node brought there by itself, with their marks."""
-        node, last = self._charter.node, ledger.last
-        known: dict[str, str] = {}
-        if last is not None:
-            known = last.share(node) | {name: marks[node] for name, marks in last.dropped.items() if node in marks}
-        known |= brought or {}
-        copied = {tuple(one.split("\0")) for one in ledger.copied}
-        names = []
-        with suppress(OSError):
-            for name in shown_in(self._place.tree):
-                mark = mark_of(self._place.tree, name)
-                if mark not in (known.get(name), restored.get(name)) and (node, name, mark) not in copied:
-                    names.append(name)
-        return place_leftovers(self._place, names, Target(self._charter.run))
 
 
 def _run_of(place: CheckpointPlace) -> str:

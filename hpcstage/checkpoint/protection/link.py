@@ -17,13 +17,11 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hpcstage import localsocket
-from hpcstage.checkpoint.generations.files import GenerationId
 from hpcstage.checkpoint.protection.exchangesocket import ExchangeSocket, LinkLost
-from hpcstage.checkpoint.protection.orders import EncodeOrder
 from hpcstage.protocol import coding
 from hpcstage.protocol.membership import Membership
 from hpcstage.reading import readable, writable
@@ -37,32 +35,10 @@ SEND_S = 30.0
 RETRY_S = 0.02
 
 
-@dataclass(frozen=True)
-class GroupChanged:
-    """A node has left the group: its run has ended. A newer value of `GroupLink.membership`."""
-
-    membership: Membership
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """An order has come to its end, on this node.
-
-    Without a failure all parities and the record are on the disks of all members. With one, which names the node, this
-    generation is as it was before, or it has the record that is on other nodes already: the next order spreads it.
-    """
-
-    generation: GenerationId
-    trial: int
-    failure: str
-    seconds: float
-    bytes_sent: int
-    """The bytes of blocks and sums that this node sent to others."""
-    bytes_read: int
-    """The bytes of the generation that this node read."""
-
-
-Event = coding.AgentMessage | GroupChanged | Encoded | coding.AgentGone
+Event = coding.AgentMessage | coding.Members | coding.EncodeEnded | coding.AgentGone
+"""Members: a node has left the group, `GroupLink.membership` is newer. EncodeEnded: without a failure all parities and
+the record are on the disks of all members. With one, which names the node, this generation is as it was before, or it
+has the record that is on other nodes already: the next order spreads it."""
 
 
 class GroupLink:
@@ -134,7 +110,7 @@ class GroupLink:
     # ---- messages
 
     def send(self, node: int, message: bytes) -> None:
-        """Sends a message of up to 64 KiB to the agent of another node, or of this one.
+        """Sends a message to the agent of another node, or of this one.
 
         Messages between two agents come whole, once, and in their order, as long as both exchanges and agents live.
         What is sent before the other agent has its link waits there. To a node that is not there it is lost, without
@@ -159,14 +135,14 @@ class GroupLink:
 
     # ---- encoding
 
-    def encode(self, order: EncodeOrder) -> None:
+    def encode(self, order: coding.Encode) -> None:
         """Has the exchanges of a group encode a generation; all agents of the group give the same order.
 
-        Begins when all exchanges have it, and ends with one event Encoded on each node. Until then the generation must
-        not be dropped. If any node has a record of this generation and group, it is spread and nothing is computed.
-        Raises LinkLost.
+        Begins when all exchanges have it, and ends with one event EncodeEnded on each node. Until then the generation
+        must not be dropped. If any node has a record of this generation and group, it is spread and nothing is
+        computed. Raises LinkLost.
         """
-        self._send(order.message())
+        self._send(order)
 
     # ---- files of other nodes
 
@@ -174,7 +150,7 @@ class GroupLink:
         """Lets other nodes read the generations below a directory of this node, by this key. Raises LinkLost."""
         self._send(coding.Hold(key, str(directory)))
 
-    def ask(self, question: coding.Read | coding.ListStore) -> int:
+    def ask(self, question: coding.Read) -> int:
         """Asks a node, which may be this one; returns the id, which the question gets here, for `answer`. Raises
         LinkLost."""
         asked = next(self._ids)
@@ -241,18 +217,14 @@ class GroupLink:
         if isinstance(message, coding.StoreAnswer):
             if message.id in self._asked:
                 self._answers[message.id] = message
-        elif isinstance(message, coding.AgentMessage | coding.AgentGone):
+        elif isinstance(message, coding.AgentMessage | coding.AgentGone | coding.EncodeEnded):
             self._events.append(message)
         elif isinstance(message, coding.Welcome):
             self._node = message.node
         elif isinstance(message, coding.Members):
-            before, self._membership = self._membership, Membership.unpack(message.packed)
-            if before is not None:
-                self._events.append(GroupChanged(self._membership))
-        elif isinstance(message, coding.EncodeEnded):
-            generation = GenerationId(message.number, message.attempt)
-            facts = message.failure, message.seconds, message.bytes_sent, message.bytes_read
-            self._events.append(Encoded(generation, message.trial, *facts))
+            is_first, self._membership = self._membership is None, Membership.unpack(message.packed)
+            if not is_first:
+                self._events.append(message)
 
 
 def _connected(node_dir: Path, name: str) -> socket.socket:

@@ -6,7 +6,6 @@ module gives a source of generations like a directory is, so that a restore work
 
 from __future__ import annotations
 
-import contextlib
 import errno
 from collections import Counter
 from collections.abc import Mapping
@@ -37,12 +36,6 @@ class GroupSource:
         self.damaged: set[str] = set()
         """The nodes of which a block was asked for that is gone or damaged."""
         self.rebuilt_bytes = 0
-
-    def numbers(self) -> list[int]:
-        """Returns the generations that the node had, as far as anybody knows, oldest first."""
-        known = {name: set(_numbers(source)) for name, source in self._sources.items()}
-        own = known.get(self._name, set())
-        return sorted(n for n in set().union(*known.values()) if n in own or self._record(n) is not None)
 
     def size_bytes(self, number: int, part: GenerationPart) -> int:
         """Returns the size of a file of a generation."""
@@ -134,9 +127,3 @@ class GroupSource:
         gone = {block.node for block in (*stripe.data, *stripe.parities) if block.index not in known}
         names = ", ".join(record.members[node].name for node in sorted(gone))
         return f"parts on {len(gone)} nodes are gone or damaged ({names}), and {record.code.m} can be rebuilt"
-
-
-def _numbers(source: BlockSource) -> list[int]:
-    with contextlib.suppress(OSError):
-        return list(source.numbers())
-    return []

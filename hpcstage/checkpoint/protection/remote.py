@@ -7,12 +7,10 @@ bytes.
 from __future__ import annotations
 
 import errno
-import json
-from collections.abc import Sequence
 
 from hpcstage.checkpoint.generations.files import GenerationPart
 from hpcstage.checkpoint.protection.link import ANSWER_S, GroupLink
-from hpcstage.protocol.coding import MAX_PIECE_BYTES, ListStore, Read, StoreAnswer
+from hpcstage.protocol.coding import MAX_PIECE_BYTES, Read, StoreAnswer
 
 _File = tuple[int, GenerationPart]
 _KEPT_PIECES = 8
@@ -54,15 +52,6 @@ class RemoteSource:
         self._link.forget(self._coming.values())
         self._coming.clear()
         self._pieces.clear()
-
-    def numbers(self) -> Sequence[int]:
-        """Returns the committed generations, oldest first."""
-        self._check(None)
-        answer = self._answer(None, self._link.ask(ListStore(0, self._node, self._key)))
-        try:
-            return [int(number) for number in json.loads(answer.content)]
-        except (ValueError, TypeError) as error:
-            raise OSError(errno.EBADMSG, f"node {self._node} names no generations: {error}") from None
 
     def size_bytes(self, number: int, part: GenerationPart) -> int:
         """Returns the size of a file of a generation."""
@@ -106,21 +95,20 @@ class RemoteSource:
                 where = file[0], file[1].value, one * MAX_PIECE_BYTES, MAX_PIECE_BYTES
                 self._coming[file, one] = self._link.ask(Read(0, self._node, self._key, *where))
 
-    def _check(self, file: _File | None) -> None:
+    def _check(self, file: _File) -> None:
         """Raises the OSError that asking would."""
         failed = self._failed.get(file) or self._failed.get(None)
         if failed is not None:
             raise OSError(failed.errno, failed.strerror)
 
-    def _answer(self, file: _File | None, asked: int) -> StoreAnswer:
+    def _answer(self, file: _File, asked: int) -> StoreAnswer:
         try:
             answer = self._link.answer(asked, self._node, self._timeout_s)
         except OSError as error:
-            if error.errno == errno.ENOENT and file is not None:
+            if error.errno == errno.ENOENT:
                 self._failed[file] = error
             elif error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH):
                 self._failed[None] = error
             raise
-        if file is not None:
-            self._sizes[file] = answer.size_bytes
+        self._sizes[file] = answer.size_bytes
         return answer

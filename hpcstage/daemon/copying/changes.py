@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FileState
+from hpcstage.forked import Helpers
 from hpcstage.inotify import (
     ATTRIB,
     CLOSE_WRITE,

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection
 
-from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.forked import Helpers
 from hpcstage.plan.dataset.manifest import Manifest
 
 HELPER = "inodes"

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.forked import Helpers
 
 HELPER = "mapped"
 SAMPLES = 512

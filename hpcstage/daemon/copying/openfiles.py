@@ -11,11 +11,11 @@ from contextlib import suppress
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.mapped import MappedReads
-from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.queue.beside import BytesRead
 from hpcstage.daemon.queue.large import LEAST_BYTES
 from hpcstage.daemon.queue.sourcereads import MAPPED_SHARE
 from hpcstage.daemon.queue.states import FileState
+from hpcstage.forked import Helpers
 from hpcstage.protocol.shim import Counter
 
 MOST_PROCESSES = 64

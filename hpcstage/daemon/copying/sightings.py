@@ -21,7 +21,7 @@ from itertools import islice
 
 from hpcstage.daemon.copying import changes
 from hpcstage.daemon.copying.openfiles import are_mapped_below, in_turn, open_below
-from hpcstage.daemon.process.helpers import Helpers
+from hpcstage.forked import Helpers
 from hpcstage.inotify import IS_DIR, ONLYDIR, OPEN, OVERFLOW, EventQueue, events
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.procio import read_bytes

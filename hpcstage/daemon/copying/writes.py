@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.inodes import Inodes
-from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.queue.states import FileState
+from hpcstage.forked import Helpers
 from hpcstage.plan.blocks import blocks_bytes
 from hpcstage.plan.dataset.roots import tidy
 from hpcstage.protocol.shim import EARLY_FILE, LANDED

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcstage.daemon.process.helpers import Helpers
 from hpcstage.daemon.reading import epochs, scanning
+from hpcstage.forked import Helpers
 from hpcstage.protocol import nodedir
 
 HELPER = "order "

@@ -61,7 +61,7 @@ class CodingService(ExchangeService):
         for message in self._port.receive():
             self._obey(message)
         for message in self._readers.receive():
-            if isinstance(message, coding.Read | coding.ListStore):
+            if isinstance(message, coding.Read):
                 self._questions.ask(message, self._readers)
         self._port.accept()
         before = self._readers.number
@@ -103,7 +103,7 @@ class CodingService(ExchangeService):
             self._questions.hold(message)
         elif isinstance(message, coding.Encode):
             self._encodings.begin(message)
-        elif isinstance(message, coding.Read | coding.ListStore):
+        elif isinstance(message, coding.Read):
             self._questions.ask(message, self._port)
         elif message.node == self._node:
             self._deliver(message)
@@ -136,7 +136,7 @@ class CodingService(ExchangeService):
                 self._deliver(coding.AgentMessage(node, message.message))
         elif isinstance(message, coding.AgentGone):
             self._port.send(coding.AgentGone(node))
-        elif isinstance(message, coding.Read | coding.ListStore):
+        elif isinstance(message, coding.Read):
             self._questions.serve(node, message)
         elif isinstance(message, coding.StoreAnswer):
             self._questions.answered(node, message)

@@ -23,7 +23,6 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from hpcstage.checkpoint.generations.files import OWN_PARTS
-from hpcstage.checkpoint.protection.orders import EncodeOrder
 from hpcstage.errors import HpcstageError
 from hpcstage.exchange.coding.wire import (
     BLOCK_HEAD_BYTES,
@@ -38,6 +37,7 @@ from hpcstage.exchange.coding.wire import (
 from hpcstage.exchange.lane import Wake
 from hpcstage.exchange.service import Station
 from hpcstage.exchange.transport.frames import FrameError
+from hpcstage.protocol.coding import Encode
 
 if TYPE_CHECKING:
     from hpcstage.exchange.coding.stripework import StripeWork
@@ -65,11 +65,11 @@ class Encoding(threading.Thread):
     """Carries out one order. Members are named by their places in the group."""
 
     def __init__(
-        self, order: EncodeOrder, agent: int, station: Station, wake: Wake, before: Collection[threading.Thread]
+        self, order: Encode, agent: int, station: Station, wake: Wake, before: Collection[threading.Thread]
     ) -> None:
         """`wake` is woken when there is something in `outbox`, or `failure` was set: the order has ended. `before` have
         to end first, since they write the same files."""
-        super().__init__(name=f"encoding {order.generation.number}", daemon=True)
+        super().__init__(name=f"encoding {order.number}", daemon=True)
         self.order = order
         self.agent = agent
         """The number of the agent that gave it."""
@@ -84,6 +84,9 @@ class Encoding(threading.Thread):
         self.seconds = 0.0
         self.bytes_sent = 0
         self.bytes_read = 0
+        self._wait_s = order.wait_s
+        if order.rate_bytes_per_s:  # a member that waits by its rate does something
+            self._wait_s += order.block_bytes * order.m / order.rate_bytes_per_s
         self._places = range(len(order.nodes))
         self._others = [place for place in self._places if place != self.place]
         self._station = station
@@ -133,7 +136,7 @@ class Encoding(threading.Thread):
         holders = [place for place in self._places if offers[place].checksum]
         strangers = [one.others for one in offers if one.others]
         if not holders and strangers:
-            number = self.order.generation.number
+            number = self.order.number
             self._fail(f"generation {number} was encoded for another group, of {strangers[0]}: save it anew")
         if not holders:
             sizes = [tuple(one.sizes_bytes) for one in offers]
@@ -192,15 +195,15 @@ class Encoding(threading.Thread):
 
     def _listen(self, awaited: Collection[int], until: float = math.inf) -> None:
         """Takes what has come; waits for something until a time. Raises OrderEnded, and FrameError."""
-        now, stall = time.monotonic(), self._moved + self.order.wait_s
+        now, stall = time.monotonic(), self._moved + self._wait_s
         try:
             self._take(*self.inbox.get(timeout=max(0.0, min(until, stall) - now)))
             while True:
                 self._take(*self.inbox.get_nowait())
         except Empty:
-            if time.monotonic() >= self._moved + self.order.wait_s:
+            if time.monotonic() >= self._moved + self._wait_s:
                 names = ", ".join(self.order.names[place] for place in awaited)
-                self._fail(f"{names} did not answer for {self.order.wait_s:g} s")
+                self._fail(f"{names} did not answer for {self._wait_s:g} s")
 
     def _take(self, place: int, message: OrderMessage | memoryview) -> None:
         self._moved = time.monotonic()

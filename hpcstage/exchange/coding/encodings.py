@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from hpcstage.checkpoint.protection.orders import EncodeOrder, NoOrder
+from hpcstage.checkpoint.coding.erasurecode import NoErasureCode
+from hpcstage.checkpoint.coding.stripes import Striping
+from hpcstage.checkpoint.generations.files import GenerationId
 from hpcstage.exchange.coding.encoding import Encoding
 from hpcstage.exchange.coding.port import AgentPort
 from hpcstage.exchange.coding.wire import Failed, OrderMessage, packed, read_head, say
@@ -19,6 +21,9 @@ from hpcstage.protocol.coding import Encode, EncodeEnded
 MOST_ENCODINGS = 8
 """The most orders that are under way at a time."""
 _MOST_EARLY = 1024
+MOST_BLOCK_BYTES = 4 << 20
+MOST_STRIPE_BYTES = 32 << 20
+"""The most bytes of one message between two nodes: a block for each parity."""
 
 
 class Encodings:
@@ -35,21 +40,13 @@ class Encodings:
         self._early: defaultdict[int, list[tuple[int, OrderMessage]]] = defaultdict(list)
         """Messages about orders that the agent has not given yet, by digest."""
 
-    def begin(self, message: Encode) -> None:
+    def begin(self, order: Encode) -> None:
         """Begins an order, or tells the agent why not."""
-        try:
-            order = EncodeOrder.of(message)
-            if self._node not in order.nodes:
-                raise NoOrder(f"node {self._node} is no member of the group")
-            if order.digest in self._known:
-                raise NoOrder("this order was given before: give it with a higher trial")
-            if len(self._under_way) >= MOST_ENCODINGS:
-                raise NoOrder(f"{MOST_ENCODINGS} generations are being encoded")
-        except NoOrder as error:
-            self._port.send(EncodeEnded(message.number, message.attempt, message.trial, str(error), 0.0, 0, 0))
+        if why := self._refusal(order):
+            self._port.send(EncodeEnded(order.number, order.attempt, order.trial, why, 0.0, 0, 0))
             return
         self._known.add(order.digest)
-        others = [one for one in self._under_way.values() if one.order.generation.number == message.number]
+        others = [one for one in self._under_way.values() if one.order.number == order.number]
         before = [one for one in others if one.is_alive()]
         encoding = Encoding(order, self._port.number, self._station, self._wake, before)
         self._under_way[order.digest] = encoding
@@ -63,6 +60,25 @@ class Encodings:
         except RuntimeError as error:  # there may be no more threads
             encoding.failure = f"{order.names[encoding.place]}: {error}"
             self._fail(encoding, encoding.failure)
+
+    def _refusal(self, order: Encode) -> str:
+        """Says why an order is none; empty if it is one."""
+        try:
+            GenerationId(order.number, order.attempt)
+            Striping(len(order.nodes), order.k, order.m, order.block_bytes)
+        except (ValueError, NoErasureCode) as error:
+            return str(error)
+        if len(order.names) != len(order.nodes) or len(set(order.nodes)) != len(order.nodes):
+            return "each member of a group has a name, and is named once"
+        if order.block_bytes > MOST_BLOCK_BYTES or order.block_bytes * order.m > MOST_STRIPE_BYTES:
+            return f"blocks of {order.block_bytes} bytes for {order.k}+{order.m} are too large to be sent"
+        if self._node not in order.nodes:
+            return f"node {self._node} is no member of the group"
+        if order.digest in self._known:
+            return "this order was given before: give it with a higher trial"
+        if len(self._under_way) >= MOST_ENCODINGS:
+            return f"{MOST_ENCODINGS} generations are being encoded"
+        return ""
 
     # ---- the other members
 
@@ -104,7 +120,7 @@ class Encodings:
                 del self._under_way[digest]
                 facts = failure, encoding.seconds, encoding.bytes_sent, encoding.bytes_read
                 if encoding.agent == self._port.number:
-                    self._port.send(EncodeEnded(order.generation.number, order.generation.attempt, order.trial, *facts))
+                    self._port.send(EncodeEnded(order.number, order.attempt, order.trial, *facts))
         return moved
 
     # ---- what ends orders

@@ -1,4 +1,4 @@
-"""Asks other nodes for what their agents hold, and answers what they ask: ranges of files, lists of generations.
+"""Asks other nodes for what their agents hold, and answers what they ask: ranges of files of generations.
 
 Owns the open questions of this node, and the directories that its agent lets others read. A question that cannot be
 answered any more is answered with an error.
@@ -7,7 +7,6 @@ answered any more is answered with an error.
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import time
@@ -46,7 +45,7 @@ class Questions:
         if is_known and len(message.key) <= coding.MAX_KEY_LENGTH and os.path.isabs(message.directory):
             self._held[message.key] = Path(message.directory)
 
-    def ask(self, question: coding.Read | coding.ListStore, port: AgentPort) -> None:
+    def ask(self, question: coding.Read, port: AgentPort) -> None:
         """Asks a node what a process of this one wants to know; it may be this one."""
         self._asked[question.id] = question.node, port
         if question.node == self._node:
@@ -56,7 +55,7 @@ class Questions:
         if not say(self._station, question.node, packed(question)):
             self.answered(question.node, _unreachable(question.id, question.node))
 
-    def serve(self, node: int, question: coding.Read | coding.ListStore) -> None:
+    def serve(self, node: int, question: coding.Read) -> None:
         """Answers a question of a node."""
         self._read_at = time.monotonic()
         directory = self._held.get(question.key)
@@ -94,14 +93,12 @@ def _unreachable(id_: int, node: int) -> coding.StoreAnswer:
     return coding.StoreAnswer(id_, errno.EHOSTUNREACH, f"node {node} is not in the group", 0, b"")
 
 
-def answer(directory: Path, question: coding.Read | coding.ListStore) -> coding.StoreAnswer:
+def answer(directory: Path, question: coding.Read) -> coding.StoreAnswer:
     """Reads what is asked for below a directory, and nothing but files of generations."""
     try:
         from hpcstage.checkpoint.generations.reading import LocalSource  # NumPy takes long
 
         with LocalSource(directory) as source:
-            if isinstance(question, coding.ListStore):
-                return coding.StoreAnswer(question.id, 0, "", 0, json.dumps(source.numbers()).encode())
             number, part = question.number, GenerationPart(question.part)
             if not is_number(number) or question.offset < 0 or not 0 <= question.length <= coding.MAX_PIECE_BYTES:
                 raise ValueError("a place that no file has")

@@ -12,14 +12,14 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpcstage.checkpoint.coding.erasurecode import ErasureCode
 from hpcstage.checkpoint.coding.kernels import best_kernel
 from hpcstage.checkpoint.coding.stripes import Duty, Striping, summed
-from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, generation_path
+from hpcstage.checkpoint.generations.files import OWN_PARTS, Files, GenerationId, generation_path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
-from hpcstage.checkpoint.protection.orders import EncodeOrder
 from hpcstage.checkpoint.protection.record import (
     CodedMember,
     CodingRecord,
@@ -32,6 +32,7 @@ from hpcstage.checkpoint.protection.record import (
 )
 from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, Offer, read_head, write_head
 from hpcstage.exchange.transport.frames import FrameError
+from hpcstage.protocol.coding import Encode
 
 ROUND_BYTES = 4 << 20
 """About so many bytes of its own each node gives in a round."""
@@ -53,16 +54,16 @@ class Task:
 class StripeWork:
     """Owns the tasks of one node, and its files: the generation that is read, and the parities."""
 
-    def __init__(self, order: EncodeOrder, place: int, sizes_bytes: list[tuple[int, ...]]) -> None:
+    def __init__(self, order: Encode, place: int, sizes_bytes: list[tuple[int, ...]]) -> None:
         """`sizes_bytes` are those of the files of each member."""
         self._order = order
         self._place = place
         self._own_sizes = sizes_bytes[place]
         self._totals = [sum(sizes) for sizes in sizes_bytes]
-        self._striping = Striping(len(order.nodes), order.size.k, order.size.m, order.block_bytes)
-        self._code, self._kernel = ErasureCode.cauchy(order.size.k, order.size.m), best_kernel()
+        self._striping = Striping(len(order.nodes), order.k, order.m, order.block_bytes)
+        self._code, self._kernel = ErasureCode.cauchy(order.k, order.m), best_kernel()
         self._checksums = MemberChecksums(self._striping, self._totals, place)
-        self._per_round = len(order.nodes) * max(1, ROUND_BYTES // (order.block_bytes * order.size.k))
+        self._per_round = len(order.nodes) * max(1, ROUND_BYTES // (order.block_bytes * order.k))
         self._rounds = -(-self._striping.count(self._totals) // self._per_round)
         self._left: list[int] = []
         """The tasks that are not done, of each round that has begun."""
@@ -78,9 +79,8 @@ class StripeWork:
 
     def __enter__(self) -> StripeWork:
         """Opens the generation and makes the file of its parities. Raises OSError."""
-        self._source = self._opened.enter_context(LocalSource(self._order.directory, self._files))
-        generation = generation_path(self._order.directory, self._order.generation.number)
-        self._parities = self._opened.enter_context(made_parities(self._files, generation))
+        self._source = self._opened.enter_context(LocalSource(Path(self._order.directory), self._files))
+        self._parities = self._opened.enter_context(made_parities(self._files, _path(self._order)))
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -142,7 +142,7 @@ class StripeWork:
 
     def _sent(self, task: Task) -> Iterator[tuple[int, bytearray]]:
         duty, own = task.duty, bytearray(task.duty.block.size_bytes)
-        number, offset = self._order.generation.number, duty.block.number * self._order.block_bytes
+        number, offset = self._order.number, duty.block.number * self._order.block_bytes
         if read_data(self._source, number, self._own_sizes, memoryview(own), offset) < len(own):
             raise DamagedGeneration("the generation became shorter")
         self.bytes_read += len(own)
@@ -172,15 +172,15 @@ class StripeWork:
         return self._checksums.to_bytes()
 
 
-def offered(order: EncodeOrder) -> tuple[Offer, bytes]:
+def offered(order: Encode) -> tuple[Offer, bytes]:
     """Returns what this node has of a generation, and its record. Raises HpcstageError and OSError."""
-    number = order.generation.number
-    with LocalSource(order.directory) as source:
-        if GenerationReader(source).manifest(number).id != order.generation:
+    number = order.number
+    with LocalSource(Path(order.directory)) as source:
+        if GenerationReader(source).manifest(number).id != _identity(order):
             raise DamagedGeneration(f"generation {number} comes from another attempt: save it anew")
         sizes = [source.size_bytes(number, part) for part in OWN_PARTS]
         record = read_record(source, number)
-    if record is None or record.generation != order.generation:
+    if record is None or record.generation != _identity(order):
         return Offer(order.digest, sizes), b""
     if not _is_ours(order, record):
         return Offer(order.digest, sizes, others=", ".join(member.name for member in record.members)), b""
@@ -188,20 +188,28 @@ def offered(order: EncodeOrder) -> tuple[Offer, bytes]:
     return Offer(order.digest, sizes, checksum(content).hex()), content
 
 
-def record_of(order: EncodeOrder, sizes_bytes: list[tuple[int, ...]], sums: list[bytes]) -> bytes:
+def record_of(order: Encode, sizes_bytes: list[tuple[int, ...]], sums: list[bytes]) -> bytes:
     """Returns the record, which is the same on all members."""
     members = tuple(map(CodedMember, order.names, sizes_bytes, sums))
-    code = ErasureCode.cauchy(order.size.k, order.size.m)
-    return CodingRecord(order.generation, order.block_bytes, code, members).to_bytes()
+    code = ErasureCode.cauchy(order.k, order.m)
+    return CodingRecord(_identity(order), order.block_bytes, code, members).to_bytes()
 
 
-def _is_ours(order: EncodeOrder, record: CodingRecord) -> bool:
-    return record.is_of(order.names, order.size.k, order.size.m, order.block_bytes)
+def _identity(order: Encode) -> GenerationId:
+    return GenerationId(order.number, order.attempt)
 
 
-def keep_record(order: EncodeOrder, content: bytes) -> None:
+def _path(order: Encode) -> Path:
+    return generation_path(Path(order.directory), order.number)
+
+
+def _is_ours(order: Encode, record: CodingRecord) -> bool:
+    return record.is_of(order.names, order.k, order.m, order.block_bytes)
+
+
+def keep_record(order: Encode, content: bytes) -> None:
     """Writes a record, if it is one of this order. Raises HpcstageError and OSError."""
     record = CodingRecord.from_bytes(content)
-    if record.generation != order.generation or not _is_ours(order, record):
+    if record.generation != _identity(order) or not _is_ours(order, record):
         raise DamagedGeneration("a coding record came that is another group's")
-    write_record(Files(), generation_path(order.directory, order.generation.number), content)
+    write_record(Files(), _path(order), content)

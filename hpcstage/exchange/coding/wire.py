@@ -65,7 +65,7 @@ class Failed(coding.CodingMessage):
 
 OrderMessage = Offer | RoundsDone | Piece | Recorded | Failed
 """What a member of a group tells another one of an order; `digest` says which."""
-AgentsMessage = coding.AgentMessage | coding.AgentGone | coding.Read | coding.ListStore | coding.StoreAnswer
+AgentsMessage = coding.AgentMessage | coding.AgentGone | coding.Read | coding.StoreAnswer
 ExchangeMessage = OrderMessage | AgentsMessage
 _KINDS = {kind.__name__: kind for kind in get_args(ExchangeMessage)}
 _SORT = bytes([Sort.CODING])
