@@ -44,19 +44,17 @@ SCRIPT = """#!/bin/bash
 . .venv/bin/activate
 exec hpcstage run --elastic 2:3 -- python elastic_train.py
 """
-START_S = 90
+START_S = 300
 
 
-@pytest.mark.timeout(300)
 def test_a_training_outlives_a_node_of_a_slurm_job(slurm: Slurm, project: Project) -> None:
     write_program(project)
     shape = ("--nodes=3", "--ntasks-per-node=1", "--no-kill")
     job = slurm.submit(*shape, env=project.env, cwd=project.path, script=SCRIPT)
     outlives(slurm.nodes, project, lambda: slurm.finished(job))
-    assert slurm.wait(job, 120)["JobState"] == "COMPLETED", project.log()
+    assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("keeps", [True, False], ids=["no-kill", "kill"])
 def test_slurmd_and_all_below_it_is_lost(slurm: Slurm, project: Project, keeps: bool) -> None:
     """With --no-kill the training goes on without the node; without it Slurm ends the job, and a line names the
@@ -77,19 +75,18 @@ def test_slurmd_and_all_below_it_is_lost(slurm: Slurm, project: Project, keeps: 
         if keeps:
             await_two(slurm.nodes, project, lambda: slurm.finished(job), index, count)
         else:
-            assert slurm.wait(job, 120)["JobState"] == "NODE_FAIL", project.log()
+            assert slurm.wait(job)["JobState"] == "NODE_FAIL", project.log()
             assert f"while Slurm takes {host} for lost" in project.log()
             assert "sbatch --no-kill" in project.log()
     finally:
         (project.outside / "stop").touch()
         slurm.nodes.run(index, "slurmd")
         state = ("sinfo", "-h", "-n", host, "-o", "%t")
-        until(lambda: slurm.nodes.run(1, *state).stdout.strip() in ("idle", "mix"), 30, f"{host} in service again")
+        until(lambda: slurm.nodes.run(1, *state).stdout.strip() in ("idle", "mix"), 120, f"{host} in service again")
     if keeps:
-        assert slurm.wait(job, 120)["JobState"] == "COMPLETED", project.log()
+        assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
 
 
-@pytest.mark.timeout(400)
 def test_nodes_of_other_slurm_jobs_join_and_go(slurm: Slurm, project: Project) -> None:
     """A job of one node trains. One job that came before it joins and is cancelled, two join and stay to the end, and
     one that comes too late has nothing to do."""
@@ -128,7 +125,7 @@ def test_nodes_of_other_slurm_jobs_join_and_go(slurm: Slurm, project: Project) -
     finally:
         (project.outside / "stop").touch()
     for job in (first, third, fourth):
-        assert slurm.wait(job, 120)["JobState"] == "COMPLETED", project.log()
+        assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
     assert "training night: the training is complete" in said(third)
     late = slurm.submit("slurm-elastic-join.sh", env=join, cwd=project.path)
     assert slurm.wait(late)["JobState"] == "COMPLETED", project.log()
@@ -136,7 +133,6 @@ def test_nodes_of_other_slurm_jobs_join_and_go(slurm: Slurm, project: Project) -
     assert all(step[2] == step[3] for step in steps(project)), "the weights count the steps"
 
 
-@pytest.mark.timeout(300)
 def test_a_training_outlives_its_processes_on_a_node_of_a_grid_engine_job(
     gridengine: GridEngine, project: Project
 ) -> None:
@@ -145,10 +141,9 @@ def test_a_training_outlives_its_processes_on_a_node_of_a_grid_engine_job(
     options = ("-cwd", "-j", "y", "-S", "/bin/bash", "-o", "job.out", "-pe", "mpi", "6")
     job = gridengine.submit(*options, env=project.env, cwd=project.path, script=SCRIPT)
     outlives(gridengine.nodes, project, lambda: not gridengine.listed(job), is_of_training)
-    assert gridengine.wait(job, 120)["exit_status"] == "0", project.log()
+    assert gridengine.wait(job)["exit_status"] == "0", project.log()
 
 
-@pytest.mark.timeout(400)
 def test_nodes_of_other_gridengine_jobs_join_and_are_killed(gridengine: GridEngine, project: Project) -> None:
     """A job of one node trains; another one joins, is killed whole, which ends no other job, and a third one stays."""
     write_program(project)
@@ -178,7 +173,7 @@ def test_nodes_of_other_gridengine_jobs_join_and_are_killed(gridengine: GridEngi
     finally:
         (project.outside / "stop").touch()
     for job in (first, third):
-        assert gridengine.wait(job, 120)["exit_status"] == "0", project.log()
+        assert gridengine.wait(job)["exit_status"] == "0", project.log()
     assert all(step[2] == step[3] for step in steps(project)), "the weights count the steps"
 
 
