@@ -114,7 +114,7 @@ def test_two_nodes_share_by_weight(source: Path, tmp_path: Path) -> None:
         ready = threading.Barrier(2)
 
         def read(path: Path) -> float:
-            ready.wait(10)
+            ready.wait(300)
             return read_s(path)
 
         until_s = time.monotonic() + PATIENCE_S
@@ -226,7 +226,7 @@ def test_mount_ends_with_a_killed_server(source: Path, mountpoint: Path) -> None
     starter, server = start(source, mountpoint)
     os.kill(server, signal.SIGKILL)
     wait_for(lambda: not is_mounted(mountpoint), what="end of the mount")
-    starter.communicate(timeout=10)
+    starter.communicate(timeout=300)
     assert os.listdir(mountpoint) == []
 
 
@@ -258,7 +258,7 @@ def start(source: Path, mountpoint: Path, *, held: bool = False) -> tuple[subpro
 
 def kill(starter: subprocess.Popen[str]) -> None:
     starter.kill()
-    starter.communicate(timeout=10)
+    starter.communicate(timeout=300)
 
 
 def guards_of(server: int) -> list[int]:
