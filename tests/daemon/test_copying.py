@@ -273,7 +273,7 @@ def test_the_rate_cap_holds(local_dir, make_tree, native):
     manifest = manifest_of(make_tree(files=40, size_bytes=50_000))
     result = copy_all(manifest, None, local_dir, max_rate_bytes_per_s=2e6, native=native)
     assert result.files == 40
-    assert 0.6 < result.seconds < 2.5
+    assert result.seconds > 0.6
 
 
 def test_a_large_file_keeps_to_the_rate_cap(tmp_path, local_dir):

@@ -126,7 +126,6 @@ def test_installing(reader: Reader) -> None:
 
 @pytest.mark.fuse
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_tutorial(reader: Reader) -> None:
     from hpcstage.emulator import unavailable
 

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from benchmarks.stretching.hosts import OURS, Hosts
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
 def test_a_frozen_process_and_the_loss_of_the_endpoint_s_host(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         for name, env in (("with", lab.environment()), ("without", lab.environment(HPCSTAGE_DISABLE="1"))):
             sock = [lab.sock] if name == "with" else []
             command = [sys.executable, loaderforms.__file__, lab.source, base / name, *sock]
-            done = subprocess.run(command, env=env, timeout=110, check=True, capture_output=True)
+            done = subprocess.run(command, env=env, timeout=300, check=True, capture_output=True)
             results.append((json.loads((base / name).read_text()), done.stdout, done.stderr))
     assert results[0][1:] == results[1][1:]
     return Run(results[0][0], results[1][0], epochs, lab)
@@ -217,7 +217,7 @@ except RuntimeError as error: say("exited unexpectedly" in str(error) or "killed
     )
     with Epochs(native_lab) as epochs:
         process = native_lab.start(code)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     assert json.loads(out.splitlines()[-1]) is True
     assert [one.ended for one in epochs.all] == [False, True]
