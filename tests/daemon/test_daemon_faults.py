@@ -200,15 +200,6 @@ def test_an_unwritable_run_directory(start_daemon, make_tree, tmp_path):
     assert not daemon.node_dir.exists()
 
 
-def test_a_scan_that_cannot_begin_is_a_problem_not_an_end(start_daemon, make_tree):
-    root = make_tree()
-    daemon = start_daemon(root, resolved=False).attach()
-    daemon.staged()
-    assert daemon.request(files_of(root)[0])[0] is Answer.DIRECT
-    part = daemon.end()
-    assert [p.id for p in part.problems] == ["scan-failed"]
-
-
 def test_idle_costs_nothing(start_daemon, make_tree):
     daemon = start_daemon(make_tree()).attach()
     daemon.staged()

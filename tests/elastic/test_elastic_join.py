@@ -219,16 +219,6 @@ def wait_together(jobs: Jobs) -> dict[str, str]:
     return {step[0]: step[1] for step in jobs.steps() if step[2] == "3"}
 
 
-def test_it_ends_when_too_few_are_left(jobs: Jobs) -> None:
-    jobs.train(RESTARTED, "--elastic", "2", "--nodes", "1", arguments=("/dev/null",))
-    jobs.said("first", "begins when 1 more join by `hpcstage run --join night`")
-    second = jobs.join("second")
-    jobs.wait("first", "second")
-    jobs.kill("first")
-    assert second.wait(300) == 75, jobs.text()
-    assert "said fail" in jobs.text("second")
-
-
 def test_a_policy_that_takes_nobody(jobs: Jobs) -> None:
     """Who joins waits, and ends with the training."""
     (jobs.work / "mine.py").write_text(LONELY)

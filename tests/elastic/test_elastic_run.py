@@ -152,13 +152,6 @@ def test_a_policy_s_fail_ends_all(train: Callable[..., Training]) -> None:
     assert not psutil.pid_exists(workers[1])
 
 
-def test_sigterm_ends_all(train: Callable[..., Training]) -> None:
-    training = train("--elastic", "1:2")
-    training.wait(2)
-    training.process.terminate()
-    assert training.process.wait(300) != 0
-
-
 @pytest.mark.parametrize(
     ("options", "command", "says"),
     [

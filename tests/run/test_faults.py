@@ -168,21 +168,6 @@ def test_kill_the_wrapper_at_a_random_moment(hpcstage: Hpcstage, make_tree: Tree
     wait_for(lambda: not list(local_dir.glob("hpcstage-*/*/store")), 120, "the removal of the node directory")
 
 
-def test_a_daemon_that_is_told_to_end_stops_copying_and_stays(hpcstage: Hpcstage, make_tree: Tree) -> None:
-    data = make_tree(files=150, size_bytes=40_000)
-    process = start_slow(hpcstage, data, "--max-rate", "400kB")
-    daemon = daemons_of(process)[0]
-    store = Path(daemon.cmdline()[-1]).parent / "store"
-    wait_for(lambda: any(path.is_file() for path in store.rglob("*")), 120, "the first copy")
-    daemon.send_signal(signal.SIGTERM)
-    go(data).touch()
-    out, err = process.communicate(timeout=300)
-    assert (process.returncode, out.decode().strip()) == (0, digest(data, 2)), err
-    record = json.loads(hpcstage.records()[-1].read_text())
-    assert record["complete"] is True
-    assert 0 < record["datasets"][0]["staged_files"] < 150
-
-
 def test_the_next_run_cleans_up_after_everything_was_killed(
     hpcstage: Hpcstage, make_tree: Tree, local_dir: Path
 ) -> None:

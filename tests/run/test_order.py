@@ -90,18 +90,6 @@ def test_a_dataset_that_shows_no_table(hpcstage: Hpcstage, make_tree: Tree) -> N
     assert output == alone(root, workers=2, table="hidden")
     assert record["order"]["provenance"] == "manifest"
     assert record["order"]["unknown_samples"] >= 60
-    again, record = run(hpcstage, root, "--max-rate", "50kB", workers=2, epochs=1, table="hidden")
-    assert record["order"]["provenance"] == "manifest", "another command"
     again, record = run(hpcstage, root, workers=2, table="hidden")
     assert again == output
     assert record["order"]["provenance"] == "trace"
-
-
-def test_where_another_order_is_asked_for_no_sampler_is_run_ahead(hpcstage: Hpcstage, make_tree: Tree) -> None:
-    root = make_tree(files=60, size_bytes=2000)
-    stdout, record = run(hpcstage, root, "--order", "manifest", workers=2)
-    assert stdout == alone(root, workers=2)
-    order = record["order"]
-    assert (order["provenance"], order["followed"], order["announcements"]) == ("manifest", False, 0)
-    assert record["coverage"]["swapped"] > 0
-    assert record["time_split"]["loader_workers"] is not None, "waits are measured all the same"

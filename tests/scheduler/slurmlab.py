@@ -148,11 +148,6 @@ class Slurm:
         until(lambda: self.finished(job), timeout_s, f"the end of job {job}")
         return self.job(job)
 
-    def wait_running(self, job: int, timeout_s: float = JOB_S) -> None:
-        """Waits until the job's first step runs."""
-        steps = ["squeue", "-h", "-s", "-j", str(job)]
-        until(lambda: f"{job}.0" in self.nodes.run(1, *steps).stdout, timeout_s, f"the first step of job {job}")
-
     def wait_array(self, job: int, timeout_s: float = JOB_S) -> None:
         """Waits until all tasks of an array job are over."""
         states = ["squeue", "-h", "-r", "-t", "all", "-o", "%T", "-j", str(job)]

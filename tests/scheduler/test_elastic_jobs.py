@@ -47,14 +47,6 @@ exec hpcstage run --elastic 2:3 -- python elastic_train.py
 START_S = 300
 
 
-def test_a_training_outlives_a_node_of_a_slurm_job(slurm: Slurm, project: Project) -> None:
-    write_program(project)
-    shape = ("--nodes=3", "--ntasks-per-node=1", "--no-kill")
-    job = slurm.submit(*shape, env=project.env, cwd=project.path, script=SCRIPT)
-    outlives(slurm.nodes, project, lambda: slurm.finished(job))
-    assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
-
-
 @pytest.mark.parametrize("keeps", [True, False], ids=["no-kill", "kill"])
 def test_slurmd_and_all_below_it_is_lost(slurm: Slurm, project: Project, keeps: bool) -> None:
     """With --no-kill the training goes on without the node; without it Slurm ends the job, and a line names the

@@ -1,4 +1,4 @@
-"""hpcstage under a real Grid Engine: batch jobs of one node, exit codes, qdel, soft and hard limits."""
+"""hpcstage under a real Grid Engine: batch jobs, ranks, qdel, the soft limit."""
 
 from __future__ import annotations
 
