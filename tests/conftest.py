@@ -178,7 +178,7 @@ class Hpcstage:
         self,
         *arguments: str | bytes | os.PathLike[str],
         env: Mapping[str, str] | None = None,
-        timeout_s: float = 120,
+        timeout_s: float = 400,
         cwd: Path | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
         """Runs it to its end."""

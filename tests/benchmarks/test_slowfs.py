@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(unavailable() is not None, reason=f"emulator: {unavailable()}"),
 ]
 MB = 1e6
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 STARTER = """
 import sys, pathlib
 from hpcstage.emulator import Slowfs
@@ -102,8 +102,8 @@ def test_bandwidth_holds(source: Path) -> None:
     rate = 40 * MB
     with Slowfs(source, Settings(bandwidth_bytes_per_s=rate)) as slow:
         expected_s = 8_000_000 / rate
-        took_s = shortest_s(lambda: read_s(slow.path / "large"), expected_s * 1.25 + 0.1)
-    assert expected_s * 0.95 < took_s < expected_s * 1.25 + 0.1
+        took_s = shortest_s(lambda: read_s(slow.path / "large"), expected_s * 1.5 + 0.1)
+    assert expected_s * 0.95 < took_s < expected_s * 1.5 + 0.1
 
 
 def test_two_nodes_share_by_weight(source: Path, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_the_next_run_goes_on_though_the_node_that_saved_was_lost(start: Start, 
         return [list(map(int, line.split())) for line in lines[after:]]
 
     def wait(what: Callable[[], bool], why: str) -> None:
-        wait_for(lambda: what() or run.poll() is not None, 90, why)
+        wait_for(lambda: what() or run.poll() is not None, 300, why)
         assert what(), said()
 
     run = start()

@@ -126,11 +126,11 @@ class Jobs:
             assert all(self.processes[job].poll() is None for job in jobs), self.text()
             return set(found()) == {*jobs}
 
-        wait_for(is_there, 120, f"steps of {jobs}: {self.text()}")
+        wait_for(is_there, 300, f"steps of {jobs}: {self.text()}")
         return found()
 
     def said(self, job: str, what: str) -> None:
-        wait_for(lambda: what in self.text(job), 120, f"{what}: {self.text()}")
+        wait_for(lambda: what in self.text(job), 300, f"{what}: {self.text()}")
 
     def kill(self, job: str) -> None:
         """Kills a job as a node does that is lost."""
@@ -215,7 +215,7 @@ def test_processes_that_go_on(jobs: Jobs) -> None:
 
 def wait_together(jobs: Jobs) -> dict[str, str]:
     """Waits until the training has the two nodes of the second job, and returns the processes."""
-    wait_for(lambda: any(step[2] == "3" for step in jobs.steps()), 120, f"three ranks: {jobs.text()}")
+    wait_for(lambda: any(step[2] == "3" for step in jobs.steps()), 300, f"three ranks: {jobs.text()}")
     return {step[0]: step[1] for step in jobs.steps() if step[2] == "3"}
 
 

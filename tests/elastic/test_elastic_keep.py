@@ -226,7 +226,7 @@ def test_a_training_waits_for_the_host_that_has_its_state(
     first, frozen = training.pids(), node(training.process, 1)
     struck_s = training.strike(frozen, signal.SIGSTOP)
     training.strike([psutil.Process(first[0])], signal.SIGKILL)
-    wait_for(lambda: "loss False wait\n" in asked.read_text(), 120, "a policy that waits")
+    wait_for(lambda: "loss False wait\n" in asked.read_text(), 300, "a policy that waits")
     reached = max(one["step"] for one in training.steps())
     for process in frozen:
         process.resume()
@@ -246,7 +246,7 @@ def test_a_process_that_hangs_is_replaced(hpcstage: Hpcstage, tmp_path: Path, tr
     trainings.append(training)
     training.wait(0, 1)
     first = training.pids()
-    wait_for((tmp_path / "hung").exists, 120, "a process that hangs")
+    wait_for((tmp_path / "hung").exists, 300, "a process that hangs")
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(first[1]).wait(300)
     took_s = time.time() - (tmp_path / "hung").stat().st_mtime

@@ -71,7 +71,7 @@ class Training:
             assert self.process.poll() is None, self.text()
             return [row for row in self.steps()[after:] if row[3] == world]
 
-        wait_for(lambda: len({row[0] for row in now()}) == world, 120, f"training on {world}: {self.text()}")
+        wait_for(lambda: len({row[0] for row in now()}) == world, 300, f"training on {world}: {self.text()}")
         return sorted({row[:2] for row in now()})
 
     def text(self) -> str:

@@ -93,7 +93,7 @@ def test_orders_are_announced_anew_after_a_change(
         for lost in [*worker.parents()[:2][::-1], worker]:
             with contextlib.suppress(psutil.NoSuchProcess):  # one may go with another
                 lost.send_signal(signal.SIGKILL)
-        wait_for(lambda: any(one["world"] == 1 for one in steps(tmp_path)), 120, "steps of the node that is left")
+        wait_for(lambda: any(one["world"] == 1 for one in steps(tmp_path)), 300, "steps of the node that is left")
         (tmp_path / "go").touch()
         _, said = process.communicate(timeout=300)
     finally:

@@ -9,7 +9,7 @@ from nfsproject import Project
 
 pytest_plugins = ("nfsfixtures",)
 pytestmark = [pytest.mark.root, pytest.mark.timeout(3600), pytest.mark.slow]
-KILLS = int(os.environ.get("HPCSTAGE_TEST_KILLS", "4"))
+KILLS = int(os.environ.get("HPCSTAGE_TEST_KILLS", "2"))
 SEED = int(os.environ.get("HPCSTAGE_TEST_SEED", "1"))
 
 

@@ -265,15 +265,15 @@ def test_latency_is_hidden(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_million_files_from_a_list(tmp_path: Path, local_dir: Path):
-    """Hard links make a million names cheap; the same few files are looked at again and again."""
+def test_many_names_from_a_list(tmp_path: Path, local_dir: Path):
+    """The same few files are looked at again and again."""
     names = []
     for i in range(1000):
         put(local_dir, f"d/{i}")
         names.append(os.fsencode(local_dir / "d" / str(i)))
     listed = tmp_path / "list"
-    # A million spellings below one root: duplicates are looked at, and taken once.
-    listed.write_bytes(b"\n".join(names * 1000))
+    # Spellings below one root: duplicates are looked at, and taken once.
+    listed.write_bytes(b"\n".join(names * 200))
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.process_time()  # other tests may have the processors at that time
     resolved = resolve([f"@{listed}"], tmp_path)
@@ -281,8 +281,8 @@ def test_a_million_files_from_a_list(tmp_path: Path, local_dir: Path):
     found, unknown, _ = orders.build(result.manifest, None, lists=resolved.lists)
     seconds = time.process_time() - started
     assert (len(result.manifest), len(found.ids), unknown) == (1000, 1000, 0)
-    assert seconds < 120
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 700_000
+    assert seconds < 40
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 200_000
 
 
 # ---- patterns alone

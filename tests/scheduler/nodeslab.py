@@ -109,7 +109,7 @@ class Nodes:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         text: str | None = None,
-        timeout_s: float = 60,
+        timeout_s: float = 300,
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command on a node, as root or as the user, in a clean environment."""

@@ -1,4 +1,4 @@
-"""hpcstage under a real Grid Engine: batch jobs, ranks, qdel, the soft limit."""
+"""hpcstage under a real Grid Engine: batch jobs, ranks, qdel, soft and hard limits."""
 
 from __future__ import annotations
 
@@ -86,6 +86,14 @@ def test_the_soft_limit_is_a_warning(gridengine: GridEngine, project: Project) -
     record = project.record()
     assert record["complete"] is True, record["problems"]
     assert gridengine.left_by(job) == {done["hostname"]: ""}
+
+
+def test_the_hard_limit(gridengine: GridEngine, project: Project) -> None:
+    words = f"--patient --leave-on {int(signal.SIGUSR2)}"
+    job = start_patient(gridengine, project, "-notify", "-l", "h_rt=00:00:06", words=words)
+    gridengine.wait(job)
+    assert heard(project) == {0: [signal.SIGUSR2]}, project.log()
+    assert project.report()
 
 
 def test_ranks_behind_mpirun(gridengine: GridEngine, project: Project) -> None:

@@ -71,7 +71,7 @@ def test_a_node_is_lost_and_no_state_without_its_part_takes_a_name(
     log = project.log
 
     def await_or_end(condition: Callable[[], bool], what: str) -> None:
-        until(lambda: condition() or slurm.finished(job), 150, f"{what}: {log()}")
+        until(lambda: condition() or slurm.finished(job), 400, f"{what}: {log()}")
         assert condition(), log()
 
     await_or_end(lambda: newest(project) >= 1, "some steps in DIR")

@@ -314,9 +314,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("layer", "method"), [("native", None), ("native", "fork"), ("native", "forkserver"), ("python", "spawn")]
-)
+@pytest.mark.parametrize(("layer", "method"), [("native", None), ("native", "fork"), ("python", "spawn")])
 def test_data_loader(tmp_path: Path, layer: str, method: str | None) -> None:
     pytest.importorskip("torch")
     require(layer)
