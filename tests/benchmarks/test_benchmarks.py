@@ -111,14 +111,6 @@ class TestTraining:
         by_name = {f["name"]: f for f in result["figures"]}
         assert by_name["no load: no contention reported"]["measured"] is not None
 
-    @needs_mpi
-    def test_guard_with_faults(self, tmp_path: Path) -> None:
-        folder = tmp_path / "guard"
-        guard = quick("guard", tmp_path, *only("faults"), "--folder", str(folder), "--check")
-        assert ok(guard) == {"faults": True}
-        samples = json.loads((folder / "faults.json").read_text())["samples"]
-        assert {sample["victim"] for sample in samples if sample["cell"] == "tries"} >= {"daemon", "node"}
-
     def test_checkpointer(self, tmp_path: Path, local_dir: Path) -> None:
         pytest.importorskip("xxhash")
         result = quick("checkpointer", tmp_path, "--memory-dir", str(local_dir), work=local_dir / "work")
@@ -158,6 +150,15 @@ def test_coder(tmp_path: Path) -> None:
 def test_scale(tmp_path: Path) -> None:
     result = quick("scale", tmp_path, *only("partition, 8 nodes"), "--check", code=1)
     assert {"partition, 8 nodes", "partition, 8 nodes, slow links"} <= {sample["cell"] for sample in result["samples"]}
+
+
+def test_guard_with_what_arrives(tmp_path: Path) -> None:
+    folder = tmp_path / "guard"
+    guard = quick("guard", tmp_path, *only("arriving"), "--folder", str(folder), "--check")
+    assert ok(guard) == {"arriving": True}
+    samples = json.loads((folder / "arriving.json").read_text())["samples"]
+    assert {sample["victim"] for sample in samples} == {"daemon", "copiers", "both"}
+    assert all(sample["bytes"] > sample["served_bytes"] > 0 for sample in samples)
 
 
 def test_a_terminated_benchmark_leaves_nothing(tmp_path: Path) -> None:
