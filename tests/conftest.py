@@ -114,13 +114,11 @@ def _is_of_others(name: str, path: str, own: Path) -> bool:
 
 def _marked() -> list[psutil.Process]:
     """Live processes that descend from this test session, wherever they were re-parented to."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.environ().get(MARK) == SESSION:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
+    mark, found = f"{MARK}={SESSION}\0".encode(), []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if pid != os.getpid() and mark in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(psutil.Process(pid))
     return found
 
 
