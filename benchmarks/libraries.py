@@ -140,7 +140,7 @@ class Runs:
                 "PYTHONDONTWRITEBYTECODE=1",
             ]
             words += [sys.executable, "-c", START, where.disk, "-q", "--tb=no", f"--junitxml={results}"]
-            words += ["-p", "no:cacheprovider", "-p", "no:rerunfailures", "-o", f"timeout={EACH_LIMIT_S}", *suite.tests]
+            words += ["-p", "no:cacheprovider", "-o", f"timeout={EACH_LIMIT_S}", *suite.tests]
             done = run([*head, *words], where.disk, limit_s=LIMIT_S, check=False)
             asked = storage.counters()
         if not results.exists():

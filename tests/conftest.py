@@ -22,7 +22,7 @@ hypothesis.settings.register_profile("any machine", deadline=None)  # a busy mac
 hypothesis.settings.load_profile("any machine")
 REPO = Path(__file__).resolve().parent.parent
 SHM = Path("/dev/shm")
-GONE_S = 30.0
+GONE_S = 90.0
 MARK = "HPCSTAGE_TEST_SESSION"
 SESSION = f"{os.getpid()}-{time.monotonic_ns()}"
 OF_BENCHMARK = re.compile(rf"/(?:hpcstage-bench-{os.getuid()}|netns/hpcstage)-(\d+)-")
@@ -30,51 +30,19 @@ OF_EMULATOR = re.compile(r"hpcstage-slowfs-(\d+)-")
 OF_TESTS = re.compile(r"/pytest-of-[^/]+/pytest-\d+/")
 GLOO = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 """For programs of several ranks: they meet on loopback, whatever this machine's name leads to."""
-STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
-"""Audit events of a process that is started."""
-_started = 0
 
 
-def _count_starts(event: str, arguments: tuple[object, ...]) -> None:
-    global _started
-    _started += event in STARTS
-
-
-sys.addaudithook(_count_starts)
-
-
-class StartedProcesses:
-    """True once processes have been started since the test began."""
-
-    def __init__(self) -> None:
-        self.before = _started
-
-    def __bool__(self) -> bool:
-        return _started > self.before
-
-
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Has what tests start end by SIGINT, SIGQUIT and SIGHUP, as in a terminal: nohup, and a shell for its background
-    jobs, has programs ignore some of them, which hpcstage keeps to. A handler of this process is none of theirs."""
+    jobs, has programs ignore some of them, which hpcstage keeps to. A handler of this process is none of theirs. What
+    libraries and killed programs leave in TMPDIR goes with the session."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number is signal.SIGINT else lambda *_: None)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> None:
-    """A test that started a process and fails gets a second try, as some fail on a busy machine from causes that are
-    not known. It is counted as `rerun` and named at the end with its reason. Others get none: what fails there once is
-    a mistake."""
-    item.add_marker(pytest.mark.flaky(reruns=1, condition=StartedProcesses()))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says at the end why first tries failed."""
-    for report in terminalreporter.stats.get("rerun", ()):
-        crash = getattr(report.longrepr, "reprcrash", None)
-        reason = crash.message if crash else str(report.longrepr)
-        terminalreporter.write_line(f"RERUN {report.nodeid} - {report.when}: {' '.join(reason.split())[:300]}")
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    own = tempfile.mkdtemp(prefix="ht-")
+    config.add_cleanup(lambda: shutil.rmtree(own, ignore_errors=True))
+    os.environ["TMPDIR"] = os.environ["XDG_RUNTIME_DIR"] = tempfile.tempdir = own
 
 
 @contextlib.contextmanager
@@ -94,7 +62,7 @@ def torchrun(ranks: int, program: Path, *words: object) -> list[str]:
     return [*launcher, f"--nproc-per-node={ranks}", os.fspath(program), *map(str, words)]
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 40.0, what: str = "condition") -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0, what: str = "condition") -> None:
     """Polls until the condition holds; fails the test after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -110,7 +78,7 @@ def kill_all(wrapper: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signum)
     wrapper.wait()
-    psutil.wait_procs(family, timeout=10)
+    psutil.wait_procs(family, timeout=300)
 
 
 @contextlib.contextmanager
@@ -146,13 +114,11 @@ def _is_of_others(name: str, path: str, own: Path) -> bool:
 
 def _marked() -> list[psutil.Process]:
     """Live processes that descend from this test session, wherever they were re-parented to."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.environ().get(MARK) == SESSION:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
+    mark, found = f"{MARK}={SESSION}\0".encode(), []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if pid != os.getpid() and mark in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(psutil.Process(pid))
     return found
 
 
@@ -197,6 +163,7 @@ class Hpcstage:
             **kept,
             "PYTHONPATH": os.fspath(REPO),
             "HPCSTAGE_LOCAL_DIR": os.fspath(local_dir),
+            "XDG_RUNTIME_DIR": tempfile.gettempdir(),
             "XDG_STATE_HOME": os.fspath(cwd / "state"),
             "XDG_CONFIG_HOME": os.fspath(cwd / "config"),
         }
@@ -209,7 +176,7 @@ class Hpcstage:
         self,
         *arguments: str | bytes | os.PathLike[str],
         env: Mapping[str, str] | None = None,
-        timeout_s: float = 120,
+        timeout_s: float = 400,
         cwd: Path | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
         """Runs it to its end."""

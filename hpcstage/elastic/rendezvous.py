@@ -196,7 +196,7 @@ class PersistentHandler(Handler):
             self._begin()
             self._seats.start()
             atexit.register(self._leave)
-            os.environ[seats.VARIABLE], os.environ[seats.AGREED] = self._seats.path, os.fspath(self._directory)
+            os.environ[seats.VARIABLE], os.environ[seats.AGREED] = self._seats.name, os.fspath(self._directory)
         return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", _free_port()))
 
     def num_nodes_waiting(self) -> int:

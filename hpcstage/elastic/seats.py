@@ -1,7 +1,7 @@
 """Seats: how the agent of a node tells its processes in which membership they train, when processes outlive changes.
 
-The module owns the agent's side: a socket in a directory of its own, a thread, and the order of what is said. A process
-takes its seat and says `ready`; when all seats of the node are, the node offers itself. What is agreed goes to the
+The module owns the agent's side: a socket without a file, a thread, and the order of what is said. A process takes
+its seat and says `ready`; when all seats of the node are, the node offers itself. What is agreed goes to the
 seats; `stop` tells them that it holds no more, and each says `ready` again when it has left its group. Lines of JSON,
 between processes of one user on one node.
 """
@@ -13,11 +13,9 @@ import json
 import math
 import os
 import selectors
-import shutil
 import signal
 import socket
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -121,10 +119,9 @@ class NodeSeats:
     def __init__(self, client: MembershipClient, setting: AgentSetting) -> None:
         self._client = client
         self._setting = setting
-        self._directory = tempfile.mkdtemp(prefix="hpcstage-seats-")
-        self.path = os.path.join(self._directory, "socket")
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._server.bind(self.path)
+        self._server.bind("")  # Linux gives it a name that no other socket of the node has, and no file is left
+        self.name = self._server.getsockname()[1:].decode()
         self._server.listen(setting.node.processes)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
@@ -155,13 +152,12 @@ class NodeSeats:
             raise self._error
 
     def close(self) -> None:
-        """Ends the thread and removes the socket."""
+        """Ends the thread and the socket."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(3 * self._setting.times.call_s)
         self._names.close()
         self._server.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _run(self) -> None:
         try:

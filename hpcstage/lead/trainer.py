@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -58,9 +59,16 @@ def main(arguments: list[str]) -> int:
         return 0  # some launchers start this on all nodes; the first node has the one of the wrapper
     signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    with tempfile.TemporaryDirectory(prefix="hpcstage-torchrun-", ignore_cleanup_errors=True) as logs:
+        code = _agent(spec, index, logs)
+    return code if code >= 0 else 128 - code
+
+
+def _agent(spec: TrainingSpec, index: int, logs: str) -> int:
+    """Runs the agent, ends all that it leaves, and returns its exit code, negative for a signal."""
     try:
         agent = subprocess.Popen(
-            command(spec, index),
+            command(spec, index, logs),
             stdin=subprocess.DEVNULL,
             env=environment(spec, index, os.environ),
             cwd=spec.cwd,
@@ -70,20 +78,20 @@ def main(arguments: list[str]) -> int:
         stderr.say(f"elastic: {spec.hosts[index]}: {spec.torchrun[0]} cannot be started: {error.strerror}")
         return 127
     try:
-        code = _followed(agent)
+        return _followed(agent)
     finally:
         _kill_left()
-    return code if code >= 0 else 128 - code
 
 
-def command(spec: TrainingSpec, index: int) -> list[str]:
-    """Returns the command line of `torchrun` on a node."""
+def command(spec: TrainingSpec, index: int, logs: str) -> list[str]:
+    """Returns the command line of `torchrun` on a node. It makes a directory below `logs`, and leaves it."""
     return [
         *spec.torchrun,
         f"--nnodes={spec.least}:{spec.most}",
         "--rdzv-backend=hpcstage",
         f"--rdzv-id={spec.run_id}",
         f"--local-addr={spec.address or spec.hosts[index]}",
+        f"--log-dir={logs}",
         f"--max-restarts={RESTARTS}",  # unless the user gives another number: the last counts
         *spec.arguments,
     ]

@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.fuse,
     pytest.mark.compiler,
-    pytest.mark.timeout(400),
     pytest.mark.skipif(unavailable() is not None, reason=f"emulator: {unavailable()}"),
 ]
 needs_mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs mpi4py and an MPI")
@@ -107,51 +106,10 @@ class TestTraining:
 
     pytestmark = needs_torch
 
-    def test_staging(self, tmp_path: Path) -> None:
-        cell, wanted = "cnn x1 E1 high", ("source", "compute", "direct", "runtime")
-        staged = quick("staging", tmp_path, "--ratio", "0.3", *only(cell, arms=wanted))
-        assert arms(staged, cell) == set(wanted)
-        assert staged["parameters"]["source_to_compute"] == 0.3
-        assert [is_ok for name, is_ok in ok(staged).items() if name.startswith("same losses")] == [True]
-
-    def test_identity(self, tmp_path: Path) -> None:
-        assert all(ok(quick("identity", tmp_path, *only("workers 2 fork"), "--check")).values())
-
     def test_truth(self, tmp_path: Path) -> None:
         result = quick("truth", tmp_path, *only("no load"))
         by_name = {f["name"]: f for f in result["figures"]}
         assert by_name["no load: no contention reported"]["measured"] is not None
-
-    @needs_mpi
-    def test_nodes(self, tmp_path: Path) -> None:
-        wanted = ("direct", "replicate", "partition")
-        result = quick("nodes", tmp_path, *only("N2 E2", arms=wanted), "--check")
-        assert arms(result, "N2 E2") == set(wanted)
-
-    @needs_mpi
-    def test_guard_with_faults(self, tmp_path: Path) -> None:
-        folder = tmp_path / "guard"
-        guard = quick("guard", tmp_path, *only("faults"), "--folder", str(folder), "--check")
-        assert ok(guard) == {"faults": True}
-        samples = json.loads((folder / "faults.json").read_text())["samples"]
-        assert {sample["victim"] for sample in samples if sample["cell"] == "tries"} >= {"daemon", "node"}
-
-    def test_warm_and_what_was_not_measured_falls_short(self, tmp_path: Path) -> None:
-        result = quick("warm", tmp_path, *only("opens", arms=("native",)), "--check", code=1)
-        assert arms(result, "opens") == {"native"}
-
-    @needs_mpi
-    def test_checkpoint(self, tmp_path: Path, local_dir: Path) -> None:
-        pytest.importorskip("xxhash")
-        cells = ["frozen body, Adam head, tensors", "work of a node", "simulated", "exchanged, 3 nodes, 2+1"]
-        result = quick("checkpoint", tmp_path, *only(*cells), work=local_dir / "work")  # no disk that others write to
-        assert all(s.get("same", True) for s in result["samples"])
-        assert ok(result)["every state came back bit for bit"]
-        assert [is_ok for name, is_ok in ok(result).items() if "counted bytes" in name] == [True] * 4
-        assert {s["arm"] for s in result["samples"] if s["cell"] == cells[0] and s["parity_bytes"]} == {
-            "full", "incremental",
-        }  # fmt: skip
-        assert min(s["sent_bytes"] for s in result["samples"] if s["cell"] == cells[-1]) > 0
 
     def test_checkpointer(self, tmp_path: Path, local_dir: Path) -> None:
         pytest.importorskip("xxhash")
@@ -171,19 +129,6 @@ class TestTraining:
         result = quick("threads", tmp_path, *only(*cells, arms=wanted))
         assert {(s["cell"], s["arm"]) for s in result["samples"]} == {(c, arm) for c in cells for arm in wanted}
         assert ok(result)["the same batches in all arms"]
-
-    @needs_mpi
-    def test_locality(self, tmp_path: Path) -> None:
-        result = quick("locality", tmp_path, *only("moved", "learners", "theorem 1", "2 nodes, loading"))
-        assert {"moved, local batch 128, by 16 nodes", "16 learners simulated, source of 16, slow links"} <= {
-            sample["cell"] for sample in result["samples"]
-        }
-        assert ok(result)["locality: gradients off the regular sampler's, relative"]
-        loading = {s["arm"]: s for s in result["samples"] if s["cell"].startswith("2 nodes, loading")}
-        assert loading["regular"]["source"] == pytest.approx(2, abs=0.01)
-        assert loading["locality"]["source"] == pytest.approx(1, abs=0.01)
-        assert loading["locality"]["source_opens"] == 0
-        assert loading["locality"]["peer_files"] < loading["cached"]["peer_files"]
 
     def test_bundle(self, tmp_path: Path) -> None:
         result = quick("bundle", tmp_path)
@@ -207,24 +152,13 @@ def test_scale(tmp_path: Path) -> None:
     assert {"partition, 8 nodes", "partition, 8 nodes, slow links"} <= {sample["cell"] for sample in result["samples"]}
 
 
-def test_outputs(tmp_path: Path) -> None:
-    result = quick("outputs", tmp_path, "--check")
-    victims = {sample["victim"] for sample in result["samples"] if sample["cell"] == "kills"}
-    assert victims == {"daemon", "wrapper", "both", "all"}
-
-
-def test_arriving(tmp_path: Path) -> None:
-    result = quick("arriving", tmp_path, "--check")
-    assert {sample["victim"] for sample in result["samples"]} == {"daemon", "copiers", "both"}
-    assert any(sample["write_s"] is not None for sample in result["samples"])
-    assert all(sample["bytes"] > sample["served_bytes"] > 0 for sample in result["samples"])
-
-
-def test_served(tmp_path: Path) -> None:
-    result = quick("served", tmp_path)
-    assert arms(result, "in order") == {"plain", "runtime"}
-    assert len({sample["output"] for sample in result["samples"] if sample["cell"] == "in order"}) == 1
-    assert all(sample["served_share"] >= 1 for sample in result["samples"] if sample["cell"] == "cost")
+def test_guard_with_what_arrives(tmp_path: Path) -> None:
+    folder = tmp_path / "guard"
+    guard = quick("guard", tmp_path, *only("arriving"), "--folder", str(folder), "--check")
+    assert ok(guard) == {"arriving": True}
+    samples = json.loads((folder / "arriving.json").read_text())["samples"]
+    assert {sample["victim"] for sample in samples} == {"daemon", "copiers", "both"}
+    assert all(sample["bytes"] > sample["served_bytes"] > 0 for sample in samples)
 
 
 def test_a_terminated_benchmark_leaves_nothing(tmp_path: Path) -> None:
@@ -233,17 +167,8 @@ def test_a_terminated_benchmark_leaves_nothing(tmp_path: Path) -> None:
     work.mkdir()
     words = ["-m", "benchmarks.copy", "--quick", "--work-dir", str(work), "--memory-dir", str(memory), "--only", "2 ms"]
     with subprocess.Popen([sys.executable, *words], cwd=REPO, stderr=subprocess.DEVNULL) as benchmark:
-        wait_for(lambda: any(os.fsdecode(m.path).startswith(str(memory)) for m in mounts()), 60, "a mount")
+        wait_for(lambda: any(os.fsdecode(m.path).startswith(str(memory)) for m in mounts()), 120, "a mount")
         benchmark.terminate()
-        assert benchmark.wait(30) == 143
+        assert benchmark.wait(300) == 143
     assert not list(memory.iterdir())
     assert not list(work.iterdir())
-
-
-@needs_mpi
-def test_onefile(tmp_path: Path) -> None:
-    result = quick("onefile", tmp_path, *only("in order"))
-    assert arms(result, "in order") == {"plain", "runtime"}
-    (plain,) = [sample for sample in result["samples"] if sample["arm"] == "plain"]
-    assert plain["source_files"] == pytest.approx(2, abs=0.1), "each node reads it anew"
-    assert ok(result)["in order: same output"]

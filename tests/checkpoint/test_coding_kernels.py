@@ -195,7 +195,7 @@ def test_other_threads_run_meanwhile(kernel: Kernel) -> None:
 def library(tmp_path: Path, source: str) -> str:
     (tmp_path / "lib.c").write_text(source)
     made = tmp_path / "lib.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", made, tmp_path / "lib.c"], check=True, timeout=60)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", made, tmp_path / "lib.c"], check=True, timeout=300)
     return str(made)
 
 

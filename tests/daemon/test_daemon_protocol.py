@@ -41,18 +41,6 @@ def test_a_whole_run(start_daemon, make_tree):
     assert part.problems == ()
 
 
-def test_direct_mode_copies_nothing(start_daemon, make_tree):
-    root = make_tree()
-    daemon = start_daemon(root, "direct").attach()
-    assert daemon.state() is State.MEASURING
-    daemon.staged()
-    assert daemon.request(files_of(root)[0])[0] is Answer.DIRECT
-    assert daemon.children() == []
-    part = daemon.end()
-    assert part.mode == "direct"
-    assert part.totals.copied_bytes is None
-
-
 def test_daemon_and_copiers_do_not_push_the_program_aside(start_daemon, make_tree):
     daemon = start_daemon(make_tree(files=3)).attach()
     pids = [daemon.process.pid, *(child.pid for child in daemon.children())]
@@ -103,18 +91,6 @@ def test_an_order_is_obeyed(start_daemon, make_tree):
     wait_until(lambda: all(daemon.store(p).exists() for p in wanted))
     assert sum(1 for p in files_of(root) if daemon.store(p).exists()) < 45
     assert daemon.end().order.provenance == "given"
-
-
-def test_a_list_gives_the_order(start_daemon, make_tree, tmp_path):
-    root = make_tree(files=30)
-    names = [os.fspath(p) for p in reversed(files_of(root))]
-    (tmp_path / "list.txt").write_text("\n".join(names) + "\n")
-    opens = SourceOpens(root)
-    daemon = start_daemon([f"@{tmp_path}/list.txt"], transfers=1).attach()
-    daemon.staged()
-    part = daemon.end()
-    assert part.order.provenance == "given"
-    assert opens.ids() == list(reversed(range(30)))
 
 
 def test_strange_requests_are_refused(start_daemon, make_tree):
@@ -179,16 +155,9 @@ def test_lives_on_while_the_child_of_a_killed_wrapper_runs(start_daemon, make_tr
         assert daemon.process.poll() is None
     finally:
         child.communicate(b"\n")
-    assert daemon.process.wait(20) == 0
+    assert daemon.process.wait(300) == 0
     assert not daemon.node_dir.exists()
     assert daemon.part().complete
-
-
-def test_ends_when_its_only_wrapper_is_gone(start_daemon, make_tree):
-    daemon = start_daemon(make_tree()).attach()
-    daemon.wrapper.close()
-    assert daemon.process.wait(20) == 0
-    assert not daemon.node_dir.exists()
 
 
 def test_term_stops_copying_and_goes_on_serving(start_daemon, make_tree):
@@ -198,8 +167,8 @@ def test_term_stops_copying_and_goes_on_serving(start_daemon, make_tree):
     first = files_of(root)[0]
     wait_until(lambda: daemon.store(first).exists())
     daemon.process.terminate()
-    wait_until(lambda: daemon.state() is State.SETTLED, 5)
-    wait_until((daemon.run_dir / "nodes" / "node.json").exists, 5)
+    wait_until(lambda: daemon.state() is State.SETTLED, 120)
+    wait_until((daemon.run_dir / "nodes" / "node.json").exists, 120)
     assert daemon.request(first) == (Answer.READY, Reason.NONE)
     assert daemon.request(files_of(root)[-1]) == (Answer.DIRECT, Reason.LATER)
     daemon.end()
@@ -249,7 +218,7 @@ def test_another_user_is_refused(start_daemon, make_tree):
         ["/usr/bin/python3", "-c", code, os.fspath(daemon.sock), request],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=300,
         check=False,
     )
     closed = "ConnectionResetError" in done.stderr or "BrokenPipeError" in done.stderr
@@ -263,7 +232,7 @@ def test_missed_processes_are_told(start_daemon, make_tree):
         daemon = start_daemon(make_tree(), "direct").attach(child.pid)
         path = daemon.run_dir / "nodes" / "node.json"
         wait_until(path.exists)
-        wait_until(lambda: missed_in(daemon), 20)
+        wait_until(lambda: missed_in(daemon), 120)
     finally:
         child.communicate(b"\n")
     part = daemon.end()

@@ -30,18 +30,6 @@ from hpcstage.store.pool import CopierPool
 from hpcstage.store.storedir import Store
 
 
-def test_a_staged_copy_is_dropped(start_daemon, make_tree):
-    root = make_tree()
-    victim = root / "class0" / "file00000.bin"
-    daemon = start_daemon(root).attach()
-    daemon.staged()
-    assert daemon.store(victim).exists()
-    assert daemon.ask(Kind.WROTE, os.fsencode(victim))[0] is Answer.DONE
-    assert not daemon.store(victim).exists()
-    assert daemon.request(victim) == (Answer.DIRECT, Reason.VOID)
-    assert daemon.end().totals.void == 1
-
-
 def test_everything_below_a_renamed_directory_is_dropped(start_daemon, make_tree):
     root = make_tree()
     daemon = start_daemon(root).attach()

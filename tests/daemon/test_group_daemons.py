@@ -83,22 +83,6 @@ def test_requests_for_what_others_read_come_first(nodes, make_tree):
     assert total(parts, "copied_files") < 300
 
 
-def test_without_a_group_every_node_stages_alone(nodes, make_tree):
-    root = make_tree(files=30)
-    daemons = nodes.up(root, 2, group=False, group_wait_s=1.0)
-    nodes.staged()
-    for daemon in daemons:
-        assert all(same(path, daemon.store(path)) for path in files_of(root))
-    parts = nodes.end()
-    for index, part in enumerate(parts):
-        assert part.placement == "private"
-        assert [problem.id for problem in part.problems] == ["group-missing"]
-        assert f"node{index}" in part.problems[0].text
-        assert "no exchange has connected" in part.problems[0].text
-        assert part.group == GroupPart(why=part.group.why)
-        assert part.totals.copied_files == 30
-
-
 def test_a_node_that_never_came_up_is_dealt_to_the_others(nodes, make_tree):
     root = make_tree(files=90)
     daemons = nodes.up(root, 3, group=False, placement="replicate", each={2: {"group_wait_s": 0.5}})

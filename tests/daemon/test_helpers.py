@@ -10,7 +10,7 @@ import pytest
 
 from hpcstage.forked import Helpers
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from hpcstage.plan.order import orders
 from hpcstage.plan.types import Order
 from hpcstage.protocol import nodedir
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 LISTINGS, TOLD = 3, 5
 FOUND = Scanned(LISTINGS, [])
 

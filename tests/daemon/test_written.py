@@ -77,7 +77,7 @@ def test_where_a_daemon_does_not_hear_of_a_write_its_node_serves_nothing(nodes, 
         began = time.monotonic()
         for other in others[:4]:
             wrote(daemons[0], other)
-        assert time.monotonic() - began < 2 * CLOSE_S
+        assert time.monotonic() - began < 4 * CLOSE_S
     finally:
         os.kill(daemons[1].process.pid, signal.SIGCONT)
     wrote(daemons[0], second)

@@ -43,7 +43,7 @@ class Reader:
         self.data = data
         (hpcstage.cwd / "train.py").write_text(TRAIN)
 
-    def runs(self, text: str, timeout_s: float = 100, env: Mapping[str, str] | None = None) -> tuple[str, str]:
+    def runs(self, text: str, timeout_s: float = 400, env: Mapping[str, str] | None = None) -> tuple[str, str]:
         """Standard output and error of a shell that runs the text, which must end well."""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         done = subprocess.run(
@@ -126,7 +126,6 @@ def test_installing(reader: Reader) -> None:
 
 @pytest.mark.fuse
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_tutorial(reader: Reader) -> None:
     from hpcstage.emulator import unavailable
 
@@ -139,7 +138,7 @@ def test_the_tutorial(reader: Reader) -> None:
             (reader.hpcstage.cwd / one.file).write_text(one.text)
         elif one.kind == "bash":
             script.append(f"echo '{APART}'\n{one.text}")
-    stdout, stderr = reader.runs("\n".join(script), 250)
+    stdout, stderr = reader.runs("\n".join(script), 550)
     said = iter(stdout.split(APART)[1:])
     last = ""
     for one in page:

@@ -21,10 +21,10 @@ from hpcstage.elastic.membership.values import Term, TrainingEnd
 from hpcstage.errors import HpcstageError
 
 PROGRAM = Path(__file__).with_name("agents.py")
-LEASE_S = 1.0
-BUSY = 4
+LEASE_S = 1.5
+BUSY = 15
 """How much longer than on an idle machine something may take."""
-TIMES = {"lease_s": LEASE_S, "last_call_s": 0.6}
+TIMES = {"lease_s": LEASE_S, "last_call_s": 0.9}
 
 
 class Agents:
@@ -82,11 +82,11 @@ class Agents:
 
     def wait(self, *names: str) -> float:
         """Waits until these train, and returns the time when the last of them began to."""
-        wait_for(lambda: self.training(*names), 20, f"training on {names}, not {list(map(self.log, self.pids))}")
+        wait_for(lambda: self.training(*names), 300, f"training on {names}, not {list(map(self.log, self.pids))}")
         return max(self.log(name)[-1]["at"] for name in names)
 
     def wait_ended(self, name: str, code: int) -> None:
-        wait_for(lambda: bool(self.log(name)) and self.log(name)[-1]["what"] == "ends", 20, f"end of {name}")
+        wait_for(lambda: bool(self.log(name)) and self.log(name)[-1]["what"] == "ends", 300, f"end of {name}")
         assert self.log(name)[-1]["code"] == code
 
     def signal(self, name: str, signum: int) -> float:
@@ -125,9 +125,9 @@ class Agents:
 
         with self.board() as board:
             ids = {beat.node.host: beat.node.id for beat in board.beats().values()}
-            wait_for(lambda: ids[spare] in board.get("view")["spares"], 20, "a spare that is seen")
+            wait_for(lambda: ids[spare] in board.get("view")["spares"], 300, "a spare that is seen")
             before = counts()
-            wait_for(lambda: all(counts()[name] > before[name] + 1 for name in names), 20, "agents that know it")
+            wait_for(lambda: all(counts()[name] > before[name] + 1 for name in names), 300, "agents that know it")
 
     @property
     def has_begun(self) -> bool:
@@ -162,7 +162,7 @@ class Agents:
                     self.signal(name, signum)
         if self.process.poll() is None:
             try:
-                _, self.said = self.process.communicate(timeout=60)
+                _, self.said = self.process.communicate(timeout=300)
             finally:
                 self.process.kill()
                 self.process.communicate()
@@ -171,7 +171,7 @@ class Agents:
 
 def order(agents: Agents, *names: str) -> list[str]:
     """These names by the ranks that they have now."""
-    wait_for(lambda: all(agents.log(name) and agents.log(name)[-1]["what"] == "trains" for name in names), 20)
+    wait_for(lambda: all(agents.log(name) and agents.log(name)[-1]["what"] == "trains" for name in names), 300)
     return sorted(names, key=lambda name: agents.log(name)[-1]["rank"])
 
 
@@ -179,10 +179,10 @@ def started(agents: Agents, count: int, **options: Any) -> list[str]:
     """Starts agents and returns their names by rank, the host of the store first."""
     names = ["a", "b", "c", "d"][:count]
     agents.start(names[0], **options)
-    wait_for(lambda: agents.has_begun, 10)
+    wait_for(lambda: agents.has_begun, 300)
     for name in names[1:]:
         agents.start(name, **options)
-    wait_for(lambda: all(agents.log(name) for name in names) and sum(len(agents.log(n)) for n in names) >= count, 20)
+    wait_for(lambda: all(agents.log(name) for name in names) and sum(len(agents.log(n)) for n in names) >= count, 300)
     ranks = order(agents, *names)
     agents.wait(*ranks)
     return ranks

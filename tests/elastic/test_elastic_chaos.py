@@ -14,7 +14,7 @@ from conftest import MARK, SESSION
 from benchmarks.stretching.chaos import MOST_OFF, Chaos
 from benchmarks.stretching.networks import has_networks
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 FAULTS = 6
 
 

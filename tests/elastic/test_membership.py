@@ -39,7 +39,7 @@ def test_hosts_join_together_keep_their_ranks_and_leave_at_once(agents: Agents) 
     first, second = started(agents, 2)
     agents.start("c")
     agents.start("d")
-    wait_for(lambda: len(agents.hosts()[-1]) == 4, 20)
+    wait_for(lambda: len(agents.hosts()[-1]) == 4, 300)
     ranks = agents.hosts()[-1]
     assert ranks[:2] == [first, second]
     agents.wait(*ranks)
@@ -112,7 +112,7 @@ def test_fewer_than_the_policy_wants_ends_all_of_them(agents: Agents) -> None:
 def test_spares_wait_and_end_when_the_training_is_complete(agents: Agents) -> None:
     ranks = started(agents, 2, policy="minmax:1;2", most=2)
     agents.start("c", policy="minmax:1;2", most=2)
-    wait_for(lambda: agents.place("c"), 20, "a spare that waits")
+    wait_for(lambda: agents.place("c"), 300, "a spare that waits")
     for name in ranks:
         agents.signal(name, signal.SIGUSR1)
     agents.wait_ended("c", 0)
@@ -205,7 +205,7 @@ def test_of_two_halves_of_a_cut_network_the_one_with_the_store_goes_on(agents: A
     first = agents.pids["a"]
     network(first, "link", "set", "eth0", "down")
     went_on_s = agents.wait(store)
-    wait_for(lambda: agents.log(other)[-1]["what"] == "stops", 10, "the end of training on the other half")
+    wait_for(lambda: agents.log(other)[-1]["what"] == "stops", 300, "the end of training on the other half")
     threading.Event().wait(2 * LEASE_S)  # in which it could begin again
     assert [entry["what"] for entry in agents.log(other)] == ["trains", "stops"]
     assert agents.log(other)[-1]["at"] - went_on_s < BUSY * LEASE_S
@@ -225,7 +225,7 @@ def test_one_direction_of_a_network_is_cut(agents: Agents, deaf: str) -> None:
     address = ("neigh", "replace", f"10.213.7.{'ab'.index(receiver) + 1}", "dev", "eth0")
     network(agents.pids[sender], *address, "lladdr", "02:00:00:00:00:99", "nud", "permanent")
     agents.wait(store)
-    wait_for(lambda: agents.log(other)[-1]["what"] == "stops", 10, "the end of training on the other host")
+    wait_for(lambda: agents.log(other)[-1]["what"] == "stops", 300, "the end of training on the other host")
     threading.Event().wait(2 * LEASE_S)  # in which it could begin again
     assert [entry["what"] for entry in agents.log(other)] == ["trains", "stops"]
     assert agents.hosts() == [ranks, [store]]
@@ -253,13 +253,13 @@ def test_who_connects_to_a_silent_store_sees_that_another_has_taken_over(agents:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         arbiter.claim_term(Term(1, "gone", "gone", "127.0.0.1", silent.getsockname()[1]))
         agents.start("a", **PATIENT)
-        silent.settimeout(20)
+        silent.settimeout(120)
         tries, _ = silent.accept()
         asks, _ = silent.accept()  # PyTorch's own connection, which gets no answer
         with tries, asks:
             server = serve(0, 10)
             arbiter.claim_term(Term(2, "other", "other", "127.0.0.1", server.port))
-            wait_for(lambda: agents.place("a"), 20, "an agent in the second store")
+            wait_for(lambda: agents.place("a"), 300, "an agent in the second store")
 
 
 def test_who_waits_for_the_answer_of_a_frozen_store_sees_that_another_has_taken_over(agents: Agents) -> None:
@@ -270,7 +270,7 @@ def test_who_waits_for_the_answer_of_a_frozen_store_sees_that_another_has_taken_
     agents.signal(store, signal.SIGSTOP)
     server = serve(0, 10)
     arbiter.claim_term(Term(2, "other", "other", "127.0.0.1", server.port))
-    wait_for(lambda: agents.place(other), 20, "an agent in the second store")
+    wait_for(lambda: agents.place(other), 300, "an agent in the second store")
 
 
 def test_a_spare_replaces_the_host_of_the_store(agents: Agents) -> None:
@@ -279,7 +279,7 @@ def test_a_spare_replaces_the_host_of_the_store(agents: Agents) -> None:
     store = agents.store()
     (other,) = (name for name in ranks if name != store)
     agents.start("c", policy="failstop:2", most=2)
-    wait_for(lambda: agents.place("c"), 20, "a spare that waits")
+    wait_for(lambda: agents.place("c"), 300, "a spare that waits")
     agents.wait_known("c", other)
     agents.signal(store, signal.SIGSTOP)
     agents.wait(other, "c")
@@ -292,10 +292,10 @@ def test_a_host_that_trains_takes_the_store_over_before_a_spare(agents: Agents) 
     for name in "cdef":
         agents.start(name, policy="failstop:2", most=2)
     for name in "cdef":
-        wait_for(lambda: agents.place(name), 20, "a spare that waits")  # noqa: B023
+        wait_for(lambda: agents.place(name), 300, "a spare that waits")  # noqa: B023
         agents.wait_known(name, other)
     agents.signal(store, signal.SIGKILL)
-    wait_for(lambda: len(agents.hosts()) == 2, 20, "another generation")
+    wait_for(lambda: len(agents.hosts()) == 2, 300, "another generation")
     assert agents.hosts()[-1][0] == other
     assert agents.store() == other
 
@@ -306,13 +306,13 @@ def test_who_takes_the_store_over_knows_which_hosts_do_not_reach_each_other(agen
     (other,) = (name for name in ranks if name != store)
     c, d = (Node(f"id-{name}", name, "127.0.0.1") for name in "cd")
     with speaking(agents, Beat(c, 0, "ready", 0), Beat(d, 0, "ready", 0)) as said:
-        wait_for(lambda: sorted(agents.hosts()[-1]) == ["a", "b", "c", "d"], 20, "a generation of all")
+        wait_for(lambda: sorted(agents.hosts()[-1]) == ["a", "b", "c", "d"], 300, "a generation of all")
         number = len(agents.hosts())
         first, second = (node for node in agents.generations()[-1]["nodes"] if node["id"] in (c.id, d.id))
         for node in (c, d):
             unreached = (second["id"],) if node.id == first["id"] else ()
             said[node.id] = Beat(node, 0, "training", number, unreached=unreached)
-        wait_for(lambda: len(agents.hosts()) > number, 20, "a generation without one of them")
+        wait_for(lambda: len(agents.hosts()) > number, 300, "a generation without one of them")
         together = agents.hosts()[-1]
         assert second["host"] not in together
         for node in (c, d):
@@ -320,8 +320,8 @@ def test_who_takes_the_store_over_knows_which_hosts_do_not_reach_each_other(agen
             said[node.id] = Beat(node, 0, "training" if stays else "ready", number + stays)
         agents.wait_known(second["host"], other)
         agents.signal(store, signal.SIGKILL)
-        wait_for(lambda: agents.store() == other, 20, "another store")
-        wait_for(lambda: store not in agents.hosts()[-1], 20, "a generation without its host")
+        wait_for(lambda: agents.store() == other, 300, "another store")
+        wait_for(lambda: store not in agents.hosts()[-1], 300, "a generation without its host")
         assert sorted(agents.hosts()[-1]) == sorted([other, first["host"]])
 
 
@@ -385,7 +385,7 @@ def test_who_joins_goes_on_only_with_a_training_that_there_is(agents: Agents) ->
     agents.signal("b", signal.SIGKILL)
     agents.wait("c")
     agents.signal("c", signal.SIGUSR1)
-    wait_for(lambda: agents.end_of_term() is not None, 20, "the end")
+    wait_for(lambda: agents.end_of_term() is not None, 300, "the end")
     agents.start("d", joins="true")
     agents.wait_ended("d", 0)
 
@@ -399,7 +399,7 @@ def test_a_host_that_alone_has_the_saved_state_is_waited_for(agents: Agents, tmp
         (tmp_path / name).mkdir()
         saves = {"HPCSTAGE_CHECKPOINT": os.fspath(tmp_path / name)}
         agents.start(name, env=saves, policy=f"{tmp_path / 'mine.py'}:Telling:1;2")
-    wait_for(lambda: agents.hosts() != [] and len(agents.hosts()[-1]) == 2, 20)
+    wait_for(lambda: agents.hosts() != [] and len(agents.hosts()[-1]) == 2, 300)
     agents.wait(*agents.hosts()[-1])
     lacks = agents.store()
     (has,) = {"a", "b"} - {lacks}
@@ -410,9 +410,9 @@ def test_a_host_that_alone_has_the_saved_state_is_waited_for(agents: Agents, tmp
         def told() -> dict[str, bool | None]:
             return {beat.node.host: beat.has_state for beat in board.beats().values()}
 
-        wait_for(lambda: told() == {has: True, lacks: False}, 20, "a state that is told of")
+        wait_for(lambda: told() == {has: True, lacks: False}, 300, "a state that is told of")
     agents.signal(has, signal.SIGSTOP)
-    wait_for(lambda: asked.read_text().count("False") >= 2, 20, "a policy that waits")
+    wait_for(lambda: asked.read_text().count("False") >= 2, 300, "a policy that waits")
     assert len(agents.hosts()[-1]) == 2
     (tmp_path / lacks / "state-1").touch()
     agents.wait(lacks)

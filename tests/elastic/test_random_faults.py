@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 from agentlab import LEASE_S, Agents
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 FAULTS, MOST = 6, 5
 
 
@@ -71,12 +71,12 @@ def test_those_that_are_left_agree(tmp_path: Path, seed: int) -> None:
         for _ in range(3):
             chaos.join()
         for _ in range(FAULTS):
-            wait_for(chaos.settled, 30, f"agreement after {chaos.done}, {agents.hosts()[-3:]}")
+            wait_for(chaos.settled, 300, f"agreement after {chaos.done}, {agents.hosts()[-3:]}")
             chaos.strike()
             while chaos.random.random() < 0.4:  # another one while this one is dealt with
                 threading.Event().wait(chaos.random.random() * 1.5 * LEASE_S)
                 chaos.strike()
-        wait_for(chaos.settled, 30, f"agreement after {chaos.done}, {agents.hosts()[-3:]}")
+        wait_for(chaos.settled, 300, f"agreement after {chaos.done}, {agents.hosts()[-3:]}")
         generations = agents.generations()
     finally:
         print(agents.end())

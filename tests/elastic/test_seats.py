@@ -69,11 +69,11 @@ def test_addresses_that_are_not_reached_become_nodes(tmp_path: Path) -> None:
 def test_a_name_service_that_hangs_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: release.wait(60))
-    seats, client = seats_of(tmp_path, 0.2)
+    seats, client = seats_of(tmp_path, 1.0)
     began_s = time.monotonic()
     for _ in range(20):
         seats._note_unreached(Generation(1, 1, tuple(NODES), "start"), {"127.0.0.3"})
-    assert time.monotonic() - began_s < 3, "it is asked once"
+    assert time.monotonic() - began_s < 15, "it is asked once"
     assert client._beat.unreached == ()
     release.set()
     seats.close()

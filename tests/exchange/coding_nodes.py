@@ -88,7 +88,7 @@ class CodingGroup:
             next(one for one in self.heard(index, _is_encoded) if _is_encoded(one)) for index in range(len(self.links))
         ]
 
-    def heard(self, index: int, until: Callable[[Event], bool], timeout_s: float = 30.0) -> list[Event]:
+    def heard(self, index: int, until: Callable[[Event], bool], timeout_s: float = 120.0) -> list[Event]:
         """Returns the events of a node, up to one that is waited for."""
         found, deadline = list[Event](), time.monotonic() + timeout_s
         while not any(map(until, found)):

@@ -61,7 +61,7 @@ class Group:
 
     def wait(self) -> int:
         try:
-            return self.process.wait(15)
+            return self.process.wait(300)
         finally:
             if self.process.poll() is None:
                 self.process.kill()

@@ -293,7 +293,7 @@ def test_what_is_wrong_with_mpi_is_said_in_one_line(group, variables, said):
         check=False,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
     )
     assert done.returncode == 3
     (line,) = done.stderr.splitlines()

@@ -27,7 +27,7 @@ if not MPIEXEC.exists():
     pytest.skip("needs the mpiexec of mpi4py's MPI", allow_module_level=True)
 
 MB = 1 << 20
-GONE_S = 5.0
+GONE_S = 60.0
 SIZES = [random.Random(1).choice([700, 30_000, 130_000, 2 * MB, 5 * MB]) + i for i in range(240)]
 
 

@@ -41,7 +41,7 @@ def test_the_launchers_file_goes_once_it_has_been_read() -> None:
     words = [MPIEXEC, "-launcher", "fork", "-n", "2", sys.executable, "-c", PROGRAM]
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", PRIVATE, REPO, *words],
-        cwd="/", env={**os.environ, "PYTHONPATH": os.fspath(REPO)}, capture_output=True, text=True, timeout=60,
+        cwd="/", env={**os.environ, "PYTHONPATH": os.fspath(REPO)}, capture_output=True, text=True, timeout=300,
         check=True,
     )  # fmt: skip
     before, after = done.stdout.split()

@@ -56,7 +56,7 @@ class Holder:
     def end(self, number: int = signal.SIGTERM) -> None:
         with self.process:
             self.process.send_signal(number)
-            self.process.wait(10)
+            self.process.wait(300)
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_the_lock_outlives_its_holder_in_a_process_that_inherited_it(
         assert claims[0].lock_fd is None
         assert daemon.stdin
         daemon.stdin.close()
-        daemon.wait(10)
+        daemon.wait(300)
     claims.append(directory.claim(at(tmp_path), "r"))
     assert claims[1].lock_fd is not None
     assert len(claims[1].leftovers) == 1

@@ -63,7 +63,7 @@ def started(text: str, where: Path) -> list[str]:
     }
     own |= {"PBS_NODEFILE": where / "hosts", "PE_HOSTFILE": where / "hosts", "PATH": os.environ["PATH"]}
     env = {name: str(value) for name, value in own.items()}
-    subprocess.run(["bash"], input=text.encode(), env=env, cwd=where, check=True, timeout=20)
+    subprocess.run(["bash"], input=text.encode(), env=env, cwd=where, check=True, timeout=300)
     return (where / "told").read_bytes().decode().split("\0")[:-1]
 
 

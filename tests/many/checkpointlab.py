@@ -18,7 +18,7 @@ from conftest import Hpcstage, python_command, wait_for
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
-MARKS = [manylab.needs_mpi, pytest.mark.timeout(120)]
+MARKS = [manylab.needs_mpi]
 """What holds for all tests of a module."""
 
 NODES = """
@@ -126,8 +126,8 @@ def killed(hpcstage: Hpcstage, local_dir: Path, nodes: int, *options: str, text:
     words = ("run", "--nodes", str(nodes), "--checkpoint", "ckpt", "--drain-every", "1000", *options)
     program_text = f"{text}\nsave(1)\nwait('saved')"
     wrapper = hpcstage.start(*words, "--", *program(program_text, nodes), env={"FLAG": os.fspath(flag)})
-    wait_for((hpcstage.cwd / "flag.saved.up").exists, 40, "the command")
-    wait_for(lambda: bool(protected(local_dir, nodes)), 40, "the protection")
+    wait_for((hpcstage.cwd / "flag.saved.up").exists, 120, "the command")
+    wait_for(lambda: bool(protected(local_dir, nodes)), 120, "the protection")
     kill_all(wrapper)
     assert not [name for name in in_dir(hpcstage) if name.startswith(("model1", "shards1"))]
 

@@ -29,13 +29,13 @@ def test_states_are_saved_while_dir_hangs_and_the_newest_is_shown_at_the_next_st
         words = ("run", "--nodes", "2", "--checkpoint", slow.path / "ckpt")
         text = "save(1)\nfor step in range(2, 9):\n    wait(f'step{step}')\n    save(step)\nwait('end')"
         process = hpcstage.start(*words, "--", *lab.program(text, 2), env={"FLAG": os.fspath(flag)})
-        wait_for((tmp_path / "behind/ckpt/shards1/rank1").exists, 40, "the first state in DIR")
+        wait_for((tmp_path / "behind/ckpt/shards1/rank1").exists, 120, "the first state in DIR")
         os.kill(slow.server_pid, signal.SIGSTOP)
         try:
             for step in range(2, 9):
                 before = min(newest(local_dir))
                 Path(f"{flag}.step{step}").touch()
-                wait_for(lambda before=before: min(newest(local_dir)) > before, 40, f"generation of step {step}")
+                wait_for(lambda before=before: min(newest(local_dir)) > before, 120, f"generation of step {step}")
         finally:
             os.kill(process.pid, signal.SIGSTOP)  # so that it cannot do anything when the file system answers
             os.kill(slow.server_pid, signal.SIGCONT)

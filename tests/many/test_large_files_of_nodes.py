@@ -111,24 +111,22 @@ def read_between(hpcstage: Hpcstage, source: Slowfs, process: subprocess.Popen[b
     opens the file, and after it has read, depends on how fast processes start and end."""
     read_bytes = []
     for told, goes_on in ("begun", "go"), ("read", "end"):
-        wait_for((hpcstage.cwd / told).exists, 60)
+        wait_for((hpcstage.cwd / told).exists, 120)
         read_bytes.append(source.counters().read_bytes)
         (hpcstage.cwd / goes_on).touch()
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     return read_bytes[1] - read_bytes[0]
 
 
 def run(hpcstage: Hpcstage, source: Slowfs, code: str, *words: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
     process = started(hpcstage, source, code, *words, options=options)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     return manylab.record_of(hpcstage)
 
 
-@pytest.mark.parametrize(
-    ("way", "rank", "placement"), [("kept", "0", "replicate"), ("anew", "1", "replicate"), ("kept", "1", "partition")]
-)
+@pytest.mark.parametrize(("way", "rank", "placement"), [("anew", "1", "replicate"), ("kept", "1", "partition")])
 def test_what_a_program_of_any_node_reads_at_the_source_is_not_copied(
     hpcstage: Hpcstage, source: Slowfs, way: str, rank: str, placement: str
 ) -> None:

@@ -7,14 +7,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import checkpointlab as lab
 import manylab
 import psutil
 import pytest
-from conftest import Hpcstage, small_tmpfs, wait_for
+from conftest import Hpcstage, wait_for
 from fakecluster import FakeCluster
 
 from hpcstage.checkpoint.job.gathering import SHARES
@@ -105,8 +104,8 @@ def test_a_restored_state_is_protected_anew_before_anything_is_saved(hpcstage: H
     flag = hpcstage.cwd / "flag"
     words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--drain-every", "1000")
     wrapper = hpcstage.start(*words, "--", *lab.program("wait('again')", 3), env={"FLAG": os.fspath(flag)})
-    wait_for((hpcstage.cwd / "flag.again.up").exists, 40, "the command")
-    wait_for(lambda: {"model1", "shards1"} in entries(local_dir, 0), 40, "the protection on the node that was lost")
+    wait_for((hpcstage.cwd / "flag.again.up").exists, 120, "the command")
+    wait_for(lambda: {"model1", "shards1"} in entries(local_dir, 0), 120, "the protection on the node that was lost")
     lab.kill_all(wrapper)
     assert lab.in_dir(hpcstage) == []
     lab.lose(local_dir, 1)
@@ -181,41 +180,10 @@ def test_nodes_below_one_switch_are_in_groups_apart(hpcstage: Hpcstage, tmp_path
             def listed() -> str:
                 return subprocess.run(ls, env=env, cwd=hpcstage.cwd, capture_output=True, check=False).stdout.decode()
 
-            wait_for(lambda: "1+1 with" in listed(), 60, "a protected generation")
+            wait_for(lambda: "1+1 with" in listed(), 120, "a protected generation")
             assert "1+1 with node1, node2" in listed()
         finally:
             lab.kill_all(wrapper)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with small_tmpfs(tmp_path / "small", "size=120m") as small:
-        yield small
-
-
-LARGE = """
-with open(f"{places[1]}/.large", "wb") as file:
-    for _ in range(48):
-        file.write(os.urandom(1 << 20))
-os.rename(f"{places[1]}/.large", f"{places[1]}/large")
-wait("large")
-"""
-
-
-@pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk")
-def test_what_has_no_room_for_a_generation_is_copied_as_it_is(hpcstage: Hpcstage, small_disk: Path) -> None:
-    env = {"FLAG": os.fspath(hpcstage.cwd / "flag")}
-    words = ("run", "--nodes", "2", "--checkpoint", "ckpt", "--local-dir", os.fspath(small_disk))
-    process = hpcstage.start(*words, "--", *lab.program(LARGE, 2), env=env)
-    wait_for(lambda: lab.in_dir(hpcstage) == ["large"], 40, "the copy while the command runs")
-    (hpcstage.cwd / "flag.large").touch()
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert (hpcstage.cwd / "ckpt/large").stat().st_size == 48 << 20
-    part = lab.part_of(hpcstage)
-    assert part["saved_count"] == 0
-    assert any(f"could not be saved on {HOST}.v1" in line for line in part["refused"]), part["refused"]
 
 
 @pytest.mark.slow
@@ -228,14 +196,14 @@ def test_nodes_that_lose_each_other_bring_their_shares_and_the_last_one_the_whol
     flag = hpcstage.cwd / "flag"
     words = ("run", "--nodes", "2", "--checkpoint", "ckpt", "--drain-every", "1000")
     process = hpcstage.start(*words, "--", *lab.program("save(1)\nwait('saved')", 2), env={"FLAG": os.fspath(flag)})
-    wait_for((hpcstage.cwd / "flag.saved.up").exists, 40, "the command")
-    wait_for(lambda: bool(lab.protected(local_dir, 2)), 40, "the protection")
+    wait_for((hpcstage.cwd / "flag.saved.up").exists, 120, "the command")
+    wait_for(lambda: bool(lab.protected(local_dir, 2)), 120, "the protection")
     manylab.kill(manylab.below(process, victim))
     exchanges = [one for one in psutil.process_iter(["cmdline"]) if is_exchange(one, local_dir)]
-    psutil.wait_procs(exchanges, timeout=20)
+    psutil.wait_procs(exchanges, timeout=300)
     assert lab.in_dir(hpcstage) == []
     (hpcstage.cwd / "flag.saved").touch()
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=300)
     assert lab.in_dir(hpcstage) == lab.files_of(1, 2), err
     assert process.returncode == 0, err
     if victim != "hpcstage.lead":

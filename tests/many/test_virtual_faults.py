@@ -52,7 +52,6 @@ def exchanges(process: subprocess.Popen[bytes]) -> set[int]:
     return {one.pid for of_node in ranks(process).values() for one in of_node}
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("kind", "node"),
     [("daemon", 0), ("daemon", 1), ("mpi", 0), ("exchange", 1), ("node", 0), ("node", 1), ("lead", 0)],
@@ -68,15 +67,14 @@ def test_the_program_does_not_notice(
     ours = psutil.Process(process.pid).children(recursive=True)
     time.sleep(random.Random(f"{kind}{node}").uniform(0, 1))  # the moment is the point, nothing waits for it
     manylab.kill(victims(process, kind, node))
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert manylab.written(hpcstage.cwd, 4)[0] == manylab.expected(data, 4, 3)
-    assert not psutil.wait_procs(ours, timeout=10)[1]
-    wait_for(lambda: not list(local_dir.glob("hpcstage-*/*/")), 10, "the removal of node directories")
+    assert not psutil.wait_procs(ours, timeout=300)[1]
+    wait_for(lambda: not list(local_dir.glob("hpcstage-*/*/")), 120, "the removal of node directories")
     json.loads(hpcstage.records()[-1].read_text())
 
 
-@pytest.mark.timeout(120)
 def test_the_wrapper_is_killed(hpcstage: Hpcstage, make_tree: Tree, local_dir: Path) -> None:
     data = make_tree(files=60)
     command = manylab.reader_command(hpcstage.cwd, data, 2, epochs=3, pause_s=0.01)
@@ -85,35 +83,33 @@ def test_the_wrapper_is_killed(hpcstage: Hpcstage, make_tree: Tree, local_dir: P
     assert process.stdout.readline() == b"started\n"
     ours = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    process.communicate(timeout=60)
-    assert not psutil.wait_procs(ours, timeout=30)[1]
+    process.communicate(timeout=300)
+    assert not psutil.wait_procs(ours, timeout=300)[1]
     assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2, 3)
-    wait_for(lambda: not list(local_dir.glob("hpcstage-*/*/")), 30, "the removal of node directories")
+    wait_for(lambda: not list(local_dir.glob("hpcstage-*/*/")), 120, "the removal of node directories")
 
 
-@pytest.mark.timeout(120)
 def test_a_world_that_dies_is_started_anew(hpcstage: Hpcstage, make_tree: Tree, local_dir: Path) -> None:
     data = make_tree(files=60)
     command = manylab.reader_command(hpcstage.cwd, data, 2, epochs=30, pause_s=0.01)
     process = hpcstage.start("run", "--nodes", "2", "--placement", "replicate", "--data", data, "--", *command)
-    wait_for(lambda: stored(local_dir) == [60, 60], 30, "all files on both nodes")
+    wait_for(lambda: stored(local_dir) == [60, 60], 120, "all files on both nodes")
     first = exchanges(process)
     manylab.kill(victims(process, "mpi", 0))
-    wait_for(lambda: len(exchanges(process) - first) >= 2, 30, "new exchanges")
-    _, err = process.communicate(timeout=60)
+    wait_for(lambda: len(exchanges(process) - first) >= 2, 120, "new exchanges")
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2, 30)
     assert [part["group"]["generations"] for part in manylab.parts_of(hpcstage)] == [2, 2]
 
 
-@pytest.mark.timeout(120)
 def test_mpi_leaves_no_memory_behind_whoever_is_killed(hpcstage: Hpcstage, make_tree: Tree, local_dir: Path) -> None:
     data = make_tree(files=60)
     command = manylab.reader_command(hpcstage.cwd, data, 2, epochs=10, pause_s=0.01)
     process = hpcstage.start("run", "--nodes", "2", "--placement", "replicate", "--data", data, "--", *command)
-    wait_for(lambda: stored(local_dir) == [60, 60], 30, "all files on both nodes")
+    wait_for(lambda: stored(local_dir) == [60, 60], 120, "all files on both nodes")
     running = exchanges(process)
     assert len(running) == 2
     assert [mpifiles.mapped(pid) for pid in running] == [[], []], "what has no name is gone with its process"
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err

@@ -202,7 +202,7 @@ class NfsLab:
         for name in ("disk.img", "export.img"):
             with (self.lab / name).open("wb") as file:
                 file.truncate(6 << 30)
-            subprocess.run(["mkfs.ext4", "-qF", self.lab / name], check=True, capture_output=True, timeout=60)
+            subprocess.run(["mkfs.ext4", "-qF", self.lab / name], check=True, capture_output=True, timeout=300)
         values = {"path": PATH, "lab": self.lab, "memory": memory, "repo": REPO, "export": EXPORT, "node": NODE,
                   "uml": UML}  # fmt: skip
         for name, text in {"first": FIRST, "second": SECOND, "outside": OUTSIDE}.items():

@@ -10,7 +10,7 @@ from nfslab import PATIENCE_S
 from nfsproject import Project
 
 pytest_plugins = ("nfsfixtures",)
-pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.root]
 MAKE = """$PYTHON -c '
 import os
 for number in range(1, 61):
@@ -21,10 +21,9 @@ for number in range(1, 61):
 READ = "$PYTHON $PROGRAMS/reading.py data"
 
 
-@pytest.mark.parametrize("mount", ["/n42", "/n3"])
-def test_a_program_reads_the_same_from_copies(project: Project, mount: str) -> None:
-    plain = project.run(f"{MAKE}{READ} 3 0", mount)
-    staged = project.run(f"$HPCSTAGE run --data data -- {READ} 3 0.05 2>/disk/err || cat /disk/err", mount)
+def test_a_program_reads_the_same_from_copies(project: Project) -> None:
+    plain = project.run(f"{MAKE}{READ} 3 0", "/n3")
+    staged = project.run(f"$HPCSTAGE run --data data -- {READ} 3 0.05 2>/disk/err || cat /disk/err", "/n3")
     assert staged == plain
     record = project.record()
     assert record["problems"] == []

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def build(source: Path, what: str, to: Path, before: str = "") -> Path:
         env={**os.environ, "CFLAGS": "-O0"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
@@ -54,7 +55,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(REPO, top / "clone", ignore=NOT_PART)
     archive = build(top / "clone", "sdist", top / "dist")
     (top / "unpacked").mkdir()
-    subprocess.run(["tar", "xzf", archive, "-C", top / "unpacked"], check=True, timeout=60)
+    subprocess.run(["tar", "xzf", archive, "-C", top / "unpacked"], check=True, timeout=300)
     (unpacked,) = (top / "unpacked").iterdir()
     return unpacked
 
@@ -134,7 +135,7 @@ def test_c_code_that_does_not_compile_is_seen_where_the_extensions_are_required(
     env = {name: value for name, value in os.environ.items() if name != "HPCSTAGE_REQUIRE_NATIVE"}
     env |= {"HPCSTAGE_REQUIRE_NATIVE": "1"} if required else {}
     words = [sys.executable, "setup.py", "-q", "build_ext"]
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, timeout=300, check=False)
     assert (done.returncode != 0) is required, done.stderr
 
 
@@ -153,3 +154,9 @@ def test_c_code_keeps_to_the_api_of_the_oldest_python() -> None:
     assert asked.keys() == {"_hpcstage_native.c", "_copy.c", "_files.c"}
     assert max(asked.values()) <= int(OLDEST)
     assert asked["_hpcstage_native.c"] == 8, "the shim runs in the program's Python"
+
+
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """Pytest imports them by their last name alone: a second one of the same name ends the whole run."""
+    names = Counter(path.name for path in (REPO / "tests").rglob("*.py") if path.parent != REPO / "tests")
+    assert [name for name, times in names.items() if times > 1] == []

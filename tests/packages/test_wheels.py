@@ -30,7 +30,6 @@ def newest_glibc(content: bytes) -> tuple[int, ...]:
 
 @pytest.mark.slow
 @pytest.mark.compiler
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(not TOOLS.exists(), reason="needs the cross compiler that scripts/wheels installs below build/")
 def test_the_wheels_of_both_machines(tmp_path: Path) -> None:
     command = [os.fspath(REPO / "scripts" / "wheels"), os.fspath(tmp_path)]

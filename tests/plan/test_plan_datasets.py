@@ -218,18 +218,6 @@ def test_foreign_file_is_not_loaded(tree: Path):
         Datasets.load(tree / "resolved")
 
 
-def test_a_million_entries_in_seconds(tmp_path: Path):
-    """Of which a few are looked at."""
-    listed, base = tmp_path / "big", os.fsencode(tmp_path)
-    for number in (0, 300, 999):
-        path = tmp_path / f"n{number:05d}" / f"n{number:05d}_{number}.jpg"
-        path.parent.mkdir()
-        path.touch()
-    listed.write_bytes(b"\n".join(b"%s/n%05d/n%05d_%d.jpg" % (base, i % 1000, i % 1000, i) for i in range(1_000_000)))
-    (dataset,) = resolve([f"@{listed}"], tmp_path).all
-    assert dataset.root == base
-
-
 NAMES = st.binary(min_size=1, max_size=4).filter(lambda n: b"/" not in n and b"\0" not in n and n not in (b".", b".."))
 PATHS = st.lists(NAMES, min_size=1, max_size=4).map(lambda parts: b"/" + b"/".join(parts))
 

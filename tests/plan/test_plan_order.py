@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from array import array
 from pathlib import Path
 
@@ -12,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.errors import UsageError
-from hpcstage.plan.dataset.columns import Columns
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.pathlist import PathList
 from hpcstage.plan.order import orders
@@ -111,20 +108,3 @@ def test_order_of_another_manifest_or_cut_off(tmp_path: Path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UsageError):
         orders.load(path)
-
-
-@pytest.mark.slow
-def test_a_million_paths(tmp_path: Path):
-    names = [b"n%03d/n%03d_%07d.jpg" % (i % 1000, i % 1000, i) for i in range(1_000_000)]
-    columns = Columns()
-    facts = os.stat(tmp_path)
-    for name in names:
-        columns.add(0, name, facts, is_link=False)
-    started = time.process_time()
-    manifest = Manifest.build([DATASET], columns)
-    found, unknown, _ = orders.from_paths(manifest, [b"/d/" + name for name in names], "given")
-    orders.save(found, tmp_path / "o")
-    orders.load(tmp_path / "o", len(manifest))
-    assert time.process_time() - started < 40
-    assert (len(found.ids), unknown) == (1_000_000, 0)
-    assert [manifest.path(i) for i in found.ids[:3]] == names[:3]

@@ -254,26 +254,26 @@ def test_an_error_that_is_not_of_a_file_is_told(tmp_path: Path):
 @pytest.mark.skipif(NO_FUSE is not None, reason=str(NO_FUSE))
 def test_latency_is_hidden(tmp_path: Path):
     put(tmp_path, *(f"d/{i % 20}/{i}" for i in range(2000)))
-    with Slowfs(tmp_path / "d", Settings(metadata_latency_s=0.002)) as slow:
+    with Slowfs(tmp_path / "d", Settings(metadata_latency_s=0.01)) as slow:
         started = time.monotonic()
         result = scan(resolve([str(slow.path)], tmp_path))
         seconds = time.monotonic() - started
     assert len(result.manifest) == 2000
-    # One after the other would be 2020 operations of 2 ms at least: 4 s.
-    assert seconds < 2.0
+    # One after the other would be 2020 operations of 10 ms at least: 20 s.
+    assert seconds < 10.0
     assert result.threads > 8
 
 
 @pytest.mark.slow
-def test_a_million_files_from_a_list(tmp_path: Path, local_dir: Path):
-    """Hard links make a million names cheap; the same few files are looked at again and again."""
+def test_many_names_from_a_list(tmp_path: Path, local_dir: Path):
+    """The same few files are looked at again and again."""
     names = []
     for i in range(1000):
         put(local_dir, f"d/{i}")
         names.append(os.fsencode(local_dir / "d" / str(i)))
     listed = tmp_path / "list"
-    # A million spellings below one root: duplicates are looked at, and taken once.
-    listed.write_bytes(b"\n".join(names * 1000))
+    # Spellings below one root: duplicates are looked at, and taken once.
+    listed.write_bytes(b"\n".join(names * 200))
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.process_time()  # other tests may have the processors at that time
     resolved = resolve([f"@{listed}"], tmp_path)
@@ -282,7 +282,7 @@ def test_a_million_files_from_a_list(tmp_path: Path, local_dir: Path):
     seconds = time.process_time() - started
     assert (len(result.manifest), len(found.ids), unknown) == (1000, 1000, 0)
     assert seconds < 40
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 700_000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 200_000
 
 
 # ---- patterns alone

@@ -92,7 +92,7 @@ def browser(profile: Path) -> Iterator[Browser]:
             yield started
             started._session = {}
             started.call("Browser.close")
-            process.wait(20)
+            process.wait(300)
         finally:
             process.kill()
             os.close(commands)

@@ -78,7 +78,7 @@ def going(hpcstage: Hpcstage, *words: str | os.PathLike[str]) -> Iterator[subpro
             yield process
         finally:
             stop.touch()
-            process.communicate(timeout=60)
+            process.communicate(timeout=300)
             stop.unlink()
 
 

@@ -40,7 +40,7 @@ def following(hpcstage: Hpcstage, *before: str) -> Iterator[tuple[subprocess.Pop
             words, cwd=hpcstage.cwd, env=hpcstage.env, stdout=out, stderr=subprocess.STDOUT
         ) as process:
             yield process, path.read_text
-            process.wait(60)
+            process.wait(300)
 
 
 @pytest.mark.parametrize("before", [(), pytest.param(ELSEWHERE, marks=needs_root)])
@@ -97,7 +97,7 @@ def test_on_a_terminal_one_line_changes(hpcstage: Hpcstage, make_tree: Tree) -> 
         while chunk := os.read(ours, 65536):
             got += chunk
     os.close(ours)
-    assert process.wait(60) == 0
+    assert process.wait(300) == 0
     line, _, rest = got.decode().rpartition("\r\x1b[K")
     assert line.count("\n") == 0, "until the end the line is written over"
     assert "hpcstage report: " in rest.partition("\r\n")[2]

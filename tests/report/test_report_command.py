@@ -33,7 +33,7 @@ def report(tmp_path: Path, *arguments: str, **env: str) -> subprocess.CompletedP
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HPCSTAGE", "XDG_", "NO_COLOR"))}
     state = {"XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONPATH": str(REPO)}
     command = [sys.executable, "-m", "hpcstage", "report", *arguments]
-    return subprocess.run(command, env=kept | state | env, capture_output=True, timeout=60, cwd=tmp_path, check=False)
+    return subprocess.run(command, env=kept | state | env, capture_output=True, timeout=300, cwd=tmp_path, check=False)
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_standard_output_that_is_full(hpcstage: Hpcstage, make_tree: Callable[..
     words = hpcstage.command(*command, *([data] if command[-1] == "--data" else []))
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            words, cwd=hpcstage.cwd, env=hpcstage.env, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+            words, cwd=hpcstage.cwd, env=hpcstage.env, stdout=full, stderr=subprocess.PIPE, timeout=300, check=False
         )
     assert done.returncode == 1
     assert done.stderr.decode() == "hpcstage: cannot write to standard output: No space left on device\n"
@@ -222,7 +222,7 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path, run_dir: Path, command: l
     read, write = os.pipe()
     os.close(read)
     env = {**os.environ, "PYTHONPATH": str(REPO)}
-    done = subprocess.run(words, cwd=tmp_path, env=env, stdout=write, stderr=subprocess.PIPE, timeout=60, check=False)
+    done = subprocess.run(words, cwd=tmp_path, env=env, stdout=write, stderr=subprocess.PIPE, timeout=300, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, b"")
 
@@ -258,5 +258,5 @@ sys.exit(main.run(sys.argv[1:]))
 def test_a_system_call_that_nobody_expected_to_fail(tmp_path: Path, path: str, said: str) -> None:
     words = [sys.executable, "-c", FAILS, "fails", path]
     env = {**os.environ, "PYTHONPATH": str(REPO)}
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"hpcstage: {said}\n")

@@ -33,14 +33,6 @@ def test_a_command_that_only_has_commands_prints_its_help(hpcstage: Hpcstage, gr
     assert alone.stderr == b""
 
 
-def test_there_is_one_degree_of_saying_more(hpcstage: Hpcstage, make_tree: Tree) -> None:
-    assert b"twice" not in hpcstage("run", "--help").stdout
-    told = [hpcstage("run", *more, "--data", make_tree(), "--", "true").stderr for more in ([], ["-v"], ["-vv"])]
-    assert b"staging below" not in told[0]
-    assert b"staging below" in told[1]
-    assert b"staging below" in told[2]
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [

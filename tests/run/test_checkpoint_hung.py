@@ -69,10 +69,10 @@ def hung_after_a_step(hpcstage: Hpcstage, slow: Slowfs, tmp_path: Path, more: in
     """A run whose DIR hangs once a step is there, while more steps are completed; the number of those before."""
     flag = tmp_path / "flag"
     wrapper = start(hpcstage, slow, flag, PROGRAM)
-    wait_for((tmp_path / "behind/ckpt/step1").exists, 20, "a step in DIR")
+    wait_for((tmp_path / "behind/ckpt/step1").exists, 120, "a step in DIR")
     with hung(slow, wrapper):
         count = len(completed(flag))
-        wait_for(lambda: len(completed(flag)) > count + more, 20, "more steps")
+        wait_for(lambda: len(completed(flag)) > count + more, 120, "more steps")
         yield count
 
 
@@ -83,7 +83,7 @@ def test_what_is_completed_meanwhile_is_shown_at_the_next_start(
     flag = tmp_path / "flag"
     with hung_after_a_step(hpcstage, slow, tmp_path, more=20) as count:
         if is_saved:
-            wait_for(lambda: completed(flag)[count + 10] in saved_names(local_dir), 20, "a generation of them")
+            wait_for(lambda: completed(flag)[count + 10] in saved_names(local_dir), 120, "a generation of them")
     assert set(completed(flag)) <= set(found := shown(hpcstage, slow))
     assert len(found) <= len(completed(flag)) + 1, "and nothing beside but the step that was being noted"
     assert set(names(slow.path / "ckpt")) == set(found)
@@ -98,12 +98,12 @@ def test_what_was_closed_and_quiet_is_shown_at_the_next_start(
     ready = "while not os.path.exists(f\"{os.environ['FLAG']}.hung\"): time.sleep(0.01)\n"
     program = f"{SAVE}import time\n{ready}{IN_PLACE}{torn}{WAIT}"
     wrapper = start(hpcstage, slow, flag, program, "1")
-    wait_for((tmp_path / "behind/ckpt/step1").exists, 20, "a step in DIR")
+    wait_for((tmp_path / "behind/ckpt/step1").exists, 120, "a step in DIR")
     with hung(slow, wrapper):
         Path(f"{flag}.hung").touch()
         (base,) = kept(local_dir)
         place = CheckpointPlace(base / "out")
-        wait_for(lambda: "last" in {*completed_since(place), *saved_names(local_dir)}, 20, "the entry is quiet")
+        wait_for(lambda: "last" in {*completed_since(place), *saved_names(local_dir)}, 120, "the entry is quiet")
     assert shown(hpcstage, slow) == ["last", "step1"]
     assert (slow.path / "ckpt/last").read_bytes() == b"whole" * 50_000
 

@@ -41,7 +41,7 @@ def test_a_run_that_goes_on_is_not_reported_as_dead(hpcstage: Hpcstage, make_tre
             shown = hpcstage("report").stdout.decode()
         finally:
             stop.touch()
-            going.communicate(timeout=30)
+            going.communicate(timeout=300)
     assert "still running" in shown
     assert "the run goes on: its command is running on this host" in shown
     assert "!!" not in shown
@@ -79,10 +79,10 @@ def test_the_log_that_a_message_names_is_there(hpcstage: Hpcstage, make_tree: Tr
             wait_for(lambda: bool(list(hpcstage.cwd.glob("hpcstage-runs/*/run.part.json"))))
             (daemon,) = [p for p in psutil.Process(going.pid).children() if "hpcstage.daemon" in " ".join(p.cmdline())]
             os.kill(daemon.pid, signal.SIGKILL)
-            daemon.wait(10)
+            daemon.wait(300)
         finally:
             stop.touch()
-            _, errors = going.communicate(timeout=60)
+            _, errors = going.communicate(timeout=300)
     (line,) = [line for line in errors.decode().splitlines() if "ended early" in line and "its log: " in line][:1]
     assert Path(line.partition("its log: ")[2].rstrip(")")).is_file()
     record = json.loads(hpcstage.records()[-1].read_text())

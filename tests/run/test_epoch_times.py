@@ -14,7 +14,6 @@ from conftest import Hpcstage
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.timeout(200)
 
 TRAIN = """
 import json, os, sys, time
@@ -42,14 +41,13 @@ for length in lengths:
 json.dump(seen, open(out, "w"))
 """
 Tree = Callable[..., Path]
-SLACK_S = 1.5
+SLACK_S = 2.9
 """A sample, which comes late on a busy machine."""
 FILES, SIZE_BYTES = 60, 50_000
 
 
-@pytest.mark.parametrize(("workers", "mode"), [(2, "runtime"), (0, "direct")])
-def test_epochs_are_those_of_the_program(hpcstage: Hpcstage, make_tree: Tree, workers: int, mode: str) -> None:
-    record, seen = trained(hpcstage, make_tree(files=FILES, size_bytes=SIZE_BYTES), workers, mode, [6, 3, 9])
+def test_epochs_are_those_of_the_program(hpcstage: Hpcstage, make_tree: Tree) -> None:
+    record, seen = trained(hpcstage, make_tree(files=FILES, size_bytes=SIZE_BYTES), 2, [6, 3, 9])
     epochs = record["epochs"]
     assert [row["number"] for row in epochs] == [0, 1, 2]
     for row, (begin_s, end_s, waited_s) in zip(epochs, seen, strict=True):
@@ -58,32 +56,32 @@ def test_epochs_are_those_of_the_program(hpcstage: Hpcstage, make_tree: Tree, wo
         assert row["loader_wait_s"] == pytest.approx(waited_s, abs=SLACK_S)
     data, slack_bytes = FILES * SIZE_BYTES, FILES * SIZE_BYTES // 3
     assert epochs[0]["source_bytes"] > 0
-    assert epochs[-1]["local_bytes" if mode == "runtime" else "source_bytes"] == pytest.approx(data, abs=slack_bytes)
-    assert epochs[-1]["source_bytes" if mode == "runtime" else "local_bytes"] == 0
+    assert epochs[-1]["local_bytes"] == pytest.approx(data, abs=slack_bytes)
+    assert epochs[-1]["source_bytes"] == 0
     split = record["time_split"]
     waits = split["wait_source_s"] + split["wait_local_s"] + split["preprocess_s"]
     assert sum(row["loader_wait_s"] for row in epochs) == pytest.approx(waits, abs=0.1), "one definition"
     assert sum(row["local_bytes"] for row in epochs) == record["totals"]["local_bytes"]
     before = record["totals"]["source_bytes"] - sum(row["source_bytes"] for row in epochs)
-    assert 0 <= before <= (data if mode == "runtime" else 0), "copied before the first batch"
+    assert 0 <= before <= data, "copied before the first batch"
     assert hpcstage("report", "--html", "page.html").returncode == 0
     assert "Epoch by epoch" in (hpcstage.cwd / "page.html").read_text()
 
 
 @pytest.mark.parametrize("lengths", [[2], [0, 0, 0, 0]], ids=["one", "shorter than a sample"])
 def test_what_cannot_be_told_apart_is_left_out(hpcstage: Hpcstage, make_tree: Tree, lengths: list[float]) -> None:
-    record, _ = trained(hpcstage, make_tree(files=FILES), 0, "runtime", lengths)
+    record, _ = trained(hpcstage, make_tree(files=FILES), 0, lengths)
     assert record["time_split"]["loader_epochs"] == len(lengths)
     assert record["epochs"] == []
 
 
 def trained(
-    hpcstage: Hpcstage, root: Path, workers: int, mode: str, lengths: list[float]
+    hpcstage: Hpcstage, root: Path, workers: int, lengths: list[float]
 ) -> tuple[dict[str, Any], list[tuple[float, float, float]]]:
     """Returns the record, and begin, end (on the record's axis) and waits of each epoch as the program saw them."""
     out = hpcstage.cwd / "seen.json"
     program = [sys.executable, "-c", TRAIN, os.fspath(root), os.fspath(out), str(workers), *map(str, lengths)]
-    done = hpcstage("run", "--mode", mode, "--max-rate", "60kB", "--data", root, "--", *program)
+    done = hpcstage("run", "--max-rate", "60kB", "--data", root, "--", *program)
     assert done.returncode == 0, done.stderr
     record = json.loads(hpcstage.records()[-1].read_text())
     zero_s = record["run"]["started_unix_s"]

@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 Tree = Callable[..., Path]
-ORPHANS_S = 15.0
+ORPHANS_S = 120.0
 """PyTorch's workers look every five seconds whether they still have a parent."""
 TRAIN = """
 import os, signal, sys, time
@@ -61,7 +61,7 @@ def run(call: Callable[..., Any], root: Path, victim: str, pids: Path) -> tuple[
 
 
 def alone(*command: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(command, capture_output=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("victim", ["worker", "main"])

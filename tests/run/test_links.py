@@ -32,7 +32,7 @@ print(total)
 
 def record_of(hpcstage: Hpcstage, *words: str | os.PathLike[str]) -> tuple[bytes, dict[str, Any]]:
     """What a run wrote, and its record."""
-    done = hpcstage("run", *words, timeout_s=120)
+    done = hpcstage("run", *words, timeout_s=400)
     assert done.returncode == 0, done.stderr
     assert b"name no file" not in done.stderr
     return done.stdout, json.loads(hpcstage.records()[-1].read_text())
@@ -52,7 +52,7 @@ def links(hpcstage: Hpcstage, make_tree: Tree) -> Path:
     [("link", "./chain"), ("data", "scratch/data"), ("chain", "scratch/chain/")],
 )
 def test_the_dataset_by_another_name(hpcstage: Hpcstage, links: Path, given: str, opened: str) -> None:
-    plain = subprocess.run([sys.executable, "-c", READ, links], capture_output=True, check=True, timeout=60).stdout
+    plain = subprocess.run([sys.executable, "-c", READ, links], capture_output=True, check=True, timeout=300).stdout
     options = ("--mode", "upfront", "--data", given, "--")
     output, record = record_of(hpcstage, *options, sys.executable, "-c", READ, opened)
     assert output == plain
@@ -95,7 +95,7 @@ def test_the_order_of_a_loader_that_reads_through_a_link(hpcstage: Hpcstage, lin
     """The list is in an object of the dataset's, as timm has it."""
     pytest.importorskip("torch")
     program = [sys.executable, "-c", FOLDER]
-    plain = subprocess.run([*program, links], capture_output=True, check=True, timeout=120).stdout
+    plain = subprocess.run([*program, links], capture_output=True, check=True, timeout=300).stdout
     output, record = record_of(hpcstage, "--max-rate", "200kB", "--data", links, "--", *program, "link")
     assert output == plain
     order = record["order"]

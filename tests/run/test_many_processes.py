@@ -34,7 +34,7 @@ def test_more_processes_than_slots(hpcstage: Hpcstage, make_tree: Tree) -> None:
     names = sorted(path for path in data.rglob("*") if path.is_file())
     done = hpcstage(
         "run", "--mode", "upfront", "--data", data, "--",
-        sys.executable, "-c", MANY, str(processes), *names, timeout_s=110,
+        sys.executable, "-c", MANY, str(processes), *names, timeout_s=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     path = hpcstage.records()[-1]

@@ -112,7 +112,7 @@ def test_two_runs_side_by_side_do_not_see_each_other(hpcstage: Hpcstage, make_tr
     data = make_tree(files=40)
     arguments = ["run", "--data", data, "--", sys.executable, "-c", DIGEST, data, "3"]
     both = [hpcstage.start(*arguments) for _ in range(2)]
-    outputs = {process.communicate(timeout=60)[0].decode().strip() for process in both}
+    outputs = {process.communicate(timeout=300)[0].decode().strip() for process in both}
     assert outputs == {digest(data, 3)}
     assert [process.returncode for process in both] == [0, 0]
     records = [json.loads(path.read_text()) for path in hpcstage.records()]

@@ -14,7 +14,7 @@ from slowsource import NEEDS
 
 from hpcstage.emulator import Settings, Slowfs
 
-pytestmark = [*NEEDS, pytest.mark.timeout(300)]
+pytestmark = [*NEEDS]
 MB = 1_000_000
 TOTAL = 160 * MB
 BANDWIDTH = 20 * MB
@@ -44,7 +44,7 @@ def source(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Slowfs]:
 
 
 def run(hpcstage: Hpcstage, source: Slowfs, *command: str) -> dict[str, Any]:
-    done = hpcstage("run", "--data", source.path, "--", *command, source.path, timeout_s=200)
+    done = hpcstage("run", "--data", source.path, "--", *command, source.path, timeout_s=400)
     assert done.returncode == 0, done.stderr
     assert {int(line) for line in done.stdout.split()} == {TOTAL}
     found: dict[str, Any] = json.loads(hpcstage.records()[-1].read_text())
@@ -68,7 +68,7 @@ def test_copying_stops_where_nobody_is_served(hpcstage: Hpcstage, source: Slowfs
 def test_copying_goes_on_for_a_program_that_is_served(hpcstage: Hpcstage, source: Slowfs) -> None:
     script = f'{CAT}; "$1" -c "$2" "$0"'
     words = ("sh", "-c", script, source.path, sys.executable, READ)
-    done = hpcstage("run", "--data", source.path, "--", *words, timeout_s=200)
+    done = hpcstage("run", "--data", source.path, "--", *words, timeout_s=400)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [b"%d" % TOTAL] * 2
     record = json.loads(hpcstage.records()[-1].read_text())
@@ -81,7 +81,7 @@ def test_copying_goes_on_for_a_program_that_is_served(hpcstage: Hpcstage, source
 def test_copying_does_not_stop_while_somebody_is_served(hpcstage: Hpcstage, source: Slowfs) -> None:
     script = f'({CAT}) & "$1" -c "$2" "$0"; wait'
     words = ("sh", "-c", script, source.path, sys.executable, READ)
-    done = hpcstage("run", "--data", source.path, "--", *words, timeout_s=200)
+    done = hpcstage("run", "--data", source.path, "--", *words, timeout_s=400)
     assert done.returncode == 0, done.stderr
     record = json.loads(hpcstage.records()[-1].read_text())
     assert "not-reached" not in notes(record)

@@ -60,7 +60,7 @@ def test_nobody_else_reads_what_a_run_leaves(hpcstage: Hpcstage, make_tree: Tree
     index = tmp_path / "state" / "hpcstage" / "runs.jsonl"
     words = ("run", "-q", "--nodes", "2", "--data", make_tree(files=3), "--", sys.executable, "-c", "pass", "secret")
     process = hpcstage.start(*words, umask=0o002)
-    assert process.wait(60) == 0
+    assert process.wait(300) == 0
     runs = tmp_path / "hpcstage-runs"
     assert (runs / "..").stat().st_mode & 0o020
     left = [index, *runs.rglob("*")]

@@ -158,7 +158,7 @@ def killed(hpcstage: Hpcstage, data: Path, results: Path, flag: Path) -> None:
     """A run of which wrapper, daemon and command were killed after the command wrote a file that was not drained."""
     command = python_command(WAIT, "{out}", flag)
     wrapper = hpcstage.start("run", "--data", data, "--out", results, "--drain-rate", "1", "--", *command)
-    wait_for(Path(f"{flag}.up").exists, 20, "the command")
+    wait_for(Path(f"{flag}.up").exists, 120, "the command")
     assert refused(hpcstage, data, "--out", results).count("in use") == 1
     kill_all(wrapper)
 
@@ -209,13 +209,13 @@ def test_what_is_stored_through_a_memory_map_arrives(
     disk.mkdir()
     hpcstage.env["HPCSTAGE_LOCAL_DIR"] = os.fspath(disk)
     wrapper = hpcstage.start("run", "--out", results, "--", *python_command(STORES, "{out}", results, flag))
-    wait_for(Path(f"{flag}.up").exists, 60, "the program's stores")
+    wait_for(Path(f"{flag}.up").exists, 120, "the program's stores")
     if is_killed:
         kill_all(wrapper)
         assert hpcstage("clean", "--drain").returncode == 0
     else:
         flag.touch()
-        _, errors = wrapper.communicate(timeout=60)
+        _, errors = wrapper.communicate(timeout=300)
         assert wrapper.returncode == 0, errors
     assert np.load(results / "array.npy").tolist() == list(range(100))
     assert kept(disk) == []
@@ -251,7 +251,7 @@ def test_an_earlier_start_of_the_same_job_on_another_host_is_waited_for(
     line = next(line for line in process.stderr if b"in use" in line)
     assert b"an earlier start of this job, run r1 on elsewhere, gridengine job 7: waiting for its end" in line
     earlier_start.unlink()
-    assert process.communicate(timeout=30)[0] == b"started\n"
+    assert process.communicate(timeout=300)[0] == b"started\n"
     assert process.returncode == 0
 
 
@@ -262,7 +262,7 @@ def test_a_signal_ends_a_start_that_waits_for_an_earlier_one(
     assert process.stderr is not None
     next(line for line in process.stderr if b"in use" in line)
     process.terminate()
-    assert process.communicate(timeout=30)[0] == b""
+    assert process.communicate(timeout=300)[0] == b""
     assert process.returncode == -signal.SIGTERM
 
 
@@ -313,7 +313,7 @@ def test_a_signal_ends_a_start_that_copies_what_a_killed_run_left(
     assert start.stdout is not None
     assert b"copying the output files" in start.stderr.readline()
     start.terminate()
-    assert start.wait(3) == -signal.SIGTERM
+    assert start.wait(300) == -signal.SIGTERM
     assert start.stdout.read() == b""
     assert kept(local_dir) != []
     assert hpcstage("clean", "--drain").returncode == 0
@@ -358,12 +358,12 @@ def test_a_directory_that_is_made_anew_stays_while_somebody_else_works_on_it(
     results, flag = tmp_path / "results", tmp_path / "flag"
     command = python_command(ANEW, "{out}", flag)
     wrapper = hpcstage.start("run", "--data", make_tree(), "--out", results, "--", *command)
-    wait_for(Path(f"{flag}.up").exists, 20, "the command")
+    wait_for(Path(f"{flag}.up").exists, 120, "the command")
     (place,) = kept(local_dir)
     held = KeptPlace(place).hold()
     try:
         flag.touch()
-        _, said = wrapper.communicate(timeout=30)
+        _, said = wrapper.communicate(timeout=300)
     finally:
         held.let_go()
     assert wrapper.returncode == NOT_DRAINED
@@ -382,20 +382,6 @@ def test_a_directory_that_is_removed_is_told_of(
     done = run(hpcstage, make_tree(), "--out", results, "--", "sh", "-c", 'rm -r "$HPCSTAGE_OUT"')
     assert done.returncode == NOT_DRAINED, done.stderr
     assert os.listdir(results) == ["old"]
-    assert kept(local_dir) == []
-
-
-def test_a_killed_daemon_loses_nothing(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path) -> None:
-    results, flag = tmp_path / "results", tmp_path / "flag"
-    command = python_command(WAIT, "{out}", flag)
-    wrapper = hpcstage.start("run", "--data", make_tree(), "--out", results, "--", *command)
-    wait_for(Path(f"{flag}.up").exists, 20, "the command")
-    children = psutil.Process(wrapper.pid).children()
-    (daemon,) = [child for child in children if "hpcstage.daemon" in " ".join(child.cmdline())]
-    daemon.kill()
-    flag.touch()
-    assert wrapper.wait(30) == 0
-    assert ((results / "first").read_text(), (results / "last").read_text()) == ("first", "last")
     assert kept(local_dir) == []
 
 
@@ -428,15 +414,15 @@ def test_all_that_is_another_after_a_kill_is_named(
         (results / name).write_text(name)
     command = python_command(CHANGE, "{out}", flag)
     wrapper = hpcstage.start("run", "--data", make_tree(), "--out", results, "--", *command)
-    wait_for(lambda: Path(f"{flag}.up").exists() and (results / "mine").exists(), 20, "the first file in DIR")
+    wait_for(lambda: Path(f"{flag}.up").exists() and (results / "mine").exists(), 120, "the first file in DIR")
     family = [psutil.Process(wrapper.pid), *psutil.Process(wrapper.pid).children(recursive=True)]
     ours = [one for one in family if {"hpcstage", "hpcstage.daemon"} & set(one.cmdline())]
     for process in ours[which == "daemon" :]:
         process.kill()
     flag.touch()
-    said = wrapper.communicate(timeout=30)[1].decode()
+    said = wrapper.communicate(timeout=300)[1].decode()
     if which == "both":
-        psutil.wait_procs(family, timeout=30)
+        psutil.wait_procs(family, timeout=300)
         done = hpcstage("clean", "--drain")
         assert done.returncode == 0, done.stderr
         said = done.stderr.decode()
@@ -462,17 +448,6 @@ def run_id_beside(results: Path) -> str:
     """The id of the run, from the one name beside."""
     (path,) = results.glob("old.*")
     return path.name.removeprefix("old.")
-
-
-def test_term_drains(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, local_dir: Path) -> None:
-    results, flag = tmp_path / "results", tmp_path / "flag"
-    command = python_command(WAIT, "{out}", flag)
-    wrapper = hpcstage.start("run", "--data", make_tree(), "--out", results, "--", *command)
-    wait_for(Path(f"{flag}.up").exists, 20, "the command")
-    wrapper.terminate()
-    assert wrapper.wait(30) == -signal.SIGTERM
-    assert (results / "first").read_text() == "first"
-    assert kept(local_dir) == []
 
 
 LIVES_ON = """
@@ -522,7 +497,7 @@ def test_a_program_that_lives_on_keeps_its_files(
         assert kept(local_dir) == [place]
     finally:
         flag.touch()
-    wait_for(lambda: hpcstage("clean", "--drain").returncode == 0 and not kept(local_dir), 20, "the program's end")
+    wait_for(lambda: hpcstage("clean", "--drain").returncode == 0 and not kept(local_dir), 120, "the program's end")
     assert (results / "log").read_text() == "early late"
 
 
@@ -536,7 +511,7 @@ def test_a_signal_limits_the_wait_at_the_end(
     said = iter(wrapper.stderr.readline, b"")
     assert any(b"its output files are being copied" in line for line in said)
     wrapper.terminate()
-    assert wrapper.wait(10) == NOT_DRAINED
+    assert wrapper.wait(300) == NOT_DRAINED
     assert b"there was no time left" in b"".join(said)
     assert hpcstage("clean", "--drain").returncode == 0
     assert [(results / name).read_text() for name in "123"] == ["a long 1\n", "a long 2\n", "a long 3\n"]
@@ -692,11 +667,6 @@ def test_a_file_in_the_place_of_the_directory(hpcstage: Hpcstage, make_tree: Tre
 
 def test_the_placeholder_without_a_directory(hpcstage: Hpcstage, make_tree: Tree) -> None:
     assert "--out" in refused(hpcstage, make_tree(), command=("echo", "--output={out}"))
-
-
-@pytest.mark.parametrize("option", ["--drain-rate", "--drain-before"])
-def test_unknown_units(hpcstage: Hpcstage, make_tree: Tree, option: str) -> None:
-    assert option in refused(hpcstage, make_tree(), "--out", "results", option, "5 parsecs")
 
 
 @pytest.mark.parametrize("named", ["auto", "$TMPDIR", "{elsewhere}"])

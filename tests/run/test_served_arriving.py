@@ -89,13 +89,13 @@ def run(
     """What the program said that opened the file when a third of it had come; `at_third`: when it had read as much."""
     command = [sys.executable, "-c", PROGRAM, source.path / "large", way, here]
     process = hpcstage.start("run", "--data", source.path, "--", *command)
-    wait_for((here / "begin-reached").exists, 60)
-    wait_for(lambda: source.counters().read_bytes > SIZE / 3, 60)
+    wait_for((here / "begin-reached").exists, 120)
+    wait_for(lambda: source.counters().read_bytes > SIZE / 3, 120)
     (here / "begin-go").touch()
-    wait_for((here / "third-reached").exists, 60)
+    wait_for((here / "third-reached").exists, 120)
     at_third()
     (here / "third-go").touch()
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     return bytes(out)
 

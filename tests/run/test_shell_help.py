@@ -41,7 +41,7 @@ def test_completions(hpcstage: Hpcstage, words: list[str], found: list[str]) -> 
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("man")
     env = {**os.environ, "PYTHONPATH": os.fspath(REPO)}
-    subprocess.run([sys.executable, REPO / "scripts" / "man.py", target], env=env, check=True, timeout=60)
+    subprocess.run([sys.executable, REPO / "scripts" / "man.py", target], env=env, check=True, timeout=300)
     return target
 
 

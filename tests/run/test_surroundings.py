@@ -33,7 +33,7 @@ def run_in(hpcstage: Hpcstage, script: str, *words: str | bytes | os.PathLike[st
     """Runs words by a script of the shell's."""
     command = ["sh", "-c", script, "sh", *map(os.fsdecode, words)]
     return subprocess.run(
-        command, cwd=hpcstage.cwd, env={**hpcstage.env, **more}, stdin=subprocess.DEVNULL, timeout=60, check=False
+        command, cwd=hpcstage.cwd, env={**hpcstage.env, **more}, stdin=subprocess.DEVNULL, timeout=300, check=False
     ).returncode
 
 
@@ -114,7 +114,7 @@ def test_more_descriptors_are_open_than_select_takes(hpcstage: Hpcstage, make_tr
     words = hpcstage.command("run", *options, "--data", make_tree(files=2), "--", "sh", "-c", "exit 7")
     run = subprocess.run(
         [sys.executable, "-c", OPENS_MANY, *words],
-        cwd=hpcstage.cwd, env=hpcstage.env, capture_output=True, timeout=60, check=False,
+        cwd=hpcstage.cwd, env=hpcstage.env, capture_output=True, timeout=300, check=False,
     )  # fmt: skip
     assert run.returncode == 7, run.stderr
     assert json.loads(hpcstage.records()[-1].read_text())["complete"] is True, run.stderr
@@ -134,7 +134,7 @@ def test_a_umask_that_hides_what_its_user_makes(hpcstage: Hpcstage, make_tree: T
     become = 'umask 0777; exec setpriv --reuid=65534 --regid=65534 --clear-groups "$@"'
     wrapped = hpcstage.command("run", "--data", data, "--", "sh", "-c", "exit 7")
     done = subprocess.run(
-        ["sh", "-c", become, "sh", *wrapped], cwd=open_to_all, capture_output=True, text=True, timeout=60, check=False,
+        ["sh", "-c", become, "sh", *wrapped], cwd=open_to_all, capture_output=True, text=True, timeout=300, check=False,
         env={**hpcstage.env, "XDG_STATE_HOME": os.fspath(open_to_all), "HOME": os.fspath(open_to_all)},
     )  # fmt: skip
     assert done.returncode == 7
@@ -220,7 +220,7 @@ def test_a_local_directory_that_takes_no_file_is_named(hpcstage: Hpcstage, make_
     wrapped = hpcstage.command("run", "--data", make_tree(files=1), "--", "sh", "-c", "exit 7")
     done = subprocess.run(
         ["sh", "-c", 'ulimit -f 100; exec "$@"', "sh", *wrapped],
-        cwd=hpcstage.cwd, env=hpcstage.env, capture_output=True, text=True, timeout=60, check=False,
+        cwd=hpcstage.cwd, env=hpcstage.env, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 7
     (line,) = [one for one in done.stderr.splitlines() if "without staging" in one]

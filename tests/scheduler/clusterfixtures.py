@@ -15,10 +15,9 @@ import resuming
 from clusterproject import NODES, READABLE, Limited, Project, batch, behind, processes_of, write_dataset
 from conftest import REPO
 from gridlab import GridEngine
-from nodeslab import Nodes, NoNodes, until
+from nodeslab import GONE_S, Nodes, NoNodes, until
 from slurmlab import Slurm
 
-GONE_S = 10.0
 _numbers = itertools.count(1)
 _slow: set[str] = set()
 """Names of projects whose jobs outlive a test."""

@@ -122,7 +122,7 @@ def front(options: str = "", launcher: str = "srun") -> str:
 
 def ranks_wait(project: Project, ranks: int = 1) -> None:
     """Until all ranks have read the dataset and wait for a signal."""
-    until(lambda: sum("digest" in line for line in project.said("rank-*.said")) == ranks, 30, f"{ranks} ranks")
+    until(lambda: sum("digest" in line for line in project.said("rank-*.said")) == ranks, 120, f"{ranks} ranks")
 
 
 def heard(project: Project) -> dict[int, list[int]]:

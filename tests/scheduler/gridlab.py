@@ -19,8 +19,8 @@ SPOOL = Path("/var/spool/gridengine")
 DIR = SHARED / "gridengine"
 LEFT = SHARED / "grid-left"
 NOTIFY_S = 5
-START_S = 30.0
-JOB_S = 120.0
+START_S = 120.0
+JOB_S = 300.0
 ENV = {"SGE_ROOT": os.fspath(ROOT), "SGE_CELL": "default", "SGE_QMASTER_PORT": "6444", "SGE_EXECD_PORT": "6445"}
 ADMIN = ("setpriv", "--reuid=sgeadmin", "--regid=sgeadmin", "--clear-groups")
 
@@ -124,7 +124,7 @@ class GridEngine:
     def wait(self, job: int, timeout_s: float = JOB_S) -> dict[str, str]:
         """Waits until the job is over; what Grid Engine's accounting says of it then."""
         until(lambda: not self.listed(job), timeout_s, f"the end of job {job}")
-        until(lambda: bool(self._account(job)), 20, f"the accounting of job {job}")
+        until(lambda: bool(self._account(job)), START_S, f"the accounting of job {job}")
         return self._account(job)
 
     def wait_array(self, job: int, tasks: int, timeout_s: float = JOB_S) -> dict[int, int]:

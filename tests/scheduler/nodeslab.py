@@ -31,8 +31,8 @@ USER = "ada"
 UID = 61001
 HOME = SHARED / "home" / USER
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-START_S = 20.0
-GONE_S = 10.0
+START_S = 120.0
+GONE_S = 120.0
 ASK_EVERY_S = 0.1
 TOOLS = ("unshare", "nsenter", "setpriv", "ip", "mount")
 NAMESPACES = ("--net", "--uts", "--mount", "--ipc", "--pid")
@@ -109,7 +109,7 @@ class Nodes:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         text: str | None = None,
-        timeout_s: float = 60,
+        timeout_s: float = 300,
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command on a node, as root or as the user, in a clean environment."""
@@ -225,7 +225,7 @@ class Nodes:
         etc = self.lab / "etc"
         self.lab.mkdir(parents=True, exist_ok=True)
         self.lab.chmod(0o755)
-        subprocess.run(["cp", "-a", "/etc", etc], check=True, capture_output=True, timeout=60)
+        subprocess.run(["cp", "-a", "/etc", etc], check=True, capture_output=True, timeout=300)
         self.shared.mkdir()
         hosts = [f"10.77.0.{index} {name}\n" for index, name in enumerate(self.names, 1)]
         (etc / "hosts").write_text("127.0.0.1 localhost\n" + "".join(hosts))
@@ -246,7 +246,7 @@ class Nodes:
             [*inside, "addr", "add", f"10.77.0.{index}/24", "dev", "eth0"],
             [*inside, "link", "set", "eth0", "up"],
         ):  # fmt: skip
-            subprocess.run(command, check=True, capture_output=True, timeout=10)
+            subprocess.run(command, check=True, capture_output=True, timeout=300)
 
     @staticmethod
     def _end(keeper: subprocess.Popen[bytes]) -> None:

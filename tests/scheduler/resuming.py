@@ -30,7 +30,7 @@ def logged(project: Project) -> list[int]:
 
 def wait_for_some(project: Project) -> None:
     """Both directories on the shared file system hold steps."""
-    until(lambda: min(len(drained(project)), len(logged(project))) >= SOME, 60, f"{SOME} steps in DIR")
+    until(lambda: min(len(drained(project)), len(logged(project))) >= SOME, 120, f"{SOME} steps in DIR")
 
 
 def check(project: Project, before: list[int]) -> None:

@@ -22,8 +22,8 @@ CPUS = 64
 DIR = SHARED / "slurm"
 LEFT = SHARED / "left"
 FREEZER = Path("/sys/fs/cgroup/freezer")
-START_S = 10.0
-JOB_S = 120.0
+START_S = 120.0
+JOB_S = 300.0
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 
 CONFIG = f"""
@@ -129,9 +129,9 @@ class Slurm:
     def start_again(self, job: int) -> None:
         """Waits until a job is back in the queue and starts it: by itself Slurm waits for minutes. In the second in
         which it ended a job it does not start it again."""
-        until(lambda: self.job(job)["JobState"] == "PENDING", 30, f"job {job} in the queue")
+        until(lambda: self.job(job)["JobState"] == "PENDING", 120, f"job {job} in the queue")
         second = int(time.time())
-        until(lambda: int(time.time()) > second, 2, "the next second")
+        until(lambda: int(time.time()) > second, 120, "the next second")
         self.nodes.run(1, "scontrol", "update", f"JobId={job}", "StartTime=now", user=True)
 
     def job(self, job: int | str) -> dict[str, str]:
@@ -147,11 +147,6 @@ class Slurm:
         """Waits until the job is over and has been cleaned up on all its nodes; what Slurm says of it then."""
         until(lambda: self.finished(job), timeout_s, f"the end of job {job}")
         return self.job(job)
-
-    def wait_running(self, job: int, timeout_s: float = JOB_S) -> None:
-        """Waits until the job's first step runs."""
-        steps = ["squeue", "-h", "-s", "-j", str(job)]
-        until(lambda: f"{job}.0" in self.nodes.run(1, *steps).stdout, timeout_s, f"the first step of job {job}")
 
     def wait_array(self, job: int, timeout_s: float = JOB_S) -> None:
         """Waits until all tasks of an array job are over."""

@@ -70,7 +70,7 @@ def test_a_node_loses_its_directories_and_the_next_jobs_go_on(slurm: Slurm, proj
         return slurm.submit(*slurm.first(COUNT), "--ntasks-per-node=1", env=env, cwd=project.path, script=SCRIPT)
 
     job = submit()
-    until(lambda: newest_protected(slurm, local) >= 1, 60, "a protected step")
+    until(lambda: newest_protected(slurm, local) >= 1, 120, "a protected step")
     slurm.cancel(job, "--full", "--signal=KILL")
     slurm.wait(job)
     before = newest_protected(slurm, local)
@@ -79,7 +79,7 @@ def test_a_node_loses_its_directories_and_the_next_jobs_go_on(slurm: Slurm, proj
     slurm.nodes.run(2, "bash", "-c", f"rm -r {local}/*")
 
     job = submit()
-    until(lambda: newest_protected(slurm, local, node=2) > before + 1, 60, "a newer step, protected on that node, too")
+    until(lambda: newest_protected(slurm, local, node=2) > before + 1, 120, "a newer step, protected on that node, too")
     slurm.cancel(job)
     assert slurm.wait(job)["JobState"] == "CANCELLED", project.log()
     found = firsts(project)

@@ -44,19 +44,9 @@ SCRIPT = """#!/bin/bash
 . .venv/bin/activate
 exec hpcstage run --elastic 2:3 -- python elastic_train.py
 """
-START_S = 90
+START_S = 300
 
 
-@pytest.mark.timeout(300)
-def test_a_training_outlives_a_node_of_a_slurm_job(slurm: Slurm, project: Project) -> None:
-    write_program(project)
-    shape = ("--nodes=3", "--ntasks-per-node=1", "--no-kill")
-    job = slurm.submit(*shape, env=project.env, cwd=project.path, script=SCRIPT)
-    outlives(slurm.nodes, project, lambda: slurm.finished(job))
-    assert slurm.wait(job, 120)["JobState"] == "COMPLETED", project.log()
-
-
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("keeps", [True, False], ids=["no-kill", "kill"])
 def test_slurmd_and_all_below_it_is_lost(slurm: Slurm, project: Project, keeps: bool) -> None:
     """With --no-kill the training goes on without the node; without it Slurm ends the job, and a line names the
@@ -77,22 +67,21 @@ def test_slurmd_and_all_below_it_is_lost(slurm: Slurm, project: Project, keeps: 
         if keeps:
             await_two(slurm.nodes, project, lambda: slurm.finished(job), index, count)
         else:
-            assert slurm.wait(job, 120)["JobState"] == "NODE_FAIL", project.log()
+            assert slurm.wait(job)["JobState"] == "NODE_FAIL", project.log()
             assert f"while Slurm takes {host} for lost" in project.log()
             assert "sbatch --no-kill" in project.log()
     finally:
         (project.outside / "stop").touch()
         slurm.nodes.run(index, "slurmd")
         state = ("sinfo", "-h", "-n", host, "-o", "%t")
-        until(lambda: slurm.nodes.run(1, *state).stdout.strip() in ("idle", "mix"), 30, f"{host} in service again")
+        until(lambda: slurm.nodes.run(1, *state).stdout.strip() in ("idle", "mix"), 120, f"{host} in service again")
     if keeps:
-        assert slurm.wait(job, 120)["JobState"] == "COMPLETED", project.log()
+        assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
 
 
-@pytest.mark.timeout(400)
 def test_nodes_of_other_slurm_jobs_join_and_go(slurm: Slurm, project: Project) -> None:
-    """A job of one node trains. One job that came before it joins and is cancelled, two join and stay to the end, and
-    one that comes too late has nothing to do."""
+    """A job of one node trains. One job that came before it joins and is cancelled, another joins and stays to the end,
+    and one that comes too late has nothing to do."""
     write_program(project)
     named = SCRIPT.replace("--elastic 2:3", "--elastic 1:3 --name night")
     shape = ("--nodes=1", "--ntasks-per-node=1", "--gres=gpu:4")  # of which a node has as many: each has its own
@@ -123,12 +112,11 @@ def test_nodes_of_other_slurm_jobs_join_and_go(slurm: Slurm, project: Project) -
         slurm.wait(second)
         come(first, gone=(second,))
         third = slurm.submit("slurm-elastic-join.sh", env=join, cwd=project.path)
-        fourth = slurm.submit("slurm-elastic-join.sh", env=join, cwd=project.path)
-        come(first, third, fourth)
+        come(first, third)
     finally:
         (project.outside / "stop").touch()
-    for job in (first, third, fourth):
-        assert slurm.wait(job, 120)["JobState"] == "COMPLETED", project.log()
+    for job in (first, third):
+        assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
     assert "training night: the training is complete" in said(third)
     late = slurm.submit("slurm-elastic-join.sh", env=join, cwd=project.path)
     assert slurm.wait(late)["JobState"] == "COMPLETED", project.log()
@@ -136,21 +124,8 @@ def test_nodes_of_other_slurm_jobs_join_and_go(slurm: Slurm, project: Project) -
     assert all(step[2] == step[3] for step in steps(project)), "the weights count the steps"
 
 
-@pytest.mark.timeout(300)
-def test_a_training_outlives_its_processes_on_a_node_of_a_grid_engine_job(
-    gridengine: GridEngine, project: Project
-) -> None:
-    """The agent of torchrun and its workers: Grid Engine itself ends a job of which it sees a whole task killed."""
-    write_program(project)
-    options = ("-cwd", "-j", "y", "-S", "/bin/bash", "-o", "job.out", "-pe", "mpi", "6")
-    job = gridengine.submit(*options, env=project.env, cwd=project.path, script=SCRIPT)
-    outlives(gridengine.nodes, project, lambda: not gridengine.listed(job), is_of_training)
-    assert gridengine.wait(job, 120)["exit_status"] == "0", project.log()
-
-
-@pytest.mark.timeout(400)
 def test_nodes_of_other_gridengine_jobs_join_and_are_killed(gridengine: GridEngine, project: Project) -> None:
-    """A job of one node trains; another one joins, is killed whole, which ends no other job, and a third one stays."""
+    """A job of one node trains; another one joins, and is killed whole, which ends no other job."""
     write_program(project)
     alone = ("-pe", "smp", "9")  # of 16 slots: no two on a node
     options = ("-cwd", "-j", "y", "-S", "/bin/bash", "-o", "job.out", *alone)
@@ -173,51 +148,15 @@ def test_nodes_of_other_gridengine_jobs_join_and_are_killed(gridengine: GridEngi
                     process.kill()
         assert come(1, len(steps(project))) == host
         assert gridengine.wait(second)["exit_status"] != "0"
-        third = gridengine.submit(*alone, "gridengine-elastic-join.sh", env=join, cwd=project.path)
-        come(2, len(steps(project)))
     finally:
         (project.outside / "stop").touch()
-    for job in (first, third):
-        assert gridengine.wait(job, 120)["exit_status"] == "0", project.log()
+    assert gridengine.wait(first)["exit_status"] == "0", project.log()
     assert all(step[2] == step[3] for step in steps(project)), "the weights count the steps"
 
 
 def write_program(project: Project) -> None:
     (project.outside / "elastic_train.py").write_text(TRAIN)
     subprocess.run(["chown", f"{UID}:{UID}", project.outside / "elastic_train.py"], check=True)
-
-
-def is_of_training(process: psutil.Process) -> bool:
-    """Tells an agent of torchrun and its workers from hpcstage's own processes."""
-    with contextlib.suppress(psutil.Error):
-        return bool({"torch.distributed.run", "elastic_train.py"} & set(process.cmdline()))
-    return False
-
-
-def outlives(
-    nodes: Nodes,
-    project: Project,
-    is_over: Callable[[], bool],
-    is_killed: Callable[[psutil.Process], bool] = lambda _: True,
-) -> None:
-    """Waits for a training on three nodes, kills it on one that is not the first, and lets it end on the others."""
-
-    try:
-        index = other_node(nodes, project, is_over)
-        lost = [
-            process
-            for process in nodes.processes(uid=UID, index=index)
-            if is_of(process, project) and is_killed(process)
-        ]
-        assert lost, project.log()
-        count = len(steps(project))
-        for process in lost:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        await_two(nodes, project, is_over, index, count)
-    finally:
-        (project.outside / "stop").touch()
-    assert all(step[2] == step[3] for step in steps(project)), "the weights count the steps"
 
 
 def hosts(project: Project, world: int, after: int = 0) -> set[str]:

@@ -69,10 +69,10 @@ def test_slurm_requeue(slurm: Slurm, project: Project) -> None:
     job = slurm.submit("slurm-requeue.sh", env={**project.env, **GIVEN}, cwd=project.path)
     ranks_wait(project)
     slurm.cancel(job, "--batch", "--signal=USR1")  # as --signal=B:USR1@300 does
-    until(lambda: heard(project) == {0: [signal.SIGUSR1]}, 20, "USR1")
+    until(lambda: heard(project) == {0: [signal.SIGUSR1]}, 120, "USR1")
     slurm.cancel(job, "--batch", "--signal=TERM")  # of a program that has a handler for USR1, and saves on TERM
     slurm.start_again(job)
-    assert slurm.wait(job, 200)["JobState"] == "COMPLETED", project.log()
+    assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
     said = [line for line in project.said("rank-0.said") if "digest" in line]
     assert [(line["first"], line["digest"]) for line in said] == [(0, digest(2)), (1, digest(2))], project.log()
     assert sorted(path.name for path in project.outside.glob("checkpoints/epoch*")) == ["epoch0", "epoch1"]
@@ -84,7 +84,7 @@ def test_slurm_requeue(slurm: Slurm, project: Project) -> None:
 def test_slurm_torchrun(slurm: Slurm, project: Project, script: str) -> None:
     pytest.importorskip("torch")
     job = slurm.submit(f"{script}.sh", env={**project.env, **GIVEN}, cwd=project.path)
-    assert slurm.wait(job, 110)["JobState"] == "COMPLETED", project.log()
+    assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
     checked(project, 2 * NODES, NODES)
     assert set(slurm.left_by(job).values()) == {""}
 
@@ -119,7 +119,7 @@ def test_gridengine_array(gridengine: GridEngine, project: Project) -> None:
 def test_gridengine_elastic(gridengine: GridEngine, project: Project) -> None:
     pytest.importorskip("torch")
     job = gridengine.submit("-pe", "mpi", "8", "gridengine-elastic.sh", env={**project.env, **GIVEN}, cwd=project.path)
-    assert gridengine.wait(job, 110)["exit_status"] == "0", project.log()
+    assert gridengine.wait(job)["exit_status"] == "0", project.log()
     checked(project, 2 * NODES, NODES)
 
 

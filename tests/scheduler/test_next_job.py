@@ -20,11 +20,11 @@ def test_a_requeued_job(slurm: Slurm, project: Project) -> None:
     job = slurm.submit("--requeue", env=project.env, cwd=project.path, script=SCRIPT)
     wait_for_some(project)
     slurm.nodes.run(1, "scontrol", "requeue", str(job), user=True)
-    until(lambda: slurm.job(job)["JobState"] == "PENDING", 30, "the job in the queue")
+    until(lambda: slurm.job(job)["JobState"] == "PENDING", 120, "the job in the queue")
     before = drained(project)
     (project.outside / "enough").touch()
     slurm.start_again(job)
-    assert slurm.wait(job, 200)["JobState"] == "COMPLETED", project.log()
+    assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
     check(project, before)
 
 
@@ -34,7 +34,7 @@ def test_a_rescheduled_job(gridengine: GridEngine, project: Project) -> None:
     job = gridengine.submit(*OPTIONS, "-r", "y", env=project.env, cwd=project.path, script=SCRIPT)
     wait_for_some(project)
     gridengine.reschedule(job)
-    until(lambda: len(project.said("steps-*.said")) == 2, 90, "the second start")
+    until(lambda: len(project.said("steps-*.said")) == 2, 120, "the second start")
     (project.outside / "enough").touch()
     assert gridengine.wait(job)["exit_status"] == "0", project.log()
     assert any("watching for" in line and f" job {job}:" in line for line in project.log().splitlines()), project.log()

@@ -37,13 +37,6 @@ def test_in_front_of_srun_every_byte_leaves_the_source_once(slurm: Slurm, projec
     assert totals["peer_bytes"] == (NODES - 1) * DATA_BYTES
 
 
-def test_in_front_of_srun_while_the_program_runs(slurm: Slurm, project: Project) -> None:
-    job = slurm.submit(*slurm.first(2), "--ntasks-per-node=1", env=project.env, cwd=project.path, script=front())
-    assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
-    assert [line["digest"] for line in project.said("rank-*.said")] == [digest()] * 2
-    checked_record(slurm, project, job, nodes=2)
-
-
 SHAPES = (
     ("--ntasks=3", "--mem=500"),
     ("--ntasks-per-node=2", "--mem-per-cpu=10", "--cpus-per-task=3"),
@@ -147,12 +140,6 @@ def test_a_daemon_that_is_killed_on_another_node(slurm: Slurm, project: Project)
     assert slurm.wait(job)["ExitCode"] == f"{40 + signal.SIGUSR1}:0", project.log()
     assert slurm.nodes.names[1] in "".join(problem["text"] for problem in project.record()["problems"])
     assert slurm.left_by(job) == dict.fromkeys(slurm.nodes.names[:2], "")
-
-
-def test_the_exit_code_in_front_of_srun(slurm: Slurm, project: Project) -> None:
-    job = slurm.submit(*slurm.first(2), env=project.env, cwd=project.path, script=front("--exit 7"))
-    assert slurm.wait(job)["ExitCode"] == "7:0", project.log()
-    checked_record(slurm, project, job, nodes=2)
 
 
 def test_a_job_of_several_parts_is_one_run(slurm: Slurm, project: Project) -> None:

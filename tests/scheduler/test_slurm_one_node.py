@@ -1,11 +1,12 @@
-"""hpcstage under a real Slurm: batch scripts of one node, ranks behind srun, exit codes."""
+"""hpcstage under a real Slurm: a batch script of one node, and what a job leaves there."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from clusterproject import DATA, FILES, NODES, Project, batch, behind, digest
+from clusterproject import FILES, Project, batch, digest
+from nodeslab import LOCAL, UID
 from slurmlab import Slurm
 
 pytest_plugins = ("clusterfixtures",)
@@ -27,41 +28,9 @@ def test_a_batch_job_is_staged_and_leaves_nothing(slurm: Slurm, project: Project
     assert re.search(rf"^staged +{FILES} of {FILES} files", project.report(), re.MULTILINE)
 
 
-def test_exit_codes_reach_slurm(slurm: Slurm, project: Project) -> None:
-    form = batch("--exit $SLURM_ARRAY_TASK_ID")
-    job = slurm.submit("--array=0,1,7,125,255", env=project.env, cwd=project.path, script=form)
-    slurm.wait_array(job)
-    codes = {task: slurm.job(f"{job}_{task}")["ExitCode"] for task in (0, 1, 7, 125, 255)}
-    assert codes == {task: f"{task}:0" for task in codes}, project.log()
-    assert len(project.run_dirs()) == len(codes)
-
-
-def test_a_command_that_dies_of_a_signal(slurm: Slurm, project: Project) -> None:
-    script = f"#!/bin/bash\n. .venv/bin/activate\nexec hpcstage run --data {DATA} -- sh -c 'kill -KILL $$'\n"
+def test_the_epilog_notes_what_a_job_leaves(slurm: Slurm, project: Project) -> None:
+    script = f'#!/bin/sh\nmkdir -p "$TMPDIR/hpcstage-{UID}/run/store"\n'
     job = slurm.submit(env=project.env, cwd=project.path, script=script)
-    assert slurm.wait(job)["ExitCode"] == "0:9", project.log()
-    assert project.record()["run"]["signal"] == 9
-    assert set(slurm.left_by(job).values()) == {""}
-
-
-def test_ranks_behind_srun_share_a_daemon_on_each_node(slurm: Slurm, project: Project) -> None:
-    ranks = NODES * 3
-    shape = [f"--nodes={NODES}", "--ntasks-per-node=3"]
-    job = slurm.submit(*shape, env=project.env, cwd=project.path, script=behind())
-    assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
-    said = project.said("rank-*.said")
-    assert {line["digest"] for line in said} == {digest()}
-    assert {line["rank"] for line in said} == set(range(ranks))
-    assert {line["host"] for line in said} == set(slurm.nodes.names)
-    assert len({line["node_dir"] for line in said}) == 1, "all ranks name the same node directory, each on its node"
-    record = project.record()
-    assert record["complete"] is True, record["problems"]
-    assert sorted(node["host"] for node in record["nodes"]) == slurm.nodes.names
-    assert slurm.left_by(job) == dict.fromkeys(slurm.nodes.names, "")
-
-
-def test_the_highest_exit_code_of_ranks(slurm: Slurm, project: Project) -> None:
-    script = behind("--exit $SLURM_NTASKS")
-    job = slurm.submit("--nodes=2", "--ntasks-per-node=2", env=project.env, cwd=project.path, script=script)
-    assert slurm.wait(job)["ExitCode"] == "4:0", project.log()
-    assert len(re.findall("hpcstage report|report:", project.report())) == 1
+    done = slurm.wait(job)
+    assert f"hpcstage-{UID}/run/store" in slurm.left_by(job)[done["NodeList"]]
+    assert f"job.{job}" not in slurm.nodes.run(1, "ls", LOCAL).stdout.split()

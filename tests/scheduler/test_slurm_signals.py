@@ -8,7 +8,7 @@ import pytest
 import resuming
 from clusterproject import Limited, Project, batch, behind, heard, needs_checkpoints, ranks_wait
 from nodeslab import until
-from slurmlab import KILL_WAIT_S, Slurm
+from slurmlab import Slurm
 
 pytest_plugins = ("clusterfixtures",)
 pytestmark = pytest.mark.usefixtures("limited")
@@ -47,7 +47,7 @@ def test_a_signal_for_the_batch_script(slurm: Slurm, project: Project) -> None:
     job = slurm.submit(env=project.env, cwd=project.path, script=script)
     ranks_wait(project)
     slurm.cancel(job, "--batch", "--signal=USR1")
-    until(lambda: heard(project) == {0: [signal.SIGUSR1]}, 10, "USR1")
+    until(lambda: heard(project) == {0: [signal.SIGUSR1]}, 120, "USR1")
     slurm.cancel(job, "--batch", "--signal=USR2")
     done = slurm.wait(job)
     assert done["ExitCode"] == f"{40 + signal.SIGUSR2}:0", project.log()
@@ -61,14 +61,14 @@ def test_a_command_that_ignores_everything_is_killed_and_has_a_report(slurm: Slu
     job = slurm.submit(env=project.env, cwd=project.path, script=batch("--patient --stubborn"))
     ranks_wait(project)
     slurm.cancel(job)
-    assert slurm.wait(job, KILL_WAIT_S + 20)["JobState"] == "CANCELLED"
+    assert slurm.wait(job)["JobState"] == "CANCELLED"
     assert heard(project)[0] == [signal.SIGTERM]
     assert "end not seen" in project.report()
 
 
 def test_a_warning_before_the_time_limit(slurm: Slurm, limited: Limited) -> None:
     project, job = limited.warned
-    done = slurm.wait(job, 100)
+    done = slurm.wait(job)
     assert done["ExitCode"] == f"{LEFT_ON_USR1}:0", project.log()
     assert heard(project) == {0: [signal.SIGUSR1]}
     record = project.record()
@@ -78,7 +78,7 @@ def test_a_warning_before_the_time_limit(slurm: Slurm, limited: Limited) -> None
 
 def test_a_warning_for_ranks_behind_srun(slurm: Slurm, limited: Limited) -> None:
     project, job = limited.ranks_warned
-    done = slurm.wait(job, 100)
+    done = slurm.wait(job)
     assert done["ExitCode"] == f"{LEFT_ON_USR1}:0", project.log()
     assert heard(project) == {rank: [signal.SIGUSR1] for rank in range(4)}
     record = project.record()
@@ -89,7 +89,7 @@ def test_a_warning_for_ranks_behind_srun(slurm: Slurm, limited: Limited) -> None
 @pytest.mark.slow
 def test_the_time_limit(slurm: Slurm, limited: Limited) -> None:
     project, job = limited.unwarned
-    done = slurm.wait(job, 110)
+    done = slurm.wait(job)
     assert done["JobState"] == "TIMEOUT", project.log()
     assert heard(project) == {0: [signal.SIGTERM]}
     record = project.record()
@@ -102,7 +102,7 @@ def test_the_time_limit(slurm: Slurm, limited: Limited) -> None:
 def test_the_time_limit_and_the_next_job(slurm: Slurm, limited: Limited) -> None:
     needs_checkpoints()
     project, job = limited.resumed
-    assert slurm.wait(job, 110)["JobState"] == "TIMEOUT", project.log()
+    assert slurm.wait(job)["JobState"] == "TIMEOUT", project.log()
     before = resuming.drained(project)
     assert len(before) >= resuming.SOME, project.log()
     assert resuming.logged(project) == list(range(len(resuming.logged(project))))

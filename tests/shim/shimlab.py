@@ -132,7 +132,7 @@ class Lab:
         command = [python, *flags, "-c", PRELUDE + code, os.fspath(self.source), *map(os.fspath, args)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, **popen)
 
-    def run(self, code: str, *args: Any, timeout_s: float = 60, **popen: Any) -> Any:
+    def run(self, code: str, *args: Any, timeout_s: float = 300, **popen: Any) -> Any:
         """What the code said last; fails if it failed or wrote to stderr."""
         process = self.start(code, *args, **popen)
         try:
@@ -278,7 +278,7 @@ def stepped(lab: Lab, code: str, *args: Any, actions: Sequence[Action] = (), fla
             action()
             process.stdin.write(b"\n")
             process.stdin.flush()
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=300)
     finally:
         process.kill()
     assert (process.returncode, errors) == (0, b""), errors.decode()
@@ -345,7 +345,7 @@ class Coming:
         self.daemon.withdraw((7,))
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 40.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
     """Polls until the condition holds; fails after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -367,5 +367,5 @@ def compile_library(directory: Path, name: str, source: str, *flags: str) -> Pat
     path = directory / f"lib{name}.so"
     path.with_suffix(".c").write_text(source)
     command = [compiler, "-shared", "-fPIC", *flags, "-o", os.fspath(path), os.fspath(path.with_suffix(".c"))]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=300)
     return path

@@ -106,7 +106,10 @@ def come(content: bytes, stripes: tuple[int, ...]) -> bytes:
 
 @pytest.mark.parametrize("arrived", ARRIVED)
 @pytest.mark.parametrize("ways", WAYS)
-def test_all_ways_give_what_they_give_without_hpcstage(lab: Lab, tmp_path: Path, ways: str, arrived: str) -> None:
+def test_all_ways_give_what_they_give_without_hpcstage(
+    native_lab: Lab, tmp_path: Path, ways: str, arrived: str
+) -> None:
+    lab = native_lab
     library = compile_library(
         tmp_path, "ways", Path(__file__).with_name("arrivingways.c").read_text(), "-pthread", "-w"
     )
@@ -123,4 +126,4 @@ def test_all_ways_give_what_they_give_without_hpcstage(lab: Lab, tmp_path: Path,
         reports.append(report.read_text().splitlines())
     assert [line for line in zip(*reports, strict=True) if len(set(line)) > 1] == []
     assert len(reports[0]) == len(reports[1]) > 100
-    assert ("arrived_read_bytes" in lab.counters()) == (lab.layer == "native")
+    assert lab.counters()["arrived_read_bytes"] > 0

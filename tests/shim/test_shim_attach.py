@@ -42,7 +42,7 @@ def plain(lab: Lab, code: str, python: str = sys.executable, **popen: object) ->
     """Runs code that knows nothing of the shim."""
     env = popen.pop("env", None) or lab.environment()
     command = [python, *popen.pop("flags", ()), "-c", code, os.fspath(lab.source)]
-    return subprocess.run(command, env=env, capture_output=True, timeout=60, check=False, **popen)
+    return subprocess.run(command, env=env, capture_output=True, timeout=300, check=False, **popen)
 
 
 @pytest.mark.parametrize("version", SUPPORTED)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from epochlab import Announced, Epochs
-from shimlab import Lab
+from shimlab import Lab, stepped
 
 from hpcstage.node import shimdir
 from hpcstage.protocol import shim
@@ -49,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         for name, env in (("with", lab.environment()), ("without", lab.environment(HPCSTAGE_DISABLE="1"))):
             sock = [lab.sock] if name == "with" else []
             command = [sys.executable, loaderforms.__file__, lab.source, base / name, *sock]
-            done = subprocess.run(command, env=env, timeout=110, check=True, capture_output=True)
+            done = subprocess.run(command, env=env, timeout=300, check=True, capture_output=True)
             results.append((json.loads((base / name).read_text()), done.stdout, done.stderr))
     assert results[0][1:] == results[1][1:]
     return Run(results[0][0], results[1][0], epochs, lab)
@@ -157,24 +159,31 @@ def test_both_layers_announce(lab: Lab) -> None:
     assert [path.name.split("-")[0] for path in epochs.orders.iterdir()] == ["table"]
 
 
-@pytest.mark.parametrize(
-    ("state", "logging", "announced"),
-    [
-        ("SCANNING", 0, 1),
-        ("STARTING", 0, 1),
-        ("SETTLED", 0, 0),
-        ("SETTLED", 1, 1),
-        ("ENDED", 0, 0),
-        ("MEASURING", 1, 1),
-    ],
-)
-def test_only_while_it_is_of_use(native_lab: Lab, state: str, logging: int, announced: int) -> None:
+USEFUL = [
+    ("SCANNING", 0, True),
+    ("STARTING", 0, True),
+    ("SETTLED", 0, False),
+    ("SETTLED", 1, True),
+    ("MEASURING", 1, True),
+    ("ENDED", 0, False),
+]
+"""By what the page says: state, whether opens are logged, and whether epochs are announced."""
+
+
+def test_only_while_it_is_of_use(native_lab: Lab) -> None:
     fill(native_lab)
-    native_lab.state(shim.State[state])
-    native_lab._poke(shim.LOGGING_OFFSET, logging)
+    code = SMALL.partition("say(")[0] + f"for _ in range({len(USEFUL)}): step(); list(loader)\nsay(None)"
+    counts = []
+
+    def say(state: str, logging: int) -> None:
+        counts.append(len(epochs.begun()))
+        native_lab.state(shim.State[state])
+        native_lab._poke(shim.LOGGING_OFFSET, logging)
+
     with Epochs(native_lab) as epochs:
-        small(native_lab)
-    assert len(epochs.begun()) == announced
+        stepped(native_lab, code, actions=[partial(say, state, logging) for state, logging, _ in USEFUL])
+        counts.append(len(epochs.begun()))
+    assert [after > before for before, after in itertools.pairwise(counts)] == [announced for *_, announced in USEFUL]
 
 
 def test_nobody_listens(native_lab: Lab) -> None:
@@ -217,7 +226,7 @@ except RuntimeError as error: say("exited unexpectedly" in str(error) or "killed
     )
     with Epochs(native_lab) as epochs:
         process = native_lab.start(code)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     assert json.loads(out.splitlines()[-1]) is True
     assert [one.ended for one in epochs.all] == [False, True]

@@ -149,9 +149,9 @@ def both(lab: Lab, code: str) -> tuple[Any, list[list[int]]]:
     for index in range(FILES):
         lab.put(f"f{index:02d}", b"%d" % index)
     lab.install()
-    without = lab.run(COMMON + code, env=lab.environment(HPCSTAGE_DISABLE="1"), timeout_s=100)
+    without = lab.run(COMMON + code, env=lab.environment(HPCSTAGE_DISABLE="1"), timeout_s=400)
     with Epochs(lab) as epochs:
-        assert lab.run(COMMON + code, timeout_s=100) == without
+        assert lab.run(COMMON + code, timeout_s=400) == without
     assert lab.counters().get("errors", 0) == 0
     return without, [[int(os.path.basename(path)[1:]) for path in one.paths()] for one in epochs.begun()]
 

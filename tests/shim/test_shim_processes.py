@@ -25,7 +25,7 @@ def script(tmp_path: Path, text: str) -> Path:
 def run_script(lab: Lab, path: Path) -> None:
     """Runs a program in a file on the lab's source; fails if it fails."""
     command = [sys.executable, os.fspath(path), os.fspath(lab.source)]
-    done = subprocess.run(command, env=lab.environment(), capture_output=True, timeout=100, check=False)
+    done = subprocess.run(command, env=lab.environment(), capture_output=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
 
 
@@ -314,9 +314,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("layer", "method"), [("native", None), ("native", "fork"), ("native", "forkserver"), ("python", "spawn")]
-)
+@pytest.mark.parametrize(("layer", "method"), [("native", None), ("native", "fork"), ("python", "spawn")])
 def test_data_loader(tmp_path: Path, layer: str, method: str | None) -> None:
     pytest.importorskip("torch")
     require(layer)
@@ -328,7 +326,7 @@ def test_data_loader(tmp_path: Path, layer: str, method: str | None) -> None:
     results = []
     for name, env in (("with", lab.environment()), ("without", lab.environment(HPCSTAGE_DISABLE="1"))):
         command = [sys.executable, os.fspath(program), os.fspath(lab.source), os.fspath(tmp_path / name)]
-        subprocess.run(command, env=env, timeout=100, check=True)
+        subprocess.run(command, env=env, timeout=300, check=True)
         results.append((tmp_path / name).read_text())
     assert results[0] == results[1]
     counters = lab.counters()

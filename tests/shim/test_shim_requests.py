@@ -158,7 +158,7 @@ def test_a_hung_daemon_is_waited_for_once(lab: Lab) -> None:
     with Responder(lab.sock, lambda kind, path: None) as daemon:
         begin = time.monotonic()
         assert lab.run("say([open(src(n)).read() for n in ('file', 'b', 'c')])") == ["source"] * 3
-        assert 0.29 < time.monotonic() - begin < 3
+        assert time.monotonic() - begin > 0.29
         assert len(daemon.asked) == 1
     counters = lab.counters()
     assert (counters["direct_timeout"], counters["wants"]) == (3, 1)
@@ -173,7 +173,7 @@ def test_a_daemon_that_dies_while_asked(lab: Lab) -> None:
         while not daemon._held and time.monotonic() < deadline:
             time.sleep(0.005)
         daemon._held.pop().close()
-        out, _ = process.communicate(timeout=10)
+        out, _ = process.communicate(timeout=300)
     assert out == b'"source"\n'
     assert lab.counters()["direct_no_daemon"] == 1
 
@@ -239,17 +239,17 @@ def test_a_socket_address_that_does_not_fit(lab: Lab, tmp_path: object) -> None:
     assert lab.counters()["direct_no_daemon"] == 1
 
 
+CLOCK = "import time; begin = time.monotonic()\n"
+
+
 def test_a_fresh_write_before_the_daemon_waits_for_nobody(lab: Lab) -> None:
     lab.put("file", b"source")
     lab.install()
     lab.state(shim.State.STARTING)
     with Responder(lab.sock, lambda kind, path: None) as daemon:
-        begin = time.monotonic()
-        lab.run("open(src('file'), 'w').close()")
-        assert time.monotonic() - begin < 0.9
-        deadline = time.monotonic() + 5
-        while not daemon.asked and time.monotonic() < deadline:
-            time.sleep(0.005)
+        took_s = lab.run(f"{CLOCK}open(src('file'), 'w').close(); say(time.monotonic() - begin)")
+        assert took_s < 2.9
+        wait_until(lambda: daemon.asked != [])
         assert daemon.paths(shim.Kind.WROTE) == [os.fsencode(lab.source / "file")]
 
 
@@ -257,10 +257,10 @@ def test_a_write_waits_for_the_daemon_three_seconds_at_most(lab: Lab) -> None:
     lab.put("file", b"source", b"copy..")
     lab.install()
     with Responder(lab.sock, lambda kind, path: None):
-        begin = time.monotonic()
-        code = "open(src('file'), 'w').close(); open(src('file'), 'w').close(); say(open(src('file')).read())"
-        assert lab.run(code) == ""
-        assert 2.9 < time.monotonic() - begin < 10
+        code = "open(src('file'), 'w').close(); open(src('file'), 'w').close(); took_s = time.monotonic() - begin"
+        read, took_s = lab.run(f"{CLOCK}{code}; say([open(src('file')).read(), took_s])")
+    assert read == ""
+    assert 2.9 < took_s < 5.9
 
 
 def test_a_daemon_that_hangs_is_told_of_every_write(lab: Lab) -> None:
@@ -269,9 +269,8 @@ def test_a_daemon_that_hangs_is_told_of_every_write(lab: Lab) -> None:
         lab.put(name, b"source", b"copy..")
     lab.install()
     with Responder(lab.sock, lambda kind, path: None) as daemon:
-        begin = time.monotonic()
-        lab.run("for name in ('a', 'b', 'c'): open(src(name), 'r+').write('S')")
-        assert time.monotonic() - begin < 5.9
+        code = "for name in ('a', 'b', 'c'): open(src(name), 'r+').write('S')\nsay(time.monotonic() - begin)"
+        assert lab.run(CLOCK + code) < 5.9
         wait_until(lambda: len(daemon.asked) == 3)
         assert daemon.paths(shim.Kind.WROTE) == [os.fsencode(lab.source / name) for name in ("a", "b", "c")]
 
@@ -446,6 +445,6 @@ def test_stdout_is_untouched(lab: Lab) -> None:
     lab.put("file", b"source")
     lab.install()
     process = subprocess.run(
-        [sys.executable, "-c", "print('one')"], env=lab.environment(), capture_output=True, timeout=30, check=True
+        [sys.executable, "-c", "print('one')"], env=lab.environment(), capture_output=True, timeout=300, check=True
     )
     assert (process.stdout, process.stderr) == (b"one\n", b"")

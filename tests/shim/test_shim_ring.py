@@ -73,7 +73,7 @@ def talk(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
         process.stdin.write(b"\n")
         process.stdin.flush()
     assert process.stderr is not None
-    assert process.wait(60) == 0, process.stderr.read().decode()
+    assert process.wait(300) == 0, process.stderr.read().decode()
     for pipe in (process.stdout, process.stdin, process.stderr):
         pipe.close()
 
@@ -407,7 +407,7 @@ def test_a_killed_process_leaves_what_it_wrote(logged: Logged) -> None:
     lab.put("file", b"s", b"c")
     lab.install()
     process = lab.start("open(src('file')).close()\nos.kill(os.getpid(), 9)")
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert logged.plain() == ["file"]
     logged.opens.close()
     assert logged.rings() == []

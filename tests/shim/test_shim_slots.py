@@ -90,7 +90,7 @@ def freeing(lab: Lab) -> Any:
 
 def goes_on(process: Process) -> None:
     """Lets a process that waits go on to its end."""
-    process.communicate(b"\n", timeout=30)
+    process.communicate(b"\n", timeout=300)
     assert process.returncode == 0
 
 

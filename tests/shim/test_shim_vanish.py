@@ -67,7 +67,7 @@ def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files of arrays in several formats."""
     pytest.importorskip("torch")
     path = tmp_path_factory.mktemp("arrays")
-    subprocess.run([sys.executable, "-W", "ignore", "-c", SAVE, os.fspath(path)], check=True, timeout=100)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", SAVE, os.fspath(path)], check=True, timeout=300)
     return path
 
 

@@ -157,7 +157,7 @@ def test_a_missing_torch_is_named() -> None:
         "assert 'BundleRandomSampler' in dir(hpcstage.torch)\n"
         "from hpcstage.torch import BundleRandomSampler"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, cwd=REPO, timeout=60, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code], check=False, cwd=REPO, timeout=300, capture_output=True)
     assert done.returncode == 1
     last = done.stderr.decode().strip().splitlines()[-1]
     assert last.startswith("ImportError: hpcstage.torch.BundleRandomSampler needs PyTorch")

@@ -285,7 +285,7 @@ def test_ranks_come_from_torch_distributed(tmp_path: Path) -> None:
     env = {**os.environ, **GLOO}
     processes = [subprocess.Popen(word, cwd=REPO, env=env, stdout=subprocess.PIPE, text=True) for word in words]
     try:
-        outputs = [process.communicate(timeout=60)[0] for process in processes]
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -422,7 +422,7 @@ def test_a_forked_process_does_not_keep_the_directory(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-W", "ignore", "-c", program, os.fspath(tmp_path / "c")]
     with open(tmp_path / "pid", "w") as file:  # a pipe would not end before the child that keeps it
-        done = subprocess.run(command, cwd=REPO, stdout=file, check=False, timeout=60)
+        done = subprocess.run(command, cwd=REPO, stdout=file, check=False, timeout=300)
     orphan = int((tmp_path / "pid").read_text())
     try:
         assert done.returncode == -signal.SIGKILL
@@ -436,7 +436,7 @@ def test_a_program_that_ends_without_close_has_saved(tmp_path: Path) -> None:
         "import sys, torch\nfrom hpcstage.torch import Checkpointer\n"
         "Checkpointer(sys.argv[1]).save({'a': torch.ones(3_000_000)}, 1)\n"
     )
-    subprocess.run([sys.executable, "-c", program, os.fspath(tmp_path / "c")], cwd=REPO, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program, os.fspath(tmp_path / "c")], cwd=REPO, check=True, timeout=300)
     assert loaded(tmp_path / "c")["a"].eq(1).all()
 
 

@@ -186,7 +186,7 @@ def test_lightning_refuses_remote_paths(plugin: Any, tmp_path: Path, monkeypatch
 
 def run(program: str, directory: Path) -> None:
     command = [sys.executable, "-c", program, os.fspath(directory)]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
 
 

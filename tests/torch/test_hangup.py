@@ -60,10 +60,10 @@ def test_it_ends_a_collective_and_nothing_else(tmp_path: Path) -> None:
             for rank in range(2)
         ]  # fmt: skip
         try:
-            wait_for(lambda: len([*tmp_path.glob("ready-*")]) == 2, 60, "two ranks")
+            wait_for(lambda: len([*tmp_path.glob("ready-*")]) == 2, 120, "two ranks")
             ranks[1].send_signal(signal.SIGSTOP)
             (tmp_path / "stopped").touch()
-            said, _ = ranks[0].communicate(timeout=60)
+            said, _ = ranks[0].communicate(timeout=300)
         finally:
             for rank in ranks:
                 rank.kill()

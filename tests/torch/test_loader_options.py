@@ -187,7 +187,7 @@ def test_an_interrupt_ends_it(num_workers: int) -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == b"reading\n"
             os.killpg(process.pid, signal.SIGINT)
-            _, err = process.communicate(timeout=40)
+            _, err = process.communicate(timeout=300)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

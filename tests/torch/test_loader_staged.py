@@ -51,8 +51,8 @@ def command(root: Path, workers: int, threads: int) -> list[str]:
 
 def test_the_order_is_announced(hpcstage: Hpcstage, make_tree: Callable[..., Path]) -> None:
     root = make_tree(files=120, size_bytes=2000)
-    plain = subprocess.run(command(root, 2, 1), capture_output=True, check=True, timeout=120).stdout
-    done = hpcstage("run", "--max-rate", "400kB", "--data", root, "--", *command(root, 2, 4), timeout_s=120)
+    plain = subprocess.run(command(root, 2, 1), capture_output=True, check=True, timeout=300).stdout
+    done = hpcstage("run", "--max-rate", "400kB", "--data", root, "--", *command(root, 2, 4), timeout_s=400)
     assert done.returncode == 0, done.stderr
     assert done.stdout == plain
     record = json.loads(hpcstage.records()[-1].read_text())

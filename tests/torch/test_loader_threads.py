@@ -16,7 +16,7 @@ from hpcstage.torch.loader import threads
 from hpcstage.torch.loader.threads import ThreadedDataset, turn
 
 pytestmark = pytest.mark.torch
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 class Loads:

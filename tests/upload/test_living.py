@@ -159,13 +159,3 @@ def test_it_holds_back_what_fails(uploaded: Uploaded) -> None:
     report = uploaded.end()
     assert report.beside == {"taken": "taken.run"}
     assert uploaded.reads("taken/by", b"others")
-
-
-def test_a_wiped_directory_removes_nothing(uploaded: Uploaded) -> None:
-    with uploaded.living():
-        (uploaded.tree / "file").write_bytes(b"kept")
-        wait_for(lambda: uploaded.reads("file", b"kept"))
-    (uploaded.tree / "file").unlink()
-    uploaded.tree.rmdir()
-    uploaded.end()
-    assert uploaded.reads("file", b"kept")

@@ -84,6 +84,6 @@ def test_a_part_that_does_not_come_is_not_waited_for_when_its_node_has_ended(tmp
     write(tmp_path, "node1")
     began = time.monotonic()
     lead = Lead(began)
-    _await_others(session_of(tmp_path, lead), began + 30)
-    assert LATE_PARTS_S <= time.monotonic() - began < 15
-    assert lead.waited[0] > 25, "the lead may take all the time that there is"
+    _await_others(session_of(tmp_path, lead), began + 600)
+    assert LATE_PARTS_S <= time.monotonic() - began < 300
+    assert lead.waited[0] > 500, "the lead may take all the time that there is"

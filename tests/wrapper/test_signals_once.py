@@ -46,8 +46,8 @@ class Job:
         program = [sys.executable, "-c", COUNTER, os.fspath(ready), os.fspath(self.noted)]
         words = ["run", "-q", "--data", os.fspath(data), "--", *prefix, *program]
         self.wrapper = hpcstage.start(*words, env=env, start_new_session=True)
-        wait_for(ready.exists, 30, "the command's start")
-        wait_for(lambda: len(self.processes()) == 3, 10, "the command's witness")
+        wait_for(ready.exists, 120, "the command's start")
+        wait_for(lambda: len(self.processes()) == 3, 120, "the command's witness")
 
     def processes(self) -> list[int]:
         """Those of its session, parents before children."""
@@ -56,7 +56,7 @@ class Job:
 
     def seen(self) -> list[int]:
         """The signals that the command got, once it has ended."""
-        self.wrapper.communicate(timeout=60)
+        self.wrapper.communicate(timeout=300)
         assert self.wrapper.returncode == 0
         return self.seen_so_far()
 
@@ -85,7 +85,7 @@ def to_all_slowly(job: Job, number: int) -> None:
     for pid in others:
         with contextlib.suppress(ProcessLookupError):  # the witness of the signal before may just be going
             os.kill(pid, number)
-    wait_for(lambda: len(job.seen_so_far()) > before, 10, "the command's note")
+    wait_for(lambda: len(job.seen_so_far()) > before, 120, "the command's note")
     os.kill(wrapper, number)
 
 
@@ -129,7 +129,7 @@ def test_several_signals_in_turn_are_told_apart(hpcstage: Hpcstage, make_tree: T
     for number in (signal.SIGUSR1, signal.SIGTERM):
         before = set(job.processes())
         to_all_slowly(job, number)
-        wait_for(lambda found=before: len(set(job.processes()) - found) == 1, 10, "another witness")  # type: ignore[misc]
+        wait_for(lambda found=before: len(set(job.processes()) - found) == 1, 120, "another witness")  # type: ignore[misc]
     to_wrapper(job, signal.SIGUSR2)
     assert sorted(job.seen()) == sorted([signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2])
 
@@ -157,7 +157,7 @@ def test_a_command_with_a_process_group_of_its_own(
     group = "import os, sys; os.setpgid(0, 0); os.execv(sys.argv[1], sys.argv[1:])"
     job = Job(hpcstage, make_tree(files=1), PBS, (sys.executable, "-c", group))
     (command,) = [pid for pid in job.processes() if pid != job.wrapper.pid and os.getpgid(pid) == pid]
-    wait_for(lambda: sum(_group(pid) == command for pid in job.processes()) == 2, 10, "a witness beside the command")
+    wait_for(lambda: sum(_group(pid) == command for pid in job.processes()) == 2, 120, "a witness beside the command")
     send(job, signal.SIGTERM)
     assert job.seen() == [signal.SIGTERM]
 
@@ -206,7 +206,7 @@ def test_a_sender_that_signals_all_twice_before_the_wrapper_looks_is_one_sender(
     """The witness shows a pending signal once, however often it came."""
     ready, noted = tmp_path / "ready", tmp_path / "seen"
     words = [sys.executable, "-c", ONE_SENDER, COUNTER, os.fspath(ready), os.fspath(noted)]
-    done = subprocess.run(words, timeout=60, check=False, capture_output=True, text=True)
+    done = subprocess.run(words, timeout=300, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert noted.read_text().split() == [str(int(signal.SIGTERM))]
 
@@ -241,9 +241,9 @@ def test_a_terminal_interrupts_the_command_once(hpcstage: Hpcstage, make_tree: T
     )  # fmt: skip
     try:
         os.close(slave)
-        wait_for(ready.exists, 30, "the command's start")
+        wait_for(ready.exists, 120, "the command's start")
         os.write(master, b"\x03")
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     finally:
         os.close(master)
     assert seen.read_text().split() == [str(int(signal.SIGINT))]
@@ -254,10 +254,10 @@ def test_nothing_stays_of_a_wrapper_that_is_killed(hpcstage: Hpcstage, make_tree
     others = [psutil.Process(pid) for pid in job.processes()[1:]]
     (witness,) = [process for process in others if process.name() == "cat"]
     job.wrapper.kill()
-    job.wrapper.wait(60)
-    wait_for(lambda: not witness.is_running(), 10, "the end of the witness")
+    job.wrapper.wait(300)
+    wait_for(lambda: not witness.is_running(), 120, "the end of the witness")
     for process in others:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    job.wrapper.communicate(timeout=60)
-    wait_for(lambda: not list(hpcstage.local_dir.glob("hpcstage-*/*/")), 10, "the daemon's end")
+    job.wrapper.communicate(timeout=300)
+    wait_for(lambda: not list(hpcstage.local_dir.glob("hpcstage-*/*/")), 120, "the daemon's end")

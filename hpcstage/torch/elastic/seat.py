@@ -79,11 +79,11 @@ class MainThread:
 class Seat:
     """The seat of this process."""
 
-    def __init__(self, path: str, local_rank: int) -> None:
+    def __init__(self, name: str, local_rank: int) -> None:
         self._local_rank = local_rank
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.settimeout(CONNECT_S)
-        self._connection.connect(path)
+        self._connection.connect(f"\0{name}")
         self._connection.settimeout(None)
         self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()

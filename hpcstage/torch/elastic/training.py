@@ -245,8 +245,8 @@ def _checkpointer() -> Checkpointer | None:
 
 
 def _seat() -> Seat | None:
-    if path := os.environ.get(VARIABLE):
-        return Seat(path, int(os.environ.get("LOCAL_RANK", "0")))
+    if name := os.environ.get(VARIABLE):
+        return Seat(name, int(os.environ.get("LOCAL_RANK", "0")))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         fix = "start it by `hpcstage run --elastic MIN:MAX --survivors keep -- torchrun ...`"
         raise UsageError("Elastic has no agent that says who trains", fix)

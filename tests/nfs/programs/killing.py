@@ -135,7 +135,7 @@ def main():
         kill_all()
         start_server(how)
         run.wait()
-        wait_for(lambda: not (kill_all() or marked()), 60, "the end of what was killed")
+        wait_for(lambda: not (kill_all() or marked()), 120, "the end of what was killed")
         which = f"kill {kill} ({how or 'server up'})"
         held = whole_in_dir()
         if held < in_dir:

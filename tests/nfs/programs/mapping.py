@@ -17,8 +17,5 @@ for sample in range(SAMPLES):
     scores[sample] = sample + 1
     if how == "each":
         time.sleep(0.01)
-    if how == "flushed" and sample % 20 == 0:
-        results.flush()
-        time.sleep(0.2)
 if how == "late":
     print("stored", flush=True)
