@@ -73,21 +73,18 @@ EARLY_FILE = "early"
 """A file in the node directory: LANDED of each file outside of the datasets that was opened for writing before STAGING.
 The daemon reads it after it has set that state; a process that wrote to it looks at the state once more."""
 SAMPLER_ORDER = b"epoch-"
-EPOCH = struct.Struct("<IIHH")
-"""u32 stream: number of the loader in its process, from 1. u32 epoch: how many epochs it has begun there before.
-u16 columns: files per sample in the table; 0: no table known. u16 flags.
+EPOCH = struct.Struct("<IHH")
+"""u32 stream: number of the loader's iterator in its process, from 1. u16 columns: files per sample in the table; 0: no
+table known. u16 flags. Then NAME, NUL, TABLE.
 
 NAME: a file below orders/: u32 indices into the loader's dataset in reading order; the daemon deletes it.
 TABLE: a file below orders/: NUL-separated absolute source paths, `columns` per sample, an empty entry where there is
 none. The daemon keeps it, for several processes may name it. `chosen-..-of-BASE`: u32 rows of BASE, a table beside it,
 one per sample.
-FORMULA: `distributed n=.. replicas=.. rank=.. shuffle=0|1 drop_last=0|1 seed=.. epoch=..`, from which later epochs
-follow.
 """
 CHOSEN, CHOSEN_OF = "chosen-", "-of-"
 EPOCH_ENDED = 1
-"""Flag: the stream is over or was abandoned; NAME and TABLE are empty. Where FORMULA is not, the epoch was read to its
-end and the later ones will come; `epoch` is then the one that is over, as in the formula."""
+"""Flag: the epoch was read to its end or is abandoned; NAME and TABLE are empty."""
 
 
 class Answer(IntEnum):

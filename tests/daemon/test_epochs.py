@@ -16,7 +16,6 @@ from hpcstage.daemon.reading import arrays, epochs
 from hpcstage.daemon.reading.epochs import MappingJob
 from hpcstage.daemon.reading.streams import Stream, Table, Who
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.plan.order.sampling import Distributed
 from hpcstage.plan.types import Dataset, DatasetKind, ManifestEntry
 from hpcstage.protocol.shim import EPOCH, EPOCH_ENDED
 
@@ -27,15 +26,15 @@ CELLS = st.one_of(st.none(), st.integers(0, FILES - 1), st.just(99))
 TABLES = st.integers(1, 3).flatmap(lambda n: st.lists(st.lists(CELLS, min_size=n, max_size=n), min_size=1, max_size=8))
 
 
-def job_of(directory: Path, tables: list[list[list[int | None]]], orders: list[list[int]], **more) -> MappingJob:
+def job_of(directory: Path, tables: list[list[list[int | None]]], orders: list[list[int]]) -> MappingJob:
     announced = []
     for number, (table, order) in enumerate(zip(tables, orders, strict=True)):
         names = [b"" if c is None else b"/alias/f%02d" % c for row in table for c in row]
         (directory / f"t{number}").write_bytes(b"\0".join(names))
         (directory / f"e{number}").write_bytes(array("I", order).tobytes())
-        payload = EPOCH.pack(number, 0, len(table[0]), 0) + b"e%d\0t%d\0" % (number, number)
+        payload = EPOCH.pack(number, len(table[0]), 0) + b"e%d\0t%d" % (number, number)
         announced.append(epochs.parse(1, payload))
-    return MappingJob(MANIFEST, directory, announced, [], (), lambda _: True, {}, **more)
+    return MappingJob(MANIFEST, directory, announced, [], (), lambda _: True, {})
 
 
 @given(st.lists(st.tuples(TABLES, st.lists(st.integers(0, 9), max_size=20)), max_size=3))
@@ -102,18 +101,8 @@ def test_a_table_that_proved_wrong_is_not_used(tmp_path):
 
 def test_a_new_epoch_takes_the_place_of_the_loaders_last(tmp_path):
     job = job_of(tmp_path, [[[1], [2]]], [[1, 0]])
-    job.streams = [Stream(job.announced[0].who, 0, [9]), Stream(Who(2, 1), 0, [4])]
+    job.streams = [Stream(job.announced[0].who, [9]), Stream(Who(2, 1), [4])]
     assert list(epochs.work(job).order) == [4, 2, 1]
-
-
-def test_later_epochs_follow_from_formulas(tmp_path):
-    ranks = [Distributed(12, 3, rank, seed=1) for rank in (0, 1)]
-    rows = Table(range(12), 1)
-    streams = [Stream(Who(1, r.rank), 0, r.order(), formula=r.text(), rows=rows) for r in ranks]
-    streams.append(Stream(Who(2, 1), 0, [], formula="odd", rows=rows))
-    job = MappingJob(MANIFEST, tmp_path, [], streams, (), lambda _: True, {}, with_later=True)
-    read = [i for e in range(4) for pair in zip(*(r.later(e).order() for r in ranks), strict=True) for i in pair]
-    assert list(epochs.work(job).order) == list(dict.fromkeys(read))
 
 
 @given(st.binary(max_size=60))
@@ -124,9 +113,9 @@ def test_any_request_is_understood_or_refused(payload):
 
 
 def test_a_request():
-    found = epochs.parse(9, EPOCH.pack(2, 3, 4, EPOCH_ENDED) + b"a\0b\0distributed n=1")
-    assert (found.who, found.epoch, found.columns, found.ended) == ((9, 2), 3, 4, True)
-    assert (found.name, found.table, found.formula) == ("a", "b", "distributed n=1")
+    found = epochs.parse(9, EPOCH.pack(2, 4, EPOCH_ENDED) + b"a\0b")
+    assert (found.who, found.columns, found.ended) == ((9, 2), 4, True)
+    assert (found.name, found.table) == ("a", "b")
 
 
 @pytest.mark.parametrize("cut", [0, 2, 10, -4])

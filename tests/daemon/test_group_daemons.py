@@ -151,7 +151,7 @@ def test_copies_of_others_files_run_ahead_of_a_program(nodes, make_tree):
     orders = daemon.node_dir / "orders"
     (orders / "table").write_bytes(b"\0".join(os.fsencode(path) for path in files))
     (orders / "indices").write_bytes(array("I", reversed(range(60))).tobytes())
-    assert daemon.ask(Kind.EPOCH, EPOCH.pack(1, 0, 1, 0) + b"indices\0table\0")[0] is Answer.DONE
+    assert daemon.ask(Kind.EPOCH, EPOCH.pack(1, 1, 0) + b"indices\0table")[0] is Answer.DONE
     for path in away:
         wait_until(daemon.store(path).exists)
         assert sum(daemon.store(one).exists() for one in away) <= 12

@@ -15,7 +15,6 @@ from daemon_process import DaemonProcess, SourceOpens, start_daemon, wait_until 
 from ringwriter import RingWriter
 
 from hpcstage.plan.order import trace
-from hpcstage.plan.order.sampling import Distributed
 from hpcstage.protocol import shim
 from hpcstage.protocol.shim import Answer, Kind
 
@@ -47,21 +46,21 @@ class Program:
             page.seek(shim.PAGE_HEADER_BYTES + slot * shim.SLOT_BYTES)
             page.write(shim.SLOT_HEAD.pack(os.getpid(), shim.Layer.NATIVE, 0, 0, 1))
 
-    def announce(self, indices, table=(), *, columns=1, stream=1, formula=""):
+    def announce(self, indices, table=(), *, columns=1, stream=1):
         name = f"epoch-{stream}-{self.epochs}"
         place(self.daemon, name, array("I", indices).tobytes())
         table_name = ""
         if table:
             table_name = f"table-{len(table) // columns}-{columns}-{hash(tuple(table)) & 0xFFFF:08x}"
             place(self.daemon, table_name, b"\0".join(os.fsencode(p) for p in table))
-        head = shim.EPOCH.pack(stream, self.epochs, columns if table else 0, 0)
+        head = shim.EPOCH.pack(stream, columns if table else 0, 0)
         self.epochs += 1
-        names = b"\0".join((name.encode(), table_name.encode(), formula.encode()))
+        names = f"{name}\0{table_name}".encode()
         assert self.daemon.ask(Kind.EPOCH, head + names)[0] is Answer.DONE
 
-    def ended(self, stream=1, formula=""):
-        head = shim.EPOCH.pack(stream, 0, 0, shim.EPOCH_ENDED)
-        assert self.daemon.ask(Kind.EPOCH, head + b"\0\0" + formula.encode())[0] is Answer.DONE
+    def ended(self, stream=1):
+        head = shim.EPOCH.pack(stream, 0, shim.EPOCH_ENDED)
+        assert self.daemon.ask(Kind.EPOCH, head + b"\0")[0] is Answer.DONE
 
     def open(self, path: Path) -> None:
         below = os.fsencode(self.daemon.store(path).relative_to(self.daemon.node_dir / "store"))
@@ -235,42 +234,43 @@ def test_nothing_is_logged_where_nothing_is_staged(start_daemon, make_tree):
 
 
 def test_ranks_of_one_node(start_daemon, make_tree):
-    """Two ranks of four: later epochs bring files that the first does not."""
+    """Two ranks of four: what they read comes first, then the rest by path."""
     root = make_tree(files=80, size_bytes=20_000)
     files = files_of(root)
     opens = SourceOpens(root)
     daemon = start_daemon(root, order="auto", **SLOW).attach()
     daemon.wait_for_scan()
     program = Program(daemon)
-    ranks = [Distributed(80, 4, rank, seed=3) for rank in (0, 1)]
-    for stream, rank in enumerate(ranks, 1):
-        program.announce(rank.order(), files, stream=stream, formula=rank.text())
+    order = shuffled(80)
+    for stream in (1, 2):
+        program.announce(order[stream - 1 :: 4], files, stream=stream)
     daemon.staged()
     part = daemon.end()
     ids = opens.ids()
-    epochs = [{i for rank in ranks for i in rank.later(epoch).order()} for epoch in range(4)]
-    first = [next((epoch for epoch, read in enumerate(epochs) if i in read), 4) for i in ids[begun(ids) :]]
+    early, later = ids[: begun(ids)], ids[begun(ids) :]
+    read = {*order[::4], *order[1::4]}.difference(early)
     assert begun(ids) < 30
-    assert first == sorted(first)
+    assert set(later[: len(read)]) == read
+    assert later[len(read) :] == sorted(later[len(read) :])
     assert part.order.announcements == 2
 
 
 def test_strange_announcements(start_daemon, make_tree):
     daemon = start_daemon(make_tree(), order="auto").attach()
     daemon.wait_for_scan()
-    head = shim.EPOCH.pack(1, 0, 1, 0)
+    head = shim.EPOCH.pack(1, 1, 0)
     strange = [
         b"",
         head,
-        head + b"\0",
-        head + b"../x\0\0",
-        head + b"a\0../../etc/passwd\0",
-        head + b"missing\0missing\0",
+        head + b"a\0b\0",
+        head + b"../x\0",
+        head + b"a\0../../etc/passwd",
+        head + b"missing\0missing",
     ]
     place(daemon, "odd", b"abc")
     place(daemon, "large", array("I", [0xFFFFFFFF, 5]).tobytes())
     place(daemon, "bad", b"\xff\0\0not a path")
-    strange += [head + b"missing\0missing\0", head + b"odd\0\0", head + b"large\0bad\0what?"]
+    strange += [head + b"missing\0missing", head + b"odd\0", head + b"large\0bad"]
     for payload in strange:
         assert daemon.ask(Kind.EPOCH, payload)[0] is Answer.DONE
     daemon.staged()

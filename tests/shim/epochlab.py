@@ -18,10 +18,8 @@ class Announced:
     """One EPOCH request, and what its files held when it came."""
 
     stream: int
-    epoch: int
     columns: int
     ended: bool
-    formula: bytes
     content: bytes = b""
     table_file: Path | None = None
 
@@ -82,9 +80,9 @@ class Epochs:
             self.heads.append(_texts(self.orders / os.fsdecode(payload)))
 
     def _epoch(self, payload: bytes) -> Announced:
-        stream, epoch, columns, flags = shim.EPOCH.unpack_from(payload)
-        name, table, formula = payload[shim.EPOCH.size :].split(b"\0")
-        announced = Announced(stream, epoch, columns, bool(flags & shim.EPOCH_ENDED), formula)
+        stream, columns, flags = shim.EPOCH.unpack_from(payload)
+        name, table = payload[shim.EPOCH.size :].split(b"\0")
+        announced = Announced(stream, columns, bool(flags & shim.EPOCH_ENDED))
         assert bool(columns) == bool(table)
         if name:
             announced.content = (self.orders / os.fsdecode(name)).read_bytes()

@@ -28,11 +28,9 @@ SHORT_FILES = 100_000
 
 
 class OnOrder(Protocol):
-    """A function that takes the ids that all loaders read from here on; `known` says whether some belong to a new
-    epoch."""
+    """Takes the ids that all loaders read from here on; `known` says whether some belong to a new epoch."""
 
-    def __call__(self, ids: Sequence[int], *, known: bool) -> bool:
-        """Returns whether the order is followed."""
+    def __call__(self, ids: Sequence[int], *, known: bool) -> None: ...
 
 
 @dataclass
@@ -68,7 +66,6 @@ class Announcements:
         self._pending: list[Announced] = []
         self._latest: dict[Who, Announced] = {}
         """By loader that is in an epoch: its last announcement."""
-        self._with_later = False
         self._stale = False
         """Whether the order of all loaders has to be made anew."""
 
@@ -77,7 +74,7 @@ class Announcements:
         self._replace_pending(one)
         self._latest.pop(one.who, None)
         if one.ended:
-            self._stale |= self._streams.end(one.who, goes_on=bool(one.formula)) and self._queue.states.waiting > 0
+            self._stale |= self._streams.end(one.who) and self._queue.states.waiting > 0
         else:
             self.counts.epochs += 1
             self._pending.append(one)
@@ -95,10 +92,10 @@ class Announcements:
         """Maps the announcements that wait, at once or in a helper, unless a helper is mapping some."""
         if HELPER in self._helpers.names():
             return
-        if not (self._pending or self._stale or self._with_later):
+        if not (self._pending or self._stale):
             return
         job = self._job()
-        self._pending, self._stale, self._with_later = [], False, False
+        self._pending, self._stale = [], False
         if self._is_short(job):
             self._done(job, epochs.work(job))
             return
@@ -126,11 +123,10 @@ class Announcements:
             frozenset(self._wrong),
             self._queue.states.waits,
             dict(self._tables),
-            with_later=self._with_later,
         )
 
     def _is_short(self, job: MappingJob) -> bool:
-        if job.with_later or len(job.manifest) > SHORT_FILES:
+        if len(job.manifest) > SHORT_FILES:
             return False
         size = 4 * sum(len(stream.ids) for stream in job.streams)
         tables = 0
@@ -158,9 +154,8 @@ class Announcements:
             self._delete(one)
             if mapped is not None:
                 known |= self._begin(one, mapped)
-        if (known or not job.announced) and self._on_order(outcome.order, known=known):
-            left = self._queue.states.waiting > len(outcome.order)
-            self._with_later |= known and left and any(stream.formula for stream in self._streams.alive())
+        if known or not job.announced:
+            self._on_order(outcome.order, known=known)
         self.go_on()
 
     def _begin(self, one: Announced, mapped: Mapped) -> bool:
@@ -169,8 +164,7 @@ class Announcements:
         if self._latest.get(one.who) is not one or one.table in self._wrong:
             return False
         self._watch.mapped(one, mapped)
-        rows = self._tables.get(one.table)
-        self._streams.begin(Stream(one.who, one.epoch, mapped.ids, one.table, one.formula, rows))
+        self._streams.begin(Stream(one.who, mapped.ids, one.table))
         return len(mapped.ids) > 0
 
     def _delete(self, one: Announced) -> None:

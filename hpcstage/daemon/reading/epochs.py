@@ -19,11 +19,8 @@ from hpcstage.daemon.reading.ahead import Positions, positions
 from hpcstage.daemon.reading.streams import NONE, Stream, Table, Who, merge
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.spelling import Spelling
-from hpcstage.plan.order import sampling
 from hpcstage.protocol.shim import CHOSEN, CHOSEN_OF, EPOCH, EPOCH_ENDED
 
-LATER_EPOCHS = 3
-"""The number of epochs after the announced one that enter the order where a formula gives them."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -32,24 +29,22 @@ class Announced:
     """An EPOCH message: a loader begins an epoch, or is done with one."""
 
     who: Who
-    epoch: int
     columns: int
     ended: bool
     name: str
     table: str
-    formula: str
 
 
 def parse(pid: int, payload: bytes) -> Announced | None:
     """Returns what a message says; None if it is malformed. Its names can lead to no file outside of orders/."""
     texts = payload[EPOCH.size :].split(b"\0")
-    if len(payload) < EPOCH.size or len(texts) != 3:
+    if len(payload) < EPOCH.size or len(texts) != 2:
         return None
-    number, epoch, columns, flags = EPOCH.unpack_from(payload)
-    name, table, formula = (text.decode(errors="replace") for text in texts)
+    number, columns, flags = EPOCH.unpack_from(payload)
+    name, table = (text.decode(errors="replace") for text in texts)
     if any(not is_name(text) for text in (name, table) if text):
         return None
-    return Announced(Who(pid, number), epoch, columns, bool(flags & EPOCH_ENDED), name, table, formula)
+    return Announced(Who(pid, number), columns, bool(flags & EPOCH_ENDED), name, table)
 
 
 def is_name(text: str) -> bool:
@@ -81,8 +76,6 @@ class MappingJob:
     waits: Callable[[int], bool]
     tables: dict[str, Table]
     """By name: the tables that are mapped already."""
-    with_later: bool = False
-    """Whether the order also contains the epochs that follow from formulas."""
 
 
 @dataclass
@@ -105,14 +98,10 @@ def work(job: MappingJob) -> MappingOutcome:
         with suppress(OSError, ValueError):
             mapped = _mapped(job, one, outcome)
         outcome.mapped.append(mapped)
-    taken = bytearray(len(job.manifest))
     begun = {one.who for one in job.announced}
-    orders = [stream.ids for stream in job.streams if len(stream.ids) and stream.who not in begun]
+    orders = [stream.ids for stream in job.streams if stream.who not in begun]
     orders += [mapped.ids for mapped in outcome.mapped if mapped is not None]
-    order = merge(orders, job.waits, taken)
-    if job.with_later:
-        order.extend(merge([_later(job)], job.waits, taken))
-    outcome.order = order
+    outcome.order = merge(orders, job.waits, len(job.manifest))
     return outcome
 
 
@@ -169,22 +158,6 @@ def ids_of(indices: Iterable[int], rows: Table) -> tuple[array[int], int]:
         found.extend(row)
         unknown += not len(row)
     return found, unknown
-
-
-def _later(job: MappingJob) -> array[int]:
-    """Returns what follows from all formulas, epoch after epoch, the loaders in turn within each."""
-    known = []
-    for stream in job.streams:
-        with suppress(ValueError):
-            if stream.rows is not None:
-                known.append((stream.rows, sampling.parse(stream.formula)))
-    behind = array("I")
-    for step in range(1, LATER_EPOCHS + 1):
-        with suppress(ValueError):
-            orders = sampling.orders_of([sampler.later(step) for _, sampler in known])
-            pairs = zip(known, orders, strict=True)
-            behind.extend(sampling.interleave([ids_of(order, rows)[0] for (rows, _), order in pairs]))
-    return behind
 
 
 # ---- tables of paths

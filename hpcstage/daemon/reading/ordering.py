@@ -103,12 +103,10 @@ class Ordering(Service):
         self._provenance = provenance
         self._on_change()
 
-    def _announced(self, ids: Sequence[int], *, known: bool) -> bool:
-        """Takes the order of all loaders; `known` says whether it contains ids of a new epoch. Returns whether it is
-        followed."""
+    def _announced(self, ids: Sequence[int], *, known: bool) -> None:
+        """Takes the order of all loaders; `known` says whether it contains ids of a new epoch."""
         if self._follows:
             self._reorder(ids, orders.SAMPLER if known else self._provenance, ANNOUNCED)
-        return self._follows
 
     def _wrong(self, table: str) -> None:
         """Drops what was announced by a table that proved wrong."""

@@ -3,8 +3,8 @@
 Owns the loaders that are alive and the way in which their orders are merged. It knows ids, neither paths nor indices:
 `epochs` turns an announcement into ids.
 
-A loader announces an epoch when it begins one; its next announcement replaces the last. Orders are merged
-by position: ranks of one job go through their epochs side by side, and a loader that begins its epoch while
+An iterator of a loader announces an epoch when it begins one; its next announcement replaces the last. Orders are
+merged by position: ranks of one job go through their epochs side by side, and a loader that begins its epoch while
 another is half-way through is the one that reads now.
 """
 
@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
 
 MOST_STREAMS = 256
-"""The most loaders that are followed; the oldest go, for there are programs that make loaders without end."""
-
-
+"""The most iterators that are followed; the oldest go, for there are programs that make loaders without end."""
 NONE = 0xFFFFFFFF
 """Stands for no file in a table's ids."""
 
@@ -38,7 +36,7 @@ class Table:
 
 
 class Who(NamedTuple):
-    """A loader: the process in which its sampler runs, and its number there."""
+    """An iterator of a loader: the process in which its sampler runs, and its number there."""
 
     pid: int
     number: int
@@ -46,22 +44,17 @@ class Who(NamedTuple):
 
 @dataclass(frozen=True)
 class Stream:
-    """The epoch that one loader reads."""
+    """The epoch that one iterator reads."""
 
     who: Who
-    epoch: int
     ids: Sequence[int]
-    """The ids in reading order; an id may come several times. Empty when the epoch is over."""
+    """The ids in reading order; an id may come several times."""
     table: str = ""
     """The name of the table from which the ids came."""
-    formula: str = ""
-    """The formula from which later epochs can be computed; empty if they cannot."""
-    rows: Table | None = None
-    """The files of its samples."""
 
 
 class Streams:
-    """The loaders that are alive, those that began last at the end."""
+    """The epochs that are being read, those that began last at the end."""
 
     def __init__(self) -> None:
         self._streams: dict[Who, Stream] = {}
@@ -70,23 +63,15 @@ class Streams:
         return len(self._streams)
 
     def begin(self, stream: Stream) -> None:
-        """Adds the epoch that a loader begins, in place of its last one."""
+        """Adds the epoch that an iterator begins, in place of its last one."""
         self._streams.pop(stream.who, None)
         self._streams[stream.who] = stream
         if len(self._streams) > MOST_STREAMS:
             del self._streams[next(iter(self._streams))]
 
-    def end(self, who: Who, *, goes_on: bool) -> bool:
-        """Ends a loader's epoch; if the loader goes on, its formula stays for later epochs. Returns False for an
-        unknown loader."""
-        stream = self._streams.get(who)
-        if stream is None:
-            return False
-        if goes_on and stream.formula:
-            self._streams[who] = replace(stream, ids=())
-        else:
-            del self._streams[who]
-        return True
+    def end(self, who: Who) -> bool:
+        """Ends an iterator's epoch. Returns False if it has none."""
+        return self._streams.pop(who, None) is not None
 
     def forget(self, table: str) -> bool:
         """Drops the loaders whose table proved wrong. Returns whether there were any."""
@@ -96,21 +81,15 @@ class Streams:
         return bool(gone)
 
     def alive(self) -> list[Stream]:
-        """Returns the streams of all loaders that are alive."""
+        """Returns the epochs that are being read."""
         return list(self._streams.values())
 
-    def orders(self) -> list[Sequence[int]]:
-        """Returns the orders that `merge` takes: those of all loaders in an epoch."""
-        return [stream.ids for stream in self._streams.values() if len(stream.ids)]
 
-
-def merge(orders: Iterable[Sequence[int]], waits: Callable[[int], bool], taken: bytearray) -> array[int]:
-    """Merges several orders into one, an id of each in turn: every id that waits, at its first position.
-
-    `taken` (a byte per id) marks the ids to leave out, and afterwards also all ids of these orders.
-    """
+def merge(orders: Iterable[Sequence[int]], waits: Callable[[int], bool], files: int) -> array[int]:
+    """Merges several orders into one, an id of each in turn: every id that waits, at its first position. Ids are below
+    `files`."""
     given = list(orders)
-    merged = array("I")
+    merged, taken = array("I"), bytearray(files)
     rows: Iterable[Iterable[int | None]] = [given[0]] if len(given) == 1 else zip_longest(*given)
     for row in rows:
         for id_ in row:

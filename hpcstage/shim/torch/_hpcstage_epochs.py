@@ -1,6 +1,6 @@
 """Tells the daemon, before the first batch of an epoch, what the epoch will read, and when the epoch is over.
 
-The module owns the numbers of streams and epochs. `_hpcstage_sampler` knows what an epoch reads, `_hpcstage_tables`
+The module owns the numbers of streams. `_hpcstage_sampler` knows what an epoch reads, `_hpcstage_tables`
 which file an index stands for.
 """
 
@@ -56,29 +56,13 @@ class PageHeader:
         return bool(self._words[wire.LOGGING_OFFSET // 4])
 
 
-class _FollowedLoader:
-    """A loader of this process: its stream numbers (one, unless iterators of it live side by side) and epochs."""
+class _Stream:
+    """What one iterator reads; it must not hold the iterator."""
 
-    def __init__(self, pid: int, *, lives: bool) -> None:
+    def __init__(self, pid: int, number: int) -> None:
         self.pid = pid
-        self.lives = lives
-        """Whether this process notices when the loader goes."""
-        self.free: list[int] = []
-        self.epochs = 0
-        self.expected: set[int] = set()
-        """Streams that the daemon expects to go on."""
-
-
-class _Run:
-    """The state of one iterator; it must not hold the iterator."""
-
-    def __init__(self, loader: _FollowedLoader, stream: int) -> None:
-        self.loader = loader
-        self.stream = stream
-        self.pid = loader.pid
-        self.epoch = 0
+        self.number = number
         self.announced = False
-        self.formula = ""
 
 
 class Epochs:
@@ -91,12 +75,7 @@ class Epochs:
         self._header = PageHeader(config.page)
         self._counters = counters
         self._hung_until_ns = 0
-        self._start()
-
-    def _start(self) -> None:
-        self._pid = os.getpid()
         self._streams = 0
-        self._loaders: dict[int, tuple[Any, _FollowedLoader]] = {}
 
     def begin(self, iterator: Any) -> None:
         """Announces an epoch; called when its first index is about to be asked for."""
@@ -109,73 +88,47 @@ class Epochs:
     def end(self, iterator: Any) -> None:
         """Notes that an epoch was read to its end."""
         try:
-            run = iterator.__dict__.get("_hpcstage_run")
-            if run is not None:
-                self._over(run, run.formula if run.loader.lives else "")
+            stream = iterator.__dict__.get("_hpcstage_stream")
+            if stream is not None:
+                self._over(stream)
         except Exception:
             self._counters.count(wire.COUNTER_ERRORS, 1)
 
     def _begin(self, iterator: Any) -> None:
-        run = self._run_of(iterator)
-        run.epoch = run.loader.epochs
-        run.loader.epochs += 1
         if not self._wanted() or isinstance(iterator._dataset, _in_memory()):
             return
+        stream = self._stream_of(iterator)
         try:
             indices = samplers.peek(iterator._index_sampler, _generators(iterator), iterator._sampler_iter)
         except Exception:  # the sampler's own, which comes again when the program asks it
             indices = None
-        if not indices:
-            self._over(run, "")
-            return
-        run.formula = samplers.formula(iterator._index_sampler)
-        self._announce(run, iterator._dataset, indices)
+        if indices:
+            self._announce(stream, iterator._dataset, indices)
+        else:
+            self._over(stream)
 
     def _wanted(self) -> bool:
         if monotonic_ns() < self._hung_until_ns:
             return False
         return self._header.state in ANNOUNCED_IN or self._header.logging
 
-    def _run_of(self, iterator: Any) -> _Run:
-        if self._pid != os.getpid():
-            self._start()  # a forked child numbers its own
-        run: _Run | None = iterator.__dict__.get("_hpcstage_run")
-        if run is None or run.pid != self._pid:
-            loader = self._loader_of(iterator)
-            if not loader.free:
-                self._streams += 1
-                loader.free.append(self._streams)
-            run = _Run(loader, loader.free.pop(0))
-            iterator._hpcstage_run = run
-            weakref.finalize(iterator, self._gone, run)
-        return run
+    def _stream_of(self, iterator: Any) -> _Stream:
+        stream: _Stream | None = iterator.__dict__.get("_hpcstage_stream")
+        if stream is None or stream.pid != os.getpid():  # a forked child numbers its own
+            self._streams += 1
+            stream = iterator._hpcstage_stream = _Stream(os.getpid(), self._streams)
+            weakref.finalize(iterator, self._gone, stream)
+        return stream
 
-    def _loader_of(self, iterator: Any) -> _FollowedLoader:
-        reference = iterator.__dict__.get("_hpcstage_loader")
-        loader = reference() if reference is not None else None
-        if loader is None:
-            return _FollowedLoader(self._pid, lives=False)
-        known = self._loaders.get(id(loader))
-        if known is None or known[0]() is not loader:
-            known = (weakref.ref(loader), _FollowedLoader(self._pid, lives=True))
-            self._loaders[id(loader)] = known
-            weakref.finalize(loader, self._loader_gone, id(loader), known[1])
-        return known[1]
-
-    def _announce(self, run: _Run, dataset: Any, indices: Any) -> None:
+    def _announce(self, stream: _Stream, dataset: Any, indices: Any) -> None:
         table, table_name = self._table(dataset, indices)
-        name = self._file_name(run)
+        name = b"epoch-%d-%d-%s" % (stream.pid, stream.number, os.urandom(4).hex().encode())
         if sys.byteorder == "big":
             indices.byteswap()
         files.write(self._orders, name, iter([indices]))
-        texts = b"\0".join((name, table_name, run.formula.encode()))
-        numbers = (run.stream, 4), (run.epoch, 4), (table.columns if table_name else 0, 2), (0, 2)
-        run.announced = True
-        run.loader.expected.discard(run.stream)
-        self._ask(wire.KIND_EPOCH, _packed(*numbers) + texts, ASK_CAP_S)
-
-    def _file_name(self, run: _Run) -> bytes:
-        return b"epoch-%d-%d-%d-%s" % (os.getpid(), run.stream, run.epoch, os.urandom(3).hex().encode())
+        stream.announced = True
+        head = _packed((stream.number, 4), (table.columns if table_name else 0, 2), (0, 2))
+        self._ask(wire.KIND_EPOCH, head + name + b"\0" + table_name, ASK_CAP_S)
 
     def _table(self, dataset: Any, indices: Any) -> tuple[Any, bytes]:
         """Writes the dataset's table; returns the table and its name, or neither where it is not known or costs too
@@ -203,35 +156,18 @@ class Epochs:
         files.write(self._orders, file, iter([os.fsencode("\0".join(names))]))
         self._ask(wire.KIND_ORDER, file, ASK_CAP_S)
 
-    def _gone(self, run: _Run) -> None:
+    def _gone(self, stream: _Stream) -> None:
         """Ends the epoch of an iterator that is no more."""
         try:
-            if run.pid == os.getpid():
-                run.loader.free.append(run.stream)
-                self._over(run, "")
+            self._over(stream)
         except Exception:  # at the interpreter's end anything may be missing
             pass
 
-    def _loader_gone(self, identity: int, loader: _FollowedLoader) -> None:
-        """Ends the epochs that were expected of a loader that is no more."""
-        try:
-            if loader.pid == os.getpid():
-                self._loaders.pop(identity, None)
-                for stream in loader.expected:
-                    self._send_end(stream, loader.epochs, "")
-        except Exception:
-            pass
-
-    def _over(self, run: _Run, formula: str) -> None:
-        if run.announced and run.pid == os.getpid():
-            run.announced = False
-            if formula:
-                run.loader.expected.add(run.stream)
-            self._send_end(run.stream, run.epoch, formula)
-
-    def _send_end(self, stream: int, epoch: int, formula: str) -> None:
-        numbers = (stream, 4), (epoch, 4), (0, 2), (wire.EPOCH_ENDED, 2)
-        self._ask(wire.KIND_EPOCH, _packed(*numbers) + b"\0\0" + formula.encode(), 0)
+    def _over(self, stream: _Stream) -> None:
+        if stream.announced and stream.pid == os.getpid():
+            stream.announced = False
+            head = _packed((stream.number, 4), (0, 2), (wire.EPOCH_ENDED, 2))
+            self._ask(wire.KIND_EPOCH, head + b"\0", 0)
 
     def _ask(self, kind: int, payload: bytes, cap_s: float) -> None:
         if monotonic_ns() < self._hung_until_ns:

@@ -19,12 +19,9 @@ LIMIT = 50_000_000
 """An epoch with more samples than this is not run ahead."""
 _TORCH = "torch.utils.data.sampler"
 _PLAIN = (_TORCH, "BatchSampler")
-_DISTRIBUTED = ("torch.utils.data.distributed", "DistributedSampler")
 _LIGHTNING = ("lightning.pytorch.overrides.distributed", "pytorch_lightning.overrides.distributed")
 _FABRIC = ("lightning.fabric.utilities.distributed", "lightning_fabric.utilities.distributed")
 _STATEFUL = "torchdata.stateful_dataloader.sampler"
-_BATCHERS = {_PLAIN, (_STATEFUL, "BatchSampler")}
-_FOLLOWING_A_FORMULA = {_DISTRIBUTED, (_STATEFUL, "StatefulDistributedSampler")}
 _PASSES_ON = {(module, "_IndexBatchSamplerWrapper") for module in _LIGHTNING}
 """These samplers give exactly what their inner batch sampler gives, and keep their place in themselves: the inner one
 is run."""
@@ -42,7 +39,7 @@ KNOWN: dict[tuple[str, str], tuple[str, ...]] = {
     (_TORCH, "SubsetRandomSampler"): (),
     (_TORCH, "WeightedRandomSampler"): (),
     _PLAIN: (),
-    _DISTRIBUTED: (),
+    ("torch.utils.data.distributed", "DistributedSampler"): (),
     ("accelerate.data_loader", "SeedableRandomSampler"): ("num_samples", "set_epoch"),
     ("accelerate.data_loader", "BatchSamplerShard"): ("_iter_with_split", "_iter_with_no_split"),
     ("accelerate.data_loader", "SkipBatchSampler"): (),
@@ -83,25 +80,6 @@ def peek(sampler: Any, more_generators: Iterable[Any] = (), drawn: Any = None) -
         return _left(drawn) if copied else _collect(sampler)
     finally:
         states.put_back()
-
-
-def formula(sampler: Any) -> str:
-    """Returns a text from which later epochs follow, where the sampler is a distributed one; else nothing."""
-    while _name(sampler, "__iter__") in _PASSES_ON:
-        sampler = sampler._batch_sampler
-    if _name(sampler, "__iter__") in _BATCHERS:
-        sampler = sampler.sampler
-    if _name(sampler, "__iter__") not in _FOLLOWING_A_FORMULA:
-        return ""
-    return "distributed n=%d replicas=%d rank=%d shuffle=%d drop_last=%d seed=%d epoch=%d" % (
-        len(sampler.dataset),
-        sampler.num_replicas,
-        sampler.rank,
-        bool(sampler.shuffle),
-        bool(sampler.drop_last),
-        sampler.seed,
-        sampler.epoch,
-    )
 
 
 def parts(sampler: Any) -> list[Any] | None:
