@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import LOCK, GenerationId, lock_file
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
-from hpcstage.checkpoint.generations.reading import BlockSource, LocalSource
+from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, LocalSource
 from hpcstage.checkpoint.job.completed import began_with, completed_since, is_behind
 from hpcstage.checkpoint.job.gathering import (
     Gathering,
@@ -37,7 +37,7 @@ from hpcstage.checkpoint.job.place import (
     UndrainedEntry,
     reason,
 )
-from hpcstage.checkpoint.job.plain import described, described_run, give_newer, names_in, runs_in, shown_in
+from hpcstage.checkpoint.job.plain import described, described_run, give_newer, is_there, names_in, runs_in, shown_in
 from hpcstage.errors import HpcstageError
 from hpcstage.upload.making import Making
 from hpcstage.upload.target import Target
@@ -227,9 +227,18 @@ def unsaved(
     """Returns the entries of the directory that the newest generation of all nodes has not as they are, and that were
     not put there; `known` are others that are elsewhere, with their marks."""
     saved, began = {*known, *(() if last is None else last.parts_of(node))}, began_with(place)
-    with suppress(OSError):
-        names = [name for name in shown_in(place.tree) if name not in began]
-        return [name for name in names if (name, mark_of(place.tree, name)) not in saved]
+    with LocalSource(place.store) as source, suppress(OSError):
+        reader = GenerationReader(source)
+
+        def is_saved(name: str) -> bool:
+            if (name, mark_of(place.tree, name)) in saved:
+                return True
+            with suppress(DamagedGeneration):  # marks are others where the directory was moved
+                if last is not None and node in last.marks(name):
+                    return is_there(place.tree, reader.manifest(last.entries[name].number), name)
+            return False
+
+        return [name for name in shown_in(place.tree) if name not in began and not is_saved(name)]
     return []
 
 
