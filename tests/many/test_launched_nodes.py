@@ -227,11 +227,29 @@ def test_a_launcher_that_fails_leaves_the_first_node_staging(
 
 
 def over_ssh(hpcstage: Hpcstage, cluster: FakeCluster, data: Path, *options: str) -> list[str]:
-    """MPICH's mpirun, two ranks on each node, each behind hpcstage; one of them leaves with code 7."""
+    """MPICH's mpirun, two ranks on each node, each behind hpcstage; one leaves with code 7 and kills no other."""
     program = hpcstage.cwd / "rank.py"
     program.write_text(RANK_OF_MPI)
-    launcher = ["mpiexec", "-launcher", "ssh", "-launcher-exec", os.fspath(cluster.base / "bin" / "ssh")]
-    words = [*launcher, "-iface", "lo", "-f", os.fspath(cluster.base / "hosts"), "-n", "6", "-ppn", "2"]
+    launcher = [
+        "mpiexec",
+        "-disable-auto-cleanup",
+        "-launcher",
+        "ssh",
+        "-launcher-exec",
+        os.fspath(cluster.base / "bin" / "ssh"),
+    ]
+    words = [
+        *launcher,
+        "-disable-auto-cleanup",
+        "-iface",
+        "lo",
+        "-f",
+        os.fspath(cluster.base / "hosts"),
+        "-n",
+        "6",
+        "-ppn",
+        "2",
+    ]
     staged = hpcstage.command("run", *options, "--data", data, "--", sys.executable, program, data)
     return [*words, *map(os.fsdecode, staged)]
 

@@ -23,10 +23,19 @@ for name in sys.argv[1:]:
 """
 
 
+UNTIL_ALL_IS_THERE = """
+import os, time
+store, end = os.environ["HPCSTAGE_NODE_DIR"] + "/store", time.monotonic() + 120
+while sum(len(files) for _, _, files in os.walk(store)) < len(sys.argv) - 1 and time.monotonic() < end:
+    time.sleep(0.01)
+"""
+"""The daemon knows the files by then."""
+
+
 def test_the_trace_begins_with_the_first_opens(hpcstage: Hpcstage, make_tree: Callable[..., Path]) -> None:
     root = make_tree(files=60, size_bytes=1000)
     names = sorted((os.fspath(path) for path in root.rglob("*") if path.is_file()), reverse=True)
-    words = [sys.executable, "-c", READ, *names]
+    words = [sys.executable, "-c", READ + UNTIL_ALL_IS_THERE, *names]
     done = hpcstage("run", "--data", root, "--", *words)
     assert done.returncode == 0, done.stderr
     (left,) = (hpcstage.cwd / "state" / "hpcstage" / trace.DIRECTORY).iterdir()
