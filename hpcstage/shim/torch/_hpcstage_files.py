@@ -1,16 +1,13 @@
 """Writes what is announced as files below orders/; each is whole under its name or not there at all.
 
 The module owns the form of a table: NUL-separated absolute names, sample by sample, written in pieces to take little
-memory. Where the samples are chosen from another table, that table is written, and the rows of it.
+memory.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from zlib import crc32
-
-import _hpcstage_tables as tables  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,38 +15,21 @@ if TYPE_CHECKING:
 
 PIECE_SAMPLES = 8192
 MAX_PROBES = 64
-CHOSEN_FROM_SAMPLES = 1 << 16
-"""A table with fewer rows is written as it is."""
 
 
 def write_table(directory: bytes, table: Any, before: Callable[[], None]) -> bytes:
-    """Writes what is not there yet of a table, and returns its name. Calls `before` if there is much to write."""
-    flat = tables.flattened(table) if table.rows > CHOSEN_FROM_SAMPLES else None
-    if flat is None:
-        return _write_names(directory, [table], before)
-    leaves, rows = flat
-    base = _write_names(directory, leaves, before)
-    if sys.byteorder == "big":
-        rows.byteswap()
-    name = b"chosen-%d-%08x-of-" % (len(rows), crc32(rows)) + base
-    if not os.access(directory + name, os.F_OK):
-        write(directory, name, iter([rows]))
-    return name
-
-
-def _write_names(directory: bytes, parts: list[Any], before: Callable[[], None]) -> bytes:
-    name = table_name(parts)
+    """Writes a table unless it is there, and returns its name. Calls `before` if it has to be written."""
+    name = table_name(table)
     if not os.access(directory + name, os.F_OK):
         before()
-        write(directory, name, pieces(parts))
+        write(directory, name, pieces(table))
     return name
 
 
-def table_name(parts: list[Any]) -> bytes:
-    """Returns a name that is the same for all processes that have the same table, whose parts these are."""
-    sample = "\0".join(name for part in parts for name in part.take(spread(part.rows)))
-    rows, columns = sum(part.rows for part in parts), parts[0].columns
-    return b"table-%d-%d-%08x" % (rows, columns, crc32(os.fsencode(sample)))
+def table_name(table: Any) -> bytes:
+    """Returns a name that is the same for all processes that have the same table."""
+    sample = "\0".join(table.take(spread(table.rows)))
+    return b"table-%d-%d-%08x" % (table.rows, table.columns, crc32(os.fsencode(sample)))
 
 
 def spread(rows: int) -> list[int]:
@@ -57,14 +37,13 @@ def spread(rows: int) -> list[int]:
     return sorted({0, rows - 1, *range(0, rows, max(1, rows // MAX_PROBES))}) if rows > 0 else []
 
 
-def pieces(parts: list[Any]) -> Iterator[bytes]:
+def pieces(table: Any) -> Iterator[bytes]:
     """Yields the bytes of a table."""
     between = b""
-    for part in parts:
-        for begin in range(0, part.rows, PIECE_SAMPLES):
-            wanted = range(begin, min(begin + PIECE_SAMPLES, part.rows))
-            yield between + os.fsencode(part.joined(wanted))
-            between = b"\0"
+    for begin in range(0, table.rows, PIECE_SAMPLES):
+        wanted = range(begin, min(begin + PIECE_SAMPLES, table.rows))
+        yield between + os.fsencode(table.joined(wanted))
+        between = b"\0"
 
 
 def write(directory: bytes, name: bytes, pieces: Iterator[Any]) -> None:
