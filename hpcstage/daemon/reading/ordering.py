@@ -3,8 +3,8 @@
 Owns the provenance of the order and the trace that the run leaves. `lists` reads lists of paths,
 `announcements` handles what samplers announce, `watch` what the program then really opens.
 
-An order that `hpcstage.order` gives is always followed. What samplers announce is followed unless the user asked for
-another order by name; it is counted in any case.
+Where the user asked for another order by name, the shim announces nothing; what `hpcstage.order` gives is always
+followed.
 """
 
 from __future__ import annotations
@@ -59,13 +59,12 @@ class Ordering(Service):
         queue: Queue,
         on_change: Callable[[], None],
     ) -> None:
-        spec, manifest = base.spec, prepared.manifest
+        manifest = prepared.manifest
         self._base = base
         self._prepared = prepared
         self._queue = queue
         self._on_change = on_change
         self._provenance = prepared.order.provenance
-        self._follows = follows_samplers(spec.order)
         self._log = log
         self.watch = OpenWatch(log, manifest, queue, self._wrong)
         self._lists = Lists(base.node_dir, base.helpers, len(manifest), self._listed)
@@ -95,7 +94,7 @@ class Ordering(Service):
     def _listed(self, listed: ReadList) -> None:
         if not listed.name.startswith(SHIM_PREFIX):
             self._reorder(listed.ids, orders.GIVEN, "")
-        elif self._follows:
+        else:
             self._reorder(listed.ids, orders.SAMPLER, HEAD)
 
     def _reorder(self, ids: Sequence[int], provenance: str, name: str) -> None:
@@ -105,8 +104,7 @@ class Ordering(Service):
 
     def _announced(self, ids: Sequence[int], *, known: bool) -> None:
         """Takes the order of all loaders; `known` says whether it contains ids of a new epoch."""
-        if self._follows:
-            self._reorder(ids, orders.SAMPLER if known else self._provenance, ANNOUNCED)
+        self._reorder(ids, orders.SAMPLER if known else self._provenance, ANNOUNCED)
 
     def _wrong(self, table: str) -> None:
         """Drops what was announced by a table that proved wrong."""
@@ -134,7 +132,7 @@ class Ordering(Service):
             provenance=self._provenance or None,
             announcements=counts.epochs,
             unknown_samples=counts.unknown_samples,
-            followed=self._follows,
+            followed=follows_samplers(self._base.spec.order),
             lead=self.watch.lead(),
         )
         return replace(part, order=order)

@@ -72,7 +72,7 @@ class OrderPart:
     provenance: str | None
     """The origin of the order that copies followed last: sampler, given, trace, manifest."""
     followed: bool | None
-    """False: another order was asked for by name, so announcements of samplers were only counted."""
+    """False: another order was asked for by name, so no sampler was run ahead."""
     announcements: Count | None = None
     """Epochs that samplers announced."""
     unknown_samples: Count | None = None
