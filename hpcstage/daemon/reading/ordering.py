@@ -13,7 +13,6 @@ import os
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -156,7 +155,6 @@ def _leave_trace(spec: DaemonSpec, manifest: Manifest, first: array[int]) -> byt
         digest=manifest.paths_digest(),
         files=len(manifest),
         run_id=spec.run_id,
-        written_utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
     if why := trace.save(_directory(spec), trace.Trace(header, first)):
         log(f"no trace is left: {why}")
