@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 with shim_modules():
     import _hpcstage_columns as columns
-    import _hpcstage_files as files
+    import _hpcstage_epochs as epochs
     import _hpcstage_tables as tables
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
@@ -295,7 +295,7 @@ TEXTS = st.text(st.characters(blacklist_categories=["Cs"]), max_size=9)
 @given(st.lists(st.lists(TEXTS | st.none(), min_size=2, max_size=2), min_size=1), st.integers(1, 2))
 def test_what_is_written_is_what_is_there(rows: list[list[str | None]], wide: int) -> None:
     found = [columns.Column(lambda wanted: [rows[i] for i in wanted], place) for place in range(wide)]
-    written = b"".join(files.pieces(tables.FileTable(len(rows), found))).split(b"\0")
+    written = b"".join(epochs.pieces(tables.FileTable(len(rows), found))).split(b"\0")
     assert written == [b"" if not name or "\0" in name else os.fsencode(name) for row in rows for name in row[:wide]]
 
 
@@ -315,7 +315,7 @@ def test_rows_that_are_picked_and_joined(root: Path, tmp_path: Path) -> None:
     ]
     for dataset, expected in forms:
         table = tables.table_of(dataset, [os.fspath(root)])
-        name = files.write_table(os.fsencode(tmp_path) + b"/", table, lambda: None)
+        name = epochs.write_table(os.fsencode(tmp_path) + b"/", table, lambda: None)
         names = [
             text and os.path.relpath(text, root) for text in (tmp_path / os.fsdecode(name)).read_text().split("\0")
         ]
@@ -349,10 +349,10 @@ def test_names_are_spelt_alike_whichever_way(head: str, rest: list[str], other: 
 
 
 def test_samples_are_spread() -> None:
-    assert files.spread(0) == []
-    assert files.spread(3) == [0, 1, 2]
+    assert epochs.spread(0) == []
+    assert epochs.spread(3) == [0, 1, 2]
     for rows in (64, 65, 1000, 1_281_167):
-        places = files.spread(rows)
+        places = epochs.spread(rows)
         assert places[0] == 0
         assert places[-1] == rows - 1
-        assert len(places) <= 2 * files.MAX_PROBES + 1
+        assert len(places) <= 2 * epochs.MAX_PROBES + 1

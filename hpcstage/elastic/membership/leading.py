@@ -176,9 +176,7 @@ class Leader:
     def _keep_term(self) -> None:
         newest = self._arbiter.newest_term()
         if newest and newest.number > self.term.number:
-            raise TakenOver(
-                f"{newest.host} has taken the store over from {self.term.host}, which was silent too long"
-            )
+            raise TakenOver(f"{newest.host} has taken the store over from {self.term.host}, which was silent too long")
         self._arbiter.beat(self.term.number, self._view.count)
 
     def _look(self, now_s: float) -> None:
