@@ -204,12 +204,21 @@ def test_the_last_of_many_nodes_has_a_claim() -> None:
 def test_the_list_of_a_dataset(tmp_path: Path) -> None:
     """How it is found by its shape: tests/shim/test_shim_tables.py."""
     names = [f"{tmp_path}/{name}" for name in "abc"]
+
+    class Files(torch.utils.data.Dataset):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.samples = [(name, 0) for name in names]
+
+        def __len__(self) -> int:
+            return len(self.samples)
+
     for name in names:
         Path(name).touch()
     datasets = [Dataset("data", DatasetKind.DIRECTORY, os.fsencode(tmp_path), (), ())]
     manifest = Manifest.build(datasets, [ManifestEntry(0, name, 0, 0, 0o644, 0, 0, False) for name in (b"a", b"b")])
     with shim_modules():
-        assert listed_paths(Subset(names, [2, 0]), manifest) == [names[2], names[0]]
+        assert listed_paths(Subset(Files(), [2, 0]), manifest) == [names[2], names[0]]
+        assert listed_paths(names, manifest) == names
         assert listed_paths(SimpleNamespace(), manifest) is None
         assert listed_paths(range(3), manifest) is None
 
