@@ -1,5 +1,5 @@
-"""Computes what fits: how much of the order on one node, and what each of a job's nodes, which are alike, fetches, keeps
-and gets from others. Pure.
+"""Computes what fits: how much of the order on one node, and what each of a job's nodes, which are alike, fetches,
+keeps and gets from others. Pure.
 
 A copy takes whole blocks and one inode, a directory one inode and a block; the daemon's queue counts likewise.
 """
