@@ -82,10 +82,6 @@ def test_a_list_with_a_pattern(tree: Path):
     assert f"--data '{tree}/d/*.jpg'" in line
 
 
-def test_labels_and_patterns_far_down(tree: Path):
-    assert "line 501" in refused(tree, listed(tree, *["d/a.jpg"] * 500, "d/b.jpg 1", *["d/a.jpg"] * 500))
-
-
 def test_what_looks_odd_and_is_there_is_taken(tree: Path):
     for name in ("d/a.jpg 0", "d/*.jpg", "d/a,b"):
         (tree / name).touch()
