@@ -108,7 +108,6 @@ def test_a_samplers_order_is_followed(start_daemon, make_tree):
     assert ids[begun(ids) :] == [id_ for id_ in order if id_ not in ids[: begun(ids)]]
     found = part.order
     assert found.provenance == "sampler"
-    assert found.followed is True
     assert (found.announcements, found.unknown_samples) == (1, 0)
 
 

@@ -103,6 +103,6 @@ def test_where_another_order_is_asked_for_no_sampler_is_run_ahead(hpcstage: Hpcs
     stdout, record = run(hpcstage, root, "--order", "manifest", workers=2)
     assert stdout == alone(root, workers=2)
     order = record["order"]
-    assert (order["provenance"], order["followed"], order["announcements"]) == ("manifest", False, 0)
+    assert (order["provenance"], order["announcements"]) == ("manifest", 0)
     assert record["coverage"]["swapped"] > 0
     assert record["time_split"]["loader_workers"] is not None, "waits are measured all the same"

@@ -27,7 +27,6 @@ from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Message, Service
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order import orders, trace
-from hpcstage.plan.types import follows_samplers
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.shim import SAMPLER_ORDER, Answer, Kind
 from hpcstage.stderr import log
@@ -131,7 +130,6 @@ class Ordering(Service):
             provenance=self._provenance or None,
             announcements=counts.epochs,
             unknown_samples=counts.unknown_samples,
-            followed=follows_samplers(self._base.spec.order),
             lead=self.watch.lead(),
         )
         return replace(part, order=order)
