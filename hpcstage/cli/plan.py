@@ -29,7 +29,6 @@ def plan(limit: int | None, as_json: bool, **given: Any) -> int:  # noqa: ANN401
 
     \b
     hpcstage plan --data /lustre/imagenet/train --epochs 90 --epoch-compute 20m --source-rate 2GB --local-rate 3GB
-    hpcstage plan --data /lustre/imagenet/train --order trace        as the last run read
     hpcstage plan --data /lustre/imagenet/train --nodes 64 --placement partition
 
     With --nodes N (or in a job of several nodes) it also shows what each node fetches from the source, keeps and gets

@@ -154,7 +154,7 @@ def load(cli: Mapping[str, Any], env: Mapping[str, str], cwd: Path, *, prefix: P
         elif content:
             warnings.append(content)
     verbosity = int(cli.get("verbose") or 0) - int(cli.get("quiet") or 0)
-    return _check(_merge(found, env), verbosity, tuple(warnings))
+    return replace(_merge(found, env), verbosity=verbosity, warnings=tuple(warnings))
 
 
 def _from_options(cli: Mapping[str, Any]) -> dict[str, SettingValue]:
@@ -234,11 +234,3 @@ def _plain(setting: Setting, values: Mapping[str, Any], written: SettingValue) -
     if setting.is_switch or setting.choices:
         return values[FIELD_OF[setting.key]]
     return written.value
-
-
-def _check(config: Config, verbosity: int, warnings: tuple[str, ...]) -> Config:
-    """Checks what needs several values at once, and adds verbosity and warnings."""
-    if config.order == "given" and config.data and not any(d.startswith("@") for d in config.data):
-        what = f"order given ({config.origin['order']}) needs a list among the datasets"
-        raise UsageError(what, "use --data @LIST, or --order FILE")
-    return replace(config, verbosity=verbosity, warnings=warnings)

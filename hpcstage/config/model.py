@@ -104,10 +104,9 @@ class Config:
         "auto",
         parse.text(),
         "Order in which files are copied. auto takes the best that is known: what the program's samplers announce, "
-        "else the @LIST, else the trace of the last run, else by path. The others take one source: sampler, given "
-        "(the @LIST), trace, manifest (by path), or a file with one path per line; but for sampler, no sampler is "
-        "run ahead.",
-        metavar="auto|manifest|given|trace|sampler|FILE",
+        "else the @LIST, else the first opens of the last run, else by path. manifest (by path) and a file with one "
+        "path per line are taken alone, and no sampler is run ahead.",
+        metavar="auto|manifest|FILE",
         is_path=True,
         group="Datasets",
         is_planned=True,
@@ -346,7 +345,7 @@ class Config:
         return BudgetAsked() if self.budget is None else parse.budget(self.budget)
 
     def order_asked(self) -> str:
-        """Returns `auto`, `manifest`, `given`, `trace`, `sampler` or the path of a list: see `plan.order.orders`."""
+        """Returns `auto`, `manifest` or the path of a list: see `plan.order.orders`."""
         return self.order.removeprefix("@")
 
 

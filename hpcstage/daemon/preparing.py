@@ -23,7 +23,6 @@ from hpcstage.daemon.reading.scanning import Prepared, Scanned
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Message, Service
 from hpcstage.daemon.telemetry import Snapshot
-from hpcstage.plan.types import follows_samplers
 from hpcstage.protocol import exchange
 from hpcstage.protocol.shim import Answer, Kind, Reason, State
 from hpcstage.stderr import log
@@ -62,7 +61,7 @@ class Phase(Service):
 
     def record(self, part: NodePart) -> NodePart:
         """See Service."""
-        order = replace(part.order, followed=follows_samplers(self.base.spec.order), announcements=0, unknown_samples=0)
+        order = replace(part.order, announcements=0, unknown_samples=0)
         return replace(part, order=order)
 
     def status(self) -> str:

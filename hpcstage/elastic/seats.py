@@ -24,7 +24,6 @@ from typing import Any, Literal
 
 from hpcstage import stderr
 from hpcstage.elastic.membership.client import MembershipClient
-from hpcstage.elastic.membership.termstore import StoreLost
 from hpcstage.elastic.membership.values import AgentSetting, Generation, Node
 from hpcstage.elastic.waiting import AwakeClock, Caller, NoAnswer
 from hpcstage.units import format_duration
@@ -45,9 +44,7 @@ AWAKE_S = 2.0
 _LOOK_S = 0.05
 _LINE_BYTES = 1 << 20
 _SEND_S = 1.0
-MEET_LIMIT_S = 30.0
-"""The time for which a node waits for the first one to say where the processes of a generation meet."""
-Phase = Literal["gathering", "offered", "meeting", "training", "stopping", "finished"]
+Phase = Literal["gathering", "offered", "training", "stopping", "finished"]
 
 
 class Steps:
@@ -130,7 +127,6 @@ class NodeSeats:
         self._steps = Steps()
         self._clock = AwakeClock(time.monotonic(), AWAKE_S)
         self._generation: Generation | None = None
-        self._meet_until_s = 0.0
         self._names = Caller("the name service")
         self._resolved: dict[str, set[str]] = {}
         self._error: Exception | None = None
@@ -199,7 +195,7 @@ class NodeSeats:
                 seat.local_rank, seat.is_ready, seat.leave_by_s = int(said["ready"]), True, math.inf
                 seat.has_state = said["has_state"]
                 self._note_state()
-                if self._phase in ("meeting", "training"):
+                if self._phase == "training":
                     self._stop()
             if "step" in said:
                 self._steps.seen(self._clock.show(time.monotonic()))
@@ -214,15 +210,13 @@ class NodeSeats:
                 self._phase = "finished"
             if "unreached" in said and self._generation and said.get("generation") == self._generation.number:
                 self._note_unreached(self._generation, {str(address) for address in said["unreached"]})
-            if "port" in said and self._generation and said.get("generation") == self._generation.number:
-                self._put_main(int(said["port"]))
 
     def _drop(self, seat: _Seat) -> None:
         self._seats.remove(seat)
         self._selector.unregister(seat.connection)
         seat.connection.close()
         self._note_state()
-        if self._phase in ("meeting", "training"):
+        if self._phase == "training":
             self._stop()
         elif self._phase == "offered":
             self._phase = "gathering"
@@ -279,8 +273,8 @@ class NodeSeats:
         elif self._phase == "offered":
             self._generation = self._client.taken()
             if self._generation is not None:
-                self._meet(self._generation, now_s)
-        elif self._phase in ("meeting", "training") and self._client.must_stop():
+                self._seat_all(self._generation)
+        elif self._phase == "training" and self._client.must_stop():
             self._stop()
         shown_s = self._clock.show(now_s)
         if self._phase == "training" and self._steps.are_overdue(shown_s, self._setting.times.hang_s):
@@ -289,8 +283,6 @@ class NodeSeats:
             self._stop()
             self._steps.seen(shown_s)  # so long a step may take from now on
         self._kill_overdue(shown_s)
-        if self._phase == "meeting":
-            self._look_for_main(now_s)
 
     def _kill_overdue(self, shown_s: float) -> None:
         for seat in self._seats:
@@ -303,36 +295,19 @@ class NodeSeats:
     def _tell(self, text: str) -> None:
         stderr.say(f"elastic: {self._setting.node.host}: {text}")
 
-    def _meet(self, generation: Generation, now_s: float) -> None:
-        self._phase, self._meet_until_s = "meeting", now_s + MEET_LIMIT_S
-        if generation.rank(self._setting.node.id) == 0:
-            first = next(seat for seat in self._seats if seat.local_rank == 0)
-            first.say(lead=generation.number)
-
-    def _put_main(self, port: int) -> None:
-        assert self._generation is not None
-        with contextlib.suppress(StoreLost):
-            self._client.put(_main(self._generation), [self._setting.node.address, port])
-
-    def _look_for_main(self, now_s: float) -> None:
-        assert self._generation is not None
-        found: Any = None
-        with contextlib.suppress(StoreLost):
-            found = self._client.get(_main(self._generation))
-        if found is not None:
-            self._seat_all(self._generation, str(found[0]), int(found[1]))
-        elif now_s > self._meet_until_s:
-            self._stop()
-
-    def _seat_all(self, generation: Generation, address: str, port: int) -> None:
-        rank = generation.rank(self._setting.node.id)
+    def _seat_all(self, generation: Generation) -> None:
+        """Gives all processes their ranks. They meet in the store through which the generation was agreed."""
+        place, rank = self._client.store_of(generation), generation.rank(self._setting.node.id)
         assert rank is not None
+        if place is None:  # the store has moved since, and nobody can meet there
+            self._stop()
+            return
         before = sum(node.processes for node in generation.nodes[:rank])
         train = {
             "generation": generation.number,
             "world": sum(node.processes for node in generation.nodes),
-            "address": address,
-            "port": port,
+            "address": place[0],
+            "port": place[1],
             "hosts": [node.host for node in generation.nodes],
             "cut_s": self._setting.times.lease_s,
         }
@@ -342,7 +317,3 @@ class NodeSeats:
             assert seat.local_rank is not None
             seat.is_ready = False
             seat.say(train={**train, "rank": before + seat.local_rank})
-
-
-def _main(generation: Generation) -> str:
-    return f"generation/{generation.number}/seats"

@@ -6,13 +6,13 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
-ORDER_WORDS = ("auto", "manifest", "given", "trace", "sampler")
+ORDER_WORDS = ("auto", "manifest")
 """The values of `--order` besides the name of a list."""
 
 
 def follows_samplers(order: str | None) -> bool:
     """Returns whether samplers are run ahead and followed: not where the user asked for another order."""
-    return order in (None, "auto", "sampler")
+    return order in (None, "auto")
 
 
 class DatasetKind(Enum):

@@ -36,7 +36,7 @@ class PlanInputs:
 
     datasets: Datasets
     order: str
-    """`auto`, `manifest`, `given`, `trace`, `sampler` or the path of a list: see `plan.order.orders`."""
+    """`auto`, `manifest` or the path of a list: see `plan.order.orders`."""
     state_dir: Path | None
     """The user's directory in which traces are kept; None: none is read."""
     command: tuple[str, ...] | None = None
@@ -111,7 +111,7 @@ def _find_order(inputs: PlanInputs, manifest: Manifest) -> FoundOrder:
         header = known.header
         about = f"left by run {header.run_id}: {shlex.join(header.command)}"
     elif listed.order.provenance == orders.MANIFEST:
-        about = _why_by_path(setting, why)
+        about = "as asked for" if setting == orders.MANIFEST else f"no list, and {why}; {_ANNOUNCED}"
     missing = orders.missing_text(listed, datasets.ordering)
     return FoundOrder(listed.order, listed.unknown, missing, about)
 
@@ -119,7 +119,7 @@ def _find_order(inputs: PlanInputs, manifest: Manifest) -> FoundOrder:
 def _trace(inputs: PlanInputs, manifest: Manifest) -> tuple[trace.Trace | None, str]:
     """Returns the trace of the command on these files, or the one that any command wrote last where the command is not
     known; or None and why there is none."""
-    if not (follows_samplers(inputs.order or None) or inputs.order == orders.TRACE):
+    if not follows_samplers(inputs.order or None):
         return None, NOT_ASKED
     if inputs.state_dir is None:
         return None, NO_STATE
@@ -128,11 +128,3 @@ def _trace(inputs: PlanInputs, manifest: Manifest) -> tuple[trace.Trace | None, 
     if inputs.command is not None:
         return trace.find(directory, roots, inputs.command, manifest)
     return trace.newest(directory, roots, manifest)
-
-
-def _why_by_path(setting: str, why: str) -> str:
-    if setting == orders.MANIFEST:
-        return "as asked for"
-    if setting == orders.SAMPLER:
-        return _ANNOUNCED
-    return why if setting == orders.TRACE else f"no list, and {why}; {_ANNOUNCED}"

@@ -23,8 +23,7 @@ from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.dataset.scan import ScanResult
 from hpcstage.plan.forecast import OF_RATES, OF_WORKLOAD, Conditions, forecast, missing_figures
 from hpcstage.plan.order import orders
-from hpcstage.plan.placement.fitting import Fit, fit
-from hpcstage.plan.placement.nodesplan import NodesPlan, nodes_plan
+from hpcstage.plan.placement.fitting import Fit, NodesPlan, fit, nodes_plan
 from hpcstage.plan.types import Budget, Dataset, Forecast, Order, Rates, Workload
 from hpcstage.preview.pipeline import FoundFiles, FoundOrder, PlanInputs
 from hpcstage.record import files, index

@@ -79,10 +79,8 @@ table known. u16 flags. Then NAME, NUL, TABLE.
 
 NAME: a file below orders/: u32 indices into the loader's dataset in reading order; the daemon deletes it.
 TABLE: a file below orders/: NUL-separated absolute source paths, `columns` per sample, an empty entry where there is
-none. The daemon keeps it, for several processes may name it. `chosen-..-of-BASE`: u32 rows of BASE, a table beside it,
-one per sample.
+none. The daemon keeps it, for several processes may name it.
 """
-CHOSEN, CHOSEN_OF = "chosen-", "-of-"
 EPOCH_ENDED = 1
 """Flag: the epoch was read to its end or is abandoned; NAME and TABLE are empty."""
 

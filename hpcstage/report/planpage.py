@@ -13,7 +13,7 @@ from rich.table import Table
 
 from hpcstage.plan.budget import NO_LIMIT
 from hpcstage.plan.dataset.roots import printable
-from hpcstage.plan.placement.nodesplan import NodesPlan
+from hpcstage.plan.placement.fitting import NodesPlan
 from hpcstage.plan.types import Forecast, Rates, Workload
 from hpcstage.preview.plan import Plan, path_json, rows, summary
 from hpcstage.report.canvas import WIDE, Canvas, Fact, facts, grid

@@ -153,10 +153,9 @@ def test_auto_takes_back_what_a_weaker_level_said(desk: Desk) -> None:
 
 def test_the_order(desk: Desk) -> None:
     assert desk.load({"data": ("/a", "@b")}).order_asked() == "auto"
-    for word in ("auto", "manifest", "given", "trace", "sampler"):
+    for word in ("auto", "manifest"):
         assert desk.load({"data": ("@b",), "order": word}).order_asked() == word
     assert desk.load({"data": ("/a",), "order": "@o.txt"}).order_asked() == "o.txt"
-    assert "--data @LIST" in desk.refused({"data": ("/a",), "order": "given"})
 
 
 def test_verbosity_is_counted(desk: Desk) -> None:

@@ -219,7 +219,7 @@ def start_daemon(tmp_path: Path, local_dir: Path) -> Iterator[Callable[..., Daem
             run_dir=os.fspath(run_dir),
             mode=mode,
             datasets=list(resolved.all),
-            order="given" if arguments[0].startswith("@") else "manifest",
+            order="auto" if arguments[0].startswith("@") else "manifest",
             transfers=8,
         )
         asked = BudgetAsked(options.pop("budget_bytes", None), None, options.pop("budget_inodes", None))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from array import array
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,27 +68,6 @@ def test_a_known_table_is_not_read_again(tmp_path):
     (tmp_path / "t0").unlink()
     job.tables["t0"] = Table([5], 1)
     assert list(epochs.work(job).mapped[0].ids) == [5]
-
-
-@pytest.mark.parametrize("columns", [1, 2])
-def test_rows_chosen_from_a_table(tmp_path, columns):
-    table = [[0, 1][:columns], [2, None][:columns], [4, 5][:columns]]
-    job = job_of(tmp_path, [table], [[0, 1, 2, 3]])
-    (tmp_path / "chosen-4-0-of-t0").write_bytes(array("I", [2, 0, 9, 1]).tobytes())
-    job.announced = [replace(job.announced[0], table="chosen-4-0-of-t0")]
-    outcome = epochs.work(job)
-    assert list(outcome.mapped[0].ids) == ([4, 0, 2] if columns == 1 else [4, 5, 0, 1, 2])
-    assert outcome.mapped[0].unknown == 1
-    assert set(outcome.tables) == {"t0", "chosen-4-0-of-t0"}
-
-
-def test_a_chosen_table_without_what_it_is_chosen_from(tmp_path):
-    job = job_of(tmp_path, [[[1]]], [[0]])
-    (tmp_path / "chosen-1-0-of-none").write_bytes(bytes(4))
-    job.announced = [
-        replace(job.announced[0], table=name) for name in ("chosen-1-0-of-none", "chosen-of-chosen-1-of-t0")
-    ]
-    assert epochs.work(job).mapped == [None, None]
 
 
 def test_a_table_that_proved_wrong_is_not_used(tmp_path):

@@ -10,7 +10,6 @@ import time
 from array import array
 from pathlib import Path
 
-import pytest
 from daemon_process import DaemonProcess, SourceOpens, start_daemon, wait_until  # noqa: F401
 from ringwriter import RingWriter
 
@@ -109,7 +108,6 @@ def test_a_samplers_order_is_followed(start_daemon, make_tree):
     assert ids[begun(ids) :] == [id_ for id_ in order if id_ not in ids[: begun(ids)]]
     found = part.order
     assert found.provenance == "sampler"
-    assert found.followed is True
     assert (found.announcements, found.unknown_samples) == (1, 0)
 
 
@@ -132,27 +130,6 @@ def test_a_long_epoch_with_repetitions(start_daemon, make_tree):
     assert part.order.provenance == "sampler"
     assert part.order.announcements == 2
     assert [i for i in ids[begun(ids) :] if i < 40] == [i for i in order if i not in ids[: begun(ids)]]
-
-
-@pytest.mark.parametrize("order", ["manifest", "given", "trace"])
-def test_an_order_that_was_asked_for_stays(start_daemon, make_tree, order):
-    """Announcements are counted."""
-    root = make_tree(files=40, size_bytes=20_000)
-    files = files_of(root)
-    opens = SourceOpens(root)
-    daemon = start_daemon(root, order=order, **SLOW).attach()
-    daemon.wait_for_scan()
-    program = Program(daemon)
-    place(daemon, "epoch-1-head", b"\0".join(os.fsencode(p) for p in reversed(files)))
-    assert daemon.ask(Kind.ORDER, b"epoch-1-head")[0] is Answer.DONE
-    program.announce(range(39, -1, -1), files)
-    program.read(range(39, -1, -1), files)
-    daemon.staged()
-    part = daemon.end()
-    assert opens.ids() == list(range(40))
-    assert part.order.provenance == "manifest"
-    assert part.order.followed is False
-    assert part.order.announcements == 1
 
 
 def test_what_the_program_gives_is_followed_in_any_case(start_daemon, make_tree):
@@ -305,7 +282,7 @@ def test_the_next_run_begins_with_the_trace(start_daemon, make_tree, tmp_path):
     run_once(start_daemon, root, state, "auto", in_order)
     _, ids = run_once(start_daemon, root, state, "auto", in_order, transfers=1)
     assert ids == order
-    part, ids = run_once(start_daemon, root, state, "trace", lambda _: None, transfers=1)
+    part, ids = run_once(start_daemon, root, state, "auto", lambda _: None, transfers=1)
     assert (part.order.provenance, ids) == ("trace", order)
     left = trace.load(next((state / trace.DIRECTORY).iterdir()))
     assert list(left.order) == order

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hpcstage.daemon.peers.groupstate import GroupState
 from hpcstage.daemon.peers.routes import MOST_S, Estate, Inquiry, make, temporary_budget_of
 from hpcstage.plan.budget import for_files
-from hpcstage.plan.placement.nodesplan import nodes_plan
+from hpcstage.plan.placement.fitting import nodes_plan
 from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import exchange

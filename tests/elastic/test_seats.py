@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.client import MembershipClient
-from hpcstage.elastic.membership.values import AgentSetting, Generation, Node, Times
+from hpcstage.elastic.membership.values import AgentSetting, Generation, Node, Term, Times
 from hpcstage.elastic.policies import load_policy
 from hpcstage.elastic.seats import HANG_FACTOR, NodeSeats, Steps
 from hpcstage.torch.elastic.seat import MainThread
@@ -63,6 +63,19 @@ def test_addresses_that_are_not_reached_become_nodes(tmp_path: Path) -> None:
     assert client._beat.unreached == ("3",), "and this node is none of them"
     client.offer()
     assert client._beat.unreached == (), "it is said of one membership"
+    seats.close()
+
+
+def test_processes_meet_in_the_store_through_which_their_generation_was_agreed(tmp_path: Path) -> None:
+    seats, client = seats_of(tmp_path, 10)
+    generation = Generation(1, 1, tuple(NODES), "start")
+    for node, address in ((NODES[0], "localhost"), (NODES[2], "127.0.0.3")):
+        client._term = Term(1, node.id, node.host, node.address, 29400)
+        assert client.store_of(generation) == (address, 29400)
+    client._term = Term(2, NODES[2].id, "n3", "127.0.0.3", 29400)
+    seats._phase = "offered"
+    seats._seat_all(generation)
+    assert seats._phase == "stopping", "the store has moved"
     seats.close()
 
 

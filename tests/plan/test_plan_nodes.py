@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks import equations
 from benchmarks.equations import Hits, alike
-from hpcstage.plan.placement.nodesplan import NodesPlan, nodes_plan
+from hpcstage.plan.placement.fitting import NodesPlan, nodes_plan
 from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Budget
 

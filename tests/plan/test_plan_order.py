@@ -30,28 +30,20 @@ def test_settings():
     assert list(orders.build(ABC, None).order.ids) == [0, 1, 2, 3, 4]
     assert list(orders.build(ABC, "manifest", lists=lists).order.ids) == [0, 1, 2, 3, 4]
     assert list(orders.build(ABC, None, lists=lists).order.ids) == [2, 0, 1]
-    assert orders.build(ABC, "given", lists=lists).order == Order("given", array("I", [2, 0, 1]))
-    assert orders.build(ABC, "given").order.provenance == "manifest"
+    assert orders.build(ABC, "my.txt", lists=lists).order == Order("given", array("I", [2, 0, 1]))
 
 
 def test_settings_with_a_trace():
     lists = [PathList("@l", [b"/d/c", b"/d/a"])]
     trace = Order("trace", array("I", [4, 1]))
-    for setting in (None, "auto", "trace"):
+    for setting in (None, "auto"):
         assert orders.build(ABC, setting, trace=trace).order == trace
-    for setting in ("manifest", "sampler", "given"):
-        assert orders.build(ABC, setting, trace=trace).order.provenance == "manifest"
-    for setting in (None, "auto", "given"):
         assert orders.build(ABC, setting, lists=lists, trace=trace).order.provenance == "given"
-    assert orders.build(ABC, "trace", lists=lists, trace=trace).order == trace
-    assert orders.build(ABC, "trace", lists=lists).order.provenance == "manifest"
-    assert orders.build(ABC, "sampler", lists=lists).order.provenance == "manifest"
+    assert orders.build(ABC, "manifest", lists=lists, trace=trace).order.provenance == "manifest"
 
 
 def test_which_settings_follow_samplers():
-    assert [s for s in (None, "auto", "sampler", "manifest", "given", "trace", "x") if follows_samplers(s)] == [
-        None, "auto", "sampler",
-    ]  # fmt: skip
+    assert [s for s in (None, "auto", "manifest", "x") if follows_samplers(s)] == [None, "auto"]
 
 
 @given(st.lists(st.integers(-1, 12)))
@@ -67,7 +59,7 @@ def test_from_paths_counts_what_is_unknown():
 
 def test_what_lists_name_in_vain_is_counted_whichever_order_is_taken():
     lists = [PathList("@l", [b"/d/x", b"/d/c", b"/d/y", b"/d/z", b"/d/q", b"/d/a"])]
-    for setting in ("auto", "given", "my.txt", "manifest", "trace", "sampler"):
+    for setting in ("auto", "my.txt", "manifest"):
         listed = orders.build(ABC, setting, lists=lists, trace=Order("trace", array("I", [4, 1])))
         assert (listed.unknown, listed.examples) == (4, (b"/d/x", b"/d/y", b"/d/z"))
         assert orders.missing_text(listed, lists) == (

@@ -32,9 +32,7 @@ ABC = manifest_of(b"a", b"b", b"c")
 
 def header_of(manifest: Manifest = ABC, *command: str, run_id: str = "run-1") -> TraceHeader:
     roots = ("/d", "/e")
-    return TraceHeader(
-        command or ("python", "x.py"), roots, manifest.paths_digest(), len(manifest), run_id, "2026-01-01"
-    )
+    return TraceHeader(command or ("python", "x.py"), roots, manifest.paths_digest(), len(manifest), run_id)
 
 
 SMALL = Trace(header_of(), array("I", [2, 0]))
@@ -47,7 +45,7 @@ def traces(draw: st.DrawFn) -> Trace:
     ids = st.integers(0, files - 1) if files else st.nothing()
     header = TraceHeader(
         tuple(draw(st.lists(TEXTS, max_size=3))), tuple(draw(st.lists(TEXTS, max_size=3))), draw(TEXTS), files,
-        draw(TEXTS), draw(TEXTS),
+        draw(TEXTS),
     )  # fmt: skip
     return Trace(header, array("I", draw(st.lists(ids, unique=True))))
 

@@ -31,13 +31,7 @@ class Announced:
     @cached_property
     def table(self) -> list[str] | None:
         """The names, read when they are asked for: the program waits for the answer to what it announces."""
-        if self.table_file is None:
-            return None
-        chosen, _, base = self.table_file.name.partition(shim.CHOSEN_OF)
-        if not chosen.startswith(shim.CHOSEN):
-            return _texts(self.table_file)
-        names, rows = _texts(self.table_file.with_name(base)), array("I", self.table_file.read_bytes())
-        return [name for row in rows for name in names[row * self.columns : (row + 1) * self.columns]]
+        return None if self.table_file is None else _texts(self.table_file)
 
     def paths(self) -> list[str]:
         """The files in the announced order, those that are none left out."""

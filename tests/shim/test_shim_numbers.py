@@ -116,6 +116,25 @@ def test_the_numbers_of_descriptors(filled: Lab, way: str) -> None:
     assert found == expected
 
 
+LOADER = """
+import torch
+class Files(torch.utils.data.Dataset):
+    def __init__(self): self.paths = [src("f%d" % number) for number in range(5)]
+    def __len__(self): return 5
+    def __getitem__(self, index):
+        with open(self.paths[index], "rb") as file: return len(file.read())
+list(torch.utils.data.DataLoader(Files(), 2))
+say(numbers())
+"""
+
+
+@pytest.mark.torch
+def test_after_a_loader_of_pytorch(filled: Lab) -> None:
+    pytest.importorskip("torch")
+    found, expected = twice(filled, PARTS + LOADER)
+    assert found == expected
+
+
 @pytest.mark.parametrize("closed", [(0,), (0, 2)])
 def test_streams_that_are_closed(filled: Lab, closed: tuple[int, ...]) -> None:
     code = PARTS + "found = [numbers(), read('f1'), read('f2')]; use(); say([found, read('f1'), sys.stdin is None])"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from array import array
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 with shim_modules():
     import _hpcstage_columns as columns
-    import _hpcstage_files as files
+    import _hpcstage_epochs as epochs
     import _hpcstage_tables as tables
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
@@ -296,56 +295,31 @@ TEXTS = st.text(st.characters(blacklist_categories=["Cs"]), max_size=9)
 @given(st.lists(st.lists(TEXTS | st.none(), min_size=2, max_size=2), min_size=1), st.integers(1, 2))
 def test_what_is_written_is_what_is_there(rows: list[list[str | None]], wide: int) -> None:
     found = [columns.Column(lambda wanted: [rows[i] for i in wanted], place) for place in range(wide)]
-    written = b"".join(files.pieces([tables.FileTable(len(rows), found)])).split(b"\0")
+    written = b"".join(epochs.pieces(tables.FileTable(len(rows), found))).split(b"\0")
     assert written == [b"" if not name or "\0" in name else os.fsencode(name) for row in rows for name in row[:wide]]
 
 
-def written(dataset: Any, root: Path, orders: Path) -> tuple[list[str], list[list[str]]]:
-    """The names of the files that are written for a dataset, and its table as they give it."""
-    orders.mkdir()
-    table = tables.table_of(dataset, [os.fspath(root)])
-    name = os.fsdecode(files.write_table(os.fsencode(orders) + b"/", table, lambda: None))
-    base = name.partition("-of-")[2]
-    names = [text and os.path.relpath(text, root) for text in (orders / (base or name)).read_text().split("\0")]
-    rows = [names[i : i + table.columns] for i in range(0, len(names), table.columns)]
-    if base:
-        rows = [rows[i] for i in array("I", (orders / name).read_bytes())]
-    return sorted(path.name.split("-")[0] for path in orders.iterdir()), rows
-
-
-@pytest.mark.parametrize("wide", [False, True])
-def test_what_is_chosen_from_a_table(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wide: bool) -> None:
+def test_rows_that_are_picked_and_joined(root: Path, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(files, "CHOSEN_FROM_SAMPLES", 0)
-    monkeypatch.setattr(tables, "BLOCK_ROWS", 2)
-    one, two = (Data(images=images(root), **({"masks": masks(root)} if wide else {})) for _ in range(2))
-    row = PAIRS if wide else IMAGES
-    forms = [
-        (Subset(one, [4, 2, 2]), [4, 2, 2]),
-        (Subset(Subset(one, [4, 2, 7]), torch.tensor([2, 0, 2])), [7, 4, 7]),
-        (ConcatDataset([Subset(one, range(3, 6)), Subset(one, [1, 0])]), [3, 4, 5, 1, 0]),
-        (Subset(ConcatDataset([one, two]), [10, 0, 17, 5, 9]), [1, 0, 8, 5, 0]),
-        (ConcatDataset([one, one]), [*range(N), *range(N)]),
-    ]
-    for number, (dataset, expected) in enumerate(forms):
-        assert written(dataset, root, tmp_path / f"orders{number}") == (
-            ["chosen", "table"], [row[i] for i in expected]
-        )  # fmt: skip
-
-
-def test_what_is_not_worth_choosing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "CHOSEN_FROM_SAMPLES", 0)
     one, two = Data(x=images(root)), Data(images=images(root), masks=masks(root))
     wide = [[name, ""] for (name,) in IMAGES]
     forms: list[tuple[Any, list[list[str]]]] = [
         (one, IMAGES),
-        (Subset(one, [1, 8]), [IMAGES[1], IMAGES[8]]),  # of many
+        (Subset(one, [4, 2, 2]), [IMAGES[i] for i in (4, 2, 2)]),
         (Subset(one, [2, -1, 3]), [IMAGES[2], IMAGES[8], IMAGES[3]]),
+        (Subset(Subset(two, [4, 2, 7]), torch.tensor([2, 0, 2])), [PAIRS[i] for i in (7, 4, 7)]),
+        (ConcatDataset([Subset(one, range(3, 6)), Subset(one, [1, 0])]), [IMAGES[i] for i in (3, 4, 5, 1, 0)]),
+        (Subset(ConcatDataset([one, one]), [10, 0, 17, 5, 9]), [IMAGES[i] for i in (1, 0, 8, 5, 0)]),
         (ConcatDataset([one, two]), [*wide, *PAIRS]),
         (ConcatDataset([two, one]), [*PAIRS, *wide]),
     ]
-    for number, (dataset, expected) in enumerate(forms):
-        assert written(dataset, root, tmp_path / f"orders{number}") == (["table"], expected)
+    for dataset, expected in forms:
+        table = tables.table_of(dataset, [os.fspath(root)])
+        name = epochs.write_table(os.fsencode(tmp_path) + b"/", table, lambda: None)
+        names = [
+            text and os.path.relpath(text, root) for text in (tmp_path / os.fsdecode(name)).read_text().split("\0")
+        ]
+        assert [names[i : i + table.columns] for i in range(0, len(names), table.columns)] == expected
 
 
 def test_what_costs_too_much_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,10 +349,10 @@ def test_names_are_spelt_alike_whichever_way(head: str, rest: list[str], other: 
 
 
 def test_samples_are_spread() -> None:
-    assert files.spread(0) == []
-    assert files.spread(3) == [0, 1, 2]
+    assert epochs.spread(0) == []
+    assert epochs.spread(3) == [0, 1, 2]
     for rows in (64, 65, 1000, 1_281_167):
-        places = files.spread(rows)
+        places = epochs.spread(rows)
         assert places[0] == 0
         assert places[-1] == rows - 1
-        assert len(places) <= 2 * files.MAX_PROBES + 1
+        assert len(places) <= 2 * epochs.MAX_PROBES + 1

@@ -33,7 +33,8 @@ def take(sampler: ElasticSampler, steps: int) -> list[dict[str, Any]]:
 def main(directory: Path, rank: int, world: int) -> None:
     facts = json.loads((directory / "facts.json").read_text())
     os.environ[locality_ranks.NODE_DIR] = facts["node_dirs"][rank]
-    sampler = ElasticSampler(locality_ranks.Files(facts["names"]), 4, seed=3, locality=True)
+    paths = [f"{locality_ranks.ROOT}/{name}" for name in facts["names"]]
+    sampler = ElasticSampler(paths, 4, seed=3, locality=True, paths=paths)
     locality_ranks.join(directory, rank, world)
     sampler.begin(epoch=0, position=0, rank=rank, world=world)
     given = [take(sampler, STEPS)]

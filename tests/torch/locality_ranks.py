@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +67,6 @@ def join(directory: Path, rank: int, world: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{directory}/meet", rank=rank, world_size=world)
 
 
-class Files:
-    """As an ImageFolder: `samples` with a path and a class each."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.samples = [(f"{ROOT}/{name}", 0) for name in names]
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-
 def main(directory: Path, rank: int, world: int) -> None:
     """The cases, one after the other."""
     import torch.distributed as dist
@@ -92,7 +82,8 @@ def main(directory: Path, rank: int, world: int) -> None:
             os.environ[NODE_DIR] = case["node_dirs"][rank]
         options = {**case["options"], **(case["other"] if rank == case["world"] - 1 else {})}
         epochs = options.pop("epochs")
-        sampler = LocalityAwareSampler(Files(case["names"]), **options)
+        paths = [f"{ROOT}/{name}" for name in case["names"]]
+        sampler = LocalityAwareSampler(paths, paths=paths, **options)
         batches = []
         for epoch in epochs:
             sampler.set_epoch(epoch)

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from elastic_locality_ranks import STEPS, take
-from locality_ranks import Files, make_node, run_ranks
+from locality_ranks import make_node, run_ranks
 
 from hpcstage.torch import ElasticSampler
 
@@ -37,7 +37,7 @@ def divided() -> list[list[list[dict[str, Any]]]]:
     """The same without locality, for which ranks need not meet."""
     found = []
     for rank in range(WORLD):
-        sampler, given = ElasticSampler(Files(NAMES), 4, seed=3), []
+        sampler, given = ElasticSampler(NAMES, 4, seed=3), []
         sampler.begin(epoch=0, position=0, rank=rank, world=WORLD)
         given.append(take(sampler, STEPS))
         if rank:

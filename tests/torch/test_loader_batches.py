@@ -250,16 +250,6 @@ def test_samples_are_loaded_side_by_side(num_workers: int) -> None:
     assert torch.stack(list(made)).reshape(-1).tolist() == list(range(16))
 
 
-def test_without_waiting_for_turns_the_rest_overlaps_too() -> None:
-    class DrawsFirst(Together):
-        def __getitem__(self, index: int) -> int:
-            torch.rand(1)
-            return super().__getitem__(index)
-
-    made = DataLoader(DrawsFirst(4, 8), 4, threads_per_worker=4, reproducible=False)
-    assert [batch.tolist() for batch in made] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
 class Where(data.Dataset[Any]):
     def __len__(self) -> int:
         return 6

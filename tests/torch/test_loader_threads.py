@@ -30,7 +30,7 @@ class Loads:
 
 
 def collected(*loads: Callable[[], Any], count: int = 4) -> list[Any]:
-    return ThreadedDataset(Loads(*loads), count, reproducible=False).__getitems__(range(len(loads)))
+    return ThreadedDataset(Loads(*loads), count).__getitems__(range(len(loads)))
 
 
 @settings(deadline=None, max_examples=60)
@@ -50,7 +50,7 @@ def test_as_one_thread_would(plan: list[list[str]], count: int) -> None:
                 raise ValueError(*index)
             return index
 
-    dataset, expected_log = ThreadedDataset(Planned(), count, reproducible=False), []
+    dataset, expected_log = ThreadedDataset(Planned(), count), []
     for b, kinds in enumerate(plan):
         first = next((p for p, kind in enumerate(kinds) if "error" in kind), len(kinds))
         expected_log += [(b, p) for p, kind in enumerate(kinds[: first + 1]) if "turn" in kind]

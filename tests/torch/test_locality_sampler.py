@@ -18,13 +18,15 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 import locality_ranks  # noqa: E402
-from locality_ranks import NODE_DIR, ROOT, Files, make_node, run_ranks  # noqa: E402
-from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, DistributedSampler, Subset  # noqa: E402
+from conftest import shim_modules  # noqa: E402
+from locality_ranks import NODE_DIR, ROOT, make_node, run_ranks  # noqa: E402
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Subset  # noqa: E402
 
+from hpcstage.plan.dataset.manifest import Manifest  # noqa: E402
+from hpcstage.plan.types import Dataset, DatasetKind, ManifestEntry  # noqa: E402
 from hpcstage.protocol.shim import Holding  # noqa: E402
-from hpcstage.torch.samplers import agreement as agreement_module  # noqa: E402
 from hpcstage.torch.samplers import locality as locality_module  # noqa: E402
-from hpcstage.torch.samplers.agreement import NodeHoldings, claims, owners_of, paths_of, place_in  # noqa: E402
+from hpcstage.torch.samplers.agreement import NodeHoldings, claims, listed_paths, owners_of, place_in  # noqa: E402
 from hpcstage.torch.samplers.balance import NOBODY  # noqa: E402
 from hpcstage.torch.samplers.locality import LocalityAwareSampler  # noqa: E402
 
@@ -199,49 +201,37 @@ def test_the_last_of_many_nodes_has_a_claim() -> None:
         assert owners_of(claims(torch.full((9,), holding, dtype=torch.uint8), 65534)) == [65534] * 9
 
 
-def test_paths_of_datasets() -> None:
-    files = Files(["a", "b", "c"])
-    assert paths_of(files) == [f"{ROOT}/{name}" for name in "abc"]
-    assert paths_of(Subset(files, [2, 0])) == [f"{ROOT}/c", f"{ROOT}/a"]
-    assert paths_of([Path("/x/1"), "/x/2"]) == ["/x/1", "/x/2"]
-    named = SimpleNamespace(labels=["x", "y"], images=[("/x/1", 0), ("/x/2", 1)])
-    assert paths_of(type("Named", (SimpleNamespace,), {"__len__": lambda _: 2})(**vars(named))) == ["/x/1", "/x/2"]
-    assert paths_of(torch.arange(3)) is None
-    assert paths_of(range(3)) is None
-    assert paths_of(ConcatDataset([files, Subset(files, [1])])) == [f"{ROOT}/{name}" for name in "abcb"]
-    assert paths_of(ConcatDataset([files, Subset(range(3), [1])])) is None
-    files.samples.append(("/one/too/many", 0))
-    assert paths_of(Subset(["/a", 7], [0])) is None
+def test_the_list_of_a_dataset(tmp_path: Path) -> None:
+    """How it is found by its shape: tests/shim/test_shim_tables.py."""
+    names = [f"{tmp_path}/{name}" for name in "abc"]
 
+    class Files(torch.utils.data.Dataset):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.samples = [(name, 0) for name in names]
 
-def test_paths_in_data_frames() -> None:
-    pandas = pytest.importorskip("pandas")
-    rows = {"label": [1, 0], "note": ["/x/1", "no path"], "image": ["/x/1", "/x/2"]}
-
-    class Framed(SimpleNamespace):
         def __len__(self) -> int:
-            return 2
+            return len(self.samples)
 
-    assert paths_of(Framed(frame=pandas.DataFrame(rows))) == ["/x/1", "/x/2"]
-    assert paths_of(Framed(frame=pandas.DataFrame([[1, 2, "/x/1"], [3, 4, "/x/2"]], columns=["a", "a", "b"]))) == [
-        "/x/1",
-        "/x/2",
-    ]
-    assert paths_of(Framed(column=pandas.Series(rows["image"], index=[7, 9]))) == ["/x/1", "/x/2"]
-    assert paths_of(Framed(paths=pandas.Series(["1", "2"]).to_numpy())) == ["1", "2"]
-    assert paths_of(Framed(names=pandas.Series(["1", "2"]))) is None, "below a directory that nobody names"
-    assert paths_of(Framed(frame=pandas.DataFrame({"label": [1, 0]}))) is None
+    for name in names:
+        Path(name).touch()
+    datasets = [Dataset("data", DatasetKind.DIRECTORY, os.fsencode(tmp_path), (), ())]
+    manifest = Manifest.build(datasets, [ManifestEntry(0, name, 0, 0, 0o644, 0, 0, False) for name in (b"a", b"b")])
+    with shim_modules():
+        assert listed_paths(Subset(Files(), [2, 0]), manifest) == [names[2], names[0]]
+        assert listed_paths(names, manifest) == names
+        assert listed_paths(SimpleNamespace(), manifest) is None
+        assert listed_paths(range(3), manifest) is None
 
 
 def test_a_look_at_what_the_node_holds(tmp_path: Path) -> None:
     names = [f"{n:03}" for n in range(20)]
     node_dir = make_node(tmp_path / "node", names, kept=["003", "007"], due=["007", "009"])
     listed = [f"{ROOT}/{name}" for name in ("009", "003", "elsewhere", "007", "000", "001")]
-    found = NodeHoldings(listed, {NODE_DIR: os.fspath(node_dir)}).look()
+    found = NodeHoldings((), listed, {NODE_DIR: os.fspath(node_dir)}).look()
     expected = [Holding.DUE, Holding.KEPT, Holding.NONE, Holding.KEPT, Holding.NONE, Holding.NONE]
     assert found is not None
     assert found.tolist() == expected
-    unusual = NodeHoldings([f"{ROOT}//003", f"{ROOT}/./007"], {NODE_DIR: os.fspath(node_dir)}).look()
+    unusual = NodeHoldings((), [f"{ROOT}//003", f"{ROOT}/./007"], {NODE_DIR: os.fspath(node_dir)}).look()
     assert unusual is not None
     assert unusual.tolist() == [Holding.KEPT] * 2
 
@@ -257,10 +247,10 @@ def test_a_node_that_says_nothing_usable(tmp_path: Path, what: str) -> None:
         (node_dir / "holdings").write_bytes(b"")
     else:
         (node_dir / "manifest.bin").write_bytes(b"hpcstage")
-    asked = NodeHoldings([f"{ROOT}/a"], {NODE_DIR: os.fspath(node_dir)})
+    asked = NodeHoldings((), [f"{ROOT}/a"], {NODE_DIR: os.fspath(node_dir)})
     assert asked.look() is None
-    assert NodeHoldings([f"{ROOT}/a"], {}).look() is None
-    assert NodeHoldings(None, {NODE_DIR: os.fspath(node_dir)}).look() is None
+    assert NodeHoldings((), [f"{ROOT}/a"], {}).look() is None
+    assert NodeHoldings(range(1), None, {NODE_DIR: os.fspath(node_dir)}).look() is None
 
 
 # ---- real ranks
@@ -364,7 +354,6 @@ def test_all_ranks_do_without_together(given_cases: list[tuple[dict[str, Any], l
 
 
 def test_the_examples_run() -> None:
-    for module in (locality_module, agreement_module):
-        result = doctest.testmod(module)
-        assert result.attempted
-        assert not result.failed
+    result = doctest.testmod(locality_module)
+    assert result.attempted
+    assert not result.failed

@@ -1,7 +1,7 @@
 """Takes what samplers announce and makes one order of what all living loaders will read.
 
-Owns EPOCH messages, the tables that came with them, and the helper that maps
-announcements to ids; short ones are mapped at once. `ordering` decides whether the order is followed.
+Owns EPOCH messages, the tables that came with them, and the helper that maps announcements to ids; short ones are
+mapped at once. `ordering` hands the order to the queue.
 """
 
 from __future__ import annotations

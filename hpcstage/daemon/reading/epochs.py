@@ -19,7 +19,7 @@ from hpcstage.daemon.reading.ahead import Positions, positions
 from hpcstage.daemon.reading.streams import NONE, Stream, Table, Who, merge
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.spelling import Spelling
-from hpcstage.protocol.shim import CHOSEN, CHOSEN_OF, EPOCH, EPOCH_ENDED
+from hpcstage.protocol.shim import EPOCH, EPOCH_ENDED
 
 _CHUNK_BYTES = 1 << 20
 
@@ -108,26 +108,8 @@ def work(job: MappingJob) -> MappingOutcome:
 def _table(job: MappingJob, name: str, columns: int, outcome: MappingOutcome) -> Table:
     known = job.tables.get(name) or outcome.tables.get(name)
     if known is None:
-        chosen, _, base = name.partition(CHOSEN_OF)
-        if base and chosen.startswith(CHOSEN) and not base.startswith(CHOSEN):
-            ids = _chosen_ids(job.orders / name, _table(job, base, columns, outcome))
-        else:
-            ids = _table_ids(job.manifest, job.orders / name)
-        known = Table(ids, columns)
-        outcome.tables[name] = known
+        known = outcome.tables[name] = Table(_table_ids(job.manifest, job.orders / name), columns)
     return known
-
-
-def _chosen_ids(path: Path, base: Table) -> array[int]:
-    rows = array("I")
-    rows.frombytes(path.read_bytes())
-    if sys.byteorder == "big":
-        rows.byteswap()
-    ids, columns, known = base.ids, base.columns, len(base.ids) // base.columns
-    chosen = array("I")
-    for row in rows:
-        chosen.extend(ids[row * columns : (row + 1) * columns] if row < known else [NONE] * columns)
-    return chosen
 
 
 def _mapped(job: MappingJob, one: Announced, outcome: MappingOutcome) -> Mapped:

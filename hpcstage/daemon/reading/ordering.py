@@ -3,8 +3,8 @@
 Owns the provenance of the order and the trace that the run leaves. `lists` reads lists of paths,
 `announcements` handles what samplers announce, `watch` what the program then really opens.
 
-An order that `hpcstage.order` gives is always followed. What samplers announce is followed unless the user asked for
-another order by name; it is counted in any case.
+Where the user asked for another order by name, the shim announces nothing; what `hpcstage.order` gives is always
+followed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,6 @@ from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Message, Service
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order import orders, trace
-from hpcstage.plan.types import follows_samplers
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.shim import SAMPLER_ORDER, Answer, Kind
 from hpcstage.stderr import log
@@ -59,13 +57,12 @@ class Ordering(Service):
         queue: Queue,
         on_change: Callable[[], None],
     ) -> None:
-        spec, manifest = base.spec, prepared.manifest
+        manifest = prepared.manifest
         self._base = base
         self._prepared = prepared
         self._queue = queue
         self._on_change = on_change
         self._provenance = prepared.order.provenance
-        self._follows = follows_samplers(spec.order)
         self._log = log
         self.watch = OpenWatch(log, manifest, queue, self._wrong)
         self._lists = Lists(base.node_dir, base.helpers, len(manifest), self._listed)
@@ -95,7 +92,7 @@ class Ordering(Service):
     def _listed(self, listed: ReadList) -> None:
         if not listed.name.startswith(SHIM_PREFIX):
             self._reorder(listed.ids, orders.GIVEN, "")
-        elif self._follows:
+        else:
             self._reorder(listed.ids, orders.SAMPLER, HEAD)
 
     def _reorder(self, ids: Sequence[int], provenance: str, name: str) -> None:
@@ -105,8 +102,7 @@ class Ordering(Service):
 
     def _announced(self, ids: Sequence[int], *, known: bool) -> None:
         """Takes the order of all loaders; `known` says whether it contains ids of a new epoch."""
-        if self._follows:
-            self._reorder(ids, orders.SAMPLER if known else self._provenance, ANNOUNCED)
+        self._reorder(ids, orders.SAMPLER if known else self._provenance, ANNOUNCED)
 
     def _wrong(self, table: str) -> None:
         """Drops what was announced by a table that proved wrong."""
@@ -134,7 +130,6 @@ class Ordering(Service):
             provenance=self._provenance or None,
             announcements=counts.epochs,
             unknown_samples=counts.unknown_samples,
-            followed=self._follows,
             lead=self.watch.lead(),
         )
         return replace(part, order=order)
@@ -158,7 +153,6 @@ def _leave_trace(spec: DaemonSpec, manifest: Manifest, first: array[int]) -> byt
         digest=manifest.paths_digest(),
         files=len(manifest),
         run_id=spec.run_id,
-        written_utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
     if why := trace.save(_directory(spec), trace.Trace(header, first)):
         log(f"no trace is left: {why}")

@@ -149,13 +149,20 @@ class MembershipClient:
         """Returns a value of the store, or None. Raises StoreLost."""
         return self._connected().get(name)
 
+    def store_of(self, generation: Generation) -> tuple[str, int] | None:
+        """Returns address and port of the store through which a generation was agreed; None if that has moved."""
+        term = self._term
+        if term is None or term.number != generation.term:
+            return None
+        return self._address_of(term), term.port
+
     def part(self, name: str) -> Store:
         """Returns a part of the store, for others than this room. Raises StoreLost."""
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         if self._term is None:
             raise StoreLost("the store is lost")
-        return PrefixStore(name, self._store_of(self._term, self._setting.times.call_s))
+        return PrefixStore(name, self._connection_to(self._term, self._setting.times.call_s))
 
     def finish(self, limit_s: float) -> None:
         """Says that this node has finished, and stays until all others have, at most so long: who leaves before is
@@ -312,7 +319,7 @@ class MembershipClient:
         limit_s = min(times.call_s, max(limit_s - LATE_S, times.beat_s))
         watch = partial(self._watch_meanwhile, term)
         try:
-            board = Board(self._store_of(term, limit_s, watch), self._arbiter.signer, times.call_s)
+            board = Board(self._connection_to(term, limit_s, watch), self._arbiter.signer, times.call_s)
             self._place = board.join(watch)
         except StoreLost:
             return False
@@ -321,9 +328,11 @@ class MembershipClient:
         self._board, self._term = board, term
         return True
 
-    def _store_of(self, term: Term, limit_s: float, meanwhile: Callable[[], object] = int) -> Store:
-        address = "localhost" if term.node == self._setting.node.id else term.address
-        return connect(address, term.port, limit_s, meanwhile)
+    def _connection_to(self, term: Term, limit_s: float, meanwhile: Callable[[], object] = int) -> Store:
+        return connect(self._address_of(term), term.port, limit_s, meanwhile)
+
+    def _address_of(self, term: Term) -> str:
+        return "localhost" if term.node == self._setting.node.id else term.address
 
     def _take_over(self, term: Term | None) -> None:
         """Makes a store on this host, and claims the next term for it."""

@@ -33,7 +33,7 @@ AT_ONCE_S = 0.05
 """Most policies have answered by then. The leader speaks on while others think."""
 
 
-class Superseded(HpcstageError):
+class TakenOver(HpcstageError):
     """Another host has taken the store over."""
 
 
@@ -114,7 +114,7 @@ class Leader:
                     if time.monotonic() - done_s > self._times.lease_s:
                         raise
                 self._stopping.wait(min(self._times.beat_s, self._decider.again_s))
-        except Superseded as error:
+        except TakenOver as error:
             stderr.say(f"elastic: {error.line()}")
         except (HpcstageError, OSError) as error:
             line = error.line() if isinstance(error, HpcstageError) else str(error)
@@ -134,7 +134,7 @@ class Leader:
 
     def _keeps_term(self) -> bool:
         """Shows in the run directory that this host leads. Returns False if that cannot be reached: others that do
-        reach it take the store over after a lease. Raises Superseded if they have."""
+        reach it take the store over after a lease. Raises TakenOver if they have."""
         try:
             self._call(self._keep_term)
         except (NoAnswer, OSError):
@@ -176,7 +176,7 @@ class Leader:
     def _keep_term(self) -> None:
         newest = self._arbiter.newest_term()
         if newest and newest.number > self.term.number:
-            raise Superseded(f"{newest.host} has taken the store over from {self.term.host}, which was silent too long")
+            raise TakenOver(f"{newest.host} has taken the store over from {self.term.host}, which was silent too long")
         self._arbiter.beat(self.term.number, self._view.count)
 
     def _look(self, now_s: float) -> None:

@@ -12,7 +12,6 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from hpcstage.errors import UsageError
 from hpcstage.plan.dataset.listing import OF_FILES, WHOLE, Pattern, Positions
@@ -23,11 +22,9 @@ _MAGIC = re.compile(rb"[*?\[]")
 LOOKED_S = 0.1
 LOOKED_ENTRIES = 2000
 """A directory that shows no file within LOOKED_S and this many names is left to the scan."""
-FIRST, SPREAD, ODD, ODD_AMONG = 16, 16, 16, 10_000
-"""The check looks up a list's first FIRST entries, about SPREAD at even distances, and ODD of the first ODD_AMONG that
-do not look like a path."""
+FIRST, SPREAD = 16, 16
+"""The check looks up a list's first FIRST entries, and about SPREAD at even distances."""
 _BLANKS = re.compile(rb"[ \t,;]+")
-_ODD = re.compile(rb"[ \t,;*?\[]")
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,7 @@ def check(arguments: Sequence[Argument]) -> None:
 
 def check_list(item: PathList) -> None:
     """Refuses a list with labels or patterns among its paths, and one none of whose paths exists."""
-    there = {index: is_there(item.paths[index]) for index in (*_sample(len(item.paths)), *_odd(item.paths))}
+    there = {index: is_there(item.paths[index]) for index in _sample(len(item.paths))}
     for index, found in there.items():
         if not found:
             _refuse_other_than_path(item, index)
@@ -138,11 +135,6 @@ def check_list(item: PathList) -> None:
 
 def _sample(count: int) -> list[int]:
     return sorted({*range(min(FIRST, count)), *range(0, count, max(1, count // SPREAD))})
-
-
-def _odd(paths: Sequence[bytes]) -> list[int]:
-    """Returns the positions of the first few entries with blanks, commas or wildcards in them."""
-    return list(islice((i for i, path in enumerate(paths[:ODD_AMONG]) if _ODD.search(path)), ODD))
 
 
 def _refuse_other_than_path(item: PathList, index: int) -> None:

@@ -18,7 +18,9 @@ from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.types import ORDER_WORDS, Order
 from hpcstage.writing import replacing
 
-AUTO, MANIFEST, GIVEN, TRACE, SAMPLER = ORDER_WORDS
+AUTO, MANIFEST = ORDER_WORDS
+GIVEN, TRACE, SAMPLER = "given", "trace", "sampler"
+"""Where an order comes from, besides MANIFEST."""
 EXAMPLES = 3
 _MAGIC = b"hpcstage order 2 "
 
@@ -38,13 +40,13 @@ def build(
 ) -> ListedOrder:
     """Returns the order with which a run starts, and which paths of the lists the manifest lacks.
 
-    `setting` is `manifest`, `given`, `trace`, `sampler` (the order is by path until a sampler announces one), the name
-    of a list, which is then among `lists`, or `auto` (or None): a list if there is one, else a trace, else by path.
+    `setting` is `manifest`, the name of a list, which is then among `lists`, or `auto` (or None): a list if there is
+    one, else a trace, else by path.
     """
     listed = from_paths(manifest, (path for item in lists for path in item.paths), GIVEN)
-    if lists and setting not in (MANIFEST, TRACE, SAMPLER):
+    if lists and setting != MANIFEST:
         return listed
-    if trace is not None and setting in (None, AUTO, TRACE):
+    if trace is not None and setting in (None, AUTO):
         return listed._replace(order=trace)
     return listed._replace(order=Order(MANIFEST, array("I", range(len(manifest)))))
 

@@ -24,7 +24,7 @@ from hpcstage.jsonform import read, written
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.writing import replacing
 
-_MAGIC = f"hpcstage trace 2 {sys.byteorder}\n".encode()
+_MAGIC = f"hpcstage trace 3 {sys.byteorder}\n".encode()
 _CRC = struct.Struct("<I")
 DAMAGED = "the trace is damaged"
 DIRECTORY = "traces"
@@ -54,8 +54,6 @@ class TraceHeader:
     files: int
     """The number of files in the manifest."""
     run_id: str
-    written_utc: str
-    """When the trace was written, in ISO 8601."""
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,6 @@ class OrderPart:
 
     provenance: str | None
     """The origin of the order that copies followed last: sampler, given, trace, manifest."""
-    followed: bool | None
-    """False: another order was asked for by name, so announcements of samplers were only counted."""
     announcements: Count | None = None
     """Epochs that samplers announced."""
     unknown_samples: Count | None = None
@@ -80,7 +78,7 @@ class OrderPart:
     lead: OrderLead | None
 
 
-NO_ORDER = OrderPart(provenance=None, followed=None, lead=None)
+NO_ORDER = OrderPart(provenance=None, lead=None)
 
 
 @dataclass(frozen=True, kw_only=True)

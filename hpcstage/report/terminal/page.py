@@ -103,15 +103,12 @@ def order(record: Record) -> list[str]:
     part = record.order
     if not part.announcements:
         return []
-    words = [str(part.provenance), "announced while copying"]  # later epochs are not
-    if not part.followed:
-        words.append("not followed")
-    lead = part.lead
+    line, lead = f"{part.provenance}, announced while copying", part.lead
     if lead is None or record.run.mode == "direct":
-        return [", ".join(words)]
+        return [line]
     behind_s = "" if lead.median_s is None else f" ({seconds(lead.median_s)})"
     ahead = f"{count(lead.median_files)} files{behind_s} ahead of the program at the median"
-    return [", ".join(words), f"{ahead}, {count(lead.least_files)} at the least"]
+    return [line, f"{ahead}, {count(lead.least_files)} at the least"]
 
 
 def meters(record: Record) -> RenderableType:

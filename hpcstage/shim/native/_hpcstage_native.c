@@ -144,27 +144,18 @@ static PyObject *serves(PyObject *self, PyObject *ignored) {
     return PyBool_FromLong(installed && config.maps_n);
 }
 
-static int counter_arguments(PyObject *arguments, int *counter, unsigned long long *value) {
-    if (!PyArg_ParseTuple(arguments, "iK", counter, value))
-        return -1;
-    if (*counter >= 0 && *counter < COUNTERS)
-        return 0;
-    PyErr_SetString(PyExc_IndexError, "no such counter");
-    return -1;
-}
-
-#define COUNTER_FUNCTION(name, action) \
-    static PyObject *name(PyObject *self, PyObject *arguments) { \
-        int counter; \
-        unsigned long long value; \
-        if (counter_arguments(arguments, &counter, &value) != 0) \
-            return NULL; \
-        action(counter, value); \
-        Py_RETURN_NONE; \
+static PyObject *py_count(PyObject *self, PyObject *arguments) {
+    int counter;
+    unsigned long long value;
+    if (!PyArg_ParseTuple(arguments, "iK", &counter, &value))
+        return NULL;
+    if (counter < 0 || counter >= COUNTERS) {
+        PyErr_SetString(PyExc_IndexError, "no such counter");
+        return NULL;
     }
-COUNTER_FUNCTION(py_count, count)
-COUNTER_FUNCTION(py_set, counter_set)
-COUNTER_FUNCTION(py_max, counter_max)
+    count(counter, value);
+    Py_RETURN_NONE;
+}
 
 static PyObject *py_get(PyObject *self, PyObject *argument) {
     long counter = PyLong_AsLong(argument);
@@ -222,8 +213,6 @@ static PyMethodDef methods[] = {
     {"info", info, METH_NOARGS, "info() -> dict"},
     {"serves", serves, METH_NOARGS, "serves() -> bool: an interpreter of this process has installed it"},
     {"count", py_count, METH_VARARGS, "count(counter, value)\n\nAdds."},
-    {"set", py_set, METH_VARARGS, "set(counter, value)"},
-    {"max", py_max, METH_VARARGS, "max(counter, value)\n\nRaises to."},
     {"get", py_get, METH_O, "get(counter) -> int"},
     {"loader_step", loader_step, METH_VARARGS, step_doc},
     {"bucket_of_ns", bucket, METH_O, "bucket_of_ns(value) -> int"},

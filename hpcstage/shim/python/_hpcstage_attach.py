@@ -17,8 +17,7 @@ PROBE = b"hpcstage\n"
 LAYERS = {"auto": ("native", "python"), "native": ("native",), "python": ("python",)}
 
 active: Any = None
-"""The counters, with count(counter, value), set, max, get, loader_step(begin_ns, end_ns, workers); None if not
-attached."""
+"""The counters, with count(counter, value) and loader_step(begin_ns, end_ns, workers); None if not attached."""
 layer = "none"
 settings: Any = None
 """The configuration; None until the shim is attached."""

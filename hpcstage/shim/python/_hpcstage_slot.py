@@ -108,18 +108,6 @@ class Slot:
         """Adds to a counter."""
         self.counters[counter] += value
 
-    def set(self, counter: int, value: int) -> None:
-        """Sets a counter."""
-        self.counters[counter] = value
-
-    def max(self, counter: int, value: int) -> None:
-        """Raises a counter to a value."""
-        self.counters[counter] = max(self.counters[counter], value)
-
-    def get(self, counter: int) -> int:
-        """Returns a counter's value."""
-        return int(self.counters[counter])
-
     def loader_step(self, begin_ns: int, end_ns: int, workers: int) -> None:
         """Counts a batch that was waited for."""
         counters = self.counters
@@ -128,7 +116,7 @@ class Slot:
         if not counters[wire.COUNTER_LOADER_FIRST_NS]:
             counters[wire.COUNTER_LOADER_FIRST_NS] = begin_ns
         counters[wire.COUNTER_LOADER_LAST_NS] = end_ns
-        self.max(wire.COUNTER_LOADER_WORKERS, workers)
+        counters[wire.COUNTER_LOADER_WORKERS] = max(counters[wire.COUNTER_LOADER_WORKERS], workers)
 
     def source_open(self, took_ns: int, reason: int) -> None:
         """Counts an open for reading that went to the source."""

@@ -1,7 +1,8 @@
 """Tells the daemon, before the first batch of an epoch, what the epoch will read, and when the epoch is over.
 
-The module owns the numbers of streams. `_hpcstage_sampler` knows what an epoch reads, `_hpcstage_tables`
-which file an index stands for.
+The module owns the numbers of streams, and the files below orders/ that hold what is announced: indices, and tables of
+NUL-separated absolute names, sample by sample. `_hpcstage_sampler` knows what an epoch reads, `_hpcstage_tables` which
+file an index stands for.
 """
 
 from __future__ import annotations
@@ -11,23 +12,27 @@ import sys
 import weakref
 from functools import partial
 from time import monotonic_ns
+from zlib import crc32
 
 import _hpcstage_columns as columns  # type: ignore[import-not-found]
 import _hpcstage_daemon as daemon  # type: ignore[import-not-found]
-import _hpcstage_files as files  # type: ignore[import-not-found]
 import _hpcstage_sampler as samplers  # type: ignore[import-not-found]
 import _hpcstage_tables as tables  # type: ignore[import-not-found]
 import _hpcstage_wire as wire  # type: ignore[import-not-found]
+from _hpcstage_mapping import mapped  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Callable, Iterator
 
 ASK_CAP_S = 1.0
 HEAD_SAMPLES = 2048
 HEAD_FROM_SAMPLES = 4096
 COSTLY_SAMPLES = 65_536
 """The number of samples that are announced of a dataset whose table costs too much."""
+PIECE_SAMPLES = 8192
+"""A table is written in pieces of so many, to take little memory."""
+MAX_PROBES = 64
 MAP_STYLE = 0
 ANNOUNCED_IN = (wire.STATE_STARTING, wire.STATE_SCANNING, wire.STATE_STAGING)
 
@@ -36,14 +41,11 @@ class PageHeader:
     """Reads the page's header. Raises OSError where there is no page."""
 
     def __init__(self, page: bytes) -> None:
-        import mmap
-
-        fd = os.open(page, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(page, os.O_RDWR | os.O_CLOEXEC)
         try:
-            mapped = mmap.mmap(fd, wire.PAGE_HEADER_BYTES, prot=mmap.PROT_READ)
+            self._words = mapped(fd, wire.PAGE_HEADER_BYTES).cast("I")
         finally:
             os.close(fd)
-        self._words = memoryview(mapped).cast("I")
 
     @property
     def state(self) -> int:
@@ -125,7 +127,7 @@ class Epochs:
         name = b"epoch-%d-%d-%s" % (stream.pid, stream.number, os.urandom(4).hex().encode())
         if sys.byteorder == "big":
             indices.byteswap()
-        files.write(self._orders, name, iter([indices]))
+        write(self._orders, name, iter([indices]))
         stream.announced = True
         head = _packed((stream.number, 4), (table.columns if table_name else 0, 2), (0, 2))
         self._ask(wire.KIND_EPOCH, head + name + b"\0" + table_name, ASK_CAP_S)
@@ -141,7 +143,7 @@ class Epochs:
                 self._send_head(table, indices, COSTLY_SAMPLES)
                 return None, b""
             head = partial(self._send_head, table, indices, HEAD_SAMPLES)
-            return table, files.write_table(self._orders, table, head)
+            return table, write_table(self._orders, table, head)
         except Exception:  # the order is worth announcing without it
             self._counters.count(wire.COUNTER_ERRORS, 1)
             return None, b""
@@ -153,7 +155,7 @@ class Epochs:
             return
         names = [name for name in table.take(list(indices[:samples])) if name]
         file = b"epoch-%d-head-%s" % (os.getpid(), os.urandom(3).hex().encode())
-        files.write(self._orders, file, iter([os.fsencode("\0".join(names))]))
+        write(self._orders, file, iter([os.fsencode("\0".join(names))]))
         self._ask(wire.KIND_ORDER, file, ASK_CAP_S)
 
     def _gone(self, stream: _Stream) -> None:
@@ -187,3 +189,57 @@ def _in_memory() -> Any:
 
 def _packed(*numbers: tuple[int, int]) -> bytes:
     return b"".join(value.to_bytes(size, "little") for value, size in numbers)
+
+
+# ---- files below orders/
+
+
+def write_table(directory: bytes, table: Any, before: Callable[[], None]) -> bytes:
+    """Writes a table unless it is there, and returns its name. Calls `before` if it has to be written."""
+    name = table_name(table)
+    if not os.access(directory + name, os.F_OK):
+        before()
+        write(directory, name, pieces(table))
+    return name
+
+
+def table_name(table: Any) -> bytes:
+    """Returns a name that is the same for all processes that have the same table."""
+    sample = "\0".join(table.take(spread(table.rows)))
+    return b"table-%d-%d-%08x" % (table.rows, table.columns, crc32(os.fsencode(sample)))
+
+
+def spread(rows: int) -> list[int]:
+    """Returns the first place, the last, and up to 64 places evenly between."""
+    return sorted({0, rows - 1, *range(0, rows, max(1, rows // MAX_PROBES))}) if rows > 0 else []
+
+
+def pieces(table: Any) -> Iterator[bytes]:
+    """Yields the bytes of a table."""
+    between = b""
+    for begin in range(0, table.rows, PIECE_SAMPLES):
+        wanted = range(begin, min(begin + PIECE_SAMPLES, table.rows))
+        yield between + os.fsencode(table.joined(wanted))
+        between = b"\0"
+
+
+def write(directory: bytes, name: bytes, pieces: Iterator[Any]) -> None:
+    """Writes a file that is whole under its name, or not there at all. Threads, and processes that have one pid in
+    containers of their own, may write one table at once; they write the same."""
+    temporary = directory + b".%s-" % os.urandom(4).hex().encode() + name
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            for piece in pieces:
+                _write_all(fd, memoryview(piece).cast("B"))
+        finally:
+            os.close(fd)
+        os.rename(temporary, directory + name)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _write_all(fd: int, data: Any) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

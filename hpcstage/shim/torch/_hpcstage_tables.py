@@ -8,8 +8,6 @@ opened.
 from __future__ import annotations
 
 import os
-import sys
-from array import array
 from bisect import bisect_right
 from itertools import accumulate
 from stat import S_ISLNK, S_ISREG
@@ -27,9 +25,6 @@ MAX_HOLDERS = 8
 MAX_LSTATS = 96
 MAX_COLUMNS = 8
 MOST_COSTLY_ROWS = 200_000
-MOST_PER_CHOSEN = 4
-"""Reading a row out of its turn takes several times as long as reading those beside it."""
-BLOCK_ROWS = 8192
 SUFFIXES = (".jpg", ".JPEG", ".png", ".jpeg", ".npy", ".npz", ".pt", ".wav", ".flac", ".tif", ".txt", ".bin")
 
 
@@ -58,17 +53,6 @@ class FileTable(_Rows):
         """Whether it is too much to be read as a whole."""
         self._found = found
 
-    def flat(self, leaves: list[Any]) -> Sequence[int]:
-        """Returns where its rows are in the leaves, one leaf behind the other; leaves that are missing are added."""
-        begin = 0
-        for leaf in leaves:
-            if leaf is self:
-                break
-            begin += leaf.rows
-        else:
-            leaves.append(self)
-        return range(begin, begin + self.rows)
-
     def take(self, wanted: Sequence[int]) -> list[str]:
         if self.columns == 1:
             return list(self._found[0].take(wanted))
@@ -91,26 +75,8 @@ class _Picked(_Rows):
         self._inner = inner
         self._indices = indices
 
-    def flat(self, leaves: list[Any]) -> Sequence[int]:
-        inner = self._inner.flat(leaves)
-        chosen = array("I")
-        for begin in range(0, self.rows, BLOCK_ROWS):
-            wanted = range(begin, min(begin + BLOCK_ROWS, self.rows))
-            chosen.extend(columns.numbers(self._indices, wanted))  # an OverflowError for those counted from the end
-        whole = isinstance(inner, range) and inner.start == 0
-        return chosen if whole else _chosen(inner, chosen)
-
     def take(self, wanted: Sequence[int]) -> list[str]:
         return list(self._inner.take(columns.integers(self._indices, wanted)))
-
-
-def _chosen(rows: Sequence[int], chosen: array[int]) -> array[int]:
-    numpy: Any = sys.modules.get("numpy")
-    if isinstance(rows, range) or not hasattr(numpy, "asarray"):
-        return array("I", map(rows.__getitem__, chosen))
-    found = array("I")
-    found.frombytes(numpy.asarray(rows)[numpy.asarray(chosen)].tobytes())
-    return found
 
 
 class _Joined(_Rows):
@@ -121,12 +87,6 @@ class _Joined(_Rows):
         self.columns = max(table.columns for table in inner)
         self.costly = any(table.costly for table in inner)
         self._inner = inner
-
-    def flat(self, leaves: list[Any]) -> Sequence[int]:
-        rows = array("I")
-        for table in self._inner:
-            rows.extend(table.flat(leaves))
-        return rows
 
     def take(self, wanted: Sequence[int]) -> list[str]:
         width = self.columns
@@ -159,21 +119,6 @@ class _Joined(_Rows):
             some = places[number]
             if some:
                 yield table, some, [wanted[place] - begins[number] for place in some]
-
-
-def flattened(table: Any) -> tuple[list[Any], array[int]] | None:
-    """Returns tables that hold all its rows, each in its own order, and where its rows are in them, one behind the
-    other. Returns None where its rows are better read as they are."""
-    leaves: list[Any] = []
-    try:
-        rows = table.flat(leaves)
-    except (TypeError, OverflowError, IndexError):
-        return None
-    if isinstance(rows, range) or any(leaf.columns != table.columns for leaf in leaves):
-        return None
-    if sum(leaf.rows for leaf in leaves) > MOST_PER_CHOSEN * len(rows):
-        return None
-    return leaves, rows
 
 
 def table_of(dataset: Any, roots: Sequence[str]) -> Any:

@@ -38,7 +38,7 @@ class DamagedEntry(HpcstageError):
 
 
 @dataclass(frozen=True)
-class Piece:
+class HashedPiece:
     """A part of the file with its checksum."""
 
     offset: int
@@ -64,7 +64,7 @@ class FoundEntry:
 
     path: Path
     description: Description
-    pieces: tuple[Piece, ...]
+    pieces: tuple[HashedPiece, ...]
 
 
 def write_entry(files: Files, path: Path, description: Description, image: memoryview) -> Path | None:
@@ -181,7 +181,7 @@ def _take_back(files: Files, path: Path, replaced: Path | None) -> None:
     sync_name(files, path)
 
 
-def _write_image(files: Files, path: Path, slots: TensorSlots, image: memoryview) -> list[Piece]:
+def _write_image(files: Files, path: Path, slots: TensorSlots, image: memoryview) -> list[HashedPiece]:
     """Writes the parts of the image that hold tensors, and has them on the disk."""
     made = []
     with _opened(files, path, os.O_WRONLY | os.O_CREAT) as fd:
@@ -189,7 +189,7 @@ def _write_image(files: Files, path: Path, slots: TensorSlots, image: memoryview
         for begin, end in slots.runs():
             for offset in range(begin, end, _PIECE_BYTES):
                 view = image[offset : min(offset + _PIECE_BYTES, end)]
-                made.append(Piece(offset, len(view), xxhash.xxh3_128_hexdigest(view)))
+                made.append(HashedPiece(offset, len(view), xxhash.xxh3_128_hexdigest(view)))
                 files.write(fd, view, offset)
         files.call(os.fsync, fd)
         files.call(os.posix_fadvise, fd, 0, 0, os.POSIX_FADV_DONTNEED)  # so that reading back asks the disk
@@ -206,14 +206,14 @@ def _check_written(files: Files, path: Path) -> None:
                     _read_piece(files, fd, view, piece, entry)
 
 
-def _read_piece(files: Files, fd: int, view: memoryview, piece: Piece, entry: FoundEntry) -> None:
+def _read_piece(files: Files, fd: int, view: memoryview, piece: HashedPiece, entry: FoundEntry) -> None:
     if files.read_into(fd, view, piece.offset) < piece.size_bytes:
         raise DamagedEntry(f"its {TENSORS} is shorter than it was")
     if xxhash.xxh3_128_hexdigest(view) != piece.xxh3_128:
         raise DamagedEntry(f"{_names_in(entry.description, piece)} differs from its checksum")
 
 
-def _names_in(description: Description, piece: Piece) -> str:
+def _names_in(description: Description, piece: HashedPiece) -> str:
     """Names the tensors that have bytes in a piece: the first, and how many others."""
     begin, end = piece.offset, piece.offset + piece.size_bytes
     slots = zip(description.slots.slots, description.names, strict=True)
@@ -236,7 +236,7 @@ def _opened(files: Files, path: Path, flags: int) -> Iterator[int]:
         yield fd
 
 
-def _text(description: Description, pieces: Sequence[Piece]) -> bytes:
+def _text(description: Description, pieces: Sequence[HashedPiece]) -> bytes:
     slots = [astuple(slot) for slot in description.slots.slots]
     body = {
         "format": FORMAT,
@@ -255,6 +255,6 @@ def _parsed(path: Path, body: dict[str, Any]) -> FoundEntry:
         raise DamagedEntry(f"its {STATE} has a form that this version does not know")
     names = tuple(str(name) for name, *_ in body["tensors"])
     slots = tuple(TensorSlot(dtype, tuple(shape), size, offset) for _, dtype, shape, size, offset in body["tensors"])
-    pieces = tuple(Piece(*piece) for piece in body["pieces"])
+    pieces = tuple(HashedPiece(*piece) for piece in body["pieces"])
     described = Description(body["step"], body["tree"], names, TensorSlots(slots, body["size_bytes"]))
     return FoundEntry(path, described, pieces)

@@ -15,7 +15,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +45,7 @@ class Assignment:
     rank: int
     world: int
     address: str
+    """With the port, where the store is in which all of them meet: that of the agents."""
     port: int
     hosts: tuple[str, ...]
     cut_s: float
@@ -85,12 +85,13 @@ class Seat:
         self._connection.settimeout(CONNECT_S)
         self._connection.connect(f"\0{name}")
         self._connection.settimeout(None)
-        self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._assigned: queue.SimpleQueue[Assignment | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._generation = 0
         self._stepped_s = 0.0
         self._sending = threading.Lock()
         self._links: GroupConnections | None = None
+        self._next_links: GroupConnections | None = None
         self._cut_s = 0.0
         self._stuck_since_s: dict[int, float] = {}
         self._main = MainThread()
@@ -98,27 +99,18 @@ class Seat:
         """Set when the membership in which this process trains is over."""
         threading.Thread(target=self._listen, name="elastic seat", daemon=True).start()
 
-    def assigned(self, has_state: bool | None, lead: Callable[[], int], links: GroupConnections) -> Assignment:
+    def assigned(self, has_state: bool | None, links: GroupConnections) -> Assignment:
         """Says that this process is ready, and returns its place in the next membership. Waits as long as the others
         train without it, or a policy says `wait`: the agent bounds that, and ends this process.
 
-        `lead` makes the store of the next group and returns its port, if this process is the first. `links` are ended
-        when the membership is over, and watched until then. Raises AgentLost.
+        `links` are ended when the membership is over, and watched until then. Raises AgentLost.
         """
+        self._next_links = links
         self._say(ready=self._local_rank, has_state=has_state)
-        while True:
-            said = self._said.get()
-            if said is None:
-                raise AgentLost("the agent of this node has ended", "look at what torchrun said")
-            if "lead" in said:
-                self._say(port=lead(), generation=said["lead"])
-            if "train" in said:
-                found = Assignment.from_json(said["train"])
-                with self._lock:
-                    self._generation, self._links, self._cut_s = found.generation, links, found.cut_s
-                    self._stuck_since_s = {}
-                    self.is_over.clear()
-                return found
+        found = self._assigned.get()
+        if found is None:
+            raise AgentLost("the agent of this node has ended", "look at what torchrun said")
+        return found
 
     def stepped(self, progress: dict[str, float]) -> None:
         """Says that a step is done and how far the training is, a few times a second at most."""
@@ -153,16 +145,23 @@ class Seat:
             except OSError:
                 data = b""
             if not data:
-                self._said.put(None)
+                self._assigned.put(None)
                 self._over(None)
                 return
             *lines, buffer = (buffer + data).split(b"\n")
             for line in lines:
-                said = json.loads(line)
-                if "stop" in said:
-                    self._over(said["stop"])
-                else:
-                    self._said.put(said)
+                self._hear(json.loads(line))
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        if "stop" in said:
+            self._over(said["stop"])
+            return
+        found = Assignment.from_json(said["train"])
+        with self._lock:
+            self._generation, self._links, self._cut_s = found.generation, self._next_links, found.cut_s
+            self._stuck_since_s = {}
+            self.is_over.clear()
+        self._assigned.put(found)
 
     def _look(self, now_s: float) -> None:
         """Says which hosts do not acknowledge what the group sends them."""

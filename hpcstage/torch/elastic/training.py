@@ -330,23 +330,20 @@ CONNECT_S = 60.0
 
 
 class ElasticGroup:
-    """The process group in which this process trains, or will: its store, its forming, and its end."""
+    """The process group in which this process trains, or will: its forming, and its end."""
 
     def __init__(self, timeout_s: float) -> None:
         """`timeout_s` bounds its collectives, and the wait for the other processes."""
         self._timeout = timedelta(seconds=timeout_s)
-        self._store: Any = None
         self._connections = GroupConnections()
 
     def form(self, seat: Seat, has_state: bool | None) -> Assignment:
         """Waits for a place in the next membership and makes its group the default one. `has_state`: whether this
         process has a state to go on from, or could load one; None where it cannot tell."""
         self._connections = GroupConnections()
-        place = seat.assigned(has_state, self._lead, self._connections)
-        store = self._store if place.rank == 0 else None
-        if store is None:
-            limit = timedelta(seconds=STORE_S)
-            store = dist.TCPStore(place.address, place.port, None, False, limit)  # type: ignore[attr-defined]
+        place = seat.assigned(has_state, self._connections)
+        limit = timedelta(seconds=STORE_S)
+        store = dist.TCPStore(place.address, place.port, None, False, limit)  # type: ignore[attr-defined]
         named = dist.PrefixStore(f"generation/{place.generation}", store)  # type: ignore[attr-defined]
         self._meet(named, place)
         limit = timedelta(seconds=CONNECT_S)
@@ -368,13 +365,6 @@ class ElasticGroup:
         gc.collect()  # the group's last user may be in a cycle
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._store = None
-
-    def _lead(self) -> int:
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
-            "localhost", 0, None, True, timedelta(seconds=STORE_S), wait_for_workers=False
-        )
-        return int(self._store.port)
 
     def _meet(self, store: Any, place: Assignment) -> None:
         """Waits until all ranks have come: a node may have to start its processes again. Connecting, which nothing

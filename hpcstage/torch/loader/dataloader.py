@@ -45,8 +45,6 @@ class DataLoader(torch.utils.data.DataLoader, Generic[T_co]):  # type: ignore[ty
       thread this is PyTorch's loader. Datasets that are iterable or fetch whole batches are loaded as by PyTorch.
     * `bundle_ratio`: with `shuffle=True`, the order is `BundleRandomSampler`'s; `seed` is its seed.
     * `locality`: batches are `LocalityAwareSampler`'s; `seed` is its seed.
-    * `reproducible`: False lets samples draw without waiting. That is faster where the work comes after the first draw,
-      and what a sample draws then depends on timing.
     """
 
     def __init__(
@@ -69,7 +67,6 @@ class DataLoader(torch.utils.data.DataLoader, Generic[T_co]):  # type: ignore[ty
         bundle_ratio: float | None = None,
         locality: bool = False,
         seed: int = 0,
-        reproducible: bool = True,
         **options: Any,
     ) -> None:
         if threads_per_worker < 1:
@@ -94,7 +91,6 @@ class DataLoader(torch.utils.data.DataLoader, Generic[T_co]):  # type: ignore[ty
             batch_sampler = LocalityAwareSampler(samples, batch_size, seed=seed, drop_last_batch=drop_last)
             batch_size, shuffle, drop_last = 1, None, False
         self.threads_per_worker = threads_per_worker
-        self.reproducible = reproducible
         super().__init__(
             dataset,
             batch_size,
@@ -126,7 +122,7 @@ class DataLoader(torch.utils.data.DataLoader, Generic[T_co]):  # type: ignore[ty
         if self.threads_per_worker == 1 or not _has_samples(self.dataset):
             return super()._get_iterator()
         own = vars(self)  # PyTorch keeps others from changing these attributes
-        own["dataset"] = ThreadedDataset(self.dataset, self.threads_per_worker, self.reproducible)
+        own["dataset"] = ThreadedDataset(self.dataset, self.threads_per_worker)
         own["worker_init_fn"] = WorkerStart(self.worker_init_fn)
         try:
             return super()._get_iterator()

@@ -55,8 +55,6 @@ class ThreadedDataset:
 
     dataset: Any
     threads: int
-    reproducible: bool
-    """Whether samples draw from the global generators in turn."""
     _queue: SimpleQueue[_Work | None] | None = None
     _is_threaded: bool = True
 
@@ -74,14 +72,14 @@ class ThreadedDataset:
             self._queue = self._started()
         if not self._is_threaded:
             return [self.dataset[index] for index in indices]
-        batch = _Batch(self.dataset, list(indices), in_turn=self.reproducible)
+        batch = _Batch(self.dataset, list(indices))
         for sample in batch.samples:
             self._queue.put(sample.run)
         return batch.collected()
 
     def _started(self) -> SimpleQueue[_Work | None]:
         queue: SimpleQueue[_Work | None] = SimpleQueue()
-        if self.reproducible and not draws.install(turn):
+        if not draws.install(turn):
             _log.warning("threads_per_worker has no effect: the generators of PyTorch or NumPy are not known here")
             self._is_threaded = False
             return queue
@@ -122,8 +120,8 @@ def _end(queue: SimpleQueue[_Work | None], threads: int) -> None:
 class _Batch:
     """Samples that are waited for together."""
 
-    def __init__(self, dataset: Any, indices: Sequence[Any], *, in_turn: bool) -> None:
-        modes = _Modes(in_turn)
+    def __init__(self, dataset: Any, indices: Sequence[Any]) -> None:
+        modes = _Modes()
         self.changed = threading.Condition()
         self.samples = [_Sample(self, place, dataset, index, modes) for place, index in enumerate(indices)]
         self.ready = 0
@@ -215,8 +213,7 @@ class _Sample:
 class _Modes:
     """What is set in the thread that wants a batch and would be different in a new one."""
 
-    def __init__(self, in_turn: bool) -> None:
-        self._in_turn = in_turn
+    def __init__(self) -> None:
         self._gradients = torch.is_grad_enabled()
         self._inference = torch.is_inference_mode_enabled()
         asked: Any = getattr(torch, "get_default_device", None)
@@ -230,6 +227,5 @@ class _Modes:
             stack.enter_context(torch.set_grad_enabled(self._gradients))
             if self._device is not None:
                 stack.enter_context(self._device)
-            if self._in_turn:
-                stack.enter_context(draws.TorchDraws(turn))
+            stack.enter_context(draws.TorchDraws(turn))
             return dataset[index]

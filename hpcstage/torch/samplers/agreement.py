@@ -10,15 +10,13 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import ConcatDataset, Subset
 
 from hpcstage.errors import HpcstageError
 from hpcstage.plan.dataset.manifest import Manifest
@@ -28,66 +26,33 @@ from hpcstage.protocol.shim import HOLDINGS_FILE, HOLDINGS_HEADER, HOLDINGS_MAGI
 from hpcstage.torch.samplers.balance import NOBODY, divide, evenly
 
 NODE_DIR = "HPCSTAGE_NODE_DIR"
-_ATTRIBUTES = ("samples", "imgs", "paths", "files")
 _NOT_STAGED = -1
 
 
-def paths_of(dataset: Any) -> list[str] | None:  # noqa: ANN401  any dataset
-    """Returns the file of each sample, where the dataset has a list of them; None where it has none.
-
-    The function knows a list of paths; an ImageFolder and datasets that have `samples`, `imgs`, `paths` or `files` like
-    it; any attribute that is a list of absolute paths (or an array or a data frame with a column of them); and a Subset
-    or a ConcatDataset of those.
-
-    >>> paths_of(["/data/a.jpg", "/data/b.jpg"])
-    ['/data/a.jpg', '/data/b.jpg']
-    """
-    if isinstance(dataset, Subset):
-        inner = paths_of(dataset.dataset)
-        return None if inner is None else [inner[index] for index in dataset.indices]
-    if isinstance(dataset, ConcatDataset):
-        parts = [part for each in dataset.datasets if (part := paths_of(each)) is not None]
-        return list(chain.from_iterable(parts)) if len(parts) == len(dataset.datasets) else None
-    named = (dataset, *(getattr(dataset, name, None) for name in _ATTRIBUTES))
-    for candidate in chain.from_iterable(map(_lists, named)):
-        if (found := _column(candidate, len(dataset))) is not None:
-            return found
-    for candidate in chain.from_iterable(map(_lists, list(getattr(dataset, "__dict__", {}).values()))):
-        if (found := _column(candidate, len(dataset))) is not None and all(map(os.path.isabs, found)):
-            return found
-    return None
-
-
-def _lists(attribute: Any) -> Iterable[object]:  # noqa: ANN401  any attribute of a dataset
-    """Returns what may be a list of paths: the attribute itself, an array of texts as a list, or the columns of a data
-    frame."""
-    if hasattr(attribute, "columns") and hasattr(attribute, "iloc"):
-        columns = (attribute.iloc[:, number] for number in range(len(attribute.columns)))  # names may come twice
-        return chain.from_iterable(map(_lists, columns))
-    if str(getattr(attribute, "dtype", "")).startswith(("object", "str", "<U")):
-        return (attribute.tolist(),)
-    return (attribute,)
-
-
-def _column(rows: object, length: int) -> list[str] | None:
-    """Returns the paths that the rows begin with, if all rows begin with one; else None."""
-    if not isinstance(rows, (list, tuple)) or len(rows) != length or not rows or _path(rows[0]) is None:
+def listed_paths(dataset: Any, manifest: Manifest) -> list[str] | None:  # noqa: ANN401  any dataset
+    """Returns the file of each sample, where the dataset has a list of them; None where it has none. The shim looks for
+    it, as it does for the order of a run; without the shim there is none."""
+    try:
+        from _hpcstage_tables import table_of  # type: ignore[import-not-found]
+    except ImportError:
         return None
-    found = [path for row in rows if (path := _path(row)) is not None]
-    return found if len(found) == length else None
-
-
-def _path(row: object) -> str | None:
-    first = row[0] if isinstance(row, (list, tuple)) and row else row
-    return os.fsdecode(first) if isinstance(first, (str, bytes, os.PathLike)) else None
+    roots = [os.fsdecode(root) for one in manifest.datasets for root in (one.root, *one.aliases)]
+    table = table_of(dataset, roots)
+    return None if table is None else list(table.take(range(table.rows))[:: table.columns])
 
 
 class NodeHoldings:
     """Reads what the daemon of this node says of the samples. `look` tries again until there is a daemon that knows the
     files."""
 
-    def __init__(self, paths: Sequence[str] | None, env: Mapping[str, str] = os.environ) -> None:
-        self._paths = paths
+    def __init__(
+        self,
+        dataset: Any,  # noqa: ANN401  any dataset
+        paths: Sequence[str] | None,
+        env: Mapping[str, str] = os.environ,
+    ) -> None:
+        """`paths` has the file of each sample; without it the dataset's own list is taken, if there is one."""
+        self._dataset, self._paths = dataset, paths
         self._node_dir = env.get(NODE_DIR)
         self._ids: torch.Tensor | None = None
         self._bytes: mmap.mmap | None = None
@@ -109,7 +74,7 @@ class NodeHoldings:
         return found
 
     def _open(self) -> bool:
-        if not self._node_dir or self._paths is None:
+        if not self._node_dir:
             return False
         node_dir = Path(self._node_dir)
         try:
@@ -118,10 +83,11 @@ class NodeHoldings:
         except (OSError, ValueError, HpcstageError):
             return False
         _, files = HOLDINGS_HEADER.unpack_from(mapped)
-        if files != len(manifest) or not files:
+        paths = listed_paths(self._dataset, manifest) if self._paths is None else self._paths
+        if paths is None or files != len(manifest) or not files:
             return False
         self._bytes = mapped
-        self._ids = torch.tensor(ids_of(manifest, self._paths), dtype=torch.int64)
+        self._ids = torch.tensor(ids_of(manifest, paths), dtype=torch.int64)
         return True
 
 
@@ -157,8 +123,7 @@ class NodeAgreement:
     in place: code that puts a sampler's attributes back leaves it alone."""
 
     def __init__(self, dataset: Any, paths: Sequence[str] | None, same: str) -> None:  # noqa: ANN401  any dataset
-        """`paths` has the file of each sample; without it the dataset's own list is taken, if there is one. `same` is a
-        text of what must be the same on all ranks."""
+        """`paths` as for NodeHoldings. `same` is a text of what must be the same on all ranks."""
         self._dataset, self._paths, self._same = dataset, paths, same
         self._holdings: NodeHoldings | None = None
         self._place: NodePlace | None = None
@@ -174,7 +139,7 @@ class NodeAgreement:
         if world < 2 or not dist.is_available() or not dist.is_initialized() or world != dist.get_world_size():
             return
         if self._holdings is None:
-            self._holdings = NodeHoldings(paths_of(self._dataset) if self._paths is None else self._paths)
+            self._holdings = NodeHoldings(self._dataset, self._paths)
         seen = self._holdings.look()
         card = [_number(self._holdings.node), _number(f"{self._same} {world} {epoch}"), rank, int(seen is not None)]
         place = place_in(_gathered(card), rank)
