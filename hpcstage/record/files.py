@@ -42,7 +42,7 @@ def load(path: Path) -> Record:
     try:
         return Record.from_json(data)
     except ValueError as error:
-        raise NoResult(f"{path} is not a record of hpcstage: {error}", GIVE) from error
+        raise NoResult(f"cannot read the record {path}", "use the hpcstage that wrote it") from error
 
 
 def load_run(path: Path) -> Record:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import time
@@ -62,7 +63,7 @@ def test_every_truncation_is_named(tmp_path: Path) -> None:
         (b'"x"', "not a record"),
         (b'{"a": 1}', "not a record"),
         (b'{"schema_version": 1, "time_split": {}}', "not a record"),
-        (b'{"schema_version": "1.0", "time_split": {}}', "not a record.*Record has no generator"),
+        (b'{"schema_version": "1.0", "time_split": {}}', "cannot read the record .*run.json: Record has no generator"),
         (b'{"schema_version": "2.3", "time_split": {}}', "schema version 2.3"),
         (b"\xff\xfe\x00", "cut off"),
         (b"[" * 100_000, "cut off"),
@@ -70,8 +71,18 @@ def test_every_truncation_is_named(tmp_path: Path) -> None:
 )
 def test_foreign_files(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "run.json").write_bytes(content)
-    with pytest.raises(NoResult, match=message):
+    with pytest.raises(NoResult) as caught:
         files.load_run(tmp_path)
+    assert re.search(message, caught.value.line())
+
+
+def test_a_record_of_another_form_is_refused_in_one_line_that_says_why_once(tmp_path: Path) -> None:
+    written = record_of().to_json() | {"totals": []}
+    (tmp_path / "run.json").write_text(json.dumps(written))
+    with pytest.raises(NoResult) as caught:
+        files.load_run(tmp_path)
+    line = f"cannot read the record {tmp_path / 'run.json'}: RunTotals has another form: [] "
+    assert caught.value.line() == f"{line}(use the hpcstage that wrote it)"
 
 
 def test_nothing_there(tmp_path: Path) -> None:
