@@ -76,19 +76,12 @@ class DataLoader(torch.utils.data.DataLoader, Generic[T_co]):  # type: ignore[ty
                 raise ValueError("bundle_ratio and locality options are mutually exclusive with samplers")
             if isinstance(dataset, IterableDataset):
                 raise ValueError("bundle_ratio and locality options need indices, not an IterableDataset")
-        samples: Any = dataset
         if bundle_ratio is not None:
             if locality:
                 raise ValueError("bundle_ratio option is mutually exclusive with locality")
-            if not shuffle:
-                raise ValueError("bundle_ratio option needs shuffle=True")
-            sampler, shuffle = BundleRandomSampler(samples, bundle_ratio=bundle_ratio, seed=seed), None
+            sampler, shuffle = _bundles(dataset, shuffle, bundle_ratio, seed), None
         if locality:
-            if batch_size is None:
-                raise ValueError("locality option needs a batch_size")
-            if shuffle is False:
-                raise ValueError("locality option shuffles: it is mutually exclusive with shuffle=False")
-            batch_sampler = LocalityAwareSampler(samples, batch_size, seed=seed, drop_last_batch=drop_last)
+            batch_sampler = _local_batches(dataset, shuffle, batch_size, seed, drop_last)
             batch_size, shuffle, drop_last = 1, None, False
         self.threads_per_worker = threads_per_worker
         super().__init__(
@@ -128,6 +121,24 @@ class DataLoader(torch.utils.data.DataLoader, Generic[T_co]):  # type: ignore[ty
             return super()._get_iterator()
         finally:
             own["dataset"], own["worker_init_fn"] = given
+
+
+def _bundles(dataset: Any, shuffle: bool | None, bundle_ratio: float, seed: int) -> BundleRandomSampler:
+    """Returns the sampler of `bundle_ratio`."""
+    if not shuffle:
+        raise ValueError("bundle_ratio option needs shuffle=True")
+    return BundleRandomSampler(dataset, bundle_ratio=bundle_ratio, seed=seed)
+
+
+def _local_batches(
+    dataset: Any, shuffle: bool | None, batch_size: int | None, seed: int, drop_last: bool
+) -> LocalityAwareSampler:
+    """Returns the sampler of `locality`."""
+    if batch_size is None:
+        raise ValueError("locality option needs a batch_size")
+    if shuffle is False:
+        raise ValueError("locality option shuffles: it is mutually exclusive with shuffle=False")
+    return LocalityAwareSampler(dataset, batch_size, seed=seed, drop_last_batch=drop_last)
 
 
 def _has_samples(dataset: Any) -> bool:
