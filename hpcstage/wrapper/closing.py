@@ -129,11 +129,6 @@ def _write_record(session: Session) -> None:
         return
     index.add(record, run_dir, os.environ)
     if part.child_started_s is not None:
-        if messages.tells_decisions():
-            from hpcstage.wrapper import decisions
-
-            for line in decisions.after(record):
-                messages.info(line)
         messages.result([*short(record), f"report: hpcstage report {shlex.quote(str(run_dir))}"])
 
 

@@ -1,4 +1,4 @@
-"""Says what a run decided and why, a line for each decision: what `-v` prints before the command and after it."""
+"""Says what a run decides before its command starts, and why, a line for each decision: what `-v` prints."""
 
 from __future__ import annotations
 
@@ -17,25 +17,18 @@ if TYPE_CHECKING:
     from hpcstage.job.types import Job
     from hpcstage.plan.dataset.datasets import Datasets
     from hpcstage.record.parts.run import RunPart
-    from hpcstage.record.schema import Record
 
 _MODES = {
     "runtime": "copies while the command runs",
     "upfront": "copies everything, then starts the command",
     "direct": "copies nothing, and measures",
 }
-_ORDERS = {
-    "sampler": "as the program's samplers announced",
-    "given": "as the list says",
-    "trace": "as the last run read",
-    "manifest": "by path",
-}
 
 
-def before(
+def decided(
     config: Config, datasets: Datasets, job: Job, local: LocalDir, group: Grouping | None, part: RunPart
 ) -> list[str]:
-    """Returns what is decided before the command starts."""
+    """Returns a line for each decision."""
     roots, direct_why = ", ".join(os.fsdecode(dataset.root) for dataset in datasets.all) or "none", part.direct_why
     mode = f"mode direct: {direct_why}" if direct_why else _set(config, "mode", _MODES[config.mode])
     lines = [f"datasets: {roots} ({config.origin['data']})", mode, f"staging below {local.path} ({local.why})"]
@@ -55,29 +48,6 @@ def before(
     started = started if group.starts_daemons else "each started by the command's launcher"
     lines.append(f"nodes: {', '.join(group.hosts[:4])}{' ...' if group.hosts[4:] else ''}, {started}")
     return [*lines, _set(config, "placement", "by size and room" if config.placement == "auto" else "")]
-
-
-def after(record: Record) -> list[str]:
-    """Returns what was followed, what was copied and what was not, once the command has ended."""
-    from hpcstage.report.terminal.page import REASON_NAMES
-
-    lines = []
-    if record.run.stages and (provenance := record.order.provenance):
-        lines.append(f"order followed: {provenance}, {_ORDERS.get(provenance, 'as asked for')}")
-    if record.group is not None and record.group.placement:
-        why = f" ({record.group.placement_why})" if record.group.placement_why else ""
-        lines.append(f"placement followed: {record.group.placement}{why}")
-    for dataset in record.datasets:
-        if record.run.stages and dataset.files is not None and dataset.size_bytes is not None:
-            files, size = format_number(dataset.files, "file"), format_size(dataset.size_bytes)
-            where = "" if record.group is None else f", on {record.group.reported} nodes together"
-            copied = f"{format_number(dataset.staged_files, 'file')}, {format_size(dataset.staged_bytes)}{where}"
-            lines.append(f"copied {copied}; {dataset.root} holds {files}, {size}")
-    reasons = sorted(record.coverage.reasons.items(), key=lambda item: -item[1])
-    if reasons:
-        told = ", ".join(f"{count} {REASON_NAMES.get(name, name)}" for name, count in reasons)
-        lines.append(f"opened at the source: {told}")
-    return lines
 
 
 def _set(config: Config, key: str, what: str) -> str:

@@ -149,7 +149,7 @@ class Session:
                 if messages.tells_decisions():
                     from hpcstage.wrapper import decisions
 
-                    for line in decisions.before(config, datasets, job, local, group, part):
+                    for line in decisions.decided(config, datasets, job, local, group, part):
                         messages.info(line)
             session = cls(
                 config, control.ClaimedNode(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock

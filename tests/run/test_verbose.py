@@ -1,4 +1,4 @@
-"""`-v` says each decision with its reason, before the command and after it; without it none is said."""
+"""`-v` says each decision with its reason before the command starts; without it none is said."""
 
 from __future__ import annotations
 
@@ -10,37 +10,31 @@ import pytest
 from conftest import Hpcstage
 
 Tree = Callable[..., Path]
-READ = "import sys\nfor path in sys.argv[1:]: open(path, 'rb').read()"
 
 
-def told(hpcstage: Hpcstage, *options: str | Path, read: list[Path] | None = None) -> list[str]:
-    done = hpcstage("run", *options, "--", sys.executable, "-c", READ, *(read or []))
+def told(hpcstage: Hpcstage, *options: str | Path) -> list[str]:
+    done = hpcstage("run", *options, "--", sys.executable, "-c", "")
     assert done.returncode == 0, done.stderr
     return [line.removeprefix("hpcstage: ") for line in done.stderr.decode().splitlines()]
 
 
 def test_one_node(hpcstage: Hpcstage, make_tree: Tree) -> None:
     data = make_tree(files=6)
-    files = sorted(data.rglob("*.bin"))
     options = ["--data", data, "--mode", "upfront", "--budget", "30kB"]
-    lines = told(hpcstage, "-v", *options, read=files)
+    lines = told(hpcstage, "-v", *options)
     for line in (
         f"datasets: {data} (option --data)",
         "mode upfront (option --mode): copies everything, then starts the command",
         f"staging below {hpcstage.local_dir} (environment HPCSTAGE_LOCAL_DIR)",
         "order auto (default): the best that is known",
         "one node: no scheduler is seen",
-        "order followed: manifest, by path",
     ):
         assert lines.count(line) == 1, (line, lines)
     (budget,) = [line for line in lines if line.startswith("budget 30 kB")]
     assert "(option --budget): " in budget
     assert "as asked for" in budget
-    (copied,) = [line for line in lines if line.startswith("copied ")]
-    assert copied.endswith(f"{data} holds 6 files, 60 kB")
-    assert any(line.startswith("opened at the source: ") for line in lines)
-    quiet = told(hpcstage, *options, read=files)
-    assert not any(line.startswith(("mode ", "budget ", "datasets: ", "copied ")) for line in quiet), quiet
+    quiet = told(hpcstage, *options)
+    assert not any(line.startswith(("mode ", "budget ", "datasets: ")) for line in quiet), quiet
 
 
 def test_several_nodes(hpcstage: Hpcstage, make_tree: Tree) -> None:
@@ -48,4 +42,3 @@ def test_several_nodes(hpcstage: Hpcstage, make_tree: Tree) -> None:
     lines = told(hpcstage, "-v", "--nodes", "2", "--mode", "upfront", "--data", make_tree(files=6))
     assert any(line.endswith(", virtual nodes of this machine") for line in lines), lines
     assert "placement auto (default): by size and room" in lines
-    assert "placement followed: replicate (every node has room for all files)" in lines
