@@ -153,9 +153,8 @@ class Config:
         "auto",
         ("auto", "private", "replicate", "partition"),
         "With several nodes: replicate (each file is read from the source by one node, and all nodes end with all "
-        "files), partition (each file is kept by one node, others ask it; one that is too large for any node may "
-        "be divided), private (each node for itself), auto (replicate where every node has room for all, else "
-        "partition).",
+        "files), partition (each file is kept by one node, others ask it), private (each node for itself), auto "
+        "(replicate where every node has room for all, else partition).",
         group="Several nodes",
         is_common=True,
         is_planned=True,

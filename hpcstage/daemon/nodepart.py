@@ -101,9 +101,7 @@ def problems(engine: Engine, limit: Budget, unserved: Unserved, host: str) -> li
         text = f"the local disk is full: it has no room for {_left(engine, refused)}: the program reads the source"
         problems.append(Problem("disk-full", text, DISK_FULL))
     elif unplaced := _unplaced(engine):
-        text = (
-            f"the budgets of all nodes have no room for {format_number(unplaced, 'file')}: the program reads the source"
-        )
+        text = f"{format_number(unplaced, 'file')} found no room on any node: the program reads the source"
         problems.append(Problem("store-full", text, more_space(limit.why)))
     elif refused and engine.queue.states.closed in (Reason.NONE, Reason.FULL):
         text = f"the budget has no room for {_left(engine, refused)}: the program reads the source"

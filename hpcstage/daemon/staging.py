@@ -125,11 +125,8 @@ class Staging(Phase):
         self._look(time.monotonic())
 
     def stop(self, reason: Reason) -> None:
-        """Stops copying: what is in flight may finish, nothing more is begun. If the store is closed (FAILED), this
-        node's parts of divided files go: they are served no more, and their place may be needed."""
+        """Stops copying: what is in flight may finish, nothing more is begun."""
         self.engine.queue.states.close(reason)
-        if reason is Reason.FAILED:
-            self.engine.end_divided()
         self._pump_now()
 
     def drain(self) -> tuple[str, ...]:

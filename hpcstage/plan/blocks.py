@@ -10,8 +10,6 @@ BLOCK_BYTES = 4096
 LEAST_STRIPE_BYTES = 1 << 20
 MOST_STRIPES = 16384
 """The most stripes of a file."""
-MOST_NODES = 512
-"""The most nodes among which stripes are divided."""
 
 
 def blocks(size_bytes: int) -> int:
@@ -35,8 +33,3 @@ def stripe_bytes(size_bytes: int) -> int:
     while length * MOST_STRIPES < size_bytes:
         length *= 2
     return length
-
-
-def stripes_of(size_bytes: int) -> int:
-    """Returns the number of stripes of a file of this size."""
-    return max(1, -(-size_bytes // stripe_bytes(size_bytes)))

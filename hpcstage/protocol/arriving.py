@@ -9,18 +9,13 @@ Everything is little-endian. Each word has one writer, so there are no locks:
              320 IN_ORDER_NOTES notes, IN_ORDER each: by readers, which may write over each other's: an inode that one
              reads in order at the source, and the bytes that it has read so
     rows     from ARRIVING_HEADER_BYTES on, ARRIVING_ROW_BYTES each, see ARRIVING_ROW; by the copier, but for what
-             ARRIVING_READ, WISHED_OFFSET and READERS_OFFSET name, which readers write, and for PRIORITY_OFFSET and
+             ARRIVING_READ and WISHED_OFFSET name, which readers write, and for PRIORITY_OFFSET and
              SHARE_OFFSET
     stripes  from STRIPES_OFFSET on, a byte for each stripe of each row: by the copier, a StripeState
 
 A row may be used only while both of its words have the same number other than 0, which is looked at before bytes are
 read from the incoming file and again afterwards. The daemon takes `granted` away before a write is answered, when a
 transfer has failed or was given up, and before the row is another's. A number is never given twice.
-
-Of a file that is divided among nodes the row stays for good, and stripes of other nodes go again: the copier makes
-their states ABSENT, then counts at EVICTED_OFFSET, and then frees their bytes. Who reads such stripes from the incoming
-file looks at the count before it looks at states, and once more after it has read: what was read counts only if both
-are the same. Exchanges read only the stripes of their own node, which stay.
 """
 
 from __future__ import annotations
@@ -62,14 +57,8 @@ SHARE_OFFSET = 144
 SHARE = struct.Struct("<II64s")
 """u32 this node, u32 how many nodes bring the file together (0: this one alone), and a bit for each of these, by its
 number."""
-MOST_SHARING = blocks.MOST_NODES
-"""Nodes with numbers from this on bring no file together with others, and divide none."""
-EVICTED_OFFSET = 216
-"""In a row: u32, by the daemon 1 if the file is divided, else 0; the copier of a divided one counts on from there, how
-often it has taken stripes away. Never 0 again."""
-READERS_OFFSET, ROW_READERS = 220, 8
-"""In a row of a divided file: so many u32: the stripe that a reader in order needs next, plus one; 0: none. Readers may
-write over each other's."""
+MOST_SHARING = 512
+"""Nodes with numbers from this on bring no file together with others."""
 ARRIVING_ROW_BYTES = 256
 STRIPES_OFFSET = 12288
 ROW_STRIPES = blocks.MOST_STRIPES
@@ -88,9 +77,6 @@ class Priority(IntEnum):
     """It goes on while no program is in a call that the source answers, or in a page fault."""
     BELOW_PROGRAMS = 3
     """It goes on once no program has been in such a call for far longer than a piece takes."""
-    BELOW_OTHER_NODES = 4
-    """Of a divided file: programs of other nodes read it at the source, and none of this one. Nothing is brought but
-    for readers in order."""
 
 
 class StripeState(IntEnum):

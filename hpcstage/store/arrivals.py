@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,12 +14,9 @@ from hpcstage.protocol.arriving import (
     ARRIVING_NAME_BYTES,
     ARRIVING_ROW,
     ARRIVING_ROWS,
-    EVICTED_OFFSET,
     GRANTED_OFFSET,
     NAME_OFFSET,
     PRIORITY_OFFSET,
-    READERS_OFFSET,
-    ROW_READERS,
     SHOWN_OFFSET,
     WISHED_OFFSET,
     Priority,
@@ -30,19 +25,13 @@ from hpcstage.protocol.arriving import (
 )
 from hpcstage.store.arrivingrows import (
     ID_OFFSET,
-    MOST_COUNT,
     U32,
     StripeShare,
-    evicted_of,
     open_map,
     row_at,
     share_of,
-    states_of,
     stripes_at,
 )
-
-_READERS = struct.Struct(f"<{ROW_READERS}I")
-_FENCE = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -94,10 +83,8 @@ class Arrival:
 
     is_shown = False
     """Whether programs may see them."""
-    is_divided = False
-    """Whether the file is divided among nodes."""
     share: StripeShare | None = None
-    """The nodes that bring the file together, if this one does not alone, or among which it is divided."""
+    """The nodes that bring the file together, if this one does not alone."""
 
     def __init__(self, size_bytes: int) -> None:
         self.stripe_bytes = stripe_bytes(size_bytes)
@@ -119,7 +106,6 @@ class Arrival:
         mapped[start + NAME_OFFSET : start + NAME_OFFSET + len(name)] = name
         arrival._mapped, arrival._start, arrival.is_shown = mapped, stripes_at(row), True
         arrival.share = share_of(mapped, start)
-        arrival.is_divided = evicted_of(mapped, start) != 0
         arrival._shown_at = SHOWN_OFFSET + 4 * row
         U32.pack_into(mapped, arrival._shown_at, serial)
         return arrival
@@ -170,37 +156,6 @@ class Arrival:
             return None
         (wished,) = U32.unpack_from(self._mapped, self._row + WISHED_OFFSET)
         return wished - 1 if 0 < wished <= self.stripes else None
-
-    # ---- divided files
-
-    def absent_of(self, stripes: range) -> int | None:
-        """Returns the first of these stripes that nobody has begun with."""
-        found = states_of(self._mapped, self._start, stripes).find(StripeState.ABSENT)
-        return None if found < 0 else stripes[found]
-
-    def have_arrived(self, stripes: range) -> bool:
-        """Returns whether all of these stripes have arrived."""
-        return states_of(self._mapped, self._start, stripes).count(StripeState.ARRIVED) == len(stripes)
-
-    def evict(self, stripe: int) -> None:
-        """Takes a stripe away. When this returns, its bytes may be freed: no read counts that might have met that."""
-        self.put_back(range(stripe, stripe + 1))
-        for _ in range(2):  # to release a lock and take it again keeps the two writes in order for all processors
-            with _FENCE:
-                pass
-        count = evicted_of(self._mapped, self._row) % MOST_COUNT + 1
-        U32.pack_into(self._mapped, self._row + EVICTED_OFFSET, count)
-
-    def readers(self) -> tuple[int, ...]:
-        """Returns what readers in order need next, see READERS_OFFSET."""
-        return _READERS.unpack_from(self._mapped, self._row + READERS_OFFSET)
-
-    def take_wish(self) -> int | None:
-        """Returns the stripe that another node needs next, if any does. It is asked for it again until it has it."""
-        wished = self.wished()
-        if wished is not None:
-            U32.pack_into(self._mapped, self._row + WISHED_OFFSET, 0)
-        return wished
 
     def _put(self, stripes: range, state: StripeState) -> None:
         self._mapped[self._start + stripes.start : self._start + stripes.stop] = bytes((state,)) * len(stripes)

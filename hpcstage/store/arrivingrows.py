@@ -1,6 +1,6 @@
 """The file `arriving`: its mapping, and what its rows hold. The layout stands in `protocol.arriving`.
 
-The daemon's side of it is `grantedrows, a copier's `arrivals`, and the exchange's `shownrows`.
+The daemon's side of it is `grantedrows`, a copier's `arrivals`, and the exchange's `shownrows`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from hpcstage.protocol.arriving import (
     ARRIVING_MAGIC,
     ARRIVING_ROW_BYTES,
     ARRIVING_ROWS,
-    EVICTED_OFFSET,
     MOST_SHARING,
     ROW_STRIPES,
     SHARE,
@@ -31,7 +30,7 @@ U32 = struct.Struct("<I")
 ID_OFFSET = 40
 """Where the id of the file stands in a row."""
 MOST_COUNT = (1 << 32) - 2
-"""Serial numbers, and how often stripes have gone, count to this and then from 1 on."""
+"""Serial numbers count to this and then from 1 on."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,6 @@ class StripeShare:
             return node
         others = [node for node in self.nodes if node not in lost]
         return others[stripe // len(self.nodes) % len(others)]
-
-    def stripes(self, node: int, stripes: int) -> range:
-        """Returns which of so many stripes a node reads while none is lost."""
-        return range(self.nodes.index(node), stripes, len(self.nodes))
 
     def pack(self) -> bytes:
         """Returns the form in which it stands in a row."""
@@ -83,11 +78,6 @@ def stripes_at(row: int) -> int:
 def share_of(mapped: mmap.mmap, start: int) -> StripeShare | None:
     """Returns with which nodes this one brings the file of the row that begins at `start`, if it does."""
     return StripeShare.unpack(mapped[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size])
-
-
-def evicted_of(mapped: mmap.mmap | bytearray, start: int) -> int:
-    """Returns how often stripes of a row have gone, plus one; 0: none ever does."""
-    return int(U32.unpack_from(mapped, start + EVICTED_OFFSET)[0])
 
 
 def states_of(mapped: mmap.mmap | bytearray, start: int, stripes: range) -> bytes:

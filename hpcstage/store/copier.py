@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
-from hpcstage.plan.placement.division import MOST_DIVIDED
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.arriving import ARRIVING_FILE
 from hpcstage.store import copyfile
@@ -26,7 +25,6 @@ from hpcstage.store.catalog import Catalog
 from hpcstage.store.copierpipe import COMMAND, Op, pack_result
 from hpcstage.store.copyfile import CopyJob, CopyOutcome, CopyWorker, Status
 from hpcstage.store.counters import CANCEL, StatsArea, ThreadStats
-from hpcstage.store.dividedcopy import Calls, DividedCopy
 from hpcstage.store.largecopy import BigCopy, Pacer
 
 BIG_BYTES = 16 << 20
@@ -57,21 +55,11 @@ class CopierSettings:
         return self.transfers + self.transfers // 2 if self.native and copyfile.HAS_TURNS else self.transfers
 
     @property
-    def counters(self) -> int:
-        """The blocks of counters of a copier: one for each thread, and one for those that divided files have of their
-        own."""
-        return self.threads + MOST_DIVIDED
-
-    @property
     def limit_bytes(self) -> int:
         """The largest size in bytes at which one thread copies a file in one go."""
         if self.max_rate_bytes_per_s is None:
             return BIG_BYTES
         return min(BIG_BYTES, max(LEAST_PACED_BYTES, int(self.max_rate_bytes_per_s * PACED_BURST_S)))
-
-
-LargeCopy = BigCopy | DividedCopy
-"""A file on which several threads work."""
 
 
 class Tasks:
@@ -83,10 +71,10 @@ class Tasks:
         self._urgent: deque[int] = deque()
         self._normal: deque[int] = deque()
         self._pending: set[int] = set()
-        self._invitations: deque[LargeCopy] = deque()
+        self._invitations: deque[BigCopy] = deque()
         self._tokens: SimpleQueue[None] = SimpleQueue()
         self._current: dict[int, int] = {}
-        self._big: dict[int, LargeCopy] = {}
+        self._big: dict[int, BigCopy] = {}
         self._lock = threading.Lock()
 
     def give(self, id_: int, *, urgent: bool) -> None:
@@ -101,7 +89,7 @@ class Tasks:
             self._urgent.append(id_)
             self._tokens.put(None)
 
-    def invite(self, big: LargeCopy) -> None:
+    def invite(self, big: BigCopy) -> None:
         """Has one more thread work on a large file."""
         self._invitations.append(big)
         self._tokens.put(None)
@@ -119,7 +107,7 @@ class Tasks:
             self._pending.discard(id_)
         return is_waiting
 
-    def take(self, number: int) -> LargeCopy | tuple[int, bool] | None:
+    def take(self, number: int) -> BigCopy | tuple[int, bool] | None:
         """Waits until there is something to do for a thread: a large file to help with, or an id and whether it is
         urgent. Returns None if another thread was faster."""
         self._tokens.get()
@@ -141,12 +129,12 @@ class Tasks:
             self._current.pop(number, None)
             self._stats[number].words[CANCEL] = 0
 
-    def begin_big(self, big: LargeCopy) -> None:
+    def begin_big(self, big: BigCopy) -> None:
         """Notes that several threads may work on a large file from now on."""
         with self._lock:
             self._big[big.id] = big
 
-    def end_big(self, big: LargeCopy) -> None:
+    def end_big(self, big: BigCopy) -> None:
         """Notes that no thread works on a large file any more."""
         with self._lock:
             self._big.pop(big.id, None)
@@ -158,10 +146,7 @@ class Copier:
     def __init__(self, settings: CopierSettings, name: str, stats: StatsArea, first: int, results: int) -> None:
         self._settings = settings
         self._incoming = f"{nodedir.INCOMING}/{name}/".encode()
-        blocks = [stats.thread(first + number) for number in range(settings.counters)]
-        self._stats, self._spare_stats = blocks[: settings.threads], blocks[settings.threads :]
-        self._divided: set[int] = set()
-        """Ids of which this node keeps a part."""
+        self._stats = [stats.thread(first + number) for number in range(settings.threads)]
         self._results = results
         self._catalog: Catalog
         self._arrivals = Arrivals(Path(ARRIVING_FILE))
@@ -184,11 +169,7 @@ class Copier:
 
     def _obey(self, op: int, id_: int) -> None:
         if op in (Op.COPY, Op.URGENT):
-            self._divided.discard(id_)
             self._tasks.give(id_, urgent=op == Op.URGENT)
-        elif op == Op.DIVIDE:
-            self._divided.add(id_)
-            self._tasks.give(id_, urgent=False)
         elif op == Op.HURRY:
             self._tasks.hurry(id_)
         elif op == Op.CANCEL:
@@ -209,7 +190,7 @@ class Copier:
         worker = CopyWorker(self._stats[number], native=self._settings.native)
         while True:
             task = self._tasks.take(number)
-            if isinstance(task, LargeCopy):
+            if isinstance(task, BigCopy):
                 self._help(worker, task)
             elif task is not None:
                 self._copy(worker, number, *task)
@@ -218,9 +199,6 @@ class Copier:
         try:
             job = self._catalog.source_job(id_, urgent=urgent)
             worker.stats.works_on(id_)
-            if id_ in self._divided:
-                self._divide(worker, id_, job)
-                return
             limit_bytes = self._settings.limit_bytes
             outcome = CopyOutcome(status=Status.TOO_LARGE)
             if self._catalog.size(id_) <= limit_bytes:
@@ -248,32 +226,15 @@ class Copier:
         else:
             self._end_big(big)
 
-    def _divide(self, worker: CopyWorker, id_: int, job: CopyJob) -> None:
-        stats = self._spare_stats.pop()
-
-        def kept(_: DividedCopy, outcome: CopyOutcome) -> None:
-            self._report(id_, outcome)
-
-        def ended(divided: DividedCopy) -> None:
-            self._divided.discard(id_)
-            self._spare_stats.append(stats)
-            self._end_big(divided)
-
-        calls = Calls(self._tasks.invite, partial(self._show, id_, job), kept, ended)
-        divided = DividedCopy(id_, job, self._catalog.entry(id_), calls, self._pace, stats)
-        self._tasks.begin_big(divided)
-        if divided.open(worker):
-            self._help(worker, divided)
-
     def _show(self, id_: int, job: CopyJob, status: os.stat_result) -> Arrival:
         return self._arrivals.begin(SourceFacts(id_, status, job.temporary), self._catalog.entry(id_))
 
-    def _help(self, worker: CopyWorker, big: LargeCopy) -> None:
+    def _help(self, worker: CopyWorker, big: BigCopy) -> None:
         worker.stats.works_on(big.id)
         if big.work(worker):
             self._end_big(big)
 
-    def _end_big(self, big: LargeCopy) -> None:
+    def _end_big(self, big: BigCopy) -> None:
         self._tasks.end_big(big)
         self._report(big.id, big.outcome)
 

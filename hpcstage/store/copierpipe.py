@@ -23,8 +23,6 @@ class Op(IntEnum):
     CANCEL = 4
     HURRY = 5
     """Move an id that was given before to the front, if no thread has taken it."""
-    DIVIDE = 6
-    """Bring this node's stripes of a divided file, and go on with it until it is cancelled."""
 
 
 @dataclass(frozen=True)

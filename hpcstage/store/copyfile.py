@@ -39,11 +39,6 @@ seconds."""
 MOST_TICKS = 3
 _NO_LOCK = contextlib.nullcontext()
 _BLOCK_OF_STAT = 512
-_PUNCH_HOLE = 0x01 | 0x02
-"""FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE."""
-_libc = ctypes.CDLL(None)
-_fallocate = getattr(_libc, "fallocate64", None) or _libc.fallocate
-_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class Status(IntEnum):
@@ -62,8 +57,6 @@ class Status(IntEnum):
     """Something already has the final name."""
     LOST = 8
     """The copier died; never sent by a copier."""
-    DIVIDED = 9
-    """This node's stripes of a divided file are here. The transfer goes on, and another result tells its end."""
 
 
 @dataclass(frozen=True)
@@ -312,11 +305,6 @@ def write_all(target: int, data: memoryview, position: int) -> None:
         while data:
             count = os.pwrite(target, data, position)
             data, position = data[count:], position + count
-
-
-def punch(target: int, start: int, length: int) -> bool:
-    """Frees the bytes of a range, which reads as zeros from then on. Returns False where the file system cannot."""
-    return bool(_fallocate(target, _PUNCH_HOLE, start, length) == 0)
 
 
 def check(source: int, before: os.stat_result) -> os.stat_result:

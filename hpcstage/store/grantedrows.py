@@ -17,7 +17,6 @@ from hpcstage.protocol.arriving import (
     ARRIVING_READ,
     ARRIVING_ROW_BYTES,
     ARRIVING_ROWS,
-    EVICTED_OFFSET,
     GRANTED_OFFSET,
     IN_ORDER,
     IN_ORDER_NOTES,
@@ -66,12 +65,9 @@ class GrantedRows:
         first: int | None = None,
         priority: Priority = Priority.FULL,
         share: StripeShare | None = None,
-        *,
-        is_divided: bool = False,
     ) -> bool:
         """Gives a transfer that is about to begin a row. Returns False if all are in use. `first` is the stripe that a
-        reader is expected to need next, `share` tells with which nodes this one brings the file, or among which the
-        file is divided."""
+        reader is expected to need next, `share` tells with which nodes this one brings the file."""
         self.ended(id_, is_stored=False)
         if len(self._rows) == ARRIVING_ROWS and self._whole:
             self.withdraw((next(iter(self._whole)),))
@@ -89,8 +85,6 @@ class GrantedRows:
             U32.pack_into(self._map, start + WISHED_OFFSET, first + 1)
         if share is not None:
             self._map[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size] = share.pack()
-        if is_divided:
-            U32.pack_into(self._map, start + EVICTED_OFFSET, 1)
         self._put(row, self._serial)
         return True
 

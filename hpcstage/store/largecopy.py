@@ -33,7 +33,6 @@ CHUNK_BYTES_AT = {
     Priority.TRIAL: 64 << 10,
     Priority.BELOW_CALLS: 256 << 10,
     Priority.BELOW_PROGRAMS: 64 << 10,
-    Priority.BELOW_OTHER_NODES: 64 << 10,
 }
 """A chunk of a copy that yields: a program that begins to read meanwhile waits for no more."""
 SLOW_NS, SLOW_THREADS = 2 * QUICK_NS, 2

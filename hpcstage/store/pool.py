@@ -53,7 +53,7 @@ class CopierProcess:
             fds += os.pipe()
             fds += os.pipe()
             command_in, command_out, result_in, result_out = fds
-            pipes, first = (command_in, result_out), self.index * settings.counters
+            pipes, first = (command_in, result_out), self.index * settings.threads
             pid = fork(lambda: run_copier(settings, self.name, stats, first, pipes), pipes)
         except OSError:
             for fd in fds:
@@ -111,11 +111,9 @@ class CopierPool:
 
     def __init__(self, settings: CopierSettings, copiers: int) -> None:
         self.settings = settings
-        self.stats = StatsArea(settings.counters * copiers)
+        self.stats = StatsArea(settings.threads * copiers)
         self.members = [CopierProcess(index) for index in range(copiers)]
         self._of_id: dict[int, CopierProcess] = {}
-        self._kept: set[int] = set()
-        """Ids of divided files whose part is here: their transfers go on and are at the source no more."""
         self._has_manifest = False
         try:
             for member in self.members:
@@ -141,12 +139,12 @@ class CopierPool:
     @property
     def assigned(self) -> int:
         """The number of transfers that were handed to copiers and are not reported."""
-        return len(self._of_id) - len(self._kept)
+        return len(self._of_id)
 
     @property
     def ids(self) -> Iterable[int]:
         """The ids whose transfers were handed to copiers and are not reported."""
-        return self._of_id.keys() - self._kept if self._kept else self._of_id.keys()
+        return self._of_id.keys()
 
     def fds(self) -> list[int]:
         """Returns the descriptors to watch for reading."""
@@ -163,18 +161,10 @@ class CopierPool:
 
     def assign(self, id_: int, *, urgent: bool = False) -> None:
         """Gives an id to the copier with the least to do; `flush` sends it."""
-        self._give(id_, Op.URGENT if urgent else Op.COPY)
-
-    def divide(self, id_: int) -> None:
-        """Gives a copier this node's part of a divided file, which it keeps until that is cancelled."""
-        self._give(id_, Op.DIVIDE)
-        self.flush()
-
-    def _give(self, id_: int, op: Op) -> None:
         member = min((m for m in self.members if m.alive), key=lambda m: len(m.assigned))
         member.assigned.add(id_)
         self._of_id[id_] = member
-        member.tell(op, id_)
+        member.tell(Op.URGENT if urgent else Op.COPY, id_)
 
     def hurry(self, id_: int) -> None:
         """Tells a copier that a program waits for an id that it was given."""
@@ -206,11 +196,7 @@ class CopierPool:
         if results is None:
             return self._bury(member)
         for result in results:
-            if result.status is Status.DIVIDED:
-                self._kept.add(result.id)
-                continue
             member.assigned.discard(result.id)
-            self._kept.discard(result.id)
             self._of_id.pop(result.id, None)
         return results
 
@@ -218,7 +204,6 @@ class CopierPool:
         lost = [Result(id_, Status.LOST) for id_ in sorted(member.assigned)]
         for result in lost:
             del self._of_id[result.id]
-            self._kept.discard(result.id)
         if member.generation < MOST_RESTARTS:
             # The fork comes before the old pipe is closed: the selector must not see a descriptor's number twice.
             fresh = self.members[member.index] = CopierProcess(member.index, member.generation + 1)
@@ -245,4 +230,3 @@ class CopierPool:
         for member in [member for member in self.members if member.alive]:
             member.end(max(0.0, deadline - time.monotonic()))
         self._of_id.clear()
-        self._kept.clear()

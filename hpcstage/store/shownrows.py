@@ -12,12 +12,11 @@ from hpcstage.protocol.arriving import (
     ARRIVING_ROWS,
     GRANTED_OFFSET,
     NAME_OFFSET,
-    ROW_STRIPES,
     SHOWN_OFFSET,
     WISHED_OFFSET,
     StripeState,
 )
-from hpcstage.store.arrivingrows import ID_OFFSET, U32, evicted_of, open_map, row_at, share_of, stripes_at
+from hpcstage.store.arrivingrows import ID_OFFSET, U32, open_map, row_at, stripes_at
 
 _SERIALS = (GRANTED_OFFSET, SHOWN_OFFSET)
 
@@ -28,9 +27,6 @@ class ShownRow:
     def __init__(self, mapped: mmap.mmap, row: int, serial: int) -> None:
         start = row_at(row)
         self._map, self._row, self._serial = mapped, row, serial
-        share = share_of(mapped, start) if evicted_of(mapped, start) else None
-        self._kept = range(ROW_STRIPES) if share is None else share.stripes(share.own, ROW_STRIPES)
-        """The stripes that never go while the row holds."""
         *_, self.stripe_bytes, _ = ARRIVING_ROW.unpack_from(mapped, start)
         name = mapped[start + NAME_OFFSET : start + NAME_OFFSET + ARRIVING_NAME_BYTES]
         self.incoming = name.partition(b"\0")[0]
@@ -41,8 +37,8 @@ class ShownRow:
         return all(U32.unpack_from(self._map, at + 4 * self._row)[0] == self._serial for at in _SERIALS)
 
     def has(self, stripe: int) -> bool:
-        """Returns whether a stripe has arrived, and stays."""
-        return stripe in self._kept and self._map[stripes_at(self._row) + stripe] == StripeState.ARRIVED
+        """Returns whether a stripe has arrived."""
+        return self._map[stripes_at(self._row) + stripe] == StripeState.ARRIVED
 
     def wish(self, stripe: int) -> None:
         """Says that another node needs a stripe, if no reader here has said what it needs."""

@@ -162,5 +162,5 @@ def test_choice() -> None:
     assert chosen(100, 100) is Placing.REPLICATE
     assert chosen(100, 99) is Placing.PARTITION
     assert choose(size, 11, [Budget(size, 10)] * 2)[0] is Placing.PARTITION
-    assert "only all nodes together" in choose(size, 10, [Budget(size // 2, 5)] * 2)[1]
+    assert "not every node has room" in choose(size, 10, [Budget(size // 2, 5)] * 2)[1]
     assert "the rest is read from the source" in choose(size, 10, [Budget(size // 3, 5)] * 2)[1]

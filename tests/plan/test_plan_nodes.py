@@ -165,14 +165,17 @@ def test_parts_with_the_known_share_and_replicas_in_what_is_left() -> None:
     assert all(p.fetched_files == 1000 and p.others_files == 0 for p in private.parts)
 
 
-def test_a_file_that_has_room_on_no_node_is_divided() -> None:
-    given = NodesInput([120 << 20, 5], Budget(126 << 20, 100), directories=0, asked="partition")
+def test_a_file_that_has_room_on_no_node_stays_at_the_source() -> None:
+    given = NodesInput([120 << 20, 40 << 20], Budget(100 << 20, 100), directories=0)
     plan = nodes_plan(given, 2)
-    assert (plan.divided_files, plan.unplaced_files) == (1, 0)
-    assert all(part.fetched_bytes == part.kept_bytes for part in plan.parts)
-    assert sum(part.kept_bytes for part in plan.parts) == sum(given.sizes)
-    said = plan_nodes_text.text(plan, 3, Canvas())
-    assert "1 file (126 MB) without room on any node: each keeps a part" in " ".join(" ".join(said).split())
+    assert (plan.kind, plan.unplaced_files, plan.unplaced_bytes) == ("partition", 1, 120 << 20)
+    assert sum(part.kept_bytes for part in plan.parts) == 40 << 20
+    said = " ".join(" ".join(plan_nodes_text.text(plan, 3, Canvas())).split())
+    assert "placement partition: not every node has room for all files" in said
+    assert "without room on any node: 1 file (126 MB), read from the source every time" in said
+    for placement in Placing.PARTITION, Placing.REPLICATE, Placing.PRIVATE:
+        hits = given.sharing(2, placement).later(100)
+        assert hits.source == pytest.approx(0.75, abs=0.01), "the other file is a quarter of the bytes"
 
 
 # ---- the command

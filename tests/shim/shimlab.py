@@ -26,7 +26,6 @@ from hpcstage.plan.types import ManifestEntry
 from hpcstage.protocol import shim
 from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES
 from hpcstage.store.arrivals import Arrival, Arrivals, SourceFacts
-from hpcstage.store.arrivingrows import StripeShare
 from hpcstage.store.attributes import AttributesTable
 from hpcstage.store.grantedrows import GrantedRows
 
@@ -325,9 +324,9 @@ class Coming:
         self.daemon = GrantedRows(lab.node)
         self.arrival = Arrival(COMING_BYTES)
 
-    def begin(self, share: StripeShare | None = None) -> None:
-        """As the daemon grants the row, and the copier fills it. With a share the file is divided."""
-        assert self.daemon.grant(7, share=share, is_divided=share is not None)
+    def begin(self) -> None:
+        """As the daemon grants the row, and the copier fills it."""
+        assert self.daemon.grant(7)
         found = self.source.stat()
         listed = ManifestEntry(
             0, b"file", found.st_size, found.st_mtime_ns, found.st_mode, 0, 0, False, found.st_ctime_ns

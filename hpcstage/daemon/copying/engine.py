@@ -156,7 +156,6 @@ class Engine:
                 self._show(id_, now)
                 self.pool.assign(id_, urgent=hooks.is_requested(id_))
             self.pool.flush()
-        self._divide(now)
         if not self.width.is_whole:
             self.width.filled(self._unrequested())
         self.sweep()
@@ -173,32 +172,6 @@ class Engine:
             id_, first, large.priority(id_, now), share
         ):
             large.shown.add(id_)
-
-    def _divide(self, now: float) -> None:
-        """Begins to keep this node's part of files that are divided among the nodes."""
-        divided = self.queue.divided
-        may_begin = self.queue.from_peers.linked and self.pool.slots > 0 and not self.withdrawals.is_paused
-        for id_ in divided.next(now) if may_begin else ():
-            share = StripeShare(divided.place, tuple(range(divided.nodes)))
-            if self.arriving.grant(id_, priority=divided.priority(id_, now), share=share, is_divided=True):
-                self.hooks.given(id_)
-                self.pool.divide(id_)
-            else:  # all rows are in use, for now
-                divided.end(id_)
-
-    def end_divided(self) -> None:
-        """Ends this node's parts of files that are divided among the nodes, and frees their space."""
-        ids = list(self.queue.divided.ids)
-        self.arriving.withdraw(ids)
-        for id_ in ids:
-            self.pool.cancel(id_)
-
-    def yield_to_programs(self, now: float) -> None:
-        """Gives way to programs that read large files at the source."""
-        self.withdrawals.yield_to_program(now)
-        divided = self.queue.divided
-        for id_ in divided.ids:
-            self.arriving.set_priority(id_, divided.priority(id_, now))
 
     def _may_begin(self) -> int:
         """Returns how many transfers may begin: those that programs wait for, and no more besides than pay."""
@@ -239,16 +212,10 @@ class Engine:
             self.queue.states.close(Reason.FAILED)
 
     def _take(self, result: Result, now: float) -> None:
-        if result.status is Status.DIVIDED:
-            self.queue.divided.whole(result.id, result.size_bytes)
-            return
         self.tombstones.lift(result.id)
         self.queue.large.hidden(result.id)
         self.arriving.ended(result.id, is_stored=result.status is Status.OK)
-        if self.queue.divided.end(result.id):
-            self._divided_ended(result)
-        else:
-            self._conclude(result, now)
+        self._conclude(result, now)
         self.withdrawals.settle(result.id)
         self.tombstones.settle(result.id)
 
@@ -267,16 +234,6 @@ class Engine:
         else:
             self._failed(result)
         self.hooks.final(result.id)
-
-    def _divided_ended(self, result: Result) -> None:
-        """Takes the end of a part of a divided file, which was cancelled or failed."""
-        is_void = self.queue.states.of(result.id) is FileState.VOID
-        if is_void or (result.status in {Status.CHANGED, Status.LOST} and self._again(result.id)):
-            return
-        self.queue.divided.leave_out(result.id)
-        if result.status is not Status.CANCELLED:
-            self._failed(result)
-            self.queue.states.move(result.id, FileState.REFUSED if self.queue.is_disk_full else FileState.FAILED)
 
     def stored(self, result: Result, now: float) -> bool:
         """Takes in a copy that was published. Returns False if it was not to be, and deletes it."""

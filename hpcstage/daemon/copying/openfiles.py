@@ -39,7 +39,7 @@ class LargeInUse:
         of all attached processes. Who has both open reads the copy: the source's open file is only kept."""
         engine, large = self._engine, self._engine.queue.large
         ahead = list(large.ahead)
-        if (engine.queue.settled and not engine.queue.divided.ids) or not self._may_be_large:
+        if engine.queue.settled or not self._may_be_large:
             return
         self._last, pids = in_turn(programs(), self._last)
         paths = open_below(pids, self._roots)

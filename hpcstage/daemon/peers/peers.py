@@ -57,8 +57,7 @@ class Peers:
         self.routes = routes
         share = NodeShare(routes.own())
         if not routes.keeps_all:
-            kept = share.own, routes.others(), routes.unplaced()
-            share = NodeShare(*kept, temporary, routes.divided(), routes.node, routes.placement.nodes)
+            share = NodeShare(share.own, routes.others(), routes.unplaced(), temporary)
         self._queue.divide(share)
         self._engine.copies.holdings.expect(share.own)
         self._queue.source.turns = max(1, len(routes.members.present) - 1)

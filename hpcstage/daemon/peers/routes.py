@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpcstage.plan.budget import for_files, for_temporary
-from hpcstage.plan.placement.division import room_bytes
 from hpcstage.plan.placement.owners import needed_bytes
 from hpcstage.plan.placement.placements import Placement, Placing, decide, place_shares
 from hpcstage.plan.types import Budget
@@ -111,12 +110,6 @@ class Routes:
         known = frozenset(found) if taken_over else frozenset()
         found.extend(id_ for id_ in taken_over if id_ not in known)
         return found
-
-    def divided(self) -> dict[int, int]:
-        """Returns the ids of which each node keeps a part, with the bytes that this one's takes."""
-        placement = self.placement
-        sizes, nodes = placement.files.sizes, placement.nodes
-        return {id_: room_bytes(sizes[id_], self.node, nodes) for id_ in placement.divided}
 
     def unplaced(self) -> array[int]:
         """Returns the ids of which nodes keep nothing."""

@@ -160,13 +160,6 @@ class FreeBudget:
         self._reserved[id_] = blocks
         return True
 
-    def set_room_aside(self, size_bytes: int) -> bool:
-        """Takes these bytes for good, and an inode. Returns False if there is not enough."""
-        if size_bytes > self._left_bytes or self._left_inodes <= 0:
-            return False
-        self.give_back(-size_bytes, -1)
-        return True
-
     def release(self, id_: int) -> None:
         """Gives back what was reserved for a transfer that has ended."""
         self._give_back(id_, self._reserved.pop(id_))

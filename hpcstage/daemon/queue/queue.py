@@ -2,9 +2,8 @@
 
 The queue owns no clock (callers pass `now`, monotonic seconds), no disk, no process and no connection. Its parts, whose
 interfaces callers use: `states` (how far each id is, who reads and keeps it), `sequences` (the orders), `budget`,
-`flights` (the transfers under way), `large` (files whose copying may be deferred), `divided` (files of which each node
-keeps a part), `source` (what is read from the source) and `from_peers` (what other nodes are asked for). A single node
-reads and keeps every file.
+`flights` (the transfers under way), `large` (files whose copying may be deferred), `source` (what is read from the
+source) and `from_peers` (what other nodes are asked for). A single node reads and keeps every file.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
-from hpcstage.daemon.queue.divided import Divided
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.freebudget import FreeBudget
 from hpcstage.daemon.queue.frompeers import FromPeers
@@ -47,7 +45,6 @@ class Queue:
         self.budget = FreeBudget(self.states, limits.budget, limits.directories)
         self.flights = Flights(self.states, self.budget, read_of)
         self.large = Large(self.flights, estimates, is_alone=not limits.shared)
-        self.divided = Divided(self.states, self.budget, self.large.reads)
         self.source = FromSource(self.sequences, self.flights, self.large, estimates, limits)
         self.from_peers = FromPeers(self.sequences, self.flights, self.large, self.source)
         self.is_disk_full = False
@@ -56,7 +53,7 @@ class Queue:
     @property
     def settled(self) -> bool:
         """Whether nothing is in flight and nothing will be handed out any more."""
-        return not self.flights.started and not self.states.waiting and not self.divided.is_bringing
+        return not self.flights.started and not self.states.waiting
 
     def request(self, id_: int, now: float) -> Decision:
         """Returns what the program that opens `id_` is told. A wait moves a waiting id to the front. While no other
@@ -68,9 +65,6 @@ class Queue:
         if state in FINAL:
             is_refused = state is FileState.REFUSED
             return Decision(AnswerKind.DIRECT, reason=closed or Reason.FULL if is_refused else _REASONS[state])
-        if id_ in self.divided:
-            self.large.reads.here(id_, now)
-            return Decision(AnswerKind.DIRECT, reason=Reason.LARGE)
         if states.is_from_peer(id_) and self.large.is_large(id_) and not closed:
             return self.from_peers.request_large(id_, state, now)
         if states.is_from_peer(id_) and not self.from_peers.linked and id_ not in self.flights.asked:
@@ -121,7 +115,7 @@ class Queue:
             if state is FileState.STORED:
                 self.budget.drop(id_)
             is_doubtful = id_ in self.from_peers.doubtful and id_ not in self.flights.started
-            if state is FileState.FLYING or is_doubtful or id_ in self.divided.ids:
+            if state is FileState.FLYING or is_doubtful:
                 flying.append(id_)
             self.states.move(id_, FileState.VOID)
         return flying
@@ -132,7 +126,6 @@ class Queue:
         back, as if this node had kept all of them."""
         flying = [id_ for id_ in self.flights.needed() if id_ in ids]
         flying += [id_ for id_ in self.from_peers.doubtful if id_ in ids and id_ not in self.flights.started]
-        flying += [id_ for id_ in self.divided.ids if id_ in ids]
         self.budget.keep(ids)
         return self.states.void_range(ids), flying
 
@@ -144,7 +137,6 @@ class Queue:
         self.budget.set_aside(None if share is None else share.temporary)
         self.states.divide(share, self.flights.started.keys() - self.flights.asked.keys())
         self.budget.keep_own()
-        self.divided.divide(share)
         self.sequences.restart()
         promoted = (*self.source.promoted.ids, *self.from_peers.promoted.ids)
         self.source.promoted.refill(promoted)

@@ -9,8 +9,8 @@ a byte of state and eight of size.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 from hpcstage.plan.types import Budget
@@ -38,7 +38,7 @@ class FileState(IntEnum):
     REFUSED = 6
     """There was no budget for the file, or nothing more was admitted when its turn came."""
     REMOTE = 7
-    """Another node keeps the file; it comes here when a program asks for it. Or it is divided, see `divided`."""
+    """Another node keeps the file; it comes here when a program asks for it."""
 
 
 FINAL = frozenset({FileState.STORED, FileState.FAILED, FileState.VOID, FileState.REFUSED})
@@ -81,11 +81,6 @@ class NodeShare:
     """The ids that no node keeps."""
     temporary: Budget | None = None
     """The budget for copies that it does not keep; None: it keeps everything."""
-    rooms: Mapping[int, int] = field(default_factory=dict)
-    """By id: of files that are divided among the nodes, the bytes that its part takes."""
-    place: int = 0
-    """This node's place among the nodes."""
-    nodes: int = 1
 
 
 class States:
@@ -205,8 +200,7 @@ class States:
         flags = bytearray(len(self.cells))
         if share is not None:
             flags = bytearray((FROM_PEER if share.temporary is None else FROM_PEER | PASSING,)) * len(self.cells)
-            fetched = (share.unplaced, PASSING), (share.rooms, PASSING)
-            for ids, flag in ((share.others, FROM_PEER), (share.own, 0), *fetched):
+            for ids, flag in ((share.others, FROM_PEER), (share.own, 0), (share.unplaced, PASSING)):
                 for id_ in ids:
                     flags[id_] = flag
             for id_ in begun:

@@ -77,10 +77,11 @@ class Sharing:
         return self.placed + epochs * (1 - self.placed)
 
 
-def alike(kind: Placing, nodes: int, budget_share: float) -> Sharing:
-    """Returns the sharing of nodes whose budgets each hold the share `budget_share` of the dataset (1: all of it)."""
-    budget_share = max(0.0, min(1.0, budget_share))
-    placed = budget_share if kind is Placing.PRIVATE else min(1.0, budget_share * nodes)
+def alike(kind: Placing, nodes: int, budget_share: float, fitting: float = 1.0) -> Sharing:
+    """Returns the sharing of nodes whose budgets each hold the share `budget_share` of the dataset (1: all of it).
+    `fitting` is the share of the files that each is no larger than such a budget."""
+    budget_share = max(0.0, min(fitting, budget_share))
+    placed = budget_share if kind is Placing.PRIVATE else min(fitting, budget_share * nodes)
     return Sharing(kind, nodes, placed, placed / nodes if kind is Placing.PARTITION else budget_share)
 
 
@@ -113,9 +114,6 @@ class NodesPlan:
     unplaced_bytes: int
     """Those of which nodes keep nothing."""
     parts: tuple[Part, ...]
-    divided_files: int = 0
-    divided_bytes: int = 0
-    """Those that have room on no node, and of which each keeps a part."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +145,16 @@ class NodesInput:
 
     def sharing(self, nodes: int, kind: Placing) -> Sharing:
         """Returns the shares that alike nodes keep."""
-        share = self._share(self.files_budget)
-        if not kind.keeps_all(copies_fit=share == 1):
-            share = self._share(for_kept(self.files_budget))
-        return alike(kind, nodes, share)
+        budget = self.files_budget
+        if not kind.keeps_all(copies_fit=self._share(budget) == 1):
+            budget = for_kept(budget)
+        return alike(kind, nodes, self._share(budget), self._fitting(budget))
+
+    def _fitting(self, budget: Budget) -> float:
+        """Returns the share of the dataset that is in files which a node has room for."""
+        if max(self.sizes, default=0) <= budget.size_bytes:
+            return 1.0
+        return sum(size for size in self.sizes if size <= budget.size_bytes) / sum(self.sizes)
 
     def _share(self, budget: Budget) -> float:
         """Returns the share of the dataset that fits, limited by bytes on disk or by inodes, whichever is short."""
@@ -173,22 +177,17 @@ def nodes_plan(given: NodesInput, nodes: int) -> NodesPlan:
         unplaced_files=left_files,
         unplaced_bytes=left_bytes,
         parts=parts,
-        divided_files=len(placement.divided),
-        divided_bytes=sum(given.sizes[file_id] for file_id in placement.divided),
     )
 
 
 def parts_of(placement: Placement) -> tuple[tuple[Part, ...], int, int]:
-    """Returns each node's part, and the number and bytes of the files that are placed nowhere. A node's part of files
-    that are divided counts as bytes and as no file."""
+    """Returns each node's part, and the number and bytes of the files that are placed nowhere."""
     sizes, count = placement.files.sizes, placement.nodes
     total_files, total_bytes = len(sizes), sum(sizes)
     if placement.kind is Placing.PRIVATE:
         alone = (total_files, total_bytes)
         return tuple(Part(node, *alone, *alone, 0, 0) for node in range(count)), 0, 0
     owned = placement.owned()
-    if placement.divided:
-        owned = [(files, size + placement.divided_bytes(node)) for node, (files, size) in enumerate(owned)]
     placed_files, placed_bytes = sum(files for files, _ in owned), sum(size for _, size in owned)
     parts = []
     if placement.kind is Placing.PARTITION:
@@ -200,7 +199,7 @@ def parts_of(placement: Placement) -> tuple[tuple[Part, ...], int, int]:
         for node, own in enumerate(owned):
             files, size = copies[node % len(copies)]
             parts.append(Part(node, *own, own[0] + files, own[1] + size, files, size))
-    return tuple(parts), total_files - placed_files - len(placement.divided), total_bytes - placed_bytes
+    return tuple(parts), total_files - placed_files, total_bytes - placed_bytes
 
 
 def _copies(placement: Placement, owned: Sequence[tuple[int, int]], files: int, size: int) -> list[tuple[int, int]]:

@@ -8,9 +8,8 @@ There is no table of nodes times files.
     replicate  one node reads a file from the source; all nodes whose budget allows it get a copy
     partition  one node reads a file from the source and keeps it; others ask that node
 
-A budget counts whole blocks and one inode per file. The caller subtracts what directories take. With partition, files
-that are larger than any node's budget are divided among all (`division`). Where not even all nodes together can hold
-all files, some ids are placed nowhere: a node that needs one reads the source.
+A budget counts whole blocks and one inode per file. The caller subtracts what directories take. An id that
+fits on no node is placed nowhere: a node that needs it reads the source.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from itertools import chain, compress
 from hpcstage.plan.blocks import blocks as blocks_in
 from hpcstage.plan.blocks import blocks_of
 from hpcstage.plan.budget import ASKED, for_kept
-from hpcstage.plan.placement import division
 from hpcstage.plan.placement.owners import NOBODY, Dealt, dealt_within, equal, free_budgets, needed_bytes
 from hpcstage.plan.types import Budget
 from hpcstage.units import format_size
@@ -70,11 +68,9 @@ class Span:
 class Placement:
     """Says by id which node fetches it and which nodes keep it; `place` makes it."""
 
-    def __init__(self, kind: Placing, files: PlacementInput, owners: Dealt, divided: tuple[int, ...] = ()) -> None:
+    def __init__(self, kind: Placing, files: PlacementInput, owners: Dealt) -> None:
         """Only `place` calls this."""
         self.kind = kind
-        self.divided = divided
-        """The ids of which each node keeps a part."""
         self.nodes = len(files.nodes)
         self.files = files
         self._owners = owners
@@ -94,8 +90,7 @@ class Placement:
 
     def unplaced(self, file_id: int) -> bool:
         """Returns whether nodes keep nothing of an id: a node that needs it reads the source, every time."""
-        is_owned = self.kind is Placing.PRIVATE or self._owners.owner(file_id) != NOBODY
-        return not is_owned and file_id not in self.divided
+        return self.kind is not Placing.PRIVATE and self._owners.owner(file_id) == NOBODY
 
     def keeps(self, file_id: int, node: int) -> bool:
         """Returns whether a node holds an id for good (with PRIVATE: as far as its own budget goes)."""
@@ -127,13 +122,8 @@ class Placement:
         return array("I", compress(range(count), mask))
 
     def owned(self) -> list[tuple[int, int]]:
-        """Returns per node how many files it fetches, and their bytes, without those that are divided (not with
-        PRIVATE)."""
+        """Returns per node how many files it fetches, and their bytes (not with PRIVATE)."""
         return self._owners.totals(self.files.sizes)
-
-    def divided_bytes(self, node: int) -> int:
-        """Returns the bytes of divided files that a node fetches and keeps."""
-        return sum(division.own_bytes(self.files.sizes[file_id], node, self.nodes) for file_id in self.divided)
 
     def span(self, node: int) -> Span:
         """Returns what a node holds of others' files, with REPLICATE where not all copies fit.
@@ -170,11 +160,7 @@ def place(kind: Placing, sizes: Sequence[int], nodes: Sequence[Budget]) -> Place
     files = PlacementInput(sizes, tuple(nodes), fits)
     if kind is Placing.PRIVATE or (kind is Placing.REPLICATE and fits):
         return Placement(kind, files, Dealt(equal(len(sizes), len(nodes)), len(sizes), array("I"), array("H")))
-    free = free_budgets(nodes)
-    owners = dealt_within(sizes, free)
-    most_bytes = max(node.size_bytes for node in nodes)
-    divided = division.divide(sizes, most_bytes, free) if kind is Placing.PARTITION else ()
-    return Placement(kind, files, owners, divided)
+    return Placement(kind, files, dealt_within(sizes, free_budgets(nodes)))
 
 
 def choose(size_bytes: int, files: int, nodes: Sequence[Budget]) -> tuple[Placing, str]:
@@ -185,7 +171,7 @@ def choose(size_bytes: int, files: int, nodes: Sequence[Budget]) -> tuple[Placin
         return Placing.REPLICATE, "every node has room for all files"
     together, inodes = sum(max(0, n.size_bytes) for n in nodes), sum(max(0, n.inodes) for n in nodes)
     if size_bytes <= together and files <= inodes:
-        return Placing.PARTITION, "only all nodes together have room for all files"
+        return Placing.PARTITION, "not every node has room for all files"
     short = (
         f"{format_size(size_bytes)} and {files:,} inodes are needed, all nodes together have {format_size(together)}"
     )

@@ -26,11 +26,8 @@ def _nodes(plan: NodesPlan) -> Iterator[Fact]:
     yield "nodes", f"{plan.nodes:,}; placement {plan.kind}: {plan.why}"
     yield "", _room(plan)
     if plan.unplaced_files:
-        left = f"{plan.unplaced_files:,} files, {format_size(plan.unplaced_bytes)}"
-        yield "", f"{left} have room on no node and are read from the source every time"
-    if plan.divided_files:
-        size = format_size(plan.divided_bytes)
-        yield "", f"{format_number(plan.divided_files, 'file')} ({size}) without room on any node: each keeps a part"
+        left, size = format_number(plan.unplaced_files, "file"), format_size(plan.unplaced_bytes)
+        yield "", f"without room on any node: {left} ({size}), read from the source every time"
     if plan.kind == "private":
         yield "", "each node fetches what its own processes read, and then the rest: up to all files"
 

@@ -245,7 +245,6 @@ struct opening {
     uint32_t anew;                /* what was told of open files when the row was looked for */
     uint32_t rows_seen, arriving; /* what was looked for when, and found: the serial number of a row, or 0 */
     uint64_t read_to;             /* where the last read ended that might have been one of what has arrived */
-    uint64_t began;               /* where those in a row began of which that was the last */
     uint64_t source_to, in_order; /* where the last read at the source ended, and the bytes in a row up to there */
     uint64_t next;     /* the offset, plus one; 0: it is not known */
     uint32_t is_astray; /* the offset was moved by others, and may be again: it is asked for each time */

@@ -12,10 +12,6 @@
  * A reader that goes through a file in order says which stripe it needs next, and waits for it if the copier is at it, as
  * long as such waits take no longer in all than reading at the source would, by what that took until now. A row is let go
  * of once it is not granted any more; its number is the process's until then.
- *
- * Of a file that is divided among nodes, stripes of others go again while programs read: the copier takes a stripe's state
- * away, counts that in the row, and frees the bytes then. So the count is looked at before the states, and must be the same
- * once the bytes were read. A reader that goes through such a file in order says how far it is, as stripes come ahead of it.
  */
 #include "_native.h"
 
@@ -44,7 +40,6 @@ extern int statx(int, const char *, int, unsigned, struct statx *) WEAK;
 #define LEAST_RESTS 4 /* or for so many times what they have cost, which doubles as long as they do */
 #define MOST_RESTS 32
 #define PATIENCE 3 /* a wait may take so many times what reading at the source would */
-#define TRIES 4 /* a read may meet that stripes go, which are seldom its own */
 #define MOST_DEBT 4 /* waits may cost so many times that before they end */
 #define LEAST_KNOWN_BYTES (256u << 10) /* of reads at the source, before which their speed is not known */
 #define MOST_KNOWN_BYTES (4u << 20)    /* what was read longer ago counts half */
@@ -57,7 +52,7 @@ struct row {
     uint32_t wished, priority;
     char name[ARRIVING_NAME_BYTES];
     uint64_t served, missed, share[9];
-    uint32_t evicted, readers[ROW_READERS], more;
+    uint64_t more[5];
 };
 struct note {
     uint64_t inode, bytes;
@@ -67,8 +62,6 @@ _Static_assert(offsetof(struct row, wished) == WISHED_OFFSET, "wished");
 _Static_assert(offsetof(struct row, priority) == PRIORITY_OFFSET, "priority");
 _Static_assert(offsetof(struct row, name) == NAME_OFFSET, "name");
 _Static_assert(offsetof(struct row, served) == READ_OFFSET, "served");
-_Static_assert(offsetof(struct row, evicted) == EVICTED_OFFSET, "evicted");
-_Static_assert(offsetof(struct row, readers) == READERS_OFFSET, "readers");
 
 struct table {
     uint64_t magic;
@@ -398,20 +391,6 @@ static unsigned char stripe_state(const struct table *in, int row, uint64_t stri
     return __atomic_load_n(&stripes[(uint64_t)row * ROW_STRIPES + stripe], __ATOMIC_ACQUIRE);
 }
 
-/* Returns how often stripes of a row have gone; 0: none ever does. What is looked at later is as it was then, or newer. */
-static uint32_t evicted(const struct table *in, int row) {
-    return __atomic_load_n(&in->row[row].evicted, __ATOMIC_ACQUIRE);
-}
-
-/* Of a file of which stripes come ahead of its readers: says what a reader needs next that has read much of it in a row.
- * It has read up to `to`, or is about to. */
-static void note_reader(struct table *in, int fd, int row, uint64_t to, uint64_t needs) {
-    uint64_t length = in->row[row].stripe_bytes;
-    if (evicted(in, row) && length >= LEAST_STRIPE_BYTES && to - openings[fd].began >= LEAST_IN_ORDER_BYTES)
-        __atomic_store_n(&in->row[row].readers[(unsigned)(getpid() + fd) % ROW_READERS], (uint32_t)(needs / length) + 1,
-                         __ATOMIC_RELAXED);
-}
-
 /* Returns where what has arrived from `at` on ends, as far as that is looked at. */
 static uint64_t arrived_to(const struct table *in, int row, uint64_t at) {
     uint64_t length = in->row[row].stripe_bytes, size = in->row[row].size;
@@ -455,10 +434,9 @@ static void waited(uint64_t took, uint64_t instead, int in_vain) {
     __atomic_store_n(&debt_ns, debt, __ATOMIC_RELAXED);
 }
 
-/* Says what a reader needs next; of a divided file note_reader does. */
+/* Says what a reader needs next. */
 static void wish(struct table *in, int row, uint64_t stripe) {
-    if (!evicted(in, row))
-        __atomic_store_n(&in->row[row].wished, (uint32_t)stripe + 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&in->row[row].wished, (uint32_t)stripe + 1, __ATOMIC_RELAXED);
 }
 
 /* Waits for what a reader needs next, if the copier is at it. Returns whether it has arrived. */
@@ -483,10 +461,6 @@ static int is_there(struct table *in, int fd, int row, uint32_t serial, uint64_t
     struct opening *o = &openings[fd];
     uint64_t missing = first_missing(in, row, at, bytes);
     int goes_on = __atomic_exchange_n(&o->read_to, at + bytes, __ATOMIC_RELAXED) == at;
-    if (goes_on)
-        note_reader(in, fd, row, at + bytes, missing < ROW_STRIPES ? missing * in->row[row].stripe_bytes : at + bytes);
-    else
-        o->began = at;
     if (missing == UINT64_MAX)
         return 1;
     int is_coming = missing < ROW_STRIPES && stripe_state(in, row, missing) == STRIPE_COMING;
@@ -494,8 +468,7 @@ static int is_there(struct table *in, int fd, int row, uint32_t serial, uint64_t
     if (!goes_on || missing >= ROW_STRIPES)
         return 0;
     wish(in, row, missing);
-    int yields = !evicted(in, row) && /* the copier of a divided file yields to no reader in order */
-                 __atomic_load_n(&in->row[row].priority, __ATOMIC_RELAXED) != 0; /* to this reader, too, while it waits */
+    int yields = __atomic_load_n(&in->row[row].priority, __ATOMIC_RELAXED) != 0; /* to this reader, too, while it waits */
     return is_coming && !yields && comes(in, row, serial, at, bytes, missing);
 }
 
@@ -505,7 +478,6 @@ struct read {
     const struct iovec *parts;
     size_t bytes;
     off_t at;
-    uint32_t evicted; /* of the row, before its stripes were looked at */
 };
 
 /* Finds out how much a read asks for, by a list that the kernel has read, or that is this library's. */
@@ -533,24 +505,15 @@ static size_t length_at(const struct table *in, const struct entry *e, const str
 }
 
 /* Whether what was read of the incoming file is what the source has there, if it had arrived before. */
-static int was_right(const struct table *in, const struct entry *e, uint32_t serial, const struct read *r) {
-    int is_same = lseek(e->fd, 0, SEEK_CUR) == mark_of(serial) && holds(in, e->row, serial);
-    return is_same && evicted(in, e->row) == r->evicted;
+static int was_right(const struct table *in, const struct entry *e, uint32_t serial) {
+    return lseek(e->fd, 0, SEEK_CUR) == mark_of(serial) && holds(in, e->row, serial);
 }
 
 /* Reads from the incoming file. Returns whether what was read is what the source has there. */
-static int reads_incoming(const struct table *in, const struct entry *e, uint32_t serial, struct read *r,
+static int reads_incoming(const struct table *in, const struct entry *e, uint32_t serial, const struct read *r,
                           size_t length) {
-    for (int tries = 0; tries < TRIES; tries++) {
-        r->evicted = evicted(in, e->row);
-        if (!holds(in, e->row, serial) || first_missing(in, e->row, (uint64_t)r->at, length) != UINT64_MAX)
-            return 0;
-        if (read_parts(e->fd, r->parts, r->n, r->is_own, r->at) != (ssize_t)length)
-            return 0;
-        if (was_right(in, e, serial, r))
-            return 1;
-    }
-    return 0;
+    return holds(in, e->row, serial) && first_missing(in, e->row, (uint64_t)r->at, length) == UINT64_MAX &&
+           read_parts(e->fd, r->parts, r->n, r->is_own, r->at) == (ssize_t)length && was_right(in, e, serial);
 }
 
 static void set_next(int fd, off_t at) {
@@ -583,7 +546,6 @@ static int may_be_there(const struct table *in, const struct entry *e, uint32_t 
     if (!next || !holds(in, e->row, serial))
         return 0;
     r->at = (off_t)(next - 1);
-    r->evicted = evicted(in, e->row);
     *to = arrived_to(in, e->row, next - 1);
     return *to != next - 1 && (!r->is_own || (measure(r) && length_at(in, e, r, next - 1) <= *to - (next - 1)));
 }
@@ -597,7 +559,7 @@ static ssize_t reads_first(struct table *in, struct entry *e, uint32_t serial, s
     ssize_t got = read_parts(e->fd, r->parts, r->n, r->is_own, r->at);
     if (got <= 0 || !measure(r) || (size_t)got != length_at(in, e, r, at) || at + (uint64_t)got > to)
         return NOT_ARRIVED;
-    if (!was_right(in, e, serial, r) || (is_next && (size_t)got != r->bytes))
+    if (!was_right(in, e, serial) || (is_next && (size_t)got != r->bytes))
         return NOT_ARRIVED;
     off_t now = is_next ? lseek(r->fd, got, SEEK_CUR) : 0;
     if (is_next && now != r->at + got) {
@@ -605,10 +567,6 @@ static ssize_t reads_first(struct table *in, struct entry *e, uint32_t serial, s
         __atomic_store_n(&o->next, 0, __ATOMIC_RELAXED);
         return now < 0 ? NOT_ARRIVED : read_taken(in, e, serial, r, now, local);
     }
-    if (__atomic_load_n(&o->read_to, __ATOMIC_RELAXED) == at)
-        note_reader(in, r->fd, e->row, at + (uint64_t)got, at + (uint64_t)got);
-    else
-        o->began = at;
     __atomic_store_n(&o->read_to, at + (uint64_t)got, __ATOMIC_RELAXED);
     if (is_next)
         set_next(r->fd, now);
@@ -726,11 +684,11 @@ void arrivals_seeked(int fd, off_t to) {
 }
 
 ssize_t arrived_at(int fd, const struct iovec *parts, int n, int is_own, off_t at) {
-    struct read r = {fd, n, is_own, parts, 0, at, 0};
+    struct read r = {fd, n, is_own, parts, 0, at};
     return at < 0 ? NOT_ARRIVED : arrived(&r, 0);
 }
 
 ssize_t arrived_next(int fd, const struct iovec *parts, int n, int is_own) {
-    struct read r = {fd, n, is_own, parts, 0, -1, 0};
+    struct read r = {fd, n, is_own, parts, 0, -1};
     return arrived(&r, 1);
 }
