@@ -23,7 +23,6 @@ from hpcstage.daemon.peers.peers import Peers
 from hpcstage.daemon.peers.sharing import FileSharing, Neighbours
 from hpcstage.daemon.preparing import Phase
 from hpcstage.daemon.process.descriptors import Receive
-from hpcstage.daemon.queue.beside import LEAST_SPRINT_S
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
 from hpcstage.daemon.queue.states import FileState
@@ -48,8 +47,8 @@ if TYPE_CHECKING:
     from hpcstage.record.parts.part import NodePart
 
 LOOK_EVERY_S = 1.0
-NOTES_EVERY_S = 0.2
-"""The interval at which it is looked whether programs that read large files at the source read them in order."""
+FOLLOW_EVERY_S = 0.2
+"""The interval at which it is decided anew which large files are copied while programs read some at the source."""
 DEVICES_HELPER = "devices"
 
 
@@ -149,13 +148,15 @@ class Staging(Phase):
 
     def work(self, now: float) -> None:
         """See Service."""
-        self._reads = self.state is State.STAGING and self._in_use.note_reads_in_order(now)
+        self._reads = self.state is State.STAGING and bool(self.engine.queue.large.reads.ids(now))
+        if self._reads or self.engine.queue.large.shown:
+            self.engine.follow(now)
         if self._reads:
             self.sharing.reading(now)
         self._pump(now)
         if now >= self._next_look:
             self._look(now)
-            self._next_look = now + (LEAST_SPRINT_S if self.engine.queue.large.is_sprinting else LOOK_EVERY_S)
+            self._next_look = now + LOOK_EVERY_S
 
     def _pump(self, now: float) -> None:
         """Fills the copiers, answers requests that have waited long enough, and notices when everything is settled."""
@@ -201,7 +202,7 @@ class Staging(Phase):
         deadline = self.base.answers.next_deadline()
         waits = (
             self._next_look - now,
-            NOTES_EVERY_S if self._reads else None,
+            FOLLOW_EVERY_S if self._reads else None,
             None if deadline is None else deadline - now,
             self.peers.wake_after(now),
             self.engine.queue.source.wake_after(now),

@@ -12,14 +12,23 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcstage.plan.rule import FileReads, Front
 from hpcstage.protocol.arriving import (
+    AHEAD_OFFSET,
     ARRIVING_BYTES,
     ARRIVING_HEADER,
     ARRIVING_HEADER_BYTES,
     ARRIVING_MAGIC,
+    ARRIVING_READ,
     ARRIVING_ROW_BYTES,
     ARRIVING_ROWS,
+    FAULTS_OFFSET,
+    FRONT,
+    FRONTS_OFFSET,
+    JUMPED_OFFSET,
     MOST_SHARING,
+    READ_OFFSET,
+    ROW_READERS,
     ROW_STRIPES,
     SHARE,
     SHARE_OFFSET,
@@ -27,8 +36,10 @@ from hpcstage.protocol.arriving import (
 )
 
 U32 = struct.Struct("<I")
+U64 = struct.Struct("<Q")
 ID_OFFSET = 40
 """Where the id of the file stands in a row."""
+_SIZE_OFFSET = 16
 MOST_COUNT = (1 << 32) - 2
 """Serial numbers count to this and then from 1 on."""
 
@@ -80,9 +91,15 @@ def share_of(mapped: mmap.mmap, start: int) -> StripeShare | None:
     return StripeShare.unpack(mapped[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size])
 
 
-def states_of(mapped: mmap.mmap | bytearray, start: int, stripes: range) -> bytes:
-    """Returns the states of these stripes of a row."""
-    return bytes(mapped[start + stripes.start : start + stripes.stop : stripes.step])
+def reads_of(mapped: mmap.mmap, start: int) -> FileReads:
+    """Returns what programs have read of the file of a row."""
+    (size_bytes,) = U64.unpack_from(mapped, start + _SIZE_OFFSET)
+    jumped, ahead, faults = (
+        U64.unpack_from(mapped, start + at)[0] for at in (JUMPED_OFFSET, AHEAD_OFFSET, FAULTS_OFFSET)
+    )
+    fronts = FRONT.iter_unpack(mapped[start + FRONTS_OFFSET : start + FRONTS_OFFSET + ROW_READERS * FRONT.size])
+    read = sum(ARRIVING_READ.unpack_from(mapped, start + READ_OFFSET))
+    return FileReads(size_bytes, read, faults, jumped, tuple(Front(*front) for front in fronts), ahead)
 
 
 def create(path: Path) -> mmap.mmap:

@@ -457,7 +457,7 @@ void count_read(int fd, int kind, ssize_t bytes, off_t at, uint64_t ns) {
     if (moved_is(fd, kind))
         count(COUNTER_MOVED_READ_BYTES, (uint64_t)bytes);
     if (kind == FD_SOURCE) {
-        arrivals_source(fd, at, (uint64_t)bytes, ns);
+        arrivals_source(fd, at, (uint64_t)bytes);
         __atomic_fetch_add(&my_slot()->hist_read[bucket_of_ns(ns)], 1, __ATOMIC_RELAXED);
     }
 }
