@@ -35,8 +35,8 @@ SLOW_NS, SLOW_THREADS = 2 * QUICK_NS, 2
 next comes sooner from few threads."""
 
 LOOK_EVERY_S, LOOK_S = 0.001, 0.05
-"""The intervals at which a thread that stays looks what is to be copied now, and at which the one that gets stripes from
-other nodes looks whether the copy was cancelled."""
+"""The intervals at which a thread that stays looks what is to be copied now, and at which the one that gets stripes
+from other nodes looks whether the copy was cancelled."""
 
 
 class Pacer:
@@ -221,8 +221,8 @@ class BigCopy:
     # ---- what is copied next
 
     def _claim(self) -> range | None:
-        """Returns the stripes that a thread copies next: one that another node or a reader needs, else many in a row, or
-        one that stands aside."""
+        """Returns the stripes that a thread copies next: one that another node or a reader needs, else many in a row,
+        or one that stands aside."""
         with self._lock:
             if self._finished or self._exhausted():
                 return None

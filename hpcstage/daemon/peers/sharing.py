@@ -259,7 +259,7 @@ class FileSharing(Neighbours):
             self._read_elsewhere(message, now)
         elif isinstance(message, exchange.Together):
             if self.joined:
-                self._engine.queue.large.together_with(message.id, message.ids, now)
+                self._engine.queue.large.together_with(message.id, message.ids)
         elif isinstance(message, exchange.Got):
             self._peers.got(message, now)
         elif isinstance(message, exchange.Ask):

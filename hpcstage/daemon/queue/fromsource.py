@@ -158,7 +158,7 @@ class FromSource:
             self._large.taken_back(id_)
         self._large.note_deferred(id_, now)
         self._defer(id_)
-        self._large.join_late(id_, now)
+        self._large.join_late(id_)
         return True
 
     def take_back(self, id_: int) -> None:

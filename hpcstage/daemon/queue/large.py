@@ -240,7 +240,7 @@ class Large:
         """Returns the files that programs read at the source and whose copies may begin beside them."""
         return [id_ for id_ in self.reads.ids(now) if self.is_large(id_) and self._states.of(id_) not in FINAL]
 
-    def together_with(self, id_: int, nodes: Collection[int], now: float) -> None:
+    def together_with(self, id_: int, nodes: Collection[int]) -> None:
         """Notes that other nodes begin to bring a file. This node brings its share, if it is one of them."""
         if id_ >= len(self._states.cells) or not self.is_large(id_) or id_ in self._joined_once:
             return
@@ -250,10 +250,10 @@ class Large:
             self._joined_once.add(id_)
             self._lead(id_, ())
 
-    def join_late(self, id_: int, now: float) -> None:
+    def join_late(self, id_: int) -> None:
         """Has this node join those that bring a file, if they told so before it gave up a copy of its own."""
         if (nodes := self._told_early.pop(id_, None)) is not None:
-            self.together_with(id_, nodes, now)
+            self.together_with(id_, nodes)
 
     def read_elsewhere(self, ids: Iterable[int], node: int, now: float) -> None:
         """Notes that programs of another node read these files at the source. A copy that is nearly here is finished
