@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from hpcstage.daemon.queue.beside import LEAST_SPRINT_S, SPRINT_AFTER_S, TRIAL_WAIT_S, Beside, BytesRead, PaceBeside
 
 MB = 1_000_000

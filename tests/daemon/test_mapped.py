@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import wait_for
+from hpcstage.store.programreads import LEAST_PATIENCE_S, ProgramReads
 
 from hpcstage.daemon.copying import mapped
 from hpcstage.daemon.copying.engine import Engine
@@ -32,7 +33,6 @@ from hpcstage.protocol import nodedir, shim
 from hpcstage.protocol.arriving import Priority
 from hpcstage.store.copier import CopierSettings
 from hpcstage.store.pool import CopierPool
-from hpcstage.store.programreads import LEAST_PATIENCE_S, ProgramReads
 from hpcstage.store.storedir import Store, budget
 
 MB = 1 << 20

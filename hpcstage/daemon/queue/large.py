@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from enum import Enum
+from functools import partial
 from itertools import islice
 
 from hpcstage.daemon.queue.flights import Flights
@@ -161,9 +162,13 @@ class Large:
             return []
         is_here = self.reads.are_here(now)
         found = [id_ for id_ in self._copied_here() if self.is_large(id_) and id_ not in self.joint.ids]
-        return [id_ for id_ in found if not (is_here and self._goes_on(id_, of, now))]
+        goes_on = partial(self._goes_on, of, now) if is_here else self._is_nearly_done
+        return [id_ for id_ in found if not goes_on(id_)]
 
-    def _goes_on(self, id_: int, of: Callable[[int], FileReads], now: float) -> bool:
+    def _is_nearly_done(self, id_: int) -> bool:
+        return self._flights.copied(id_) >= NEARLY_DONE * self._states.size(id_)
+
+    def _goes_on(self, of: Callable[[int], FileReads], now: float, id_: int) -> bool:
         is_needed = self.reads.is_here(id_, now) or id_ in self.ahead or of(id_).credit_bytes > self._spent(id_)
         return id_ in self.shown and is_needed
 
@@ -232,7 +237,7 @@ class Large:
         if self.reads.are_here(now):
             return False
         size, copied = self._states.size(id_), self._flights.copied(id_)
-        return copied >= NEARLY_DONE * size and (size - copied) * self._flights.took_s(id_, now) <= MOST_WAIT_S * copied
+        return self._is_nearly_done(id_) and (size - copied) * self._flights.took_s(id_, now) <= MOST_WAIT_S * copied
 
     # ---- what happened
 
