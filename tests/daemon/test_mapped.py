@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from conftest import wait_for
-from hpcstage.store.quiet import Quiet
 
 from hpcstage.daemon.copying import mapped
 from hpcstage.daemon.copying.engine import Engine
@@ -32,6 +31,7 @@ from hpcstage.plan.dataset.scan import scan
 from hpcstage.protocol import nodedir, shim
 from hpcstage.store.copier import CopierSettings
 from hpcstage.store.pool import CopierPool
+from hpcstage.store.quiet import Quiet
 from hpcstage.store.storedir import Store, budget
 
 MB = 1 << 20
