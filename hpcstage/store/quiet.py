@@ -27,7 +27,7 @@ from hpcstage.protocol.shim import (
     Counter,
 )
 
-LOOK_EVERY_S, MOST_TIME_SHARE = 0.002, 0.1
+FAULTS_EVERY_S, MOST_TIME_SHARE = 0.002, 0.1
 """The interval at which threads are looked at, and the most of the time that this may take."""
 LIST_EVERY_S = 0.25
 """The interval at which it is looked which threads there are."""
@@ -48,7 +48,7 @@ class PageFaults:
         self._look_at = self._list_at = 0.0
 
     def any(self) -> bool:
-        """Returns whether a thread waits, as it was seen at most LOOK_EVERY_S ago."""
+        """Returns whether a thread waits, as it was seen at most FAULTS_EVERY_S ago."""
         began = time.monotonic()
         if began >= self._list_at:
             self._threads = [*islice(_threads(self._pids()), MOST_THREADS)]
@@ -56,7 +56,7 @@ class PageFaults:
         if began >= self._look_at:
             self._found = any(map(_waits, self._threads))
             after = time.monotonic()
-            self._look_at = after + max(LOOK_EVERY_S, (after - began) / MOST_TIME_SHARE)
+            self._look_at = after + max(FAULTS_EVERY_S, (after - began) / MOST_TIME_SHARE)
         return self._found
 
 

@@ -152,7 +152,7 @@ def test_more_than_all_nodes_together_can_hold(nodes, make_tree):
     for part in parts:
         assert part.placement == "partition"
         assert [problem.id for problem in part.problems] == ["store-full"]
-        assert "the budgets of all nodes have no room" in part.problems[0].text
+        assert "found no room on any node" in part.problems[0].text
 
 
 def test_copies_of_others_files_run_ahead_of_a_program(nodes, make_tree):

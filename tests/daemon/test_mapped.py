@@ -29,9 +29,10 @@ from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.protocol import nodedir, shim
+from hpcstage.store import quiet
 from hpcstage.store.copier import CopierSettings
 from hpcstage.store.pool import CopierPool
-from hpcstage.store.quiet import Quiet
+from hpcstage.store.quiet import FAULTS_EVERY_S, PageFaults, Quiet
 from hpcstage.store.storedir import Store, budget
 
 MB = 1 << 20
@@ -245,9 +246,9 @@ def test_a_page_fault_is_waited_for_where_the_source_is_mapped(
                 assert Quiet(local_dir / nodedir.PAGE).look(), "nobody has mapped anything"
                 wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "D")
                 slots(faulting.pid, 1)
-                quiet = Quiet(local_dir / nodedir.PAGE)
-                assert not quiet.look()
-                assert quiet.quiet_ns == 0
+                found = Quiet(local_dir / nodedir.PAGE)
+                assert not found.look()
+                assert found.quiet_ns == 0
             finally:
                 faulting.kill()
         slots(os.getpid(), 1)
@@ -265,23 +266,33 @@ def test_the_time_in_calls_of_the_source_is_not_quiet(local_dir: Path) -> None:
         struct.pack_into("<I", whole, shim.NEXT_NATIVE_OFFSET, 3)
         began = time.monotonic_ns()
         blocked(0, 10**15)
-        quiet = Quiet(local_dir / nodedir.PAGE)
-        assert quiet.look(), "what was before does not count"
-        before, looked = quiet.quiet_ns, time.monotonic_ns()
+        found = Quiet(local_dir / nodedir.PAGE)
+        assert found.look(), "what was before does not count"
+        before, looked = found.quiet_ns, time.monotonic_ns()
         assert before <= looked - began
         time.sleep(0.02)
-        assert quiet.look()
-        grown = quiet.quiet_ns - before
+        assert found.look()
+        grown = found.quiet_ns - before
         assert 20_000_000 <= grown <= time.monotonic_ns() - began
         call = time.monotonic_ns()
         blocked(1, -call)
         time.sleep(0.02)
-        before = quiet.quiet_ns
-        assert not quiet.look()
-        during = quiet.quiet_ns - before
+        before = found.quiet_ns
+        assert not found.look()
+        during = found.quiet_ns - before
         assert during <= call - looked, "only what was before the call"
         blocked(1, time.monotonic_ns() - call)
         ended = time.monotonic_ns()
-        before = quiet.quiet_ns
-        assert quiet.look()
-        assert quiet.quiet_ns - before <= time.monotonic_ns() - ended + 1_000_000
+        before = found.quiet_ns
+        assert found.look()
+        assert found.quiet_ns - before <= time.monotonic_ns() - ended + 1_000_000
+
+
+def test_threads_are_looked_at_no_more_often_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a look takes no time."""
+    looked: list[str] = []
+    monkeypatch.setattr(quiet, "_waits", lambda thread: bool(looked.append(thread)))
+    faults, began = PageFaults(lambda: (os.getpid(),)), time.monotonic()
+    while time.monotonic() - began < 20 * FAULTS_EVERY_S:
+        faults.any()
+    assert 0 < looked.count(f"/proc/{os.getpid()}/task/{os.getpid()}/stat") <= 21

@@ -80,6 +80,14 @@ else:
 )
 """One of two ranks reads two parts of the file without a pause, and waits after each."""
 
+WHOLE = """
+import os, sys
+with open(sys.argv[1], "rb", buffering=0) as file:
+    sizes = map(len, iter(lambda: file.read(1 << 20), b""))
+    assert sum(sizes) == os.path.getsize(sys.argv[1])
+"""
+"""Each rank reads the file once."""
+
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[Slowfs]:
@@ -159,3 +167,11 @@ def test_no_node_copies_other_large_files_while_a_program_of_one_reads(
         process = started(hpcstage, source, BUSY, rank, options=("--placement", placement))
         read_bytes = read_between(hpcstage, source, process)
     assert read_bytes < 1.5 * 3 * MB
+
+
+def test_a_file_that_has_room_on_no_node_stays_at_the_source(hpcstage: Hpcstage, source: Slowfs) -> None:
+    """All nodes together have room for it."""
+    record = run(hpcstage, source, WHOLE, options=("--placement", "partition", "--budget", "80MB"))
+    assert record["totals"]["copied_bytes"] == 0
+    said = {note["id"]: note["text"] for note in record["notes"]}
+    assert "1 file found no room on any node: the program reads the source" in said["store-full"]
