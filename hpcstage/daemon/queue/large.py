@@ -94,6 +94,7 @@ class Large:
             self.aside, self._followed, self.ahead, self._beyond_bytes = None, [], {}, 0
             return
         here = [id_ for id_ in self.reads.ids(now) if self.reads.is_here(id_, now) and self.is_large(id_)]
+        self.deferred.update(here)
         found = {id_: of(id_) for id_ in (*here, *flying)}
         self._followed = [id_ for id_ in here if found[id_].windows() and self._may_bring(id_)]
         credits = {id_: reads.credit_bytes - self._spent(id_) for id_, reads in found.items() if self._may_bring(id_)}
@@ -205,10 +206,13 @@ class Large:
 
     @property
     def uncopied(self) -> set[int]:
-        """The deferred files that have not come since: they were not written to, and no copy is under way or
-        has failed."""
-        others = (FileState.FLYING, FileState.FAILED, FileState.VOID)
-        return {id_ for id_ in self.deferred if self._states.of(id_) not in others}
+        """The deferred files that have not come since: they were not written to, no copy has failed, and none is under
+        way but beside the programs that read them."""
+        others = (FileState.FAILED, FileState.VOID)
+        return {id_ for id_ in self.deferred if self._states.of(id_) not in others and not self._comes(id_)}
+
+    def _comes(self, id_: int) -> bool:
+        return self._states.of(id_) is FileState.FLYING and id_ != self.aside and id_ not in self._followed
 
     def is_read_at_source(self, id_: int, now: float) -> bool:
         """Returns whether a program reads the file at the source."""
