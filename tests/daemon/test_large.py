@@ -233,6 +233,21 @@ def test_a_file_that_is_followed_all_nodes_bring() -> None:
     assert not q.large.joint.untold(), "once"
 
 
+def test_a_copy_under_way_begins_anew_where_several_nodes_are_to_bring_it() -> None:
+    q = together([LARGE], NodeShare([0]))
+    assert begin(q, 0.0) == [0]
+    looks(q, {0: NOTHING}, 1.0)
+    assert q.large.given_up(of({0: NOTHING}), 1.0) == []
+    looks(q, {0: FOLLOWED}, 2.0)
+    assert q.large.given_up(of({0: FOLLOWED}), 2.0) == [0]
+    assert q.source.defer(0, 2.0)
+    q.large.hidden(0)
+    looks(q, {0: FOLLOWED}, 2.1)
+    assert begin(q, 2.1) == [0]
+    assert q.large.joint.nodes(0) == (0, 1, 4)
+    assert q.large.given_up(of({0: FOLLOWED}), 2.1) == []
+
+
 def test_a_node_that_is_told_brings_its_share_though_its_program_reads_nothing() -> None:
     q = together([10, 10, LARGE], NodeShare([0, 1]))
     q.large.read_elsewhere([2], 0, 0.0)

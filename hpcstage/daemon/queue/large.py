@@ -74,6 +74,8 @@ class Large:
         self._estimates = estimates
         self._is_alone = is_alone
         self._joined_once: set[int] = set()
+        self._anew: set[int] = set()
+        """Ids in flight that several nodes are to bring, so that their transfers begin anew."""
         self._told_early: dict[int, Collection[int]] = {}
         """Files of which other nodes told that they bring them while a copy of this node's own was under way."""
         self._tries: Counter[int] = Counter()
@@ -124,8 +126,12 @@ class Large:
         self._beyond_bytes = max(0, beyond_bytes)
 
     def _lead(self, id_: int, nodes: Collection[int]) -> None:
-        """Has the copy of a file begin beside the programs that read it; with other nodes, once."""
-        if self._states.of(id_) is not FileState.WAITING:
+        """Has the copy of a file begin beside the programs that read it; with other nodes, once: then one that is under
+        way begins anew."""
+        if self._states.of(id_) is FileState.FLYING:
+            is_alone = id_ not in self._joined_once and not self._is_nearly_done(id_)
+            if is_alone and any(node != self.joint.own for node in nodes):
+                self._anew.add(id_)
             return
         if self._states.is_from_peer(id_):
             self._states.fetch_here(id_)
@@ -171,7 +177,7 @@ class Large:
 
     def _goes_on(self, of: Callable[[int], FileReads], now: float, id_: int) -> bool:
         is_needed = self.reads.is_here(id_, now) or id_ in self.ahead or of(id_).credit_bytes > self._spent(id_)
-        return id_ in self.shown and is_needed
+        return id_ in self.shown and id_ not in self._anew and is_needed
 
     def _copied_here(self) -> list[int]:
         """Returns the transfers in flight that this node reads at the source."""
@@ -285,6 +291,7 @@ class Large:
         """Notes that a transfer has ended."""
         self.joint.end(id_)
         self.shown.discard(id_)
+        self._anew.discard(id_)
         if self.aside == id_:
             self.aside = None
 
