@@ -220,10 +220,10 @@ def together(sizes: Sequence[int], share: NodeShare | None = None, present: Sequ
 def test_a_file_that_is_followed_all_nodes_bring() -> None:
     q = together([10, 10, LARGE])
     looks(q, {2: FOLLOWED}, 0.0)
+    assert begin(q, 1.0) == [2], "at once, and not what other nodes read"
     assert q.large.joint.nodes(2) == (0, 1, 4)
     assert dict(q.large.joint.untold()) == {2: (0, 1, 4)}
     assert not q.large.joint.untold(), "they are told once"
-    assert begin(q, 1.0) == [2], "at once, and not what other nodes read"
     assert q.large.given_up(of({2: FOLLOWED}), 1.0) == []
     assert q.large.priority(2, 1.0) is Priority.ASIDE
     q.large.hidden(2)
@@ -253,7 +253,8 @@ def test_a_node_that_is_told_brings_its_share_though_its_program_reads_nothing()
     q.large.read_elsewhere([2], 0, 0.0)
     q.large.together_with(2, (0, 1))
     assert q.source.next(1, 0.0) == [2], "the next one, whatever is before it"
-    assert q.large.priority(2, 0.0) is Priority.FULL
+    assert q.large.priority(2, 0.0) is Priority.FOLLOWS, "what the others ask for"
+    assert q.large.priority(2, LET_GO_S) is Priority.FULL
     assert q.large.given_up(of({}), 3.0) == []
     assert not q.large.joint.untold()
     q.large.reads.opened(2, 3.0)
@@ -290,8 +291,8 @@ def test_a_file_that_is_read_in_any_order_is_brought_by_those_who_read_it() -> N
     q.large.reads.opened(0, 0.0)
     q.large.read_elsewhere([0], 4, 0.0)
     looks(q, {0: FileReads(LARGE, faults_bytes=LARGE)}, 1.0)
-    assert q.large.joint.nodes(0) == (1, 4)
     assert begin(q, 1.0) == [0]
+    assert q.large.joint.nodes(0) == (1, 4)
     assert q.large.priority(0, 1.0) is Priority.ASIDE
 
 

@@ -68,7 +68,7 @@ class FromSource:
 
     def _next(self, now: float, *, is_capped: bool) -> int | None:
         large = self._large
-        if not is_capped and (wanted := large.next_wanted()) is not None:
+        if not is_capped and (wanted := large.next_wanted(now)) is not None:
             return wanted
         while (id_ := self._pop_requested() if is_capped else self._pop()) is not None:
             if not large.is_large(id_) or not large.deferral(id_, now):

@@ -102,10 +102,8 @@ class Large:
         credits = {id_: reads.credit_bytes - self._spent(id_) for id_, reads in found.items() if self._may_bring(id_)}
         self.aside = rule.set_aside(credits, self.aside, LEAST_STRIPE_BYTES)
         self._go_ahead(max((found[id_].beyond_bytes for id_ in here), default=0))
-        for id_ in self._followed:
-            self._lead(id_, self.joint.present)
-        if self.aside is not None:
-            self._lead(self.aside, self.reads.nodes(self.aside, now))
+        for id_ in self._wanted:
+            self._lead(id_, now)
 
     def _may_bring(self, id_: int) -> bool:
         state = self._states.of(id_)
@@ -125,30 +123,40 @@ class Large:
             beyond_bytes -= self._states.size(id_)
         self._beyond_bytes = max(0, beyond_bytes)
 
-    def _lead(self, id_: int, nodes: Collection[int]) -> None:
-        """Has the copy of a file begin beside the programs that read it; with other nodes, once: then one that is under
-        way begins anew."""
-        if self._states.of(id_) is FileState.FLYING:
-            is_alone = id_ not in self._joined_once and not self._is_nearly_done(id_)
-            if is_alone and any(node != self.joint.own for node in nodes):
-                self._anew.add(id_)
-            return
-        if self._states.is_from_peer(id_):
+    @property
+    def _wanted(self) -> list[int]:
+        """The files that programs read and that are copied meanwhile."""
+        return self._followed if self.aside is None else [*self._followed, self.aside]
+
+    def _lead(self, id_: int, now: float) -> None:
+        """Has this node read a file at the source that its programs read. A copy under way that other nodes are to
+        bring, too, begins anew."""
+        if self._states.of(id_) is not FileState.FLYING and self._states.is_from_peer(id_):
             self._states.fetch_here(id_)
             self.defer(id_)  # the order may have passed over it
-        if not self._is_alone and id_ not in self._joined_once:
-            self._joined_once.add(id_)
-            self.joint.begin(id_, nodes)
+        elif self._states.of(id_) is FileState.FLYING and id_ not in self._anew and not self._is_nearly_done(id_):
+            if self._others(id_, now):
+                self._anew.add(id_)
+                self.taken_back(id_)
 
-    def next_wanted(self) -> int | None:
+    def _others(self, id_: int, now: float) -> Collection[int]:
+        """Returns the nodes that are to bring a file, too, with this one, if that is to be begun: once."""
+        nodes = self.joint.present if id_ in self._followed else self.reads.nodes(id_, now)
+        is_alone = id_ in self._joined_once or all(node == self.joint.own for node in nodes)
+        return () if is_alone else nodes
+
+    def next_wanted(self, now: float) -> int | None:
         """Returns a file whose copy is to begin now whatever its turn, since programs read."""
         joint = [id_ for id_ in self.joint.ids if self._waits_here(id_)]
         if joint:
             return joint[0]
-        if (not self._followed and self.aside is None) or self._are_enough():
+        if not self._wanted or self._are_enough():
             return None
-        beside = self._followed if self.aside is None else [*self._followed, self.aside]
-        return next(filter(self._waits_here, beside), None)
+        found = next(filter(self._waits_here, self._wanted), None)
+        if found is not None and (others := self._others(found, now)):
+            self._joined_once.add(found)
+            self.joint.begin(found, others)
+        return found
 
     def _waits_here(self, id_: int) -> bool:
         return self._states.cells[id_] & READER == SOURCE_WAITS and self._tries[id_] < MOST_TRIES
@@ -158,8 +166,8 @@ class Large:
 
     def priority(self, id_: int, now: float) -> Priority:
         """Returns what of a file in flight is copied now."""
-        is_for_others = bool(self.joint.nodes(id_)) and not self.reads.is_here(id_, now)
-        if is_for_others or not self.reads.are_here(now):
+        is_for_others = bool(self.joint.nodes(id_)) and bool(self.reads.count(now))
+        if not is_for_others and not self.reads.are_here(now):
             return Priority.FULL
         return Priority.ASIDE if id_ == self.aside else Priority.FOLLOWS
 
@@ -263,7 +271,9 @@ class Large:
             self._told_early[id_] = nodes
         elif self._may_bring(id_) and self.joint.told(id_, nodes):
             self._joined_once.add(id_)
-            self._lead(id_, ())
+            if self._states.is_from_peer(id_):
+                self._states.fetch_here(id_)
+                self.defer(id_)
 
     def join_late(self, id_: int) -> None:
         """Has this node join those that bring a file, if they told so before it gave up a copy of its own."""
