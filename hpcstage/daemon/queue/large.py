@@ -131,13 +131,16 @@ class Large:
     def _lead(self, id_: int, now: float) -> None:
         """Has this node read a file at the source that its programs read. A copy under way that other nodes are to
         bring, too, begins anew."""
-        if self._states.of(id_) is not FileState.FLYING and self._states.is_from_peer(id_):
+        if self._states.of(id_) is not FileState.FLYING:
+            self._fetch_here(id_)
+        elif id_ not in self._anew and not self._is_nearly_done(id_) and self._others(id_, now):
+            self._anew.add(id_)
+            self.taken_back(id_)
+
+    def _fetch_here(self, id_: int) -> None:
+        if self._states.is_from_peer(id_):
             self._states.fetch_here(id_)
             self.defer(id_)  # the order may have passed over it
-        elif self._states.of(id_) is FileState.FLYING and id_ not in self._anew and not self._is_nearly_done(id_):
-            if self._others(id_, now):
-                self._anew.add(id_)
-                self.taken_back(id_)
 
     def _others(self, id_: int, now: float) -> Collection[int]:
         """Returns the nodes that are to bring a file, too, with this one, if that is to be begun: once."""
@@ -271,9 +274,7 @@ class Large:
             self._told_early[id_] = nodes
         elif self._may_bring(id_) and self.joint.told(id_, nodes):
             self._joined_once.add(id_)
-            if self._states.is_from_peer(id_):
-                self._states.fetch_here(id_)
-                self.defer(id_)
+            self._fetch_here(id_)
 
     def join_late(self, id_: int) -> None:
         """Has this node join those that bring a file, if they told so before it gave up a copy of its own."""
