@@ -28,7 +28,6 @@ class Leaf:
     sort: Sort
     number: int
     path: str
-    size_bytes: int
 
 
 @dataclass
@@ -124,7 +123,7 @@ class Spread:
                 if sort in self._spoilt:
                     self._spoilt.remove(sort)
                 else:
-                    self.whole.append(Leaf(sort, row.id, path, row.size_bytes))
+                    self.whole.append(Leaf(sort, row.id, path))
 
         return written
 

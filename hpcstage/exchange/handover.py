@@ -19,7 +19,7 @@ from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol import exchange, nodedir
 from hpcstage.protocol.exchange import PlanFiles
-from hpcstage.store.catalog import Root, fingerprint
+from hpcstage.store.catalog import LateCatalog, fingerprint
 
 
 class ManifestService(ExchangeService):
@@ -28,7 +28,7 @@ class ManifestService(ExchangeService):
     sorts = (Sort.MANIFEST, Sort.ORDER)
     orders = (PlanFiles,)
 
-    def __init__(self, station: Station, store: Root) -> None:
+    def __init__(self, station: Station, store: LateCatalog) -> None:
         super().__init__(station)
         self._store = store
         self._spread = Spread(station.post, station.lanes, station.position, len(station.nodes))
@@ -38,7 +38,7 @@ class ManifestService(ExchangeService):
         """Begins to pass the files on; the first node's daemon says so. The manifest goes last, so that a node that has
         it has both. The number of listings travels as the manifest's number."""
         assert isinstance(message, PlanFiles)
-        if message.order_bytes:
+        if os.path.exists(nodedir.ORDER):
             self._spread.begin(Sort.ORDER, 0, nodedir.ORDER)
         self._spread.begin(Sort.MANIFEST, message.listings, nodedir.MANIFEST)
 
@@ -77,7 +77,7 @@ class ManifestService(ExchangeService):
         if not _same_ids(Path(leaf.path), Path(nodedir.MANIFEST)) or self._store.catalog is None:
             return None
         self._store.catalog.fingerprint = fingerprint(Path(leaf.path))
-        return PlanFiles(leaf.size_bytes, 0 if order is None else order.size_bytes, leaf.number)
+        return PlanFiles(leaf.number)
 
 
 def _same_ids(theirs: Path, ours: Path) -> bool:

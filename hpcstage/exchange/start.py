@@ -37,7 +37,7 @@ from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import NICE
 from hpcstage.protocol.exchange import Hello, LinkError
 from hpcstage.protocol.exchangespec import OURS, GroupSpec
-from hpcstage.store.catalog import Root, Transfer
+from hpcstage.store.catalog import LateCatalog
 
 NO_WORLD = 3
 APART = 4
@@ -99,12 +99,12 @@ def _take_part(world: MpiWorld, spec: GroupSpec) -> int:
     nodes, post = sorted(budgets), world.post(comm, BUFFERS)
     heard = [time.monotonic()] * len(nodes)
     station = Station(daemon, post, Lanes(), spec.membership.followed(budgets), nodes, heard)
-    store = Root(nodedir.STORE, _fresh_incoming())
+    store = LateCatalog(_fresh_incoming())
     group = GroupService(station, spec.silence_s)
     services = (
         group,
         ManifestService(station, store),
-        FileService(station, Transfer(source=store, target=store)),
+        FileService(station, store),
         WrittenService(station),
         StripeService(station, store),
         CodingService(station),

@@ -87,16 +87,14 @@ class Group:
 
 @dataclass(frozen=True)
 class PlanFiles:
-    """The files manifest.bin and order.bin (0 bytes: there is none) lie in the node directory.
+    """The file manifest.bin lies in the node directory, and maybe order.bin.
 
     Daemon of the group's first node: send them to the others. Exchange of the others: they have come. Both may send
     this again.
     """
 
     CODE: ClassVar[int] = 34
-    FORM: ClassVar[struct.Struct] = struct.Struct("<QQQ")
-    manifest_bytes: int
-    order_bytes: int
+    FORM: ClassVar[struct.Struct] = struct.Struct("<Q")
     listings: int
 
 

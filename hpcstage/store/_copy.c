@@ -1,8 +1,8 @@
 /* Copies one file without the interpreter lock: 32 threads of one process then cost what a C program costs.
  *
  * Owns the whole way of one file: open, read, write under a temporary name, check that the source stayed as it was,
- * publish under the final name without replacing anything. copyfile.py has the same in Python and the meaning of the
- * statuses; stats.py has the layout of a thread's counters. Limited API, so one build serves every Python.
+ * publish under the final name without replacing anything. copyfile.py has the same steps in Python and the meaning of the
+ * statuses; counters.py has the layout of a thread's counters. Limited API, so one build serves every Python.
  *
  * Threads at the source are counted: what fits into a buffer is read, checked and closed before the first byte is
  * written, and meanwhile another thread opens the next file. So the source always has as many requests as it may have.
@@ -49,7 +49,7 @@ struct job {
     int nofollow, urgent, named;
     volatile struct stats *stats;
     int status, error;
-    uint64_t open_ns, read_ns, write_ns;
+    uint64_t read_ns;
     struct facts before;
 };
 
@@ -150,10 +150,10 @@ static int open_source(struct job *job) {
         noatime = 0;
         fd = open(job->source, flags);
     }
-    job->open_ns = now_ns() - start;
+    uint64_t took = now_ns() - start;
     job->stats->opens++;
-    job->stats->open_ns += job->open_ns;
-    job->stats->hist_open[bucket_of_ns(job->open_ns)]++;
+    job->stats->open_ns += took;
+    job->stats->hist_open[bucket_of_ns(took)]++;
     return fd;
 }
 
@@ -211,10 +211,7 @@ static int pump(struct job *job, int in, int out) {
         if (sparse && (left = skip_hole(job, in, out, left)) <= 0) break;
         ssize_t n = read_next(job, in, buffer, left < BUFFER_BYTES ? (size_t)left : BUFFER_BYTES);
         if (n < 0) return -1;
-        uint64_t start = now_ns();
-        int written = write_all(out, buffer, (size_t)n);
-        job->write_ns += now_ns() - start;
-        if (written < 0) return fail(job, LOCAL_ERROR);
+        if (write_all(out, buffer, (size_t)n) < 0) return fail(job, LOCAL_ERROR);
         left -= n;
     }
     return left < 0 ? fail(job, LOCAL_ERROR) : 0;
@@ -254,7 +251,7 @@ static int copy_out(struct job *job, int in) {
     if (result == 0) result = publish(job, out);
     if (!job->named) close(out);
     else if (result < 0) unlink(job->temporary);
-    job->write_ns = now_ns() - start - (job->read_ns - read_before);
+    job->stats->write_ns += now_ns() - start - (job->read_ns - read_before);
     return result;
 }
 
@@ -301,7 +298,6 @@ static void copy_file(struct job *job) {
         give_turn();
     }
     if (result == 0) job->stats->files++;
-    job->stats->write_ns += job->write_ns;
 }
 
 static PyObject *py_copy(PyObject *self, PyObject *args) {
@@ -319,9 +315,7 @@ static PyObject *py_copy(PyObject *self, PyObject *args) {
     copy_file(&job);
     Py_END_ALLOW_THREADS
     long long mtime_ns = (long long)job.before.mtime.tv_sec * 1000000000 + job.before.mtime.tv_nsec;
-    return Py_BuildValue("iiLLKKK", job.status, job.status ? job.error : 0, (long long)job.before.size, mtime_ns,
-                         (unsigned long long)job.open_ns, (unsigned long long)job.read_ns,
-                         (unsigned long long)job.write_ns);
+    return Py_BuildValue("iiLL", job.status, job.status ? job.error : 0, (long long)job.before.size, mtime_ns);
 }
 
 static PyObject *py_limit(PyObject *self, PyObject *args) {
@@ -360,8 +354,7 @@ static PyObject *py_waiting(PyObject *self, PyObject *none) {
 
 static PyMethodDef methods[] = {
     {"copy", py_copy, METH_VARARGS,
-     "copy(source, temporary, target, link, nofollow, urgent, limit, stats) -> (status, errno, size, mtime_ns, open_ns, "
-     "read_ns, write_ns)"},
+     "copy(source, temporary, target, link, nofollow, urgent, limit, stats) -> (status, errno, size, mtime_ns)"},
     {"limit", py_limit, METH_VARARGS, "limit(threads): so many may be at the source at a time; call it before any is"},
     {"take_turn", py_take_turn, METH_NOARGS, "Waits until another thread may go to the source."},
     {"give_turn", py_give_turn, METH_NOARGS, "This thread is back."},

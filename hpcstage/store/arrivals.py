@@ -14,7 +14,6 @@ from hpcstage.plan.types import ManifestEntry
 from hpcstage.protocol.arriving import (
     ARRIVING_NAME_BYTES,
     ARRIVING_ROW,
-    ARRIVING_ROWS,
     GRANTED_OFFSET,
     NAME_OFFSET,
     PRIORITY_OFFSET,
@@ -25,12 +24,12 @@ from hpcstage.protocol.arriving import (
     stripe_bytes,
 )
 from hpcstage.store.arrivingrows import (
-    ID_OFFSET,
     U32,
     StripeShare,
     open_map,
     reads_of,
     row_at,
+    row_of,
     share_of,
     stripes_at,
 )
@@ -65,19 +64,10 @@ class Arrivals:
         if is_as_listed(status, listed) and len(facts.incoming) < ARRIVING_NAME_BYTES:
             with suppress(OSError, ValueError):
                 self._map = self._map or open_map(self._path)
-                found = self._row_of(self._map, facts.id)
+                found = row_of(self._map, facts.id, GRANTED_OFFSET)
                 if found is not None:
                     return Arrival.shown(self._map, *found, facts)
         return Arrival(status.st_size)
-
-    @staticmethod
-    def _row_of(mapped: mmap.mmap, id_: int) -> tuple[int, int] | None:
-        """Returns the row of a transfer and its serial number."""
-        for row in range(ARRIVING_ROWS):
-            (serial,) = U32.unpack_from(mapped, GRANTED_OFFSET + 4 * row)
-            if serial and U32.unpack_from(mapped, row_at(row) + ID_OFFSET)[0] == id_:
-                return row, serial
-        return None
 
 
 class Arrival:

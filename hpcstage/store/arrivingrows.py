@@ -16,9 +16,7 @@ from hpcstage.plan.rule import FileReads, Front
 from hpcstage.protocol.arriving import (
     AHEAD_OFFSET,
     ARRIVING_BYTES,
-    ARRIVING_HEADER,
     ARRIVING_HEADER_BYTES,
-    ARRIVING_MAGIC,
     ARRIVING_READ,
     ARRIVING_ROW_BYTES,
     ARRIVING_ROWS,
@@ -86,6 +84,16 @@ def stripes_at(row: int) -> int:
     return STRIPES_OFFSET + row * ROW_STRIPES
 
 
+def row_of(mapped: mmap.mmap, id_: int, serials_at: int) -> tuple[int, int] | None:
+    """Returns the row of a file and the serial number of its transfer, by one of the header's lists of these; None if
+    it has none."""
+    for row in range(ARRIVING_ROWS):
+        (serial,) = U32.unpack_from(mapped, serials_at + 4 * row)
+        if serial and U32.unpack_from(mapped, row_at(row) + ID_OFFSET)[0] == id_:
+            return row, int(serial)
+    return None
+
+
 def share_of(mapped: mmap.mmap, start: int) -> StripeShare | None:
     """Returns with which nodes this one brings the file of the row that begins at `start`, if it does."""
     return StripeShare.unpack(mapped[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size])
@@ -100,23 +108,6 @@ def reads_of(mapped: mmap.mmap, start: int) -> FileReads:
     fronts = FRONT.iter_unpack(mapped[start + FRONTS_OFFSET : start + FRONTS_OFFSET + ROW_READERS * FRONT.size])
     read = sum(ARRIVING_READ.unpack_from(mapped, start + READ_OFFSET))
     return FileReads(size_bytes, read, faults, jumped, tuple(Front(*front) for front in fronts), ahead)
-
-
-def create(path: Path) -> mmap.mmap:
-    """Makes the file with its blocks allocated: writing into a hole on a disk that is full by then is SIGBUS."""
-    temporary = path.with_name(f".{path.name}")
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, ARRIVING_BYTES)
-        mapped = mmap.mmap(fd, ARRIVING_BYTES)
-        ARRIVING_HEADER.pack_into(mapped, 0, ARRIVING_MAGIC, ARRIVING_ROWS, ROW_STRIPES)
-        temporary.rename(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(fd)
-    return mapped
 
 
 def open_map(path: Path) -> mmap.mmap:

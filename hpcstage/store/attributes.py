@@ -6,7 +6,6 @@ source. The values are the manifest's; a copy that differs from it in size or ti
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from hpcstage.protocol.shim import (
     ATTRIBUTES_ROW,
     ATTRIBUTES_ROW_BYTES,
 )
+from hpcstage.store import mappedfile
 
 _LEAST_ROWS = 64
 _KEY = struct.Struct("<Qq")
@@ -34,23 +34,15 @@ class AttributesTable:
     """Owns the mapping. Raises OSError if the disk has no space for it."""
 
     def __init__(self, node_dir: Path, files: int) -> None:
-        """Makes a table for `files` copies. Its blocks are allocated at once: writing into a hole on a full disk is
-        SIGBUS."""
+        """Makes a table for `files` copies."""
         self._rows = max(_LEAST_ROWS, 1 << (max(files, 1) * 3 // 2).bit_length())
         self._shift = 64 - (self._rows.bit_length() - 1)
         size_bytes = ATTRIBUTES_HEADER_BYTES + self._rows * ATTRIBUTES_ROW_BYTES
-        temporary = node_dir / f".{ATTRIBUTES_FILE}"
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, size_bytes)
-            self._map = mmap.mmap(fd, size_bytes)
-            ATTRIBUTES_HEADER.pack_into(self._map, 0, ATTRIBUTES_MAGIC, self._rows, os.fstat(fd).st_dev)
-            temporary.rename(node_dir / ATTRIBUTES_FILE)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(fd)
+        self._map = mappedfile.make(
+            node_dir / ATTRIBUTES_FILE,
+            size_bytes,
+            lambda made: ATTRIBUTES_HEADER.pack(ATTRIBUTES_MAGIC, self._rows, made.st_dev),
+        )
 
     def put(self, copy: os.stat_result, source: ManifestEntry, device: int) -> None:
         """Writes the row of a copy of `source`, which is on `device` by this node's number."""

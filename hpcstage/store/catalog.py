@@ -1,5 +1,5 @@
-"""Finds a node's files for its copiers and its exchange: the manifest, and the names below a directory that follow
-from an id.
+"""Finds a node's files for its copiers and its exchange: the manifest, and the names in the store that follow from an
+id.
 
 All names are relative to the node directory, which is the working directory of a copier and of an exchange.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.errors import UsageError
@@ -18,7 +17,7 @@ from hpcstage.plan.types import ManifestEntry
 from hpcstage.protocol import nodedir
 from hpcstage.store.copyfile import CopyJob
 
-STORE = os.fsencode(nodedir.STORE) + b"/"
+_STORE = os.fsencode(nodedir.STORE) + b"/"
 _LINKS = os.fsencode(nodedir.LINKS) + b"/"
 _HEAD_BYTES = 256
 
@@ -26,20 +25,19 @@ _HEAD_BYTES = 256
 class Catalog:
     """Owns the manifest of a node directory."""
 
-    def __init__(self, path: Path, incoming: bytes, directory: bytes = STORE) -> None:
-        """Finds files below `directory`. Raises UsageError if there is no manifest at `path`."""
+    def __init__(self, path: Path, incoming: bytes) -> None:
+        """Raises UsageError if there is no manifest at `path`."""
         self.fingerprint = fingerprint(path)
         """The number by which a group knows the manifest that this node's ids belong to."""
         self._manifest = Manifest.open(path, verify=False)
         self._incoming = incoming
-        self._directory = directory
 
     def __contains__(self, id_: int) -> bool:
         return 0 <= id_ < len(self._manifest)
 
     def staged(self, id_: int) -> bytes:
         """Returns the name of a file's copy."""
-        return self._directory + self._manifest.store_path(id_)
+        return _STORE + self._manifest.store_path(id_)
 
     def size(self, id_: int) -> int:
         """Returns the bytes of a file at the scan."""
@@ -50,10 +48,8 @@ class Catalog:
         return self._manifest.entry(id_)
 
     def names(self, id_: int) -> tuple[bytes, bytes, bytes | None]:
-        """Returns the temporary, final and second name of a copy; in the store, copies of symbolic links have a second
-        one."""
-        has_second = self._directory == STORE and self._manifest.is_link(id_)
-        link = _LINKS + b"%d" % id_ if has_second else None
+        """Returns the temporary, final and second name of a copy; copies of symbolic links have a second one."""
+        link = _LINKS + b"%d" % id_ if self._manifest.is_link(id_) else None
         return self._incoming + b"%d" % id_, self.staged(id_), link
 
     def job(self, id_: int) -> CopyJob:
@@ -66,12 +62,10 @@ class Catalog:
         return CopyJob(self._manifest.source_path(id_), *self.names(id_), nofollow=not is_link, urgent=urgent)
 
 
-class Root:
-    """A directory in which the files of this node's manifest may lie. Owns its catalog, which is there as soon as the
-    manifest is, and a directory on the same file system for files that are not whole."""
+class LateCatalog:
+    """Owns a catalog that is there as soon as the manifest is. Files that are not whole are in `incoming`."""
 
-    def __init__(self, directory: str, incoming: str) -> None:
-        self.directory = directory
+    def __init__(self, incoming: str) -> None:
         self.incoming = incoming
         self._catalog: Catalog | None = None
 
@@ -80,17 +74,8 @@ class Root:
         """Returns the catalog; None as long as there is no manifest."""
         if self._catalog is None:
             with contextlib.suppress(UsageError):
-                incoming, directory = (os.fsencode(path) + b"/" for path in (self.incoming, self.directory))
-                self._catalog = Catalog(Path(nodedir.MANIFEST), incoming, directory)
+                self._catalog = Catalog(Path(nodedir.MANIFEST), os.fsencode(self.incoming) + b"/")
         return self._catalog
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """Where files are read on the node that gives them, and written on the node that gets them."""
-
-    source: Root
-    target: Root
 
 
 def fingerprint(path: Path) -> int:

@@ -200,11 +200,11 @@ class Copier:
             job = self._catalog.source_job(id_, urgent=urgent)
             worker.stats.works_on(id_)
             limit_bytes = self._settings.limit_bytes
-            outcome = CopyOutcome(status=Status.TOO_LARGE)
-            if self._catalog.size(id_) <= limit_bytes:
+            is_small, outcome = self._catalog.size(id_) <= limit_bytes, CopyOutcome(Status.TOO_LARGE)
+            if is_small:
                 outcome = copyfile.copy(worker, job, limit_bytes)
             if outcome.status is Status.TOO_LARGE:
-                self._copy_big(worker, id_, job)
+                self._copy_big(worker, id_, job, None if is_small else self._pace)
                 return
         except Exception as error:  # noqa: BLE001  whatever goes wrong with one file ends that file's copy only
             outcome = CopyOutcome(status=Status.LOCAL_ERROR, errno=getattr(error, "errno", 0) or 0)
@@ -218,8 +218,8 @@ class Copier:
         if self._logged <= MOST_LOGGED:
             traceback.print_exc()
 
-    def _copy_big(self, worker: CopyWorker, id_: int, job: CopyJob) -> None:
-        big = BigCopy(id_, job, self._pace, self._tasks.invite, partial(self._show, id_, job))
+    def _copy_big(self, worker: CopyWorker, id_: int, job: CopyJob, pace: Pacer | None) -> None:
+        big = BigCopy(id_, job, pace, self._tasks.invite, partial(self._show, id_, job))
         self._tasks.begin_big(big)
         if big.open(worker):
             self._help(worker, big)

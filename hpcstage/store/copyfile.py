@@ -1,8 +1,8 @@
 """Copies one file from the source to the store: read, check that it stayed as it was, publish.
 
-Owns the copying of a file by one thread, in Python, and the pieces that ranged copies share. `_copy.c` does the
-same without the interpreter lock where it was built. A file appears under its final name complete or not at all, and
-never in the place of something that is there.
+Owns the steps of a copy, which `largecopy` takes. `_copy.c` takes them for a small file in one go, without the
+interpreter lock, where it was built. A file appears under its final name complete or not at all, and never in the place
+of something that is there.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Status(IntEnum):
     """The source changed while it was copied."""
     NOT_REGULAR = 4
     TOO_LARGE = 5
-    """The file is larger than one thread copies; never reported to the daemon."""
+    """The file is not copied in one go; never reported to the daemon."""
     CANCELLED = 6
     EXISTS = 7
     """Something already has the final name."""
@@ -80,9 +80,8 @@ class CopyOutcome:
     errno: int = 0
     size_bytes: int = 0
     mtime_ns: int = 0
-    open_ns: int = 0
     read_ns: int = 0
-    write_ns: int = 0
+    """The time in calls that read the source, which `copy` leaves out."""
 
 
 class CopyError(Exception):
@@ -121,6 +120,12 @@ class CopyWorker:
         finally:
             _copy.give_turn()
 
+    def write(self, target: int, data: memoryview, position: int) -> None:
+        """Writes all of it at a position. Raises CopyError."""
+        began = time.monotonic_ns()
+        write_all(target, data, position)
+        self.stats.wrote(time.monotonic_ns() - began)
+
 
 def limit_turns(transfers: int) -> None:
     """Sets how many threads of this process may be at the source at a time."""
@@ -129,56 +134,13 @@ def limit_turns(transfers: int) -> None:
 
 
 def copy(worker: CopyWorker, job: CopyJob, limit_bytes: int) -> CopyOutcome:
-    """Copies a file of at most `limit_bytes`; a larger one is left for a ranged copy (TOO_LARGE)."""
-    if worker.native:
-        names = (job.source, job.temporary, job.target, job.link)
-        values = _copy.copy(*names, job.nofollow, job.urgent, limit_bytes, worker.address)
-        return CopyOutcome(Status(values[0]), *values[1:])
-    return _copy_in_python(worker, job, limit_bytes)
-
-
-def _copy_in_python(worker: CopyWorker, job: CopyJob, limit_bytes: int) -> CopyOutcome:
-    outcome = CopyOutcome()
-    try:
-        source = open_source(job, worker.stats, outcome)
-        try:
-            before = regular(source)
-            outcome.size_bytes, outcome.mtime_ns = before.st_size, before.st_mtime_ns
-            if before.st_size > limit_bytes:
-                raise CopyError(Status.TOO_LARGE)
-            _copy_out(worker, job, source, before, outcome)
-        finally:
-            os.close(source)
-        worker.stats.copied()
-    except CopyError as error:
-        outcome.status, outcome.errno = error.status, error.errno
-    worker.stats.wrote(outcome.write_ns)
-    return outcome
-
-
-def _copy_out(worker: CopyWorker, job: CopyJob, source: int, before: os.stat_result, outcome: CopyOutcome) -> None:
-    start = time.monotonic_ns()
-    target = create(job.temporary)
-    try:
-        read_before = outcome.read_ns
-        try:
-            if is_sparse(before):
-                with local_errors():
-                    os.ftruncate(target, before.st_size)
-            copy_range(worker, FileRange(source, target, 0, before.st_size, is_sparse(before)), outcome)
-            check_and_stamp(source, target, before)
-        finally:
-            with local_errors():
-                os.close(target)
-        publish(job)
-    except CopyError:
-        discard(job.temporary)
-        raise
-    finally:
-        outcome.write_ns = time.monotonic_ns() - start - (outcome.read_ns - read_before)
-
-
-# ---- the pieces
+    """Copies a file of at most `limit_bytes` in one go. A larger one is left, and all are without the C function
+    (TOO_LARGE)."""
+    if not worker.native:
+        return CopyOutcome(Status.TOO_LARGE)
+    names = (job.source, job.temporary, job.target, job.link)
+    values = _copy.copy(*names, job.nofollow, job.urgent, limit_bytes, worker.address)
+    return CopyOutcome(Status(values[0]), *values[1:])
 
 
 class local_errors(contextlib.AbstractContextManager[None]):
@@ -200,7 +162,7 @@ class source_errors(local_errors):
 _noatime = os.O_NOATIME if hasattr(os, "O_NOATIME") else 0
 
 
-def open_source(job: CopyJob, stats: ThreadStats, outcome: CopyOutcome) -> int:
+def open_source(job: CopyJob, stats: ThreadStats) -> int:
     """Opens the source for reading. A FIFO does not block, and the access time stays where we have the permission."""
     global _noatime
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (os.O_NOFOLLOW if job.nofollow else 0)
@@ -215,8 +177,7 @@ def open_source(job: CopyJob, stats: ThreadStats, outcome: CopyOutcome) -> int:
             fd = os.open(job.source, flags)
             _noatime = 0
         finally:
-            outcome.open_ns = time.monotonic_ns() - start
-            stats.opened(outcome.open_ns)
+            stats.opened(time.monotonic_ns() - start)
     return fd
 
 
@@ -282,7 +243,7 @@ def copy_range(
         if not count:
             raise CopyError(Status.CHANGED)
         with writing:
-            write_all(part.target, chunk[:count], position)
+            worker.write(part.target, chunk[:count], position)
         position += count
 
 

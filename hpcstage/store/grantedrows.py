@@ -15,6 +15,8 @@ from hpcstage.protocol.arriving import (
     AHEAD_OFFSET,
     ARRIVING_BYTES,
     ARRIVING_FILE,
+    ARRIVING_HEADER,
+    ARRIVING_MAGIC,
     ARRIVING_ROW,
     ARRIVING_ROW_BYTES,
     ARRIVING_ROWS,
@@ -27,16 +29,10 @@ from hpcstage.protocol.arriving import (
     WISHED_OFFSET,
     Priority,
 )
-from hpcstage.store.arrivingrows import (
-    MOST_COUNT,
-    U32,
-    U64,
-    StripeShare,
-    create,
-    reads_of,
-    row_at,
-    stripes_at,
-)
+from hpcstage.store import mappedfile
+from hpcstage.store.arrivingrows import MOST_COUNT, U32, U64, StripeShare, reads_of, row_at, stripes_at
+
+_HEADER = ARRIVING_HEADER.pack(ARRIVING_MAGIC, ARRIVING_ROWS, ROW_STRIPES)
 
 
 class GrantedRows:
@@ -44,7 +40,7 @@ class GrantedRows:
 
     def __init__(self, node_dir: Path) -> None:
         try:
-            self._map = create(node_dir / ARRIVING_FILE)
+            self._map = mappedfile.make(node_dir / ARRIVING_FILE, ARRIVING_BYTES, lambda _: _HEADER)
         except OSError:
             self._map = mmap.mmap(-1, ARRIVING_BYTES)
         self._rows: dict[int, int] = {}

@@ -7,11 +7,11 @@ Temporary copies are not in it, for they may be gone by the time it is read.
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from hpcstage.protocol.shim import HOLDINGS_FILE, HOLDINGS_HEADER, HOLDINGS_MAGIC, Holding
+from hpcstage.store import mappedfile
 
 _ONLY_KEPT = bytes(Holding.KEPT if value == Holding.KEPT else Holding.NONE for value in range(256))
 
@@ -23,7 +23,8 @@ class HeldFiles:
     def __init__(self, node_dir: Path, files: int) -> None:
         size = HOLDINGS_HEADER.size + files
         try:
-            self._map = _create(node_dir / HOLDINGS_FILE, size)
+            header = HOLDINGS_HEADER.pack(HOLDINGS_MAGIC, files)
+            self._map = mappedfile.make(node_dir / HOLDINGS_FILE, size, lambda _: header)
         except OSError:
             self._map = mmap.mmap(-1, size)
         self._first = HOLDINGS_HEADER.size
@@ -48,18 +49,3 @@ class HeldFiles:
     def of(self, id_: int) -> Holding:
         """Returns what the mapping says of a file."""
         return Holding(self._map[self._first + id_])
-
-
-def _create(path: Path, size: int) -> mmap.mmap:
-    """Makes the mapping with its blocks allocated: writing into a hole on a disk that is full by then would end the
-    daemon."""
-    temporary = path.with_name(f".{path.name}")
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, size)
-        mapped = mmap.mmap(fd, size)
-    finally:
-        os.close(fd)
-    HOLDINGS_HEADER.pack_into(mapped, 0, HOLDINGS_MAGIC, size - HOLDINGS_HEADER.size)
-    temporary.rename(path)
-    return mapped

@@ -1,6 +1,7 @@
-"""Copies one large file with several threads, so that a single file, too, is copied at the source's full speed. While
-programs of this node read large files at the source, what is copied when is decided by `plan.rule`. Where several nodes
-bring a file together, each reads its stripes at the source, and one thread gets the rest from the others.
+"""Copies one file in stripes, a large one with several threads, so that a single file, too, is copied at the source's
+full speed. While programs of this node read large files at the source, what is copied when is decided by `plan.rule`.
+Where several nodes bring a file together, each reads its stripes at the source, and one thread gets the rest from the
+others.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class BigCopy:
     def open(self, worker: CopyWorker) -> bool:
         """Opens source and copy. Returns False if that failed (see `outcome`)."""
         try:
-            self._source = copyfile.open_source(self.job, worker.stats, self.outcome)
+            self._source = copyfile.open_source(self.job, worker.stats)
             self._before = copyfile.regular(self._source)
             self.outcome.size_bytes, self.outcome.mtime_ns = self._before.st_size, self._before.st_mtime_ns
             self._size_bytes = self._before.st_size
@@ -152,7 +153,7 @@ class BigCopy:
                 self._fail(error)
             seen_ns[0] -= part.read_ns
             self._aside = None if self._aside == stripes.start else self._aside
-            if self._leave(part):
+            if self._leave():
                 self._finish(worker)
                 return True
             if self._are_too_many(is_slow=part.read_ns > SLOW_NS * copied):
@@ -326,9 +327,8 @@ class BigCopy:
             self._arrival.put_back(stripes)
             return True
 
-    def _leave(self, part: CopyOutcome) -> bool:
+    def _leave(self) -> bool:
         with self._lock:
-            self.outcome.read_ns += part.read_ns
             self._inside -= 1
             last = self._exhausted() and not self._inside and not self._finished
             self._finished = self._finished or last
@@ -399,7 +399,7 @@ class BigCopy:
         others.close()
         with self._lock:
             self._is_asking = False
-        if self._leave(CopyOutcome()):
+        if self._leave():
             self._finish(worker)
             return True
         return False
@@ -436,7 +436,7 @@ class BigCopy:
     def _take(self, worker: CopyWorker, stripe: int, data: memoryview) -> None:
         """Writes a stripe that came, and shows it, if the source is what it was when the copying began."""
         with self._writing:
-            copyfile.write_all(self._target, data, stripe * self._arrival.stripe_bytes)
+            worker.write(self._target, data, stripe * self._arrival.stripe_bytes)
         copyfile.check(self._source, self._before)
         self._arrival.arrived(stripe)
         worker.stats.received(len(data))
@@ -466,8 +466,7 @@ class BigCopy:
             self._empty()
             self._close()
             copyfile.discard(self.job.temporary)
-        self.outcome.write_ns += time.monotonic_ns() - began
-        worker.stats.wrote(self.outcome.write_ns)
+        worker.stats.wrote(time.monotonic_ns() - began)
 
     def _empty(self) -> None:
         """Frees the space of a copy that comes to nothing, also where programs have it open."""

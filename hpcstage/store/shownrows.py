@@ -8,15 +8,13 @@ from pathlib import Path
 
 from hpcstage.protocol.arriving import (
     ARRIVING_NAME_BYTES,
-    ARRIVING_ROW,
-    ARRIVING_ROWS,
     GRANTED_OFFSET,
     NAME_OFFSET,
     SHOWN_OFFSET,
     WISHED_OFFSET,
     StripeState,
 )
-from hpcstage.store.arrivingrows import ID_OFFSET, U32, open_map, row_at, stripes_at
+from hpcstage.store.arrivingrows import U32, open_map, row_at, row_of, stripes_at
 
 _SERIALS = (GRANTED_OFFSET, SHOWN_OFFSET)
 
@@ -27,7 +25,6 @@ class ShownRow:
     def __init__(self, mapped: mmap.mmap, row: int, serial: int) -> None:
         start = row_at(row)
         self._map, self._row, self._serial = mapped, row, serial
-        *_, self.stripe_bytes, _ = ARRIVING_ROW.unpack_from(mapped, start)
         name = mapped[start + NAME_OFFSET : start + NAME_OFFSET + ARRIVING_NAME_BYTES]
         self.incoming = name.partition(b"\0")[0]
         """The name of the incoming file in the node directory."""
@@ -56,11 +53,7 @@ class ShownRows:
         """Returns the row of a file of which something is shown."""
         with suppress(OSError, ValueError):
             self._map = self._map or open_map(self._path)
-        for row in range(ARRIVING_ROWS if self._map is not None else 0):
-            assert self._map is not None
-            (serial,) = U32.unpack_from(self._map, SHOWN_OFFSET + 4 * row)
-            if serial and U32.unpack_from(self._map, row_at(row) + ID_OFFSET)[0] == id_:
-                found = ShownRow(self._map, row, serial)
-                if found.holds():
-                    return found
-        return None
+        if self._map is None or (found := row_of(self._map, id_, SHOWN_OFFSET)) is None:
+            return None
+        row = ShownRow(self._map, *found)
+        return row if row.holds() else None

@@ -15,7 +15,11 @@ from hpcstage.daemon.peers.asks import (
     Asks,
     by_owner,
 )
-from hpcstage.daemon.peers.offers import Askers
+from hpcstage.daemon.peers.offers import Offers
+from hpcstage.daemon.queue.queue import Queue
+from hpcstage.daemon.queue.rates import Limits
+from hpcstage.plan.types import Budget
+from hpcstage.protocol.exchange import Ask
 
 
 def asks(files=64, size_bytes=1000):
@@ -90,24 +94,37 @@ def test_nodes_without_a_manifest_are_asked_again_for_a_bounded_time():
     assert not out.trusts(5, now)
 
 
+FILES = 6
+
+
+def asked(*pairs: tuple[int, int]) -> tuple[Queue, Offers]:
+    """A node that other nodes, the second ones, have asked for files."""
+    queue = Queue([1] * FILES, Limits(Budget(1 << 20, 10)))
+    offers = Offers(queue, FILES, lambda _: None)
+    for id_, node in pairs:
+        offers.asked(Ask(node, (id_,)), 0.0)
+    assert not list(offers.take()), "they wait"
+    return queue, offers
+
+
+def told(queue: Queue, offers: Offers) -> list[tuple[int, int]]:
+    queue.void(range(FILES))
+    offers.voided(range(FILES))
+    found = [(id_, offer.node) for offer in offers.take() for id_ in offer.ids]
+    offers.voided(range(FILES))
+    assert not list(offers.take()), "once"
+    return sorted(found)
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=40))
 def test_every_asker_is_told_once(pairs):
-    askers = Askers()
-    for id_, node in pairs:
-        askers.add(id_, node)
-    told = [(id_, node) for id_ in range(6) for node in askers.settle(id_)]
-    assert sorted(told) == sorted(set(pairs))
-    assert len(askers) == 0
+    assert told(*asked(*pairs)) == sorted(set(pairs))
 
 
 def test_askers_that_leave():
-    askers = Askers()
-    askers.add(1, 7)
-    askers.add(1, 8)
-    askers.add(2, 7)
-    askers.drop(7)
-    assert askers.ids() == [1]
-    assert askers.settle(1) == [8]
+    queue, offers = asked((1, 7), (1, 8), (2, 7))
+    offers.drop(7)
+    assert told(queue, offers) == [(1, 8)]
 
 
 def test_by_owner():

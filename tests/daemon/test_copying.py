@@ -26,7 +26,7 @@ from hpcstage.plan.types import Budget
 from hpcstage.store import copyfile, largecopy
 from hpcstage.store.copier import CopierSettings
 from hpcstage.store.copyfile import CopyJob, CopyOutcome, CopyWorker, Status
-from hpcstage.store.counters import StatsArea
+from hpcstage.store.counters import WRITE_NS, StatsArea
 
 NEEDS_C = pytest.mark.skipif(copyfile._copy is None, reason="the C function was not built")
 native = pytest.mark.parametrize("native", [False, pytest.param(True, marks=NEEDS_C)], ids=["python", "c"])
@@ -285,6 +285,17 @@ def test_a_large_file_keeps_to_the_rate_cap(tmp_path, local_dir):
     assert result.seconds > 0.8
 
 
+def copied(worker: CopyWorker, job: CopyJob) -> CopyOutcome:
+    """As a thread of a copier does."""
+    outcome = copyfile.copy(worker, job, 1 << 30)
+    if outcome.status is not Status.TOO_LARGE:
+        return outcome
+    big = largecopy.BigCopy(0, job, None, lambda _: None)
+    if big.open(worker):
+        assert big.work(worker)
+    return big.outcome
+
+
 @native
 def test_nothing_takes_the_place_of_what_is_there(tmp_path, local_dir, native):
     worker = CopyWorker(StatsArea(1).thread(0), native=native)
@@ -292,12 +303,12 @@ def test_nothing_takes_the_place_of_what_is_there(tmp_path, local_dir, native):
     source.write_bytes(b"new")
     target.write_bytes(b"there before")
     job = CopyJob(os.fsencode(source), os.fsencode(local_dir / "temporary"), os.fsencode(target))
-    assert copyfile.copy(worker, job, 1 << 20).status is Status.EXISTS
+    assert copied(worker, job).status is Status.EXISTS
     assert target.read_bytes() == b"there before"
     assert not (local_dir / "temporary").exists()
     os.unlink(target)
     target.symlink_to("/nonexistent/tombstone")
-    assert copyfile.copy(worker, job, 1 << 20).status is Status.EXISTS
+    assert copied(worker, job).status is Status.EXISTS
     assert target.is_symlink()
 
 
@@ -307,7 +318,7 @@ def test_a_cancelled_copy_leaves_nothing(tmp_path, local_dir, native):
     stats.words[7] = 1
     (tmp_path / "source").write_bytes(bytes(100))
     job = CopyJob(os.fsencode(tmp_path / "source"), os.fsencode(local_dir / "t"), os.fsencode(local_dir / "target"))
-    assert copyfile.copy(CopyWorker(stats, native=native), job, 1 << 20).status is Status.CANCELLED
+    assert copied(CopyWorker(stats, native=native), job).status is Status.CANCELLED
     assert os.listdir(local_dir) == []
 
 
@@ -347,7 +358,7 @@ def test_a_second_write_in_one_tick_of_the_clock_is_seen(tmp_path, local_dir, na
         with ThreadPoolExecutor(1) as pool:
             for attempt in range(100):
                 source.write_bytes(b"x" * size)
-                copying = pool.submit(copyfile.copy, worker, job, 1 << 30)
+                copying = pool.submit(copied, worker, job)
                 with source.open("r+b", buffering=0) as file:
                     file.write(attempt.to_bytes(4, "little") * (size // 4))
                 if copying.result().status is Status.OK:
@@ -369,13 +380,22 @@ def test_both_ways_count_alike(tmp_path, local_dir):
             b"%s/t" % os.fsencode(local_dir),
             b"%s/%d" % (os.fsencode(local_dir), index),
         )
-        outcome = copyfile.copy(CopyWorker(area.thread(index), native=native), job, 1 << 30)
+        outcome = copied(CopyWorker(area.thread(index), native=native), job)
         assert outcome.status is Status.OK
         assert outcome.size_bytes == 3_000_000
     a, b = (area.thread(i).words.tolist() for i in range(2))
     assert [a[i] for i in (0, 1, 3, 6)] == [b[i] for i in (0, 1, 3, 6)] == [3_000_000, 1, 3, 1]
     opens, reads = area.histograms()
     assert (sum(opens.values()), sum(reads.values())) == (2, 6)
+
+
+def test_the_time_of_a_slow_local_disk_counts(tmp_path, local_dir, monkeypatch):
+    (tmp_path / "source").write_bytes(bytes(3 << 20))
+    stats, write = StatsArea(1).thread(0), os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda *what: time.sleep(0.02) or write(*what))
+    job = CopyJob(*(os.fsencode(path) for path in (tmp_path / "source", local_dir / "t", local_dir / "target")))
+    assert copied(CopyWorker(stats, native=False), job).status is Status.OK
+    assert stats.words[WRITE_NS] >= 3 * 20_000_000
 
 
 def test_a_big_copy_that_cannot_begin_says_why(tmp_path, local_dir):

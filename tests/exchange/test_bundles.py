@@ -29,7 +29,7 @@ from hpcstage.exchange.transport.frames import (
     open_bundle,
 )
 from hpcstage.protocol.exchange import Why
-from hpcstage.store.catalog import Catalog, Root, Transfer
+from hpcstage.store.catalog import Catalog
 
 U32 = st.integers(0, 2**32 - 1)
 FORMS = [
@@ -104,25 +104,6 @@ def test_files_of_all_sizes_arrive_as_they_are(nodes, form, seed, monkeypatch):
         assert (found.st_mtime_ns, found.st_mode & 0o777) == (entry.mtime_ns, 0o644)
     assert sorted(os.listdir(pair[1].path / "links")) == ["0", "7"]
     assert os.listdir(pair[1].path / "incoming/peer") == []
-
-
-def test_a_transfer_may_have_another_target_than_the_store(nodes, form, tmp_path, monkeypatch):
-    pair = nodes([10, 3 * PIECE_BYTES], links={0})
-    data = [b"0123456789", bytes(range(256)) * (3 * PIECE_BYTES // 256)]
-    for id_, content in enumerate(data):
-        pair[0].stage(id_, content)
-    target = tmp_path / "drained"
-    (target / ".incoming").mkdir(parents=True)
-    drain = Transfer(source=Root("store", "incoming/peer"), target=Root(str(target), str(target / ".incoming")))
-    monkeypatch.chdir(pair[0].path)
-    buffer, outgoing, incoming = BufferPool(1).take(), Outgoing(), Incoming()
-    outgoing.ids.extend([0, 1])
-    while outgoing.has_some:
-        filled = outgoing.fill(buffer, drain.source.catalog)
-        incoming.store(buffer, open_bundle(buffer.view[: filled.length]).rows, drain.target.catalog)
-    found = {os.fspath(path.relative_to(target)): path.read_bytes() for path in target.rglob("*") if path.is_file()}
-    assert found == {os.fsdecode(pair[0].manifest.store_path(id_)): content for id_, content in enumerate(data)}
-    assert os.listdir("links") == []
 
 
 def test_copies_that_differ_from_the_scan_go_as_they_are(nodes, form, monkeypatch):

@@ -108,12 +108,11 @@ def test_manifest_and_order_are_handed_on(group, count):
     order = os.urandom(240_000)
     (one.nodes[0].path / "order.bin").write_bytes(order)
     one.start().ready()
-    size = (one.nodes[0].path / "manifest.bin").stat().st_size
-    assert size > 3 * MB
-    one.nodes[0].send(exchange.PlanFiles(size, len(order), 77))
+    assert (one.nodes[0].path / "manifest.bin").stat().st_size > 3 * MB
+    one.nodes[0].send(exchange.PlanFiles(77))
     serve(one.nodes, lambda: all(node.handed for node in one.nodes[1:]))
     for node in one.nodes[1:]:
-        assert node.handed == [exchange.PlanFiles(size, len(order), 77)]
+        assert node.handed == [exchange.PlanFiles(77)]
         assert (node.path / "manifest.bin").read_bytes() == (one.nodes[0].path / "manifest.bin").read_bytes()
         assert (node.path / "order.bin").read_bytes() == order
         assert not left_over(node) or left_over(node) == ["manifest"]
@@ -131,7 +130,7 @@ def test_a_node_with_another_manifest_takes_and_gives_nothing(group):
     before = (one.nodes[1].path / "manifest.bin").read_bytes()
     one.stage(0, 0)
     one.start().ready()
-    one.nodes[0].send(exchange.PlanFiles(1, 0, 0))
+    one.nodes[0].send(exchange.PlanFiles(0))
     one.nodes[1].ask(0, [0])
     serve(one.nodes, lambda: 0 in one.nodes[1].missed)
     assert one.nodes[1].missed[0].why is Why.UNKNOWN
@@ -146,7 +145,7 @@ def test_a_node_that_found_the_same_files_takes_part_with_its_own_manifest(group
     manifest_of([10, 20], mtime_ns=1_600_000_000_123_456_000).save(one.nodes[1].path / "manifest.bin")
     data = one.stage(0, 0)
     one.start().ready()
-    one.nodes[0].send(exchange.PlanFiles(1, 0, 3))
+    one.nodes[0].send(exchange.PlanFiles(3))
     serve(one.nodes, lambda: bool(one.nodes[1].handed))
     one.nodes[1].ask(0, [0])
     serve(one.nodes, lambda: 0 in one.nodes[1].got)

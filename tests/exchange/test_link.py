@@ -25,7 +25,7 @@ WHY = st.sampled_from(Why)
 MESSAGES = st.one_of(
     st.builds(exchange.Hello, U32, U64, U64),
     st.builds(exchange.Group, U64, U64, st.binary(max_size=60)),
-    st.builds(exchange.PlanFiles, U64, U64, U64),
+    st.builds(exchange.PlanFiles, U64),
     st.builds(exchange.Fetch, U32, IDS),
     st.builds(exchange.Ask, U32, IDS),
     st.builds(exchange.Offer, U32, WHY, IDS),

@@ -19,7 +19,7 @@ from hpcstage.exchange.transport.frames import BundleRow, ControlFrame, Sort, cl
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol.arriving import LEAST_STRIPE_BYTES
 from hpcstage.store.arrivingrows import StripeShare
-from hpcstage.store.catalog import Root
+from hpcstage.store.catalog import LateCatalog
 from hpcstage.store.peerstripes import PeerStripes
 
 MB = LEAST_STRIPE_BYTES
@@ -47,7 +47,7 @@ class Desk:
             post=self.post, lanes=SimpleNamespace(reading=Lane("test", Wake(), slow_s=60.0)), membership=range(3),
             nodes=[0, 1, 2], ended=False, place=lambda node: node or None, files_at=0.0,
         )  # fmt: skip
-        self.root = Root("store", "incoming")
+        self.root = LateCatalog("incoming")
         self.service = StripeService(station, self.root)
         found = PeerStripes.connect(0, SIZE, MB, StripeShare(0, (0, 1, 2)))
         assert found is not None

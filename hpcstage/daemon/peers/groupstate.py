@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,14 +94,6 @@ class Staged:
             return True
         theirs, ours = Manifest.open(self._path, verify=False), self.manifest
         return theirs.sizes == ours.sizes and theirs.paths_digest() == ours.paths_digest()
-
-
-def size_of(path: Path) -> int:
-    """Returns the bytes of a file; 0 if it is not there."""
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
 
 
 def _head(path: Path) -> bytes:

@@ -22,41 +22,6 @@ _WHY: dict[FileState | None, Why] = {
 }
 
 
-class Askers:
-    """Owns the peer requests of other nodes that this node has not answered yet."""
-
-    def __init__(self) -> None:
-        self._nodes: dict[int, list[int]] = {}
-
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-    def add(self, id_: int, node: int) -> None:
-        """Notes that a node waits for an id."""
-        nodes = self._nodes.setdefault(id_, [])
-        if node not in nodes:
-            nodes.append(node)
-
-    def settle(self, id_: int) -> list[int]:
-        """Takes out the asks for an id that is in its final state. Returns the nodes to be told."""
-        return self._nodes.pop(id_, [])
-
-    def ids(self) -> list[int]:
-        """Returns all ids that a node waits for."""
-        return list(self._nodes)
-
-    def drop(self, node: int) -> None:
-        """Forgets the peer requests of a node that is gone."""
-        for id_ in [id_ for id_, nodes in self._nodes.items() if node in nodes]:
-            self._nodes[id_].remove(node)
-            if not self._nodes[id_]:
-                del self._nodes[id_]
-
-    def clear(self) -> None:
-        """Forgets all peer requests."""
-        self._nodes.clear()
-
-
 class Offers:
     """Owns the waiting peer requests and the answers. `fetcher` returns the node that fetches an id from the source;
     None where that is not known. Ids from `files` on are unknown here."""
@@ -65,7 +30,8 @@ class Offers:
         self._queue = queue
         self._files = files
         self._fetcher = fetcher
-        self._askers = Askers()
+        self._askers: dict[int, list[int]] = {}
+        """By id: the nodes that wait for it."""
         self._answers: dict[tuple[int, Why], list[int]] = {}
 
     def asked(self, message: exchange.Ask, now: float) -> None:
@@ -74,30 +40,30 @@ class Offers:
             if id_ >= self._files or self._queue.from_peers.is_deferred(id_, now):
                 self._answer(id_, message.node)
             elif self._queue.source.asked(id_) is AnswerKind.WAIT:
-                self._askers.add(id_, message.node)
+                self._add(id_, message.node)
             else:
                 self._answer(id_, message.node)
 
     def final(self, id_: int) -> None:
         """Answers the nodes that asked for an id, which is in its final state here."""
-        for node in self._askers.settle(id_):
+        for node in self._askers.pop(id_, ()):
             self._answer(id_, node)
 
     def defer(self, now: float) -> None:
         """Answers the nodes that asked for large files that programs read at the source: they do not wait for them."""
-        for id_ in self._askers.ids():
+        for id_ in list(self._askers):
             if self._queue.from_peers.is_deferred(id_, now):
                 self.final(id_)
 
     def voided(self, ids: Container[int]) -> None:
         """Answers the nodes that asked for files that were written to."""
-        for id_ in self._askers.ids():
+        for id_ in list(self._askers):
             if id_ in ids:
                 self.final(id_)
 
     def refused(self) -> None:
         """Answers the nodes that asked for files that this node will not read, as it reads nothing more."""
-        for id_ in self._askers.ids():
+        for id_ in list(self._askers):
             if self._queue.source.asked(id_) is AnswerKind.DIRECT:
                 self.final(id_)
 
@@ -109,12 +75,20 @@ class Offers:
 
     def drop(self, node: int) -> None:
         """Forgets the peer requests of a node that is gone."""
-        self._askers.drop(node)
+        for id_ in [id_ for id_, nodes in self._askers.items() if node in nodes]:
+            self._askers[id_].remove(node)
+            if not self._askers[id_]:
+                del self._askers[id_]
 
     def clear(self) -> None:
         """Forgets all peer requests and answers, as the group has ended."""
         self._askers.clear()
         self._answers.clear()
+
+    def _add(self, id_: int, node: int) -> None:
+        nodes = self._askers.setdefault(id_, [])
+        if node not in nodes:
+            nodes.append(node)
 
     def _answer(self, id_: int, node: int) -> None:
         self._answers.setdefault((node, self._why(id_, node)), []).append(id_)

@@ -15,7 +15,7 @@ from itertools import compress, count
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.inbox import Inbox
-from hpcstage.daemon.peers.groupstate import Staged, size_of
+from hpcstage.daemon.peers.groupstate import Staged
 from hpcstage.daemon.peers.nodegroup import NodeGroup
 from hpcstage.daemon.peers.peers import Peers
 from hpcstage.daemon.peers.received import PeerCounts
@@ -138,9 +138,7 @@ class FileSharing(Neighbours):
     def _announce(self) -> None:
         nodes = self._group.nodes
         if self._announces and nodes.leads and nodes.members is not None:
-            node_dir = self._group.base.node_dir
-            manifest_bytes, order_bytes = size_of(node_dir / nodedir.MANIFEST), size_of(node_dir / nodedir.ORDER)
-            self._group.send(exchange.PlanFiles(manifest_bytes, order_bytes, self._directories))
+            self._group.send(exchange.PlanFiles(self._directories))
             self._join()
 
     def _compare(self, directories: int) -> None:

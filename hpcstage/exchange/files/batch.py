@@ -1,7 +1,8 @@
 """Handles many small files in one call: reads them into a buffer, or writes them from one and publishes them as copiers
 do.
 
-`_files.c` does both without the interpreter lock where it was built; this module does the same in Python.
+`_files.c` does both without the interpreter lock where it was built. Without it this module reads them in Python, and
+`receiver` writes each as it does a larger file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from enum import IntEnum
 
 from hpcstage.exchange.transport.buffers import Buffer
 from hpcstage.store import copyfile
-from hpcstage.store.copyfile import CopyError, CopyJob, Status
 
 try:
     from hpcstage.store import _files  # type: ignore[attr-defined, unused-ignore]
@@ -51,12 +51,15 @@ def read_files(paths: list[bytes], buffer: Buffer, at: int, end: int) -> list[Re
     return found
 
 
+def can_write() -> bool:
+    """Returns whether there is `write_files`."""
+    return _files is not None
+
+
 def write_files(rows: list[Gotten], buffer: Buffer) -> list[int]:
     """Writes and publishes files that lie whole in a buffer. Returns for each errno or 0; EEXIST: something has the
     name already."""
-    if _files is not None:
-        return _files.write_files(rows, buffer.address)  # type: ignore[no-any-return]
-    return [_write(row, buffer.view) for row in rows]
+    return _files.write_files(rows, buffer.address)  # type: ignore[no-any-return]
 
 
 def open_given(path: bytes) -> tuple[int, os.stat_result]:
@@ -81,31 +84,6 @@ def read_into(fd: int, view: memoryview, position: int) -> bool:
     return count == len(view)
 
 
-def write_from(fd: int, view: memoryview, position: int) -> None:
-    """Writes all of the view at a position. Raises CopyError."""
-    with copyfile.local_errors():
-        while view:
-            count = os.pwrite(fd, view, position)
-            view, position = view[count:], position + count
-
-
-def publish(fd: int, job: CopyJob, size_bytes: int, mode: int, mtime_ns: int) -> None:
-    """Checks, stamps and names the file that was written under the temporary name, and closes it. Raises CopyError."""
-    try:
-        with copyfile.local_errors():
-            try:
-                if os.fstat(fd).st_size != size_bytes:
-                    raise CopyError(Status.CHANGED)
-                os.fchmod(fd, mode & copyfile.PERMISSIONS)
-                os.utime(fd, ns=(mtime_ns, mtime_ns))
-            finally:
-                os.close(fd)
-        copyfile.publish(job)
-    except CopyError:
-        copyfile.discard(job.temporary)
-        raise
-
-
 def _read(path: bytes, view: memoryview, at: int, end: int) -> ReadRow:
     try:
         fd, found = open_given(path)
@@ -118,19 +96,3 @@ def _read(path: bytes, view: memoryview, at: int, end: int) -> ReadRow:
         return what, found.st_size, found.st_mode & copyfile.PERMISSIONS, found.st_mtime_ns, at
     finally:
         os.close(fd)
-
-
-def _write(row: Gotten, view: memoryview) -> int:
-    at, size_bytes, mode, mtime_ns, temporary, target, second = row
-    try:
-        fd = copyfile.create(temporary)
-        try:
-            write_from(fd, view[at : at + size_bytes], 0)
-        except CopyError:
-            os.close(fd)
-            copyfile.discard(temporary)
-            raise
-        publish(fd, CopyJob(b"", temporary, target, second), size_bytes, mode, mtime_ns)
-    except CopyError as error:
-        return error.errno
-    return 0

@@ -1,7 +1,6 @@
 """Moves files between the nodes of a group: the service of an exchange that fetches, offers and tells of files by id.
 
-Owns what the messages of daemons and exchanges about files lead to; `sender` and `receiver` do it. A transfer has a
-source, where the node that gives a file reads it, and a target, where the node that gets it writes it.
+Owns what the messages of daemons and exchanges about files lead to; `sender` and `receiver` do it.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from hpcstage.exchange.transport.frames import CONTROL_TAG, ControlFrame, Sort, 
 from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol import exchange
 from hpcstage.protocol.exchange import Ask, Fetch, Holdings, Offer, Reading, Sent, Together, Why
-from hpcstage.store.catalog import Transfer
+from hpcstage.store.catalog import LateCatalog
 
 
 class FileService(ExchangeService):
-    """Serves the messages about files of one transfer."""
+    """Serves the messages about files."""
 
     sorts = (Sort.ASK, Sort.REFUSE, Sort.READING, Sort.TOGETHER, Sort.HELD, Sort.FILES)
     orders = (Fetch, Offer, Reading, Together, Holdings)
 
-    def __init__(self, station: Station, transfer: Transfer) -> None:
+    def __init__(self, station: Station, store: LateCatalog) -> None:
         super().__init__(station)
-        self._transfer = transfer
+        self._store = store
         self._sender = Sender(station.post, station.lanes.reading, Outgoing)
         self._receiver = Receiver(station.post, station.lanes.writing, station.nodes)
         self._asked: dict[int, set[int]] = {}
@@ -50,7 +49,7 @@ class FileService(ExchangeService):
             self._tell_others(Sort.HELD, message.ids)
 
     def _fetch(self, message: Fetch) -> None:
-        catalog, place = self._transfer.target.catalog, self.station.place(message.node)
+        catalog, place = self._store.catalog, self.station.place(message.node)
         if place is not None and catalog is not None:
             self._receiver.fetch(place, message.ids, catalog)
         else:
@@ -62,14 +61,14 @@ class FileService(ExchangeService):
         if place is None:
             return
         self._asked.setdefault(place, set()).difference_update(message.ids)
-        why = Why.UNKNOWN if self._transfer.source.catalog is None else Why.NONE
+        why = Why.UNKNOWN if self._store.catalog is None else Why.NONE
         if message.why or why:
             self._sender.refuse(place, message.why or why, message.ids)
         else:
             self._sender.offer(place, message.ids)
 
     def _tell_others(self, sort: Sort, ids: tuple[int, ...]) -> None:
-        catalog = self._transfer.source.catalog
+        catalog = self._store.catalog
         if catalog is None:
             return  # the others have no copies by a manifest that they have not seen
         packed, own = ControlFrame(sort, catalog.fingerprint, ids=ids).pack(), self.station.position
@@ -106,7 +105,7 @@ class FileService(ExchangeService):
             self._control(mail.source, ControlFrame.unpack(mail.data))
             return
         self.station.files_at = time.monotonic()
-        bundle, catalog = open_bundle(mail.data), self._transfer.target.catalog
+        bundle, catalog = open_bundle(mail.data), self._store.catalog
         if catalog is None or self.station.ended:
             self.station.post.arrivals.give(mail.buffer)
         else:
@@ -118,7 +117,7 @@ class FileService(ExchangeService):
                 self.station.ended_nodes.add(self.station.nodes[source])
             self._receiver.refused(source, message.why, message.ids)
             return
-        catalog = self._transfer.source.catalog
+        catalog = self._store.catalog
         is_same = catalog is not None and catalog.fingerprint == message.fingerprint
         if message.sort is Sort.ASK:
             if self.station.ended or not is_same:
@@ -133,7 +132,7 @@ class FileService(ExchangeService):
 
     def pump(self) -> bool:
         """Reads, sends and writes."""
-        catalog = self._transfer.source.catalog if self._sender.has_turns else None
+        catalog = self._store.catalog if self._sender.has_turns else None
         started = catalog is not None and self._sender.pump(catalog)
         if self._sender.has_turns:
             self.station.files_at = time.monotonic()

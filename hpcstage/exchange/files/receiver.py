@@ -54,18 +54,20 @@ class Incoming:
 
     def store(self, buffer: Buffer, rows: Sequence[BundleRow], catalog: Catalog) -> list[Stored]:
         """Writes the rows of a bundle. Returns the files that ended."""
-        whole = [row for row in rows if row.length == row.size_bytes]
+        can_write = batch.can_write()
+        whole = [row for row in rows if can_write and row.length == row.size_bytes]
         if self._parts:
             self.drop([row.id for row in whole])
         gotten = [(row.at, row.length, row.mode, row.mtime_ns, *catalog.names(row.id)) for row in whole]
-        written = batch.write_files(gotten, buffer)
+        written = batch.write_files(gotten, buffer) if gotten else []
         stored = [
             Stored(row.id, _why_of(error), row.size_bytes, row.mtime_ns)
             for row, error in zip(whole, written, strict=True)
         ]
         if len(whole) < len(rows):
-            parts = (self._row(buffer.view, row, catalog) for row in rows if row.length < row.size_bytes)
-            stored += [ended for ended in parts if ended is not None]
+            rest = (row for row in rows if not can_write or row.length < row.size_bytes)
+            ended = (self._row(buffer.view, row, catalog) for row in rest)
+            stored += [one for one in ended if one is not None]
         return stored
 
     def drop(self, ids: Sequence[int]) -> None:
@@ -80,12 +82,12 @@ class Incoming:
             part = self._part(row, catalog)
             data = view[row.at : row.at + row.length]
             if any(data[:1]) or data.tobytes() != bytes(row.length):  # else it stays a hole
-                batch.write_from(part.fd, data, row.start)
+                copyfile.write_all(part.fd, data, row.start)
             part.received += row.length
             if part.received < row.size_bytes:
                 return None
             del self._parts[row.id]
-            batch.publish(part.fd, part.job, row.size_bytes, row.mode, row.mtime_ns)
+            _publish(part, row)
         except CopyError as error:
             self.drop([row.id])
             return Stored(row.id, _why(error))
@@ -104,6 +106,23 @@ class Incoming:
         with copyfile.local_errors():
             os.ftruncate(part.fd, row.size_bytes)
         return part
+
+
+def _publish(part: _Part, row: BundleRow) -> None:
+    """Checks, stamps and names a file of which all has come, and closes it. Raises CopyError."""
+    try:
+        with copyfile.local_errors():
+            try:
+                if os.fstat(part.fd).st_size != row.size_bytes:
+                    raise CopyError(Status.CHANGED)
+                os.fchmod(part.fd, row.mode & copyfile.PERMISSIONS)
+                os.utime(part.fd, ns=(row.mtime_ns, row.mtime_ns))
+            finally:
+                os.close(part.fd)
+        copyfile.publish(part.job)
+    except CopyError:
+        copyfile.discard(part.job.temporary)
+        raise
 
 
 def _abandon(part: _Part) -> None:

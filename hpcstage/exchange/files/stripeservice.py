@@ -38,7 +38,7 @@ from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol.arriving import ARRIVING_FILE, stripe_bytes
 from hpcstage.protocol.exchange import Sent
 from hpcstage.protocol.stripelink import Asked
-from hpcstage.store.catalog import Catalog, Root
+from hpcstage.store.catalog import Catalog, LateCatalog
 from hpcstage.store.shownrows import ShownRow, ShownRows
 
 
@@ -142,7 +142,7 @@ class StripeService(ExchangeService):
 
     sorts = (Sort.ASK_STRIPES, Sort.NO_STRIPES, Sort.STRIPES)
 
-    def __init__(self, station: Station, store: Root) -> None:
+    def __init__(self, station: Station, store: LateCatalog) -> None:
         super().__init__(station)
         self._store = store
         self._rows = ShownRows(Path(ARRIVING_FILE))
