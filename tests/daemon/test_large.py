@@ -108,6 +108,16 @@ def test_what_came_before_programs_read_is_no_debt() -> None:
     assert q.large.priority(0, 3.0) is Priority.FOLLOWS, "now it has none"
 
 
+def test_a_copy_that_is_under_way_beside_its_reader_is_not_taken_for_one_that_comes() -> None:
+    q = queue([LARGE, LARGE])
+    assert begin(q, 0.0) == [0, 1]
+    assert q.large.uncopied == set()
+    looks(q, {0: NOTHING}, 1.0)
+    assert q.large.uncopied == {0}
+    q.large.look(of({}), 1.0 + LET_GO_S)
+    assert q.large.uncopied == set()
+
+
 def test_transfers_of_what_nobody_reads_are_given_up_and_begin_again() -> None:
     read = [0, 0]
     q = queue([LARGE, LARGE], read.__getitem__)

@@ -62,6 +62,8 @@ class Large:
         """By id: of files after the one that a reader in order is at, the bytes that follow it. The first is next."""
         self.aside: int | None = None
         """The file of which the rest is brought."""
+        self._here: list[int] = []
+        """The files that programs of this node have open at the source."""
         self._followed: list[int] = []
         self._beyond_bytes = 0
         """What follows a reader beyond those files."""
@@ -93,9 +95,9 @@ class Large:
         self.reads.drop([id_ for id_ in self.reads.ids(now) if self._states.of(id_) is FileState.STORED])
         if not self.reads.are_here(now):
             self._before = {id_: self._flights.copied(id_) for id_ in flying}
-            self.aside, self._followed, self.ahead, self._beyond_bytes = None, [], {}, 0
+            self.aside, self._here, self._followed, self.ahead, self._beyond_bytes = None, [], [], {}, 0
             return
-        here = [id_ for id_ in self.reads.ids(now) if self.reads.is_here(id_, now) and self.is_large(id_)]
+        self._here = here = [id_ for id_ in self.reads.ids(now) if self.reads.is_here(id_, now) and self.is_large(id_)]
         self.deferred.update(here)
         found = {id_: of(id_) for id_ in (*here, *flying)}
         self._followed = [id_ for id_ in here if found[id_].windows() and self._may_bring(id_)]
@@ -229,7 +231,7 @@ class Large:
         return {id_ for id_ in self.deferred if self._states.of(id_) not in others and not self._comes(id_)}
 
     def _comes(self, id_: int) -> bool:
-        return self._states.of(id_) is FileState.FLYING and id_ != self.aside and id_ not in self._followed
+        return self._states.of(id_) is FileState.FLYING and id_ not in self._here
 
     def is_read_at_source(self, id_: int, now: float) -> bool:
         """Returns whether a program reads the file at the source."""
