@@ -128,7 +128,7 @@ def test_transfers_of_what_nobody_reads_are_given_up_and_begin_again() -> None:
     assert q.source.defer(1, 1.0)
     q.large.hidden(1)
     assert begin(q, 1.0) == []
-    assert q.large.uncopied == set(), "no program reads it"
+    assert q.large.uncopied == {0}, "no program reads the other one"
     q.large.look(of({}), 1.0 + LET_GO_S)
     assert begin(q, 1.0 + LET_GO_S) == [1]
 
