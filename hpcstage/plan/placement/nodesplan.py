@@ -78,8 +78,8 @@ class Sharing:
 
 
 def alike(kind: Placing, nodes: int, budget_share: float, fitting: float = 1.0) -> Sharing:
-    """Returns the sharing of nodes whose budgets each hold the share `budget_share` of the dataset (1: all of it).
-    `fitting` is the share of the files that each is no larger than such a budget."""
+    """Returns the sharing of nodes whose budgets each hold the share `budget_share` of the dataset (1: all of it), of
+    which the share `fitting` is in files that a node has room for."""
     budget_share = max(0.0, min(fitting, budget_share))
     placed = budget_share if kind is Placing.PRIVATE else min(fitting, budget_share * nodes)
     return Sharing(kind, nodes, placed, placed / nodes if kind is Placing.PARTITION else budget_share)
@@ -151,7 +151,7 @@ class NodesInput:
         return alike(kind, nodes, self._share(budget), self._fitting(budget))
 
     def _fitting(self, budget: Budget) -> float:
-        """Returns the share of the dataset that is in files which a node has room for."""
+        """Returns the share of the dataset that is in files that a node has room for."""
         if max(self.sizes, default=0) <= budget.size_bytes:
             return 1.0
         return sum(size for size in self.sizes if size <= budget.size_bytes) / sum(self.sizes)
