@@ -8,6 +8,9 @@ alpha: the share of the dataset that some node keeps; beta: the share that is mo
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+
+from hpcstage.plan.placement.placements import Placing
 
 
 def training_s(dataset_bytes: float, nodes: int, train_bytes_per_s: float) -> float:
@@ -64,3 +67,53 @@ def imbalance(batch: int, learners: int) -> float:
     approximation, is sqrt(variance / 2 pi) each.
     """
     return math.sqrt(batch * (1 - 1 / learners) / (2 * math.pi)) / batch
+
+
+# ---- the shares of reads by where they are served
+
+
+@dataclass(frozen=True)
+class Hits:
+    """The shares of reads by where they are served; they add up to 1."""
+
+    local: float
+    peers: float
+    source: float
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """A way in which nodes that are alike keep one dataset.
+
+    In each epoch every node reads another random p-th part of it, as a DistributedSampler deals it. A node that holds
+    copies of its own has (private) what it has read, after e epochs 1 - (1 - 1/p)^e of the dataset, as far as its
+    budget goes; (replicate) all files; (partition) its p-th part of those that are placed. Files that are placed
+    nowhere come from the source, every time.
+    """
+
+    kind: Placing
+    nodes: int
+    placed: float
+    """The share of the dataset that some node keeps."""
+
+    @property
+    def kept(self) -> float:
+        """The share of the dataset that one node keeps in the end."""
+        return self.placed / self.nodes if self.kind is Placing.PARTITION else self.placed
+
+    def hits(self, epoch: int) -> Hits:
+        """Returns where the reads of an epoch are served.
+
+        In the first epoch (1), placed files that a node does not fetch itself come from others.
+        """
+        if self.kind is Placing.PRIVATE:
+            local = min(self.placed, 1 - (1 - 1 / self.nodes) ** (epoch - 1))
+            return Hits(local, 0.0, 1 - local)
+        local = self.placed / self.nodes if epoch == 1 else self.kept
+        return Hits(local, self.placed - local, 1 - self.placed)
+
+
+def alike(kind: Placing, nodes: int, budget_share: float) -> Sharing:
+    """Returns the sharing of nodes whose budgets each hold the share `budget_share` of the dataset (1: all of it)."""
+    share = max(0.0, min(1.0, budget_share))
+    return Sharing(kind, nodes, min(1.0, share * nodes) if kind is Placing.PARTITION else share)

@@ -13,7 +13,7 @@ from benchmarks import equations
 from benchmarks.simulated import DIRECT, Machine, Outcome, Simulation, Work
 from hpcstage.plan.placement.placements import Placing, place
 from hpcstage.plan.types import Budget
-from hpcstage.torch.samplers.balance import SampleOwners, divide
+from hpcstage.torch.samplers.balance import divide
 
 LEARNERS_PER_NODE = 4
 DATASET_BYTES = 150e9
@@ -37,7 +37,7 @@ class LocalFirst(Simulation):
         """See Moving: node n takes every p-th from the n-th on."""
         order = super().shuffled(epoch)
         nodes, whole = self.work.nodes, self.work.nodes * self.work.batch
-        held, ranks = SampleOwners(owners(self.work)), [LEARNERS_PER_NODE] * nodes
+        held, ranks = owners(self.work), [LEARNERS_PER_NODE] * nodes
         found: list[int] = []
         for begin in range(0, len(order), whole):
             parts = divide(order[begin : begin + whole], held, ranks)

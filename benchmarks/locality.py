@@ -64,12 +64,12 @@ def imbalance(batch: int, nodes: int, steps: int, seed: int) -> dict[str, Any]:
 
     generator = torch.Generator().manual_seed(seed)
     owner = (torch.randperm(IMAGENET_SAMPLES, generator=generator) % nodes).tolist()
-    held, whole = balance.SampleOwners(owner), batch * nodes
+    whole = batch * nodes
     moved: list[float] = []
     while len(moved) < steps:
         order = torch.randperm(IMAGENET_SAMPLES, generator=generator).tolist()
         for begin in range(0, min(len(order) // whole, steps - len(moved)) * whole, whole):
-            parts = balance.divide(order[begin : begin + whole], held, [1] * nodes)
+            parts = balance.divide(order[begin : begin + whole], owner, [1] * nodes)
             away = sum(owner[sample] != node for node, rows in enumerate(parts) for row in rows for sample in row)
             moved.append(100 * away / whole)
     low, median, high = statistics.quantiles(moved, n=4)

@@ -3,7 +3,7 @@
 `python -m benchmarks.planning FILES NODES KIND` plans once and prints what that took: each plan is measured in a
 process of its own, so that its peak of memory is the plan's. KIND is replicate, partition (all nodes
 together have twice the room that is needed) or half (only half of the files has room). Seconds are processor time:
-place_s, own_s and others_s are what each node does; command_s is what `hpcstage plan --nodes` adds to a plan.
+place_s, own_s and others_s are what each node does.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.harness import Bench, Figure, Options, at_most
-from hpcstage.plan.placement.nodesplan import NodesInput, nodes_plan
-from hpcstage.plan.placement.placements import Placing, place
+from hpcstage.plan.placement.placements import Placing, place_shares
 from hpcstage.plan.types import Budget
 
 NODE = 3
@@ -60,7 +59,7 @@ def figures(bench: Bench) -> list[Figure]:
 
 def table(bench: Bench) -> None:
     """Where the time goes."""
-    keys = ("seconds", "place_s", "own_s", "others_s", "command_s", "memory_bytes")
+    keys = ("seconds", "place_s", "own_s", "others_s", "memory_bytes")
     rows = [[name, *(bench.median(name, "planned", key) for key in keys)] for name in plans(bench.options)]
     bench.sheet("Planning on one node (processor time, memory besides the sizes)", ["", *keys], rows)
 
@@ -88,14 +87,12 @@ def main() -> None:
     asked = Placing.REPLICATE if kind == "replicate" else Placing.PARTITION
     before, started_s = _memory(), time.process_time()
     took: dict[str, float] = {}
-    placement = _timed(took, "place_s", lambda: place(asked, sizes, [room] * nodes))
+    placement = _timed(took, "place_s", lambda: place_shares(asked, sizes, [room] * nodes))
     mine = min(NODE, nodes - 1)
     _timed(took, "own_s", lambda: placement.own(mine))
     _timed(took, "others_s", lambda: placement.others(mine))
-    given = NodesInput(sizes, Budget(room.size_bytes, room.inodes), 0, asked.value)
-    shown = _timed(took, "command_s", lambda: nodes_plan(given, nodes))
     found = {"seconds": time.process_time() - started_s, **took, "memory_bytes": _memory() - before}
-    print(json.dumps({**found, "unplaced_files": shown.unplaced_files}))
+    print(json.dumps({**found, "unplaced_files": len(placement.unplaced())}))
 
 
 def _timed(took: dict[str, float], name: str, run: Callable[[], T]) -> T:

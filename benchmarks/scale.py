@@ -14,9 +14,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from benchmarks import equations, planning
+from benchmarks.equations import Sharing, alike
 from benchmarks.harness import Arm, Bench, Figure, at_most, divide, holds, options_of, parser, worst
 from benchmarks.simulated import DIRECT, Machine, Simulation, Work
-from hpcstage.plan.placement.nodesplan import Sharing, alike
 from hpcstage.plan.placement.placements import Placing
 
 # 150 GB of images, a node that trains them in 8 minutes, a source that 16 such nodes saturate, fast links between them.
@@ -92,7 +92,11 @@ def busiest(work: Work) -> float:
 
 def expected_source(work: Work) -> float:
     """Bytes from the source, in datasets."""
-    return work.epochs if work.kind == DIRECT else sharing(work).source_share(work.epochs)
+    if work.kind == DIRECT:
+        return work.epochs
+    shared = sharing(work)
+    read = sum(shared.hits(epoch).source for epoch in range(1, work.epochs + 1))
+    return read + (0.0 if shared.kind is Placing.PRIVATE else shared.placed)
 
 
 def later_s(sample: Mapping[str, Any]) -> float:

@@ -34,6 +34,6 @@ def load_run(run: str | os.PathLike[str]) -> Record:
     import os
     from pathlib import Path
 
-    from hpcstage.record import files, lookup
+    from hpcstage.record import files, runs
 
-    return files.load_run(lookup.named_run(Path(run), os.environ, Path.cwd()))
+    return files.load_run(runs.named_run(Path(run), os.environ, Path.cwd()))

@@ -46,9 +46,15 @@ def format_rate(bytes_per_s: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Formats seconds for people: 0.42 s, 12.3 s, 4m05s, 2h13m."""
-    if seconds < 100:
-        return f"{seconds:.3g} s" if seconds >= 0.001 or seconds == 0 else f"{seconds * 1e6:.0f} us"
+    """Formats seconds for people: 2.8 us, 42 ms, 0.42 s, 12.3 s, 4m05s, 2h13m."""
+    rounded = float(f"{seconds:.3g}")
+    if 0 < rounded < 0.001:
+        us = rounded * 1e6
+        return f"{us:.0f} us" if us >= 10 else f"{us:.1f} us" if us >= 0.1 else "under 0.1 us"
+    if 0 < rounded < 0.1:
+        return f"{rounded * 1000:.3g} ms"
+    if rounded < 100:
+        return f"{rounded:.3g} s"
     whole = round(seconds)
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"

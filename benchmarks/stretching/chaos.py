@@ -50,7 +50,7 @@ SETTLE_S, END_S, GONE_S = 90.0, 120.0, 20.0
 MOST_OFF = 1e-9
 """Weights are numbers of 64 bit; their sums have another order with other memberships."""
 NAME = "chaos"
-HOST = "--rdzv-conf=host="
+HOST = "HPCSTAGE_ELASTIC_HOST"
 MEANWHILE, MISSED, GOES_ON, MENDED = "meanwhile:", "missed", "goes on", "cut mended"
 NO_FAULTS = (MEANWHILE, MISSED, GOES_ON, MENDED)
 
@@ -193,12 +193,10 @@ class Chaos:
         return [key for key in keys if term is not None and self._host(key) == term.host]
 
     def _host(self, key: Key) -> str | None:
-        words: list[str] = []
         for process in self.processes(key)[1:2]:
             with contextlib.suppress(psutil.Error):
-                words = process.cmdline()
-        found = (word.removeprefix(HOST).partition(",")[0] for word in words if word.startswith(HOST))
-        return next(found, None)
+                return process.environ().get(HOST)
+        return None
 
     def _of_job(self, job: str, *words: str) -> list[psutil.Process]:
         """All processes of a job, or those with a word in their command line."""

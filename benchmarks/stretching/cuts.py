@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.stretching.networks import Cut, Networks
-from hpcstage.elastic.membership.apart import APART_S
+from hpcstage.elastic.membership.deciding import APART_S
 
 Key = tuple[str, int]
 """A node: its job, and its number there."""

@@ -21,7 +21,7 @@ from hpcstage.elastic.sampleledger import lineage
 from hpcstage.torch import Elastic, ElasticSampler
 from hpcstage.torch.elastic.scaling import RateCourse, ScaledRate
 
-WARMUP_STEPS, BATCH, INPUTS = 10, 2, 6
+WARMUP_STEPS, BATCH, INPUTS, SEED = 10, 2, 6, 3
 LEAST_EPOCHS = 2
 
 
@@ -56,11 +56,16 @@ def follow(agreed: Path, data: Files) -> dict[str, torch.Tensor]:
     at the learning rate of its membership, in one process."""
     ids: dict[int, list[int]] = {}
     courses: dict[int, RateCourse] = {}
+    sampler = ElasticSampler(data, BATCH, seed=SEED)
     for head, steps in lineage(agreed):
-        begins = head.begins_after
-        course = courses.get(begins, RateCourse()).turned(head.world, begins, WARMUP_STEPS, scales=True)
+        place = head.begins
+        course = courses.get(place.step, RateCourse()).turned(head.world, place.step, WARMUP_STEPS, scales=True)
         for step in steps:
-            ids[step.step], courses[step.step] = list(step.ids), course
+            epoch = step.place.epoch - (not step.place.position)  # which may have ended behind the step
+            begin = place.position if place.epoch == epoch else 0
+            place = step.place
+            sampler.begin(epoch=epoch, position=begin, rank=0, world=head.world)
+            ids[place.step], courses[place.step] = list(sampler.share(begin).whole), course
     model, optimizer = task()
     done = 0
     rate = ScaledRate(optimizer, lambda: done, WARMUP_STEPS, scales=True)
@@ -80,7 +85,7 @@ def main() -> None:
     """Trains until it is told to stop."""
     data, work, step_s = Files(Path(sys.argv[1])), Path(sys.argv[2]), float(sys.argv[3])
     model, optimizer = task()
-    sampler = ElasticSampler(data, BATCH, seed=3)
+    sampler = ElasticSampler(data, BATCH, seed=SEED)
     elastic = Elastic(model, optimizer, sampler, warmup_steps=WARMUP_STEPS)
     job, node = os.environ["CHAOS_JOB"], os.environ.get("HPCSTAGE_VIRTUAL_NODE", "0")
     note = os.open(work / f"now-{os.getpid()}", os.O_WRONLY | os.O_CREAT, 0o600)

@@ -28,6 +28,8 @@ class Command(click.Command):
             left = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             raise _unknown("option", error.option_name, flags(self, ctx), f"{ctx.command_path} --help") from None
+        except click.MissingParameter as error:
+            raise UsageError(f"`{ctx.command_path}` needs {_typed(error.param)}", _example(ctx)) from None
         known = {"--", *flags(self, ctx)}
         for option in self.get_params(ctx):
             if isinstance(option, click.Option) and not ctx.resilient_parsing:
@@ -108,6 +110,19 @@ def flags(command: click.Command, ctx: click.Context) -> list[str]:
 def _unknown(what: str, word: str, known: Iterable[str], otherwise: str, cutoff: float = 0.75) -> UsageError:
     near = nearest(word, known, cutoff)
     return UsageError(f"no such {what} {word!r}", f"did you mean {near}?" if near else otherwise)
+
+
+def _typed(param: click.Parameter | None) -> str:
+    """Returns what is typed for a parameter."""
+    name = f"{param.opts[0]} " if isinstance(param, click.Option) else ""
+    return f"{name}{param.metavar}" if param is not None else "more words"
+
+
+def _example(ctx: click.Context) -> str:
+    """Returns the first example of a command's help, or its form."""
+    lines = (line.strip() for line in (ctx.command.help or "").splitlines())
+    example = next((line for line in lines if line.startswith(f"{ctx.command_path} ")), "")
+    return f"for example {example}" if example else " ".join(ctx.get_usage().split()[1:])
 
 
 def _require_value(option: click.Option, found: object, known: set[str]) -> None:

@@ -32,23 +32,23 @@ def compare(runs: tuple[Path, ...], html: Path | None, as_json: bool) -> int:
     """
     from hpcstage import inherited
     from hpcstage.errors import UsageError
-    from hpcstage.record import files, lookup
+    from hpcstage.record import files
+    from hpcstage.record.runs import named_run
     from hpcstage.report import comparison
 
     if len(runs) < 2:
         raise UsageError("one run is named", "name two or more: hpcstage compare RUN RUN (`hpcstage list` has them)")
     cwd = inherited.directory()
-    found = comparison.compare([files.load_run(lookup.named_run(run, os.environ, cwd)) for run in runs])
+    found = comparison.compare([files.load_run(named_run(run, os.environ, cwd)) for run in runs])
     if html is not None:
-        from hpcstage.report.html.comparison import page
+        from hpcstage.report.html.page import render_comparison
         from hpcstage.writing import replace_text
 
-        replace_text(html, page(found), 0o644)
+        replace_text(html, render_comparison(found), 0o644)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=1))
     elif html is None:
         from hpcstage.report.canvas import Canvas
-        from hpcstage.report.terminal.sidebyside import text
 
-        click.echo(text(found, Canvas.of_stdout(least=COLUMNS + COLUMNS_EACH * len(runs))), color=True)
+        click.echo(comparison.text(found, Canvas.of_stdout(least=COLUMNS + COLUMNS_EACH * len(runs))), color=True)
     return 0

@@ -22,15 +22,14 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 _FIGURES: tuple[tuple[str, str, Parser, str, str], ...] = (
     ("--epochs", "epochs", parse.whole(1, 1_000_000), "N", "How often the program reads the dataset."),
     ("--epoch-compute", "epoch_compute_s", parse.duration(0), "DURATION",
-     "How long an epoch would take on the job's nodes if reading took no time."),
+     "How long an epoch would take if reading took no time."),
     ("--readers", "readers", parse.whole(0, 4096), "N",
      "Processes that read ahead of the training (a loader's num_workers); with 0 nothing is read ahead."),
     ("--startup", "startup_s", parse.duration(0), "DURATION", "Time from the program's start to its first read."),
     ("--source-rate", "source_bytes_per_s", parse.rate(), "SIZE",
-     "Bytes of such files, with their opens, that the source gives the job per second."),
+     "Bytes of such files, with their opens, that the source gives per second."),
     ("--reader-rate", "reader_bytes_per_s", parse.rate(), "SIZE", "The same for one reader alone."),
     ("--local-rate", "local_bytes_per_s", parse.rate(), "SIZE", "The same for one reader of the local disk."),
-    ("--peer-rate", "peer_bytes_per_s", parse.rate(), "SIZE", "Bytes per second that a node gets from others."),
 )  # fmt: skip
 """Option, name of the figure, how it is read, metavar, help."""
 

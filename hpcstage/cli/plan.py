@@ -33,11 +33,11 @@ def plan(limit: int | None, as_json: bool, **given: Any) -> int:  # noqa: ANN401
     hpcstage plan --data /lustre/imagenet/train --nodes 64 --placement partition
 
     With --nodes N (or in a job of several nodes) it also shows what each node fetches from the source, keeps and gets
-    from others. In a job (in salloc's shell, too) the N
-    nodes are like those of the job; without a scheduler they are virtual nodes, which divide this machine.
+    from others. In a job (in salloc's shell, too) the N nodes are like those of the job; without a scheduler they are
+    virtual nodes, which divide this machine.
 
-    Figures that you do not tell come from the record of the last run on the same datasets. Where one is missing there,
-    too, it is named, and no forecast is made.
+    For one node it forecasts what each mode would take. Figures that you do not tell come from the record of the last
+    run on the same datasets; where one is missing there, too, it is named, and no forecast is made.
     """
     _print(_coming(given), limit, as_json=as_json)
     return 0
@@ -45,8 +45,8 @@ def plan(limit: int | None, as_json: bool, **given: Any) -> int:  # noqa: ANN401
 
 def _coming(given: dict[str, Any]) -> Plan:
     from hpcstage.config import load
-    from hpcstage.preview.inputs import ForecastInputs, PlanInputs
-    from hpcstage.preview.pipeline import find, foresee
+    from hpcstage.preview.pipeline import PlanInputs, find
+    from hpcstage.preview.plan import ForecastInputs, foresee
     from hpcstage.protocol.shim import WorkProgress
     from hpcstage.report.progress import ProgressLine
 
@@ -54,7 +54,7 @@ def _coming(given: dict[str, Any]) -> Plan:
     for warning in config.warnings:
         stderr.say(f"warning: {warning}")
     several = ForecastInputs.of_config(config, os.environ, figures(given))
-    inputs = PlanInputs.of_config(config, os.environ, inherited.directory())
+    inputs = PlanInputs.of_config(config, os.environ, inherited.directory(), several.disk.device)
     with ProgressLine(quiet=bool(given.get("quiet"))) as line:
 
         def on_found(files: int, size_bytes: int) -> None:
@@ -71,13 +71,13 @@ def _coming(given: dict[str, Any]) -> Plan:
 def _print(found: Plan, limit: int | None, *, as_json: bool) -> None:
     import json
 
+    from hpcstage.report import planpage
     from hpcstage.report.canvas import terminal_width
-    from hpcstage.report.plan import page as plan_text
 
     if as_json:
-        page = json.dumps(plan_text.to_json(found, limit), indent=1) + "\n"
+        page = json.dumps(planpage.to_json(found, limit), indent=1) + "\n"
     else:
-        page = plan_text.text(found, limit, terminal_width())
+        page = planpage.text(found, limit, terminal_width())
     # Help texts and paths may hold what the terminal's encoding has not.
     sys.stdout.buffer.write(page.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
     sys.stdout.flush()

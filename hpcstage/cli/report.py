@@ -47,12 +47,12 @@ def report(
     `hpcstage explain` explains every word and figure. Exit code 0: shown; 1: no such run; 2: bad usage.
     """
     from hpcstage import inherited
-    from hpcstage.record import files, lookup
+    from hpcstage.record import files, runs
     from hpcstage.report.canvas import Canvas
     from hpcstage.report.terminal.page import render
 
     cwd = inherited.directory()
-    path = lookup.named_run(run, os.environ, cwd) if run else lookup.last_run(os.environ, cwd)
+    path = runs.named_run(run, os.environ, cwd) if run else runs.last_run(os.environ, cwd)
     if follow:
         from hpcstage.report import follow as following
 

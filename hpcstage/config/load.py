@@ -27,6 +27,7 @@ LARGEST_BYTES = 1 << 18
 """No larger file is read: the safe loader takes about a microsecond for each byte, and libyaml's overflows the stack on
 deep nesting."""
 SITE_FALLBACK = Path("/etc/hpcstage.yaml")
+_OURS = "HPCSTAGE_"
 
 
 @dataclass(frozen=True)
@@ -179,10 +180,11 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, SettingValue]:
 
 
 def _misspelt_variables(env: Mapping[str, str]) -> Iterable[str]:
-    known = {s.env for s in SETTINGS} | OTHER_VARIABLES.keys()
+    known = {name.removeprefix(_OURS) for name in ({s.env for s in SETTINGS} | OTHER_VARIABLES.keys())}
     for name in sorted(env):
-        if name.startswith("HPCSTAGE_") and name not in known and (near := nearest(name, known, 0.8)):
-            yield f"environment {name} is no setting; did you mean {near}?"
+        own = name.removeprefix(_OURS)
+        if name.startswith(_OURS) and own not in known and (near := nearest(own, known, 0.75)):
+            yield f"environment {name} is no setting; did you mean {_OURS}{near}?"
 
 
 def _check_keys(content: Mapping[str, SettingValue]) -> None:

@@ -153,8 +153,8 @@ class Config:
         "auto",
         ("auto", "private", "replicate", "partition"),
         "With several nodes: replicate (each file is read from the source by one node, and all nodes end with all "
-        "files), partition (each file is kept by one node, others ask it), private (each node for itself), auto "
-        "(replicate where every node has room for all, else partition).",
+        "files; partition where one has no room for all), partition (each file is kept by one node, others ask it), "
+        "private (each node for itself), auto (as replicate).",
         group="Several nodes",
         is_common=True,
         is_planned=True,
@@ -314,16 +314,6 @@ class Config:
         "hpcstage.torch.Elastic and gloo (no NCCL, no FSDP; not tried on GPUs).",
         group="Elastic training",
     )
-    etcd: str | None = _declare(
-        "etcd",
-        "none",
-        parse.text("none"),
-        "For --elastic: the endpoints of an etcd, such as http://etcd1:2379, in which the nodes agree who trains; "
-        "several are separated by semicolons. none: they do so in the run directory, and in a store of PyTorch on "
-        "one of them.",
-        metavar="URL[;URL...]|none",
-        group="Elastic training",
-    )
     name: str | None = _declare(
         "name",
         "none",
@@ -382,6 +372,10 @@ OTHER_VARIABLES: Mapping[str, str] = {
         "ELASTIC_POLICY": "For `torchrun --rdzv-backend hpcstage`: the policy.",
         "ELASTIC_SURVIVORS": "",
         "ELASTIC_ENDS": "",
+        "ELASTIC_HOST": "",
+        "ELASTIC_PROCESSES": "",
+        "ELASTIC_JOINS": "",
+        "ELASTIC_DRAINED": "",
         "ELASTIC_SEATS": "",
         "ELASTIC_AGREED": "",
         "VIRTUAL_NODE": "",

@@ -37,28 +37,30 @@ def scalar(value: object) -> str:
     return text
 
 
+def _or(word: str | None, parse: Callable[[str], object]) -> Parser:
+    """Parses one text; `word` stands for None."""
+
+    def read(value: object) -> object:
+        found = scalar(value)
+        return None if found == word else parse(found)
+
+    return read
+
+
 def text(word: str | None = None) -> Parser:
     """Parses any text; `word` stands for None."""
-
-    def parse(value: object) -> str | None:
-        found = scalar(value)
-        return None if found == word else found
-
-    return parse
+    return _or(word, str)
 
 
 def name(word: str) -> Parser:
     """Parses what can be a part of a file's name; `word` stands for None."""
 
-    def parse(value: object) -> str | None:
-        found = scalar(value)
-        if found == word:
-            return None
+    def parse(found: str) -> str:
         if not _NAME.fullmatch(found):
             raise ValueError(f"{found!r} is no name: up to 64 letters, digits, points, dashes and underscores")
         return found
 
-    return parse
+    return _or(word, parse)
 
 
 def choice(*choices: str) -> Parser:
@@ -86,28 +88,25 @@ def flag(value: object) -> bool:
 def protection(word: str) -> Parser:
     """Parses K+M, a number of nodes and a number of parities; `word` stands for None."""
 
-    def parse(value: object) -> tuple[int, int] | None:
-        found = scalar(value)
-        if found == word:
-            return None
+    def parse(found: str) -> tuple[int, int]:
         nodes, _, parities = found.partition("+")
         data_count, parity_count = _integer(nodes) or 0, _integer(parities) or 0
         if data_count < 1 or parity_count < 1:
             raise ValueError(f"{found!r} is not K+M, two whole numbers from 1, such as 8+2, or {word}")
         return data_count, parity_count
 
-    return parse
+    return _or(word, parse)
 
 
 def count_range(word: str) -> Parser:
     """Parses MIN:MAX, or one number for both; `word` stands for None."""
 
-    def parse(value: object) -> tuple[int, int] | None:
+    def parse(value: object) -> object:
         if isinstance(value, int) and value >= _YAML_MINUTE:
             raise ValueError(f"{value} may be what YAML makes of MIN:MAX: put quotes around it")
-        found = scalar(value)
-        if found == word:
-            return None
+        return parsed(value)
+
+    def numbers(found: str) -> tuple[int, int]:
         least, colon, most = found.partition(":")
         first = _integer(least) or 0
         last = (_integer(most) or 0) if colon else first
@@ -115,48 +114,38 @@ def count_range(word: str) -> Parser:
             raise ValueError(f"{found!r} is not MIN:MAX, two whole numbers from 1, such as 2:4, or {word}")
         return first, last
 
+    parsed = _or(word, numbers)
     return parse
 
 
 def whole(minimum: int, maximum: int, word: str | None = None) -> Parser:
     """Parses a whole number between two bounds; `word` stands for None."""
 
-    def parse(value: object) -> int | None:
-        found = scalar(value)
-        if found == word:
-            return None
+    def parse(found: str) -> int:
         number = _integer(found)
         if number is None or not minimum <= number <= maximum:
             also = f" or {word}" if word else ""
             raise ValueError(f"{found!r} is not a whole number from {minimum} to {maximum}{also}")
         return number
 
-    return parse
+    return _or(word, parse)
 
 
 def rate(word: str | None = None) -> Parser:
     """Parses bytes per second, more than 0: `500MB`, `2GiB/s`; `word` stands for None."""
-
-    def parse(value: object) -> float | None:
-        found = scalar(value)
-        return None if found == word else float(positive_size(found.removesuffix("/s")))
-
-    return parse
+    return _or(word, lambda found: float(positive_size(found.removesuffix("/s"))))
 
 
 def duration(minimum_s: float, word: str | None = None) -> Parser:
     """Parses seconds; `word` stands for None."""
 
-    def parse(value: object) -> float | None:
-        found = scalar(value)
-        if found == word:
-            return None
+    def parse(found: str) -> float:
         seconds = parse_duration(found)
         if not minimum_s <= seconds <= 1e9:
             raise ValueError(f"{found!r} is not between {minimum_s:g}s and 1e9s")
         return seconds
 
-    return parse
+    return _or(word, parse)
 
 
 def texts(value: object) -> tuple[str, ...]:

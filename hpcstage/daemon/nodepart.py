@@ -112,7 +112,7 @@ def problems(engine: Engine, limit: Budget, unserved: Unserved, host: str) -> li
     left = engine.queue.large.uncopied - files
     here = set(filter(engine.queue.large.reads.was_here, left))
     if here:
-        problems.append(_deferred(engine, here, "deferred-to-program", "the program"))
+        problems.append(_deferred(engine, here, "deferred-to-program", "a program"))
     if left - here:
         problems.append(_deferred(engine, left - here, "deferred-to-others", "a program of another node"))
     if (kinds := engine.failures.kinds) and not engine.queue.is_disk_full:
@@ -127,7 +127,7 @@ def _deferred(engine: Engine, ids: Collection[int], name: str, who: str) -> Prob
     size = format_size(sum(map(engine.queue.states.size, ids)))
     one, them = f"a large file ({size}) was", f"{len(ids)} large files ({size}) were"
     what, it = (one, "it") if len(ids) == 1 else (them, "them")
-    remedy = "--mode upfront copies such files before the program starts, which pays if it reads them again"
+    remedy = "--mode upfront copies such files before the program starts, which pays if Python reads them again"
     return Problem(name, f"{what} not copied, as {who} read {it} at the source", remedy)
 
 

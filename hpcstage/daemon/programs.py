@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from hpcstage.daemon.process.daemonpage import Page
 from hpcstage.daemon.process.looks import Looks
-from hpcstage.daemon.process.proc import Unattached, descendants, exists
+from hpcstage.daemon.process.proc import Unattached, exists
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.process.slots import LetGo, Retired, SlotReuse
 from hpcstage.daemon.service import Message, Service
-from hpcstage.procio import read_bytes
+from hpcstage.procio import descendants, read_bytes
 from hpcstage.protocol.shim import Answer, Kind, Layer
 from hpcstage.record.parts.rows import ProcessPart
 
@@ -176,7 +176,7 @@ class Programs(Service):
     def pids(self) -> set[int]:
         """Returns the pids of the processes that may read the datasets."""
         children = self._wrappers.seen_children
-        return self._page.attached.pids().union(children, *map(descendants, children))
+        return self._page.attached.pids().union(children, *(descendants(child, os.getpid()) for child in children))
 
     def handle(self, message: Message) -> Reply | None:
         """See Service."""

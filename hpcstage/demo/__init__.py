@@ -187,7 +187,7 @@ def _run(mode: str, storage: Storage, work: Path, local: Path) -> dict[str, Any]
 def _show(records: list[dict[str, Any]], weights: list[Path], say: Say) -> int:
     from hpcstage.record.schema import Record
     from hpcstage.report.canvas import Canvas
-    from hpcstage.report.terminal.sidebyside import side_by_side
+    from hpcstage.report.comparison import side_by_side
 
     shown = [Record.from_json(record) for record in records]
     say("")

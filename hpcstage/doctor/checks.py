@@ -35,7 +35,7 @@ from hpcstage.node import childenv, control, directory, shimdir
 from hpcstage.plan.dataset import datasets
 from hpcstage.protocol import nodedir, rundir
 from hpcstage.protocol.exchangespec import TRIED
-from hpcstage.record.notes import visible
+from hpcstage.record import notes
 from hpcstage.store import copyfile
 from hpcstage.units import format_number, format_size
 from hpcstage.wrapper import grouping, passthrough, run, runpart, session
@@ -147,7 +147,7 @@ def extensions(_found: Surroundings) -> Findings:
     """Whether the C extensions were built."""
     is_built = shimdir.native_available() and copyfile.HAS_TURNS
     text = "not built: files opened by C code are read from the source"
-    yield _ok("built") if is_built else _warning(text, visible.REINSTALL)
+    yield _ok("built") if is_built else _warning(text, notes.REINSTALL)
 
 
 def python(found: Surroundings) -> Findings:
@@ -299,16 +299,16 @@ def _tried(words: Sequence[str], node: control.ClaimedNode, config: Config) -> F
         yield _ok(f"{shown}: the native layer attaches")
     elif layer == "python":
         text = f"{shown}: the Python layer attaches, files opened by C code are read from the source"
-        yield _warning(text, f"{visible.REINSTALL}, or drop --intercept python")
+        yield _warning(text, f"{notes.REINSTALL}, or drop --intercept python")
     elif layer == "direct" and config.intercept == "off":
         yield _bad(f"{shown}: nothing is redirected, as --intercept off says", "leave it out")
     elif layer == "direct":
-        yield _bad(f"{shown}: redirection fails its self-test", visible.SHIM_OFF)
+        yield _bad(f"{shown}: redirection fails its self-test", notes.SHIM_OFF)
     elif tuple(map(int, version.split(".")[:2])) < (3, 8):
         yield _bad(f"{shown}: hpcstage serves Python 3.8 and later", "name a newer Python")
     else:
         text = f"{shown}: hpcstage does not attach, what it reads comes from the source"
-        yield _bad(text, f"{visible.DROPPED}, or hpcstage install-hook --python {words[0]}")
+        yield _bad(text, f"{notes.DROPPED}, or hpcstage install-hook --python {words[0]}")
     if torch == "torch":
         yield _ok(f"{words[0]} has PyTorch", check="torch")
     else:
@@ -345,7 +345,7 @@ def _source(argument: str, found: Surroundings) -> Findings:
         yield _error(error)
         return
     device = None if found.local is None else found.local.device
-    yield from (_warning(problem.text, problem.remedy) for problem in datasets.already_local(named, device))
+    yield from (_warning(problem.text, problem.remedy) for problem in datasets.already_local(named, device).values())
     for root in [os.fsdecode(dataset.root) for dataset in named]:
         below = Machine().kinds_below(root)
         more = f", and {format_number(len(below), 'file system')} below it ({', '.join(sorted({*below}))})"

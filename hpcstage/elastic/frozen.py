@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Iterator
-from pathlib import Path
 
-from hpcstage import stderr
-from hpcstage.elastic.membership.watching import AwakeClock
+import psutil
+
+from hpcstage import procio, stderr
+from hpcstage.elastic.waiting import AwakeClock
 from hpcstage.units import format_duration
 
 _LOOK_S = 0.25
-_STOPPED = b"T"
 
 
 class FrozenProcesses:
@@ -30,7 +29,7 @@ class FrozenProcesses:
         self._limit_s = limit_s
         self._clock = AwakeClock(now_s, 2 * _LOOK_S)
         self._looked_s = now_s - _LOOK_S
-        self._since_s: dict[tuple[int, bytes], float] = {}
+        self._since_s: dict[psutil.Process, float] = {}
 
     def kill(self, now_s: float) -> list[int]:
         """Kills what has been stopped for too long, and returns the process ids. Looks four times a second at most."""
@@ -38,64 +37,23 @@ class FrozenProcesses:
             return []
         self._looked_s = now_s
         shown_s = self._clock.show(now_s)
-        stopped = dict(_stopped(os.getpid()))
-        self._since_s = {key: self._since_s.get(key, shown_s) for key in stopped}
-        killed = [key for key, since_s in self._since_s.items() if shown_s - since_s >= self._limit_s]
-        return [pid for pid, started in killed if self._kill(pid, started, stopped[pid, started])]
+        self._since_s = {process: self._since_s.get(process, shown_s) for process in _stopped()}
+        late = [process for process, since_s in self._since_s.items() if shown_s - since_s >= self._limit_s]
+        return [process.pid for process in late if self._kill(process)]
 
-    def _kill(self, pid: int, started: bytes, name: str) -> bool:
-        """Kills one process, unless its id has become another's."""
-        fd = _pidfd(pid)
+    def _kill(self, process: psutil.Process) -> bool:
         try:
-            found = _stat(pid)
-            if found is None or found[:2] != (_STOPPED, started):
-                return False
-            if fd is None:
-                os.kill(pid, signal.SIGKILL)
-            else:
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-        except OSError:
+            name = process.name()
+            process.kill()  # unless its id has become another's
+        except psutil.Error:
             return False
-        finally:
-            if fd is not None:
-                os.close(fd)
         limit = format_duration(self._limit_s)
-        stderr.say(f"elastic: {self._host}: process {pid} ({name}) was stopped for {limit} and is killed")
+        stderr.say(f"elastic: {self._host}: process {process.pid} ({name}) was stopped for {limit} and is killed")
         return True
 
 
-def _pidfd(pid: int) -> int | None:
-    """Returns what names this process and no later one of its id; None where the kernel has no such thing."""
-    try:
-        return os.pidfd_open(pid)
-    except (OSError, AttributeError):
-        return None
-
-
-def _stopped(pid: int) -> Iterator[tuple[tuple[int, bytes], str]]:
-    """Yields the stopped processes below one: process id and time of start, and the name."""
-    for child in _children(pid):
-        found = _stat(child)
-        if found is not None and found[0] == _STOPPED:
-            yield (child, found[1]), found[2]
-        yield from _stopped(child)
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError):
-                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_bytes().split())
-    return found
-
-
-def _stat(pid: int) -> tuple[bytes, bytes, str] | None:
-    """Returns a process's state, when it started, and its name."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    head, _, tail = text.rpartition(b")")
-    fields = tail.split()
-    return fields[0], fields[19], head.partition(b"(")[2].decode(errors="replace")
+def _stopped() -> Iterator[psutil.Process]:
+    for pid in procio.descendants(os.getpid()):
+        with contextlib.suppress(psutil.Error):
+            if (process := psutil.Process(pid)).status() == psutil.STATUS_STOPPED:
+                yield process

@@ -1,10 +1,20 @@
-"""The ready-made scale policies. Each is pure: it answers from the facts alone, so any host may ask it."""
+"""The ready-made scale policies, and what makes one of the user's text. Each is pure: it answers from the facts alone,
+so any host may ask it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from hpcstage.elastic.policy import Answer, Cause, Host, Progress, ScalePolicy
+from hpcstage.elastic.policy import Answer, AskedPolicy, Cause, Host, PolicyError, Progress, ScalePolicy
+from hpcstage.errors import UsageError
 from hpcstage.units import parse_duration
 
 _START = Cause()
@@ -57,7 +67,7 @@ class WaitFor(ScalePolicy):
     """Trains on `n` hosts or more, and waits up to `timeout` for the n-th, at the start as after a loss; then it fails.
     Hosts that join are collected for `timeout` from the first of them, and taken together."""
 
-    def __init__(self, n: int, timeout: float | str) -> None:
+    def __init__(self, n: int, timeout: float | str = 60) -> None:
         self.n = _at_least_one("n", n)
         self.timeout_s = _duration(timeout)
 
@@ -103,7 +113,7 @@ class FinishIfNear(ScalePolicy):
     """Goes on with what is left after a loss if `share` of the training is done, and fails before that: it is then
     cheaper to begin again. Hosts that join are always taken."""
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float = 0.8) -> None:
         if not 0 <= share <= 1:
             raise ValueError(f"share should be from 0 to 1, not {share}")
         self.share = share
@@ -157,3 +167,78 @@ def _range(what: str, lo: int, hi: int) -> tuple[int, int]:
 
 def _duration(given: float | str) -> float:
     return parse_duration(given) if isinstance(given, str) else float(given)
+
+
+READY_MADE: Mapping[str, type[Any]] = {
+    "failstop": FailStop,
+    "minmax": MinMax,
+    "waitfor": WaitFor,
+    "keepbatch": KeepBatch,
+    "finishifnear": FinishIfNear,
+    "timeleft": TimeLeft,
+}
+_TEXT = re.compile(r"((?:.*\.py:)?[^:]*)(?::(.*))?")
+"""The name of a file may have colons."""
+
+
+def load_policy(text: str, least: int, most: int) -> AskedPolicy:
+    """Returns the policy that `NAME[:ARGUMENTS]` or `FILE.py:CLASS[:ARGUMENTS]` means, for a training on `least` to
+    `most` hosts. Raises UsageError, of one line.
+
+    Arguments are separated by semicolons or commas. Without any, `failstop` takes `most`, `minmax` both, `waitfor`
+    `least`.
+    """
+    match = _TEXT.fullmatch(text)
+    name, written = match.groups() if match else (text, None)
+    if not name:
+        raise UsageError("a policy has no name", f"choose one of {', '.join(READY_MADE)} or FILE.py:CLASS")
+    made = READY_MADE.get(name) or _class_of_file(text, name)
+    if written is None:
+        arguments: list[Any] = {"failstop": [most], "minmax": [least, most], "waitfor": [least]}.get(name, [])
+    else:
+        arguments = [_value(part.strip()) for part in re.split("[;,]", written) if part.strip()]
+    try:
+        inspect.signature(made).bind(*arguments)
+    except TypeError as error:
+        raise UsageError(f"policy {text}: {error}", f"{_usage(name, made)}") from None
+    try:
+        return AskedPolicy(made(*arguments), text)
+    except PolicyError as error:
+        raise UsageError(error.what, error.remedy) from error.__cause__
+    except Exception as error:
+        raise UsageError(f"policy {text} cannot be made: {type(error).__name__}", _usage(name, made)) from error
+
+
+def _class_of_file(text: str, name: str) -> Any:  # noqa: ANN401 - a class, whatever it can do
+    file, is_file, class_name = name.rpartition(".py:")
+    if not is_file:
+        raise UsageError(f"there is no policy {name}", f"choose one of {', '.join(READY_MADE)} or FILE.py:CLASS")
+    path = Path(f"{file}.py")
+    if not path.is_file():
+        raise UsageError(f"policy {text}: {path} is not a file", "name a Python file")
+    spec = importlib.util.spec_from_file_location(f"hpcstage_policy_{path.stem}", path.absolute())
+    if spec is None or spec.loader is None:
+        raise UsageError(f"policy {text}: {path} cannot be imported", "name a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UsageError(f"policy {text}: {path} raised {type(error).__name__}", "correct the file") from error
+    found = getattr(module, class_name, None)
+    if not inspect.isclass(found):
+        raise UsageError(f"policy {text}: {path} has no class {class_name or '(no name)'}", "name one: FILE.py:CLASS")
+    return found
+
+
+def _value(text: str) -> int | float | str:
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return text
+
+
+def _usage(name: str, made: type[Any]) -> str:
+    takes = [str(parameter) for parameter in inspect.signature(made).parameters.values()]
+    return f"write {name}" + (f":ARGUMENTS, which are {', '.join(takes)}" if takes else " without arguments")

@@ -7,11 +7,11 @@ signature accepts, how long it may think, and which answers there are. It knows 
 from __future__ import annotations
 
 import inspect
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from hpcstage.elastic.waiting import Caller, NoAnswer
 from hpcstage.errors import HpcstageError
 from hpcstage.units import format_duration
 
@@ -127,19 +127,13 @@ class ScalePolicy:
         return len(hosts)
 
 
-class Policy(Protocol):
-    """An object that can be asked: a class of the user need not inherit."""
-
-    ok2run: Any
-
-
 class AskedPolicy:
     """A policy by its name, with a bound on the time that it may think."""
 
-    def __init__(self, policy: Policy, name: str, limit_s: float = ANSWER_LIMIT_S) -> None:
-        """Raises PolicyError if `ok2run` cannot be called as documented."""
+    def __init__(self, policy: object, name: str, limit_s: float = ANSWER_LIMIT_S) -> None:
+        """`policy` need not inherit from ScalePolicy. Raises PolicyError if `ok2run` cannot be called as documented."""
         self.name = name
-        self._policy = policy
+        self._policy: Any = policy
         self._limit_s = limit_s
         self._accepted = _accepted_facts(policy, name)
 
@@ -166,50 +160,31 @@ class AskedPolicy:
             raise PolicyError(f"policy {self.name} takes {found!r} hosts at most", "most returns a number of hosts")
         return min(found, len(hosts))
 
-    def _bounded(self, method: str, call: Any, limit_s: float) -> Any:  # noqa: ANN401 - a function, and its result
-        result: list[Any] = []
-        raised: list[BaseException] = []
-        thread = threading.Thread(target=_collect, args=(call, result, raised), name="scale policy", daemon=True)
-        thread.start()
-        thread.join(limit_s)
-        if raised:
-            failed = f"policy {self.name} raised {type(raised[0]).__name__} in {method}"
-            raise PolicyError(failed, "correct the policy") from raised[0]
-        if not result:
+    def _bounded(self, method: str, call: Callable[[], Any], limit_s: float) -> Any:  # noqa: ANN401
+        caller = Caller(f"policy {self.name}")
+        try:
+            return caller.call(call, limit_s)
+        except NoAnswer:
             late = f"policy {self.name} did not answer {method} within {format_duration(limit_s)}"
-            raise PolicyError(late, "let it answer 'wait', and it is asked again")
-        return result[0]
+            raise PolicyError(late, "let it answer 'wait', and it is asked again") from None
+        except BaseException as error:  # even SystemExit is no answer
+            failed = f"policy {self.name} raised {type(error).__name__} in {method}"
+            raise PolicyError(failed, "correct the policy") from error
+        finally:
+            caller.close()
 
 
-def _collect(call: Any, result: list[Any], raised: list[BaseException]) -> None:  # noqa: ANN401
-    try:
-        result.append(call())
-    except BaseException as error:  # noqa: BLE001 - even SystemExit is no answer
-        raised.append(error)
-
-
-def _accepted_facts(policy: Policy, name: str) -> tuple[str, ...]:
+def _accepted_facts(policy: object, name: str) -> tuple[str, ...]:
     """Returns the facts that a policy's `ok2run` takes by name."""
     ask = getattr(policy, "ok2run", None)
     if not callable(ask):
         raise PolicyError(f"policy {name} has no ok2run", "define ok2run(self, hosts, initial)")
+    signature = inspect.signature(ask)
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    accepted = tuple(fact for fact in FACTS if takes_all or fact in signature.parameters)
     try:
-        parameters = inspect.signature(ask).parameters
-    except (TypeError, ValueError):  # a callable made in C
-        return ()
-    accepted = _named(parameters)
-    try:
-        inspect.signature(ask).bind([], True, **dict.fromkeys(accepted))
+        signature.bind([], True, **dict.fromkeys(accepted))
     except TypeError as error:
-        raise PolicyError(
-            f"policy {name} cannot be asked", f"define ok2run(self, hosts, initial, *, {', '.join(FACTS)})"
-        ) from error
+        fix = f"define ok2run(self, hosts, initial, *, {', '.join(FACTS)})"
+        raise PolicyError(f"policy {name} cannot be asked", fix) from error
     return accepted
-
-
-def _named(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
-    kinds = {parameter.kind for parameter in parameters.values()}
-    if inspect.Parameter.VAR_KEYWORD in kinds:
-        return FACTS
-    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(fact for fact in FACTS if fact in parameters and parameters[fact].kind in by_name)

@@ -16,8 +16,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,16 +26,16 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
+from torch.distributed.run import determine_local_world_size
 
 from hpcstage import stderr
 from hpcstage.elastic import seats
 from hpcstage.elastic.frozen import FrozenProcesses
-from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.client import MembershipClient
-from hpcstage.elastic.membership.etcd import endpoints_of
 from hpcstage.elastic.membership.termstore import StoreLost
-from hpcstage.elastic.membership.values import AgentSetting, Bounds, Generation, Node, Patience
+from hpcstage.elastic.membership.values import AgentSetting, Generation, Node, Times
+from hpcstage.elastic.policies import load_policy
 from hpcstage.elastic.seats import NodeSeats
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.units import parse_duration
@@ -43,8 +44,9 @@ NAME = "hpcstage"
 RUN_DIR, POLICY, SURVIVORS = "HPCSTAGE_ELASTIC_DIR", "HPCSTAGE_ELASTIC_POLICY", "HPCSTAGE_ELASTIC_SURVIVORS"
 """Variables for those who start `torchrun`: the directory of all trainings, the policy, and whether processes outlive a
 change of the membership (`keep`) or not (`restart`)."""
-ETCD = "HPCSTAGE_ELASTIC_ETCD"
-"""The variable that names the endpoints of etcd, where the training is to be kept there."""
+HOST, PROCESSES, JOINS = "HPCSTAGE_ELASTIC_HOST", "HPCSTAGE_ELASTIC_PROCESSES", "HPCSTAGE_ELASTIC_JOINS"
+"""Variables that name the host, give its number of processes as `--nproc-per-node` does, and say that it is of another
+job than the training."""
 ENDS = "HPCSTAGE_ELASTIC_ENDS"
 """The variable that tells when the job's time is over, in Unix seconds."""
 DEFAULT_DIR = "hpcstage-runs"
@@ -52,10 +54,9 @@ AGENTS_LIMIT_S = 30.0
 """How long an agent waits for what another one, which has agreed on the same generation, puts into the store."""
 FINISH_LIMIT_S = 300.0
 """How long a node that has finished waits for the others, as `torchrun` does."""
-LEAST_BEATS = 4
 CHECKPOINT = "HPCSTAGE_CHECKPOINT"
 """The variable that names the directory in which the program keeps its states on this host."""
-LOOK_S = LOOK_END_S = 1.0
+LOOK_S = 1.0
 T = TypeVar("T")
 
 
@@ -68,8 +69,7 @@ class Handler(RendezvousHandler):
         self._setting = setting
         self._has_started = self._has_left = False
         self._is_closed = False
-        self._frozen = FrozenProcesses(setting.node.host, setting.patience.lease_s, time.monotonic())
-        self._saved: SavedLook | None = None
+        self._frozen = FrozenProcesses(setting.node.host, setting.times.lease_s, time.monotonic())
 
     def get_backend(self) -> str:
         """Returns the name by which `torchrun` knows this rendezvous."""
@@ -88,8 +88,8 @@ class Handler(RendezvousHandler):
         if not self._has_started:
             self._begin()
             if directory := os.environ.get(CHECKPOINT):
-                self._saved = SavedLook(self._client, directory)
-                self._saved.start()
+                look = partial(self._tell_saved, directory)
+                threading.Thread(target=look, name="elastic saved states", daemon=True).start()
             atexit.register(self._leave)
         while True:
             generation = self._asked(self._client.next_generation)
@@ -127,10 +127,15 @@ class Handler(RendezvousHandler):
             return
         self._has_left = True
         atexit.unregister(self._leave)
-        if self._saved is not None:
-            self._saved.stop()
         if self._has_started:
             self._client.leave(has_finished=has_finished)
+
+    def _tell_saved(self, directory: str) -> None:
+        """Tells the others whether processes that are restarted here would find a state of the training, again and
+        again in a thread: a disk that hangs holds nobody up."""
+        while not self._has_left:
+            self._client.tell_state(has_saved(directory))
+            time.sleep(LOOK_S)
 
     def _asked(self, ask: Callable[[], T]) -> T:
         """Asks the client. Ends the agent with the exit code of what the client says has gone wrong."""
@@ -208,31 +213,6 @@ class PersistentHandler(Handler):
         super()._leave(has_finished=has_finished)
 
 
-class SavedLook:
-    """Looks whether processes that are restarted on this host would find a state of the training in the directory of
-    `hpcstage run --checkpoint`, and tells the others, in a thread: a disk that hangs holds nobody up."""
-
-    def __init__(self, client: MembershipClient, directory: str) -> None:
-        self._client = client
-        self._directory = directory
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="elastic saved states", daemon=True)
-
-    def start(self) -> None:
-        """Begins to look."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends the thread, unless the disk hangs: then it ends with the process."""
-        self._stopping.set()
-        self._thread.join(LOOK_END_S)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._client.tell_state(has_saved(self._directory))
-            self._stopping.wait(LOOK_S)
-
-
 def has_saved(directory: str) -> bool | None:
     """Returns whether a directory has something that a program has left there; None where nobody can tell."""
     try:
@@ -248,7 +228,7 @@ def create_handler(parameters: RendezvousParameters) -> Handler:
     try:
         setting = setting_of(parameters)
         keeps = _keeps(parameters)
-        arbiter = Arbiter(directory_of(parameters), endpoints_of(parameters.get("etcd") or os.environ.get(ETCD) or ""))
+        arbiter = Arbiter(directory_of(parameters))
     except HpcstageError as error:
         stderr.say(error.line())
         raise SystemExit(error.exit_code) from None
@@ -274,44 +254,29 @@ def directory_of(parameters: RendezvousParameters) -> Path:
 
 def setting_of(parameters: RendezvousParameters) -> AgentSetting:
     """Reads the command line. Raises UsageError."""
-    known = {field.name for field in (*fields(Patience), *fields(Bounds))}
-    allowed = known | {"dir", "policy", "host", "processes", "join_limit_s", "is_host", "survivors", "joins", "etcd"}
+    times = {field.name for field in fields(Times)}
+    allowed = times | {"dir", "policy", "host", "processes", "is_host", "survivors", "joins"}
     # torchrun adds these itself
-    unknown = sorted(set(parameters.config) - allowed - {"rank", "timeout", "local_world_size"})
+    unknown = sorted(set(parameters.config) - allowed - {"rank", "timeout"})
     if unknown:
         raise UsageError(f"--rdzv-conf has no {unknown[0]}", f"choose from {', '.join(sorted(allowed))}")
-    seconds = {name: _seconds(name, parameters.config[name]) for name in known if name in parameters.config}
-    patience = replace(Patience(), **{name: value for name, value in seconds.items() if hasattr(Patience, name)})
-    bounds = replace(Bounds(), **{name: value for name, value in seconds.items() if hasattr(Bounds, name)})
-    if patience.lease_s < LEAST_BEATS * bounds.beat_s:
-        least = f"{LEAST_BEATS * bounds.beat_s:g}"
-        raise UsageError(f"lease_s={patience.lease_s:g} is too short", f"{LEAST_BEATS} beats of beat_s take {least}")
+    given = {name: _seconds(name, parameters.config[name]) for name in times if name in parameters.config}
     policy = parameters.get("policy") or os.environ.get(POLICY) or "minmax"
     host, port = _endpoint(parameters)
     is_here = _is_here(parameters, host)
     address = parameters.local_addr or (host if host and is_here else socket.getfqdn())
-    name = parameters.get("host") or socket.gethostname()
-    joins = bool(parameters.get_as_bool("joins"))
+    name = parameters.get("host") or os.environ.get(HOST) or socket.gethostname()
+    joins = bool(parameters.get_as_bool("joins")) or JOINS in os.environ
     return AgentSetting(
         Node(uuid.uuid4().hex, name, address, _processes(parameters)),
         port,
         not joins and (is_here or not host),
         parameters.max_nodes,
-        load_policy(policy.replace(";", ","), parameters.min_nodes, parameters.max_nodes),
-        patience,
-        bounds,
-        _seconds("join_limit_s", parameters.get("join_limit_s", 600)),
-        _ends_unix_s(),
+        load_policy(policy, parameters.min_nodes, parameters.max_nodes),
+        Times(**given),
+        float(os.environ[ENDS]) if ENDS in os.environ else None,
         joins,
     )
-
-
-def _ends_unix_s() -> float | None:
-    """Returns when the job's time is over, which `hpcstage run` says where it knows it."""
-    try:
-        return float(os.environ[ENDS])
-    except (KeyError, ValueError):
-        return None
 
 
 def _endpoint(parameters: RendezvousParameters) -> tuple[str, int]:
@@ -329,10 +294,14 @@ def _is_here(parameters: RendezvousParameters, host: str) -> bool:
 
 
 def _processes(parameters: RendezvousParameters) -> int:
-    found = parameters.get("processes") or parameters.get("local_world_size") or 1
-    if not str(found).isdecimal() or int(found) < 1:
-        raise UsageError(f"processes={found} is not a number of processes", "write --rdzv-conf processes=8")
-    return int(found)
+    given = str(parameters.get("processes") or os.environ.get(PROCESSES) or 1)
+    try:
+        found = int(determine_local_world_size(given))
+    except ValueError:
+        found = 0
+    if found < 1:
+        raise UsageError(f"processes={given} is not a number of processes", "write --rdzv-conf processes=8")
+    return found
 
 
 def _seconds(name: str, given: Any) -> float:  # noqa: ANN401 - text or a number

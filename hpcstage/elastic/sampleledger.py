@@ -1,9 +1,10 @@
-"""The ledger of an elastic training: which samples went into the weights, and a check that each did once per epoch.
+"""The ledger of an elastic training: how far each committed step brought it, and a check that every sample counted once
+per epoch. Which samples those are follows from the order of the epoch.
 
-The first rank of each generation writes a file: a head that says from which step the generation went on, and a line for
-each committed step. What counts is found from the newest generation backwards: of the one that committed the step from
-which it went on the steps up to that, and so on. Of two halves of a network either may have gone on for a while, one
-after the other; the steps of one of them are rolled back then. Run `python -m hpcstage.elastic.sampleledger DIRECTORY
+The first rank of each generation writes a file: a head that says from where the generation went on, and a line for each
+committed step. What counts is found from the newest generation backwards: of the one that committed the step from which
+it went on the steps up to that, and so on. Of two halves of a network either may have gone on for a while, one after
+the other; the steps of one of them are rolled back then. Run `python -m hpcstage.elastic.sampleledger DIRECTORY
 SAMPLES` to check one; the directory is the training's, `elastic-ID`.
 """
 
@@ -15,9 +16,8 @@ import os
 import re
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,29 @@ class BrokenLedger(HpcstageError):
 
 
 @dataclass(frozen=True)
+class EpochPlace:
+    """How far a training is."""
+
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    """The samples of the epoch that count."""
+    generation: int = 0
+    """The generation that committed the step; 0 before the first."""
+
+    def done(self, samples: int) -> int:
+        """Returns the samples of all epochs that count, each of which has so many."""
+        return self.epoch * samples + self.position
+
+
+@dataclass(frozen=True)
 class Step:
     """A committed step."""
 
-    step: int
-    epoch: int
-    ids: tuple[int, ...]
-    generation: int = 0
-    """The generation that committed it; 0 where that is not known."""
+    place: EpochPlace
+    """The place behind it."""
+    samples: int | None
+    """None where the line was lost with its writer."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +64,8 @@ class Head:
     generation: int
     members: tuple[str, ...]
     world: int
-    begins_after: int
-    """The last step that counts of those before."""
-    last: Step | None
-    """That step, which the generation before may not have written."""
+    begins: EpochPlace
+    """Behind the last step that counts of those before, which the generation before may not have written."""
 
 
 class SampleLedger:
@@ -68,7 +81,7 @@ class SampleLedger:
         """Writes a committed step; of the first one also when that was."""
         at = {} if self._has_steps else {_AT: time.time()}
         self._has_steps = True
-        self._write({**asdict(step), **at})
+        self._write({**asdict(step.place), "samples": step.samples, **at})
 
     def close(self) -> None:
         """Closes the file."""
@@ -86,47 +99,52 @@ class Checked:
     generations: int
     rolled_back: int
     """Steps that were written and do not count."""
-    wrong: dict[int, tuple[int, int]]
-    """For each epoch whose samples did not all count once: how many did not count, and how many more than once."""
+    wrong: tuple[int, ...]
+    """The epochs of which samples were left out or counted again."""
     epochs: int
+    """Those that are whole."""
 
 
 def check(directory: Path, samples: int) -> Checked:
-    """Reads the ledger of a training. The last epoch counts as an epoch only if it is whole. Raises BrokenLedger."""
-    written = list(_files(directory))
-    steps: list[Step] = []
-    for head, counted in lineage(directory):
-        steps += counted
-        if [step.step for step in steps] != list(range(1, len(steps) + 1)):
-            raise BrokenLedger(f"generation {head.generation} leaves out steps between 1 and {steps[-1].step}")
-    counts: dict[int, Counter[int]] = {}
-    for step in steps:
-        counts.setdefault(step.epoch, Counter()).update(step.ids)
-    last = max(counts, default=0)
-    found = {epoch: (samples - len(ids), sum(many > 1 for many in ids.values())) for epoch, ids in counts.items()}
-    wrong = {epoch: each for epoch, each in found.items() if each[1] or (each[0] and epoch != last)}
-    whole = sum(each == (0, 0) for each in found.values())
-    kept = {(step.generation, step.step) for step in steps}
-    rolled_back = sum((line.generation, line.step) not in kept for _, lines in written for line in lines)
-    return Checked(len(steps), len(written), rolled_back, wrong, whole)
+    """Reads the ledger of a training whose epochs have so many samples. Raises BrokenLedger."""
+    written = [(head.generation, step.place.step) for head, steps in _files(directory) for step in steps]
+    counted: set[tuple[int, int]] = set()
+    wrong: set[int] = set()
+    place: EpochPlace | None = None
+    for head, steps in lineage(directory):
+        place = place or head.begins
+        for step in steps:
+            if step.place.step != place.step + 1:
+                raise BrokenLedger(f"generation {head.generation} leaves out steps before {step.place.step}")
+            if step.samples is not None and step.place.done(samples) - step.samples != place.done(samples):
+                wrong.add(step.place.epoch)
+            place = step.place
+            counted.add((head.generation, place.step))
+    return Checked(
+        steps=len(counted),
+        generations=len(list(_files(directory))),
+        rolled_back=sum(one not in counted for one in written),
+        wrong=tuple(sorted(wrong)),
+        epochs=place.done(samples) // samples if place else 0,
+    )
 
 
 def lineage(directory: Path) -> list[tuple[Head, list[Step]]]:
     """Returns the generations whose steps count, the oldest first, each with the steps that do."""
-    files = {head.generation: (head, lines) for head, lines in _files(directory)}
+    files = {head.generation: (head, steps) for head, steps in _files(directory)}
     found: list[tuple[Head, list[Step]]] = []
     number, limit, last = max(files, default=0), math.inf, None
     while number:
-        head, lines = files[number]
-        counted = [line for line in lines if line.step <= limit]
-        if last is not None and last.step > head.begins_after and last.step not in {line.step for line in counted}:
-            counted.append(replace(last, generation=number))
-        found.append((head, counted))
-        last = head.last if head.begins_after < limit else last
-        limit = min(limit, head.begins_after)
+        head, steps = files[number]
+        steps = [step for step in steps if step.place.step <= limit]
+        if last is not None and last.step > head.begins.step and last.step not in {step.place.step for step in steps}:
+            steps.append(Step(last, None))
+        found.append((head, steps))
+        last = head.begins if head.begins.step < limit else last
+        limit = min(limit, head.begins.step)
         older = [one for one in files if one < number]
-        known = head.last.generation if head.last is not None else 0
-        number = 0 if not head.begins_after else known if known in older else max(older, default=0)
+        known = head.begins.generation
+        number = 0 if not head.begins.step else known if known in older else max(older, default=0)
     return found[::-1]
 
 
@@ -152,24 +170,19 @@ def _path(directory: Path, generation: int) -> Path:
 
 
 def _files(directory: Path) -> Iterator[tuple[Head, list[Step]]]:
-    named = sorted((match, name) for name in os.listdir(directory) if (match := _number(name)) is not None)
-    for _, name in named:
+    for name in sorted(filter(_NAME.fullmatch, os.listdir(directory))):
         # The last line may be half written: a step whose line is lost is in the next head, or is rolled back there.
         lines = [json.loads(line) for line in (directory / name).read_bytes().split(b"\n")[:-1]]
         if lines:
-            head = {name: value for name, value in lines[0].items() if name != _AT}
-            last = _step(head["last"]) if head["last"] else None
-            made = Head(**{**head, "members": tuple(head["members"]), "last": last})
-            yield made, [replace(_step(line), generation=made.generation) for line in lines[1:]]
+            head = lines[0]
+            yield (
+                Head(head["generation"], tuple(head["members"]), head["world"], _place(head["begins"])),
+                [Step(_place(line), line["samples"]) for line in lines[1:]],
+            )
 
 
-def _number(name: str) -> int | None:
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def _step(line: dict[str, Any]) -> Step:
-    return Step(line["step"], line["epoch"], tuple(line["ids"]), line.get("generation", 0))
+def _place(line: dict[str, Any]) -> EpochPlace:
+    return EpochPlace(**{field.name: line[field.name] for field in fields(EpochPlace)})
 
 
 def main(arguments: Sequence[str]) -> int:

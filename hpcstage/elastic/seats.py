@@ -9,7 +9,6 @@ between processes of one user on one node.
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import math
 import os
@@ -26,11 +25,10 @@ from functools import partial
 from typing import Any, Literal
 
 from hpcstage import stderr
-from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.client import MembershipClient
 from hpcstage.elastic.membership.termstore import StoreLost
 from hpcstage.elastic.membership.values import AgentSetting, Generation, Node
-from hpcstage.elastic.membership.watching import AwakeClock
+from hpcstage.elastic.waiting import AwakeClock, Caller, NoAnswer
 from hpcstage.units import format_duration
 
 VARIABLE = "HPCSTAGE_ELASTIC_SEATS"
@@ -41,6 +39,9 @@ DRAINED = "HPCSTAGE_ELASTIC_DRAINED"
 """Names the directory to them to which the checkpoints of all nodes are copied, where there is one."""
 HANG_FACTOR, LEAVE_FACTOR = 10, 3
 """Multiples of the longest step that was seen."""
+STUCK_S = 5.0
+"""The least time for a process to leave its group that waits for others, though the connections to them are closed. The
+C++ code of gloo may miss that a connection was closed by the other side, and then waits for ever."""
 AWAKE_S = 2.0
 """Between two looks more time passes only while the agent itself is stopped."""
 _LOOK_S = 0.05
@@ -86,7 +87,8 @@ class _Seat:
         self.pid, self.uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         self.local_rank: int | None = None
         self.is_ready = False
-        self.has_state = False
+        self.has_state: bool | None = False
+        """Whether the process has a state in its memory, or could load one; None where it cannot tell."""
         self.leave_by_s = math.inf
         """When the process is killed if it has not left its group by then."""
         self._buffer = b""
@@ -132,8 +134,6 @@ class NodeSeats:
         self._clock = AwakeClock(time.monotonic(), AWAKE_S)
         self._generation: Generation | None = None
         self._meet_until_s = 0.0
-        self._saves: list[str] = []
-        self._disk = Caller("the directory of checkpoints")
         self._names = Caller("the name service")
         self._resolved: dict[str, set[str]] = {}
         self._error: Exception | None = None
@@ -158,8 +158,7 @@ class NodeSeats:
         """Ends the thread and removes the socket."""
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join(3 * self._setting.bounds.call_s)
-        self._disk.close()
+            self._thread.join(3 * self._setting.times.call_s)
         self._names.close()
         self._server.close()
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -202,7 +201,7 @@ class NodeSeats:
         for said in heard:
             if "ready" in said:
                 seat.local_rank, seat.is_ready, seat.leave_by_s = int(said["ready"]), True, math.inf
-                seat.has_state, self._saves = bool(said["has_state"]), [str(name) for name in said["saves"]]
+                seat.has_state = said["has_state"]
                 self._note_state()
                 if self._phase in ("meeting", "training"):
                     self._stop()
@@ -213,7 +212,7 @@ class NodeSeats:
                     seat.has_state = True
                     self._note_state()
             if "stuck" in said:
-                limit_s = max(self._setting.bounds.stuck_s, LEAVE_FACTOR * self._steps.longest_s)
+                limit_s = max(STUCK_S, LEAVE_FACTOR * self._steps.longest_s)
                 seat.leaves_within(limit_s, self._clock.show(time.monotonic()))
             if "finished" in said:
                 self._phase = "finished"
@@ -236,21 +235,16 @@ class NodeSeats:
         """Tells the processes that their generation is over for this node."""
         self._phase = "stopping"
         number = self._generation.number if self._generation else 0
-        limit_s = max(self._setting.bounds.leave_s, LEAVE_FACTOR * self._steps.longest_s)
+        limit_s = max(self._setting.times.leave_s, LEAVE_FACTOR * self._steps.longest_s)
         for seat in self._seats:
             if not seat.is_ready:
                 seat.leave_by_s = self._clock.show(time.monotonic()) + limit_s
                 seat.say(stop=number)
 
     def _note_state(self) -> None:
-        """Says whether the processes have a state from which training can go on, or could load one."""
-        has_state: bool | None = any(seat.has_state for seat in self._seats)
-        if not has_state:
-            try:
-                has_state = self._disk.call(partial(_any_of, self._saves), self._setting.bounds.call_s)
-            except (NoAnswer, OSError):
-                has_state = None
-        self._client.tell_state(has_state)
+        """Says whether one of the processes has a state from which training can go on, or could load one."""
+        told = {seat.has_state for seat in self._seats}
+        self._client.tell_state(True if True in told else None if None in told else False)
 
     def _note_unreached(self, generation: Generation, addresses: set[str]) -> None:
         """Says which of the other nodes have these addresses."""
@@ -263,7 +257,7 @@ class NodeSeats:
         """Returns what a host's name means; nothing for all others from then on where the name service hangs."""
         if name not in self._resolved:
             try:
-                entries = self._names.call(partial(socket.getaddrinfo, name, None), self._setting.bounds.call_s)
+                entries = self._names.call(partial(socket.getaddrinfo, name, None), self._setting.times.call_s)
                 self._resolved[name] = {str(entry[4][0]) for entry in entries}
             except OSError:
                 self._resolved[name] = set()
@@ -293,7 +287,7 @@ class NodeSeats:
         elif self._phase in ("meeting", "training") and self._client.must_stop():
             self._stop()
         shown_s = self._clock.show(now_s)
-        if self._phase == "training" and self._steps.are_overdue(shown_s, self._setting.bounds.hang_s):
+        if self._phase == "training" and self._steps.are_overdue(shown_s, self._setting.times.hang_s):
             silent = format_duration(self._steps.silent_s(shown_s))
             self._tell(f"no step for {silent}: the processes leave their group")
             self._stop()
@@ -344,7 +338,7 @@ class NodeSeats:
             "address": address,
             "port": port,
             "hosts": [node.host for node in generation.nodes],
-            "cut_s": self._setting.patience.lease_s,
+            "cut_s": self._setting.times.lease_s,
         }
         self._phase = "training"
         self._steps.pause()
@@ -352,10 +346,6 @@ class NodeSeats:
             assert seat.local_rank is not None
             seat.is_ready = False
             seat.say(train={**train, "rank": before + seat.local_rank})
-
-
-def _any_of(patterns: list[str]) -> bool:
-    return any(next(glob.iglob(pattern), None) is not None for pattern in patterns)
 
 
 def _main(generation: Generation) -> str:

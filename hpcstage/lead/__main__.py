@@ -27,6 +27,7 @@ from hpcstage.lead.bringup import LaunchedNodes, Nodes, VirtualNodes
 from hpcstage.lead.nodestates import ENDED_EARLY, NodeState, problem_of
 from hpcstage.lead.world import World
 from hpcstage.node.control import REMOVAL_S
+from hpcstage.node.kept import CHECKPOINTS
 from hpcstage.problem import Problem
 from hpcstage.protocol.leadspec import JOIN_S, SPEC, STANDING, LeadSpec, write_json
 from hpcstage.stderr import log
@@ -119,32 +120,30 @@ class Lead:
         if not self._joined and self._ready_at is not None and self._may_start(now - self._ready_at):
             self._joined = True
             say("joined")
-        self._say_of_outputs(now)
+        self._say_of_directories(now)
         if self._staged_asked and not self.nodes.states.waiting and self.nodes.staged():
             self._staged_asked = False
             say("staged")
 
-    def _say_of_outputs(self, now: float) -> None:
-        if self.spec.out and "watched" not in self._told and (why := self.nodes.states.unwatched_why()) is not None:
-            self._told.add("watched")
-            say("watched", why.replace("\n", " "))
-        if self.spec.checkpoint and "kept" not in self._told and (why := self._unkept_why()) is not None:
-            self._told.add("kept")
-            say("kept", why.replace("\n", " "))
+    def _say_of_directories(self, now: float) -> None:
+        for kind in self.spec.directories:
+            if kind not in self._told and (why := self._unwatched_why(kind)) is not None:
+                self._told.add(kind)
+                say(kind, why.replace("\n", " "))
         if "drained" not in self._told and self.nodes.drained(now):
             self._told.add("drained")
             say("drained")
 
-    def _unkept_why(self) -> str | None:
-        """Returns why checkpoints cannot be kept on all nodes: their checkpoint agents talk over the exchanges."""
-        if self.world.is_hopeless:
+    def _unwatched_why(self, kind: str) -> str | None:
+        """Returns why not all nodes watch a directory. Checkpoint agents talk over the exchanges."""
+        if kind == CHECKPOINTS.key and self.world.is_hopeless:
             return f"the nodes are not connected: {self.world.why}"
-        return self.nodes.states.unkept_why()
+        return self.nodes.states.unwatched_why(kind)
 
     def _tell_standing(self) -> None:
         """Says to checkpoint agents which nodes live: the only one that is left goes on without an exchange."""
         alive = self.nodes.states.alive
-        if self.spec.checkpoint and self._ready_at is not None and alive != self._standing:
+        if CHECKPOINTS.key in self.spec.directories and self._ready_at is not None and alive != self._standing:
             self._standing = alive
             with contextlib.suppress(OSError):
                 write_json(self.directory / STANDING, {"alive": alive, "generation": self.world.generation})

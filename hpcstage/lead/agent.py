@@ -207,7 +207,7 @@ class Agent:
         if now >= self._next_pulse:
             self._next_pulse = now + leadspec.PULSE_S
             self._is_drain_asked = self._is_drain_asked or bool(
-                (self.lead.out or self.lead.checkpoint) and self._is_there(leadspec.DRAIN)
+                self.lead.directories and self._is_there(leadspec.DRAIN)
             )
             return self._pulse_lost()
         return False

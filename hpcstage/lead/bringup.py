@@ -123,7 +123,7 @@ class VirtualNodes(Nodes):
         for index, directories in self._directories.items():
             if self.states.all[index].alive:
                 for message, why in directories.news(self._hosted[index], is_asked=self.is_drain_asked).items():
-                    self.states.set_outputs(index, message, why)
+                    self.states.set_directory(index, message, why)
 
     def joined(self) -> bool:
         """See Nodes."""

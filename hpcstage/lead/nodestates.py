@@ -4,15 +4,16 @@ the group. Pure."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from hpcstage.node.kept import KINDS
 from hpcstage.problem import Problem
 from hpcstage.protocol.membership import GroupNode
 
 _STATES = ("ready", "joined", "staged", "missing", "dead", "ended")
 """States in the order in which a node says them."""
-_OF_OUTPUTS = ("watched", "kept", "draining", "drained")
-"""The messages of a node about its directories of output files and of checkpoints."""
+_OF_DIRECTORIES = (*(kind.key for kind in KINDS), "draining", "drained")
+"""The messages of a node about its directories: that of a kind of files is watched, or why not; how it drains them."""
 _GONE = "gone"
 """The last state: nothing of the run is left on the node."""
 ENDED_EARLY = "its daemon ended early"
@@ -29,12 +30,10 @@ class NodeState:
     reason: str = ""
     joined: bool = False
     """Whether its daemon knows the files."""
-    unwatched_why: str | None = None
-    """Why its output directory is not watched; empty: it is; None: that is not known yet."""
-    unkept_why: str | None = None
-    """The same of its checkpoints."""
+    unwatched: dict[str, str] = field(default_factory=dict)
+    """By the kind of files: why its directory is not watched; empty: it is."""
     is_drained: bool = False
-    """Whether all that can be done for its output files was done."""
+    """Whether all that can be done for its output files and checkpoints was done."""
     beat: object = None
     """It changes now and then while the node drains."""
     cleaning: bool = False
@@ -85,24 +84,18 @@ class NodeStates:
         """Whether a node is still being cleaned up."""
         return any(node.cleaning for node in self.all)
 
-    def unwatched_why(self) -> str | None:
-        """Returns why another node has no output directory that is watched; empty if all have, None if that is not
-        known yet."""
-        return self._why_not([node.unwatched_why for node in self.all[1:]])
-
-    def unkept_why(self) -> str | None:
-        """Returns the same of the directories for checkpoints."""
-        return self._why_not([node.unkept_why for node in self.all[1:]])
-
-    def _why_not(self, said: Sequence[str | None]) -> str | None:
-        for node, why in zip(self.all[1:], said, strict=True):
+    def unwatched_why(self, kind: str) -> str | None:
+        """Returns why another node has no directory for a kind of files that is watched; empty if all have, None if
+        that is not known yet."""
+        for node in self.all[1:]:
+            why = node.unwatched.get(kind)
             if node.state in ("missing", "dead", "ended") or why:
                 return f"{node.entry.host}: {why or node.reason}"
-        return None if None in said else ""
+        return "" if all(kind in node.unwatched for node in self.all[1:]) else None
 
     @property
     def have_others_drained(self) -> bool:
-        """Whether no other node that has a daemon still drains output files."""
+        """Whether no other node that has a daemon still drains what is in its directories."""
         return all(node.is_drained or not node.alive for node in self.all[1:])
 
     def entries(self) -> list[GroupNode]:
@@ -120,17 +113,15 @@ class NodeStates:
         self.set(index, state)
         self.all[index].entry = replace(self.all[index].entry, node_dir=node_dir, sock=sock)
 
-    def set_outputs(self, index: int, message: str, why: object = "", beat: object = None) -> None:
-        """Notes what a node says of its output directory."""
+    def set_directory(self, index: int, message: str, why: object = "", beat: object = None) -> None:
+        """Notes what a node says of its directories."""
         node = self.all[index]
-        if message == "watched":
-            node.unwatched_why = str(why or "")
-        elif message == "kept":
-            node.unkept_why = str(why or "")
-        elif message == "drained":
+        if message == "drained":
             node.is_drained = True
-        else:
+        elif message == "draining":
             node.beat = beat
+        else:
+            node.unwatched[message] = str(why or "")
 
     def give_up_waiting(self, reason: str) -> None:
         """Leaves out the nodes that have not come by now."""
@@ -145,7 +136,7 @@ class NodeStates:
 
     def heard(self, told: Iterable[Mapping[str, object]]) -> None:
         """Takes what agents have said, in whatever order it came."""
-        order = [*_STATES, *_OF_OUTPUTS, _GONE]
+        order = [*_STATES, *_OF_DIRECTORIES, _GONE]
         known = [data for data in told if data.get("state") in order]
         for data in sorted(known, key=lambda data: order.index(str(data["state"]))):
             self._message(data)
@@ -155,8 +146,8 @@ class NodeStates:
         if data.get("run_id") != self._run_id or not isinstance(index, int) or not 0 < index < len(self.all):
             return
         node = self.all[index]
-        if state in _OF_OUTPUTS:
-            self.set_outputs(index, str(state), data.get("why"), data.get("beat"))
+        if state in _OF_DIRECTORIES:
+            self.set_directory(index, str(state), data.get("why"), data.get("beat"))
             return
         node.cleaning = state in ("ended", "dead") or (node.cleaning and state != _GONE)
         if state not in _STATES or node.state in ("dead", "ended"):

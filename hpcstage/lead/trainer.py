@@ -19,12 +19,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from hpcstage import job as jobs
-from hpcstage import stderr
+from hpcstage import procio, stderr
 from hpcstage.forked import die_with_parent
 from hpcstage.job.ranks import without_rank
 from hpcstage.lead.agent import index_of
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
             stdin=subprocess.DEVNULL,
             env=environment(spec, index, os.environ),
             cwd=spec.cwd,
-            preexec_fn=partial(_as_agent, os.getpid()),  # noqa: PLW1509  this process has one thread
+            preexec_fn=partial(as_child, os.getpid()),  # noqa: PLW1509  this process has one thread
         )
     except OSError as error:
         stderr.say(f"elastic: {spec.hosts[index]}: {spec.torchrun[0]} cannot be started: {error.strerror}")
@@ -78,36 +78,15 @@ def main(arguments: list[str]) -> int:
 
 def command(spec: TrainingSpec, index: int) -> list[str]:
     """Returns the command line of `torchrun` on a node."""
-    joins = ",joins=true" if spec.joins else ""
-    restarts = [] if _gives(spec.arguments, "--max-restarts") else [f"--max-restarts={RESTARTS}"]
     return [
         *spec.torchrun,
         f"--nnodes={spec.least}:{spec.most}",
         "--rdzv-backend=hpcstage",
         f"--rdzv-id={spec.run_id}",
-        f"--rdzv-conf=host={spec.hosts[index]}{joins}" + "".join(f",{part}" for part in _conf(spec.arguments)),
         f"--local-addr={spec.address or spec.hosts[index]}",
-        *restarts,
-        *_without_conf(spec.arguments),
+        f"--max-restarts={RESTARTS}",  # unless the user gives another number: the last counts
+        *spec.arguments,
     ]
-
-
-def _conf(arguments: list[str]) -> list[str]:
-    """Returns the user's own settings of the rendezvous."""
-    at = _conf_at(arguments)
-    return [] if at is None else [arguments[at].partition("=")[2] or arguments[at + 1]]
-
-
-def _without_conf(arguments: list[str]) -> list[str]:
-    at = _conf_at(arguments)
-    if at is None:
-        return arguments
-    return arguments[:at] + arguments[at + (1 if "=" in arguments[at] else 2) :]
-
-
-def _conf_at(arguments: list[str]) -> int | None:
-    names = ("--rdzv-conf", "--rdzv_conf")
-    return next((at for at, word in enumerate(arguments) if word.partition("=")[0] in names), None)
 
 
 def environment(spec: TrainingSpec, index: int, own: Mapping[str, str]) -> dict[str, str]:
@@ -118,15 +97,17 @@ def environment(spec: TrainingSpec, index: int, own: Mapping[str, str]) -> dict[
         given = {name: value for name, value in given.items() if not _is_of_node(name)}
         given |= {name: value for name, value in node.items() if _is_of_node(name)}
     ours = {
+        "HPCSTAGE_ELASTIC_HOST": spec.hosts[index],
+        "HPCSTAGE_ELASTIC_PROCESSES": _processes(spec.arguments, given),
         "HPCSTAGE_ELASTIC_DIR": spec.run_dir,
         "HPCSTAGE_ELASTIC_POLICY": spec.policy,
         "HPCSTAGE_ELASTIC_SURVIVORS": spec.survivors,
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S),
     }
+    if spec.joins:
+        ours["HPCSTAGE_ELASTIC_JOINS"] = "true"
     if spec.ends_unix_s is not None:
         ours["HPCSTAGE_ELASTIC_ENDS"] = str(spec.ends_unix_s)
-    if spec.etcd:
-        ours["HPCSTAGE_ELASTIC_ETCD"] = spec.etcd
     if spec.drained is not None:
         ours["HPCSTAGE_ELASTIC_DRAINED"] = spec.drained
     if spec.virtual:
@@ -135,16 +116,21 @@ def environment(spec: TrainingSpec, index: int, own: Mapping[str, str]) -> dict[
     return {**quiet, **given, **ours}
 
 
+def _processes(arguments: Sequence[str], env: Mapping[str, str]) -> str:
+    """Returns how many processes `torchrun` starts on a node, as the user has written it."""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, has_value, value = word.partition("=")
+        if name in ("--nproc-per-node", "--nproc_per_node"):
+            return value if has_value else following
+    return env.get("PET_NPROC_PER_NODE", "1")
+
+
 def _is_of_node(name: str) -> bool:
     return name in _OF_NODE or name.startswith(_OF_SCHEDULER)
 
 
-def _gives(arguments: list[str], option: str) -> bool:
-    spelt = (option, option.replace("-", "_").replace("__", "--", 1))
-    return any(word.partition("=")[0] in spelt for word in arguments)
-
-
-def _as_agent(parent: int) -> None:
+def as_child(parent: int) -> None:
+    """Makes a process that is about to run a program ready: signals are as they were, and it ends with its parent."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in (*PASSED_ON, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
@@ -175,7 +161,7 @@ def _is_nothing(fd: int) -> bool:
 
 def _reap_others(agent: int) -> None:
     """Reaps processes that the agent's processes left; the agent is left to its own object."""
-    for pid in _children():
+    for pid in procio.children(os.getpid()):
         if pid != agent:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -183,19 +169,12 @@ def _reap_others(agent: int) -> None:
 
 def _kill_left() -> None:
     """Kills what the agent has left behind, and what appears while that dies."""
-    while pids := _children():
+    while pids := procio.children(os.getpid()):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-
-
-def _children() -> list[int]:
-    try:
-        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-    except OSError:
-        return []
 
 
 if __name__ == "__main__":

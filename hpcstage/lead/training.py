@@ -25,10 +25,9 @@ from pathlib import Path
 from hpcstage import stderr
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.errors import HpcstageError
-from hpcstage.forked import die_with_parent
 from hpcstage.job import launchers
 from hpcstage.lead import world
-from hpcstage.lead.trainer import PASSED_ON
+from hpcstage.lead.trainer import PASSED_ON, as_child
 from hpcstage.lead.world import find_mpiexec, mpi_of
 from hpcstage.protocol.trainingspec import NODE_PROGRAM, SCRIPT, TrainingSpec
 
@@ -83,7 +82,7 @@ class Training:
                 stdin=stdin,
                 env=dict(env),
                 start_new_session=True,
-                preexec_fn=partial(_as_child, os.getpid()),  # noqa: PLW1509  this process has one thread
+                preexec_fn=partial(as_child, os.getpid()),  # noqa: PLW1509  this process has one thread
             )
         except OSError as error:
             stderr.say(f"elastic: {words[0]} cannot be started: {error.strerror} (choose another --launcher)")
@@ -122,10 +121,9 @@ class Training:
             return False
         with contextlib.suppress(HpcstageError, OSError, ValueError):
             arbiter = Arbiter(self._spec.agreed)
-            term = arbiter.newest_term()
-            if term is None:
+            if arbiter.newest_term() is None:
                 return False  # those that are left have yet to begin; they bound that themselves
-            if arbiter.end_of(term.number) is not None:
+            if arbiter.end() is not None:
                 return True
             beat = arbiter.last_beat()
             if beat != self._beat[0]:
@@ -136,8 +134,7 @@ class Training:
         codes = [process.returncode for process in self._started]
         with contextlib.suppress(HpcstageError, OSError, ValueError):
             arbiter = Arbiter(self._spec.agreed)
-            term = arbiter.newest_term()
-            end = arbiter.end_of(term.number) if term else None
+            end = arbiter.end()
             if self._spec.joins:
                 line = "it goes on without this job" if end is None else end.line
                 stderr.say(f"training {self._spec.joins}: {line}")
@@ -160,11 +157,6 @@ def _elsewhere(spec: TrainingSpec, script: Sequence[str]) -> list[tuple[Sequence
         if not plan.exact:
             break
     return found
-
-
-def _as_child(parent: int) -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    die_with_parent(parent, signal.SIGTERM)
 
 
 def main(arguments: list[str]) -> int:

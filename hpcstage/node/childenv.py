@@ -71,7 +71,7 @@ def without_run(env: Mapping[str, str]) -> dict[str, str]:
 
 def _is_of_run(path: Path, run_id: str | None) -> bool:
     """Returns whether a path lies in a directory of a run's output files or checkpoints."""
-    return any(part.removesuffix(kept.OF_CHECKPOINTS) == run_id for part in path.parts)
+    return any(part.removesuffix(kept.CHECKPOINTS.suffix) == run_id for part in path.parts)
 
 
 def in_containers(env: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:

@@ -25,16 +25,31 @@ OUT = "HPCSTAGE_OUT"
 """The variable with which a program finds its output directory."""
 CHECKPOINT = "HPCSTAGE_CHECKPOINT"
 """The variable with which a program finds the directory for its checkpoints."""
-OF_CHECKPOINTS = ".checkpoint"
-"""The names of directories that hold checkpoints end so."""
 _LOCK = "lock"
 _NEW = "."
 """The names of directories whose lock is not held yet, or that are about to be deleted, begin so."""
 _WAIT_S = 0.05
 _BESIDE = frozenset(
     {"tree", "manifest", "manifest.new", "marker", "links"}
-    | {"store", "charter", "shares", "origin", "continued", "arriving", "put"}
+    | {"store", "charter", "shares", "pending", "completed", "origins", "seen", "continued", "arriving"}
 )
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a directory holds."""
+
+    key: str
+    """The name by which the programs of a run tell each other of it: the daemon's specification has such a field."""
+    what: str
+    """Its name for people."""
+    suffix: str
+    """The names of such directories end so."""
+
+
+OUTPUTS = Kind("outputs", "output files", "")
+CHECKPOINTS = Kind("checkpoints", "checkpoints", ".checkpoint")
+KINDS = (OUTPUTS, CHECKPOINTS)
 
 
 @dataclass(frozen=True)
@@ -91,14 +106,14 @@ class KeptPlace:
     path: Path
 
     @property
-    def holds_checkpoints(self) -> bool:
-        """Whether it holds checkpoints, and no output files."""
-        return self.path.name.endswith(OF_CHECKPOINTS)
+    def kind(self) -> Kind:
+        """What it holds."""
+        return CHECKPOINTS if self.path.name.endswith(CHECKPOINTS.suffix) else OUTPUTS
 
     @property
     def run_id(self) -> str:
         """The id of the run."""
-        return self.path.name.removesuffix(OF_CHECKPOINTS)
+        return self.path.name.removesuffix(self.kind.suffix)
 
     @property
     def output(self) -> Path:
@@ -264,7 +279,7 @@ def _going(place: KeptPlace) -> Path:
 def _holds_files(place: KeptPlace) -> bool:
     """Tells whether there is a file that is not a link below the watched directory, or a saved checkpoint; what cannot
     be listed may hold one. The files that a start puts into a directory for checkpoints do not count."""
-    if place.holds_checkpoints:
+    if place.kind is CHECKPOINTS:
         return _holds(place.output / "store", lambda entry: entry.is_dir(follow_symlinks=False))
     return _holds(place.tree, lambda entry: not (entry.is_symlink() or entry.is_dir(follow_symlinks=False)))
 

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from hpcstage import procio
+
 PREFIX = "/dev/shm/mpich_"  # noqa: S108  only what this process has mapped
 
 _DESCRIPTION = "hydra_hwloc_xmlfile_"
@@ -64,12 +66,8 @@ def unlink(names: Iterable[str]) -> None:
 def of_tree(pid: int) -> set[str]:
     """Returns the names that a process and its descendants have mapped."""
     found: set[str] = set()
-    waiting = [pid]
-    while waiting:
-        one = waiting.pop()
+    for one in procio.descendants(pid):
         found.update(mapped(one))
-        with contextlib.suppress(OSError, ValueError):
-            waiting += [int(word) for word in Path(f"/proc/{one}/task/{one}/children").read_text().split()]
     return found
 
 

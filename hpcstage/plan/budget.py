@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from hpcstage.plan.blocks import BLOCK_BYTES
 from hpcstage.plan.types import Budget
@@ -51,11 +50,6 @@ class BudgetFacts:
     part_why: str = ""
     nodes: int = 1
     """The virtual nodes that divide the disk equally."""
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> BudgetFacts:
-        """Reads the output of `dataclasses.asdict`."""
-        return cls(**{**data, "asked": BudgetAsked(**data["asked"])})
 
 
 def decide(facts: BudgetFacts) -> Budget:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from array import array
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 ORDER_WORDS = ("auto", "manifest", "given", "trace", "sampler")
 """The values of `--order` besides the name of a list."""
@@ -38,27 +36,6 @@ class Dataset:
     """Other absolute spellings of the root that the program may use (as the user wrote it, made absolute)."""
     arguments: tuple[str, ...]
     """The `--data` arguments as the user wrote them."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain data, with bytes that are not text as surrogates."""
-        return {
-            "name": self.name,
-            "kind": self.kind.value,
-            "root": os.fsdecode(self.root),
-            "aliases": [os.fsdecode(alias) for alias in self.aliases],
-            "arguments": list(self.arguments),
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Dataset:
-        """Reads what `to_json` returned."""
-        return cls(
-            name=data["name"],
-            kind=DatasetKind(data["kind"]),
-            root=os.fsencode(data["root"]),
-            aliases=tuple(os.fsencode(alias) for alias in data["aliases"]),
-            arguments=tuple(data["arguments"]),
-        )
 
 
 @dataclass(frozen=True)
@@ -110,21 +87,13 @@ class Workload:
     size_bytes: int
     epochs: int | None = None
     epoch_compute_s: float | None = None
-    """Seconds that an epoch would take if reading took no time, on `compute_nodes` nodes together."""
+    """Seconds that an epoch would take if reading took no time."""
     startup_s: float | None = None
     """Seconds from the program's start to its first read."""
     readers: int | None = None
     """Processes that read ahead of the training (a loader's num_workers); 0: it reads when it needs."""
     sources: dict[str, str] = field(default_factory=dict)
     """Where each number that is known comes from: an option, `record of RUN`, the scan."""
-    compute_nodes: int = 1
-
-    def on(self, nodes: int) -> Workload:
-        """Returns the same work on another number of nodes; the compute time scales with it."""
-        if self.epoch_compute_s is None:
-            return replace(self, compute_nodes=nodes)
-        scaled_s = self.epoch_compute_s * self.compute_nodes / nodes
-        return replace(self, epoch_compute_s=scaled_s, compute_nodes=nodes)
 
 
 @dataclass(frozen=True)
@@ -132,13 +101,11 @@ class Rates:
     """How fast files like those of the datasets are read, with their opens. None is unknown."""
 
     source_bytes_per_s: float | None = None
-    """The rate at which the source gives all nodes together their files, with many transfers in flight."""
+    """The rate at which the source gives files with many transfers in flight."""
     reader_bytes_per_s: float | None = None
     """The rate of one reader alone at the source."""
     local_bytes_per_s: float | None = None
     """The rate of one reader of staged files."""
-    peer_bytes_per_s: float | None = None
-    """The rate from other nodes to one node."""
     sources: dict[str, str] = field(default_factory=dict)
     """Where each rate that is known comes from, as in `Workload`."""
 
@@ -147,9 +114,7 @@ class Rates:
 class ModeForecast:
     """The times that one mode would take."""
 
-    mode: str
     total_s: float
-    first_batch_s: float
     first_epoch_s: float
     later_epoch_s: float
     formula: str

@@ -1,57 +1,115 @@
-"""Holds the plan as a whole, and makes its table and its plain data."""
+"""Makes the plan that `hpcstage plan` shows: what fits, each node's part, and the forecast from figures of the user's
+options, else of the record of an earlier run.
+
+This module owns where each figure is from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hpcstage.errors import HpcstageError, LocalDiskProblem
+from hpcstage.job import detect, localdir, share, together
+from hpcstage.jsonform import written
+from hpcstage.plan.budget import BudgetFacts, for_files
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.roots import printable
 from hpcstage.plan.dataset.scan import ScanResult
+from hpcstage.plan.forecast import OF_RATES, OF_WORKLOAD, Conditions, forecast, missing_figures
 from hpcstage.plan.order import orders
-from hpcstage.plan.types import Budget, Forecast, Order, Rates, Workload
-from hpcstage.preview.findorder import FoundOrder
+from hpcstage.plan.placement.fitting import Fit, fit
+from hpcstage.plan.placement.nodesplan import NodesPlan, nodes_plan
+from hpcstage.plan.types import Budget, Dataset, Forecast, Order, Rates, Workload
+from hpcstage.preview.pipeline import FoundFiles, FoundOrder, PlanInputs
+from hpcstage.record import files, index
+from hpcstage.record.figures.counts import ratio
+from hpcstage.record.schema import Record
+from hpcstage.store import storedir
 
 if TYPE_CHECKING:
-    from hpcstage.plan.placement.fitting import Fit
-    from hpcstage.plan.placement.nodesplan import NodesPlan
+    from hpcstage.config import Config
 
 SCHEMA_VERSION = 1
+DAEMON_START_S = 0.25
+"""Seconds from the start of the command to the start of the daemon's scan, on an idle node."""
+OPTIONS = {
+    "epochs": "--epochs",
+    "epoch_compute_s": "--epoch-compute",
+    "readers": "--readers",
+    "startup_s": "--startup",
+    "source_bytes_per_s": "--source-rate",
+    "reader_bytes_per_s": "--reader-rate",
+    "local_bytes_per_s": "--local-rate",
+}
+"""Maps the name of a figure to the option that tells it."""
 
 
 @dataclass(frozen=True)
-class ScanSummary:
-    """The cost of the scan, and the names that it left out."""
+class Disk:
+    """The node-local directory as far as a plan needs it."""
 
-    seconds: float
-    stats: int
-    listings: int
-    skipped: list[tuple[bytes, str]] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
+    path: Path | None
+    """None: there is none here, such as on a login node."""
+    text: str
+    """The directory and why it was chosen, for people."""
+    facts: BudgetFacts | None = None
+    device: int | None = None
+
+
+@dataclass(frozen=True)
+class ForecastInputs:
+    """What a plan with a forecast follows from, besides `PlanInputs`."""
+
+    disk: Disk
+    nodes: int
+    placement: str
+    max_rate_bytes_per_s: float | None
+    """The cap of the whole job."""
+    told: Mapping[str, float]
+    """The figures that options told, by their names in `Workload` and `Rates`."""
+    env: Mapping[str, str]
+    """The environment that says where earlier runs of the user are found."""
 
     @classmethod
-    def of(cls, result: ScanResult) -> ScanSummary:
-        """Returns the summary of a scan's result, without the manifest."""
-        return cls(result.seconds, result.stats, result.listings, result.skipped, result.skipped_counts)
+    def of_config(cls, config: Config, env: Mapping[str, str], told: Mapping[str, float]) -> ForecastInputs:
+        """Returns the inputs of a run with this configuration."""
+        host = socket.gethostname()
+        job = detect(env, hostname=host)
+        local, why_none = None, "none, as asked for"
+        try:
+            local = localdir.choose(config.local_dir, env, job)
+        except LocalDiskProblem as error:
+            why_none = f"none here: {error.what}"
+        group = together.planned(config, job, local, host)
+        nodes, shares = (1, 1) if group is None else (len(group.hosts), group.shares)
+        disk = Disk(None, why_none)
+        if local is not None:
+            facts = share.budget_facts(config.budget_asked(), job, local, shares)
+            disk = Disk(local.path, f"{local.path} ({local.why})", facts, local.device)
+        return cls(disk, nodes, config.placement, config.max_rate_bytes_per_s, told, env)
 
 
 @dataclass(frozen=True)
 class Plan:
     """Manifest, order, budget and forecast. None is unknown."""
 
-    manifest: Manifest
+    scan: ScanResult
     found: FoundOrder
     """The order and what is known of it."""
-    scan: ScanSummary | None = None
-    local: str | None = None
+    local: str = ""
     """The local directory and why it was chosen."""
     budget: Budget | None = None
     fit: Fit | None = None
     workload: Workload | None = None
-    rates: Rates | None = None
+    rates: Rates = field(default_factory=Rates)
     forecast: Forecast | None = None
-    """None where a figure is missing."""
+    """None where a figure is missing, and for several nodes."""
     missing: tuple[str, ...] = ()
     """The options that would tell the figures that the forecast lacks."""
     notes: tuple[str, ...] = ()
@@ -59,16 +117,130 @@ class Plan:
     """The plan for the nodes of a job on several nodes."""
 
     @property
+    def manifest(self) -> Manifest:
+        """Returns the files."""
+        return self.scan.manifest
+
+    @property
     def order(self) -> Order:
         """Returns the order."""
         return self.found.order
 
 
-# ---- the table: which file is copied at which position, and when it should be staged
+def foresee(inputs: PlanInputs, given: ForecastInputs, found: FoundFiles) -> Plan:
+    """Returns the whole plan: what fits, each node's part, and the forecast, or the figures that it lacks."""
+    manifest, disk, nodes = found.scan.manifest, given.disk, given.nodes
+    budget = None if disk.path is None or disk.facts is None else storedir.budget(disk.path, disk.facts)
+    fitting = fit(manifest, orders.complete(found.order.order, len(manifest)), budget) if budget else None
+    many = None
+    if nodes > 1:
+        room = for_files(budget, fitting.needed_inodes - len(manifest)) if budget and fitting else None
+        many = nodes_plan(manifest.sizes, room, given.placement, nodes)
+    workload, rates = known(given.told, find_earlier(inputs.datasets.all, given.env), manifest)
+    missing = missing_figures(workload, rates) if many is None else ()
+    conditions = Conditions(
+        fit=fitting.share if fitting else 1.0,
+        order_known=found.order.order.provenance != orders.MANIFEST,
+        begin_s=DAEMON_START_S + found.scan.seconds,
+        max_rate_bytes_per_s=given.max_rate_bytes_per_s,
+    )
+    notes = [f"{notice.text}; {notice.remedy}" for notice in inputs.local]
+    notes += [f"{found.order.missing} ({orders.MISSING_REMEDY})"] if found.order.missing else []
+    return Plan(
+        found.scan,
+        found.order,
+        local=disk.text,
+        budget=budget,
+        fit=fitting,
+        workload=workload,
+        rates=rates,
+        forecast=None if missing or many else forecast(workload, rates, conditions),
+        missing=tuple(OPTIONS[name] for name in missing),
+        notes=tuple(notes),
+        nodes=many,
+    )
+
+
+# ---- the figures of the forecast
 
 
 @dataclass(frozen=True)
-class PlanRow:
+class EarlierRun:
+    """The program, the source and the disk as the record of an earlier run with the same datasets describes them."""
+
+    source: str
+    figures: Mapping[str, float | None]
+    """By their names in `Workload` and `Rates`."""
+
+
+def known(told: Mapping[str, float], earlier: EarlierRun | None, manifest: Manifest) -> tuple[Workload, Rates]:
+    """Returns what is known."""
+    workload = Workload(len(manifest), manifest.total_bytes, **_figures(OF_WORKLOAD, told, earlier))
+    return workload, Rates(**_figures(OF_RATES, told, earlier))
+
+
+def _figures(names: Sequence[str], told: Mapping[str, float], earlier: EarlierRun | None) -> dict[str, Any]:
+    values, sources = dict[str, float](), dict[str, str]()
+    for name in names:
+        found = None if earlier is None else earlier.figures.get(name)
+        if name in told:
+            values[name], sources[name] = told[name], f"option {OPTIONS[name]}"
+        elif earlier is not None and found is not None:
+            values[name], sources[name] = found, earlier.source
+    return {**values, "sources": sources}
+
+
+def find_earlier(datasets: Sequence[Dataset], env: Mapping[str, str]) -> EarlierRun | None:
+    """Returns the last successful run on these datasets; None if there is none, its record cannot be read, or it was on
+    several nodes."""
+    run_dir = index.find([os.fsdecode(d.root) for d in datasets], env)
+    try:
+        record = files.load_run(run_dir) if run_dir else None
+    except (HpcstageError, OSError, TypeError, ValueError, LookupError, AttributeError):
+        return None
+    if record is None or record.group is not None:
+        return None
+    return EarlierRun(f"record of {record.run.id}", figures_of(record))
+
+
+def figures_of(record: Record) -> dict[str, float | None]:
+    """Returns the epochs, the compute time of one if reading took no time, the time before the first read, the readers
+    of a run, and how fast it read."""
+    split = record.time_split
+    epochs = _epochs_by_opens(record) or split.loader_epochs or None
+    compute_s = None if split.compute_s is None else split.compute_s + (split.preprocess_s or 0.0)
+    return {
+        "epochs": epochs,
+        "epoch_compute_s": ratio(compute_s, epochs),
+        "startup_s": split.other_s if split.loader_workers is not None and split.compute_s is not None else None,
+        "readers": split.loader_workers,
+        "source_bytes_per_s": record.contention.typical_bytes_per_s or None,
+        "reader_bytes_per_s": _median(node.reader_bytes_per_s for node in record.nodes),
+        "local_bytes_per_s": _median(node.disk_read_bytes_per_s for node in record.nodes),
+    }
+
+
+def _median(rates: Iterable[float | None]) -> float | None:
+    return median(found) if (found := [rate for rate in rates if rate]) else None
+
+
+def _epochs_by_opens(record: Record) -> int | None:
+    """Returns how often the datasets' files were opened, if that is about a whole number; None if not.
+
+    Opens are asked first, as a loader counts its epochs over validation data, too.
+    """
+    counts = [dataset.files for dataset in record.datasets]
+    opens, total = record.coverage.opens, sum(filter(None, counts))
+    if not opens or not total or None in counts:
+        return None
+    times = opens / total
+    return round(times) if times >= 0.9 and abs(times - round(times)) < 0.1 * times else None
+
+
+# ---- the table: which file is copied at which position
+
+
+class PlanRow(NamedTuple):
     """One file at its position of the order."""
 
     position: int
@@ -76,8 +248,6 @@ class PlanRow:
     file_id: int
     size_bytes: int
     cumulative_bytes: int
-    expected_s: float | None
-    """Seconds from the start of the run; None: the file is not staged, or the copying rate is not known."""
     staged: bool
     """Whether the budget holds the file."""
 
@@ -89,16 +259,7 @@ def rows(plan: Plan) -> Iterator[PlanRow]:
     for position, file_id in enumerate(orders.complete(plan.order, len(plan.manifest)), 1):
         size = plan.manifest.size(file_id)
         cumulative += size
-        fits = position <= staged
-        yield PlanRow(position, file_id, size, cumulative, expected_s(plan, cumulative) if fits else None, fits)
-
-
-def expected_s(plan: Plan, size_bytes: int) -> float | None:
-    """Returns when this many bytes should have been copied, in seconds from the start of the scan."""
-    if plan.rates is None or not plan.rates.source_bytes_per_s:
-        return None
-    begin_s = plan.scan.seconds if plan.scan is not None else 0.0
-    return begin_s + size_bytes / plan.rates.source_bytes_per_s
+        yield PlanRow(position, file_id, size, cumulative, position <= staged)
 
 
 # ---- as plain data
@@ -106,40 +267,28 @@ def expected_s(plan: Plan, size_bytes: int) -> float | None:
 
 def summary(plan: Plan) -> dict[str, Any]:
     """Returns the plan as plain data, without the arrays."""
+    scan, found = plan.scan, plan.found
+    skipped = [{**path_json(path), "why": why} for path, why in scan.skipped]
+    order = {"provenance": plan.order.provenance, "ids": len(plan.order.ids), "unknown": found.unknown}
+    parts = ("budget", "fit", "workload", "rates", "forecast", "nodes")
     return {
         "schema_version": SCHEMA_VERSION,
-        "datasets": [d.to_json() for d in plan.manifest.datasets],
+        "datasets": [written(d) for d in plan.manifest.datasets],
         "files": len(plan.manifest),
         "size_bytes": plan.manifest.total_bytes,
-        "scan": _scan_out(plan.scan),
-        "order": _order_out(plan),
+        "scan": {
+            "seconds": scan.seconds,
+            "stats": scan.stats,
+            "listings": scan.listings,
+            "skipped": skipped,
+            "counts": scan.skipped_counts,
+        },
+        "order": {**order, "about": found.about},
         "local": plan.local,
-        "budget": plan.budget and asdict(plan.budget),
-        "fit": plan.fit and asdict(plan.fit),
-        "workload": plan.workload and asdict(plan.workload),
-        "rates": plan.rates and asdict(plan.rates),
-        "forecast": plan.forecast and asdict(plan.forecast),
+        **{name: part and asdict(part) for name in parts for part in [getattr(plan, name)]},
         "missing": list(plan.missing),
         "notes": list(plan.notes),
-        "nodes": plan.nodes and asdict(plan.nodes),
     }
-
-
-def _order_out(plan: Plan) -> dict[str, Any]:
-    found = plan.found
-    numbers = {"provenance": plan.order.provenance, "ids": len(plan.order.ids), "unknown": found.unknown}
-    return {**numbers, "about": found.about}
-
-
-def _scan_out(scan: ScanSummary | None) -> dict[str, Any] | None:
-    if scan is None:
-        return None
-    skipped = [{**path_json(path), "why": why} for path, why in scan.skipped]
-    numbers = {"seconds": scan.seconds, "stats": scan.stats, "listings": scan.listings}
-    return {**numbers, "skipped": skipped, "counts": scan.counts}
-
-
-# ---- paths
 
 
 def path_json(path: bytes) -> dict[str, str]:

@@ -3,7 +3,8 @@
 Owns the messages, their bytes and their bounds; owns no socket. A message is a length of its head, a length of its
 body, the head in JSON, and the body as it is. The socket has the name SOCK in the node directory, which is its owner's
 alone; the exchange listens there as long as it lives, and takes only processes of its own user. The end of the
-connection means that the exchange has gone. A node is named by its index among the nodes of the job.
+connection means that the exchange has gone. A node is named by its index among the nodes of the job. At READERS it
+listens for a process of the agent that only reads what nodes hold.
 
 The exchange says Welcome and Members first, and Members again whenever the membership has changed. Then each side says
 what it has to say. No path ever comes from another node: an agent tells its own exchange which directory it means by a
@@ -22,6 +23,8 @@ from hpcstage.protocol.exchange import MAX_GROUP_BYTES
 
 SOCK = "coding"
 """The socket's name in the node directory."""
+READERS = "readers"
+"""The name of the socket for a process that only asks (Read, ListStore)."""
 MAX_TOLD_BYTES = 64 << 10
 """The longest message from agent to agent."""
 MAX_PIECE_BYTES = 1 << 20

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from hpcstage.jsonform import read, written
 from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.types import Dataset
 from hpcstage.protocol.membership import Membership
@@ -65,20 +65,6 @@ class DaemonSpec:
     group_wait_s: float = 10.0
     """How long a node waits for the others before it stages alone."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the spec as plain data."""
-        return {**asdict(self), "datasets": [dataset.to_json() for dataset in self.datasets]}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> DaemonSpec:
-        """Reads what `to_json` returned."""
-        read = {
-            "datasets": [Dataset.from_json(dataset) for dataset in data["datasets"]],
-            "budget": BudgetFacts.from_json(data["budget"]),
-            "membership": Membership.from_json(data["membership"]),
-        }
-        return cls(**{**data, **read})
-
     @property
     def stages(self) -> bool:
         """Whether anything is staged in this mode."""
@@ -108,9 +94,9 @@ class DaemonSpec:
         """Writes the spec; readable by its owner only."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
-            json.dump(self.to_json(), file)
+            json.dump(written(self), file)
 
     @classmethod
     def load(cls, path: Path) -> DaemonSpec:
         """Reads what `save` wrote."""
-        return cls.from_json(json.loads(path.read_text(encoding="utf-8", errors="surrogateescape")))
+        return read(cls, json.loads(path.read_text(encoding="utf-8", errors="surrogateescape")))

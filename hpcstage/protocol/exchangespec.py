@@ -6,10 +6,10 @@ An exchange finds its own entry by its rank in the MPI world. Paths may be any b
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from hpcstage.jsonform import read, written
 from hpcstage.protocol.membership import GroupNode, Membership
 from hpcstage.writing import replace_text
 
@@ -51,13 +51,12 @@ class GroupSpec:
 
     def save(self, path: Path) -> None:
         """Writes the spec in one step; readable by its owner only."""
-        replace_text(path, json.dumps(asdict(self)), 0o600)
+        replace_text(path, json.dumps(written(self)), 0o600)
 
     @classmethod
     def load(cls, path: Path) -> GroupSpec:
         """Reads what `save` wrote."""
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
-        return cls(**{**data, "membership": Membership.from_json(data["membership"])})
+        return read(cls, json.loads(path.read_text(encoding="utf-8", errors="surrogateescape")))
 
 
 def _short(host: str) -> str:

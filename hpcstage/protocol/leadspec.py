@@ -7,10 +7,11 @@ that directory: it is on the shared file system.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcstage.jsonform import read, written
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.writing import replace_text
 
@@ -56,13 +57,11 @@ class LeadSpec:
     """Whether the launcher passes the end of its standard input on to the agents."""
     passes_output: bool = True
     """Whether the launcher passes on to the lead what the agents print; otherwise they print nothing."""
-    out: str = ""
-    """The directory to which each node drains output files of its own; empty: none does. Their local directory is that
-    of the daemon's specification, on every node."""
-    out_inode: int = 0
-    checkpoint: dict[str, Any] = field(default_factory=dict)
-    """The charter of checkpoints, but for the node itself; empty: there are none. `earlier` has, for
-    virtual nodes, by index the places of earlier runs that belong to the same directory."""
+    directories: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What each node fills its directories with that are drained, by the kind of files: the run, the directory on the
+    shared file system and its inode; for checkpoints their charter, but for the node itself, and `earlier`, by index
+    the places of earlier runs that belong to the same directory, where the nodes are virtual. The local directories
+    are those of the daemon's specification, on every node."""
     parts: list[list[str]] = field(default_factory=list)
     """The nodes by part of the job, where it has several: a step of srun is told which parts it runs in."""
 
@@ -82,13 +81,12 @@ class LeadSpec:
 
     def save(self, path: Path) -> None:
         """Writes the spec; readable by its owner only."""
-        write_json(path, {**asdict(self), "daemon": self.daemon.to_json()})
+        write_json(path, written(self))
 
     @classmethod
     def load(cls, path: Path) -> LeadSpec:
         """Reads what `save` wrote."""
-        data = read_json(path)
-        return cls(**{**data, "daemon": DaemonSpec.from_json(data["daemon"])})
+        return read(cls, read_json(path))
 
 
 def virtual_name(run_id: str, index: int) -> str:

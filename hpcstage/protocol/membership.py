@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from hpcstage.jsonform import read, written
 from hpcstage.plan.types import Budget
 
 
@@ -80,21 +81,11 @@ class Membership:
         """Returns the next generation, in which these nodes are not there any more."""
         return self.followed({index: self.nodes[index].budget for index in self.present if index not in indices})
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Membership:
-        """Reads what `asdict` returned."""
-        budgets = (node["budget"] and Budget(**node["budget"]) for node in data["nodes"])
-        nodes = (GroupNode(**{**node, "budget": budget}) for node, budget in zip(data["nodes"], budgets, strict=True))
-        return cls(int(data["generation"]), tuple(nodes))
-
     def pack(self) -> bytes:
         """Returns the value's JSON."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        return json.dumps(written(self), separators=(",", ":")).encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> Membership:
         """Reads what `pack` returned. Raises ValueError."""
-        try:
-            return cls.from_json(json.loads(data))
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"a damaged membership: {error!r}") from None
+        return read(cls, json.loads(data))

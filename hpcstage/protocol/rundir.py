@@ -28,11 +28,6 @@ def log_path(run_dir: Path, host: str) -> Path:
     return run_dir / NODES / f"{host}.log"
 
 
-def outputs_path(group_dir: Path, host: str) -> Path:
-    """Returns the path of what a node says of its output files."""
-    return group_dir / f"{host}.outputs"
-
-
-def checkpoints_path(group_dir: Path, host: str) -> Path:
-    """Returns the path of what a node says of its checkpoints."""
-    return group_dir / f"{host}.checkpoints"
+def result_path(group_dir: Path, host: str, kind: str) -> Path:
+    """Returns the path of what a node says of its output files, or of its checkpoints."""
+    return group_dir / f"{host}.{kind}"

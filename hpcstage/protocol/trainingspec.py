@@ -3,9 +3,10 @@ elastic training what to do: JSON that its owner alone can read, on the shared f
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcstage.jsonform import read, written
 from hpcstage.protocol.leadspec import read_json, write_json
 
 PROGRAM, NODE_PROGRAM = "hpcstage.lead.training", "hpcstage.lead.trainer"
@@ -43,8 +44,6 @@ class TrainingSpec:
     """When the job's time is over, where that is known."""
     drained: str | None = None
     """The directory on the shared file system to which the checkpoints of all nodes are copied."""
-    etcd: str = ""
-    """The endpoints of the etcd in which the agents agree on something, where a training begins in one."""
     parts: list[list[str]] = field(default_factory=list)
     address: str = ""
     """The address at which the others reach each of these nodes, where it is not the node's name."""
@@ -63,9 +62,9 @@ class TrainingSpec:
 
     def save(self, path: Path) -> None:
         """Writes the specification."""
-        write_json(path, asdict(self))
+        write_json(path, written(self))
 
     @classmethod
     def load(cls, path: Path) -> TrainingSpec:
         """Reads what `save` wrote."""
-        return cls(**read_json(path))
+        return read(cls, read_json(path))

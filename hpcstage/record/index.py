@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcstage.record.jsonform import read, written
+from hpcstage.jsonform import read, written
 from hpcstage.writing import replacing
 
 if TYPE_CHECKING:
@@ -152,12 +152,7 @@ def _roots(record: Record) -> list[str]:
 
 def last(env: Mapping[str, str] = os.environ) -> Path | None:
     """Returns the last run directory of the index that still exists."""
-    return next(known(env), None)
-
-
-def known(env: Mapping[str, str] = os.environ) -> Iterator[Path]:
-    """Yields the run directories of the index that still exist, the last first."""
-    return (path for line in newest(env) if (path := Path(line.run_dir)).is_dir())
+    return next((path for line in newest(env) if (path := Path(line.run_dir)).is_dir()), None)
 
 
 def newest(env: Mapping[str, str] = os.environ) -> Iterator[IndexLine]:
@@ -230,21 +225,15 @@ def _locked(path: Path) -> Iterator[bool]:
     """Yields whether the lock was got. Without it the caller only appends, as a line of one write stays whole; a line
     that is appended while another process compacts the file is lost."""
     with path.with_suffix(".lock").open("ab") as lock:
-        yield _lock(lock.fileno())
-
-
-def _lock(fd: int) -> bool:
-    end = time.monotonic() + LOCKED_S
-    while time.monotonic() < end:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(RETRY_S)
-        except OSError:
-            return False
-        else:
-            return True
-    return False
+        end, got = time.monotonic() + LOCKED_S, False
+        with contextlib.suppress(OSError):
+            while not got and time.monotonic() < end:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    got = True
+                except BlockingIOError:
+                    time.sleep(RETRY_S)
+        yield got
 
 
 def _compact(path: Path) -> None:

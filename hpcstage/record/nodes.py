@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from hpcstage.jsonform import Count
 from hpcstage.record.figures.contention import median_without
-from hpcstage.record.figures.counts import add, opens_of, ratio
-from hpcstage.record.figures.digest import Digest, JobFigures
+from hpcstage.record.figures.counts import opens_of
+from hpcstage.record.figures.digest import Digest
 from hpcstage.record.figures.track import rows_over_time
 from hpcstage.record.parts.part import GroupPart
 from hpcstage.record.parts.roster import Presence, unheard_why
 from hpcstage.record.parts.run import RunPart
-from hpcstage.record.schema import GroupSection, NodeRow, NodeSeries, OwnPeriod
+from hpcstage.record.schema import Contention, GroupSection, NodeRow, OwnPeriod
 from hpcstage.units import format_duration, format_share
 
 SLOWER_SHARE = 0.75
@@ -30,17 +31,19 @@ LOCAL_WAITS_SHARE = 0.02
 Values = Sequence[float | None]
 
 
-def rows_of(run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], figures: JobFigures) -> list[NodeRow]:
+def rows_of(
+    run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], wall_s: float, contention: Contention
+) -> list[NodeRow]:
     """Returns the rows in the order of `nodes`, then those of the nodes that reported nothing (`silent`)."""
     behind = _behind([node.split.waited_s for node in nodes])
-    slow = _slow(nodes, behind, figures)
+    slow = _slow(nodes, behind, wall_s, contention.own_periods or ())
     over_time = rows_over_time([node.track for node in nodes])
     rows = [_row(*found) for found in zip(nodes, slow, behind, over_time, strict=True)]
     return [*rows, *(_unheard(run, name) for name in silent)]
 
 
-def _row(node: Digest, slow: Sequence[str], behind_s: float | None, over_time: NodeSeries | None) -> NodeRow:
-    part, disk, totals = node.part, node.disk, node.totals
+def _row(node: Digest, slow: Sequence[str], behind_s: float | None, over_time: tuple[Count, ...] | None) -> NodeRow:
+    part, totals = node.part, node.totals
     known = node.speaks
     return NodeRow(
         host=node.name,
@@ -57,8 +60,8 @@ def _row(node: Digest, slow: Sequence[str], behind_s: float | None, over_time: N
         opens=sum(opens_of(layer) for layer in node.layers.values()) if known else None,
         waited_s=node.split.waited_s,
         reader_bytes_per_s=node.reader_bytes_per_s,
-        disk_write_share=disk.write_share,
-        disk_read_bytes_per_s=disk.read_bytes_per_s,
+        disk_write_share=node.disk_write_share,
+        disk_read_bytes_per_s=node.disk_read_bytes_per_s,
         budget_bytes=part.budget_bytes,
         used_bytes=part.used_bytes,
         over_time=over_time,
@@ -72,14 +75,13 @@ def _unheard(run: RunPart, name: str) -> NodeRow:
 # ---- slow nodes ----
 
 
-def _slow(nodes: Sequence[Digest], behind: Values, figures: JobFigures) -> list[list[str]]:
+def _slow(nodes: Sequence[Digest], behind: Values, wall_s: float, periods: Sequence[OwnPeriod]) -> list[list[str]]:
     """Returns for each node the figures in which it is slower than the others, in words."""
-    wall_s = figures.time_split.wall_s or 0.0
     alone: dict[str, list[OwnPeriod]] = defaultdict(list)
-    for period in figures.contention.own_periods or ():
+    for period in periods:
         alone[period.host].append(period)
     writes = _times_others([_write_s_per_byte(node) for node in nodes])
-    rates = [node.disk.read_bytes_per_s for node in nodes]
+    rates = [node.disk_read_bytes_per_s for node in nodes]
     reads = _times_others([None if rate is None else 1 / rate for rate in rates])
     return [
         [*_waits(behind_s, wall_s), *_paces(node, alone[node.name]), *_disks(node, written, read, wall_s)]
@@ -106,7 +108,7 @@ def _paces(node: Digest, periods: Sequence[OwnPeriod]) -> list[str]:
 
 def _disks(node: Digest, written: float | None, read: float | None, wall_s: float) -> list[str]:
     said = []
-    if (node.disk.write_share or 0.0) > 0.5 and written is not None and written > SLOWER_DISK_FACTOR:
+    if (node.disk_write_share or 0.0) > 0.5 and written is not None and written > SLOWER_DISK_FACTOR:
         said.append(f"its local disk takes {written:.1f} times as long to write as the others'")
     waits = (node.split.wait_local_s or 0.0) > LOCAL_WAITS_SHARE * wall_s
     if read is not None and read > SLOWER_DISK_FACTOR and waits:
@@ -116,7 +118,7 @@ def _disks(node: Digest, written: float | None, read: float | None, wall_s: floa
 
 def _write_s_per_byte(node: Digest) -> float | None:
     size = (node.totals.copied_bytes or 0) + (node.totals.peer_bytes or 0)
-    return node.disk.write_s / size if node.disk.write_s and size else None
+    return node.disk_write_s / size if node.disk_write_s and size else None
 
 
 def _behind(values: Values) -> list[float | None]:
@@ -137,8 +139,8 @@ def _with_others(values: Values) -> list[tuple[float | None, float | None]]:
 # ---- the nodes together ----
 
 
-def group_of(nodes: Sequence[Digest], total: int, figures: JobFigures) -> GroupSection | None:
-    """Returns the section; None where the job has one node."""
+def group_of(nodes: Sequence[Digest], total: int, source_times: float | None) -> GroupSection | None:
+    """Returns the section; None where the job has one node. The datasets were read `source_times` times."""
     if total < 2:
         return None
     groups = [group for node in nodes if (group := node.part.group)]
@@ -153,7 +155,7 @@ def group_of(nodes: Sequence[Digest], total: int, figures: JobFigures) -> GroupS
         generations=max(map(_generations, groups), default=0),
         alone_count=len(alone),
         why=next((group.why for group in troubled if group and group.why), None),
-        source_times=_source_times(figures),
+        source_times=source_times,
     )
 
 
@@ -164,9 +166,3 @@ def _generations(group: GroupPart | None) -> int:
 def _most_frequent(placements: Sequence[str]) -> str | None:
     """Returns the placement that most nodes followed, as a node that lost the group reports `private`."""
     return Counter(placements).most_common(1)[0][0] if placements else None
-
-
-def _source_times(figures: JobFigures) -> float | None:
-    """Returns how often the datasets were read from the source: source bytes divided by their size."""
-    size = add(*(dataset.size_bytes for dataset in figures.datasets))
-    return ratio(figures.totals.source_bytes, size)

@@ -1,5 +1,6 @@
 """Lists a user's runs: those of the index, and those that lie in `./hpcstage-runs` and the state directory, of which
-the index may know nothing (a read-only home, another machine).
+the index may know nothing (a read-only home, another machine). Finds the one that is asked for by its directory, its
+id, its job's id, or as the last one.
 
 What the index says of a run that had not ended then is completed from its directory, for the runs that are shown.
 """
@@ -91,3 +92,34 @@ def _line(path: Path) -> IndexLine | None:
             return IndexLine.of_part(files.run_part(path), path)
         return IndexLine.of_record(files.load_run(path), path)
     return None
+
+
+# ---- the run that a user asks for ----
+
+
+def last_run(env: Mapping[str, str], cwd: Path) -> Path:
+    """Returns the run that was last written to, among the index's last run and those in `./hpcstage-runs`.
+
+    Raises NoResult if there is none.
+    """
+    indexed = index.last(env)
+    found = _newest([*([indexed] if indexed else []), *lying(cwd / RUNS)])
+    if found is None:
+        raise NoResult(f"no run found: none in ./{RUNS}, none in the index", "name one: hpcstage report RUN_DIR")
+    return found
+
+
+def named_run(asked: Path, env: Mapping[str, str], cwd: Path) -> Path:
+    """Returns `asked` if this path exists, else the last run with this run id or job id. Raises NoResult."""
+    if (cwd / asked).exists():
+        return asked
+    of_run = [Path(line.run_dir) for line in known(env, cwd) if line.answers_to(str(asked))]
+    found = _newest([path for path in of_run if path.is_dir()])
+    if found is None:
+        what = f"{asked} is no run directory, and no id of a run or a job in ./{RUNS} or the index"
+        raise NoResult(what, "`hpcstage list --all` names the runs that are known")
+    return found
+
+
+def _newest(paths: list[Path]) -> Path | None:
+    return max(paths, key=alive.last_sign_s, default=None)

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Literal
 
+from hpcstage import jsonform
+from hpcstage.jsonform import Count, NotNegative, Seconds, Share
 from hpcstage.problem import Problem
-from hpcstage.record import jsonform
-from hpcstage.record.jsonform import Count, NotNegative, Seconds, Share
 from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.parts.elastic import ElasticPart
 from hpcstage.record.parts.outputs import OutputsPart
-from hpcstage.record.parts.part import DatasetPart, MissedProcess, OrderLead, SummedTotals
+from hpcstage.record.parts.part import DatasetPart, MissedProcess, OrderPart
 from hpcstage.record.parts.roster import Presence
 
 VERSION = "1.0"
@@ -90,15 +90,6 @@ class Waits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeSeries:
-    """What the source gave to one node over time; the axis is that of all nodes."""
-
-    interval_s: Seconds
-    first_s: float
-    source_bytes_per_s: tuple[Count, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class NodeRow:
     """One node of the job."""
 
@@ -137,8 +128,9 @@ class NodeRow:
     budget_bytes: Count | None = None
     """What its store may hold."""
     used_bytes: Count | None = None
-    over_time: NodeSeries | None = None
-    """Null where the node reported none."""
+    over_time: tuple[Count, ...] | None = None
+    """What the source gave to it, in bytes per second, at up to 60 equal distances on the axis of all nodes; null where
+    the node reported none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +155,7 @@ class GroupSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunTotals(SummedTotals):
+class RunTotals:
     """Sums over the nodes that reported: bytes that two nodes read from the source count twice. Null where one of them
     does not know. Programs on nodes without a daemon are not counted."""
 
@@ -184,6 +176,8 @@ class RunTotals(SummedTotals):
     """Bytes that the program read from staged copies."""
     wanted: Count | None
     """Opens that asked the daemon for a file that was not staged yet."""
+    want_ready: Count | None = None
+    """Those that got the copy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,21 +326,6 @@ class Contention:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrderSection:
-    """Where the access order came from, and how far ahead of the program the copies were."""
-
-    provenance: str | None
-    """The origin of the order that copies followed last: sampler, given, trace, manifest."""
-    followed: bool | None
-    """False: another order was asked for by name, so announcements of samplers were only counted."""
-    announcements: Count | None = None
-    """Epochs that samplers announced."""
-    unknown_samples: Count | None = None
-    """Announced samples whose files were not known then."""
-    lead: OrderLead | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Series:
     """What the source gave over time, what came from other nodes, and what programs read from copies, in columns of
     equal length. With several nodes of all of them, on one axis."""
@@ -417,7 +396,7 @@ class Record:
     """Up to 1,000, in their order; empty where there are fewer than two, or they cannot be told apart."""
     coverage: Coverage
     contention: Contention
-    order: OrderSection
+    order: OrderPart
     series: Series
     notes: tuple[Note, ...]
     outputs: OutputsPart | None = None

@@ -54,7 +54,6 @@ TOLD: dict[VerdictKind, tuple[str, ...]] = {
     "not-measured": ("uncounted",),
     "already-local": ("already-local",),
     "does-not-fit": ("store-full",),
-    "local-disk-limits": ("waits-for-local-disk",),
 }
 """The notes that a verdict makes superfluous."""
 WHEN_BUSY = "or use it when the file system is busy"
@@ -148,9 +147,12 @@ class _Judge:
             return "not-measured", f"{notes['uncounted'].text}; {notes['uncounted'].remedy}"
         if any(number for layer, number in coverage.layers.items() if layer not in UNSEEN_LAYERS):
             roots = ", ".join(dataset.root for dataset in record.datasets[:2])
-            text = f"the program opened no file below {roots}, so nothing was served"
+            text = f"no Python process of the command opened a file below {roots}, so nothing was served"
             if self._headroom_s and self._wall_s and self._headroom_s > LITTLE_SHARE * self._wall_s:
-                return "nothing-opened", f"{text}; it {self._wait()}, for listings and the like from the source"
+                return (
+                    "nothing-opened",
+                    f"{text}; the program {self._wait()}, for listings and the like from the source",
+                )
             return "nothing-opened", f"{text}; check that --data names the paths that it opens"
         name = os.path.basename(record.run.command[0]) if record.run.command else "the command"
         if note is None or coverage.processes_missed or coverage.layers or name.startswith("python"):
@@ -305,7 +307,8 @@ class _Judge:
             return "what was served from the local copy is not known"
         if not share:
             return "nothing came from the local copy"
-        return f"{self._share('local_share', share)} of the {record.local_measure} came from the local copy"
+        what = "bytes that Python read" if record.local_measure == "bytes" else "opens by Python"
+        return f"{self._share('local_share', share)} of the {what} came from the local copy"
 
     def _served_and_waited(self) -> str:
         if self._headroom_s is None or not self._wall_s:

@@ -1,16 +1,20 @@
-"""Puts the figures of several runs side by side, and says in what the runs are unlike. From records to a comparison.
+"""Puts the figures of several runs side by side, and says in what the runs are unlike. From records to a comparison,
+and from that to text.
 
 It draws no conclusion: which run was faster is in the figures, and why is in each run's report.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from hpcstage.record.schema import Record
 from hpcstage.report import figures
+from hpcstage.report.canvas import Canvas, cleaned, grid
+from hpcstage.units import format_number
 
 Unit = Literal["s", "bytes", "bytes/s", "ms", "share", "count", "text"]
 Value = float | str | None
@@ -194,3 +198,41 @@ def _settings(records: Sequence[Record]) -> Iterator[str]:
         values = [str(record.config.get(key)) for record in records]
         if len(set(values)) > 1:
             yield f"setting {key}: {', '.join(values)}"
+
+
+# ---- for a terminal ----
+
+
+def side_by_side(records: Sequence[Record], canvas: Canvas) -> str:
+    """Returns a table with a row for each figure, and a column for each record, headed by its mode."""
+    found = cleaned(compare(records), unicode=canvas.unicode)
+    return "\n".join(_table(found, "mode", [run.mode for run in found.runs], canvas))
+
+
+def text(found: Comparison, canvas: Canvas) -> str:
+    """Returns what is compared, the table, and what keeps the runs from being compared."""
+    found = cleaned(found, unicode=canvas.unicode)
+    runs = canvas.lines(grid("lllll", (tuple(_head(run)) for run in found.runs)), found.runs[0].command)
+    table = _table(found, "", [run.label for run in found.runs], canvas)
+    unlike = [f"! {told}" for told in found.unlike]
+    return "\n".join([*runs, "", *table, "", *unlike, found.remark])
+
+
+def _head(run: Compared) -> Iterator[str]:
+    yield run.label
+    yield run.id
+    yield f"{run.mode}, {format_number(run.nodes, 'node')}"
+    yield f"job {run.job_id}" if run.job_id else ""
+    yield f"started {time.strftime('%Y-%m-%d %H:%M', time.localtime(run.started_unix_s))}"
+
+
+def _table(found: Comparison, name: str, heads: Sequence[str], canvas: Canvas) -> list[str]:
+    """Draws the table: behind each figure but the first its ratio to the first."""
+    rows = []
+    for row in found.rows:
+        cells = [row.text(0)]
+        for at in range(1, len(heads)):
+            cells += [row.text(at), row.ratio(at)]
+        rows.append((row.name, *cells))
+    above = [name, heads[0], *(head for run in heads[1:] for head in (run, ""))]
+    return canvas.lines(grid("lr" + "rr" * (len(heads) - 1), rows, above))

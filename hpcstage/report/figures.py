@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from hpcstage.record.figures.counts import ratio
-from hpcstage.record.schema import Contention, GroupSection, NodeRow, Record, RunSection, TimeSplit
+from hpcstage.record.schema import Contention, GroupSection, NodeRow, Note, Record, RunSection, TimeSplit
 from hpcstage.units import format_duration, format_rate, format_share, format_size
 
 UNKNOWN = "not measured"
@@ -58,10 +58,9 @@ def seconds(value: float | None) -> str:
     """Formats a duration, or says that it is not known."""
     if value is None:
         return UNKNOWN
-    if abs(value) < 1e-6:
+    if abs(value) < 1e-7:  # what a difference of two floats leaves
         return "0 s"
-    text = format_duration(abs(value)) if abs(value) >= 0.1 else f"{abs(value) * 1000:.3g} ms"
-    return f"-{text}" if value < 0 else text
+    return f"{'-' if value < 0 else ''}{format_duration(abs(value))}"
 
 
 def _known(form: Callable[[float], str]) -> Callable[[float | None], str]:
@@ -106,6 +105,11 @@ def verdict(record: Record) -> list[str]:
     """Returns the sentences of the verdict."""
     found = record.verdict
     return [_capital(sentence) for sentence in (found.text, found.compared) if sentence] if found else []
+
+
+def note(found: Note) -> str:
+    """Returns a note on one line."""
+    return f"{found.severity.value}: {found.text}" + (f" ({found.remedy})" if found.remedy else "")
 
 
 def _capital(sentence: str) -> str:

@@ -172,4 +172,4 @@ def _news(record: Record, told: dict[str, int]) -> Iterator[str]:
         number = record.lost_nodes if note.id.startswith("node-") else 0
         if note.severity is not Severity.INFO and told.get(note.id, -1) < number:
             told[note.id] = number
-            yield f"{note.severity.value}: {note.text}" + (f" ({note.remedy})" if note.remedy else "")
+            yield figures.note(note)

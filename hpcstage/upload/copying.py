@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -57,16 +58,15 @@ class Source:
     def __exit__(self, *_: object) -> None:
         os.close(self.fd)
 
-    def copy(self, to: int, pace: Pace) -> Copied:
-        """Copies the whole file, holes as holes. Raises OSError."""
-        size_bytes, sums = self.status.st_size, None
-        if self.status.st_blocks * _BLOCK_BYTES >= size_bytes:
-            sums = _copy_range(self.fd, to, range(size_bytes), Sums(), pace)
-        else:
-            for data in _data_ranges(self.fd, size_bytes):
-                _copy_range(self.fd, to, data, Sums(), pace)
-            os.ftruncate(to, size_bytes)
-        return self._copied(sums)
+    def copy(self, to: int, pace: Pace, *, with_sums: bool = True) -> Copied:
+        """Copies the whole file, holes as holes; a file that has any has no sums. Raises OSError."""
+        size_bytes = self.status.st_size
+        if with_sums and self.status.st_blocks * _BLOCK_BYTES >= size_bytes:
+            return self._copied(_copy_range(self.fd, to, range(size_bytes), Sums(), pace))
+        for data in _data_ranges(self.fd, size_bytes):
+            _copy_range(self.fd, to, data, None, pace)
+        os.ftruncate(to, size_bytes)
+        return self._copied(None)
 
     def append(self, to: int, before: Sums, pace: Pace) -> Copied:
         """Copies what follows the bytes of `before`. Raises OSError."""
@@ -111,7 +111,27 @@ def sums_of(fd: int, size_bytes: int) -> Sums:
     return found
 
 
-def _copy_range(source: int, to: int, span: range, sums: Sums, pace: Pace) -> Sums:
+def finish(fd: int, status: os.stat_result) -> os.stat_result:
+    """Gives a copy the mode and times of what it is of, and forces it to the disk. Returns what it is then."""
+    os.fchmod(fd, stat.S_IMODE(status.st_mode))
+    os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.fsync(fd)
+    return os.fstat(fd)
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Forces the names of a directory to the disk, where its file system can. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
+            raise
+    finally:
+        os.close(fd)
+
+
+def _copy_range(source: int, to: int, span: range, sums: Sums | None, pace: Pace) -> Sums | None:
     buffer, at = memoryview(bytearray(min(PIECE_BYTES, max(1, len(span))))), span.start
     while at < span.stop:
         count = os.preadv(source, [buffer[: span.stop - at]], at)
@@ -119,7 +139,7 @@ def _copy_range(source: int, to: int, span: range, sums: Sums, pace: Pace) -> Su
             raise OSError(errno.EAGAIN, "the file became shorter while it was copied")
         piece = buffer[:count]
         pace(count)
-        sums = sums.plus(piece)
+        sums = sums and sums.plus(piece)
         while piece:
             written = os.pwrite(to, piece, at)
             piece, at = piece[written:], at + written

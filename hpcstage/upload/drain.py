@@ -25,7 +25,7 @@ from hpcstage.upload.uploading import Uploader
 
 SEALING = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "xfs"})
 """File systems whose leases count maps, and where the first store through a map changes a time; on tmpfs a store after
-a read does not, and overlayfs does not count maps."""
+a read does not, and overlayfs may not count maps."""
 MOST_STARTS = 20
 NO_TIME = "there was no time left"
 PAUSE_S = 0.1

@@ -7,6 +7,7 @@ this run put into DIR and the command has removed since is removed there, too.
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import stat
@@ -21,7 +22,6 @@ from itertools import repeat
 from hpcstage.upload.facts import Here, Leftover, Put
 from hpcstage.upload.manifest import Manifest
 from hpcstage.upload.scan import Scan, scan
-from hpcstage.upload.target import NO_LINKS
 from hpcstage.upload.uploading import Uploader, is_left
 
 THREADS = 4
@@ -139,6 +139,8 @@ class _Ending:
                 if self._has(old, old) and place != old:
                     self._uploader.touch(old)
                     self._target.remove(old)
+        for old in ready.keys() & set(moved.values()):
+            moved.setdefault(old, self._target.temporary(ready[old]))  # another has its old name, and it got no new one
         if moved:
             self._manifest.note(["moved", "", [[old, new] for old, new in moved.items()]])
 
@@ -150,7 +152,7 @@ class _Ending:
     def _put_aside(self, old: str, new: str) -> bool:
         """Gives what DIR held a temporary name. Tells whether it has it."""
         temporary = self._target.temporary(new)
-        if self._has(temporary, old):
+        if self._has(temporary, old) or self._lies_beside(new, old) not in {"", old}:
             return True
         if not self._has(old, old):
             self._failed[new] = f"{self._target.path(old)} was replaced meanwhile"
@@ -158,17 +160,8 @@ class _Ending:
         self._uploader.make_directory(posixpath.dirname(new))
         self._manifest.note(["try", new, True])
         self._target.discard(temporary)
-        paths = self._target.path(old), self._target.path(temporary)
-        try:
-            try:
-                os.link(*paths, follow_symlinks=False)
-            except OSError as error:
-                if error.errno not in NO_LINKS:
-                    raise
-                os.rename(*paths)
-        except (FileExistsError, FileNotFoundError):
-            if not self._has(temporary, old):  # else the reply to a first try was lost
-                raise
+        if not self._target.link(old, temporary, self._manifest.held[old].inode):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._target.path(temporary))
         return True
 
     def _take_name(self, old: str, new: str, leaving: Collection[str]) -> str:
@@ -177,22 +170,28 @@ class _Ending:
             return new
         temporary, known = self._target.temporary(new), self._manifest.puts.get(new)
         self._uploader.touch(new)
-        found = self._target.look(new)
+        found, inode = self._target.look(new), self._manifest.held[old].inode
+        place = self._lies_beside(new, old)
+        if place and (found is not None or place != old):
+            self._target.discard(temporary)
+            self._report.beside[new] = place
+            return place
         if found is not None:
             is_leaving = new in leaving and self._has(new, new)
             if is_leaving or self._uploader.may_replace(new, new, found, [known] if known else []):
-                self._target.take_over(temporary, new, self._manifest.held[old].inode)
+                self._target.take_over(temporary, new, inode)
                 return new
-        if found is not None and old.startswith(f"{new}.{self._manifest.run.suffix}"):  # it lies beside already
-            self._target.discard(temporary)
-            self._report.beside[new] = old
-            return old
         place = new
-        while not self._target.give_free(temporary, place, self._manifest.held[old].inode):
+        while not self._target.give_free(temporary, place, inode):
             place = self._target.places_beside(new, "")[0]
         if place != new:
             self._report.beside[new] = place
         return place
+
+    def _lies_beside(self, new: str, old: str) -> str:
+        """Returns where what DIR held lies beside its new name, where a killed process put it; else nothing."""
+        place = self._target.places_beside(new, "", self._manifest.held[old].inode)[0]
+        return place if self._has(place, old) else ""
 
     # ---- files
 
@@ -287,11 +286,13 @@ class _Ending:
         report.skipped = found.skipped
         report.left = [*found.left, *(Leftover(name, why) for name, why in self._failed.items())]
         report.beside.update(
-            {name: manifest.puts[name].place for name in manifest.puts.beside() if self._is_here(name)}
+            {name: manifest.puts[name].place for name in manifest.puts.beside() if found.has(self._tree, name)}
         )
         for place, held in manifest.held.items():
             is_shown = (
-                place in found.moved or self._is_here(place) or (held.link and self._uploader.is_shown(held.link))
+                place in found.moved
+                or found.has(self._tree, place)
+                or (held.link and self._uploader.is_shown(held.link))
             )
             if not is_shown:
                 report.kept[place] = HELD

@@ -85,6 +85,10 @@ class Manifest:
         """Notes that a copy is about to get its place."""
         self.note(["will", name, *_data(put)])
 
+    def took(self, name: str) -> None:
+        """Notes that a copy has the place that it was about to get, before another one is about to get it."""
+        self.note(["put", name, *_data(self.wills[name])])
+
     def did(self, *names: str) -> None:
         """Notes that copies have their places, and that their temporary files are gone."""
         self.note(*(["did", name] for name in names))

@@ -6,6 +6,7 @@ It asks the local disk only.
 from __future__ import annotations
 
 import os
+import posixpath
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -35,6 +36,11 @@ class Scan:
     left: list[Leftover] = field(default_factory=list)
     """Directories that cannot be looked at."""
 
+    def has(self, tree: str, name: str) -> bool:
+        """Tells whether something has a name now, in a directory that was found: what a link leads to is elsewhere."""
+        above = posixpath.dirname(name)
+        return (not above or above in self.directories) and os.path.lexists(f"{tree}/{name}")
+
 
 def scan(tree: str, manifest: Manifest) -> Scan:
     """Looks at everything."""
@@ -56,7 +62,7 @@ def scan(tree: str, manifest: Manifest) -> Scan:
             found.unsealed[name] = status.st_size
     found.moved = {place: names[0] for place, names in moved.items() if place not in names}
     if copied < len(puts):
-        found.missing = [name for name in list(puts) if not os.path.lexists(f"{tree}/{name}")]
+        found.missing = [name for name in list(puts) if not found.has(tree, name)]
     return found
 
 

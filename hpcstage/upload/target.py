@@ -13,14 +13,18 @@ import os
 import posixpath
 import stat
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 
 from hpcstage.owner import holder_of
+from hpcstage.upload.copying import sync_directory
 from hpcstage.upload.facts import Run
 
 TEMPORARY = ".hpcstage-"
 """Names that begin so are never uploaded, and never shown."""
+MAKING = f"{TEMPORARY}making-"
+"""The names of the directories in which nodes make whole entries begin so; see `making`."""
 OWNER_S = 1.0
 """The owner of DIR is read again after so long, before something is changed there."""
 NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EMLINK, errno.EXDEV})
@@ -31,7 +35,7 @@ class Target:
 
     def __init__(self, run: Run, owner: str = "") -> None:
         """`owner` is the run that owns DIR, where it is another one that goes on with this one's files."""
-        self._run = run
+        self.run = run
         self._owner = owner or run.run_id
         self._owned_at = -OWNER_S
         self.root = run.target
@@ -43,7 +47,7 @@ class Target:
 
     def check_same(self) -> None:
         """Raises OSError where DIR is not the directory of the start: what is mounted over it may be missing."""
-        if os.stat(self.root).st_ino != self._run.target_inode:
+        if os.stat(self.root).st_ino != self.run.target_inode:
             raise OSError(errno.ESTALE, "this is not the directory that the run began with", self.root)
 
     def _check_owner(self) -> None:
@@ -68,9 +72,12 @@ class Target:
 
     def temporary(self, name: str) -> str:
         """Returns the place of the temporary file for a name, which is the same for all processes of this node."""
-        owner = f"{self._run.run_id}/{self._run.node}/{name}"
-        digest = hashlib.blake2b(owner.encode("utf-8", "surrogateescape"), digest_size=10)
-        return posixpath.join(posixpath.dirname(name), TEMPORARY + digest.hexdigest())
+        return posixpath.join(posixpath.dirname(name), TEMPORARY + self._digest(name))
+
+    @property
+    def making(self) -> str:
+        """The place of the directory in which this node makes whole entries."""
+        return MAKING + self._digest("")
 
     def create(self, place: str) -> int:
         """Makes a temporary file, in the place of one that a killed process left. Raises OSError."""
@@ -83,40 +90,75 @@ class Target:
         with suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(self.path(place))
 
-    def places_beside(self, name: str, last: str) -> list[str]:
-        """Returns where a file may lie whose name somebody else's has: where it lay the last time, else free places."""
-        first = f"{name}.{self._run.suffix}"
-        free = next(place for n in count() if self.look(place := f"{first}.{n}" if n else first) is None)
+    def places_beside(self, name: str, last: str, inode: int = 0) -> list[str]:
+        """Returns where a file, which may have this inode, may lie whose name somebody else's has: where it lay the
+        last time, else the first place that is free or its own."""
+        places = self.names_beside(name)
+        free = next(place for place in places if (found := self.look(place)) is None or found.st_ino == inode)
         return [last, free] if last not in {"", name} else [free]
 
+    def names_beside(self, name: str) -> Iterator[str]:
+        """Yields the places beside a name, whatever has them."""
+        first = f"{name}.{self.run.suffix}"
+        return (f"{first}.{n}" if n else first for n in count())
+
+    def give(
+        self,
+        temporary: str,
+        inode: int,
+        places: Iterable[str],
+        may_replace: Callable[[str, os.stat_result], bool],
+        will: Callable[[str], object] = lambda _: None,
+    ) -> str | None:
+        """Gives a temporary entry, which has this inode, the first of some places that is free, or where `may_replace`
+        lets it replace what is there; `will` is told before. Returns the place. Raises OSError."""
+        for place in places:
+            found = self.look(place)
+            if found is None:
+                will(place)
+                if self.give_free(temporary, place, inode):
+                    return place
+            elif may_replace(place, found):
+                will(place)
+                self.take_over(temporary, place, inode)
+                return place
+        return None
+
     def give_free(self, temporary: str, place: str, inode: int) -> bool:
-        """Gives a temporary file, which has this inode, a place that was free. Tells whether it has it now; the
+        """Gives a temporary entry, which has this inode, a place that was free. Tells whether it has it now; the
         temporary name is gone then. Raises OSError."""
         self._check_owner()
-        try:
-            os.link(self.path(temporary), self.path(place), follow_symlinks=False)
-        except OSError as error:
-            if error.errno in NO_LINKS:
-                if self.look(place) is not None:
-                    return False
-                self.take_over(temporary, place, inode)
-                return True
-            if not self._has(place, inode):
-                if error.errno == errno.EEXIST:
-                    return False
-                raise
+        if not self.link(temporary, place, inode):
+            return False
         self.discard(temporary)
         return True
 
+    def link(self, old: str, new: str, inode: int) -> bool:
+        """Gives an entry, which has this inode, another name that was free, which is its only one if it is a directory,
+        or the file system has no links. Tells whether it has it. Raises OSError."""
+        try:
+            os.link(self.path(old), self.path(new), follow_symlinks=False)
+        except OSError as error:
+            if error.errno in NO_LINKS:
+                if self.look(new) is not None:
+                    return False
+                self.take_over(old, new, inode)
+            elif not self._has(new, inode):
+                if error.errno == errno.EEXIST:
+                    return False
+                raise
+        return True
+
     def take_over(self, temporary: str, place: str, inode: int) -> None:
-        """Gives a temporary file, which has this inode, a place that is this run's. Raises OSError."""
+        """Gives a temporary entry, which has this inode, a place that is this run's. Raises OSError."""
         self._check_owner()
         try:
             os.rename(self.path(temporary), self.path(place))
         except FileNotFoundError:
             if not self._has(place, inode):
                 raise
-        self.discard(temporary)  # a rename onto another name of the same file does nothing
+        if self._has(temporary, inode):  # a rename onto another name of the same file does nothing
+            self.discard(temporary)
 
     def make(self, place: str) -> int:
         """Makes a directory. Returns its inode, or 0 if it was there. Raises NotADirectoryError if something else has
@@ -138,14 +180,11 @@ class Target:
 
     def sync(self, place: str) -> None:
         """Forces a directory to the disk."""
-        fd = os.open(self.path(place), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        except OSError as error:
-            if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
-                raise
-        finally:
-            os.close(fd)
+        sync_directory(self.path(place))
+
+    def _digest(self, name: str) -> str:
+        owner = f"{self.run.run_id}/{self.run.node}/{name}"
+        return hashlib.blake2b(owner.encode("utf-8", "surrogateescape"), digest_size=10).hexdigest()
 
     def _has(self, place: str, inode: int) -> bool:
         """Tells whether a place has its file, though a call said that it failed: of a call whose reply is lost, NFS

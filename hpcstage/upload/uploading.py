@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from hpcstage.upload.copying import Copied, Pace, Source
+from hpcstage.upload.copying import Copied, Pace, Source, finish
 from hpcstage.upload.facts import Here, Place, Put, There
 from hpcstage.upload.manifest import Manifest
 from hpcstage.upload.start import link_path
@@ -185,7 +185,7 @@ class Uploader:
         fd = self.target.create(temporary)
         try:
             copied = self._checked(source.copy(fd, self._pace), is_last=is_last)
-            there = _finish(fd, source.status)
+            there = There.of(finish(fd, source.status))
         except BaseException:
             with suppress(OSError):
                 self.target.discard(temporary)
@@ -204,6 +204,8 @@ class Uploader:
         same = source.sums(sums.size_bytes)
         if same.sums != sums:
             return None
+        if name in self._manifest.tried:
+            self.target.discard(self.target.temporary(name))
         has_grown = here.size_bytes > sums.size_bytes
         if not has_grown and (here.mode, here.mtime_ns) == (put.here.mode, put.here.mtime_ns):
             self._checked(same, is_last=is_last)
@@ -224,7 +226,7 @@ class Uploader:
                 self._manifest.will(name, replace(put, is_open=True))
                 same = source.append(fd, sums, self._pace)
             self._checked(same, is_last=is_last)
-            there = _finish(fd, source.status)
+            there = There.of(finish(fd, source.status))
         finally:
             os.close(fd)
         self._manifest.will(name, Put(here, there, put.place, same.sums, same.is_sealed, is_open))
@@ -246,20 +248,27 @@ class Uploader:
     def _give(self, name: str, temporary: str, put: Put) -> None:
         self.touch(name)
         known = [one for one in (self._manifest.puts.get(name), self._manifest.wills.get(name)) if one is not None]
-        for place in self._places(name, known, is_open=put.is_open):
-            found = self.target.look(place)
-            if found is not None and self._manifest.made.get(place) == found.st_ino:
+
+        def may_replace(place: str, found: os.stat_result) -> bool:
+            if self._manifest.made.get(place) == found.st_ino:
                 with suppress(OSError):  # one that is not empty stays
                     self.remove_directory(place)
-                    found = None
-            if found is None:
-                self._manifest.will(name, replace(put, place=place))
-                if self.target.give_free(temporary, place, put.there.inode):
-                    break
-            elif self.may_replace(name, place, found, known):
-                self._manifest.will(name, replace(put, place=place))
-                self.target.take_over(temporary, place, put.there.inode)
-                break
+                    return True
+            if not self.may_replace(name, place, found, known):
+                return False
+            will = self._manifest.wills.get(name)
+            if will is not None and is_left(will, found):
+                self._manifest.took(name)
+            return True
+
+        places = self._places(name, known, is_open=put.is_open)
+        self.target.give(
+            temporary,
+            put.there.inode,
+            places,
+            may_replace,
+            lambda place: self._manifest.will(name, replace(put, place=place)),
+        )
         self._given[name] = posixpath.dirname(name)
 
     def _places(self, name: str, known: list[Put], *, is_open: bool) -> Iterator[str]:
@@ -280,11 +289,3 @@ class Uploader:
 
     def _local(self, name: str) -> str:
         return f"{self._place.tree}/{name}"
-
-
-def _finish(fd: int, status: os.stat_result) -> There:
-    """Gives a copy the mode and times of the file, and forces it to the disk."""
-    os.fchmod(fd, stat.S_IMODE(status.st_mode))
-    os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
-    os.fsync(fd)
-    return There.of(os.fstat(fd))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcstage import owner
 from hpcstage.checkpoint.generations.manifest import GenerationManifest
 from hpcstage.checkpoint.generations.reading import LocalSource, OpenGeneration
 from hpcstage.checkpoint.generations.restoring import restore, times_of
@@ -23,18 +24,22 @@ from hpcstage.checkpoint.job.known import generations_of
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
 from hpcstage.checkpoint.job.plain import (
     checkpoints_in,
+    copy_entries,
     damaged,
     described,
+    give_newer,
     names_in,
     parts_in,
-    place_copies,
-    remove_entry,
     size_of,
 )
 from hpcstage.errors import HpcstageError, NoLocalDir, NoResult, UsageError
 from hpcstage.node import directory, kept
+from hpcstage.node.keptdirectory import target_of
 from hpcstage.units import format_number, format_size
-from hpcstage.wrapper import leftovers
+from hpcstage.upload.facts import Run
+from hpcstage.upload.making import Making, sweep
+from hpcstage.upload.target import Target
+from hpcstage.wrapper import dirlock, leftovers
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -136,28 +141,49 @@ def restore_to(found: FoundCheckpoints, to: Path, number: int | None) -> str:
         if not local:
             raise UsageError(f"generation {number} is not on the local disk of this machine", "see checkpoint ls")
     drained_ns = 0 if found.opened is None else found.opened.manifest.created_ns
-    if number is not None:
-        with LocalSource(CheckpointPlace(local[0][1].output).store) as source:
-            restore(source, number, to)
-        return f"restored generation {number}, verified, to {to}"
-    newest = max(local, key=lambda one: one[0].created_ns, default=None)
-    if newest is not None and newest[0].created_ns > drained_ns:
-        return _restore_local(newest[1], to) or _copy(found, to)
-    return _copy(found, to)
+    with making_in(to) as making:
+        if number is not None:
+            with LocalSource(CheckpointPlace(local[0][1].output).store) as source:
+                give_newer(making, restore(source, number, making.path))
+            return f"restored generation {number}, verified, to {to}"
+        newest = max(local, key=lambda one: one[0].created_ns, default=None)
+        if newest is not None and newest[0].created_ns > drained_ns:
+            return _restore_local(newest[1], making) or _copy(found, making)
+        return _copy(found, making)
 
 
-def _restore_local(place: kept.KeptPlace, to: Path) -> str:
+@contextmanager
+def making_in(to: Path) -> Iterator[Making]:
+    """Owns a directory while entries are made there. Raises UsageError if another process does, and NoResult."""
+    run_id, host, is_new = f"restore-{os.urandom(4).hex()}", socket.gethostname(), not os.path.lexists(to)
+    try:
+        to.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = dirlock.lock(os.fspath(to), os.fspath(to), f"run {run_id} on {host}")
+        try:
+            target = Target(Run(run_id, os.fspath(to), os.stat(to).st_ino, 0, host))
+            sweep(target)
+            with Making(target) as making:
+                yield making
+        finally:
+            owner.let_go(lock)
+    except BaseException as error:
+        if is_new:
+            with suppress(OSError):  # something was brought
+                to.rmdir()
+        if isinstance(error, OSError):
+            raise NoResult(f"cannot copy to {to}: {error.strerror}", "name another directory") from None
+        raise
+
+
+def _restore_local(place: kept.KeptPlace, making: Making) -> str:
     """Restores the newest state of all nodes from what they left on this machine. Returns a line; empty if parts are
     missing."""
     from hpcstage.checkpoint.job.late import restore_here
 
-    local = CheckpointPlace(place.output)
-    charter = CheckpointCharter.load(local)
-    to.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _named_errors(to):
-        number = restore_here(local, charter, to)
+    charter = CheckpointCharter.load(CheckpointPlace(place.output))
+    number = restore_here(CheckpointPlace(place.output), charter, making)
     whose = "" if charter.is_alone else " of all nodes"
-    return "" if number is None else f"restored generation {number}{whose}, verified, to {to}"
+    return "" if number is None else f"restored generation {number}{whose}, verified, to {making.target.root}"
 
 
 def _parities(place: kept.KeptPlace, manifest: GenerationManifest) -> str:
@@ -172,32 +198,21 @@ def _parities(place: kept.KeptPlace, manifest: GenerationManifest) -> str:
     return f", {record.code.k}+{record.code.m} with {names}"
 
 
-def _copy(found: FoundCheckpoints, to: Path) -> str:
+def _copy(found: FoundCheckpoints, making: Making) -> str:
     """Copies the drained files, and verifies the copies."""
     names = checkpoints_in(found.target)
     if not names:
         raise NoResult(f"there is no checkpoint in {found.target}", "see checkpoint ls")
-    to.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _named_errors(to):
-        place_copies(found.target, {name: name for name in names}, to)
+    to = making.target.root
+    copy_entries(found.target, names, making.path)
+    bad = {} if found.opened is None else damaged(making.path, found.opened)
+    give_newer(making, [name for name in names if name not in bad])
     if found.opened is None:
         return f"copied {format_number(len(names), 'entry', 'entries')}, not verified, to {to}"
-    bad = damaged(to, found.opened)
-    for name in bad:
-        with suppress(OSError):
-            remove_entry(to, name)
     if bad:
         name, why = next(iter(bad.items()))
         raise NoResult(f"{name} is not as it was saved: {why}", f"the others were copied to {to}")
     return f"restored generation {found.opened.manifest.number}, verified, to {to}"
-
-
-@contextmanager
-def _named_errors(to: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise NoResult(f"cannot copy to {to}: {error.strerror}", "name another directory") from None
 
 
 def _places(target: Path, config: Config) -> Iterator[kept.KeptPlace]:
@@ -207,11 +222,8 @@ def _places(target: Path, config: Config) -> Iterator[kept.KeptPlace]:
     except NoLocalDir:
         return
     for place in kept.places(directory.outputs_base(local, host)):
-        with suppress(OSError, ValueError):
-            if place.holds_checkpoints:
-                charter = CheckpointCharter.load(CheckpointPlace(place.output))
-                if charter.target == os.fspath(target):
-                    yield place
+        if target_of(place) == os.fspath(target):
+            yield place
 
 
 def _when(time_ns: int) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpcstage.job import share
 from hpcstage.plan.budget import NO_LIMIT, decide
+from hpcstage.plan.dataset.datasets import LOCAL
 from hpcstage.units import format_number, format_size
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from hpcstage.job.together import Grouping
     from hpcstage.job.types import Job
     from hpcstage.plan.dataset.datasets import Datasets
+    from hpcstage.record.parts.run import RunPart
     from hpcstage.record.schema import Record
 
 _MODES = {
@@ -31,14 +33,16 @@ _ORDERS = {
 
 
 def before(
-    config: Config, datasets: Datasets, job: Job, local: LocalDir, group: Grouping | None, direct_why: str
+    config: Config, datasets: Datasets, job: Job, local: LocalDir, group: Grouping | None, part: RunPart
 ) -> list[str]:
     """Returns what is decided before the command starts."""
-    roots = ", ".join(os.fsdecode(dataset.root) for dataset in datasets.all) or "none"
+    roots, direct_why = ", ".join(os.fsdecode(dataset.root) for dataset in datasets.all) or "none", part.direct_why
     mode = f"mode direct: {direct_why}" if direct_why else _set(config, "mode", _MODES[config.mode])
     lines = [f"datasets: {roots} ({config.origin['data']})", mode, f"staging below {local.path} ({local.why})"]
     if config.origin["local_dir"] != "default":
         lines[-1] = f"staging below {local.path} ({config.origin['local_dir']})"
+    if not direct_why:
+        lines[1:1] = [f"left alone: {problem.text}" for problem in part.problems if problem.id == LOCAL]
     if config.mode != "direct" and not direct_why:
         shares = 1 if group is None else group.shares
         budget = decide(share.budget_facts(config.budget_asked(), job, local, shares))
@@ -55,7 +59,7 @@ def before(
 
 def after(record: Record) -> list[str]:
     """Returns what was followed, what was copied and what was not, once the command has ended."""
-    from hpcstage.report.terminal.sections import REASON_NAMES
+    from hpcstage.report.terminal.page import REASON_NAMES
 
     lines = []
     if record.run.stages and (provenance := record.order.provenance):

@@ -20,10 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage import inherited
-from hpcstage.elastic.loading import load_policy
-from hpcstage.elastic.membership.arbiter import ETCD_LIMIT_S, Arbiter
-from hpcstage.elastic.membership.bounded import NoAnswer
-from hpcstage.elastic.membership.etcd import Etcd, endpoints_of
+from hpcstage.elastic.membership.arbiter import Arbiter
+from hpcstage.elastic.policies import load_policy
 from hpcstage.elastic.sampleledger import begun_unix_s
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.job import together
@@ -54,14 +52,6 @@ sys.exit(3 if u.find_spec("torch") is None else 4 if not any(e.name == "hpcstage
 _PROBE_S = 30.0
 
 
-@dataclass(frozen=True)
-class Launch:
-    """The command, as `torchrun` is started."""
-
-    torchrun: list[str]
-    arguments: list[str]
-
-
 def check(command: Sequence[str], config: Config, job: Job) -> None:
     """Raises UsageError if the training cannot be as it is asked for. Starts nothing of the user's."""
     assert config.elastic is not None
@@ -70,26 +60,16 @@ def check(command: Sequence[str], config: Config, job: Job) -> None:
         fix = "write `hpcstage run --elastic ... -- torchrun ...` without the launcher"
         raise UsageError("--elastic starts torchrun on every node, and stands behind a launcher", fix)
     if config.join is None:
-        load_policy(config.policy.replace(";", ","), least, most)
-    if config.etcd is not None:
-        _require_etcd(config.etcd)
+        load_policy(config.policy, least, most)
     if config.name is not None:
         jointraining.refuse_taken(config.name, inherited.directory(), os.environ)
     count = len(hosts(config, job).hosts)
     if count < least and config.join is None and config.name is None:
         what = f"--elastic {least}:{most} needs {least} nodes and there are {count}"
         raise UsageError(what, "ask for more nodes, or for a smaller least number")
-    launch = launch_of(command)
-    _refuse_ours(launch.arguments)
-    _probe(launch.torchrun)
-
-
-def _require_etcd(given: str) -> None:
-    """Raises UsageError if no etcd answers."""
-    try:
-        Etcd(endpoints_of(given), ETCD_LIMIT_S).get("hpcstage")
-    except NoAnswer as error:
-        raise UsageError(error.line(), "start it, or leave --etcd out") from None
+    torchrun, arguments = launch_of(command)
+    _refuse_ours(arguments)
+    _probe(torchrun)
 
 
 def hosts(config: Config, job: Job) -> together.Grouping:
@@ -99,19 +79,20 @@ def hosts(config: Config, job: Job) -> together.Grouping:
     return found or together.Grouping([job.hostname], 0, "virtual", starts_daemons=True)
 
 
-def launch_of(command: Sequence[str]) -> Launch:
-    """Returns how to start `torchrun` for a command. Raises UsageError for one that is neither it nor Python."""
+def launch_of(command: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the words that start `torchrun` for a command, and its arguments. Raises UsageError for one that is
+    neither it nor Python."""
     name = os.path.basename(command[0])
     if name == "torchrun":
-        return Launch([command[0]], list(command[1:]))
+        return [command[0]], list(command[1:])
     if not name.startswith("python"):
         fix = "write `-- torchrun ... train.py` or `-- python train.py`"
         raise UsageError(f"--elastic cannot start {command[0]}: it is neither torchrun nor Python", fix)
     if tuple(command[1:3]) == _MODULE:
-        return Launch(list(command[:3]), list(command[3:]))
+        return list(command[:3]), list(command[3:])
     if len(command) == 1:
         raise UsageError(f"{command[0]} has no program", "write `-- python train.py`")
-    return Launch([command[0], *_MODULE], ["--no-python", *command])
+    return [command[0], *_MODULE], ["--no-python", *command]
 
 
 @dataclass(frozen=True)
@@ -141,24 +122,23 @@ def command_line(
     `env` is the environment of the user's command."""
     assert config.elastic is not None
     least, most = config.elastic
-    group, launch = hosts(config, job), launch_of(command)
-    if launch.arguments[:1] == ["--no-python"] and place.joined is None:
-        messages.warn(f"elastic: torchrun is put in between: {shlex.join([*launch.torchrun, *launch.arguments])}")
+    group, (torchrun, arguments) = hosts(config, job), launch_of(command)
+    if arguments[:1] == ["--no-python"] and place.joined is None:
+        messages.warn(f"elastic: torchrun is put in between: {shlex.join([*torchrun, *arguments])}")
     spec = TrainingSpec(
         run_id=place.run_id,
         run_dir=os.path.abspath(place.run_dir),
         hosts=list(group.hosts),
         launcher=group.launcher,
-        torchrun=launch.torchrun,
-        arguments=launch.arguments,
+        torchrun=torchrun,
+        arguments=arguments,
         least=least,
         most=most,
-        policy=config.policy.replace(",", ";"),
+        policy=config.policy,
         survivors=config.survivors,
         ends_unix_s=_ends_unix_s(config, job),
         env=dict(env),
         cwd=os.fspath(inherited.directory()),
-        etcd=config.etcd or "",
         drained=None if config.checkpoint is None else os.path.realpath(inherited.directory() / config.checkpoint),
         parts=[list(part) for part in group.parts],
     )
@@ -240,9 +220,8 @@ def unstaged_command(command: Sequence[str], config: Config, job: Job, started_u
 def part_of(place: TrainingPlace, started_unix_s: float) -> ElasticPart:
     """Returns what the record says of the training. Raises HpcstageError or OSError where nothing was agreed on."""
     arbiter = Arbiter(place.run_dir.absolute() / f"elastic-{place.run_id}")
-    newest, term = arbiter.newest_generation(), arbiter.newest_term()
+    newest, end = arbiter.newest_generation(), arbiter.end()
     count = newest.number if newest else 0
-    end = arbiter.end_of(term.number) if term else None
     first = max(1, count - ElasticPart.MOST_ROWS + 1)
     rows = [_row(arbiter, number, started_unix_s) for number in range(first, count + 1)]
     # Of those before the nodes of this run joined only the one that they found.

@@ -90,7 +90,7 @@ def in_group(config: Config, group: Grouping | None, host: str) -> dict[str, Any
 
 
 def lead_spec(
-    config: Config, daemon: DaemonSpec, local: LocalDir, group: Grouping, directories: Mapping[str, Any]
+    config: Config, daemon: DaemonSpec, local: LocalDir, group: Grouping, directories: dict[str, dict[str, Any]]
 ) -> LeadSpec:
     """Returns what the lead and the agents are told; `directories`: of the directories that are drained."""
     plan = launchers.per_node(group.launcher, ["agent"], group.hosts[1:], parts=group.parts)
@@ -104,7 +104,7 @@ def lead_spec(
         daemon=daemon,
         intercept=config.intercept,
         wait_s=_wait_s(group),
-        **directories,
+        directories=directories,
         input_ends=plan.takes_stdin,
         passes_output=plan.passes_output,
     )

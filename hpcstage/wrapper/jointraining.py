@@ -39,7 +39,7 @@ _LOOK_S = 0.5
 _FILE_BYTES = 65536
 LOCAL = "127.0.0.1"
 """The address of virtual nodes."""
-_SETTINGS = ("elastic", "policy", "survivors", "etcd", "name", "out", "checkpoint", "protect")
+_SETTINGS = ("elastic", "policy", "survivors", "name", "out", "checkpoint", "protect")
 """The settings that those that join take from the training."""
 
 
@@ -107,7 +107,7 @@ def refuse_taken(name: str, cwd: Path, env: Mapping[str, str]) -> None:
     """Raises UsageError if a training of this name goes on."""
     try:
         arbiter = Arbiter(_directory(name, cwd, env))
-        is_alive = _end(arbiter) is None and arbiter.silent_s() < ALIVE_S
+        is_alive = arbiter.end() is None and arbiter.silent_s() < ALIVE_S
     except (HpcstageError, OSError, ValueError):
         return
     if is_alive:
@@ -131,7 +131,7 @@ def find(name: str, cwd: Path, env: Mapping[str, str], hostname: str) -> JoinOff
     try:
         directory = _directory(name, cwd, env)
         arbiter = Arbiter(directory)
-        end = _end(arbiter)
+        end = arbiter.end()
         silent_s = arbiter.silent_s()
     except UsageError:
         raise
@@ -176,12 +176,11 @@ def settings(config: Config, offer: JoinOffer) -> Config:
     }
     raw = {"elastic": f"{offer.least}:{offer.most}", **{key: taken[key] for key in ("policy", "survivors")}}
     raw |= {} if has_data else {"data": offer.data}
-    raw |= dict.fromkeys(("etcd", "name", "out", "checkpoint", "protect"), "none")
+    raw |= dict.fromkeys(("name", "out", "checkpoint", "protect"), "none")
     origin = dict.fromkeys(raw, f"training {offer.name}")
     return replace(
         config,
         **taken,
-        etcd=None,
         name=None,
         out=None,
         checkpoint=None,
@@ -234,8 +233,3 @@ def _require_own(path: Path, forbidden: int, is_kind: Any) -> None:  # noqa: ANN
         raise UsageError(f"{path} belongs to user {found.st_uid}", "only a training of your own can be joined")
     if not is_kind(found.st_mode) or stat.S_IMODE(found.st_mode) & forbidden:
         raise UsageError(f"{path} is not as hpcstage makes it: others have access", "start the training anew")
-
-
-def _end(arbiter: Arbiter) -> TrainingEnd | None:
-    term = arbiter.newest_term()
-    return arbiter.end_of(term.number) if term else None

@@ -1,8 +1,8 @@
 """Owns the wrapper's side of the lead: starts it, reads what it says, ends it. Nothing here may hold up the command.
 
 The lead takes lines on its standard input (`child PID`, `dead`, `staged?`, `drain`, `end`; the end of the input means
-the same as `end`) and writes lines: `joined`, `watched REASON-WHY-NOT`, `kept REASON-WHY-NOT`, `staged`, `drained`,
-`ended`, `notice TEXT`, and `problem ID<TAB>TEXT<TAB>REMEDY`.
+the same as `end`) and writes lines: `joined`, `outputs REASON-WHY-NOT` and `checkpoints REASON-WHY-NOT` of directories
+that are watched, `staged`, `drained`, `ended`, `notice TEXT`, and `problem ID<TAB>TEXT<TAB>REMEDY`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hpcstage.node import childenv, control
+from hpcstage.node.kept import KeptPlace, Kind
+from hpcstage.node.keptdirectory import NodeResult
 from hpcstage.problem import Problem
 from hpcstage.protocol import leadspec
-from hpcstage.protocol.rundir import checkpoints_path, outputs_path
+from hpcstage.protocol.rundir import result_path
 from hpcstage.reading import readable
 from hpcstage.wrapper import messages, outputpart
 from hpcstage.writing import replace_copy
@@ -37,8 +38,8 @@ class LeadLink:
 
     def __init__(self, spec: Path, log: Path, env: Mapping[str, str]) -> None:
         self.failed = False
-        self._said: set[str] = set()
-        self._unwatched_why = self._unkept_why = ""
+        self._said: dict[str, str] = {}
+        """The messages, with what followed them."""
         self._problems: list[Problem] = []
         self._buffer = b""
         self._directory = spec.parent
@@ -70,17 +71,12 @@ class LeadLink:
         self._ask("staged?")
         return self._hear("staged", timeout_s)
 
-    def unwatched_why(self, timeout_s: float) -> str | None:
-        """Returns why not all other nodes watch an output directory; empty if they do, None if it is not known yet."""
-        if not self._hear("watched", timeout_s):
+    def unwatched_why(self, kind: Kind, timeout_s: float) -> str | None:
+        """Returns why not all other nodes watch a directory for a kind of files; empty if they do, None if it is not
+        known yet."""
+        if not self._hear(kind.key, timeout_s):
             return None
-        return self._unwatched_why if "watched" in self._said else "what connects the nodes ended early"
-
-    def unkept_why(self, timeout_s: float) -> str | None:
-        """Returns the same of the directories for checkpoints."""
-        if not self._hear("kept", timeout_s):
-            return None
-        return self._unkept_why if "kept" in self._said else "what connects the nodes ended early"
+        return self._said.get(kind.key, "what connects the nodes ended early")
 
     def drained(self, timeout_s: float) -> bool:
         """Returns whether no other node still drains output files and checkpoints; to be asked after `ask_drain`."""
@@ -183,11 +179,7 @@ class LeadLink:
 
     def _line(self, line: str) -> None:
         message, _, rest = line.partition(" ")
-        self._said.add(message)
-        if message == "watched":
-            self._unwatched_why = rest
-        if message == "kept":
-            self._unkept_why = rest
+        self._said[message] = rest
         if message == "notice":
             messages.warn(rest)
         if message == "problem":
@@ -196,46 +188,32 @@ class LeadLink:
 
 @dataclass(frozen=True)
 class OtherNodes:
-    """The other nodes of a run, and what they say of their output files."""
+    """The other nodes of a run, and what they say of their output files and checkpoints."""
 
-    places: Mapping[str, str]
-    """By host: the directory that holds the node's output files."""
+    places: Mapping[str, Path]
+    """By host: the directory that holds the node's output files; that with its checkpoints lies beside it."""
     machine: str | None
     """The machine on which all nodes are, where they are virtual."""
     lead: LeadLink
     run_id: str
     group_dir: Path
 
-    def left_at(self, host: str, suffix: str = "") -> outputpart.LeftAt:
+    def left_at(self, host: str, kind: Kind) -> outputpart.LeftAt:
         """Returns where what a node could not drain still is."""
-        return outputpart.LeftAt(self.machine or host, f"{self.places[host]}{suffix}/out/tree")
+        place = KeptPlace(self.places[host].with_name(f"{self.places[host].name}{kind.suffix}"))
+        return outputpart.LeftAt(self.machine or host, os.fspath(place.tree))
 
-    def result_of(self, host: str) -> dict[str, Any]:
-        """Returns what a node said at the end of its drain; nothing if it did not."""
-        return self._said(outputs_path(self.group_dir, host))
-
-    def checkpoints_of(self, host: str) -> dict[str, Any]:
-        """Returns what a node said of its checkpoints; nothing if it did not."""
-        return self._said(checkpoints_path(self.group_dir, host))
-
-    def forget_outputs(self, own_host: str) -> None:
-        """Removes what the nodes said of their output files from the group's directory; the record has it by then."""
-        for host in (own_host, *self.places):
-            self._forget(outputs_path(self.group_dir, host))
-
-    def forget_checkpoints(self) -> None:
-        """Removes what the nodes said of their checkpoints, as `forget_outputs` does."""
-        self._forget(*(checkpoints_path(self.group_dir, host) for host in self.places))
-
-    def _forget(self, *paths: Path) -> None:
-        for path in paths:
-            with suppress(OSError):
-                path.unlink()
-
-    def _said(self, path: Path) -> dict[str, Any]:
-        """Returns what a node wrote in this run; the user may have named the directory of an earlier one."""
+    def result_of(self, host: str, kind: Kind) -> NodeResult | None:
+        """Returns what a node said in this run at the end of its drain; None if it did not. The user may have named the
+        directory of an earlier run."""
         try:
-            found = leadspec.read_json(path)
+            found = leadspec.read_json(result_path(self.group_dir, host, kind.key))
         except (OSError, ValueError):
-            return {}
-        return found if found.get("run_id") == self.run_id else {}
+            return None
+        return NodeResult(**found) if found.pop("run_id", None) == self.run_id else None
+
+    def forget(self, kind: Kind) -> None:
+        """Removes what the nodes said from the group's directory; the record has it by then."""
+        for host in self.places:
+            with suppress(OSError):
+                result_path(self.group_dir, host, kind.key).unlink()

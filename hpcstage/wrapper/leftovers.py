@@ -13,9 +13,10 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcstage import job as jobs
 from hpcstage import owner
@@ -24,8 +25,8 @@ from hpcstage.forked import fork, reap
 from hpcstage.job import localdir
 from hpcstage.node import directory, kept
 from hpcstage.node.childenv import RUN_ID
+from hpcstage.node.keptdirectory import NodeResult
 from hpcstage.reading import readable
-from hpcstage.record.jsonform import read, written
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.units import format_number
 from hpcstage.wrapper import dirlock, messages, outputpart
@@ -58,18 +59,14 @@ class ForkedDrain:
         timeout_s: float,
         *,
         is_orderly: bool = False,
-        has_target: bool = False,
+        owning: str = "",
     ) -> None:
         """`lock` is the exclusive lock of `place`; `is_orderly`: the command ended by itself, with exit code 0;
-        `has_target`: the caller has the lock of DIR, too."""
-        self._unknown = OutputsPart(directory="?", local_dir=os.fspath(place.tree))
+        `owning`: the run of the caller, if it has the lock of DIR, too."""
         self._ends_at = time.monotonic() + timeout_s + _GRACE_S
         self._said = b""
         self._out, into = os.pipe()
-        if place.holds_checkpoints:
-            work = partial(_drained_checkpoints, place, is_orderly=is_orderly, has_target=has_target)
-        else:
-            work = partial(_drained_outputs, place, has_target=has_target)
+        work = partial(_report_of, place, is_orderly=is_orderly, owning=owning)
         self._pid = fork(lambda: _tell(work, into), {into, *lock.fds}, says_why=False)
         os.close(into)
 
@@ -89,12 +86,13 @@ class ForkedDrain:
         if self._pid:
             self._reap(0.0)
 
-    def part(self) -> OutputsPart:
-        """Returns what became of the files; to be asked when it is over."""
+    def report(self) -> dict[str, Any]:
+        """Returns what became of the files, with `target`, where that is known; to be asked when it is over."""
         try:
-            return read(OutputsPart, json.loads(self._said))
+            found: dict[str, Any] = json.loads(self._said)
         except ValueError:
-            return outputpart.unknown(self._unknown, "the copying did not come to its end")
+            return outputpart.not_drained("the copying did not come to its end")
+        return found
 
     def _reap(self, timeout_s: float) -> None:
         os.close(self._out)
@@ -102,20 +100,20 @@ class ForkedDrain:
         self._pid = 0
 
 
-def _tell(drained: Callable[[], OutputsPart], into: int) -> None:
+def _tell(drained: Callable[[], dict[str, Any]], into: int) -> None:
     """Drains, in the child, and says what became of the files."""
-    data = json.dumps(written(drained())).encode("utf-8", "surrogateescape")
+    data = json.dumps(drained(), default=list).encode()
     while data:
         data = data[os.write(into, data) :]
 
 
 @contextmanager
-def _locked(target: str, run_id: str, *, has_target: bool) -> Iterator[str]:
+def _locked(target: str, run_id: str, *, owning: str) -> Iterator[str]:
     """Holds the lock of DIR, unless the caller or the run around it has it, and yields the run that has it. Raises
     TargetInUse."""
-    fd = None if has_target else _lock_of(target, run_id)
+    fd = None if owning else _lock_of(target, run_id)
     try:
-        yield run_id if has_target or fd is not None else os.environ.get(RUN_ID, run_id)
+        yield owning or (os.environ.get(RUN_ID, run_id) if fd is None else run_id)
     finally:
         if fd is not None:
             owner.let_go(fd)
@@ -137,53 +135,66 @@ def _lock_of(target: str, run_id: str) -> int | None:
             return None
 
 
-def _drained_checkpoints(place: kept.KeptPlace, *, is_orderly: bool, has_target: bool) -> OutputsPart:
-    """Drains the newest generation, and what is in none. Where the directory on the shared file system has gone, is
-    another one by now, or is in use by another run, nothing is tried."""
-    from hpcstage.checkpoint.job.late import drain_late
-    from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
+@dataclass(frozen=True)
+class LeftFiles:
+    """What a run left in a place."""
 
-    local = CheckpointPlace(place.output)
-    part = OutputsPart(directory="?", local_dir=os.fspath(local.tree))
-    try:
-        charter = CheckpointCharter.load(local)
-        part = OutputsPart(directory=charter.target, local_dir=os.fspath(local.tree))
-        charter.check_target()
-        with _locked(charter.target, charter.run_id, has_target=has_target):
-            report = drain_late(local, charter, is_orderly=is_orderly)
-    except dirlock.TargetInUse as error:
-        return outputpart.unknown(part, error.what)
-    except OSError as error:
-        return outputpart.unknown(part, f"{error.filename or local.base}: {error.strerror or error}")
-    except (ValueError, HpcstageError) as error:
-        return outputpart.unknown(part, f"they cannot be read: {error}")
-    return outputpart.part_of(report.to_json(), part)
+    target: str
+    run_id: str
+    check_target: Callable[[], object]
+    """Raises OSError if the target is gone, or is another directory by now."""
+    drain: Callable[[str], dict[str, Any]]
+    """Brings it to the target, whose lock a run has, and returns what became of it."""
 
 
-def _drained_outputs(place: kept.KeptPlace, *, has_target: bool) -> OutputsPart:
-    """Compares file by file. Where the directory on the shared file system has gone, is another one by now, or is in
-    use by another run, nothing is tried."""
+def _left_outputs(place: kept.KeptPlace) -> LeftFiles:
+    """Returns output files, which are compared one by one. Raises OSError, or what tells of a damaged manifest."""
     from hpcstage.upload.drain import upload_late
     from hpcstage.upload.facts import Place
     from hpcstage.upload.manifest import Manifest
     from hpcstage.upload.target import Target
 
     local = Place(place.output)
-    part = OutputsPart(directory="?", local_dir=local.tree)
+    manifest = Manifest(local.manifest)
+    manifest.close()
+    run = manifest.run
+    return LeftFiles(run.target, run.run_id, lambda: Target(run).check_same(), partial(upload_late, local))
+
+
+def _left_checkpoints(place: kept.KeptPlace, *, is_orderly: bool) -> LeftFiles:
+    """Returns the newest generation, and what is in none. Raises OSError and ValueError."""
+    from hpcstage.checkpoint.job.late import drain_late
+    from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
+    from hpcstage.upload.target import Target
+
+    local = CheckpointPlace(place.output)
+    charter = CheckpointCharter.load(local)
+    return LeftFiles(
+        charter.target,
+        charter.run_id,
+        lambda: Target(charter.run).check_same(),
+        lambda owning: drain_late(local, replace(charter, owner=owning), is_orderly=is_orderly).to_json(),
+    )
+
+
+def _report_of(place: kept.KeptPlace, *, is_orderly: bool, owning: str) -> dict[str, Any]:
+    """Drains a place, and returns the report. Where the directory on the shared file system has gone, is another one by
+    now, or is in use by another run, nothing is tried."""
+    target = "?"
     try:
-        manifest = Manifest(local.manifest)
-        manifest.close()
-        part = OutputsPart(directory=manifest.run.target, local_dir=local.tree)
-        Target(manifest.run).check_same()
-        with _locked(manifest.run.target, manifest.run.run_id, has_target=has_target) as owning:
-            result = upload_late(local, owning)
+        is_of_checkpoints = place.kind is kept.CHECKPOINTS
+        left = _left_checkpoints(place, is_orderly=is_orderly) if is_of_checkpoints else _left_outputs(place)
+        target = left.target
+        left.check_target()
+        with _locked(target, left.run_id, owning=owning) as owner_id:
+            report = left.drain(owner_id)
     except dirlock.TargetInUse as error:
-        return outputpart.unknown(part, error.what)
+        report = outputpart.not_drained(error.what)
     except OSError as error:
-        return outputpart.unknown(part, f"{error.filename or local.tree}: {error.strerror or error}")
-    except (ValueError, LookupError, TypeError) as error:
-        return outputpart.unknown(part, f"its manifest cannot be read: {error}")
-    return outputpart.with_moved(outputpart.part_of(result, part), place.strangers())
+        report = outputpart.not_drained(f"{error.filename or place.output}: {error.strerror or error}")
+    except (ValueError, LookupError, TypeError, HpcstageError) as error:
+        report = outputpart.not_drained(f"what is written of them cannot be read: {error}")
+    return {**report, "target": target}
 
 
 def waiting(above: Path, used: list[kept.KeptPlace] | None = None) -> list[kept.KeptPlace]:
@@ -192,43 +203,16 @@ def waiting(above: Path, used: list[kept.KeptPlace] | None = None) -> list[kept.
     return [place for place, _ in _over(above, used)]
 
 
-def drain_at_start(above: Path, spared: str | None = None) -> None:
+def drain_at_start(above: Path) -> None:
     """Drains the directories of runs that are over, as far as there is time, and none that could not be drained a short
-    time ago. Checkpoints that belong to the directory `spared` stay: this run goes on with them. Raises NotStarted when
-    a signal that is blocked will end this process."""
+    time ago. Raises NotStarted when a signal that is blocked will end this process."""
     deadline = time.monotonic() + AT_START_S
     for place, lock in _over(above):
-        if spared is not None and _target_of_checkpoints(place) == spared:
-            continue
         left_s = deadline - time.monotonic()
         if left_s > 0 and not _was_tried(place):
             drain(place, lock, left_s)
         else:
-            messages.warn(f"run {place.run_id} left {what(place)} in {place.output}; {_CLEAN}")
-
-
-def take_checkpoints(above: Path, target: str) -> list[tuple[kept.KeptPlace, kept.KeptLock]]:
-    """Returns the places with checkpoints that runs which are over left and that belong to a directory, with their
-    exclusive locks, which the caller lets go."""
-    over = _over(above, says_used=False)
-    return [(place, lock.again()) for place, lock in over if _target_of_checkpoints(place) == target]
-
-
-def _target_of_checkpoints(place: kept.KeptPlace) -> str | None:
-    """Returns the directory on the shared file system to which a place's checkpoints belong; None for others."""
-    if not place.holds_checkpoints:
-        return None
-    from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
-
-    try:
-        return CheckpointCharter.load(CheckpointPlace(place.output)).target
-    except (OSError, ValueError):
-        return None
-
-
-def what(place: kept.KeptPlace) -> str:
-    """Says what a place holds, for people."""
-    return "checkpoints" if place.holds_checkpoints else "output files"
+            messages.warn(f"run {place.run_id} left {place.kind.what} in {place.output}; {_CLEAN}")
 
 
 def drain_all(above: Path, used: list[kept.KeptPlace] | None = None) -> list[OutputsPart]:
@@ -250,12 +234,10 @@ def forget(above: Path, run_id: str) -> bool:
     return is_found
 
 
-def _over(
-    above: Path, used: list[kept.KeptPlace] | None = None, *, says_used: bool = True
-) -> Iterator[tuple[kept.KeptPlace, kept.KeptLock]]:
+def _over(above: Path, used: list[kept.KeptPlace] | None = None) -> Iterator[tuple[kept.KeptPlace, kept.KeptLock]]:
     """Yields the directories of runs that are over, with the exclusive lock; deletes those that hold nothing."""
     for place in kept.places(above):
-        with _taken(place, used, says_used=says_used) as lock:
+        with _taken(place, used) as lock:
             if lock is not None and not place.may_hold_files:
                 place.remove()
             elif lock is not None:
@@ -270,9 +252,7 @@ def _was_tried(place: kept.KeptPlace) -> bool:
 
 
 @contextmanager
-def _taken(
-    place: kept.KeptPlace, used: list[kept.KeptPlace] | None = None, *, says_used: bool = True
-) -> Iterator[kept.KeptLock | None]:
+def _taken(place: kept.KeptPlace, used: list[kept.KeptPlace] | None = None) -> Iterator[kept.KeptLock | None]:
     """Takes the exclusive lock; None if the run's wrapper, daemon or a program of its command lives, or somebody else
     drains its files. `used` gets the place if only a program lives."""
     lock = place.take()
@@ -280,7 +260,7 @@ def _taken(
         is_used = lock is not None and place.is_used()
         if is_used and used is not None:
             used.append(place)
-        if is_used and says_used:
+        if is_used:
             messages.warn(
                 f"run {place.path.name} is left alone: a program of it lives, whose files are in {place.tree}"
             )
@@ -290,27 +270,31 @@ def _taken(
             lock.let_go()
 
 
-def drain(place: kept.KeptPlace, lock: kept.KeptLock, timeout_s: float, *, has_target: bool = False) -> OutputsPart:
+def drain(place: kept.KeptPlace, lock: kept.KeptLock, timeout_s: float, *, owning: str = "") -> OutputsPart:
     """Drains the directory of a run that is over, whose exclusive lock the caller holds; deletes it if all is drained.
-    `has_target` tells whether the caller has the lock of DIR, too. Raises NotStarted when a signal that is blocked will
-    end this process."""
+    `owning` is the run of the caller, if it has the lock of DIR, too. Raises NotStarted when a signal that is blocked
+    will end this process."""
     run_id = place.run_id
-    messages.warn(f"copying the {what(place)} that run {run_id} left in {place.output}")
-    drain = ForkedDrain(place, lock, timeout_s, has_target=has_target)
+    messages.warn(f"copying the {place.kind.what} that run {run_id} left in {place.output}")
+    drain = ForkedDrain(place, lock, timeout_s, owning=owning)
     try:
         while not drain.is_over(_WAIT_S):
             if is_fatal_pending():
-                raise NotStarted(f"a signal came while {what(place)} of an earlier run were copied", "start it again")
+                raise NotStarted(
+                    f"a signal came while {place.kind.what} of an earlier run were copied", "start it again"
+                )
     finally:
         drain.end()
-    part = drain.part()
-    for line in outputpart.lines(part, socket.gethostname(), place.path.parent.parent):
+    report = drain.report()
+    part = OutputsPart(directory=report.get("target", "?"), local_dir=os.fspath(place.tree))
+    part = outputpart.of_node(NodeResult(report, place.strangers()), part)
+    for line in outputpart.lines(part, outputpart.LeftAt(socket.gethostname(), part.local_dir)):
         messages.error(line)
     for line in outputpart.differences(part, f"run {run_id}"):
         messages.warn(line)
     for one in part.named("unclosed"):
         messages.warn(f"{one.name} in {part.directory} was not complete, or not saved, when run {run_id} ended")
-    for one in part.named("skipped") if place.holds_checkpoints else ():
+    for one in part.named("skipped") if place.kind is kept.CHECKPOINTS else ():
         messages.warn(f"{one.name} of run {run_id} was not copied: {one.why}")
     if part.undrained_count:
         messages.error(f"if they are not needed, `hpcstage clean --forget {run_id}` there deletes them")
@@ -373,5 +357,7 @@ def _told(above: Path) -> int:
     used: list[kept.KeptPlace] = []
     over = waiting(above, used)
     for place in over:
-        messages.warn(f"run {place.run_id} left {what(place)} in {place.output}: `hpcstage clean --drain` copies them")
+        messages.warn(
+            f"run {place.run_id} left {place.kind.what} in {place.output}: `hpcstage clean --drain` copies them"
+        )
     return NotDrained.exit_code if used or over else 0

@@ -33,8 +33,12 @@ class NamedDirectory:
 
     key: str
     variable: str
-    what: str
-    """The name, for people, of the files that the command writes there."""
+    kind: kept.Kind
+    """What the command writes there."""
+    watched_s: float
+    """The command waits for so long until its directory is watched; a signal ends the wait."""
+    silent: str
+    """What is said where not all nodes did in time what is to be done before the command starts."""
     unfinished: str
     """What is said of those that the command had not finished when it ended."""
 
@@ -106,17 +110,15 @@ class NamedDirectory:
             raise dirlock.unusable(f"{self.option} {asked} cannot be made", error) from None
         return path
 
-    def lock(self, target: str, asked: str, holder: str) -> int:
-        """Takes the lock of DIR; see `lock`."""
-        return dirlock.lock(target, f"{self.option} {asked}", holder)
-
     @property
     def _pattern(self) -> re.Pattern[str]:
         return re.compile(rf"(?<!\$)\{{{self.key}\}}")
 
 
-OUT = NamedDirectory("out", kept.OUT, "output files", "were not closed")
-CHECKPOINT = NamedDirectory("checkpoint", kept.CHECKPOINT, "checkpoints", "were not complete at the end")
+OUT = NamedDirectory("out", kept.OUT, kept.OUTPUTS, 30.0, "watch their local directory", "were not closed")
+CHECKPOINT = NamedDirectory(
+    "checkpoint", kept.CHECKPOINT, kept.CHECKPOINTS, 3600.0, "have the newest state", "were not complete at the end"
+)
 BOTH = (OUT, CHECKPOINT)
 
 

@@ -1,16 +1,17 @@
 """Turns the result of a drain into the record's part, into lines for the user and into problems. Pure.
 
-A result is a `DrainReport` of the room `outputs` as plain data, as the daemon left it in a file.
+A report is that of an upload or of a checkpoint agent as plain data, as the daemon left it in a file.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpcstage.node.keptdirectory import NodeResult
 from hpcstage.problem import Problem
 from hpcstage.record.parts.outputs import Fate, NodeOutputs, OutputName, OutputsPart
 from hpcstage.units import format_number
@@ -36,6 +37,11 @@ class LeftAt:
     goes_with_job: bool = False
     """Whether that may be deleted with the job."""
 
+    @property
+    def above(self) -> Path:
+        """The directory that `--local-dir` names."""
+        return Path(self.tree or "").parent.parent.parent.parent
+
 
 def part_of(report: Mapping[str, Any], part: OutputsPart) -> OutputsPart:
     """Returns the part with the result of a drain."""
@@ -54,18 +60,24 @@ def part_of(report: Mapping[str, Any], part: OutputsPart) -> OutputsPart:
     )
 
 
-def unknown(part: OutputsPart, why: str) -> OutputsPart:
-    """Returns the part of files that are not drained and whose names nobody knows."""
-    return replace(part, undrained_count=1, names=(OutputName("", "undrained", why),))
+def not_drained(why: str) -> dict[str, Any]:
+    """Returns the report of files that are not drained and whose names nobody knows."""
+    return {"undrained": [{"name": "", "why": why}]}
 
 
-def with_moved(part: OutputsPart, names: Sequence[str]) -> OutputsPart:
-    """Returns the part of a local directory that was moved, with what lies beside its place, which may hold files that
-    were not copied."""
-    if not names or not part.is_gone or part.undrained_count:
+def of_node(result: NodeResult | None, part: OutputsPart) -> OutputsPart:
+    """Returns the part with the result of a node, or with that it did not say any. What lies beside a directory that
+    was moved may hold files that were not copied, and so may one to which a program still writes."""
+    if result is None:
+        return part_of(not_drained("the node did not say what became of them"), part)
+    part, left = part_of(result.report, part), list[OutputName]()
+    if part.is_gone:
+        left += (OutputName(f"../{name}", "undrained", "it was moved here unseen") for name in result.strangers)
+    if result.is_written_to and not left:
+        left.append(OutputName("", "undrained", "a program of the command still writes to them"))
+    if part.undrained_count or not left:
         return part
-    moved = [OutputName(f"../{name}", "undrained", "it was moved here unseen") for name in names]
-    return replace(part, undrained_count=len(moved), names=OutputsPart.few([*moved, *part.names]))
+    return replace(part, undrained_count=len(left), names=OutputsPart.few([*left, *part.names]))
 
 
 def joined(parts: Mapping[str, OutputsPart]) -> OutputsPart:
@@ -81,20 +93,20 @@ def joined(parts: Mapping[str, OutputsPart]) -> OutputsPart:
     )
 
 
-def lines(part: OutputsPart, machine: str, above: Path, *, goes_with_job: bool = False) -> list[str]:
-    """Returns the lines that say which names are not in DIR, on which machine and in which place they still are, and
-    what copies them. `above` is the directory that `--local-dir` names."""
+def lines(part: OutputsPart, left: LeftAt) -> list[str]:
+    """Returns the lines that say which names are not in DIR, where they still are, and what copies them."""
     shown = [f"not in {part.directory}: {one.name or 'its files'} ({one.why})" for one in part.named("undrained")]
     more = part.undrained_count - len(shown[:_SHOWN])
     if shown and more > 0:
         shown[_SHOWN:] = [f"not in {part.directory}: {more:,} more"]
     if part.undrained_count:
-        until = _WITH_JOB if goes_with_job else ""
-        shown.append(f"they are on {machine} in {part.local_dir}; there `{clean_command(above)}` copies them{until}")
-    elif part.is_gone:
+        until = _WITH_JOB if left.goes_with_job else ""
         shown.append(
-            f"{part.local_dir} on {machine} was removed or moved while it was used: {_UNSURE} {part.directory}"
+            f"they are on {left.machine} in {left.tree}; there `{clean_command(left.above)}` copies them{until}"
         )
+    elif part.is_gone:
+        where = f"{left.tree} on {left.machine}"
+        shown.append(f"{where} was removed or moved while it was used: {_UNSURE} {part.directory}")
     return shown
 
 

@@ -21,7 +21,7 @@ from hpcstage import inherited
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError, NotStarted, UsageError
 from hpcstage.job import file_name
-from hpcstage.plan.dataset.datasets import already_local
+from hpcstage.plan.dataset.datasets import LOCAL, to_stage
 from hpcstage.problem import Problem
 from hpcstage.protocol.rundir import NODES, PART, RUNS
 from hpcstage.record import index
@@ -90,16 +90,20 @@ def tell_of_one_node(part: RunPart, job: jobs.Job) -> None:
         part.problems.append(Problem("alone", text, remedy))
 
 
-def check_datasets(datasets: Datasets, local: LocalDir, part: RunPart, *, strict: bool) -> None:
-    """Notes why the run stages nothing. A dataset that lies on the local disk gains nothing: it is read there, as the
-    verdict says at the end."""
-    if not datasets.all:
-        part.direct_why = "no dataset is named"
-    for problem in already_local(datasets.all, local.device):
+def without_local(datasets: Datasets, local: LocalDir, part: RunPart, *, strict: bool) -> Datasets:
+    """Returns the datasets without those on the local disk, which are read there, and notes that. Where no other is
+    left, all are measured, and it is noted why the run stages nothing; with `strict` NotStarted is raised then."""
+    others, found = to_stage(datasets, local.device)
+    if others is not datasets:
+        named = ((one.text, one.remedy) for one in found.values())
+        part.problems += [Problem(LOCAL, f"{text}, is read there, and is not counted here", fix) for text, fix in named]
+        return others
+    for problem in found.values():
         if strict:
             raise NotStarted(problem.text, problem.remedy)
-        part.direct_why = problem.text
         part.problems.append(problem)
+    part.direct_why = next((one.text for one in found.values()), "" if datasets.all else "no dataset is named")
+    return datasets
 
 
 def unique_id(now_s: float, job_id: str | None) -> str:

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from hpcstage.protocol.leadspec import LeadSpec
     from hpcstage.record.parts.run import RunPart
     from hpcstage.wrapper.leadlink import LeadLink
-    from hpcstage.wrapper.outputs import RunNode
     from hpcstage.wrapper.rundirectories import RunDirectories
+    from hpcstage.wrapper.rundirectory import RunNode
     from hpcstage.wrapper.runpart import Clock
 
 _DOING = frozenset({shim.State.STAGING, shim.State.SETTLED})
@@ -124,8 +124,8 @@ class Session:
             part = runpart.run_part(command, config, clock, run_id, job, local)
             if group is None and job.is_rank:
                 runpart.tell_of_one_node(part, job)
+            datasets = runpart.without_local(datasets, local, part, strict=config.strict)
             part.roots = [os.fsdecode(dataset.root) for dataset in datasets.all]
-            runpart.check_datasets(datasets, local, part, strict=config.strict)
             notices = list[str]()
             run_dir = runpart.make(config.run_dir, inherited.directory(), run_id, dict(os.environ))
             try:
@@ -138,8 +138,8 @@ class Session:
                 group = None
                 if chosen is not None:
                     chosen.give_up("the other nodes are left alone")
-            if chosen is not None and group is not None:
-                chosen.join(group, config)
+            if chosen is not None:
+                chosen.fill(group)
             claim = directory.claim(local, group.node_name(run_id) if group else run_id, host=host)
             if claim.lock_fd is not None:  # printed once on a node, not by every rank
                 where = f"{host}: " if len(job.nodes) > 1 else ""
@@ -149,7 +149,7 @@ class Session:
                 if messages.tells_decisions():
                     from hpcstage.wrapper import decisions
 
-                    for line in decisions.before(config, datasets, job, local, group, part.direct_why):
+                    for line in decisions.before(config, datasets, job, local, group, part):
                         messages.info(line)
             session = cls(
                 config, control.ClaimedNode(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock
@@ -295,9 +295,7 @@ class Session:
         from hpcstage.wrapper.leadlink import OtherNodes
 
         place = Path(lead.daemon.outputs or lead.daemon.checkpoints)
-        places = {
-            host: os.fspath(place.with_name(lead.node_name(index))) for index, host in enumerate(lead.hosts) if index
-        }
+        places = {host: place.with_name(lead.node_name(index)) for index, host in enumerate(lead.hosts) if index}
         machine = socket.gethostname() if lead.virtual else None
         directories.meet(OtherNodes(places, machine, link, self.part.run_id, Path(lead.group_dir)))
 
@@ -357,12 +355,12 @@ def explained(error: Exception, local: LocalDir) -> Exception:
 
 def _node_of(config: Config, local: LocalDir, job: jobs.Job, run_id: str, group: Grouping | None) -> RunNode:
     """Returns this node as the directories that are drained have to know it."""
-    from hpcstage.wrapper.outputs import RunNode
+    from hpcstage.wrapper.rundirectory import RunNode
 
     if job.is_rank:
         return RunNode(run_id, run_id, "hpcstage stands behind a launcher; in front of it, each node has a local one")
     if group is not None:
-        return RunNode(run_id, group.node_name(run_id), host=group.hosts[0])
+        return RunNode(run_id, group.node_name(run_id))
     if len(job.nodes) > 1 and config.nodes != 1 and not local.is_network:
         return RunNode(run_id, run_id, "the other nodes of the job are left alone")
     return RunNode(run_id, run_id)
@@ -377,14 +375,7 @@ def _directories(
     is_asked = config.out is not None or config.checkpoint is not None
     if not is_asked and not above.exists():
         return None
-    from hpcstage.wrapper import leftovers
     from hpcstage.wrapper.rundirectories import RunDirectories
 
-    node = _node_of(config, local, job, run_id, group)
-    spared = (
-        None
-        if config.checkpoint is None or node.why_not
-        else os.path.realpath(inherited.directory() / config.checkpoint)
-    )
-    leftovers.drain_at_start(above, spared)
-    return RunDirectories.open(config, local, job, node) if is_asked else None
+    made = RunDirectories.open(config, local, job, _node_of(config, local, job, run_id, group))
+    return made if is_asked else None

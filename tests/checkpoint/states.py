@@ -12,6 +12,8 @@ from hpcstage.checkpoint.generations.reading import BlockSource
 from hpcstage.checkpoint.generations.restoring import restore
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import GenerationPolicy
+from hpcstage.checkpoint.job.plain import give_newer
+from hpcstage.wrapper.checkpointcommand import making_in
 
 BLOCK = 4096
 SMALL = GenerationPolicy(block_bytes=BLOCK)
@@ -83,12 +85,18 @@ def flip(path: Path, offset: int) -> None:
     overwrite(path, offset, bytes([content ^ 0x10]))
 
 
+def restore_to(source: BlockSource, number: int, directory: Path) -> list[str]:
+    """Restores a generation as `hpcstage checkpoint restore` does; returns the entries that got their names."""
+    with making_in(directory) as making:
+        return give_newer(making, restore(source, number, making.path))
+
+
 def restore_newest(source: BlockSource, directory: Path) -> int:
     """Restores the newest generation that can be, and returns its number; of several refusals the last is raised."""
     refused = None
     for number in sorted(source.numbers(), reverse=True):
         try:
-            restore(source, number, directory)
+            restore_to(source, number, directory)
             return number
         except DamagedGeneration as error:
             refused = error

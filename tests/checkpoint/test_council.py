@@ -6,6 +6,7 @@ import itertools
 import json
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,12 +21,31 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hpcstage.checkpoint.job.coordinator import SETTLE_S, CouncilTerms
 from hpcstage.checkpoint.job.council import Council, Do, PlaceShares, Say
 from hpcstage.checkpoint.job.families import FoundStore
-from hpcstage.checkpoint.job.ledger import EntryState, JobGeneration, JobOrder, Lane, NodeReport, OrderKind, Outcome
+from hpcstage.checkpoint.job.ledger import (
+    EntryState,
+    JobEntry,
+    JobGeneration,
+    JobOrder,
+    Lane,
+    NodeReport,
+    OrderKind,
+    Outcome,
+)
 from hpcstage.checkpoint.job.naming import arriving
 from hpcstage.checkpoint.protection.groups import CodeSize
 
 FALLIBLE = (OrderKind.SAVE, OrderKind.PROTECT, OrderKind.PUBLISH, OrderKind.COPY)
 NAMES = ("step1", "step2", "latest")
+
+
+def saved_by(generation: JobGeneration, node: str) -> dict[str, str]:
+    """What a node has of the entries that a generation has itself."""
+    return {name: one.marks[node] for name, one in generation.own.items() if node in one.marks}
+
+
+def older(generation: JobGeneration) -> dict[str, int]:
+    """The entries that an older generation has, and which one."""
+    return {name: one.number for name, one in generation.entries.items() if one.number != generation.number}
 
 
 class Node:
@@ -51,7 +71,8 @@ class Node:
         for act in self.council.take(self.job.now):
             if isinstance(act, Say):
                 data = json.dumps(act.report.to_json())
-                for other in self.council.present - {self.index}:
+                self.job.told |= {(self.index, other) for other in act.to}
+                for other in act.to:
                     self.job.sent[self.index, other].append(data)
             else:
                 self.todo.append(act)
@@ -115,10 +136,10 @@ class Node:
         return {}
 
     def _save(self, order: JobOrder) -> dict[str, Any]:
-        number = order.body["number"]
-        assert number > max(self.store, default=0), "the number of a generation that is there"
-        share = order.body["shares"][self.name]
-        self.store[number] = order.body["attempt"], dict(share)
+        made = JobGeneration.from_json(order.body["generation"])
+        assert made.number > max(self.store, default=0), "the number of a generation that is there"
+        share = saved_by(made, self.name)
+        self.store[made.number] = made.attempt, share
         self.job.made_ns = max(self.job.made_ns, order.body["after_ns"]) + 1
         return {
             "created_ns": self.job.made_ns, "needs": [], "state_bytes": 10 * len(share), "written_bytes": 1,
@@ -176,6 +197,8 @@ class Job:
         self.sent: dict[tuple[int, int], deque[str]] = {
             pair: deque() for pair in itertools.permutations(range(count), 2)
         }
+        self.told: set[tuple[int, int]] = set()
+        """Who ever told whom."""
         self.view, self.members = 0, frozenset[int]()
         self.nodes = {index: Node(self, index) for index in range(count)}
         self.unaware: set[int] = set()
@@ -280,10 +303,27 @@ def test_a_checkpoint_of_one_node_is_a_generation_of_all() -> None:
     job.write(0, "step1")
     job.settle()
     assert job.last is not None
-    assert {node: set(share) for node, share in job.last.shares.items()} == {"n0": {"step1"}, "n1": set(), "n2": set()}
+    assert job.last.nodes == ("n0", "n1", "n2")
+    assert {name: set(one.marks) for name, one in job.last.entries.items()} == {"step1": {"n0"}}
     assert job.last.size == "2+1"
     assert job.drained == job.last.number
     assert all(node.known[job.last.number] == job.last for node in job.nodes.values())
+
+
+def test_nodes_tell_the_coordinator_alone() -> None:
+    job = Job(4).begun()
+    for lead in (0, 1):
+        job.settle()
+        job.told.clear()
+        job.write(3, f"step{lead}")
+        job.settle()
+        others = [node for node in job.nodes if node != lead]
+        assert job.told == {(lead, node) for node in others} | {(node, lead) for node in others}
+        assert job.last is not None
+        assert f"step{lead}" in job.last.names
+        job.kill(lead)
+        job.connect()
+    job.end()
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -321,11 +361,11 @@ def test_an_entry_is_complete_when_it_is_on_all_nodes_that_have_it() -> None:
     job.write(1, "step1")
     job.settle()
     assert job.last is not None
-    assert all("step1" in share for share in job.last.shares.values())
+    assert job.last.marks("step1").keys() == {"n0", "n1"}
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_what_a_lost_node_had_is_carried_and_drained(lost: int) -> None:
+def test_what_a_lost_node_had_stays_that_of_an_older_generation_and_is_drained(lost: int) -> None:
     job = Job(3, drain_every=100).begun()
     job.write(lost, "step1")
     job.write(2, "other")
@@ -339,14 +379,16 @@ def test_what_a_lost_node_had_is_carried_and_drained(lost: int) -> None:
     assert job.drained == before.number, "the state is copied when a node is lost"
     assert job.last is not None
     assert job.last.number > before.number
-    assert job.last.carried["step1"].number == before.number
-    assert set(job.last.shares) == {job.hosts[index] for index in job.nodes}
+    assert older(job.last) == {"step1": before.number}
+    assert set(job.last.nodes) == {job.hosts[index] for index in job.nodes}
     assert job.last.size == "1+1"
-    assert all(before.number in node.store for node in job.nodes.values()), "it is retained as long as it is carried"
+    assert all(before.number in node.store for node in job.nodes.values()), (
+        "it is retained as long as a newer one needs it"
+    )
     job.write(2, "step1")
     job.settle()
-    assert job.last.carried == {}
-    assert "step1" in job.last.shares["n2"]
+    assert older(job.last) == {}
+    assert "step1" in job.last.share("n2")
 
 
 @pytest.mark.parametrize("lost", [0, 2])
@@ -355,7 +397,7 @@ def test_a_state_that_lacks_the_part_of_a_lost_node_is_none(lost: int, is_first_
     """The last whole one stays in the target, also if the program removes it."""
     job = Job(3, is_elastic=False).begun()
     job.write(lost, "step1", is_complete=is_first_saved)
-    job.settle(lambda: all("step1" in node.council._of(lost).entries for node in job.nodes.values()))  # type: ignore[union-attr]
+    job.settle(lambda: "step1" in (job.nodes[0].council._of(lost) or NodeReport()).entries)
     for index in {0, 1, 2} - {lost}:
         job.write(index, "step1")
     job.settle()
@@ -468,10 +510,10 @@ def rewritten_by_the_first_of_two() -> tuple[Job, dict[str, str]]:
 def test_no_generation_has_a_new_part_of_an_entry_beside_old_ones_that_are_being_rewritten() -> None:
     job, before = rewritten_by_the_first_of_two()
     assert job.last is not None
-    assert job.last.marks("step1") == before, "the old entry is carried"
-    assert "step1" in job.last.carried
+    assert job.last.marks("step1") == before, "it is the old entry"
+    assert "step1" in older(job.last)
     job.write(1, "step1")
-    job.settle(lambda: job.last is not None and not job.last.carried)
+    job.settle(lambda: job.last is not None and not older(job.last))
     marks = job.last.marks("step1")
     assert marks == {node.name: node.entries["step1"].mark for node in job.nodes.values()}
     assert not set(marks.values()) & set(before.values())
@@ -495,8 +537,14 @@ def test_what_is_half_rewritten_at_the_end_counts_after_an_orderly_one(is_orderl
     assert job.drained == job.last.number
 
 
+def left_by(member: str, number: int, *names: str) -> JobGeneration:
+    """A generation of a run on one node."""
+    entries = {name: JobEntry(number, {member: ""}) for name in names}
+    return JobGeneration(number, f"{number:032x}", 10 * number, (member,), entries)
+
+
 def test_what_was_put_there_at_the_start_is_rewritten_by_all_or_not_at_all() -> None:
-    state = FoundStore("r", "m0", "a", (JobGeneration(3, f"{3:032x}", 30, {"m0": {"last": ""}}),))
+    state = FoundStore("r", "m0", "a", (left_by("m0", 3, "last"),))
     job = Job(3, found={0: [state]}).begun()
     assert job.last is not None
     before = job.last.marks("last")
@@ -507,13 +555,13 @@ def test_what_was_put_there_at_the_start_is_rewritten_by_all_or_not_at_all() -> 
         job.settle(lambda index=index: f"other{index}" in job.last.names)  # type: ignore[misc, union-attr]
         assert job.last.marks("last") == before
     job.write(2, "last")
-    job.settle(lambda: job.last is not None and not job.last.carried)
+    job.settle(lambda: job.last is not None and not older(job.last))
     assert job.last.marks("last") == {node.name: node.entries["last"].mark for node in job.nodes.values()}
     assert job.now < SETTLE_S
     job.write(0, "last")
     job.write(0, "other2")
     job.settle(lambda: job.last is not None and "other2" in job.last.names)
-    assert "last" in job.last.carried
+    assert "last" in older(job.last)
 
 
 def test_what_came_from_the_target_stays_there_while_one_node_alone_has_rewritten_it() -> None:
@@ -568,13 +616,13 @@ def test_a_state_that_changes_is_tried_again_with_another_number_and_in_full() -
     job = Job(2).begun()
     job.write(0, "step1")
     job.settle(lambda: bool(job.nodes[1].todo))
-    assert job.nodes[1].todo[0].order.kind is OrderKind.SAVE
     first = job.nodes[1].todo[0].order
+    assert first.kind is OrderKind.SAVE
     assert first.body["full_why"] == "it is the first of this run"
     job.nodes[1].work("step1 changed", is_soon=True)
     job.settle()
     assert job.last is not None
-    assert job.last.number > first.body["number"]
+    assert job.last.number > first.body["generation"]["number"]
     assert job.nodes[0].store.keys() == {job.last.number}, "the half of a generation is dropped"
 
 
@@ -651,7 +699,7 @@ def test_what_is_in_the_target_needs_no_protected_one_before_it() -> None:
     assert all(node.store.keys() == {job.last.number - 1, job.last.number} for node in job.nodes.values())
 
 
-def test_what_is_carried_is_read_from_a_protected_generation_that_has_the_same() -> None:
+def test_what_a_lost_node_had_is_read_from_a_protected_generation_that_has_the_same() -> None:
     """The newest is not protected when a node is lost, and cannot be rebuilt; an older one has the entry, too."""
     job, safe = protected(3, writer=1)
     write_and_fail(job, "step2", OrderKind.PROTECT)
@@ -662,13 +710,13 @@ def test_what_is_carried_is_read_from_a_protected_generation_that_has_the_same()
     job.connect()
     job.settle()
     assert job.last is not None
-    assert job.last.carried["step1"].number == safe.number
+    assert older(job.last)["step1"] == safe.number
     assert all(safe.number in node.store for node in job.nodes.values())
     assert "step3" in job.last.names
     assert job.last.number > newest
 
 
-def test_what_is_being_written_again_is_carried_in_a_protected_generation_that_has_the_same() -> None:
+def test_what_is_being_written_again_is_read_from_a_protected_generation_that_has_the_same() -> None:
     """A node may be lost before it is complete again."""
     job, safe = protected(3, writer=1)
     write_and_fail(job, "step2", OrderKind.PROTECT)
@@ -677,11 +725,11 @@ def test_what_is_being_written_again_is_carried_in_a_protected_generation_that_h
     job.write(0, "step3")
     job.settle()
     assert job.last is not None
-    assert job.last.carried["step1"].number == safe.number
+    assert older(job.last)["step1"] == safe.number
     job.kill(1)
     job.connect()
     job.settle()
-    assert job.last.carried["step1"].number == safe.number
+    assert older(job.last)["step1"] == safe.number
     assert all(safe.number in node.store for node in job.nodes.values())
 
 
@@ -712,7 +760,11 @@ def test_why_a_generation_is_stored_in_full_is_said() -> None:
 
 def earlier(number: int, created_ns: int, members: int = 2) -> JobGeneration:
     return JobGeneration(
-        number, f"{number:032x}", created_ns, {f"m{i}": {f"e{number}-{i}": ""} for i in range(members)}
+        number,
+        f"{number:032x}",
+        created_ns,
+        tuple(f"m{i}" for i in range(members)),
+        {f"e{number}-{i}": JobEntry(number, {f"m{i}": ""}) for i in range(members)},
     )
 
 
@@ -732,7 +784,7 @@ def test_the_start_takes_the_newest_that_can_be_restored() -> None:
     assert ledger.last is not None, "what is only on the local disks is saved anew, and protected"
     assert ledger.last.number > 7
     assert job.drained == ledger.last.number
-    assert sorted(len(share) for share in ledger.last.shares.values()) in ([0, 2], [1, 1]), "each entry once"
+    assert {name: len(one.marks) for name, one in ledger.last.entries.items()} == {"e3-0": 1, "e3-1": 1}
 
 
 def test_a_newer_state_in_the_target_is_taken_and_is_not_saved_anew() -> None:
@@ -785,8 +837,8 @@ class Disorder(RuleBasedStateMachine):
         """`left` is what a killed run left on node `at`: before it saved that, it had saved one entry."""
         lacking = tuple(name for name in in_target if name not in left)
         states = [
-            JobGeneration(3, f"{3:032x}", 30, {"m": {NAMES[0]: ""}}),
-            JobGeneration(4, f"{4:032x}", 40, {"m": dict.fromkeys(left, "")}, lacking=lacking),
+            left_by("m", 3, NAMES[0]),
+            replace(left_by("m", 4, *left), lacking=lacking),
         ]
         found = {at % count: [FoundStore("r", "m", "a", tuple(states))]} if left else {}
         self.job = Job(count, asked, drain_every, found, 20 if in_target else 0, tuple(in_target))
@@ -887,7 +939,7 @@ class Disorder(RuleBasedStateMachine):
         for node in self.job.nodes.values():
             for number, one in node.known.items():
                 before = self.whole.setdefault(number, one)
-                assert (before.attempt, before.shares) == (one.attempt, one.shares)
+                assert (before.attempt, before.nodes, before.entries) == (one.attempt, one.nodes, one.entries)
 
     @invariant()
     def the_newest_that_is_known_is_there(self) -> None:
@@ -896,11 +948,10 @@ class Disorder(RuleBasedStateMachine):
         if newest is None:
             return
         for node in self.job.nodes.values():
-            if node.name in newest.shares:
-                assert node.store.get(newest.number) == (newest.attempt, dict(newest.shares[node.name]))
-        needed = {one.number for one in newest.carried.values()}
-        for number in needed:
-            holders = self.whole[number].shares if number in self.whole else {}
+            if node.name in newest.nodes:
+                assert node.store.get(newest.number) == (newest.attempt, saved_by(newest, node.name))
+        for number in newest.numbers:
+            holders = self.whole[number].nodes if number in self.whole else ()
             assert all(number in n.store for n in self.job.nodes.values() if n.name in holders)
 
     @invariant()
@@ -909,7 +960,7 @@ class Disorder(RuleBasedStateMachine):
         safe = max(known, key=lambda one: one.number, default=None)
         if safe is not None and self.job.drained < safe.number:
             for node in self.job.nodes.values():
-                assert node.name not in safe.shares or safe.number in node.store
+                assert node.name not in safe.nodes or safe.number in node.store
 
     @invariant()
     def nothing_goes_in_the_target_but_what_the_program_removed(self) -> None:
@@ -945,12 +996,12 @@ class Disorder(RuleBasedStateMachine):
         complete = {name for node in reports.values() for name in node.entries}
         if last is None or not complete:  # the last checkpoint is never given up
             return
-        if set(last.shares) != {node.name for node in reports.values()}:  # none is made where all is in the target
+        if set(last.nodes) != {node.name for node in reports.values()}:  # none is made where all is in the target
             assert job.drained == last.number
         else:
             half = set() if reports[min(reports)].council.ledger.is_orderly else self.half_rewritten(last)
             for node in reports.values():
-                for name, mark in last.shares[node.name].items():
+                for name, mark in saved_by(last, node.name).items():
                     found = node.entries.get(name)  # None: it was removed, and the last checkpoint is never given up
                     assert found is None or found.mark == mark or name in half
             missing = complete - last.names - set(last.dropped)

@@ -49,7 +49,8 @@ class Watched:
 
 
 @pytest.fixture
-def watched(local_dir: Path) -> Iterator[Watched]:
+def watched(local_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    monkeypatch.setattr("hpcstage.checkpoint.entries.time", SimpleNamespace(monotonic=lambda: 0.0))  # looks take none
     (local_dir / "checkpoints").mkdir()
     made = Watched(local_dir / "checkpoints")
     yield made
@@ -168,7 +169,7 @@ def test_a_revision_tells_whether_there_is_something_to_save(watched: Watched) -
 
 def test_what_is_there_at_the_start_and_what_is_being_made(local_dir: Path) -> None:
     (local_dir / "a").write_bytes(b"x")
-    (local_dir / ".hpcstage-restore-0123456789ab").mkdir()
+    (local_dir / ".hpcstage-making-0123456789ab").mkdir()
     (local_dir / ".step_100.pt").write_bytes(b"half")
     watched = Watched(local_dir)
     assert watched.names(QUIET_S) == ("a",)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from states import BLOCK, SMALL, flip, noise, nudged, overwrite, restore_newest, tree
+from states import BLOCK, SMALL, flip, noise, nudged, overwrite, restore_newest, restore_to, tree
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
@@ -16,10 +16,9 @@ pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 from hpcstage.checkpoint.generations.files import LAST_NUMBER, GenerationId, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
-from hpcstage.checkpoint.generations.restoring import restore
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore, StaleNumber
-from hpcstage.checkpoint.generations.terms import CommitPhase, CommitProgress, CommitTerms, NoRoom
+from hpcstage.checkpoint.generations.terms import CommitTerms, NoRoom
 
 FULL = replace(SMALL, always=GenerationKind.FULL)
 
@@ -95,12 +94,14 @@ class TestTerms:
             assert [path.name for path in (tmp_path / "store").iterdir()] == ["00000001"]
             assert store.commit(FileTree(state), terms=CommitTerms(needed + 1000)).written_bytes <= needed + 1000
 
-    @pytest.mark.parametrize("phase", list(CommitPhase))
-    def test_a_commit_that_is_ended_leaves_nothing(self, tmp_path: Path, state: Path, phase: CommitPhase) -> None:
+    @pytest.mark.parametrize("call", [1, 3], ids=["reading", "writing"])
+    def test_a_commit_that_is_ended_leaves_nothing(self, tmp_path: Path, state: Path, call: int) -> None:
         (state / "b").write_bytes(noise(10 * BLOCK, 2))
+        seen: list[int] = []
 
-        def heard(progress: CommitProgress) -> None:
-            if progress.phase is phase:
+        def heard(size_bytes: int) -> None:
+            seen.append(size_bytes)
+            if len(seen) == call:
                 raise InterruptedError
 
         with GenerationStore(tmp_path / "store", SMALL) as store:
@@ -109,19 +110,15 @@ class TestTerms:
             assert list((tmp_path / "store").iterdir()) == []
             store.commit(FileTree(state))
 
-    def test_progress_reaches_the_end_of_each_phase(self, tmp_path: Path, state: Path) -> None:
-        seen: list[CommitProgress] = []
+    def test_progress_is_of_what_is_read_and_then_of_what_is_written(self, tmp_path: Path, state: Path) -> None:
+        seen: list[int] = []
         (state / "b").write_bytes(noise(10 * BLOCK, 2))
         (state / "c").write_bytes(noise(10 * BLOCK, 2))
         with GenerationStore(tmp_path / "store", SMALL) as store:
             store.commit(FileTree(state), terms=CommitTerms(progress=seen.append))
-        read = [one for one in seen if one.phase is CommitPhase.READING]
-        written = [one for one in seen if one.phase is CommitPhase.WRITING]
-        assert seen == read + written
-        assert [one.done_bytes for one in read] == [20 * BLOCK, 30 * BLOCK, 40 * BLOCK]
-        assert [one.done_bytes for one in written] == [20 * BLOCK, 30 * BLOCK], "c is stored as b"
-        assert {one.total_bytes for one in read} == {40 * BLOCK}
-        assert {one.total_bytes for one in written} == {30 * BLOCK}
+        read, written = seen[:3], seen[3:]
+        assert read == [20 * BLOCK, 10 * BLOCK, 10 * BLOCK]
+        assert written == [20 * BLOCK, 10 * BLOCK], "c is stored as b"
 
 
 class TestEntries:
@@ -137,40 +134,32 @@ class TestEntries:
         (state / "a").unlink()
         overwrite(state / "sharded" / "rank0", 0, b"newer")
         (state / "of-the-program").write_bytes(b"x")
-        assert restore(LocalSource(tmp_path / "store"), 1, state) == ("a",)
+        assert restore_to(LocalSource(tmp_path / "store"), 1, state) == ["a"]
         assert tree(state)["a"] == saved["a"]
         assert (state / "sharded" / "rank0").read_bytes() == b"newer"
         assert (state / "of-the-program").read_bytes() == b"x"
-        assert restore(LocalSource(tmp_path / "store"), 1, state) == ()
+        assert restore_to(LocalSource(tmp_path / "store"), 1, state) == []
 
-    @pytest.mark.parametrize("missing", ["", "flags", "function"])
-    def test_what_is_older_changes_places(
-        self, tmp_path: Path, state: Path, missing: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_is_older_is_replaced(self, tmp_path: Path, state: Path) -> None:
         target = tmp_path / "target"
         (state / "sharded").mkdir()
         (state / "sharded" / "rank0").write_bytes(b"old")
         restored = target / "sharded" / "rank1"
         with GenerationStore(tmp_path / "store", FULL) as store:
             store.commit(FileTree(state))
-            restore(store.source(), 1, target)
+            restore_to(store.source(), 1, target)
             overwrite(state / "a", 0, b"changed")
             (state / "sharded" / "rank1").write_bytes(b"new")
             store.commit(FileTree(state))
-            if missing == "flags":  # as on a file system that has plain renames only
-                monkeypatch.setattr("hpcstage.renaming._EXCHANGE", 1 << 20)
-                monkeypatch.setattr("hpcstage.renaming._ONLY_NEW", 1 << 21)
-            elif missing == "function":  # as in a C library that has no such call
-                monkeypatch.setattr("hpcstage.renaming._libc", object())
-            assert restore(store.source(), 2, target) == ("a", "sharded")
+            assert restore_to(store.source(), 2, target) == ["a", "sharded"]
             assert restored.read_bytes() == b"new"
             assert tree(target) == tree(state)
-            assert restore(store.source(), 1, target) == (), "generation 1 is older"
+            assert restore_to(store.source(), 1, target) == [], "generation 1 is older"
 
     def test_what_killed_restores_left_goes_with_the_next(self, tmp_path: Path, state: Path) -> None:
         with GenerationStore(tmp_path / "store", SMALL) as store:
             store.commit(FileTree(state))
-        left = state / ".hpcstage-restore-0123456789ab"
+        left = state / ".hpcstage-making-0123456789ab"
         (left / "below").mkdir(parents=True)
         (left / "below" / "half").write_bytes(b"x")
         (left / "below").chmod(0)
@@ -194,7 +183,7 @@ class TestEntries:
                 return opened(path, *arguments, **options)
 
             monkeypatch.setattr(os, "open", refused)
-            assert restore(store.source(), 1, tmp_path / "target") == ("a",)
+            assert restore_to(store.source(), 1, tmp_path / "target") == ["a"]
 
     def test_damage_places_nothing(self, tmp_path: Path, state: Path) -> None:
         (state / "b").write_bytes(noise(3 * BLOCK, 5))
@@ -203,5 +192,5 @@ class TestEntries:
         flip(generation_path(tmp_path / "store", 1) / GenerationPart.DATA, 22 * BLOCK)
         (tmp_path / "target").mkdir()
         with pytest.raises(DamagedGeneration, match="of 'b' differs"):
-            restore(LocalSource(tmp_path / "store"), 1, tmp_path / "target")
+            restore_to(LocalSource(tmp_path / "store"), 1, tmp_path / "target")
         assert list((tmp_path / "target").iterdir()) == []

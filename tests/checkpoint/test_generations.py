@@ -10,16 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from states import BLOCK, SMALL, flip, noise, nudged, overwrite, prune, restore_newest, tree, varied_state
+from states import BLOCK, SMALL, flip, noise, nudged, overwrite, prune, restore_newest, restore_to, tree, varied_state
 
 pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
-from hpcstage.checkpoint.generations import restoring
 from hpcstage.checkpoint.generations.files import OWN_PARTS, PIECE_BYTES, Files, GenerationPart, generation_path
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationKind, GenerationManifest
 from hpcstage.checkpoint.generations.reading import LocalSource, read_whole
-from hpcstage.checkpoint.generations.restoring import restore, verify
+from hpcstage.checkpoint.generations.restoring import verify
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore, SavedGeneration, StoreInUse
 from hpcstage.checkpoint.generations.terms import GenerationPolicy
@@ -272,7 +271,7 @@ class TestDamage:
         """The reason for which a generation is refused; nothing of it stays behind."""
         beside = set(store.parent.iterdir())
         with pytest.raises(DamagedGeneration) as caught:
-            restore(LocalSource(store), number, store.parent / "restored")
+            restore_to(LocalSource(store), number, store.parent / "restored")
         assert set(store.parent.iterdir()) == beside
         with pytest.raises(DamagedGeneration):
             verify(LocalSource(store), number)
@@ -388,22 +387,3 @@ def test_a_manifest_of_a_later_form_is_refused(tmp_path: Path, state: Path, monk
     monkeypatch.undo()
     with pytest.raises(DamagedGeneration, match="form that this version does not know"):
         verify(LocalSource(tmp_path / "store"), 1)
-
-
-def test_a_directory_that_another_node_took_for_a_leftover_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is seen between its making and its lock."""
-    real, seen = restoring.lock_file, list[str]()
-
-    def lock_late(fd: int, how: int) -> bool:
-        if not seen:
-            seen.append("")
-            seen.extend(restoring.remove_leftovers(tmp_path))
-        return real(fd, how)
-
-    monkeypatch.setattr(restoring, "lock_file", lock_late)
-    with restoring.making_in(tmp_path) as made:
-        assert len(seen) == 2
-        (made / "file").touch()
-    assert not list(tmp_path.iterdir())

@@ -14,9 +14,11 @@ from hpcstage.checkpoint.generations.reading import LocalSource
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.job.families import FoundStore, earlier_states
-from hpcstage.checkpoint.job.gathering import Gathering, Share, opened_whole, parts_of, restore_whole
-from hpcstage.checkpoint.job.ledger import CarriedEntry, JobGeneration
+from hpcstage.checkpoint.job.gathering import Gathering, Share, Superseded, opened_whole, restore_whole
+from hpcstage.checkpoint.job.ledger import JobEntry, JobGeneration
 from hpcstage.checkpoint.job.plain import damaged, described
+from hpcstage.upload.facts import Run
+from hpcstage.upload.target import Target
 
 
 def saved(base: Path, node: str, files: dict[str, tuple[str, int]]) -> Share:
@@ -52,13 +54,15 @@ WHOLE = {
 def test_shares_are_one_tree_in_the_target_that_can_be_verified(tmp_path: Path, shares: list[Share]) -> None:
     target = tmp_path / "target"
     target.mkdir()
-    gathering = Gathering(target, "one", "run")
+    gathering = Gathering(Target(Run("run", os.fspath(target), target.stat().st_ino, 0, "host")), "one")
     for share in shares:
         gathering.put(share, share.names)
         assert gathering.has(share.node, 1)
     whole = opened_whole(shares)
-    generation = JobGeneration(1, "0" * 32, 5, {share.node: dict.fromkeys(share.names, "") for share in shares})
-    placed = gathering.give_names(whole, generation, generation.names)
+    nodes = tuple(share.node for share in shares)
+    entries = {name: JobEntry(1, dict.fromkeys(nodes, "")) for share in shares for name in share.names}
+    generation = JobGeneration(1, "0" * 32, 5, nodes, entries)
+    placed = gathering.give_names(whole, generation, generation.names, Superseded(tmp_path))
     gathering.remove()
     assert contents(target) == WHOLE
     assert placed.beside == {"s/other": "s/other.n0", "last": "last.n1"}
@@ -72,17 +76,17 @@ def test_shares_are_one_tree_in_the_target_that_can_be_verified(tmp_path: Path, 
 
 def test_a_node_finds_its_own_version(tmp_path: Path, shares: list[Share]) -> None:
     (tmp_path / "base" / "tree").mkdir(parents=True)
-    restore_whole(opened_whole(shares, "n0"), tmp_path / "base", tmp_path / "base" / "tree")
+    restore_whole(opened_whole(shares, "n0"), tmp_path / "base" / "tree")
     found = contents(tmp_path / "base" / "tree")
     assert found["s/other"] == "old"
     assert found["s/other.n1"] == "new"
-    assert os.listdir(tmp_path / "base") == ["tree"]
+    assert sorted(os.listdir(tmp_path / "base" / "tree")) == ["last", "last.n1", "s"]
 
 
 def test_a_share_that_was_cut_off_is_not_there(tmp_path: Path, shares: list[Share]) -> None:
     target = tmp_path / "target"
     target.mkdir()
-    gathering = Gathering(target, "one", "run")
+    gathering = Gathering(Target(Run("run", os.fspath(target), target.stat().st_ino, 0, "host")), "one")
     gathering.path.mkdir()
     gathering.of("n0", 1).mkdir(parents=True)
     assert not gathering.has("n0", 1)
@@ -90,10 +94,12 @@ def test_a_share_that_was_cut_off_is_not_there(tmp_path: Path, shares: list[Shar
     assert gathering.has("n0", 1)
 
 
-def test_carried_entries_are_of_the_older_generation() -> None:
-    carried = {"old": CarriedEntry(3, {"n0": "a", "n1": "b"})}
-    generation = JobGeneration(5, "0" * 32, 1, {"n0": {"new": "c"}, "n2": {}}, carried)
-    assert parts_of(generation) == [
+def test_parts_of_older_entries_are_those_of_the_older_generation() -> None:
+    entries = {"old": JobEntry(3, {"n0": "a", "n1": "b"}), "new": JobEntry(5, {"n0": "c"})}
+    generation = JobGeneration(5, "0" * 32, 1, ("n0", "n2"), entries)
+    assert generation.own.keys() == {"new"}
+    assert generation.numbers == {3, 5}
+    assert generation.parts == [
         (5, "n0", frozenset({"new"})),
         (3, "n0", frozenset({"old"})),
         (3, "n1", frozenset({"old"})),
@@ -101,7 +107,7 @@ def test_carried_entries_are_of_the_older_generation() -> None:
 
 
 def test_states_of_a_family_are_known_by_any_of_its_nodes() -> None:
-    first, second = (JobGeneration(n, f"{n:032x}", n, {"a": {}, "b": {}}) for n in (1, 2))
+    first, second = (JobGeneration(n, f"{n:032x}", n, ("a", "b")) for n in (1, 2))
     found = {0: [FoundStore("r", "a", "ka", (first,))], 1: [FoundStore("r", "b", "kb", (first, second))]}
     states = earlier_states(found)
     assert [state.generation.number for state in states] == [2, 1]

@@ -20,8 +20,16 @@ from hpcstage.checkpoint.job.conclusions import after_save
 from hpcstage.checkpoint.job.families import earlier_states
 from hpcstage.checkpoint.job.known import note_generations
 from hpcstage.checkpoint.job.late import drain_late
-from hpcstage.checkpoint.job.ledger import EntryState, JobGeneration, JobLedger, JobOrder, NodeReport, OrderKind
-from hpcstage.checkpoint.job.naming import name_shares
+from hpcstage.checkpoint.job.ledger import (
+    EntryState,
+    JobEntry,
+    JobGeneration,
+    JobLedger,
+    JobOrder,
+    NodeReport,
+    OrderKind,
+)
+from hpcstage.checkpoint.job.naming import name_entries
 from hpcstage.checkpoint.job.pacing import MarkedTree, ProcessorShare
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
 from hpcstage.checkpoint.job.talking import Talk
@@ -46,7 +54,8 @@ class Run:
         """Saves what lies in its directory, as all nodes know."""
         with GenerationStore(self.place.store) as store:
             store.commit(FileTree(self.place.tree), GenerationId(number, f"{number:032x}"))
-        note_generations(self.place, [JobGeneration(number, f"{number:032x}", number, {NODE: self.marks})])
+        entries = {name: JobEntry(number, {NODE: mark}) for name, mark in self.marks.items()}
+        note_generations(self.place, [JobGeneration(number, f"{number:032x}", number, (NODE,), entries)])
 
     def begun(self) -> NodeWork:
         """Puts the newest state of the runs before into its directory."""
@@ -82,9 +91,9 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 
 def commit_of(reports: dict[str, NodeReport]) -> JobOrder:
-    named = name_shares(reports, ())
-    body = {"number": 9, "attempt": f"{9:032x}", "after_ns": 0, "full_why": "it is the first", **asdict(named)}
-    return JobOrder(2, 0, 0, OrderKind.SAVE, body | {"removed": sorted(named.removed)})
+    named = name_entries(reports, (), number=9, attempt=f"{9:032x}")
+    body = {"generation": asdict(named), "after_ns": 0, "full_why": "it is the first"}
+    return JobOrder(2, 0, 0, OrderKind.SAVE, body)
 
 
 def test_what_is_written_again_before_anything_was_saved_stays_with_the_run_that_has_it_whole(
@@ -109,6 +118,28 @@ def test_what_is_written_again_before_anything_was_saved_stays_with_the_run_that
     assert drain_late(first.place, first.charter).undrained == ()
     target = Path(first.charter.target)
     assert "all of step1" in [path.read_text() for path in target.iterdir() if path.is_file()]
+
+
+def test_what_is_whole_in_an_older_generation_is_restored_though_a_part_of_another_entry_is_gone(
+    make_run: MakeRun,
+) -> None:
+    first = make_run("first")
+    for name in ("step1", "step2"):
+        (first.place.tree / name).write_text(f"all of {name}")
+    first.left(3)
+    marks = first.marks
+    (first.place.tree / "new").write_text("all of new")
+    with GenerationStore(first.place.store) as store:
+        store.commit(FileTree(first.place.tree, ["new"]), GenerationId(4, f"{4:032x}"))
+    entries = {
+        "step1": JobEntry(3, {NODE: marks["step1"], "lost": "m"}),
+        "step2": JobEntry(3, {NODE: marks["step2"]}),
+        "new": JobEntry(4, {NODE: first.marks["new"]}),
+    }
+    note_generations(first.place, [JobGeneration(4, f"{4:032x}", 4, (NODE,), entries)])
+    second = make_run("second", first.place.base)
+    second.begun().close()
+    assert second.marks.keys() == {"step2", "new"}
 
 
 def test_what_the_program_changed_since_it_was_told_is_not_saved(make_run: MakeRun) -> None:

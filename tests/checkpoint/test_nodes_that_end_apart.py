@@ -15,18 +15,19 @@ pytest.importorskip("xxhash", reason="needs the extra `checkpoint`")
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
 from hpcstage.checkpoint.entries import mark_of
-from hpcstage.checkpoint.generations.files import GenerationId
+from hpcstage.checkpoint.generations.files import LOCK, GenerationId
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource
-from hpcstage.checkpoint.generations.restoring import LOCK
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.job.gathering import SHARES, Gathering, SupersededRemoval, opened_whole
+from hpcstage.checkpoint.job.gathering import SHARES, Gathering, Superseded, opened_whole
 from hpcstage.checkpoint.job.holdings import RunStores
 from hpcstage.checkpoint.job.known import note_generations, note_pending
 from hpcstage.checkpoint.job.late import drain_late, end_alone
-from hpcstage.checkpoint.job.ledger import JobGeneration
+from hpcstage.checkpoint.job.ledger import JobEntry, JobGeneration
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
 from hpcstage.checkpoint.job.plain import checkpoints_in, described
+from hpcstage.upload.making import Making
+from hpcstage.upload.target import Target
 
 NODES = ("n0", "n1")
 
@@ -82,10 +83,18 @@ def nodes(tmp_path: Path, target: Path) -> list[Node]:
     return made_nodes(tmp_path, target)
 
 
+def generation(number: int, shares: dict[str, dict[str, str]], created_ns: int | None = None) -> JobGeneration:
+    """A generation of these nodes, by what each saved."""
+    names = {name for share in shares.values() for name in share}
+    entries = {
+        name: JobEntry(number, {node: share[name] for node, share in shares.items() if name in share}) for name in names
+    }
+    return JobGeneration(number, f"{number:032x}", created_ns or number, tuple(shares), entries)
+
+
 def saved(nodes: list[Node], number: int) -> JobGeneration:
     """A generation that all nodes committed, and of which they do not know that of each other."""
-    shares = {node.charter.node: node.saves(number) for node in nodes}
-    made = JobGeneration(number, f"{number:032x}", number, shares)
+    made = generation(number, {node.charter.node: node.saves(number) for node in nodes})
     for node in nodes:
         note_pending(node.place, made)
     return made
@@ -161,14 +170,14 @@ def test_what_a_node_writes_again_is_not_taken_for_removed(nodes: list[Node], ta
     for node in nodes:
         with GenerationStore(node.place.store) as store:
             store.commit(FileTree(node.place.tree, ["step5"]), GenerationId(6, f"{6:032x}"))
-        node.knows(JobGeneration(6, f"{6:032x}", 6, shares))
+        node.knows(generation(6, shares))
     assert [node.ends() for node in nodes] == [False, True]
     assert shown(target) == steps(4, 5)
 
 
 def test_a_state_that_not_all_nodes_have_is_none_and_its_parts_lie_beside(nodes: list[Node], target: Path) -> None:
     known(nodes, 4)
-    made = JobGeneration(5, f"{5:032x}", 5, {"n0": nodes[0].saves(5), "n1": {"step4": "", "step5": ""}})
+    made = generation(5, {"n0": nodes[0].saves(5), "n1": {"step4": "", "step5": ""}})
     note_pending(nodes[0].place, made)
     assert not nodes[0].ends()
     assert nodes[1].ends()
@@ -179,21 +188,21 @@ def test_a_state_that_not_all_nodes_have_is_none_and_its_parts_lie_beside(nodes:
     assert shown(target) == [*steps(4), "step5.r.n0/n0"]
 
 
-def went_on(node: Node, target: Path, number: int) -> None:
+def went_on(node: Node, number: int) -> None:
     """The other nodes bring a later state, which has what they had of this one."""
-    made = JobGeneration(number, f"{number:032x}", 1 << 62, {node.charter.node: node.saves(number)})
-    gathering = Gathering(target, "later", node.charter.run_id)
+    made = generation(number, {node.charter.node: node.saves(number)}, 1 << 62)
+    gathering = Gathering(Target(node.charter.run), "later")
     with LocalSource(node.place.store) as source:
         shares = RunStores({node.charter.node: source}).shares(made)
         for share in shares:
             gathering.put(share, share.names)
-        gathering.give_names(opened_whole(shares), made, made.names)
+        gathering.give_names(opened_whole(shares), made, made.names, Superseded(node.place.tree))
     gathering.remove()
 
 
 def test_a_node_from_which_the_others_went_on_has_nothing_to_bring(nodes: list[Node], target: Path) -> None:
     known(nodes, 4)
-    went_on(nodes[1], target, 6)
+    went_on(nodes[1], 6)
     before = shown(target)
     assert nodes[0].ends()
     assert drain_late(nodes[0].place, nodes[0].charter).undrained == ()
@@ -205,7 +214,7 @@ def test_a_state_from_which_another_run_did_not_go_on_lies_beside(
     nodes: list[Node], tmp_path: Path, target: Path
 ) -> None:
     known(nodes, 4)
-    went_on(made_nodes(tmp_path, target, "other")[1], target, 6)
+    went_on(made_nodes(tmp_path, target, "other")[1], 6)
     assert not nodes[0].ends()
     assert nodes[1].ends()
     assert shown(target) == ["step4.r/n0", "step4.r/n1", "step6/n1"]
@@ -247,5 +256,6 @@ def test_what_nodes_wrote_differently_goes_with_what_the_program_removed(nodes: 
     with LocalSource(nodes[0].place.store) as source:
         now = GenerationReader(source).manifest(5)
     assert before is not None
-    SupersededRemoval(target, nodes[0].place.tree).remove(before.manifest, now, {"last.pt"})
+    with Making(Target(nodes[0].charter.run)) as making:
+        Superseded(nodes[0].place.tree, {"last.pt"}).remove(making, before.manifest, now)
     assert shown(target) == ["last.pt.n2", *steps(4)]

@@ -23,9 +23,9 @@ from hpcstage.checkpoint.generations.store import GenerationStore
 from hpcstage.checkpoint.generations.terms import CommitTerms
 from hpcstage.checkpoint.job.known import known_generations, newest_manifest, note_generations
 from hpcstage.checkpoint.job.late import drain_late
-from hpcstage.checkpoint.job.ledger import CarriedEntry, JobGeneration
+from hpcstage.checkpoint.job.ledger import JobEntry, JobGeneration
 from hpcstage.checkpoint.job.place import ALONE, CheckpointCharter, CheckpointPlace, CheckpointReport, DrainTerms
-from hpcstage.checkpoint.job.plain import damaged, described, place_copies, shown_in
+from hpcstage.checkpoint.job.plain import copy_entries, damaged, described, shown_in
 from hpcstage.checkpoint.process import CheckpointAgentProcess
 from hpcstage.owner import OWNER, Owner
 
@@ -244,7 +244,7 @@ def test_a_run_that_was_taken_for_dead_changes_nothing(make: Make) -> None:
     report = kept.end()
     assert kept.drained() == ["step1"]
     assert {(one.name, one.why) for one in report.undrained} >= {
-        ("step2", f"{kept.target}: run another on host has it by now")
+        ("step2", f"{kept.target}: it is in use by run another on host")
     }
 
 
@@ -326,10 +326,9 @@ def save_in(place: CheckpointPlace, names: Collection[str], terms: CommitTerms |
     with GenerationStore(place.store) as store:
         made = store.commit(FileTree(place.tree, sorted(names)), terms=terms).manifest
     known = known_generations(place)
-    older = {name: one.number for one in known for name in one.shares[ALONE]}
-    carried = {name: CarriedEntry(number, {ALONE: ""}) for name, number in older.items() if name not in names}
-    share = {name: mark_of(place.tree, name) for name in names}
-    generation = JobGeneration(made.number, made.attempt, made.created_ns, {ALONE: share}, carried)
+    older = {name: JobEntry(one.number, {ALONE: ""}) for one in known for name in one.own}
+    own = {name: JobEntry(made.number, {ALONE: mark_of(place.tree, name)}) for name in names}
+    generation = JobGeneration(made.number, made.attempt, made.created_ns, (ALONE,), older | own)
     note_generations(place, [*known, generation])
     return made
 
@@ -524,7 +523,7 @@ def test_a_target_that_cannot_take_it_leaves_all_named(make: Make, tmp_path: Pat
         kept.save("step1")
         report = kept.end()
         assert [one.name for one in report.undrained] == ["step1"]
-        assert not [name for name in os.listdir(target) if name.startswith((".hpcstage-restore", ".hpcstage-shares"))]
+        assert not [name for name in os.listdir(target) if name.startswith((".hpcstage-making", ".hpcstage-shares"))]
         subprocess.run(["mount", "-o", f"remount,{after}", target], check=True)
         late = drain_late(kept.place, kept.charter)
         assert (late.undrained, late.unclosed, kept.drained()) == ((), (), ["step1"])
@@ -533,18 +532,14 @@ def test_a_target_that_cannot_take_it_leaves_all_named(make: Make, tmp_path: Pat
         subprocess.run(["umount", "-l", target], check=True)
 
 
-def test_a_copy_of_what_changes_meanwhile_is_not_placed(local_dir: Path, tmp_path: Path) -> None:
+def test_a_copy_of_what_changes_meanwhile_is_refused(local_dir: Path, tmp_path: Path) -> None:
     (local_dir / "last").write_bytes(b"new")
-    (tmp_path / "last").write_bytes(b"old")
-    os.utime(tmp_path / "last", (1, 1))
 
     def write_again(_: int) -> None:
         (local_dir / "last").write_bytes(b"torn")
 
     with pytest.raises(StateChanged, match="last changed"):
-        place_copies(local_dir, {"last": "last"}, tmp_path, pace=write_again)
-    assert (tmp_path / "last").read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["last"]
+        copy_entries(local_dir, ["last"], tmp_path, write_again)
 
 
 def test_the_last_ones_are_kept_as_the_program_keeps_them(make: Make) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numpy", reason="needs the extra `checkpoint`")
 
-from hpcstage.checkpoint.protection.groups import CannotProtect, CodeSize, protect
+from hpcstage.checkpoint.protection.groups import ON_ONE_NODE, CannotProtect, CodeSize, protect
 
 
 def names(count: int) -> list[str]:
@@ -26,7 +26,7 @@ def names(count: int) -> list[str]:
         (6, "8+2", "4+2", [6], "8+2 needs 10 nodes; on 6 it is 4+2"),
         (3, "8+2", "1+2", [3], "8+2 needs 10 nodes; on 3 it is 1+2"),
         (2, "4+2", "1+1", [2], "4+2 needs 6 nodes; on 2 it is 1+1"),
-        (1, "4+2", "None", [], "4+2 needs 6 nodes, not one"),
+        (1, "4+2", "None", [], f"4+2 needs 6 nodes; {ON_ONE_NODE}"),
         (1, None, "None", [], ""),
         (2, None, "1+1", [2], ""),
         (5, None, "4+1", [5], ""),

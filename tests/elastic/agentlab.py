@@ -13,12 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 from conftest import wait_for
-from etcdlab import SiteEtcd
 
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.termstore import Board, EtcdStores, TcpStores
+from hpcstage.elastic.membership.termstore import Board, connect
 from hpcstage.elastic.membership.values import Term, TrainingEnd
 from hpcstage.errors import HpcstageError
 
@@ -26,19 +24,14 @@ PROGRAM = Path(__file__).with_name("agents.py")
 LEASE_S = 1.0
 BUSY = 4
 """How much longer than on an idle machine something may take."""
-TIMES = {"lease_s": LEASE_S, "beat_s": 0.1, "settle_s": 0.2, "last_call_s": 0.6, "failure_s": 1.5, "call_s": 0.5}
-
-
-in_both = pytest.mark.parametrize("agents", ["directory", "etcd"], indirect=True)
-"""Has a test run for both forms of the register and the store."""
+TIMES = {"lease_s": LEASE_S, "last_call_s": 0.6}
 
 
 class Agents:
     """The agents of one training."""
 
-    def __init__(self, directory: Path, etcd: SiteEtcd | None = None) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.config = dict(TIMES) if etcd is None else {**TIMES, "etcd": etcd.endpoint}
         self.pids: dict[str, int] = {}
         self.said = ""
         self.process = subprocess.Popen(
@@ -68,7 +61,7 @@ class Agents:
         assert self.process.stdout is not None
         command = {
             "log": os.fspath(self.directory / f"{name}.log"), "least": least, "most": most, "address": address,
-            "config": {"dir": os.fspath(self.directory), "host": name, **self.config, **config},
+            "config": {"dir": os.fspath(self.directory), "host": name, **TIMES, **config},
             "is_cut_off": is_cut_off, "env": dict(env or {}),
         }  # fmt: skip
         print(json.dumps(command), file=self.process.stdin, flush=True)
@@ -113,8 +106,7 @@ class Agents:
     def board(self) -> Iterator[Board]:
         """The store."""
         arbiter, term = Arbiter(self.directory / "elastic-t"), self.term()
-        stores = EtcdStores(arbiter.etcd, arbiter.prefix) if arbiter.etcd else TcpStores(term.node)
-        board = Board(stores.find(term, 30), arbiter.signer, 30)
+        board = Board(connect(term.address, term.port, 30), arbiter.signer, 30)
         try:
             yield board
         finally:
@@ -160,9 +152,7 @@ class Agents:
         return self.term().host
 
     def end_of_term(self) -> TrainingEnd | None:
-        arbiter = Arbiter(self.directory / "elastic-t")
-        term = arbiter.newest_term()
-        return arbiter.end_of(term.number) if term else None
+        return Arbiter(self.directory / "elastic-t").end()
 
     def end(self) -> str:
         """Ends all that is left, and returns what the agents said."""

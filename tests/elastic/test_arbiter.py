@@ -15,19 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcstage.elastic.membership.arbiter import OFFER, Arbiter
-from hpcstage.elastic.membership.bounded import Caller, NoAnswer
+from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.signing import Forged, Signer, UnsafeKey, read_or_make_key
 from hpcstage.elastic.membership.values import Beat, Generation, Node, Term, TrainingEnd, View
-from hpcstage.elastic.membership.watching import AwakeClock, Watch
+from hpcstage.elastic.waiting import AwakeClock, Caller, NoAnswer, Watch
 
-pytest_plugins = ("agentfixtures",)
 NODES = (Node("1", "a", "a", 2), Node("2", "b", "10.0.0.2"))
 
 
-def test_one_of_many_gets_a_claim_and_all_read_it_whole(tmp_path: Path, endpoints: list[str]) -> None:
+def test_one_of_many_gets_a_claim_and_all_read_it_whole(tmp_path: Path) -> None:
     def claim(number: int) -> bool:
-        arbiter = Arbiter(tmp_path / "t", endpoints)
+        arbiter = Arbiter(tmp_path / "t")
         won = arbiter.claim_generation(Generation(1, number, NODES, "start"))
         newest = arbiter.newest_generation()
         assert newest is not None
@@ -36,14 +34,13 @@ def test_one_of_many_gets_a_claim_and_all_read_it_whole(tmp_path: Path, endpoint
 
     with ThreadPoolExecutor(16) as pool:
         assert sum(pool.map(claim, range(64))) == 1
-    in_files = {"key", "register"} if endpoints else {"key", "register", "generation-00000001"}
-    assert {path.name for path in (tmp_path / "t").iterdir()} == in_files
+    assert {path.name for path in (tmp_path / "t").iterdir()} == {"key", "generation-00000001"}
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "t").iterdir()} == {0o600}
     assert (tmp_path / "t").stat().st_mode & 0o777 == 0o700
 
 
-def test_what_is_written_is_read_by_others(tmp_path: Path, endpoints: list[str]) -> None:
-    mine, other = Arbiter(tmp_path, endpoints), Arbiter(tmp_path)
+def test_what_is_written_is_read_by_others(tmp_path: Path) -> None:
+    mine, other = Arbiter(tmp_path), Arbiter(tmp_path)
     assert (other.newest_term(), other.newest_generation(), other.end_of(1)) == (None, None, None)
     assert other.last_beat() == (0, 0)
     assert mine.silent_s() == math.inf
@@ -63,7 +60,6 @@ def test_what_is_written_is_read_by_others(tmp_path: Path, endpoints: list[str])
     assert before_s <= agreed_s <= time.time()
     assert (other.last_beat(), other.end_of(2), other.end_of(1)) == ((2, 7), TrainingEnd("over", 75), None)
     assert (other.offered(), other.silent_s() < 60) == ({"name": "n"}, True)
-    assert (tmp_path / OFFER).exists(), "who joins has yet to know of etcd"
 
 
 def test_a_file_that_another_wrote_or_that_was_moved_is_refused(tmp_path: Path) -> None:

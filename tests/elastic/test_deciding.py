@@ -9,12 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.elastic import FailStop, KeepBatch, MinMax, WaitFor
-from hpcstage.elastic.membership.apart import APART_S, SeenNode
-from hpcstage.elastic.membership.deciding import Awaited, Decider, Proposal, change_of, is_complete
-from hpcstage.elastic.membership.values import GONE, Beat, Generation, Node, Patience
+from hpcstage.elastic.membership.deciding import (
+    APART_S,
+    SETTLE_S,
+    Decider,
+    Proposal,
+    SeenNode,
+    change_of,
+    is_complete,
+)
+from hpcstage.elastic.membership.values import GONE, Beat, Generation, Node, Times
 from hpcstage.elastic.policy import AskedPolicy, Host
 
-PATIENCE = Patience(lease_s=2, settle_s=0.5, last_call_s=5, failure_s=3, wait_limit_s=60, ask_again_s=1)
+TIMES = Times(wait_limit_s=60)
 
 
 def node(name: str) -> Node:
@@ -72,7 +79,7 @@ class Play:
 
     def __init__(self, policy: object, most: int = 4) -> None:
         self.asked = AskedPolicy(policy, type(policy).__name__)
-        self.decider = Decider(most, self.asked.most, PATIENCE)
+        self.decider = Decider(most, self.asked.most, TIMES)
         self.current: Generation | None = None
         self.now_s = 0.0
         self.line = ""
@@ -223,7 +230,7 @@ def test_a_host_without_room_is_none() -> None:
 
 
 def test_a_program_that_ends_again_and_again_ends_the_training() -> None:
-    decider = Decider(2, AskedPolicy(MinMax(1, 2), "minmax").most, PATIENCE)
+    decider = Decider(2, AskedPolicy(MinMax(1, 2), "minmax").most, TIMES)
     ends = []
     now_s = 0.0
     for number in range(1, 8):
@@ -239,12 +246,12 @@ def test_a_program_that_ends_again_and_again_ends_the_training() -> None:
 
 def test_the_loss_of_the_store_s_host_is_decided_on_when_all_others_have_spoken() -> None:
     """Those that trained, and a spare; nothing else waits for `settle_s` in vain. A loss after that settles again."""
-    awaited = Awaited(frozenset(node(name).id for name in "bcd"), 1)
-    decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, PATIENCE, 3, awaited)
+    awaited = frozenset(node(name).id for name in "bcd")
+    decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, TIMES, 3, awaited)
     lost, unspoken = trains("a", silent_s=2), SeenNode(Beat(node("c"), 0, "training", 1), 0.0)
     is_over, proposal = decider.look(0.0, generation("abc"), [*lost, *trains("b"), unspoken, seen("d")])
     assert (is_over, proposal) == (True, None)
-    assert decider.again_s < PATIENCE.settle_s
+    assert decider.again_s < SETTLE_S
     _, proposal = decider.look(0.1, generation("abc"), [*lost, *trains("bc")])
     assert proposal is None
     _, proposal = decider.look(0.2, generation("abc"), [*lost, *trains("bc"), seen("d")])
@@ -253,7 +260,7 @@ def test_the_loss_of_the_store_s_host_is_decided_on_when_all_others_have_spoken(
     assert decider.answered(0.2, proposal, "ok", "minmax") is None
     loss = [*trains("b", 2), *trains("c", 2), *trains("d", 2, silent_s=2)]
     assert decider.look(0.4, generation("bcd", 2), loss) == (True, None)
-    assert decider.again_s == PATIENCE.settle_s
+    assert decider.again_s == pytest.approx(SETTLE_S)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +281,7 @@ def test_a_policy_is_told_whether_training_can_go_on(
     step: int | None, a: bool | None, b: bool | None, recoverable: bool | None
 ) -> None:
     """What a lost host has is not counted; what it has said of the progress is."""
-    decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, PATIENCE, 3)
+    decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, TIMES, 3)
     there = [SeenNode(Beat(node(name), 1, "ready", 1, {}, has), 0.0) for name, has in (("a", a), ("b", b))]
     progress = {} if step is None else {"step": float(step)}
     there.append(SeenNode(Beat(node("c"), 1, "training", 1, progress, True), 2.0))
@@ -285,10 +292,10 @@ def test_a_policy_is_told_whether_training_can_go_on(
 
 
 def test_processes_that_end_after_a_loss_do_not_put_the_decision_off() -> None:
-    decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, PATIENCE, 3)
+    decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, TIMES, 3)
     lost = trains("c", silent_s=2)
     assert decider.look(0.0, generation("abc"), [*trains("ab"), *lost]) == (True, None)
-    assert decider.look(0.4, generation("abc"), [seen("a", "ready", 1), *trains("b"), *lost]) == (True, None)
+    assert decider.look(0.2, generation("abc"), [seen("a", "ready", 1), *trains("b"), *lost]) == (True, None)
     _, proposal = decider.look(0.5, generation("abc"), [seen("a", "ready", 1), seen("b", "ready", 1), *lost])
     assert proposal is not None
 
@@ -311,7 +318,7 @@ def cut(name: str, unreached: str, number: int = 1) -> SeenNode:
     ],
 )
 def test_who_does_not_reach_others_is_left_out(members: str, there: list[SeenNode], left: str | None) -> None:
-    decider = Decider(len(members), AskedPolicy(MinMax(1, 4), "minmax").most, PATIENCE, 3)
+    decider = Decider(len(members), AskedPolicy(MinMax(1, 4), "minmax").most, TIMES, 3)
     before = generation(members)
     is_over, _ = decider.look(0.0, before, there)
     _, proposal = decider.look(0.5, before, there)
@@ -321,7 +328,7 @@ def test_who_does_not_reach_others_is_left_out(members: str, there: list[SeenNod
 
 
 def test_who_was_left_out_is_taken_again_after_a_time() -> None:
-    decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, PATIENCE, 3)
+    decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, TIMES, 3)
     decider.look(0.0, generation("abc"), [*trains("ab"), cut("c", "b")])
     later = generation("ab", 2)
     there = [*trains("ab", 2), seen("c", "ready", 1)]
@@ -338,8 +345,8 @@ def test_who_was_left_out_is_taken_again_after_a_time() -> None:
 
 
 def test_a_host_that_does_not_come_to_a_new_store_is_waited_for_to_a_limit() -> None:
-    awaited = Awaited(frozenset({node("b").id, node("c").id}), 1)
-    decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, PATIENCE, 3, awaited)
+    awaited = frozenset({node("b").id, node("c").id})
+    decider = Decider(3, AskedPolicy(MinMax(1, 3), "minmax").most, TIMES, 3, awaited)
     there = [*trains("a", silent_s=2), *trains("b"), SeenNode(Beat(node("c"), 0, "training", 1), 0.0)]
     times_s = [0.0, 0.5, 0.9, 1.0]
     asked = [decider.look(now_s, generation("abc"), there)[1] is not None for now_s in times_s]
@@ -347,7 +354,7 @@ def test_a_host_that_does_not_come_to_a_new_store_is_waited_for_to_a_limit() -> 
 
 
 def test_the_policy_is_told_what_the_furthest_node_says() -> None:
-    decider = Decider(2, AskedPolicy(MinMax(1, 2), "minmax").most, PATIENCE, 2)
+    decider = Decider(2, AskedPolicy(MinMax(1, 2), "minmax").most, TIMES, 2)
     told = [{"step": 7, "share": 0.5, "batch_per_process": 4, "process_s_left": 9.0}, {"step": 6, "share": 0.4}]
     there = [
         SeenNode(Beat(node(name), 1, "training", 1, progress), silent_s)

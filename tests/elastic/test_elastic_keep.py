@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from conftest import GLOO, Hpcstage, wait_for
-from programs import node
+from programs import LINEAR, node
 
 pytest.importorskip("torch")
 
@@ -259,3 +259,29 @@ def test_a_process_that_hangs_is_replaced(hpcstage: Hpcstage, tmp_path: Path, tr
     one, other = training.end(2)
     assert alike(one, other)
     training.proven()
+
+
+def test_a_node_may_have_several_processes(hpcstage: Hpcstage) -> None:
+    (hpcstage.cwd / "train.py").write_text(
+        LINEAR
+        + """
+elastic = Elastic(model, optimizer, sampler)
+
+def train(net):
+    for _ in elastic.epochs(1):
+        for x, y in DataLoader(data, batch_sampler=sampler):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(net(x), y).backward()
+            optimizer.step()
+            elastic.commit()
+    os.write(1, f"{elastic.rank} {elastic.world}\\n".encode())
+
+elastic.run(train)
+"""
+    )
+    done = hpcstage(
+        "run", "--elastic", "2", "--survivors", "keep", "--", sys.executable, "-m", "torch.distributed.run",
+        "--nproc-per-node", "2", "train.py", env=GLOO, timeout_s=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.decode().splitlines()) == [f"{rank} 4" for rank in range(4)]

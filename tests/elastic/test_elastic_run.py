@@ -164,7 +164,6 @@ def test_sigterm_ends_all(train: Callable[..., Training]) -> None:
     [
         (["--elastic", "3:4", "--nodes", "2"], "python", "needs 3 nodes and there are 2"),
         (["--elastic", "2", "--policy", "mine.py:Mine"], "python", "mine.py is not a file"),
-        (["--elastic", "2", "--etcd", "http://127.0.0.1:1"], "python", "etcd does not answer at http://127.0.0.1:1"),
         (["--policy", "failstop"], "python", "--policy is for --elastic"),
         (["--elastic", "2"], "sh", "neither torchrun nor Python"),
         (["--elastic", "2"], "torchrun --nnodes=2", "--nnodes=2: --elastic sets this option"),

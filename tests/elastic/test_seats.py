@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from hpcstage.elastic.loading import load_policy
 from hpcstage.elastic.membership.arbiter import Arbiter
 from hpcstage.elastic.membership.client import MembershipClient
-from hpcstage.elastic.membership.values import AgentSetting, Bounds, Generation, Node, Patience
+from hpcstage.elastic.membership.values import AgentSetting, Generation, Node, Times
+from hpcstage.elastic.policies import load_policy
 from hpcstage.elastic.seats import HANG_FACTOR, NodeSeats, Steps
 from hpcstage.torch.elastic.seat import MainThread
 
@@ -52,7 +52,7 @@ NODES = [Node(str(number), f"n{number}", f"127.0.0.{number}") for number in (1, 
 
 def seats_of(tmp_path: Path, call_s: float) -> tuple[NodeSeats, MembershipClient]:
     policy = load_policy("minmax", 1, 3)
-    setting = AgentSetting(NODES[0], 0, True, 3, policy, Patience(), Bounds(call_s=call_s))
+    setting = AgentSetting(NODES[0], 0, True, 3, policy, Times(lease_s=2 * call_s))
     client = MembershipClient(Arbiter(tmp_path), setting)
     return NodeSeats(client, setting), client
 

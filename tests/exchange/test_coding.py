@@ -245,20 +245,25 @@ def test_an_exchange_killed_in_the_middle_leaves_what_was_before(coding):
     assert one.coded(2) == one.coded_here(2)
 
 
-def test_a_lost_node_is_rebuilt_over_the_link(coding):
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_lost_node_is_rebuilt_over_the_link_of_an_agent_or_beside_it(coding, reads):
     one = coding(CodeSize(2, 1))
     identity = one.commit(UNEQUAL)
     one.start()
     assert [each.failure for each in one.encode(identity)] == [""] * 3
     wanted = (one.state(1) / "step").read_bytes()
     shutil.rmtree(one.store(1))
-    link = one.links[1]
+    link = GroupLink.open(one.group.nodes[1].path, 10.0, reads=True) if reads else one.links[1]
     sources = {name: RemoteSource(link, index, KEY) for index, name in enumerate(one.names)}
     assert [source.numbers() for source in sources.values()] == [[1], [], [1]]
     group = GroupSource("n1", sources)
     target = one.directory / "restored"
     restore(group, 1, target)
     assert (target / "step").read_bytes() == wanted
+    link.close()
+    if reads:
+        one.links[1].send(2, b"the agent is there")
+        assert one.links[2].events(10.0) == [AgentMessage(1, b"the agent is there")]
     assert one.end() == 0
 
 

@@ -1,7 +1,6 @@
 """What an exchange is told at its start, and the membership in it, which travels whole."""
 
 import os
-from dataclasses import asdict
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,7 +36,6 @@ def test_a_group_that_waits_for_one_daemon_is_not_late():
 @settings(deadline=None)
 @given(MEMBERSHIPS)
 def test_a_membership_travels_whole(membership):
-    assert Membership.from_json(asdict(membership)) == membership
     assert Membership.unpack(membership.pack()) == membership
 
 

@@ -72,18 +72,19 @@ def test_agents_that_have_all_ended_leave_no_other_node(states: NodeStates) -> N
 
 
 def test_the_output_directories_are_watched_when_each_node_says_so(states: NodeStates) -> None:
-    states.heard([said(1, "ready"), said(2, "ready"), said(1, "watched", why="")])
-    assert states.unwatched_why() is None
-    states.heard([said(2, "watched", why="")])
-    assert states.unwatched_why() == ""
+    states.heard([said(1, "ready"), said(2, "ready"), said(1, "outputs", why="")])
+    assert states.unwatched_why("outputs") is None
+    states.heard([said(2, "outputs", why="")])
+    assert states.unwatched_why("outputs") == ""
+    assert states.unwatched_why("checkpoints") is None
 
 
 def test_one_node_without_an_output_directory_is_enough(states: NodeStates) -> None:
-    states.heard([said(1, "ready"), said(1, "watched", why="no disk")])
-    assert states.unwatched_why() == "second: no disk"
-    states.heard([said(1, "watched", why="")])
+    states.heard([said(1, "ready"), said(1, "outputs", why="no disk")])
+    assert states.unwatched_why("outputs") == "second: no disk"
+    states.heard([said(1, "outputs", why="")])
     states.give_up_waiting("no answer")
-    assert states.unwatched_why() == "third: no answer"
+    assert states.unwatched_why("outputs") == "third: no answer"
 
 
 def test_nodes_have_drained_when_those_that_live_say_so(states: NodeStates) -> None:

@@ -86,6 +86,11 @@ def known(local_dir: Path, node: int) -> list[dict[str, Any]]:
     return [one for one in found if one["size"]]
 
 
+def own(generation: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """The entries that a generation has itself, with the marks of their parts by node."""
+    return {name: one["marks"] for name, one in generation["entries"].items() if one["number"] == generation["number"]}
+
+
 def protected(local_dir: Path, nodes: int) -> list[int]:
     """The generations with all of step 1 that are protected, as all nodes know."""
     of_nodes = [known(local_dir, node) for node in range(nodes)]
@@ -96,14 +101,13 @@ def protected(local_dir: Path, nodes: int) -> list[int]:
 def has_protected(local_dir: Path, nodes: int, name: str) -> bool:
     """Whether all nodes know of a protected generation in which each has a part of an entry."""
     return all(
-        any(all(name in share for share in one["shares"].values()) for one in known(local_dir, node))
-        for node in range(nodes)
+        any(own(one).get(name, {}).keys() == {*one["nodes"]} for one in known(local_dir, node)) for node in range(nodes)
     )
 
 
 def _parts(generation: dict[str, Any]) -> int:
     """How many parts of step 1 it has; others may be there since the start."""
-    return sum(name in ("model1", "shards1") for share in generation["shares"].values() for name in share)
+    return sum(len(own(generation).get(name, ())) for name in ("model1", "shards1"))
 
 
 def part_of(hpcstage: Hpcstage) -> dict[str, Any]:

@@ -15,6 +15,8 @@ import pytest
 from conftest import GLOO, Hpcstage, torchrun, wait_for
 from fakecluster import FakeCluster
 
+from hpcstage.checkpoint.job.gathering import SHARES
+
 pytest_plugins = ("fakeclusterfixtures",)
 pytestmark = lab.MARKS
 
@@ -81,6 +83,25 @@ def test_beside_outputs_what_the_other_nodes_say_of_their_checkpoints_is_heard(h
     drain = lab.part_of(hpcstage)["drain"]
     assert [one["name"].partition(".")[0] for one in drain["names"] if one["fate"] == "unclosed"] == ["half"]
     assert f"half.{manylab.record_of(hpcstage)['run']['id']}.{HOST}.v1" in lab.in_dir(hpcstage)
+
+
+HALVES = """
+save(1)
+halves = [open(f"{place}/half{node}", "w") for node, place in enumerate(places)]
+for node, half in enumerate(halves):
+    half.write("x" * 10 ** (3 + node))
+    half.flush()
+os._exit(3)
+"""
+
+
+def test_what_each_node_had_not_completed_counts_as_copied(hpcstage: Hpcstage) -> None:
+    assert lab.run(hpcstage, 2, HALVES).returncode == 3
+    found = lab.in_dir(hpcstage)
+    halves = [name for name in found if name.startswith("half")]
+    assert len(halves) == 2
+    size_bytes = sum((hpcstage.cwd / "ckpt" / name).stat().st_size for name in found)
+    assert lab.part_of(hpcstage)["drain"]["size_bytes"] == size_bytes
 
 
 AGAIN = """
@@ -177,6 +198,36 @@ def test_when_a_node_is_lost_the_last_state_of_all_nodes_is_in_dir_and_none_with
     assert done.returncode == 0, done.stderr
     assert lab.places(local_dir) == []
     assert lab.in_dir(hpcstage) == found, err
+
+
+def test_states_are_saved_while_the_part_of_a_lost_node_is_rebuilt_at_a_rate(
+    hpcstage: Hpcstage, local_dir: Path
+) -> None:
+    flag = hpcstage.cwd / "flag"
+    words = ("run", "--nodes", "3", "--checkpoint", "ckpt", "--drain-every", "1000", "--drain-rate", "2MB")
+    text = """
+def write(node, name, size):
+    with open(f"{places[node]}/.{name}", "wb") as file:
+        file.write(os.urandom(size))
+    os.rename(f"{places[node]}/.{name}", f"{places[node]}/{name}")
+write(2, "large", 12_000_000)
+wait('saved')
+write(0, "later", 1000)
+wait('end')
+"""
+    process = hpcstage.start(*words, "--", *lab.program(text, 3), env={"FLAG": os.fspath(flag)})
+    wait_for(lambda: any("large" in lab.own(one) for one in lab.known(local_dir, 0)), 40, "the protection")
+    manylab.kill(manylab.of_nodes(process, 2))
+    lab.lose(local_dir, 2)
+    wait_for(lambda: any((hpcstage.cwd / "ckpt").glob(f"{SHARES}*/*/*.v2")), 40, "the rebuilt part")
+    (hpcstage.cwd / "flag.saved").touch()
+    wait_for(lambda: any("later" in lab.own(one) for one in lab.known(local_dir, 0)), 40, "the next state")
+    assert lab.in_dir(hpcstage) == [], "it is still being rebuilt"
+    (hpcstage.cwd / "flag.end").touch()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert lab.in_dir(hpcstage) == ["large", "later"], err
+    assert (hpcstage.cwd / "ckpt" / "large").stat().st_size == 12_000_000
 
 
 def test_more_lost_than_parities_while_the_command_runs_is_an_error(hpcstage: Hpcstage, local_dir: Path) -> None:

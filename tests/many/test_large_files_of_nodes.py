@@ -140,7 +140,7 @@ def test_what_a_program_of_any_node_reads_at_the_source_is_not_copied(
     reader, other = (manylab.parts_of(hpcstage)[node]["host"] for node in (int(rank), 1 - int(rank)))
     left = "a large file (90 MB) was not copied, as {} read it at the source"
     texts = {
-        "deferred-to-program": f"{reader}: {left.format('the program')}",
+        "deferred-to-program": f"{reader}: {left.format('a program')}",
         "deferred-to-others": f"{other}: {left.format('a program of another node')}",
     }
     said = {note["id"]: note["text"] for note in record["notes"] if note["id"] in texts}

@@ -95,7 +95,7 @@ def test_nodes_with_disks_of_their_own_are_drained_one_after_the_other(
 
 def entries(local_dir: Path, node: int) -> list[set[str]]:
     """The entries of each protected generation, as a node of any run knows them."""
-    return [{name for share in one["shares"].values() for name in share} for one in lab.known(local_dir, node)]
+    return [set(lab.own(one)) for one in lab.known(local_dir, node)]
 
 
 def test_a_restored_state_is_protected_anew_before_anything_is_saved(hpcstage: Hpcstage, local_dir: Path) -> None:

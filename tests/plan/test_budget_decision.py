@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcstage.jsonform import read, written
 from hpcstage.plan.budget import ASKED, NO_LIMIT, BudgetAsked, BudgetFacts, decide
 
 COUNTS = st.integers(0, 1 << 50)
@@ -55,7 +56,7 @@ def test_the_reason_says_asked_only_of_what_was_asked_for(facts: BudgetFacts):
 
 @given(FACTS)
 def test_facts_come_back_from_json(facts: BudgetFacts):
-    assert BudgetFacts.from_json(json.loads(json.dumps(asdict(facts)))) == facts
+    assert read(BudgetFacts, json.loads(json.dumps(written(facts)))) == facts
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcstage.plan.placement.owners import needed_bytes
-from hpcstage.plan.placement.placements import Placement, Placing, choose, place
+from hpcstage.plan.placement.placements import AUTO, Placement, Placing, decide, place
 from hpcstage.plan.types import Budget
 
 BLOCK = 4096
 ROOMY = Budget(1 << 50, 1 << 40)
 SIZES = st.lists(st.integers(0, 40 * BLOCK), min_size=1, max_size=120)
 NODES = st.lists(st.builds(Budget, st.integers(0, 800 * BLOCK), st.integers(0, 100)), min_size=1, max_size=9)
-SHARED = st.sampled_from([Placing.REPLICATE, Placing.PARTITION])
 
 
 def blocks(size: int) -> int:
@@ -34,7 +33,7 @@ def check(placement: Placement, sizes: list[int], nodes: list[Budget]) -> None:
     """What must hold of every shared placement."""
     everything = range(len(sizes))
     owns = [placement.own(n) for n in range(len(nodes))]
-    placed = [i for i in everything if not placement.unplaced(i)]
+    placed = [i for i in everything if i not in placement.unplaced()]
     assert sorted(itertools.chain(*owns)) == placed, "each placed id has exactly one fetcher"
     for node, own in enumerate(owns):
         assert all(placement.fetcher(i, asking) == node for i in own for asking in (0, len(nodes) - 1))
@@ -43,7 +42,7 @@ def check(placement: Placement, sizes: list[int], nodes: list[Budget]) -> None:
         assert size <= nodes[node].size_bytes
         assert inodes <= nodes[node].inodes
     for i in everything:
-        if placement.unplaced(i):
+        if i in placement.unplaced():
             assert [placement.fetcher(i, n) for n in range(len(nodes))] == list(range(len(nodes)))
             assert not any(placement.keeps(i, n) for n in range(len(nodes)))
     for node in range(len(nodes)):
@@ -52,13 +51,15 @@ def check(placement: Placement, sizes: list[int], nodes: list[Budget]) -> None:
         assert wanted == sorted(kept), "own and others are what is kept, each once"
 
 
-@given(kind=SHARED, sizes=SIZES, nodes=NODES)
+@given(sizes=SIZES, nodes=NODES)
 @settings(deadline=None)
-def test_one_fetcher_and_no_budget_exceeded(kind: Placing, sizes: list[int], nodes: list[Budget]) -> None:
-    check(place(kind, sizes, nodes), sizes, nodes)
+def test_one_fetcher_and_no_budget_exceeded(sizes: list[int], nodes: list[Budget]) -> None:
+    check(place(Placing.PARTITION, sizes, nodes), sizes, nodes)
+    roomy = [ROOMY] * len(nodes)
+    check(place(Placing.REPLICATE, sizes, roomy), sizes, roomy)
 
 
-@given(kind=SHARED, sizes=SIZES, nodes=NODES)
+@given(kind=st.sampled_from(list(Placing)), sizes=SIZES, nodes=NODES)
 @settings(deadline=None)
 def test_all_nodes_compute_the_same(kind: Placing, sizes: list[int], nodes: list[Budget]) -> None:
     one, other = place(kind, sizes, nodes), place(kind, memoryview(array("Q", sizes)), nodes)
@@ -77,7 +78,7 @@ def test_the_deal_is_the_same_for_ever() -> None:
 @settings(deadline=None)
 def test_nothing_is_left_out_where_a_node_has_room(sizes: list[int], nodes: list[Budget]) -> None:
     found = place(Placing.PARTITION, sizes, nodes)
-    left_out = [sizes[i] for i in range(len(sizes)) if found.unplaced(i)]
+    left_out = [sizes[i] for i in range(len(sizes)) if i in found.unplaced()]
     for number, node in enumerate(nodes):
         size, inodes = used(found, sizes, number)
         if inodes < node.inodes:
@@ -87,9 +88,9 @@ def test_nothing_is_left_out_where_a_node_has_room(sizes: list[int], nodes: list
 def test_the_known_share() -> None:
     sizes = [BLOCK] * 1000
     found = place(Placing.PARTITION, sizes, [Budget(100 * BLOCK, 1000)] * 3)
-    assert sum(not found.unplaced(i) for i in range(1000)) == 300
+    assert 1000 - len(found.unplaced()) == 300
     found = place(Placing.PARTITION, sizes, [Budget(1000 * BLOCK, 50)] * 3)
-    assert sum(not found.unplaced(i) for i in range(1000)) == 150
+    assert 1000 - len(found.unplaced()) == 150
 
 
 def test_smaller_nodes_get_smaller_parts() -> None:
@@ -98,7 +99,7 @@ def test_smaller_nodes_get_smaller_parts() -> None:
     counts = Counter(found.fetcher(i) for i in range(1000))
     assert counts[0] <= 100
     assert abs(counts[1] - counts[2]) <= 60
-    assert not any(found.unplaced(i) for i in range(1000))
+    assert not found.unplaced()
 
 
 @pytest.mark.parametrize("count", [2, 3, 7, 64, 1024])
@@ -128,20 +129,12 @@ def test_private_nodes_read_for_themselves() -> None:
     assert [found.fetcher(5, n) for n in range(3)] == [0, 1, 2]
     assert sorted(found.own(1)) == list(range(10))
     assert not found.others(1)
-    assert not found.unplaced(3)
-
-
-def test_replicas_fill_what_room_there_is() -> None:
-    """Where copies of all do not fit, every id still has its owner, and nodes hold copies of others in what is left."""
-    sizes, nodes = [BLOCK] * 1000, [Budget(600 * BLOCK, 10**6)] * 2
-    found = place(Placing.REPLICATE, sizes, nodes)
-    check(found, sizes, nodes)
-    assert [used(found, sizes, n)[1] for n in (0, 1)] == [600, 600]
+    assert 3 not in found.unplaced()
 
 
 def test_a_file_larger_than_any_node() -> None:
     found = place(Placing.PARTITION, [1, 10**9, 1], [Budget(10**6, 10)] * 2)
-    assert [found.unplaced(i) for i in range(3)] == [False, True, False]
+    assert [i in found.unplaced() for i in range(3)] == [False, True, False]
 
 
 def test_no_files_and_no_nodes() -> None:
@@ -155,12 +148,13 @@ def test_choice() -> None:
     size = needed_bytes(sizes)
     assert size == 100 * BLOCK
 
-    def chosen(*free: int) -> Placing:
-        return choose(size, 10, [Budget(room * BLOCK, 10) for room in free])[0]
+    def chosen(*free: int, asked: str = AUTO) -> Placing:
+        return decide(asked, size, 10, [Budget(room * BLOCK, 10) for room in free])[0]
 
     assert chosen(100) is Placing.PRIVATE
     assert chosen(100, 100) is Placing.REPLICATE
-    assert chosen(100, 99) is Placing.PARTITION
-    assert choose(size, 11, [Budget(size, 10)] * 2)[0] is Placing.PARTITION
-    assert "not every node has room" in choose(size, 10, [Budget(size // 2, 5)] * 2)[1]
-    assert "the rest is read from the source" in choose(size, 10, [Budget(size // 3, 5)] * 2)[1]
+    assert chosen(100, 99) is chosen(100, 99, asked="replicate") is Placing.PARTITION
+    assert chosen(100, 100, asked="partition") is Placing.PARTITION
+    assert decide(AUTO, size, 11, [Budget(size, 10)] * 2)[0] is Placing.PARTITION
+    assert "not every node has room" in decide(AUTO, size, 10, [Budget(size // 2, 5)] * 2)[1]
+    assert "the rest is read from the source" in decide(AUTO, size, 10, [Budget(size // 3, 5)] * 2)[1]

@@ -151,4 +151,4 @@ def test_an_order_is_read_once(tree: Path):
 
 def test_a_dataset_that_vanished_is_not_taken_to_be_local():
     lost = datasets.Dataset("0-x", datasets.DatasetKind.DIRECTORY, b"/nowhere", (), ("/nowhere",))
-    assert datasets.already_local([lost], 1) == []
+    assert datasets.already_local([lost], 1) == {}

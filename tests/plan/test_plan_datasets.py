@@ -180,8 +180,25 @@ def test_no_dataset(tree: Path):
 
 def test_dataset_on_the_local_disk_is_told(tree: Path):
     found, device = resolve(["train"], tree).all, os.stat(tree).st_dev
-    assert [problem.id for problem in already_local(found, device)] == ["already-local"]
-    assert already_local(found, device + 1) == []
+    assert [problem.id for problem in already_local(found, device).values()] == ["already-local"]
+    assert already_local(found, device + 1) == {}
+
+
+def test_some_of_the_datasets_keep_what_is_named_of_them(tree: Path):
+    listed = write_list(tree / "l", "train/a/1.bin", "other/x.bin")
+    order = write_list(tree / "order", "other/x.bin", "train/b/3.bin", "train/a/1.bin")
+    found = resolve(["train", "other/*", listed], tree, order=order.removeprefix("@"))
+    train, rest = found.all
+    assert (train.root, rest.root) == (os.fsencode(tree / "train"), os.fsencode(tree / "other"))
+    lone = found.only([train])
+    assert (lone.all, lone.named) == ([train], {})
+    assert lone.lists[0].paths == [os.fsencode(tree / "train/a/1.bin")]
+    assert lone.order is not None
+    assert lone.order.paths == [os.fsencode(tree / name) for name in ("train/b/3.bin", "train/a/1.bin")]
+    lone = found.only([rest])
+    assert lone.named == {0: found.named[1]}
+    assert lone.lists[0].paths == [os.fsencode(tree / "other/x.bin")]
+    assert found.only(found.all) == found
 
 
 def test_saved_and_loaded_again(tree: Path):

@@ -33,7 +33,7 @@ ABC = manifest_of(b"a", b"b", b"c")
 def header_of(manifest: Manifest = ABC, *command: str, run_id: str = "run-1") -> TraceHeader:
     roots = ("/d", "/e")
     return TraceHeader(
-        command or ("python", "x.py"), roots, trace.digest(manifest), len(manifest), run_id, "2026-01-01"
+        command or ("python", "x.py"), roots, manifest.paths_digest(), len(manifest), run_id, "2026-01-01"
     )
 
 
@@ -73,14 +73,9 @@ def test_any_damage_is_noticed(data: st.DataObject) -> None:
 
 @given(st.binary(max_size=60), st.booleans())
 def test_any_bytes_are_no_trace(data: bytes, begins_well: bool) -> None:
-    data = b"hpcstage trace 1" + data if begins_well else data
+    data = trace.encode(SMALL)[:24] + data if begins_well else data
     with contextlib.suppress(Unusable):
         trace.decode(data)
-
-
-def test_numbers_that_fit_nowhere() -> None:
-    with pytest.raises(Unusable, match="damaged"):
-        trace.decode(trace.encode(replace(SMALL, order=array("I", [3]))))
 
 
 def test_the_name_follows_from_datasets_and_command() -> None:
@@ -94,8 +89,8 @@ def test_the_name_follows_from_datasets_and_command() -> None:
 def test_digests_tell_files_apart() -> None:
     others = [manifest_of(b"a", b"b"), manifest_of(b"ab", b"c", b"d"), manifest_of(b"a", b"bc"),
               manifest_of(b"a", b"b", b"c", dataset=1), manifest_of()]  # fmt: skip
-    assert len({trace.digest(m) for m in [ABC, *others]}) == 6
-    assert trace.digest(manifest_of(b"c", b"b", b"a")) == trace.digest(ABC)
+    assert len({m.paths_digest() for m in [ABC, *others]}) == 6
+    assert manifest_of(b"c", b"b", b"a").paths_digest() == ABC.paths_digest()
 
 
 # ---- the directory
@@ -141,7 +136,7 @@ def test_a_long_command_line(tmp_path: Path) -> None:
     assert trace.newest(tmp_path, made.header.roots, ABC) == (made, "")
 
 
-@pytest.mark.parametrize("content", [b"", b"hpcstage trace 1", b"x" * 100, trace.encode(SMALL)[:-1]])
+@pytest.mark.parametrize("content", [b"", trace.encode(SMALL)[:24], b"x" * 100, trace.encode(SMALL)[:-1]])
 def test_a_damaged_file_is_a_reason_and_is_replaced(tmp_path: Path, content: bytes) -> None:
     header = SMALL.header
     trace.path_of(tmp_path, header.roots, header.command).write_bytes(content)
@@ -178,7 +173,7 @@ def test_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_killed_writers_left_goes(tmp_path: Path) -> None:
-    old, new = tmp_path / ".new-old", tmp_path / ".new-other-writer"
+    old, new = tmp_path / ".a.trace.0", tmp_path / ".b.trace.1"
     for path in (old, new):
         path.write_text("")
     os.utime(old, (1e9, 1e9))

@@ -11,8 +11,8 @@ import pytest
 from conftest import Hpcstage, python_command
 
 from hpcstage import config
-from hpcstage.preview.earlierrun import find_earlier
-from hpcstage.preview.inputs import PlanInputs
+from hpcstage.preview.pipeline import PlanInputs
+from hpcstage.preview.plan import find_earlier
 from hpcstage.protocol import rundir
 from hpcstage.record import index
 
@@ -37,7 +37,7 @@ def test_virtual_nodes_divide_the_machine_in_a_plan_as_in_a_run(
 def test_a_damaged_record_is_no_earlier_run(hpcstage: Hpcstage, make_tree: Callable[..., Path], data: str) -> None:
     root = make_tree(files=1)
     given = {"data": [os.fspath(root)]}
-    inputs = PlanInputs.of_config(config.load(given, hpcstage.env, hpcstage.cwd), hpcstage.env, hpcstage.cwd)
+    inputs = PlanInputs.of_config(config.load(given, hpcstage.env, hpcstage.cwd), hpcstage.env, hpcstage.cwd, None)
     run_dir = hpcstage.cwd / "run"
     run_dir.mkdir()
     line = {"run_id": "r", "run_dir": os.fspath(run_dir), "command": ["true"], "started_unix_s": 1e9}

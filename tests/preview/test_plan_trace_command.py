@@ -25,7 +25,7 @@ def plan(hpcstage: Any, root: Path, *arguments: str, as_json: bool = False) -> A
 def leave_trace(hpcstage: Any, root: Path, ids: list[int]) -> None:
     manifest = scan(resolve([os.fspath(root)], hpcstage.cwd)).manifest
     made = trace.TraceHeader(
-        ("python", "my train.py"), (os.fspath(root.resolve()),), trace.digest(manifest), len(manifest), "run-7",
+        ("python", "my train.py"), (os.fspath(root.resolve()),), manifest.paths_digest(), len(manifest), "run-7",
         "2026-01-01T00:00:00Z",
     )  # fmt: skip
     assert trace.save(hpcstage.cwd / "state/hpcstage/traces", trace.Trace(made, array("I", ids))) is None

@@ -9,8 +9,8 @@ from typing import Any
 
 from sourcesim import Source, samples_of
 
+from hpcstage import jsonform
 from hpcstage.protocol.shim import bucket_of_ns
-from hpcstage.record import jsonform
 from hpcstage.record.compose import compose
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.part import (

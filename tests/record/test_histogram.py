@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hpcstage.protocol.shim import bucket_of_ns, bucket_upper_ns
 from hpcstage.record.figures.contention import percentile_ns, percentiles_ms
-from hpcstage.record.figures.counts import merge
+from hpcstage.record.figures.counts import joined
 from hpcstage.record.schema import Percentiles
 
 BUCKET = bucket_of_ns(1_000_000)
@@ -33,7 +33,7 @@ def test_nothing_has_no_percentile() -> None:
 
 @given(st.lists(st.integers(1, 10**11), min_size=1, max_size=300), st.integers(1, 99))
 def test_it_lies_in_the_bucket_of_the_latency_of_that_rank(latencies_ns: list[int], percent: int) -> None:
-    histogram = merge({bucket_of_ns(latency): 1} for latency in latencies_ns)
+    histogram = joined({bucket_of_ns(latency): 1} for latency in latencies_ns)
     rank = -(-len(latencies_ns) * percent // 100)
     bucket = bucket_of_ns(sorted(latencies_ns)[rank - 1])
     lower = bucket_upper_ns(bucket - 1) if bucket else 0

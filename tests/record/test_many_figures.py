@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from recordcases import SECOND, START, blocked, trainer, worker
 
 from hpcstage.record import files
 from hpcstage.record.compose import compose
-from hpcstage.record.parts.part import NodePart, SummedTotals
+from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.roster import Presence
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.parts.run import RunPart
@@ -47,7 +47,7 @@ def test_the_split_is_a_mean_that_adds_up_and_names_the_slowest() -> None:
     assert Record.from_json(record).time_split.headroom_s == pytest.approx(30, abs=0.5), "of the slowest"
 
 
-@pytest.mark.parametrize("name", [one.name for one in fields(SummedTotals)])
+@pytest.mark.parametrize("name", ["want_ready", "copied_bytes"])
 def test_what_daemons_count_is_the_jobs_sum_and_unknown_where_one_does_not_know(name: str) -> None:
     counted = [replace(one, totals=replace(one.totals, **{name: 3 + one.node_index})) for one in job(3)]
     assert record_of(run(3), counted)["totals"][name] == 3 + 4 + 5

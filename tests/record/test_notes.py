@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import manycases
@@ -11,7 +11,7 @@ import pytest
 from recordcases import SECOND, blocked, composed, node_part, run_part, trainer, worker
 
 from hpcstage.problem import Problem
-from hpcstage.record.notes.notes import RULES, slow_disk
+from hpcstage.record.notes import RULES
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.schema import Record
@@ -102,12 +102,6 @@ CASES = [
     Case("store-full", lambda: one(budget_bytes=10**8), one, "name a larger disk"),
     Case("disk-full", lambda: one(**problem("disk-full")), one),
     Case("slow-local-disk", lambda: one(samples=writing(0.9)), lambda: one(samples=writing(0.2)), "90 % of their time"),
-    Case(
-        "waits-for-local-disk",
-        lambda: one(processes=[trainer(loader_wait_ns=30 * SECOND), worker(101, **blocked(9, 40))]),
-        one,
-        "--local-dir",
-    ),
     Case("dropped", lambda: one(processes=[reader(dropped=3)]), one),
     Case("idle-nodes", lambda: many(processes=[]), many, "node0003"),
     Case("idle-nodes", lambda: many(processes=[]), lambda: one(processes=[])),
@@ -116,23 +110,12 @@ CASES = [
         lambda: many(processes=[trainer(loader_wait_ns=40 * SECOND), worker(101, **blocked(80))]),
         many,
     ),
-    Case("read-by-each-node", lambda: composed(manycases.run(2), [private(0), private(1)]), many),
-    Case("read-again", lambda: composed(manycases.run(2), [twice(0), twice(1)]), many),
     Case(
         "preprocessing",
         lambda: one(processes=[trainer(loader_wait_ns=50 * SECOND), worker(101, **blocked(3))]),
         lambda: one(processes=[trainer(loader_wait_ns=SECOND), worker(101)]),
     ),
 ]  # fmt: skip
-
-
-def private(index: int) -> Any:
-    totals = replace(manycases.node(index, 2).totals, copied_bytes=manycases.SIZE)
-    return manycases.node(index, 2, placement="private", placement_why="asked for", totals=totals)
-
-
-def twice(index: int) -> Any:
-    return manycases.node(index, 2, totals=replace(manycases.node(index, 2).totals, copied_bytes=manycases.SIZE))
 
 
 def notes(record: RecordJson, note: str) -> list[str]:
@@ -199,10 +182,3 @@ def test_the_line_to_change_is_named(attached: bool, path: str | None, said: str
     note = next(n for n in record["notes"] if n["id"] == ("processes-missed" if attached else "nothing-attached"))
     assert said in note["remedy"]
     assert ("hpcstage install-hook" in note["remedy"]) == (path is not None)
-
-
-def test_a_moment_of_waiting_asks_for_no_faster_disk() -> None:
-    waiting = [trainer(loader_wait_ns=30 * SECOND), worker(101, **blocked(9, 40))]
-    long = Record.from_json(one(processes=waiting))
-    moment = replace(long, time_split=replace(long.time_split, wall_s=0.02, wait_local_s=0.004))
-    assert [[note.id for note in slow_disk(record)] for record in (long, moment)] == [["waits-for-local-disk"], []]

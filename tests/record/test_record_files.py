@@ -16,12 +16,12 @@ import pytest
 from recordcases import SECOND, START, node_part, run_part, trainer, worker
 
 from hpcstage.errors import NoResult
+from hpcstage.preview.plan import figures_of
 from hpcstage.record import files, index
 from hpcstage.record.compose import compose
 from hpcstage.record.parts import alive
 from hpcstage.record.parts.roster import Presence
 from hpcstage.record.schema import Record, Severity
-from hpcstage.record.workload import workload_of
 
 
 def record_of(**run: Any) -> Record:
@@ -225,22 +225,21 @@ def test_an_unwritable_home_is_no_failure(tmp_path: Path) -> None:
 # ---- what the next run learns ----
 
 
-def test_workload_of_a_record() -> None:
-    measured = workload_of(record_of())
+def test_figures_of_a_record() -> None:
+    measured = figures_of(record_of())
     split = record_of().time_split
     assert split.compute_s is not None
     assert split.preprocess_s is not None
-    assert measured.epochs == 2
-    assert measured.readers == 2
-    assert measured.epoch_compute_s == pytest.approx((split.compute_s + split.preprocess_s) / 2)
-    assert measured.startup_s == pytest.approx(split.other_s)
-    assert measured.source_bytes_per_s == record_of().contention.typical_bytes_per_s
-    assert measured.source == "record of 20261121-031422-1f3a"
+    assert measured["epochs"] == 2
+    assert measured["readers"] == 2
+    assert measured["epoch_compute_s"] == pytest.approx((split.compute_s + split.preprocess_s) / 2)
+    assert measured["startup_s"] == pytest.approx(split.other_s)
+    assert measured["source_bytes_per_s"] == record_of().contention.typical_bytes_per_s
 
 
 def test_workload_says_nothing_that_was_not_measured() -> None:
-    measured = workload_of(compose(run_part(), []))
-    assert (measured.epochs, measured.epoch_compute_s, measured.startup_s, measured.readers) == (None,) * 4
+    measured = figures_of(compose(run_part(), []))
+    assert set(measured.values()) == {None}
 
 
 def test_rates_of_one_reader_are_those_of_the_programs_reads() -> None:
@@ -252,15 +251,15 @@ def test_rates_of_one_reader_are_those_of_the_programs_reads() -> None:
         source_open_ns=SECOND,
         source_read_ns=2 * SECOND,
     )
-    measured = workload_of(compose(run_part(), [node_part(processes=[read])]))
-    assert measured.local_bytes_per_s == pytest.approx(200e6)
-    assert measured.reader_bytes_per_s == pytest.approx(20e6)
+    measured = figures_of(compose(run_part(), [node_part(processes=[read])]))
+    assert measured["local_bytes_per_s"] == pytest.approx(200e6)
+    assert measured["reader_bytes_per_s"] == pytest.approx(20e6)
 
 
 def test_epochs_of_loaders_count_where_opens_do_not() -> None:
     odd = worker(101, hit_opens=3_000, ready_opens=0, source_opens=0)
     record = compose(run_part(), [node_part(processes=[trainer(loader_epochs=3), odd])])
-    assert workload_of(record).epochs == 3
+    assert figures_of(record)["epochs"] == 3
 
 
 def test_a_user_without_a_home_has_no_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

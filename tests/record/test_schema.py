@@ -58,8 +58,8 @@ def test_what_a_later_version_adds_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"notes": None}, "a table is no list: None"),
-        ({"totals": []}, r"RunTotals is no dict: \[\]"),
+        ({"notes": None}, "a part has another form: None"),
+        ({"totals": []}, r"RunTotals has another form: \[\]"),
         ({"run": {}}, "RunSection has no id"),
         ({"notes": [{"id": "x", "severity": "great", "text": "", "remedy": ""}]}, "'great' is not a valid Severity"),
     ],

@@ -114,7 +114,7 @@ def test_without_looks_what_threads_and_page_faults_wait_for_is_not_computing(ho
     split = split_of([reader(**(blocked(2) | how), **looked(5, 5))])
     assert [split[k] for k in ("compute_s", "wait_source_s", "wait_local_s")] == [None, None, None]
     assert split["other_s"] == pytest.approx(60)
-    assert "not measured" in split["unmeasured"][0]
+    assert "too few looks" in split["unmeasured"][0]
 
 
 def test_page_faults_on_mapped_files_are_waiting() -> None:

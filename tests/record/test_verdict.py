@@ -130,7 +130,7 @@ def test_the_reason_that_most_opens_at_the_source_have(reason: str, says: str) -
 def test_a_program_that_lists_and_opens_nothing_is_told_what_it_waited_for() -> None:
     found = verdict_of(record_of(processes=[reader(40, listings=600)]))
     assert found.kind == "nothing-opened"
-    assert found.text.endswith("it waited for data 67 % of 60 s, for listings and the like from the source")
+    assert found.text.endswith("; the program waited for data 67 % of 60 s, for listings and the like from the source")
 
 
 def test_only_opens_that_asked_count_as_late() -> None:
@@ -198,7 +198,7 @@ def test_of_many_nodes_of_which_one_failed_the_others_are_judged() -> None:
     nodes = [manycases.node(index, 4) for index in range(3)]
     found = verdict_of(compose(manycases.run(4), [*nodes, manycases.missing(3, 4, why="ssh: refused")]))
     assert found.kind == "error"
-    assert "on the others 100 % of the bytes came from the local copy" in found.text
+    assert "on the others 100 % of the bytes that Python read came from the local copy" in found.text
 
 
 def test_what_the_verdict_says_no_note_says_again() -> None:

@@ -19,9 +19,9 @@ from hpcstage.problem import Problem
 from hpcstage.record.parts.part import DatasetPart
 from hpcstage.record.parts.rows import ProcessPart
 from hpcstage.record.schema import Record
+from hpcstage.report import comparison
 from hpcstage.report.canvas import Canvas
 from hpcstage.report.terminal import short as shortly
-from hpcstage.report.terminal import sidebyside
 from hpcstage.report.terminal.page import render
 
 HOSTILE = "/data/\x1b[31mred\x07\n\r\t\udcff\u202eevil 漢字漢字 " + "x" * 300
@@ -133,4 +133,4 @@ def short(data: dict[str, Any]) -> list[str]:
 
 def side_by_side(*names: str) -> str:
     """The comparison of some of the cases."""
-    return sidebyside.side_by_side([Record.from_json(CASES[name]()) for name in names], Canvas())
+    return comparison.side_by_side([Record.from_json(CASES[name]()) for name in names], Canvas())

@@ -18,7 +18,7 @@ from hpcstage.record.compose import compose
 from hpcstage.record.schema import Record
 from hpcstage.report import comparison
 from hpcstage.report.comparison import compare
-from hpcstage.report.html.comparison import page
+from hpcstage.report.html.page import render_comparison as page
 
 COUNT = 1000
 

@@ -49,6 +49,14 @@ def one(hpcstage: Hpcstage, make_tree: Tree) -> Path:
     return path
 
 
+def test_without_an_age_it_says_what_to_give(old: Hpcstage) -> None:
+    done = old("prune")
+    assert (done.returncode, done.stdout) == (2, b"")
+    said = "hpcstage: `hpcstage prune` needs --older AGE (for example hpcstage prune --older 30d --dry-run)\n"
+    assert done.stderr.decode() == said
+    assert len(directories(old)) == COUNT
+
+
 def test_old_runs_go_with_their_lines(old: Hpcstage) -> None:
     before = directories(old)
     size = sum(path.stat().st_size for path in (old.cwd / "hpcstage-runs").rglob("*") if path.is_file())

@@ -9,10 +9,10 @@ import pytest
 from reportcases import CASES, shown
 
 import hpcstage
+from hpcstage.cli.explain import explained
 from hpcstage.protocol.shim import Reason
-from hpcstage.report.explained import explained
 from hpcstage.report.figures import ENDINGS
-from hpcstage.report.terminal.sections import REASON_NAMES
+from hpcstage.report.terminal.page import REASON_NAMES
 
 REPO = Path(__file__).resolve().parents[2]
 PAGE = (REPO / "docs" / "report.md").read_text(encoding="utf-8")

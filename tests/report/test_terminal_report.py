@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from reportcases import CASES, compose, node_part, run_part, short, shown, side_by_side, trainer
 from rich.cells import cell_len
 
+from hpcstage.record.compose import NOT_ENDED
+from hpcstage.record.figures import waits
 from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.parts.outputs import NodeOutputs, OutputsPart
 from hpcstage.record.parts.part import DatasetPart
@@ -18,7 +20,10 @@ from hpcstage.record.schema import Record
 from hpcstage.record.verdict import untold
 from hpcstage.report import figures
 from hpcstage.report.canvas import Canvas, Sparkline, Wrapped
+from hpcstage.report.comparison import compare
 from hpcstage.report.figures import clean
+from hpcstage.report.html.page import render
+from hpcstage.units import format_duration
 
 COLOUR = re.compile(r"\x1b\[[0-9;]+m")
 BAR = re.compile("[━╸╺]")
@@ -68,7 +73,7 @@ def test_what_a_whole_run_shows() -> None:
         "from the local copy  ━",
         "of the wall time",
         "of 64 GB",
-        "20,000 opens below the datasets, 19,600 served from the local copy (98 %)",
+        "20,000 opens by Python, 19,600 served from the local copy (98 %)",
         "from the source: 300 scan not done",
         "3 processes reached (3 native)",
         "copied while you computed",
@@ -240,7 +245,30 @@ def test_numbers() -> None:
     assert figures.seconds(-3.0) == "-3 s"
     assert figures.seconds(-1e-9) == "0 s"
     assert figures.seconds(0.0072) == "7.2 ms"
+    assert figures.seconds(-2.84e-6) == "-2.8 us"
     assert figures.count(None) == figures.size(None) == figures.rate(None) == figures.seconds(None) == "not measured"
+
+
+@given(st.floats(2e-7, 1e6))
+def test_a_time_is_as_near_as_a_reader_needs(value_s: float) -> None:
+    told = format_duration(value_s)
+    units = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+    parts = re.findall(r"([0-9.]+) ?(us|ms|s|m|h)", told)
+    assert sum(float(number) * units[unit] for number, unit in parts) == pytest.approx(value_s, rel=0.02, abs=6e-8), (
+        told
+    )
+    assert len(parts) == 2 or 0.1 <= float(parts[0][0]) < 100 or parts[0][1] == "us", "no reader counts zeros"
+    assert len(told) <= 7
+
+
+def test_small_times_read_the_same_in_each_form() -> None:
+    data = CASES["whole"]()
+    data["contention"]["latency_ms"]["open"] = {"p05": 0.00284, "p50": 0.00284, "p95": 0.0284, "p99": 7.2}
+    record = Record.from_json(data)
+    assert "open 2.8 us/28 us/7.2 ms" in shown(data)
+    assert "median 2.8 us" in render(record)
+    (row,) = (row for row in compare([record, record]).rows if row.name == "open at source, p50")
+    assert row.text(0) == "2.8 us"
 
 
 def test_what_samplers_announced() -> None:
@@ -272,5 +300,13 @@ def test_what_came_after_a_daemon_died_is_not_judged() -> None:
     idle = ProcessPart(5, 1, "native", {})
     lines = short(compose(run_part(), [node_part(complete=False, processes=[idle])]))
     assert lines[0].startswith("the daemon on node17 did not shut down cleanly")
-    assert not any("opened no file" in line for line in lines)
-    assert "opened no file below" in short(compose(run_part(), [node_part(processes=[idle])]))[0]
+    assert not any("opened a file below" in line for line in lines)
+    said = short(compose(run_part(), [node_part(processes=[idle])]))[0]
+    assert "no Python process of the command opened a file below" in said, "others may have read there, unseen"
+
+
+def test_why_the_time_is_not_divided_is_not_cut() -> None:
+    record = CASES["whole"]()
+    for why in (waits.NO_READS, waits.MAPPED, waits.THREADS, NOT_ENDED):
+        record["time_split"]["unmeasured"] = [why]
+        assert f"\n  ({why})\n" in shown(record)

@@ -180,6 +180,38 @@ def test_the_report_says_how_long_training_stood_still(hpcstage: Hpcstage) -> No
     assert re.search(r"stood still +[0-9.]+ m?s in 3 saves", hpcstage("report").stdout.decode())
 
 
+LIGHTNING = """
+import lightning, os, torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+    def training_step(self, batch, _):
+        return self.layer(batch).sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+saves = ModelCheckpoint(os.environ["HPCSTAGE_CHECKPOINT"], save_last=True, enable_version_counter=False)
+last = os.path.join(os.environ["HPCSTAGE_CHECKPOINT"], "last.ckpt")
+done = torch.load(last, weights_only=False)["epoch"] + 1 if os.path.exists(last) else 0
+quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu")
+trainer = lightning.Trainer(max_epochs=done + 1, callbacks=[saves], **quiet)
+trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(2, 1)), ckpt_path=last if done else None)
+print(done)
+"""
+
+
+def test_lightning_goes_on_from_the_last_run_as_its_page_says(hpcstage: Hpcstage) -> None:
+    """The path of the local directory is another one in each run, and Lightning compares paths."""
+    pytest.importorskip("lightning")
+    for done in range(3):
+        run = hpcstage("run", "--checkpoint", "DIR", "--", *python_command(LIGHTNING))
+        assert (run.returncode, run.stdout) == (0, b"%d\n" % done), run.stderr
+    assert not list((hpcstage.cwd / "DIR").glob("last-*"))
+
+
 def test_training_that_was_killed_goes_on_to_the_same_weights(
     hpcstage: Hpcstage, tmp_path: Path, local_dir: Path
 ) -> None:
@@ -357,6 +389,18 @@ def test_what_cannot_be_drained_is_named_and_kept(hpcstage: Hpcstage, tmp_path: 
     (tmp_path / "away").rename(tmp_path / "ckpt")
     assert hpcstage("clean", "--drain").returncode == 0
     assert names(tmp_path / "ckpt") == ["step1"]
+
+
+def test_where_the_command_removed_the_directory_no_file_of_ours_is_taken_for_what_lay_in_it(
+    hpcstage: Hpcstage, local_dir: Path
+) -> None:
+    script = SAVE + "import shutil; shutil.rmtree(checkpoint)"
+    done = run(hpcstage, "--", *python_command(script, "{checkpoint}", "1"))
+    assert done.returncode == NOT_DRAINED, done.stderr
+    assert b"was removed or moved while it was used" in done.stderr
+    drain = part_of(hpcstage)["drain"]
+    assert (drain["is_gone"], drain["undrained_count"]) == (True, 0), drain
+    assert kept(local_dir) == []
 
 
 @pytest.mark.parametrize("env", [{"HPCSTAGE_DISABLE": "1"}, {"HPCSTAGE_LOCAL_DIR": "/nonexistent"}])

@@ -83,7 +83,7 @@ def trained(
     """Returns the record, and begin, end (on the record's axis) and waits of each epoch as the program saw them."""
     out = hpcstage.cwd / "seen.json"
     program = [sys.executable, "-c", TRAIN, os.fspath(root), os.fspath(out), str(workers), *map(str, lengths)]
-    done = hpcstage("run", "--mode", mode, "--max-rate", "300kB", "--data", root, "--", *program)
+    done = hpcstage("run", "--mode", mode, "--max-rate", "60kB", "--data", root, "--", *program)
     assert done.returncode == 0, done.stderr
     record = json.loads(hpcstage.records()[-1].read_text())
     zero_s = record["run"]["started_unix_s"]

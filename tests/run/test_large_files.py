@@ -125,7 +125,7 @@ def test_what_the_program_reads_at_the_source_is_not_copied_whole_beside_it(
     most = 3.1 if is_served else 1.5
     assert source.counters().read_bytes < most * PARTS[way], "never is more copied than twice what was read by calls"
     said = {note["id"]: note["text"] for note in record["notes"]}
-    assert said["deferred-to-program"] == "a large file (120 MB) was not copied, as the program read it at the source"
+    assert said["deferred-to-program"] == "a large file (120 MB) was not copied, as a program read it at the source"
     assert "direct-later" not in said
     if intercept != "off":
         reasons = Counter(record["coverage"]["reasons"])

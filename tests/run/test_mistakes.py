@@ -125,6 +125,32 @@ def test_a_dataset_that_is_local(hpcstage: Hpcstage, make_tree: Tree, tmp_path: 
     assert "already" in line
 
 
+def test_one_dataset_of_several_that_is_local(hpcstage: Hpcstage, make_tree: Tree, local_dir: Path) -> None:
+    """It is left where it is, and the others are staged."""
+    far, near = make_tree(), local_dir / "near"
+    near.mkdir()
+    (near / "file").write_bytes(b"near")
+    code = (
+        "import pathlib, sys\n[p.read_bytes() for d in sys.argv[1:] for p in pathlib.Path(d).rglob('*') if p.is_file()]"
+    )
+    reads = [sys.executable, "-c", code, near, far]
+    words = ("--mode", "upfront", "--data", near, "--data", far, "--", *reads)
+    lines = said(hpcstage, "run", "-v", *words, code=0)
+    assert any(line.startswith(f"hpcstage: datasets: {far} (") for line in lines), lines
+    left = f"the dataset {near} is already on the node-local disk, is read there, and is not counted here"
+    assert f"hpcstage: left alone: {left}" in lines
+    record = json.loads(hpcstage.records()[-1].read_text())
+    assert (record["run"]["mode"], record["run"]["mode_why"]) == ("upfront", None)
+    assert [(one["root"], one["staged_files"]) for one in record["datasets"]] == [(str(far), 20)]
+    assert (record["coverage"]["opens"], record["coverage"]["swapped"]) == (20, 20)
+    assert [note["text"] for note in record["notes"] if note["id"] == "already-local"] == [left]
+    assert left in " ".join(hpcstage("report").stdout.decode().split())
+    said(hpcstage, "run", "--strict", *words, code=0)
+    planned = json.loads(hpcstage("plan", "--json", "--data", near, "--data", far).stdout)
+    assert ([one["root"] for one in planned["datasets"]], planned["files"]) == ([str(far)], 20)
+    assert any(note.startswith(f"the dataset {near} is already on the node-local disk") for note in planned["notes"])
+
+
 def test_a_local_directory_that_is_missing(hpcstage: Hpcstage, make_tree: Tree) -> None:
     env = {"HPCSTAGE_LOCAL_DIR": "auto", "TMPDIR": "/nowhere"}
     lines = said(hpcstage, "run", "--data", make_tree(), "--", "true", code=0, env=env)

@@ -141,7 +141,7 @@ def test_copies_that_were_there_before_and_two_times_side_by_side(place: Place) 
     assert place.slow.counters().read_bytes - read <= 20 * FILE_BYTES, "the program itself read nothing there"
     assert found["kind"] == "copies-served", found
     assert found["figures"]["direct_s"] == pytest.approx(first["figures"]["wall_s"], abs=1.0)
-    assert found["text"].startswith("100 % of the bytes came from the local copy, and the program ")
+    assert found["text"].startswith("100 % of the bytes that Python read came from the local copy, and the program ")
     assert "earlier: mode direct" in place.stderr[-2]
     assert "run it once with --mode direct" not in found["text"], "it was"
 

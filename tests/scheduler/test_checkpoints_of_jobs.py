@@ -36,8 +36,8 @@ def newest_protected(slurm: Slurm, local: Path, *, node: int = 1) -> int:
     """The newest step of which all parts are in a protected generation, as a node knows; -1: none."""
     found = slurm.nodes.run(node, "bash", "-c", f"cat {local}/*/*/out/shares/*.json; true").stdout
     known = [one for one in _values(found) if one["size"]]
-    names = [name for one in known for name in one["shares"].get(slurm.nodes.names[0], {})]
-    steps = [name for name in names if any(all(name in s for s in one["shares"].values()) for one in known)]
+    own = [(one, name) for one in known for name, of in one["entries"].items() if of["number"] == one["number"]]
+    steps = [name for one, name in own if one["entries"][name]["marks"].keys() == {*one["nodes"]}]
     return max((int(name.removeprefix("step")) for name in steps), default=-1)
 
 

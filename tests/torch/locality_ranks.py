@@ -39,7 +39,7 @@ def _ids(manifest: Any, names: Iterable[str]) -> list[int]:
     return [manifest.find(0, name.encode()) for name in names]
 
 
-def run_ranks(program: Path, directory: Path, world: int, timeout_s: float = 90.0) -> None:
+def run_ranks(program: Path, directory: Path, world: int, timeout_s: float = 180.0) -> None:
     """Runs a program once per rank, all at a time: `program DIRECTORY RANK WORLD`. Fails if one of them does."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("HPCSTAGE")}
     env |= {"PYTHONPATH": os.fspath(REPO), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -54,7 +54,7 @@ def run_ranks(program: Path, directory: Path, world: int, timeout_s: float = 90.
     finally:
         for process in started:
             process.kill()
-            process.wait()
+            process.communicate()
     assert [process.returncode for process in started] == [0] * world, "\n".join(errors)
 
 

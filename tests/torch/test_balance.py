@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from hpcstage.torch.samplers import balance as balancing
-from hpcstage.torch.samplers.balance import NOBODY, SampleOwners, balance, divide, pour
+from hpcstage.torch.samplers.balance import NOBODY, balance, divide
 
 pytestmark = pytest.mark.torch
 quick = settings(deadline=None, max_examples=150)
@@ -78,39 +77,22 @@ def test_every_pair_of_the_largest_is_evened_out_first() -> None:
     assert balance([1, 5, -4, -2]) == [(1, 2, 4), (0, 3, 1), (1, 3, 1)]
 
 
-@quick
-@given(st.lists(st.integers(-20, 20), min_size=1, max_size=12), st.integers(0, 100))
-def test_pour_raises_the_lowest(levels: list[int], count: int) -> None:
-    given_ = pour(levels, count)
-    assert sum(given_) == count
-    assert min(given_) >= 0
-    after = [level + more for level, more in zip(levels, given_, strict=True)]
-    for one, other in combinations(range(len(levels)), 2):
-        for low, high in ((one, other), (other, one)):
-            assert not (given_[high] and after[low] < after[high] - 1), "what came last could have gone lower"
-
-
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[list[int], SampleOwners, list[int]]:
-    """A batch, who holds its samples (some by several nodes, some by none), and how many ranks the nodes have."""
+def steps(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
+    """A batch, who has its samples (some nobody), and how many ranks the nodes have."""
     ranks = draw(st.lists(st.integers(1, 3), min_size=1, max_size=5))
     samples = draw(st.integers(1, 40))
     size = sum(ranks) * draw(st.integers(1, 6))
     batch = draw(st.lists(st.integers(0, samples - 1), min_size=size, max_size=size))
-    holders = [draw(st.sets(st.integers(0, len(ranks) - 1), max_size=3)) for _ in range(samples)]
-    owner = [min(nodes, default=NOBODY) for nodes in holders]
-    maps = [
-        sum((node in nodes) << at for at, nodes in enumerate(holders)).to_bytes(samples // 8 + 1, "little")
-        for node in range(len(ranks))
-    ]
-    return batch, SampleOwners(owner, maps if draw(st.booleans()) else ()), ranks
+    owners = draw(st.lists(st.integers(NOBODY, len(ranks) - 1), min_size=samples, max_size=samples))
+    return batch, owners, ranks
 
 
 @quick
 @given(steps())
-def test_a_step_is_divided_without_loss(step: tuple[list[int], SampleOwners, list[int]]) -> None:
-    batch, held, ranks = step
-    parts = divide(batch, held, ranks)
+def test_a_step_is_divided_without_loss(step: tuple[list[int], list[int], list[int]]) -> None:
+    batch, owners, ranks = step
+    parts = divide(batch, owners, ranks)
     assert [len(part) for part in parts] == ranks
     found = [sample for node in parts for part in node for sample in part]
     assert sorted(found) == sorted(batch)
@@ -120,22 +102,17 @@ def test_a_step_is_divided_without_loss(step: tuple[list[int], SampleOwners, lis
 
 @quick
 @given(steps())
-def test_no_more_is_moved_than_must_be(step: tuple[list[int], SampleOwners, list[int]]) -> None:
-    batch, held, ranks = step
+def test_no_more_is_moved_than_must_be(step: tuple[list[int], list[int], list[int]]) -> None:
+    batch, owners, ranks = step
     quota = len(batch) // sum(ranks)
     surplus = sum(
-        max(0, sum(held.owner[sample] == node for sample in batch) - quota * count) for node, count in enumerate(ranks)
+        max(0, sum(owners[sample] == node for sample in batch) - quota * count) for node, count in enumerate(ranks)
     )
-    parts = divide(batch, SampleOwners(held.owner), ranks)
+    parts = divide(batch, owners, ranks)
     away = sum(
-        held.owner[sample] not in (node, NOBODY) for node, own in enumerate(parts) for part in own for sample in part
+        owners[sample] not in (node, NOBODY) for node, own in enumerate(parts) for part in own for sample in part
     )
     assert away == surplus
-
-
-def test_what_the_other_node_holds_as_well_is_moved_first() -> None:
-    held = SampleOwners([0, 0, 0, 0], [bytes([0b1111]), bytes([0b0101])])
-    assert divide([0, 1, 2, 3], held, [1, 1]) == [[[1, 3]], [[0, 2]]]
 
 
 def test_the_examples_run() -> None:

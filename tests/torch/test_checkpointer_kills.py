@@ -26,7 +26,7 @@ from savednames import names
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.torch import Checkpointer
 from hpcstage.torch.checkpoints.entry import Description, check_entry, write_entry
-from hpcstage.torch.checkpoints.hostmemory import Form, slots_for
+from hpcstage.torch.checkpoints.hostmemory import TensorSlot, slots_for
 
 pytestmark = pytest.mark.torch
 KILLED, DONE = 9, 7
@@ -72,7 +72,7 @@ def in_a_child(work: Callable[[], object]) -> int:
 
 def described(step: int) -> tuple[Description, memoryview]:
     """A state with one tensor, as the thread that writes gets it."""
-    slots = slots_for([Form("uint8", (SIZE,), SIZE)])
+    slots = slots_for([TensorSlot("uint8", (SIZE,), SIZE)])
     image = mmap.mmap(-1, slots.size_bytes)
     image[:SIZE] = bytes([step]) * SIZE
     return Description(step, {"dict": [["a", {"tensor": 0}]]}, ("a",), slots), memoryview(image)

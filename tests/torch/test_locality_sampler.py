@@ -22,15 +22,10 @@ from locality_ranks import NODE_DIR, ROOT, Files, make_node, run_ranks  # noqa: 
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, DistributedSampler, Subset  # noqa: E402
 
 from hpcstage.protocol.shim import Holding  # noqa: E402
-from hpcstage.torch.samplers import agreement  # noqa: E402
 from hpcstage.torch.samplers import agreement as agreement_module  # noqa: E402
 from hpcstage.torch.samplers import locality as locality_module  # noqa: E402
-from hpcstage.torch.samplers.agreement import (  # noqa: E402
-    NodeHoldings,
-    held_by,
-    paths_of,
-)
-from hpcstage.torch.samplers.balance import NOBODY, divide  # noqa: E402
+from hpcstage.torch.samplers.agreement import NodeHoldings, claims, owners_of, paths_of, place_in  # noqa: E402
+from hpcstage.torch.samplers.balance import NOBODY  # noqa: E402
 from hpcstage.torch.samplers.locality import LocalityAwareSampler  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -79,23 +74,27 @@ def test_without_a_daemon_it_is_pytorchs(case: dict[str, Any], epoch: int) -> No
         assert len(sampler) == len(pytorchs(case, rank, epoch))
 
 
+@st.composite
+def held(draw: st.DrawFn, nodes: int, samples: int) -> tuple[Any, Any]:
+    """What nodes hold of samples, and the lowest claims."""
+    one = st.lists(st.sampled_from([*Holding]), min_size=samples, max_size=samples)
+    seen = [torch.tensor(draw(one), dtype=torch.uint8) for _ in range(nodes)]
+    return seen, torch.stack([claims(one, node) for node, one in enumerate(seen)]).amin(0)
+
+
 @settings(deadline=None, max_examples=200)
 @given(cases(), st.data())
 def test_whatever_nodes_hold_a_step_has_what_pytorchs_has(case: dict[str, Any], data: st.DataObject) -> None:
     """Without processes, so that there may be many worlds; with real ones below."""
     world, samples = case["world"], len(case["names"])
     on_node = data.draw(st.lists(st.integers(0, 3), min_size=world, max_size=world), label="node of each rank")
-    same = agreement._number("same")
-    cards = [torch.tensor([agreement._number(str(node)), same, rank, 1]) for rank, node in enumerate(on_node)]
+    cards = [[node, 7, rank, 1] for rank, node in enumerate(on_node)]
     rows = []
-    nodes = len(set(on_node))
-    some = st.lists(st.booleans(), min_size=samples, max_size=samples)
-    kept, due = ([_bits(data.draw(some)) for _ in range(nodes)] for _ in range(2))
-    held = held_by(kept, due, samples)
+    owners = owners_of(data.draw(held(len(set(on_node)), samples))[1])
     for rank in range(world):
-        seats = agreement.meet(lambda _: cards, str(on_node[rank]), "same", rank, possible=True)
         sampler = LocalityAwareSampler(range(samples), num_replicas=world, rank=rank, **case["options"])
-        sampler._nodes._seats, sampler._nodes._held, sampler._nodes.epoch = seats, held, 0
+        sampler._nodes._place, sampler._nodes._owners = place_in(cards, rank), owners
+        sampler._nodes.epoch = 0
         rows.append(list(sampler))
     theirs = [pytorchs(case, rank, 0) for rank in range(world)]
     assert [len(row) for row in rows] == [len(row) for row in theirs]
@@ -181,31 +180,23 @@ def test_lightning_finds_the_epoch() -> None:
 @quick
 @given(st.integers(1, 5), st.integers(1, 50), st.data())
 def test_one_holder_is_chosen_for_each_sample(nodes: int, samples: int, data: st.DataObject) -> None:
-    some = st.lists(st.booleans(), min_size=samples, max_size=samples)
-    kept, due = ([data.draw(some) for _ in range(nodes)] for _ in range(2))
-    held = held_by([_bits(row) for row in kept], [_bits(row) for row in due], samples)
-    if held is None:
-        assert not any(map(any, kept + due))
-        return
-    for sample, owner in enumerate(held.owner):
-        having = [node for node in range(nodes) if kept[node][sample]]
-        coming = [node for node in range(nodes) if due[node][sample]]
+    seen, lowest = data.draw(held(nodes, samples))
+    for sample, owner in enumerate(owners_of(lowest)):
+        having = [node for node in range(nodes) if seen[node][sample] == Holding.KEPT]
+        coming = [node for node in range(nodes) if seen[node][sample] == Holding.DUE]
         assert owner in (having or coming or [NOBODY])
-        assert {node for node in range(nodes) if held.has(node, sample)} - {owner} <= set(having)
-    parts = divide(list(range(samples)) * nodes, held, [1] * nodes)
-    assert sorted(s for node in parts for part in node for s in part) == sorted([*range(samples)] * nodes)
 
 
-def _bits(row: list[bool]) -> Any:
-    whole = sum(value << at for at, value in enumerate(row)).to_bytes(-(-len(row) // 8), "little")
-    return torch.tensor(list(whole), dtype=torch.uint8)
+def test_where_all_nodes_hold_all_each_gets_about_as_many() -> None:
+    full = torch.full((4000,), Holding.KEPT, dtype=torch.uint8)
+    counts = Counter(owners_of(torch.stack([claims(full, node) for node in range(4)]).amin(0)))
+    assert set(counts) == {0, 1, 2, 3}
+    assert all(850 < count < 1150 for count in counts.values())
 
 
-def test_where_all_nodes_hold_all_each_gets_as_many() -> None:
-    full = torch.full((125,), 255, dtype=torch.uint8)
-    held = held_by([full] * 4, [torch.zeros_like(full)] * 4, 1000)
-    assert held is not None
-    assert set(Counter(held.owner).values()) == {250}
+def test_the_last_of_many_nodes_has_a_claim() -> None:
+    for holding in (Holding.KEPT, Holding.DUE):
+        assert owners_of(claims(torch.full((9,), holding, dtype=torch.uint8), 65534)) == [65534] * 9
 
 
 def test_paths_of_datasets() -> None:
@@ -267,10 +258,9 @@ def test_a_node_that_says_nothing_usable(tmp_path: Path, what: str) -> None:
     else:
         (node_dir / "manifest.bin").write_bytes(b"hpcstage")
     asked = NodeHoldings([f"{ROOT}/a"], {NODE_DIR: os.fspath(node_dir)})
-    assert asked.possible
     assert asked.look() is None
-    assert not NodeHoldings([f"{ROOT}/a"], {}).possible
-    assert not NodeHoldings(None, {NODE_DIR: os.fspath(node_dir)}).possible
+    assert NodeHoldings([f"{ROOT}/a"], {}).look() is None
+    assert NodeHoldings(None, {NODE_DIR: os.fspath(node_dir)}).look() is None
 
 
 # ---- real ranks

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from conftest import wait_for
+from conftest import small_tmpfs, wait_for
 
 from hpcstage.owner import OWNER, Owner, let_go, take
 from hpcstage.upload.drain import NO_TIME, Drain, upload_late
@@ -138,6 +139,27 @@ def test_a_file_that_is_open_stays(place: Place, uploaded: Uploader) -> None:
     Path(place.tree, "file").write_bytes(b"y" * 100_000)
     assert free(place, manifest, uploaded.target, "file") == 0
     manifest.close()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount an overlay")
+def test_a_file_stays_where_leases_may_not_count_maps(tmp_path: Path) -> None:
+    with small_tmpfs(tmp_path / "disk", "size=8m") as disk:
+        for name in ("lower", "upper", "work", "merged"):
+            (disk / name).mkdir()
+        layers = f"lowerdir={disk}/lower,upperdir={disk}/upper,workdir={disk}/work"
+        subprocess.run(["mount", "-t", "overlay", "-o", layers, "overlay", disk / "merged"], check=True)
+        try:
+            place = Place(disk / "merged" / "local")
+            manifest = start(place, os.fspath(tmp_path / "DIR"), "run")
+            uploader = Uploader(place, manifest)
+            Path(place.tree, "file").write_bytes(b"x" * 100_000)
+            uploader.bring("file")
+            uploader.settle()
+            assert free(place, manifest, uploader.target, "file") == 0
+            manifest.close()
+        finally:
+            subprocess.run(["umount", "-l", disk / "merged"], check=True)
 
 
 # ---- two owners

@@ -10,53 +10,16 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sharedos import LOST, SharedOs
 from uploadworld import SLOW, World, check, helds, histories, world
 
 from hpcstage.upload import copying, ending, target, uploading
 from hpcstage.upload.ending import Ended
 
-LOST = {
-    "link": errno.EEXIST,
-    "rename": errno.ENOENT,
-    "unlink": errno.ENOENT,
-    "rmdir": errno.ENOENT,
-    "mkdir": errno.EEXIST,
-    "symlink": errno.EEXIST,
-}
-"""Calls that a client of NFS sends again where it gets no reply, and what the server says then."""
-CALLS = {*LOST, "open", "lstat", "chmod", "utime", "pwrite", "ftruncate", "fchmod", "fsync"}
 TAKEN = "a file has the name of the directory"
 """What DIR held is not replaced by a directory: that is so on all targets."""
 REFUSED = {errno.EROFS, errno.EDQUOT}
 """Errors of calls that change something."""
-
-
-class _Shared:
-    """Stands for `os` where DIR is changed: a call may fail, or be done and fail as if its reply had been lost."""
-
-    def __init__(self, root: str, failing: Callable[[str], int]) -> None:
-        self._root, self._failing = root, failing
-
-    def __getattr__(self, name: str) -> object:
-        plain = getattr(os, name)
-        if name not in CALLS:
-            return plain
-
-        def call(*args: object, **more: object) -> object:
-            if not self._is_of_dir(*args):
-                return plain(*args, **more)
-            number = self._failing(name)
-            if number == LOST.get(name):
-                plain(*args, **more)
-            if number:
-                raise OSError(number, os.strerror(number), args[0])
-            return plain(*args, **more)
-
-        return call
-
-    def _is_of_dir(self, first: object, *others: object) -> bool:
-        paths = [os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else first, *others[:1]]
-        return any(isinstance(path, str) and path.startswith(self._root) for path in paths)
 
 
 @contextmanager
@@ -64,7 +27,7 @@ def on(made: World, failing: Callable[[str], int]) -> Iterator[None]:
     """Has DIR's file system fail."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (copying, ending, target, uploading):
-            patch.setattr(module, "os", _Shared(os.fspath(made.target), failing))
+            patch.setattr(module, "os", SharedOs(os.fspath(made.target), failing))
         patch.setattr(ending, "THREADS", 1)
         yield
 
@@ -153,6 +116,29 @@ def test_what_fails_now_and_then_is_named_and_comes_later(
         again = made.late()
         assert not failed(again)
         check(made, again, is_late=True)
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOSPC])
+def test_names_that_are_exchanged_lose_nothing_where_one_call_fails(number: int) -> None:
+    for at in range(60):
+        with world({"a": b"one", "e/a": b"two"}, []) as made:
+            done(made, [("exchange", "a", "e/a")], planned({at: number}))
+            check(made, made.late(), is_late=True)
+
+
+def test_a_copy_whose_temporary_name_could_not_go_is_known_when_the_next_one_fails() -> None:
+    calls: list[str] = []
+
+    def failing(name: str) -> int:
+        calls.append(name)
+        is_first = calls.count(name) == {"unlink": 2, "rename": 1}.get(name)
+        return errno.ESTALE if is_first else 0
+
+    with world({}, []) as made:
+        report = done(made, [("write", "a", b"one")], failing)
+        assert calls.count("rename") == 1
+        assert not report.beside
+        check(made, report, is_late=False)
 
 
 @SLOW

@@ -124,7 +124,8 @@ class World:
         found = scan(self.place.tree, self.manifest)
         if name in found.changed:
             self.manifest.note(["due", name, *Here.of(os.lstat(f"{self.place.tree}/{name}"))])
-            self.uploader.bring(name)
+            with suppress(BlockingIOError):  # it comes at the end
+                self.uploader.bring(name)
             self.uploader.settle()
 
     def step(self, work: Callable[[], object]) -> None:

@@ -156,7 +156,7 @@ def test_who_has_the_lock_of_the_directory_drains_itself(left):
     own = left.place.take()
     assert own is not None
     try:
-        assert leftovers.drain(left.place, own, 10.0, has_target=True).named("undrained") == ()
+        assert leftovers.drain(left.place, own, 10.0, owning=left.place.run_id).named("undrained") == ()
         assert (left.target / OWNER).read_text().startswith("run run-9 on this node\n")
     finally:
         own.let_go()

@@ -30,8 +30,8 @@ _ATTEMPT_BYTES = 16
 _ATTEMPT = re.compile(f"[0-9a-f]{{{2 * _ATTEMPT_BYTES}}}")
 LAST_NUMBER = 10**_DIGITS - 1
 """The highest number of a generation; names of this many digits sort as the numbers do."""
-RESTORING = ".hpcstage-restore-"
-"""The beginning of the names below which a restore makes entries; they are no part of any state."""
+OURS = ".hpcstage-"
+"""Names that begin so are ours, and no part of any state."""
 LOCK = ".hpcstage-lock"
 """The name of the file in a directory that is locked."""
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})

@@ -17,7 +17,7 @@ import stat
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -26,10 +26,10 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
-from hpcstage.checkpoint.generations.files import PIECE_BYTES, RESTORING, Files
+from hpcstage.checkpoint.generations.files import OURS, PIECE_BYTES, Files
 from hpcstage.checkpoint.generations.layout import BLOCK_BYTES, BlockLayout, Hashes, parts_of
 from hpcstage.checkpoint.generations.manifest import EntryType, SavedEntry
-from hpcstage.checkpoint.generations.terms import CommitMeter
+from hpcstage.checkpoint.generations.terms import unheard
 from hpcstage.errors import HpcstageError
 
 Fingerprint = tuple[int, int, int, int]
@@ -58,8 +58,9 @@ class FoundState:
     fingerprints: tuple[Fingerprint, ...]
     """Values that change when an entry does; in the order of the entries."""
 
-    def hashed(self, layout: BlockLayout, meter: CommitMeter) -> Hashes:
-        """Returns the hash of every block; the layout begins with those of the entries. Raises StateChanged."""
+    def hashed(self, layout: BlockLayout, progress: Callable[[int], None] = unheard) -> Hashes:
+        """Returns the hash of every block; the layout begins with those of the entries. `progress` hears of the bytes
+        that were just hashed. Raises StateChanged."""
         largest = max((entry.size_bytes for entry in self.entries), default=0)
         digests, buffer = bytearray(), memoryview(bytearray(min(max(PIECE_BYTES, layout.block_bytes), largest)))
         for index, entry in enumerate(self.entries):
@@ -71,7 +72,7 @@ class FoundState:
                     lengths = layout.lengths[blocks.start : blocks.stop].tolist()
                     for count, found in _hashes(self.files, fd, lengths, buffer):
                         digests += found
-                        meter.add(count)
+                        progress(count)
                 if len(digests) != blocks.stop * _DIGEST_BYTES:
                     raise self.changed(index)
         return np.frombuffer(digests, "<u8").reshape(-1, 2)
@@ -115,8 +116,8 @@ class FileTree:
         """Returns the entries. Raises StateChanged, and a ValueError unless each of the given names is one of the
         directory itself, given once."""
         names = self.names
-        if names is None:  # without what a restore that goes on or was killed makes
-            names = [name for name in _listed(files, self.directory) if not name.startswith(RESTORING)]
+        if names is None:  # without what is ours
+            names = [name for name in _listed(files, self.directory) if not name.startswith(OURS)]
         _check_names(names)
         found = [one for name in sorted(names) for one in _walk(files, self.directory, name)]
         return FoundState(files, self.directory, tuple(e for e, _ in found), tuple(f for _, f in found))
@@ -201,7 +202,7 @@ def _program_path(path: Path) -> Iterator[None]:
 
 def _check_names(names: Sequence[str]) -> None:
     for name in names:
-        if name in ("", ".", "..") or "/" in name or "\0" in name or name.startswith(RESTORING):
+        if name in ("", ".", "..") or "/" in name or "\0" in name or name.startswith(OURS):
             raise ValueError(f"{name!r} is no name in the directory of a state")
     if len(set(names)) < len(names):
         raise ValueError("a name of a state is given twice")

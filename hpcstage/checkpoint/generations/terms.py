@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 
 from hpcstage.checkpoint.generations.layout import BLOCK_BYTES
@@ -24,26 +23,8 @@ class NoRoom(HpcstageError):
         super().__init__(f"{what} {format_size(budget_bytes)}", "drop older generations, or give it more room")
 
 
-class CommitPhase(Enum):
-    """The parts of a commit that take long."""
-
-    READING = "reading"
-    """The state is read and hashed."""
-    WRITING = "writing"
-    """The blocks that the generation stores itself are written."""
-
-
-@dataclass(frozen=True)
-class CommitProgress:
-    """How far a commit is in one phase."""
-
-    phase: CommitPhase
-    done_bytes: int
-    total_bytes: int
-
-
-def _unheard(_: CommitProgress) -> None:
-    pass
+def unheard(size_bytes: int) -> None:
+    """Hears of progress, and does nothing."""
 
 
 @dataclass(frozen=True)
@@ -56,28 +37,14 @@ class CommitTerms:
     """The generation is made after this time, whatever the clock says: another node made the state before."""
     full_why: str = ""
     """Why the generation is to need no older one; empty: it may."""
-    progress: Callable[[CommitProgress], None] = _unheard
-    """Called every few MB; a commit that it ends by an error leaves nothing."""
+    progress: Callable[[int], None] = unheard
+    """Called with the bytes that were just read and hashed, or written, every few MB; a commit that it ends by an error
+    leaves nothing."""
 
     def check_room(self, needed_bytes: int) -> None:
         """Raises NoRoom if so many bytes are more than the generation may take."""
         if self.budget_bytes is not None and needed_bytes > self.budget_bytes:
             raise NoRoom(needed_bytes, self.budget_bytes)
-
-
-class CommitMeter:
-    """Adds up the bytes of one phase of a commit."""
-
-    def __init__(self, terms: CommitTerms, phase: CommitPhase, total_bytes: int) -> None:
-        self._terms = terms
-        self._phase = phase
-        self._total_bytes = total_bytes
-        self._done_bytes = 0
-
-    def add(self, count: int) -> None:
-        """Tells that so many more bytes are done."""
-        self._done_bytes += count
-        self._terms.progress(CommitProgress(self._phase, self._done_bytes, self._total_bytes))
 
 
 @dataclass(frozen=True)

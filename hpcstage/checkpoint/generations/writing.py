@@ -28,14 +28,7 @@ from hpcstage.checkpoint.generations.manifest import (
 )
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource, OpenGeneration
 from hpcstage.checkpoint.generations.state import FoundState
-from hpcstage.checkpoint.generations.terms import (
-    CommitMeter,
-    CommitPhase,
-    CommitTerms,
-    GenerationPolicy,
-    KindChoice,
-    choose,
-)
+from hpcstage.checkpoint.generations.terms import CommitTerms, GenerationPolicy, KindChoice, choose
 
 _PAGE_BYTES = 4096
 _STEP_BYTES = 32 << 20
@@ -149,8 +142,7 @@ class GenerationDraft:
 def draft_of(state: FoundState, before: GenerationBefore, block_bytes: int, terms: CommitTerms) -> GenerationDraft:
     """Reads a state and compares it."""
     layout = layout_of(state.entries, block_bytes)
-    total_bytes = sum(entry.size_bytes for entry in state.entries)
-    hashes = state.hashed(layout, CommitMeter(terms, CommitPhase.READING, total_bytes))
+    hashes = state.hashed(layout, terms.progress)
     return GenerationDraft(state, before, layout, hashes, _zero_blocks(hashes, layout), before.found(hashes))
 
 
@@ -170,7 +162,6 @@ class DataWriter:
         self._draft = draft
         self._kind = kind
         self._terms = terms
-        self._meter = CommitMeter(terms, CommitPhase.WRITING, draft.stored_bytes(kind))
         self._table = np.zeros(draft.layout.count, RECORD)
         self._size_bytes = 0
 
@@ -241,4 +232,4 @@ class DataWriter:
         self._table["offset"][blocks] = offsets
         self._table["length"][blocks] = lengths
         self._size_bytes = int(offsets[-1]) + int(lengths[-1])
-        self._meter.add(int(lengths.sum()))
+        self._terms.progress(int(lengths.sum()))

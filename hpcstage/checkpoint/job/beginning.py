@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcstage.checkpoint.generations.restoring import remove_leftovers, times_of
+from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.job.place import CannotKeep, CheckpointPlace
 from hpcstage.checkpoint.job.plain import (
     checkpoints_in,
+    copy_entries,
     damaged,
     described,
     is_there,
     note_beside,
-    place_copies,
-    remove_entry,
     size_of,
 )
 from hpcstage.units import format_size
+from hpcstage.upload.making import remove_tree
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def add_others(place: CheckpointPlace, target: Path, names: Sequence[str]) -> li
     """Copies entries of the target to the directory, where a state of a killed run lies; returns what people are told
     of it, if there are any. Raises CannotKeep and OSError."""
     check_room(place, sum(size_of(target / name) for name in names), f"{target}")
-    place_copies(target, {name: name for name in names}, place.tree)
+    copy_entries(target, names, place.tree)
     return [f"{', '.join(names)} from {target}, not verified"] if names else []
 
 
@@ -49,10 +49,9 @@ def check_room(place: CheckpointPlace, size_bytes: int, what: str) -> None:
 
 def from_target(place: CheckpointPlace, target: Path) -> BeginningState:
     """Copies what the target holds, and verifies what is described. Raises CannotKeep and OSError."""
-    remove_leftovers(target)  # a killed drain may have left a name there without its entry
     opened, names = described(target), checkpoints_in(target)
     check_room(place, sum(size_of(target / name) for name in names), f"{target}")
-    place_copies(target, {name: name for name in names}, place.tree)
+    copy_entries(target, names, place.tree)
     if opened is None:
         text = f"{len(names)} from {target}, not verified" if names else ""
         return BeginningState(text)
@@ -60,7 +59,7 @@ def from_target(place: CheckpointPlace, target: Path) -> BeginningState:
     present = {name for name in shown if is_there(target, opened.manifest, name)}
     bad = {name: why for name, why in damaged(place.tree, opened).items() if name in present}
     for name in bad:
-        remove_entry(place.tree, name)
+        remove_tree(place.tree / name)
         note_beside(target, name)
     lines = [f"{name} in {target} was damaged, and is not shown: {why}" for name, why in bad.items()]
     whole = f"{len(present) - len(bad)} of {len(names)} verified"

@@ -46,7 +46,6 @@ def after_begin(ledger: JobLedger, order: JobOrder, outcomes: Outcomes, first: s
         next_number=max(ledger.next_number, *(one["floor"] + 1 for one in facts)),
         after_ns=max(ledger.after_ns, *(one["after_ns"] for one in facts)),
         lines=(*ledger.lines, *said["lines"]),
-        is_drained=is_drained,
     )
 
 
@@ -63,8 +62,13 @@ def after_save(
 ) -> JobLedger:
     """Notes a generation that all nodes have committed."""
     facts = {host: one.facts for host, one in outcomes.items()}
-    made = _generation(order.body, facts)
-    if ledger.is_drained and not ledger.generations:
+    made = replace(
+        JobGeneration.from_json(order.body["generation"]),
+        created_ns=max(one["created_ns"] for one in facts.values()),
+        needs=tuple(sorted({need for one in facts.values() for need in one["needs"]})),
+        state_bytes=sum(one["state_bytes"] for one in facts.values()),
+    )
+    if not ledger.is_unsaved and not ledger.generations:  # the target has the state at the start
         ledger = replace(ledger, drained_marks=_marks_of_put(made, reports))
     return replace(
         ledger,
@@ -85,8 +89,7 @@ def after_no_room(ledger: JobLedger) -> JobLedger | None:
     last = ledger.last
     if last is None or (not last.size and any(one.size for one in ledger.generations)):
         return None
-    kept = {last.number, *(one.number for one in last.carried.values())}
-    stay = tuple(one for one in ledger.generations if one.number in kept)
+    stay = tuple(one for one in ledger.generations if one.number in last.numbers)
     return replace(ledger, generations=stay) if len(stay) < len(ledger.generations) else None
 
 
@@ -96,30 +99,13 @@ def after_failed_save(
     """Notes that a number is spent, and a failure that is not about to pass. What no node has saved leaves the
     generation before the newest of all."""
     is_none = all(one.error for one in outcomes.values())
-    spent = replace(ledger, next_number=int(order.body["number"]) + 1, is_last_whole=ledger.is_last_whole and is_none)
+    number = int(order.body["generation"]["number"])
+    spent = replace(ledger, next_number=number + 1, is_last_whole=ledger.is_last_whole and is_none)
     if failure is None:
         return spent
     what = f"a state could not be saved on {failure[0].replace(ALONE, 'the local disk')}, and was copied as it is: "
     others = tuple(line for line in spent.lines if not line.startswith(what))
     return replace(spent, lines=(*others, f"{what}{failure[1].error}"))
-
-
-def _generation(body: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]]) -> JobGeneration:
-    return JobGeneration.from_json(
-        {
-            "number": int(body["number"]),
-            "attempt": body["attempt"],
-            "created_ns": max(one["created_ns"] for one in facts.values()),
-            "shares": body["shares"],
-            "carried": body["carried"],
-            "dropped": body["dropped"],
-            "put": body["put"],
-            "lacking": body["lacking"],
-            "needs": sorted({need for one in facts.values() for need in one["needs"]}),
-            "size": "",
-            "state_bytes": sum(one["state_bytes"] for one in facts.values()),
-        }
-    )
 
 
 def _marks_of_put(made: JobGeneration, reports: Mapping[str, NodeReport]) -> dict[str, dict[str, str]]:
@@ -140,7 +126,7 @@ def _row(made: JobGeneration, facts: Mapping[str, Mapping[str, Any]]) -> SavedRo
         made.number,
         kinds[0] if len(kinds) == 1 else str(largest["kind"]),
         str(largest["why"]),
-        len({name for share in made.shares.values() for name in share}),
+        len(made.own),
         made.state_bytes,
         sum(int(one["written_bytes"]) for one in facts.values()),
         round(shares / made.state_bytes, 6) if made.state_bytes else 0.0,
@@ -179,7 +165,7 @@ def described(plan: ProtectionPlan) -> str:
 
 
 def after_drop(ledger: JobLedger) -> JobLedger:
-    """Notes which generations stay on the local disks: the two newest, and older ones that have their carried entries.
+    """Notes which generations stay on the local disks: the two newest, and older ones that have entries of theirs.
 
     As long as no newer one is protected or in the target, the newest that is protected stays in the place of the last
     but one, so that it takes no more space.
@@ -194,7 +180,7 @@ def after_drop(ledger: JobLedger) -> JobLedger:
             "protected or copied"
         )
         ledger = ledger if line in ledger.lines else _with_line(ledger, line)
-    kept = {one.number for one in newest} | {one.number for each in newest for one in each.carried.values()}
+    kept = {number for one in newest for number in one.numbers}
     return replace(ledger, generations=tuple(one for one in generations if one.number in kept))
 
 

@@ -33,11 +33,11 @@ from hpcstage.checkpoint.job.ledger import (
     Outcome,
 )
 from hpcstage.checkpoint.job.naming import (
-    NamedShares,
     arriving,
     half_rewritten,
+    is_new,
     lost_writers,
-    name_shares,
+    name_entries,
     with_writers,
 )
 from hpcstage.checkpoint.job.place import RETRY_S
@@ -134,7 +134,7 @@ class Coordinator:
         self._seq = max(self._seq, newest.seq)
         if newest.by != self._me or newest.ledger.saved_count > self.ledger.saved_count:
             self.ledger = newest.ledger
-        numbers = [one.body["number"] for one in orders if one.kind is OrderKind.SAVE]
+        numbers = [one.body["generation"]["number"] for one in orders if one.kind is OrderKind.SAVE]
         if numbers and max(numbers) >= self.ledger.next_number:
             self.ledger = replace(self.ledger, next_number=max(numbers) + 1, is_last_whole=False)
 
@@ -228,18 +228,12 @@ class Coordinator:
             return False
         if last is None and not self.ledger.is_closed and held & half_rewritten(self._reports, None):
             return False  # no generation could stand for what is held
-        named = name_shares(self._reports, self.ledger.generations, held)
+        named = name_entries(self._reports, self.ledger.generations, held, self.ledger.next_number)
         if not self._is_wanted(named):
             return False
         self.ledger = replace(self.ledger, writers=self._writers)
-        self._give(
-            OrderKind.SAVE,
-            number=self.ledger.next_number,
-            attempt=self._terms.new_attempt(),
-            after_ns=self.ledger.after_ns,
-            full_why=self._full_why(last),
-            **asdict(named) | {"removed": sorted(named.removed)},
-        )
+        made = asdict(replace(named, attempt=self._terms.new_attempt()))
+        self._give(OrderKind.SAVE, generation=made, after_ns=self.ledger.after_ns, full_why=self._full_why(last))
         return True
 
     def _lost_writers(self) -> list[str]:
@@ -275,19 +269,19 @@ class Coordinator:
         self._settles_at = min(held.values(), default=0.0)
         return frozenset(held)
 
-    def _is_wanted(self, named: NamedShares) -> bool:
+    def _is_wanted(self, named: JobGeneration) -> bool:
         """Tells whether there is something to save that no generation has."""
         last = self.ledger.last
-        if named.is_empty:
+        if not named.own:
             return False
         if last is not None:
-            return not self._is_of_present(last) or named.differ(last)
+            return not self._is_of_present(last) or is_new(named, self._reports, last)
         return self.ledger.is_unsaved or self._is_made(named)
 
-    def _is_made(self, named: NamedShares) -> bool:
+    def _is_made(self, named: JobGeneration) -> bool:
         """Tells whether the program made one of the entries."""
-        entries = {host: self._reports[host].entries for host in named.shares}
-        return any(not entries[host][name].is_restored for host, share in named.shares.items() for name in share)
+        parts = [(host, name) for name, one in named.own.items() for host in one.marks]
+        return any(not self._reports[host].entries[name].is_restored for host, name in parts)
 
     def _after_save(self, order: JobOrder, outcomes: Outcomes, now: float) -> None:
         if first_failure(outcomes) is None:
@@ -302,7 +296,7 @@ class Coordinator:
         self._copy_due = self._copy_due or hard is not None
 
     def _is_of_present(self, generation: JobGeneration) -> bool:
-        return generation.shares.keys() == self._reports.keys()
+        return set(generation.nodes) == self._reports.keys()
 
     # ---- protection
 
@@ -328,7 +322,7 @@ class Coordinator:
         last = self.ledger.last
         if last is None or self.ledger.drained == last.number:
             return False
-        is_lost = not last.shares.keys() <= self._reports.keys()
+        is_lost = not self._reports.keys() >= {*last.nodes}
         if not (is_due or is_lost or self.ledger.since_drain >= (self._terms.drain_every or 1)):
             return False
         if not self._try(f"share {last.number}"):
@@ -350,12 +344,15 @@ class Coordinator:
         if not self._copy_due or self._lost_writers():
             return False
         self._copy_due = False
-        named = name_shares(self._reports, self.ledger.generations, self._held(now))
-        marks = {(h, name): f"{h}\0{name}\0{mark}" for h, share in named.shares.items() for name, mark in share.items()}
+        own = name_entries(self._reports, self.ledger.generations, self._held(now)).own
+        marks = {(h, name): f"{h}\0{name}\0{mark}" for name, one in own.items() for h, mark in one.marks.items()}
         new = {name for (_, name), mark in marks.items() if mark not in self.ledger.copied}
         if not new:
             return False
-        shares = {h: {name: share[name] for name in new & share.keys()} for h, share in named.shares.items()}
+        shares: dict[str, list[str]] = {}
+        for host, name in marks:
+            if name in new:
+                shares.setdefault(host, []).append(name)
         self._give(OrderKind.COPY, staging=self._terms.new_attempt(), shares=shares, copied=sorted(marks.values()))
         return True
 
@@ -373,11 +370,10 @@ class Coordinator:
             return False
         self.ledger = conclusions.after_drop(self.ledger)
         stay = self.ledger.generations
-        kept = {one.number for one in stay}
+        newest_number = max((one.number for one in stay), default=0)
         under_way = [one.ledger.last for one in (self._given.get(Lane.TARGET), self.placing) if one and one.ledger.last]
-        stay = *stay, *under_way
-        retained = {need for one in stay for need in (one.number, *one.needs, *_carried_by(one))}
-        self._give(OrderKind.DROP, retained=sorted(retained), newest=max(kept, default=0))
+        retained = {need for one in (*stay, *under_way) for need in (*one.numbers, *one.needs)}
+        self._give(OrderKind.DROP, retained=sorted(retained), newest=newest_number)
         return True
 
     # ---- the end
@@ -398,7 +394,3 @@ class Coordinator:
         is_first = what not in self._tried
         self._tried.add(what)
         return is_first
-
-
-def _carried_by(generation: JobGeneration) -> set[int]:
-    return {one.number for one in generation.carried.values()}

@@ -28,9 +28,10 @@ from hpcstage.checkpoint.job.ledger import (
 
 @dataclass(frozen=True)
 class Say:
-    """The report is to be told to all other nodes that are there."""
+    """The report is to be told to some nodes: by the coordinator to all that are there, by the others to it alone."""
 
     report: NodeReport
+    to: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Council:
         """Takes the nodes that are there; none: this node is not connected."""
         there = frozenset(present) if self._me in present else frozenset()
         if (view, there) != (self._own.view, self._present):
-            self._present, self._doing = there, {}
+            self._present, self._doing, self._is_dirty = there, {}, True
             self._tell(view=view)
 
     def heard(self, node: int, report: NodeReport) -> None:
@@ -118,7 +119,8 @@ class Council:
         self._follow()
         if self._is_dirty:
             self._is_dirty = False
-            self._acts.insert(0, Say(self._own))
+            to = self._present - {self._me} if self._leads else frozenset(sorted(self._present)[:1])
+            self._acts.insert(0, Say(self._own, to))
         acts, self._acts = self._acts, []
         return acts
 
@@ -141,7 +143,7 @@ class Council:
 
     @property
     def are_all_over(self) -> bool:
-        """Whether all nodes that are there have carried out the last order, as far as this one knows."""
+        """Whether all nodes that are there have carried out the last order, as far as the coordinator knows."""
         order = self._own.orders.get(Lane.LOCAL)
         outcomes = [report and report.outcomes.get(Lane.LOCAL) for report in map(self._of, self._present)]
         return order is not None and all(one and one.key == order.key for one in outcomes)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpcstage.checkpoint.job.ledger import JobGeneration
+from hpcstage.jsonform import read
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,7 @@ class FoundStore:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FoundStore:
         """Reads what `to_json` returned."""
-        generations = tuple(map(JobGeneration.from_json, data["generations"]))
-        seen = None if data["seen"] is None else tuple(data["seen"])
-        tuples = {key: tuple(data[key]) for key in ("origins", "completed")}
-        return cls(**{**data, **tuples, "generations": generations, "seen": seen})
+        return read(cls, data)
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data."""
@@ -83,7 +81,8 @@ class EarlierState:
     @property
     def missing(self) -> tuple[str, ...]:
         """Returns the nodes of the run whose stores are gone."""
-        return tuple(sorted(self.generation.shares.keys() - self.stores.keys()))
+        holders = {*self.generation.nodes, *(node for _, node, _ in self.generation.parts)}
+        return tuple(sorted(holders - self.stores.keys()))
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data."""
@@ -92,11 +91,7 @@ class EarlierState:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EarlierState:
         """Reads what `to_json` returned."""
-        stores = {name: StorePlace(**one) for name, one in data["stores"].items()}
-        generation = JobGeneration.from_json(data["generation"])
-        seen = None if data["seen"] is None else tuple(data["seen"])
-        tuples = {key: tuple(data[key]) for key in ("origins", "completed")}
-        return cls(**{**data, **tuples, "generation": generation, "stores": stores, "seen": seen})
+        return read(cls, data)
 
 
 def earlier_states(found: Mapping[int, Sequence[FoundStore]], *, with_completed: bool = False) -> list[EarlierState]:
@@ -117,7 +112,7 @@ def earlier_states(found: Mapping[int, Sequence[FoundStore]], *, with_completed:
     completed: dict[str, tuple[tuple[str, ...], int]] = {}
     for store in (one for node in found.values() for one in node if with_completed and one.completed):
         completed[store.run_id] = store.completed, store.completed_ns
-        states[store.run_id, 0, ""] = JobGeneration(0, "", 0, {store.member: {}})
+        states[store.run_id, 0, ""] = JobGeneration(0, "", 0, (store.member,))
     made = [
         EarlierState(run_id, one, stores[run_id], origins[run_id], seen.get(run_id), *completed.get(run_id, ()))
         for (run_id, _, _), one in states.items()

@@ -7,41 +7,43 @@ the disk before the first of them gets its name. What a killed run left there, t
 from __future__ import annotations
 
 import json
+import math
 import os
-import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hpcstage.checkpoint.generations.files import Files, GenerationId, GenerationPart, generation_path
-from hpcstage.checkpoint.generations.manifest import EntryType, GenerationManifest
-from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, OpenGeneration, read_whole
-from hpcstage.checkpoint.generations.restoring import (
-    NEWEST_NS,
-    making_in,
-    place,
-    remove_leftovers,
-    restore,
-    sync_directory,
-    times_of,
+from hpcstage.checkpoint.generations.files import OURS, Files, GenerationId, GenerationPart, generation_path
+from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest
+from hpcstage.checkpoint.generations.reading import (
+    BlockSource,
+    GenerationReader,
+    LocalSource,
+    OpenGeneration,
+    read_whole,
 )
+from hpcstage.checkpoint.generations.restoring import restore, times_of
 from hpcstage.checkpoint.job.joining import Joined, describe, join, share_of
 from hpcstage.checkpoint.job.ledger import JobGeneration
+from hpcstage.checkpoint.job.place import HIDDEN
 from hpcstage.checkpoint.job.plain import (
     DESCRIPTION,
-    HIDDEN,
-    OURS,
     PARTS,
     described,
     forget_beside,
+    give_name,
     is_beside,
     is_there,
     note_beside,
     note_run,
     parts_in,
-    remove_entry,
+    remove_torn,
 )
+from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
+from hpcstage.upload.copying import Pace, sync_directory
+from hpcstage.upload.making import Making, remove_tree
+from hpcstage.upload.target import Target
 
 SHARES = f"{OURS}shares-"
 """The names of the directories in the target that hold shares begin so."""
@@ -68,32 +70,11 @@ class Whole:
     joined: Joined
     opened: list[OpenGeneration]
     shares: list[Share]
-    lacking: dict[str, str] = field(default_factory=dict)
-    """Entries that nobody has any more, and why."""
 
 
-def shares_of(generation: JobGeneration, number: int, names: Collection[str]) -> dict[str, frozenset[str]]:
-    """Returns which nodes had some entries in a generation with that number: the newest one, or one that carried
-    entries are of."""
-    if number == generation.number:
-        return {node: frozenset(share) & frozenset(names) for node, share in generation.shares.items()}
-    found: dict[str, set[str]] = {}
-    for name, one in generation.carried.items():
-        for node in one.marks if one.number == number and name in names else ():
-            found.setdefault(node, set()).add(name)
-    return {node: frozenset(of) for node, of in found.items()}
-
-
-def parts_of(generation: JobGeneration) -> list[tuple[int, str, frozenset[str]]]:
-    """Returns all parts of a generation: number, node and entries; the parts of carried entries are those of older
-    ones."""
-    numbers = {generation.number, *(one.number for one in generation.carried.values())}
-    return [
-        (number, node, names)
-        for number in sorted(numbers, reverse=True)
-        for node, names in sorted(shares_of(generation, number, generation.names).items())
-        if names
-    ]
+def without(shares: Iterable[Share], gone: Collection[str]) -> list[Share]:
+    """Returns shares without some entries."""
+    return [Share(one.node, one.number, one.source, left) for one in shares if (left := one.names.difference(gone))]
 
 
 def opened_whole(shares: Sequence[Share], preferred: str = "") -> Whole:
@@ -107,23 +88,12 @@ def opened_whole(shares: Sequence[Share], preferred: str = "") -> Whole:
 
 
 def with_target(whole: Whole, names: Collection[str], target: Path) -> Whole:
-    """Adds what the target has of entries that nobody else has. What it has not, either, is `lacking`."""
-    before = described(target)
-    has = frozenset() if before is None else frozenset(n for n in names if n in times_of(before.manifest))
-    listed = [
-        [one.source for one in whole.joined.entries if one.source.share == index] for index in range(len(whole.opened))
-    ]
-    opened = list(whole.opened)
-    if before is not None and has:
-        listed.append(share_of(_OF_TARGET, before, has, len(opened)))
-        opened.append(before)
-    lacking = {name: whole.lacking.get(name, "no node has it") for name in names if name not in has}
-    return Whole(join(listed), opened, whole.shares, lacking)
-
-
-def bring(share: Share, into: Path, names: Collection[str]) -> None:
-    """Restores entries of a share, verified, into a directory of its own. Raises DamagedGeneration and OSError."""
-    restore(share.source, share.number, into, {name: name for name in sorted(share.names & frozenset(names))})
+    """Adds what the target has of entries that nobody else has."""
+    before, count = described(target), len(whole.opened)
+    if before is None:
+        return whole
+    listed = [[one.source for one in whole.joined.entries if one.source.share == index] for index in range(count)]
+    return Whole(join([*listed, share_of(_OF_TARGET, before, names, count)]), [*whole.opened, before], whole.shares)
 
 
 def build(joined: Joined, places: Mapping[int, Path], into: Path, names: Collection[str]) -> None:
@@ -164,36 +134,55 @@ def tops_of(joined: Joined) -> dict[str, set[str]]:
 # ---- on a local disk
 
 
-def restore_whole(whole: Whole, base: Path, tree: Path) -> None:
-    """Puts a whole into a directory on the local disk. Raises DamagedGeneration and OSError; then the directory has no
-    part of it."""
-    arriving = base / "arriving"
-    _clear(arriving)
+def restore_whole(whole: Whole, tree: Path) -> list[str]:
+    """Puts a whole into a directory on the local disk, and returns its names. Raises DamagedGeneration, after which the
+    directory has no part of it, and OSError."""
+    arriving = tree / f"{OURS}arriving"
+    remove_tree(arriving)
     arriving.mkdir(0o700)
     try:
-        places: dict[int, Path] = {}
-        for index, share in enumerate(whole.shares):
-            places[index] = arriving / f"{index}"
-            bring(share, places[index], share.names)
-        made = arriving / "whole"
-        made.mkdir(0o700)
-        names = {one.entry.name.partition("/")[0] for one in whole.joined.entries}
-        build(whole.joined, places, made, names)
-        for name in sorted(names):
-            os.rename(made / name, tree / name)
-        sync_directory(tree)
+        places = {index: arriving / f"{index}" for index, _ in enumerate(whole.shares)}
+        for share, place in zip(whole.shares, places.values(), strict=True):
+            restore(share.source, share.number, place, sorted(share.names))
+        names = sorted({one.entry.name.partition("/")[0] for one in whole.joined.entries})
+        build(whole.joined, places, tree, names)
+        return names
     finally:
-        _clear(arriving)
-
-
-def _clear(path: Path) -> None:
-    for directory, _, _ in os.walk(path):
-        with suppress(OSError):
-            os.chmod(directory, 0o700)
-    shutil.rmtree(path, ignore_errors=True)
+        remove_tree(arriving)
 
 
 # ---- in the target
+
+
+@dataclass
+class Superseded:
+    """What goes from the target when a newer checkpoint is there: the program removed it."""
+
+    tree: Path
+    """The program's directory; hidden entries that are still there were not removed."""
+    seen: Collection[str] = ()
+    """The entries that the program had."""
+    spared: Collection[str] = ()
+    """Entries of which a node still has a part, which is being written again."""
+    waiting: dict[str, GenerationManifest] = field(default_factory=dict)
+    """By name: the generation of which the one in the target is; it was the newest."""
+
+    def remove(self, making: Making, before: GenerationManifest, now: GenerationManifest) -> None:
+        """Removes entries that the program had, or of which hpcstage gave a node's contents a name (NAME.NODE), and
+        that are in the generation no more. Raises OSError."""
+        new, target = times_of(now), Path(making.target.root)
+        newest_ns = max(new.values(), default=0)
+        own = [name for name in times_of(before) if name in self.seen or is_beside(target, name)]
+        found = self.waiting | dict.fromkeys(own, before)
+        for name, made in found.items():
+            self.waiting.pop(name, None)
+            if name in new or (name.startswith(HIDDEN) and os.path.lexists(self.tree / name)):
+                continue
+            if name in self.spared or times_of(made)[name] >= newest_ns:
+                self.waiting[name] = made
+            elif is_there(target, made, name):
+                making.remove(name)
+                forget_beside(target, [name])
 
 
 @dataclass(frozen=True)
@@ -209,118 +198,151 @@ class PlacedWhole:
 class Gathering:
     """The directory in the target below which the shares of one generation come together."""
 
-    target: Path
+    target: Target
     name: str
-    run_id: str
+
+    @property
+    def root(self) -> Path:
+        """The target's directory."""
+        return Path(self.target.root)
 
     @property
     def path(self) -> Path:
         """The directory."""
-        return self.target / f"{SHARES}{self.name}"
+        return self.root / f"{SHARES}{self.name}"
 
     def of(self, node: str, number: int) -> Path:
         """Returns the directory of a share."""
         return self.path / f"{number:08}" / node.replace("/", "_")
 
-    def put(self, share: Share, names: Collection[str]) -> None:
+    def put(self, share: Share, names: Collection[str], pace: Pace = lambda _: None) -> None:
         """Puts a share there, as far as its entries are among the names. Raises DamagedGeneration and OSError."""
-        directory = self.of(share.node, share.number)
-        for one in (self.path, directory.parent):
-            one.mkdir(0o700, exist_ok=True)
-        _clear(directory)
+        directory = self.begin(share.node, share.number)
         self._note(share)
-        bring(share, directory, names)
-        (self.noted(share.node, share.number) / _WHOLE).touch()
+        restore(share.source, share.number, directory, sorted(share.names & frozenset(names)), pace)
+        (self._noted(share.node, share.number) / _WHOLE).touch()
         sync_directory(directory.parent)
         sync_directory(self.path)
 
+    def begin(self, node: str, number: int) -> Path:
+        """Makes the directory of a share, which is empty then. Raises OSError."""
+        directory = self.of(node, number)
+        remove_tree(directory)
+        for one in (self.path, directory.parent, directory):
+            one.mkdir(0o700, exist_ok=True)
+        return directory
+
+    def complete(
+        self, shares: Iterable[Share], names: Collection[str], pace: Pace = lambda _: None
+    ) -> tuple[list[Share], list[tuple[Share, DamagedGeneration | NodeIsGone]]]:
+        """Puts those shares there that are not. Returns all that are, with their descriptions as sources, and of the
+        others why they cannot be. Raises OSError."""
+        there, missing = list[Share](), list[tuple[Share, DamagedGeneration | NodeIsGone]]()
+        for share in shares:
+            try:
+                if not self.has(share.node, share.number):
+                    self.put(share, names, pace)
+                noted = replace(share, source=LocalSource(self._noted(share.node, share.number)))
+                opened_whole([noted])
+                there.append(noted)
+            except (DamagedGeneration, NodeIsGone) as error:
+                missing.append((share, error))
+        return there, missing
+
     def has(self, node: str, number: int) -> bool:
         """Tells whether all of a share is there, verified."""
-        return (self.noted(node, number) / _WHOLE).exists()
+        return (self._noted(node, number) / _WHOLE).exists()
 
-    def noted(self, node: str, number: int) -> Path:
+    def _noted(self, node: str, number: int) -> Path:
         """Returns the directory with the description of a share, for who cannot read its store."""
         return self.of(f"{node}.description", number)
 
     def _note(self, share: Share) -> None:
-        directory = self.noted(share.node, share.number)
-        _clear(directory)
+        directory = self._noted(share.node, share.number)
+        remove_tree(directory)
         made = generation_path(directory, share.number)
         made.mkdir(0o700, parents=True)
         for part in (GenerationPart.BLOCKS, GenerationPart.MANIFEST):
             Files().write_new(made / part, read_whole(share.source, share.number, part))
 
     def give_names(
-        self, whole: Whole, generation: JobGeneration, names: Collection[str], *, is_behind: bool = False
+        self,
+        whole: Whole,
+        generation: JobGeneration,
+        names: Collection[str],
+        superseded: Superseded,
+        *,
+        is_behind: bool = False,
     ) -> PlacedWhole:
         """Gives the entries of some names, all of whose shares are there, their names in the target, each at once;
-        where the target has a later state of another run (`is_behind`), NAME.RUN-ID. Raises OSError; then each entry of
-        the target is whole, an old or a new one."""
-        before = described(self.target)
+        where the target has a later state of another run (`is_behind`), NAME.RUN-ID. Removes what is superseded. Raises
+        OSError; then each entry of the target is whole, an old or a new one."""
+        root, before = self.root, described(self.root)
         now = describe(
             whole.joined, whole.opened, GenerationId(generation.number, generation.attempt), generation.created_ns
         )
         tops = tops_of(whole.joined)
         wanted = {top for name in names for top in tops.get(name, ())}
         beside: dict[str, str] = {}
-        remove_leftovers(self.target)
-        with making_in(self.target) as made:
+        with Making(self.target) as making:
             places = {index: self.of(one.node, one.number) for index, one in enumerate(whole.shares)}
-            build(whole.joined, places, made, wanted)
+            build(whole.joined, places, making.path, wanted)
             times = times_of(now.manifest)
             for top in sorted(wanted):
-                is_ours = before is not None and is_there(self.target, before.manifest, top)
-                if (is_behind or not is_ours) and is_there(self.target, now.manifest, top):
+                is_ours = before is not None and is_there(root, before.manifest, top)
+                if (is_behind or not is_ours) and is_there(root, now.manifest, top):
                     continue
-                if not is_behind and place(made / top, self.target / top, NEWEST_NS if is_ours else times[top]):
-                    forget_beside(self.target, [top])
-                else:
-                    beside[top] = f"{top}.{self.run_id}"
-                    note_beside(self.target, beside[top])
-                    place(made / top, self.target / beside[top], NEWEST_NS)
+                place = give_name(
+                    making, top, self.target.run.run_id, None if is_behind else math.inf if is_ours else times[top]
+                )
+                if place != top:
+                    beside[top] = place
             for own, other in whole.joined.beside.items():
                 beside.setdefault(own, other)
                 if "/" not in other:
-                    note_beside(self.target, other)
-            sync_directory(self.target)
+                    note_beside(root, other)
         if not is_behind:
-            known = {} if before is None else parts_in(self.target, before.manifest.number)
+            known = {} if before is None else parts_in(root, before.manifest.number)
             parts = {name: sorted(generation.marks(name)) for name in sorted(generation.names)}
-            self._describe(now, parts | {name: known[name] for name in generation.put if name in known})
+            with Making(self.target) as making:
+                self._describe(making, now, parts | {name: known[name] for name in generation.put if name in known})
+                if before is not None:
+                    superseded.remove(making, before.manifest, now.manifest)
+                    remove_torn(making, now.manifest)
         sizes = [e.size_bytes for e in now.manifest.entries if e.name.partition("/")[0] in wanted]
         return PlacedWhole(len(sizes), sum(sizes), beside)
 
     def remove(self) -> None:
         """Removes the directory."""
-        _clear(self.path)
+        remove_tree(self.path)
 
-    def _describe(self, opened: OpenGeneration, parts: Mapping[str, list[str]]) -> None:
+    def _describe(self, making: Making, opened: OpenGeneration, parts: Mapping[str, list[str]]) -> None:
         """Puts the description of the generation beside its files; that of the one before goes. `parts` are the nodes
         that have a part of each entry."""
-        number, directory = opened.manifest.number, self.target / DESCRIPTION
+        number, directory = opened.manifest.number, self.root / DESCRIPTION
         directory.mkdir(0o700, exist_ok=True)
-        old = os.listdir(directory)
-        with making_in(directory) as beside:
-            made = generation_path(beside, number)
-            made.mkdir(0o700)
-            files = Files()
-            files.write_new(made / GenerationPart.BLOCKS, opened.table.tobytes())
-            files.write_new(made / GenerationPart.MANIFEST, opened.manifest.to_bytes())
-            files.write_new(made / PARTS, json.dumps(parts).encode())
-            for name in old:
-                if (directory / name).is_dir() and name.isdecimal():
-                    os.rename(directory / name, beside / f"old-{name}")
-            os.rename(made, generation_path(directory, number))
-            note_run(self.target, self.run_id, opened.manifest.id)
-            sync_directory(directory)
+        made, files = generation_path(making.path, number), Files()
+        made.mkdir(0o700)
+        files.write_new(made / GenerationPart.BLOCKS, opened.table.tobytes())
+        files.write_new(made / GenerationPart.MANIFEST, opened.manifest.to_bytes())
+        files.write_new(made / PARTS, json.dumps(parts).encode())
+        sync_directory(made)
+        others = [name for name in os.listdir(directory) if name.isdecimal()]
+        for name in (one for one in others if one >= made.name):
+            making.remove(f"{DESCRIPTION}/{name}")
+        making.give(made.name, [f"{DESCRIPTION}/{made.name}"])
+        for name in (one for one in others if one < made.name):
+            making.remove(f"{DESCRIPTION}/{name}")
+        note_run(self.root, self.target.run.run_id, opened.manifest.id)
+        sync_directory(directory)
 
 
-def remove_stale(target: Path) -> None:
-    """Removes shares that killed runs left in the target, which this run has locked."""
+def remove_stale(target: Target) -> None:
+    """Removes what killed runs left in the target, which this run owns."""
     with suppress(OSError):
-        for name in os.listdir(target):
+        for name in os.listdir(target.root):
             if name.startswith(SHARES):
-                _clear(target / name)
+                remove_tree(target.path(name))
 
 
 def remove_superseded(target: Path, run_id: str, number: int) -> None:
@@ -329,35 +351,4 @@ def remove_superseded(target: Path, run_id: str, number: int) -> None:
     for name in os.listdir(target):
         of = name.removeprefix(above)
         if of != name and of.isdecimal() and int(of) <= number:
-            _clear(target / name)
-
-
-@dataclass
-class SupersededRemoval:
-    """Removes from the target what the program removed, when a newer checkpoint is there."""
-
-    target: Path
-    tree: Path
-    """The program's directory; hidden entries that are still there were not removed."""
-    waiting: dict[str, GenerationManifest] = field(default_factory=dict)
-    """By name: the generation of which the one in the target is; it was the newest."""
-
-    def remove(
-        self, before: GenerationManifest, now: GenerationManifest, seen: Collection[str], spared: Collection[str] = ()
-    ) -> None:
-        """Removes entries that the program had, or of which hpcstage gave a node's contents a name (NAME.NODE), and
-        that are in the generation no more; of `spared` ones a node still has a part, which is being written again.
-        Raises OSError."""
-        new = times_of(now)
-        newest_ns = max(new.values(), default=0)
-        own = [name for name in times_of(before) if name in seen or is_beside(self.target, name)]
-        found = self.waiting | dict.fromkeys(own, before)
-        for name, made in found.items():
-            self.waiting.pop(name, None)
-            if name in new or (name.startswith(HIDDEN) and os.path.lexists(self.tree / name)):
-                continue
-            if name in spared or times_of(made)[name] >= newest_ns:
-                self.waiting[name] = made
-            elif is_there(self.target, made, name):
-                remove_entry(self.target, name)
-                forget_beside(self.target, [name])
+            remove_tree(target / name)

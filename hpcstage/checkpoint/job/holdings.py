@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hpcstage.checkpoint.generations.reading import BlockSource, LocalSource
 from hpcstage.checkpoint.job.families import StorePlace
-from hpcstage.checkpoint.job.gathering import Share, parts_of
+from hpcstage.checkpoint.job.gathering import Share
 from hpcstage.checkpoint.job.ledger import JobGeneration
 from hpcstage.checkpoint.protection.link import GroupLink
 from hpcstage.checkpoint.protection.rebuilding import GroupSource
@@ -46,18 +46,11 @@ class RunStores:
             self._rebuilding[member] = GroupSource(member, self._sources)
         return self._rebuilding[member]
 
-    def shares(self, generation: JobGeneration, names: Collection[str] | None = None) -> list[Share]:
-        """Returns the shares of a generation, those of carried entries, too."""
-        wanted = generation.names if names is None else names
-        found = ((number, node, of & frozenset(wanted)) for number, node, of in parts_of(generation))
-        return [Share(node, number, self.source(node), of) for number, node, of in found if of]
+    def shares(self, generation: JobGeneration) -> list[Share]:
+        """Returns all parts of a generation."""
+        return [Share(node, number, self.source(node), names) for number, node, names in generation.parts]
 
     @property
     def rebuilt_bytes(self) -> int:
         """Returns the bytes that were rebuilt."""
         return sum(one.rebuilt_bytes for one in self._rebuilding.values())
-
-    @property
-    def damaged(self) -> list[str]:
-        """Returns the nodes of which blocks were missing or damaged."""
-        return sorted({name for one in self._rebuilding.values() for name in one.damaged})

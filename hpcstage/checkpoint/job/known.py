@@ -51,7 +51,7 @@ def known_generations(place: CheckpointPlace) -> list[JobGeneration]:
         with suppress(OSError, ValueError, KeyError, TypeError):
             found.append(JobGeneration.from_json(json.loads((place.shares / name).read_text())))
     pending = pending_generation(place, found[-1] if found else None)
-    return [*found, pending] if pending is not None and len(pending.shares) == 1 else found
+    return [*found, pending] if pending is not None and len(pending.nodes) == 1 else found
 
 
 def newest_known(place: CheckpointPlace) -> GenerationManifest | None:

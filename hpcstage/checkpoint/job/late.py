@@ -17,13 +17,12 @@ from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import LOCK, GenerationId, lock_file
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration
 from hpcstage.checkpoint.generations.reading import BlockSource, GenerationReader, LocalSource
-from hpcstage.checkpoint.generations.restoring import making_in, newest_ns, times_of
-from hpcstage.checkpoint.generations.restoring import place as place_entry
+from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.job.completed import began_with, completed_since, is_behind
 from hpcstage.checkpoint.job.gathering import (
     Gathering,
     Share,
-    SupersededRemoval,
+    Superseded,
     opened_whole,
     remove_superseded,
     restore_whole,
@@ -39,9 +38,10 @@ from hpcstage.checkpoint.job.place import (
     UndrainedEntry,
     reason,
 )
-from hpcstage.checkpoint.job.plain import OURS, described, has_state_of, is_there, names_in, shown_in
-from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
+from hpcstage.checkpoint.job.plain import described, give_newer, has_state_of, is_there, names_in, shown_in
 from hpcstage.errors import HpcstageError
+from hpcstage.upload.making import Making
+from hpcstage.upload.target import Target
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ def end_alone(
     of which this node brings its share, too. `others` are stores of other nodes that can be read here."""
     node, newer = charter.node, pending_generation(place, known)
     if newer is not None and not (end := _brought(place, charter, newer, others or {})).missing:
-        return replace(end, brought=newer.shares.get(node, {}), number=newer.number)
+        return replace(end, brought=newer.share(node), number=newer.number)
     if known is None:
         return LonelyEnd()
-    own, end = known.shares.get(node, {}), _brought(place, charter, known, others or {})
+    own, end = known.share(node), _brought(place, charter, known, others or {})
     if end.missing:
-        return replace(end, brought={**own, **(newer.shares.get(node, {}) if newer is not None else {})})
+        return replace(end, brought={**own, **(newer.share(node) if newer is not None else {})})
     return replace(end, brought=own, number=known.number)  # all brought this one: none knows of a newer one
 
 
@@ -88,10 +88,10 @@ def _brought(
 ) -> LonelyEnd:
     """Brings a share to the target; returns what is not in the target under its name then, or what was given names."""
     try:
-        charter.check_target()
+        Target(charter.run, charter.owner).check()
         return _gathered(place, charter, generation, others)
     except (OSError, HpcstageError) as error:
-        names = generation.shares.get(charter.node, {})
+        names = generation.share(charter.node)
         return LonelyEnd([UndrainedEntry(name, reason(error)) for name in names] or [UndrainedEntry("", reason(error))])
 
 
@@ -101,26 +101,20 @@ def _gathered(
     target = Path(charter.target)
     if _has(target, charter, generation):
         return LonelyEnd()
-    gathering = Gathering(target, f"{charter.run_id}-{generation.number}", charter.run_id)
+    gathering = Gathering(Target(charter.run, charter.owner), f"{charter.run_id}-{generation.number}")
     with _sources({charter.node: place.store, **others}) as sources, _locked(gathering):
         if _has(target, charter, generation):  # another node was first
             gathering.remove()
             return LonelyEnd()
-        shares = RunStores(sources).shares(generation)
-        missing: dict[str, str] = {}
-        for share in shares:
-            if not gathering.has(share.node, share.number):
-                try:
-                    gathering.put(share, share.names)
-                except (DamagedGeneration, NodeIsGone) as error:
-                    missing[share.node] = error.what if isinstance(error, DamagedGeneration) else str(error)
-        if not missing:
+        shares, failed = gathering.complete(RunStores(sources).shares(generation), generation.names)
+        if not failed:
             return _named(place, charter, generation, gathering, shares)
+        missing = {one.node: why.what if isinstance(why, DamagedGeneration) else str(why) for one, why in failed}
         if charter.is_alone:
             gathering.remove()
     names = ", ".join(sorted(missing))
     why = f"the share of this node is in {gathering.path}, and those of {names} are not there yet"
-    why, own = missing.get(charter.node, why), generation.shares.get(charter.node, {})
+    why, own = missing.get(charter.node, why), generation.share(charter.node)
     return LonelyEnd(
         [UndrainedEntry(name, why) for name in own] or [UndrainedEntry("", why)], is_damaged=charter.node in missing
     )
@@ -134,22 +128,17 @@ def _named(
     shares: Sequence[Share],
 ) -> LonelyEnd:
     """Gives what all nodes brought its names, and removes what the program had removed."""
-    target = gathering.target
+    target = gathering.root
     before = described(target)
     is_behind = before is not None and before.manifest.created_ns >= generation.created_ns
     seen = {*(place.seen() or ())}
     if before is not None and has_state_of(target, charter.run_id, 1):
         seen |= times_of(before.manifest).keys()
-    with ExitStack() as stack:  # NFS removes no directory of which a file is open
-        noted = [LocalSource(gathering.noted(one.node, one.number)) for one in shares]
-        whole = opened_whole([replace(s, source=stack.enter_context(n)) for s, n in zip(shares, noted, strict=True)])
-        placed = gathering.give_names(whole, generation, generation.names, is_behind=is_behind)
-    now = described(target)
-    if before is not None and now is not None and not is_behind:
-        trees = [place.tree, *(one.tree for one in _siblings(place, charter).values())]
-        there = {name for tree in trees for name in (names_in(tree) if tree.is_dir() else ())}
-        spared = there.union(generation.lacking) - generation.names - generation.dropped.keys()
-        SupersededRemoval(target, place.tree).remove(before.manifest, now.manifest, seen, spared)
+    trees = [place.tree, *(one.tree for one in _siblings(place, charter).values())]
+    there = {name for tree in trees for name in (names_in(tree) if tree.is_dir() else ())}
+    spared = there.union(generation.lacking) - generation.names - generation.dropped.keys()
+    superseded = Superseded(place.tree, seen, spared)
+    placed = gathering.give_names(opened_whole(shares), generation, generation.names, superseded, is_behind=is_behind)
     remove_superseded(target, charter.run_id, generation.number)
     return LonelyEnd(beside=placed.beside, files=placed.files, size_bytes=placed.size_bytes)
 
@@ -166,7 +155,8 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly
     """Brings to the target what one node of a job left that nobody keeps any more, with what other nodes of it left on
     this machine; after an orderly end of the command all that lies in the directory of a run on one node is complete.
     Raises OSError."""
-    charter.check_target()
+    target = Target(charter.run, charter.owner)
+    target.check()
     siblings = _siblings(place, charter)
     known = [one for each in (place, *siblings.values()) for one in known_generations(each)]
     newest = max((one.number for one in known), default=0)
@@ -180,8 +170,8 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly
         end, damaged = _newest_whole(place, charter, known, {node: one.store for node, one in siblings.items()})
     whole = (end.number or 0) if damaged else max(newest, end.number or 0)
     left = [name for name in _unsaved(place, end.brought, whole) if name not in completed]
-    missing, beside = place_completed(place, completed if is_shown else (), charter)
-    torn, unclosed = place_leftovers(place, left if is_shown or is_continued else [*left, *completed], charter)
+    missing, beside = place_completed(place, completed if is_shown else (), target)
+    torn, unclosed = place_leftovers(place, left if is_shown or is_continued else [*left, *completed], target)
     copied = {*(completed if is_shown else ()), *unclosed}
     return CheckpointReport(
         drained_number=end.number,
@@ -208,19 +198,14 @@ def _newest_whole(
     return LonelyEnd(), damaged
 
 
-def restore_here(place: CheckpointPlace, charter: CheckpointCharter, to: Path) -> int | None:
+def restore_here(place: CheckpointPlace, charter: CheckpointCharter, making: Making) -> int | None:
     """Restores the newest state of a job from what its nodes left on this machine, verified, into a directory that is
     there; entries that are not older stay. Returns its number; None if parts are missing. Raises OSError."""
     for generation in reversed(known_generations(place)):
         stores = {charter.node: place.store, **{node: one.store for node, one in _siblings(place, charter).items()}}
-        with _sources(stores) as sources, suppress(DamagedGeneration), making_in(to) as made:
+        with _sources(stores) as sources, suppress(DamagedGeneration):
             whole = opened_whole(RunStores(sources).shares(generation))
-            tree = made / f"{OURS}tree"
-            tree.mkdir()
-            restore_whole(whole, made, tree)
-            for name in os.listdir(tree):
-                os.rename(tree / name, made / name)
-                place_entry(made / name, to / name, newest_ns(made / name))
+            give_newer(making, restore_whole(whole, making.path))
             return generation.number
     return None
 

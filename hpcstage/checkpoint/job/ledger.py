@@ -1,8 +1,9 @@
 """Owns what the agents of a job tell each other: frozen values with a JSON form. Pure.
 
 Each agent tells its whole report anew whenever it changes, so that one that was lost with a connection costs nothing:
-the next one has all. The agent of the lowest node that is there, the coordinator, puts orders into its report, in each
-lane one after the other; each has the ledger of what was decided before, from which another node takes over.
+the next one has all. The agent of the lowest node that is there, the coordinator, hears all others and tells them its
+own, into which it puts orders, in each lane one after the other; each has the ledger of what was decided before, from
+which another node takes over.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from hpcstage.checkpoint.job.place import SavedRow
+from hpcstage.jsonform import read
 
 NO_ROOM = "no_room"
 """The fact of an outcome that the local disk has no room for a generation."""
@@ -78,14 +80,14 @@ class EntryState:
 
 
 @dataclass(frozen=True)
-class CarriedEntry:
-    """An entry of an older generation that a newer one stands for, too: a node that had a part of it is lost, or it is
-    being written again."""
+class JobEntry:
+    """An entry of a generation of a job."""
 
     number: int
-    """The generation that has all of it."""
+    """The generation that has all of it: an older one where a node that had a part of it is lost, or where it is being
+    written again."""
     marks: Mapping[str, str] = field(default_factory=dict)
-    """By node: its share, as long as it is the same the entry is the one of that generation."""
+    """By node: the mark of its part."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,9 @@ class JobGeneration:
     number: int
     attempt: str
     created_ns: int
-    shares: Mapping[str, Mapping[str, str]]
-    """By node: its entries with their marks. A node without any has an empty share."""
-    carried: Mapping[str, CarriedEntry] = field(default_factory=dict)
+    nodes: tuple[str, ...]
+    """Those that committed it, also without an entry."""
+    entries: Mapping[str, JobEntry] = field(default_factory=dict)
     dropped: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Entries that the program removed on one node, by the nodes that still have a part, with its mark."""
     put: tuple[str, ...] = ()
@@ -113,21 +115,40 @@ class JobGeneration:
 
     @property
     def names(self) -> frozenset[str]:
-        """Returns all entries."""
-        return frozenset(name for share in self.shares.values() for name in share) | frozenset(self.carried)
+        """Returns the names of all entries."""
+        return frozenset(self.entries)
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """Returns the generations that have its entries, and itself."""
+        return frozenset({self.number, *(one.number for one in self.entries.values())})
+
+    @property
+    def parts(self) -> list[tuple[int, str, frozenset[str]]]:
+        """Returns all parts, those of the newest generation first: the generation that has it, node and entries."""
+        found: dict[tuple[int, str], set[str]] = {}
+        for name, one in self.entries.items():
+            for node in one.marks:
+                found.setdefault((-one.number, node), set()).add(name)
+        return [(-below, node, frozenset(names)) for (below, node), names in sorted(found.items())]
+
+    @property
+    def own(self) -> dict[str, JobEntry]:
+        """Returns the entries that it has itself."""
+        return {name: one for name, one in self.entries.items() if one.number == self.number}
+
+    def share(self, node: str) -> dict[str, str]:
+        """Returns the entries of which a node has a part, with its marks."""
+        return {name: one.marks[node] for name, one in self.entries.items() if node in one.marks}
 
     def marks(self, name: str) -> dict[str, str]:
         """Returns the marks of an entry, by node; they tell one content from another."""
-        if name in self.carried:
-            return dict(self.carried[name].marks)
-        return {node: share[name] for node, share in self.shares.items() if name in share}
+        return dict(self.entries[name].marks) if name in self.entries else {}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobGeneration:
         """Reads what `asdict` returned."""
-        carried = {name: CarriedEntry(**one) for name, one in data["carried"].items()}
-        tuples = {key: tuple(data.get(key, ())) for key in ("needs", "put", "lacking")}
-        return cls(**{**data, **tuples, "carried": carried})
+        return read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -142,8 +163,6 @@ class JobLedger:
     """The state that lies in the directories since the start, for people."""
     is_unsaved: bool = False
     """Whether that state is in no generation of this run and not in the target."""
-    is_drained: bool = False
-    """Whether the target has that state."""
     seen: tuple[str, ...] = ()
     """Entries that the program had before this run."""
     next_number: int = 1
@@ -190,11 +209,7 @@ class JobLedger:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobLedger:
         """Reads what `asdict` returned."""
-        tuples = {key: tuple(data[key]) for key in ("failed", "seen", "lines", "unclosed", "copied", "gone")}
-        writers = {kind: tuple(nodes) for kind, nodes in data["writers"].items()}
-        rows = tuple(SavedRow(**row) for row in data["rows"])
-        generations = tuple(map(JobGeneration.from_json, data["generations"]))
-        return cls(**{**data, **tuples, "rows": rows, "generations": generations, "writers": writers})
+        return read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -218,7 +233,7 @@ class JobOrder:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobOrder:
         """Reads what `asdict` returned."""
-        return cls(**{**data, "kind": OrderKind(data["kind"]), "ledger": JobLedger.from_json(data["ledger"])})
+        return read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -235,7 +250,7 @@ class Outcome:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:
         """Reads what `asdict` returned."""
-        return cls(**{**data, "key": tuple(data["key"])})
+        return read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -269,13 +284,5 @@ class NodeReport:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> NodeReport:
-        """Reads what `to_json` returned. Raises ValueError, KeyError or TypeError."""
-        read = {
-            "orders": {Lane(lane): JobOrder.from_json(one) for lane, one in data["orders"].items()},
-            "outcomes": {Lane(lane): Outcome.from_json(one) for lane, one in data["outcomes"].items()},
-            "entries": {name: EntryState(**one) for name, one in data["entries"].items()},
-            "removed": tuple(data["removed"]),
-            "found": None if data["found"] is None else tuple(data["found"]),
-            "ending": CommandEnding(data["ending"]),
-        }
-        return cls(**{**data, **read})
+        """Reads what `to_json` returned. Raises ValueError."""
+        return read(cls, data)

@@ -5,84 +5,86 @@ Nothing is lost, and no resume takes what may be half-written for a checkpoint.
 
 from __future__ import annotations
 
+import errno
+import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace, UndrainedEntry, reason
+from hpcstage.checkpoint.job.place import CheckpointPlace, UndrainedEntry, reason
 from hpcstage.checkpoint.job.plain import (
+    copy_entries,
     described,
-    forget_beside,
+    give_name,
     is_carried,
     is_same,
     is_there,
+    newest_ns,
     note_beside,
     note_torn,
-    place_copies,
     size_of,
 )
 from hpcstage.errors import HpcstageError
+from hpcstage.upload.making import Making
+from hpcstage.upload.target import Target
 
 
 def place_completed(
-    place: CheckpointPlace, names: Sequence[str], charter: CheckpointCharter
+    place: CheckpointPlace, names: Sequence[str], target: Target
 ) -> tuple[list[UndrainedEntry], dict[str, str]]:
     """Copies complete entries under their names, of which the target has no newer ones of somebody else. Returns what
     could not be copied, and the names of what lies beside."""
-    missing: list[UndrainedEntry] = []
-    beside: dict[str, str] = {}
-    target = Path(charter.target)
-    before = described(target)
-    for name in names:
-        try:
-            charter.check_target()
-            if is_same(place.tree, target, name):
-                continue
-            is_ours = before is not None and is_there(target, before.manifest, name)
-            if place_copies(place.tree, {name: name}, target, (name,) if is_ours else ()):
-                beside[name] = _aside(target, f"{name}.{charter.suffix}")
-                place_copies(place.tree, {name: beside[name]}, target, (name,))
-            else:
-                forget_beside(target, [name])
-        except (OSError, HpcstageError) as error:
-            missing.append(UndrainedEntry(name, reason(error)))
-    return missing, beside
+    root = Path(target.root)
+    before = described(root)
+
+    def placed(name: str) -> str:
+        if is_same(place.tree, root, name):
+            return name
+        is_ours = before is not None and is_there(root, before.manifest, name)
+        with Making(target) as making:
+            if not copy_entries(place.tree, [name], making.path):
+                return name
+            time_ns = math.inf if is_ours else newest_ns(making.path / name)
+            return give_name(making, name, target.run.suffix, time_ns)
+
+    return _placed(names, placed)
 
 
 def place_leftovers(
-    place: CheckpointPlace, names: Sequence[str], charter: CheckpointCharter
+    place: CheckpointPlace, names: Sequence[str], target: Target
 ) -> tuple[list[UndrainedEntry], dict[str, str]]:
     """Copies entries that may be half-written, those that the target does not hold as they are. Returns what could not
     be copied, and the new names."""
+    root = Path(target.root)
+
+    def placed(name: str) -> str:
+        if not is_carried(place.tree, name) or is_same(place.tree, root, name):
+            return name
+        other = next(o for o in target.names_beside(name) if not target.look(o) or is_same(place.tree, root, name, o))
+        note_beside(root, other)
+        if target.look(other) is None:
+            with Making(target) as making:
+                if copy_entries(place.tree, [name], making.path) and making.give(name, [other]) is None:
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(root / other))
+        if os.path.lexists(root / name) and size_of(place.tree / name) <= size_of(root / name):
+            note_torn(root, other, name)  # a log that has grown is larger, and stays
+        return other
+
+    return _placed(names, placed)
+
+
+def _placed(names: Sequence[str], placed: Callable[[str], str]) -> tuple[list[UndrainedEntry], dict[str, str]]:
+    """Returns what could not be placed, and the other names that entries got."""
     missing: list[UndrainedEntry] = []
     beside: dict[str, str] = {}
-    target = Path(charter.target)
     for name in names:
         try:
-            charter.check_target()
-            if is_carried(place.tree, name) and not is_same(place.tree, target, name):
-                beside[name] = _placed(place.tree, target, name, charter.suffix)
+            if (other := placed(name)) != name:
+                beside[name] = other
         except (OSError, HpcstageError) as error:
             missing.append(UndrainedEntry(name, reason(error)))
     return missing, beside
-
-
-def _placed(tree: Path, target: Path, name: str, suffix: str) -> str:
-    """Copies an entry; returns its name in the target. Another one that stands there under such a name stays."""
-    other = _aside(target, f"{name}.{suffix}")
-    while not is_same(tree, target, name, other):
-        if not place_copies(tree, {name: other}, target, only_new=True):
-            break
-        other = _aside(target, f"{other}~")
-    if os.path.lexists(target / name) and size_of(tree / name) <= size_of(target / name):
-        note_torn(target, other, name)  # a log that has grown is larger, and stays
-    return other
-
-
-def _aside(target: Path, name: str) -> str:
-    note_beside(target, name)
-    return name
 
 
 def bytes_of(place: CheckpointPlace, names: Iterable[str]) -> int:

@@ -2,83 +2,62 @@
 
 An entry belongs to the job: it is complete when no node has it incomplete, and removed when the program removed it on
 one of the nodes that had it. What lies on all nodes since the start is saved by one of them. An entry of which a lost
-node had a part, or that is being written again, is carried: an older generation has all of it, if possible one that is
-protected. So is one of which some nodes have a new part and others the old one, as long as the new parts of these may
-still come.
+node had a part, or that is being written again, stays the one of an older generation that has all of it, if possible
+of one that is protected. So does one of which some nodes have a new part and others the old one, as long as the new
+parts of these may still come.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from hpcstage.checkpoint.entries import kind_of
-from hpcstage.checkpoint.job.ledger import CarriedEntry, EntryState, JobGeneration, NodeReport
-from hpcstage.checkpoint.job.plain import HIDDEN
+from hpcstage.checkpoint.job.ledger import EntryState, JobEntry, JobGeneration, NodeReport
+from hpcstage.checkpoint.job.place import HIDDEN
 
 Writers = Mapping[str, tuple[str, ...]]
 """By kind of entry: the nodes that made parts of such entries."""
 
 
-@dataclass(frozen=True)
-class NamedShares:
-    """The entries of a generation."""
-
-    shares: Mapping[str, Mapping[str, str]]
-    """By node: its entries with their marks."""
-    carried: Mapping[str, CarriedEntry]
-    dropped: Mapping[str, Mapping[str, str]]
-    removed: frozenset[str]
-    """Entries of the generation before that the program removed."""
-    put: tuple[str, ...] = ()
-    """The entries that are as they were put there at the start."""
-    lacking: tuple[str, ...] = ()
-    """Entries that nodes have, or had and did not remove, and that neither this generation nor an older one has."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Tells whether no node has an entry."""
-        return not any(self.shares.values())
-
-    def differ(self, last: JobGeneration) -> bool:
-        """Tells whether there is something new since a generation of the same nodes."""
-        is_new = any(last.shares[node].get(name) != mark for node in self.shares for name, mark in _of(self, node))
-        return is_new or bool(self.removed)
-
-
-def _of(named: NamedShares, node: str) -> list[tuple[str, str]]:
-    return list(named.shares[node].items())
-
-
-def name_shares(
-    reports: Mapping[str, NodeReport], generations: Sequence[JobGeneration], held: Collection[str] = ()
-) -> NamedShares:
-    """Returns the entries of the next generation, by the reports of the nodes that are there; `generations` are those
-    that are kept, oldest first, and `held` are entries whose new parts do not count yet."""
+def name_entries(
+    reports: Mapping[str, NodeReport],
+    generations: Sequence[JobGeneration],
+    held: Collection[str] = (),
+    number: int = 0,
+    attempt: str = "",
+) -> JobGeneration:
+    """Returns the next generation as it is to be saved, by the reports of the nodes that are there; `generations` are
+    those that are kept, oldest first, and `held` are entries whose new parts do not count yet."""
     last = generations[-1] if generations else None
     incomplete = {name for report in reports.values() for name, one in report.entries.items() if not one.is_complete}
     incomplete |= set(held)
     removed = _removed(reports, last)
     dropped = _dropped(reports, last, removed)
     found = _parts(reports, dropped)
-    shares: dict[str, dict[str, str]] = {node: {} for node in reports}
-    for name in sorted(found.keys() - incomplete):
-        for node in _owners(found[name], name):
-            shares[node][name] = found[name][node].mark
-    gone = removed | (dropped.keys() - found.keys())
-    carried = _carried(reports, generations, incomplete, gone)
-    for name in carried:
-        for share in shares.values():
-            share.pop(name, None)
-    named = {name for share in shares.values() for name in share}
-    put = {name for name in named if all(one.is_restored for one in found[name].values())}
-    put |= carried.keys() & set(() if last is None else last.put)
-    had = frozenset() if last is None else last.names
+    entries = _older(reports, generations, incomplete, removed | (dropped.keys() - found.keys()))
+    put = entries.keys() & set(() if last is None else last.put)
+    for name in sorted(found.keys() - incomplete - entries.keys()):
+        parts = found[name]
+        entries[name] = JobEntry(number, {node: parts[node].mark for node in _owners(parts, name)})
+        if all(one.is_restored for one in parts.values()):
+            put.add(name)
     told = {name for report in reports.values() for name in report.entries}
     told |= set(() if last is None else last.lacking) - removed  # also if no node that had it is left
-    lacking = told - named - carried.keys() - dropped.keys()
-    return NamedShares(shares, carried, dropped, removed & had, tuple(sorted(put)), tuple(sorted(lacking)))
+    lacking = told - entries.keys() - dropped.keys()
+    nodes, had = tuple(reports), (tuple(sorted(put)), tuple(sorted(lacking)))
+    return JobGeneration(number, attempt, 0, nodes, entries, dropped, *had)
+
+
+def is_new(named: JobGeneration, reports: Mapping[str, NodeReport], last: JobGeneration) -> bool:
+    """Tells whether a generation of the same nodes has something that the last one has not, or the program removed
+    something since."""
+    before = last.own
+    for name, one in named.own.items():
+        known = before[name].marks if name in before else {}
+        if any(known.get(node) != mark for node, mark in one.marks.items()):
+            return True
+    return bool(_removed(reports, last) & last.names)
 
 
 def half_rewritten(reports: Mapping[str, NodeReport], last: JobGeneration | None) -> frozenset[str]:
@@ -173,8 +152,7 @@ def _removed(reports: Mapping[str, NodeReport], last: JobGeneration | None) -> f
     """Returns the entries that the program removed: a node had them and lists them no more, and is there."""
     removed = {name for report in reports.values() for name in report.removed if not report.is_gone}
     if last is not None:
-        had = [(node, name) for node, share in last.shares.items() for name in share]
-        had += [(node, name) for name, one in last.carried.items() for node in one.marks]
+        had = [(node, name) for name, one in last.entries.items() for node in one.marks]
         removed.update(name for node, name in had if _lists(reports, node) and name not in reports[node].entries)
     made_anew = {
         name
@@ -187,13 +165,7 @@ def _removed(reports: Mapping[str, NodeReport], last: JobGeneration | None) -> f
 
 def _is_new(last: JobGeneration | None, name: str, mark: str) -> bool:
     """Tells whether a part of an entry is none that the newest generation knows."""
-    if last is None:
-        return True
-    marks = {share[name] for share in last.shares.values() if name in share}
-    marks |= set(last.dropped.get(name, {}).values())
-    if name in last.carried:
-        marks |= set(last.carried[name].marks.values())
-    return mark not in marks
+    return last is None or mark not in {*last.marks(name).values(), *last.dropped.get(name, {}).values()}
 
 
 def _lists(reports: Mapping[str, NodeReport], node: str) -> bool:
@@ -222,37 +194,37 @@ def _marks(reports: Mapping[str, NodeReport], name: str) -> dict[str, str]:
     return {node: report.entries[name].mark for node, report in reports.items() if name in report.entries}
 
 
-def _carried(
+def _older(
     reports: Mapping[str, NodeReport],
     generations: Sequence[JobGeneration],
     incomplete: set[str],
     gone: frozenset[str] | set[str],
-) -> dict[str, CarriedEntry]:
-    carried: dict[str, CarriedEntry] = {}
+) -> dict[str, JobEntry]:
+    """Returns the entries that an older generation has, and the nodes that are there have not, or not as they were."""
+    found: dict[str, JobEntry] = {}
     if not generations:
-        return carried
+        return found
     last = generations[-1]
     for name in sorted(last.names - gone):
-        before = _best(name, generations)
-        is_missed = name in last.carried or any(not _lists(reports, node) for node in before.marks)
+        before = _safest(name, generations)
+        is_missed = last.entries[name].number < last.number or any(not _lists(reports, node) for node in before.marks)
         if name in incomplete or (is_missed and not _is_replaced(reports, name, before)):
-            carried[name] = before
-    return carried
+            found[name] = before
+    return found
 
 
-def _best(name: str, generations: Sequence[JobGeneration]) -> CarriedEntry:
+def _safest(name: str, generations: Sequence[JobGeneration]) -> JobEntry:
     """Returns an entry of the newest generation as it is in the newest protected one that has the same itself, else as
     it is in the newest one: a node that is lost takes its part of one that is not protected with it."""
-    last = generations[-1]
-    marks = last.marks(name)
-    same = (one for one in reversed(generations) if name not in one.carried and one.marks(name) == marks)
-    safe = next((one for one in same if one.size), None)
-    if safe is not None:
-        return CarriedEntry(safe.number, marks)
-    return last.carried.get(name) or CarriedEntry(last.number, marks)
+    entry = generations[-1].entries[name]
+    for one in (generation for generation in reversed(generations) if generation.size):
+        same = JobEntry(one.number, entry.marks)
+        if one.entries.get(name) == same:
+            return same
+    return entry
 
 
-def _is_replaced(reports: Mapping[str, NodeReport], name: str, before: CarriedEntry) -> bool:
+def _is_replaced(reports: Mapping[str, NodeReport], name: str, before: JobEntry) -> bool:
     """Tells whether nodes have all of an entry by themselves: it was put there at the start, or written anew."""
     found = {node: report.entries[name] for node, report in reports.items() if name in report.entries}
     return any(one.is_restored or before.marks.get(node) != one.mark for node, one in found.items())

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpcstage.checkpoint.entries import CompleteEntries, mark_of
+from hpcstage.checkpoint.generations.files import OURS
 from hpcstage.checkpoint.generations.manifest import GenerationManifest
-from hpcstage.checkpoint.generations.restoring import remove_leftovers
 from hpcstage.checkpoint.job.completed import CompletedNote
 from hpcstage.checkpoint.job.coordinator import CouncilTerms
 from hpcstage.checkpoint.job.council import Council, Do, Say
@@ -25,6 +25,7 @@ from hpcstage.checkpoint.job.ledger import EntryState, JobLedger, JobOrder, Lane
 from hpcstage.checkpoint.job.leftovers import bytes_of
 from hpcstage.checkpoint.job.pacing import SHARE, ProcessorShare
 from hpcstage.checkpoint.job.place import (
+    HIDDEN,
     CannotKeep,
     CheckpointCharter,
     CheckpointPlace,
@@ -32,15 +33,16 @@ from hpcstage.checkpoint.job.place import (
     DrainTerms,
     UndrainedEntry,
 )
-from hpcstage.checkpoint.job.plain import HIDDEN, OURS, names_in
+from hpcstage.checkpoint.job.plain import names_in
 from hpcstage.checkpoint.job.talking import Heard, PresentNodes, Talk, wait
 from hpcstage.checkpoint.job.targetprocess import TargetProcess
-from hpcstage.checkpoint.job.targetwork import LACKS, Pace, TargetWork
+from hpcstage.checkpoint.job.targetwork import TargetWork
 from hpcstage.checkpoint.job.work import NodeWork
 from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.link import Encoded
 from hpcstage.reading import readable
+from hpcstage.upload.copying import Pace
 
 CONNECT_S = 60.0
 """The longest wait for the other nodes before the command starts."""
@@ -83,10 +85,8 @@ class NodeAgent:
         self._has_ended = self._is_orderly = False
         capped = ProcessorShare(SHARE, lambda: self._has_ended or bool(readable([commands], 0)) or terms.hurries())
         self._work = NodeWork(place, charter, self._me, self._talk, capped, lambda: self._look(time.monotonic()))
-        self._target = TargetWork(place, charter, self._me)
+        self._target = TargetWork(place, charter, self._me, node_dir)
         self._target_process = TargetProcess()
-        self._placed: Outcome | None = None
-        """The outcome of giving names in the target that the last order of a job on one node had."""
         self._entries: CompleteEntries | None = None
         self._noted: CompletedNote | None = None
         self._restored: dict[str, str] = {}
@@ -163,7 +163,7 @@ class NodeAgent:
         acts = self._council.take(now)
         for act in acts:
             if isinstance(act, Say):
-                self._talk.say(act.report, self._council.present - {self._me})
+                self._talk.say(act.report, act.to)
             elif isinstance(act, Do):
                 self._do(act.order)
             else:
@@ -246,7 +246,6 @@ class NodeAgent:
         tree = self._place.tree
         if self._entries is not None:
             self._entries.close()
-        remove_leftovers(tree)
         self._restored = {name: mark_of(tree, name) for name in names_in(tree)}
         self._entries = CompleteEntries(tree, time.monotonic(), known=names_in(tree))
         self._entries.look(time.monotonic())  # before the program may write: what is there is complete as it is now
@@ -276,52 +275,34 @@ class NodeAgent:
     # ---- the target
 
     def _upload(self, order: JobOrder) -> None:
-        """Has this node's part of an order about the target carried out in the other process; what no other node has a
-        part of gets its names there, too."""
-        is_alone, there = self._charter.is_alone, {self._charter.node: self._me}
-
-        def work(pace: Pace) -> list[Outcome]:
-            done = self._target.done(order, pace)
-            return [done, self._target.placed(order, there)] if is_alone and not done.error else [done]
-
-        def take(outcomes: list[Outcome]) -> None:
-            self._placed = outcomes[-1] if len(outcomes) > 1 else None
-            self._council.did(outcomes[0])
-
-        self._apart(work, order, take)
+        """Has this node's part of an order about the target carried out in the other process."""
+        self._apart(lambda pace: self._target.done(order, pace), order, self._council.did)
 
     def _put_in_place(self, order: JobOrder) -> None:
-        if self._placed is not None and self._placed.key == order.key:
-            self._council.placed(order, self._placed)
-            return
+        """Has what all nodes brought to the target given its names there."""
         there = {self._charter.nodes[index]: index for index in self._council.present}
+        self._apart(
+            lambda pace: self._target.placed(order, there, pace),
+            order,
+            lambda outcome: self._council.placed(order, outcome),
+        )
 
-        def take(outcomes: list[Outcome]) -> None:
-            (outcome,) = outcomes
-            if LACKS in outcome.facts:  # only this process can ask other nodes
-                outcome = self._target.placed(order, there, self._talk.link, can_ask=True)
-            self._council.placed(order, outcome)
-
-        self._apart(lambda _: [self._target.placed(order, there)], order, take)
-
-    def _apart(
-        self, work: Callable[[Pace], list[Outcome]], order: JobOrder, take: Callable[[list[Outcome]], object]
-    ) -> None:
+    def _apart(self, work: Callable[[Pace], Outcome], order: JobOrder, take: Callable[[Outcome], object]) -> None:
         """Has something done in the other process."""
         terms = self._terms
 
-        def done(is_hurried: Callable[[], bool]) -> tuple[list[Outcome], dict[str, str]]:
+        def done(is_hurried: Callable[[], bool]) -> tuple[Outcome, dict[str, str]]:
             share = ProcessorShare(SHARE, lambda: is_hurried() or terms.hurries())
-            outcomes = work(share.and_below(terms.pace))
-            return outcomes, {name: made.to_bytes().decode() for name, made in self._target.superseded.items()}
+            outcome = work(share.and_below(terms.pace))
+            return outcome, {name: made.to_bytes().decode() for name, made in self._target.superseded.items()}
 
-        def taken(outcomes: list[Outcome], known: dict[str, str]) -> None:
+        def taken(outcome: Outcome, known: dict[str, str]) -> None:
             read = {name: GenerationManifest.from_bytes(text.encode()) for name, text in known.items()}
             self._target.superseded = read
-            take(outcomes)
+            take(outcome)
 
         died = Outcome(order.key, _DIED)
-        self._target_process.begin(done, taken, lambda: take([died]))
+        self._target_process.begin(done, taken, lambda: take(died))
         if self._has_ended:
             self._target_process.hurry()
 
@@ -355,8 +336,11 @@ class NodeAgent:
             self._unclosed_bytes = bytes_of(self._place, beside)
         last, ledger = order.ledger.last, order.ledger
         if last is not None and ledger.drained != last.number:
-            own = last.shares.get(self._charter.node, {})
-            self._undrained += tuple(UndrainedEntry(name, ledger.undrained_why) for name in own)
+            self._undrained += tuple(
+                UndrainedEntry(name, ledger.undrained_why)
+                for name in last.share(self._charter.node)
+                if name in last.own or last.marks(name) != ledger.drained_marks.get(name)
+            )
         elif order.by == self._me:
             self._undrained += tuple(
                 UndrainedEntry(name, "parts of it are gone with their nodes") for name in ledger.gone
@@ -373,7 +357,7 @@ class NodeAgent:
         self._unclosed_bytes = bytes_of(self._place, beside)
 
     def _say_goodbye(self) -> None:
-        """Stays until the others have carried out the last order, too."""
+        """Stays until the others have carried out the last order, too: the coordinator knows, and goes first."""
         deadline = time.monotonic() + _GOODBYE_S
         while self._council.is_over and not self._council.are_all_over and time.monotonic() < deadline:
             for one in self._talk.news():
@@ -383,7 +367,7 @@ class NodeAgent:
                     return
             for act in self._council.take(time.monotonic()):
                 if isinstance(act, Say):
-                    self._talk.say(act.report, self._council.present - {self._me})
+                    self._talk.say(act.report, act.to)
             wait(self._talk, [], max(0.0, min(0.1, deadline - time.monotonic())))
 
     # ---- the report
@@ -409,6 +393,7 @@ class NodeAgent:
             refused=ledger.lines,
             undrained=self._undrained,
             unclosed=self._unclosed,
+            unclosed_bytes=self._unclosed_bytes,
             findings={"beside": dict(ledger.beside)},
             files=ledger.files + len(self._unclosed),
             bytes_carried=ledger.size_bytes + self._unclosed_bytes,

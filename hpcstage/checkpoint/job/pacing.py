@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.checkpoint.entries import mark_of
-from hpcstage.checkpoint.generations.files import Files, GenerationPart
-from hpcstage.checkpoint.generations.reading import BlockSource
+from hpcstage.checkpoint.generations.files import Files
 from hpcstage.checkpoint.generations.state import FileTree, FoundState, StateChanged
-from hpcstage.checkpoint.generations.terms import CommitProgress
 
 SHARE = 0.5
 """The share of one processor that saving and draining may take while the command runs."""
@@ -30,7 +28,7 @@ class ProcessorShare:
         """Begins a piece of work: what was not used before is not saved up."""
         self._since_s = time.monotonic(), time.process_time()
 
-    def __call__(self, _: CommitProgress | int) -> None:
+    def __call__(self, _: int) -> None:
         """Waits, after some work, until the share is kept."""
         while not self._hurries():
             due_s = self._since_s[0] + (time.process_time() - self._since_s[1]) / self._share
@@ -63,24 +61,3 @@ class MarkedTree:
             if mark_of(self.directory, name) != mark:
                 raise StateChanged(self.directory / name)
         return found
-
-
-@dataclass(frozen=True)
-class PacedSource:
-    """A source whose reads wait, so that a drain keeps below a rate."""
-
-    source: BlockSource
-    pace: Callable[[int], object]
-
-    def numbers(self) -> Sequence[int]:
-        """See BlockSource."""
-        return self.source.numbers()
-
-    def size_bytes(self, number: int, part: GenerationPart) -> int:
-        """See BlockSource."""
-        return self.source.size_bytes(number, part)
-
-    def read_into(self, number: int, part: GenerationPart, view: memoryview, offset: int) -> int:
-        """See BlockSource."""
-        self.pace(len(view))
-        return self.source.read_into(number, part, view, offset)

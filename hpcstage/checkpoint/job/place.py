@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.errors import HpcstageError
+from hpcstage.jsonform import read
+from hpcstage.upload.facts import Run
 
+HIDDEN = "."
+"""Names that begin so are of entries that are being made, until the command has ended well."""
 LOCAL_KEPT = 2
 """The newest generations that stay on the local disk."""
 ROOM_SHARE = 0.5
@@ -154,6 +158,8 @@ class CheckpointCharter:
     """The failure domain of this node as the scheduler tells it; empty: it does not."""
     is_elastic: bool = False
     """Whether the program is started anew without a node that is lost."""
+    owner: str = ""
+    """The run that owns the target, where another one goes on with what this one left."""
 
     def save(self, place: CheckpointPlace) -> None:
         """Writes the charter; it is on the disk before a command can start."""
@@ -180,10 +186,11 @@ class CheckpointCharter:
         """Returns the end of the names of what lies beside the program's entries in the target."""
         return self.run_id if self.is_alone else f"{self.run_id}.{self.node}"
 
-    def check_target(self) -> None:
-        """Raises OSError if the target is gone, or is another directory by now."""
-        if os.stat(self.target).st_ino != self.target_inode:
-            raise FileNotFoundError(2, "it is not the directory with which the run began", self.target)
+    @property
+    def run(self) -> Run:
+        """Returns which run writes to the target, as its uploader needs it."""
+        node = "" if self.is_alone else self.suffix
+        return Run(self.run_id, self.target, self.target_inode, 0, os.uname().nodename, node)
 
 
 def charter_of(said: Mapping[str, Any], node: str, earlier: Sequence[str], domain: str = "") -> CheckpointCharter:
@@ -262,6 +269,8 @@ class CheckpointReport:
     undrained: tuple[UndrainedEntry, ...] = ()
     unclosed: tuple[str, ...] = ()
     """Names in the target of entries that are in no generation: the command was killed before they were complete."""
+    unclosed_bytes: int = 0
+    """The bytes of these, which `bytes_carried` has, too."""
     findings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     files: int = 0
     bytes_carried: int = 0
@@ -270,14 +279,7 @@ class CheckpointReport:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CheckpointReport:
         """Reads what `to_json` returned."""
-        rows = {
-            "saved": tuple(SavedRow(**row) for row in data["saved"]),
-            "undrained": tuple(UndrainedEntry(**one) for one in data["undrained"]),
-            "refused": tuple(data["refused"]),
-            "unclosed": tuple(data["unclosed"]),
-            "lost": tuple(data["lost"]),
-        }
-        return cls(**{**data, **rows})
+        return read(cls, data)
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data."""

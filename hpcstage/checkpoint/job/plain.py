@@ -1,37 +1,31 @@
 """Works with the plain files of checkpoints in a directory: names, comparisons, copies, removals.
 
-Each checkpoint gets or loses its name in one step, when all of it is on the disk. Beside the files in DIR lies a
+In DIR each checkpoint gets or loses its name in one step (see `upload.making`). Beside the files there lies a
 description, a generation's manifest and table of blocks, by which they are verified on any machine.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import shutil
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from hpcstage.checkpoint.entries import mark_of
-from hpcstage.checkpoint.generations.files import Files, GenerationId, generation_path
+from hpcstage.checkpoint.generations.files import OURS, Files, GenerationId, generation_path
 from hpcstage.checkpoint.generations.layout import BlockLayout
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, EntryType, GenerationManifest, SavedEntry
 from hpcstage.checkpoint.generations.reading import GenerationReader, LocalSource, OpenGeneration
-from hpcstage.checkpoint.generations.restoring import (
-    NEWEST_NS,
-    making_in,
-    newest_ns,
-    place,
-    remove_leftovers,
-    sync_directory,
-    times_of,
-)
+from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.generations.state import FileTree, StateChanged, link_target
-from hpcstage.checkpoint.generations.terms import CommitMeter, CommitPhase, CommitTerms
+from hpcstage.checkpoint.job.place import HIDDEN
 from hpcstage.errors import HpcstageError
+from hpcstage.upload.copying import Pace, Source, finish, sync_directory
+from hpcstage.upload.making import Making
 from hpcstage.writing import replace_text
 
 DESCRIPTION = ".hpcstage-generation"
@@ -41,10 +35,6 @@ PARTS = "parts"
 """The name of a file in the description: by entry the nodes whose parts it has, of a run on several nodes."""
 BESIDE = ".hpcstage-beside"
 """The directory below DIR whose entries have the names of what no program may take for a checkpoint."""
-OURS = ".hpcstage-"
-"""Names of DIR that begin so are not the program's."""
-HIDDEN = "."
-"""Names that begin so are of entries that are being made, until the command has ended well."""
 _GRAINS_NS = (1, 1_000, 1_000_000_000)
 """File systems keep times in ns, us or s."""
 
@@ -104,16 +94,16 @@ def note_torn(target: Path, name: str, of: str) -> None:
     replace_text(target / BESIDE / name, json.dumps([of, mark_of(target, name)]), 0o600)
 
 
-def remove_torn(target: Path, now: GenerationManifest) -> None:
+def remove_torn(making: Making, now: GenerationManifest) -> None:
     """Removes torn versions of checkpoints of which the target has newer ones, each if it is as it was left. Raises
     OSError."""
-    times = times_of(now)
+    times, target = times_of(now), Path(making.target.root)
     with suppress(FileNotFoundError):
         for name in os.listdir(target / BESIDE):
             with suppress(ValueError, FileNotFoundError):
                 of, mark = json.loads((target / BESIDE / name).read_text())
                 if mark == mark_of(target, name) and times.get(of, 0) > newest_ns(target / name):
-                    remove_entry(target, name)
+                    making.remove(name)
                     forget_beside(target, [name])
 
 
@@ -198,36 +188,49 @@ def damaged(directory: Path, opened: OpenGeneration) -> dict[str, str]:
     return {name: why for name, why in bad.items() if why}
 
 
-def place_copies(
-    source: Path,
-    names: Mapping[str, str],
-    target: Path,
-    replaced: Collection[str] = (),
-    pace: Callable[[int], object] | None = None,
-    *,
-    only_new: bool = False,
-) -> tuple[str, ...]:
-    """Copies checkpoints from directory to directory, each under the name that it has there; a newer one of the name
-    stays, unless the checkpoint is one of `replaced`, and with `only_new` any one. Returns those that were not placed.
-
-    Raises OSError, and StateChanged if a checkpoint changes meanwhile; then those before are placed.
-    """
-    remove_leftovers(target)
-    kept = []
-    with making_in(target) as beside:
-        for name, other in names.items():
-            found = FileTree(source, (name,)).scan(Files())
-            if not found.entries:
-                kept.append(name)
-                continue
-            _copy(source, name, beside, pace or (lambda _: None))
-            sync_directory(beside)
+def copy_entries(source: Path, names: Iterable[str], to: Path, pace: Pace = lambda _: None) -> list[str]:
+    """Copies checkpoints to a directory in which nothing has their names. Returns those that are there, and has them on
+    the disk. Raises OSError, and StateChanged if one changes meanwhile."""
+    copied = []
+    for name in names:
+        found = FileTree(source, (name,)).scan(Files())
+        if found.entries:
+            _copy(source, name, to, pace)
             found.check_unchanged()
-            time_ns = NEWEST_NS if name in replaced else -1 if only_new else newest_ns(beside / name)
-            if not place(beside / name, target / other, time_ns):
-                kept.append(name)
-        sync_directory(target)
-    return tuple(kept)
+            copied.append(name)
+    sync_directory(to)
+    return copied
+
+
+def give_name(making: Making, name: str, suffix: str, time_ns: float | None) -> str:
+    """Gives an entry that was made its name, unless something that is not older than `time_ns` has it, or it must not
+    have it (None): then NAME.SUFFIX, which nobody else has. Returns the name. Raises OSError."""
+    root, other = Path(making.target.root), f"{name}.{suffix}"
+
+    def places() -> Iterator[str]:
+        if time_ns is not None:
+            yield name
+        note_beside(root, other)
+        yield other
+
+    place = making.give(name, places(), lambda place: place == other or newest_ns(root / place) < (time_ns or 0))
+    if place is None:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(root / other))
+    if place == name:
+        forget_beside(root, [name])
+    return place
+
+
+def give_newer(making: Making, names: Iterable[str]) -> list[str]:
+    """Gives entries that were made their names where nothing has them that is not older. Returns these. Raises
+    OSError."""
+    root, made = Path(making.target.root), making.path
+
+    def is_given(name: str) -> bool:
+        made_ns = newest_ns(made / name)
+        return making.give(name, [name], lambda place: newest_ns(root / place) < made_ns) is not None
+
+    return [name for name in names if is_given(name)]
 
 
 def size_of(path: Path) -> int:
@@ -235,11 +238,9 @@ def size_of(path: Path) -> int:
     return sum(os.lstat(one).st_size for one in _below(path) if os.path.isfile(one) and not os.path.islink(one))
 
 
-def remove_entry(target: Path, name: str) -> None:
-    """Removes a checkpoint: it loses its name in one step. Raises OSError."""
-    with making_in(target) as beside:
-        os.rename(target / name, beside / name)
-        sync_directory(target)
+def newest_ns(path: Path) -> int:
+    """Returns the latest time at which a checkpoint, or anything below it, was modified. Raises OSError."""
+    return max((os.lstat(one).st_mtime_ns for one in _below(path)), default=0)
 
 
 def top_of(entry: SavedEntry) -> str:
@@ -262,8 +263,7 @@ def _difference(directory: Path, opened: OpenGeneration, name: str) -> str:
         lone = replace(found, entries=(found.entries[place_],), fingerprints=(found.fingerprints[place_],))
         blocks = layout.blocks(index)
         own = BlockLayout(layout.block_bytes, (layout.parts[index],))
-        hashes = lone.hashed(own, CommitMeter(CommitTerms(), CommitPhase.READING, one.size_bytes))
-        if (hashes != opened.table["hash"][blocks.start : blocks.stop]).any():
+        if (lone.hashed(own) != opened.table["hash"][blocks.start : blocks.stop]).any():
             return f"{one.name} has other bytes than were saved"
     return ""
 
@@ -293,20 +293,20 @@ def _below(path: Path) -> Iterator[Path]:
             yield from _below(path / name)
 
 
-def _copy(directory: Path, name: str, to: Path, pace: Callable[[int], object]) -> None:
+def _copy(directory: Path, name: str, to: Path, pace: Pace) -> None:
     """Copies a checkpoint with modes and times, and has it on the disk. Sockets, pipes and devices are left out."""
-    source, target = directory / name, to / name
-    if source.is_symlink():
-        target.symlink_to(link_target(directory, name, os.readlink(source)))
-        shutil.copystat(source, target, follow_symlinks=False)
-    elif source.is_dir():
-        target.mkdir(0o700)
-        for below in sorted(os.listdir(source)):
+    path, made = directory / name, to / name
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
+        made.symlink_to(link_target(directory, name, os.readlink(path)))
+        os.utime(made, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
+    elif stat.S_ISDIR(status.st_mode):
+        made.mkdir(0o700)
+        for below in sorted(os.listdir(path)):
             _copy(directory, f"{name}/{below}", to, pace)
-        sync_directory(target)
-        shutil.copystat(source, target)
-    elif source.is_file():
-        pace(os.lstat(source).st_size)
-        shutil.copy2(source, target, follow_symlinks=False)
-        with Files().opened(target) as fd:
-            os.fsync(fd)
+        with Files().opened(made) as fd:
+            finish(fd, status)
+    elif stat.S_ISREG(status.st_mode):
+        with Source(os.fspath(path), can_seal=False) as source, Files().created(made) as fd:
+            source.copy(fd, pace, with_sums=False)
+            finish(fd, source.status)

@@ -19,10 +19,10 @@ from hpcstage.reading import readable
 
 _ENDS_S = 1.0
 
-Work = Callable[[Callable[[], bool]], tuple[list[Outcome], Any]]
-"""What is done in the process: it is told how to ask whether to hurry, and returns outcomes and what is to be known the
-next time, as plain data."""
-Take = Callable[[list[Outcome], Any], object]
+Work = Callable[[Callable[[], bool]], tuple[Outcome, Any]]
+"""What is done in the process: it is told how to ask whether to hurry, and returns the outcome and what is to be known
+the next time, as plain data."""
+Take = Callable[[Outcome, Any], object]
 
 
 class TargetProcess:
@@ -60,7 +60,7 @@ class TargetProcess:
             except ValueError:  # none of it, or not all
                 died()
             else:
-                take([Outcome.from_json(one) for one in said], known)
+                take(Outcome.from_json(said), known)
         self._start()
         return True
 
@@ -105,6 +105,6 @@ class TargetProcess:
 
 
 def _do(work: Work, hurried: int, into: int) -> None:
-    outcomes, known = work(lambda: bool(readable([hurried], 0)))
+    outcome, known = work(lambda: bool(readable([hurried], 0)))
     with os.fdopen(into, "wb") as file:
-        file.write(json.dumps([[asdict(one) for one in outcomes], known]).encode())
+        file.write(json.dumps([asdict(outcome), known]).encode())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -12,47 +11,32 @@ from pathlib import Path
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.checkpoint.generations.manifest import DamagedGeneration, GenerationManifest
 from hpcstage.checkpoint.generations.reading import LocalSource
-from hpcstage.checkpoint.generations.restoring import (
-    NEWEST_NS,
-    making_in,
-    newest_ns,
-    place,
-    remove_leftovers,
-    sync_directory,
-)
+from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.generations.state import FileTree
 from hpcstage.checkpoint.job.families import StorePlace
 from hpcstage.checkpoint.job.gathering import (
     Gathering,
     Share,
-    SupersededRemoval,
+    Superseded,
     build,
     opened_whole,
-    parts_of,
     tops_of,
     with_target,
+    without,
 )
 from hpcstage.checkpoint.job.holdings import OWN, RunStores
 from hpcstage.checkpoint.job.joining import ShareEntry, join
-from hpcstage.checkpoint.job.ledger import JobGeneration, JobOrder, OrderKind, Outcome
-from hpcstage.checkpoint.job.pacing import PacedSource
+from hpcstage.checkpoint.job.ledger import JobOrder, OrderKind, Outcome
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace, reason
-from hpcstage.checkpoint.job.plain import (
-    described,
-    forget_beside,
-    names_in,
-    note_beside,
-    place_copies,
-    remove_torn,
-)
+from hpcstage.checkpoint.job.plain import copy_entries, described, give_name, names_in, newest_ns
 from hpcstage.checkpoint.protection.link import GroupLink
-from hpcstage.checkpoint.protection.rebuilding import NodeIsGone
 from hpcstage.errors import HpcstageError
-from hpcstage.owner import holder_of
+from hpcstage.upload.copying import Pace
+from hpcstage.upload.making import Making
+from hpcstage.upload.target import Target
 
-Pace = Callable[[int], object]
-LACKS = "lacks"
-"""The fact of an outcome that parts of lost nodes are to be rebuilt first, which needs the other nodes."""
+_OPEN_S = 10.0
+"""How long the exchange of this node is waited for, to read what other nodes have."""
 
 
 @dataclass
@@ -62,157 +46,111 @@ class TargetWork:
     place: CheckpointPlace
     charter: CheckpointCharter
     me: int
+    node_dir: Path
+    """Where the exchange of this node is found."""
     superseded: dict[str, GenerationManifest] = field(default_factory=dict)
-    """See SupersededRemoval."""
+    """See Superseded."""
 
     def done(self, order: JobOrder, pace: Pace) -> Outcome:
         """Brings this node's share, or copies its entries as they are."""
+        gathering = self._gathering(order)
         try:
-            self._check()
+            gathering.target.check()
             if order.kind is OrderKind.PUBLISH:
-                self._publish(order, pace)
+                self._publish(gathering, order, pace)
             else:
-                self._copy(order, pace)
+                self._copy(gathering, order, pace)
         except (OSError, HpcstageError) as error:
             if self.charter.is_alone:  # parts of other nodes are removed at the next start
-                self._gathering(order).remove()
+                gathering.remove()
             return Outcome(order.key, reason(error))
         return Outcome(order.key)
 
-    def placed(
-        self, order: JobOrder, there: Mapping[str, int], link: GroupLink | None = None, *, can_ask: bool = False
-    ) -> Outcome:
-        """Gives what all nodes brought to the target its names. `there` are the nodes that are there, `link` reads what
-        they have; without leave to ask them, LACKS may be the outcome."""
+    def placed(self, order: JobOrder, there: Mapping[str, int], pace: Pace) -> Outcome:
+        """Gives what all nodes brought to the target its names; the parts of lost ones are rebuilt from what `there`
+        have, the nodes that are there."""
         gathering = self._gathering(order)
         try:
-            self._check()
+            gathering.target.check()
             if order.kind is OrderKind.COPY:
-                facts = self._place_copies(gathering, order)
-            else:
-                facts = self._place_generation(gathering, order, there, link, can_ask=can_ask)
+                return Outcome(order.key, facts=self._place_copies(gathering, order))
+            return Outcome(order.key, facts=self._place_generation(gathering, order, there, pace))
         except (OSError, HpcstageError) as error:
-            facts = {}
-            outcome = Outcome(order.key, reason(error))
-        else:
-            outcome = Outcome(order.key, facts=facts)
-        if LACKS not in facts:
+            return Outcome(order.key, reason(error))
+        finally:
             gathering.remove()
-        return outcome
-
-    def _check(self) -> None:
-        """Raises OSError if the target is another directory, or another run owns it: this one stood still, and was
-        taken for dead."""
-        self.charter.check_target()
-        holder = holder_of(self.charter.target)
-        if holder and f"run {self.charter.run_id} on " not in holder:
-            raise OSError(errno.EBUSY, f"{holder} has it by now", self.charter.target)
 
     def _gathering(self, order: JobOrder) -> Gathering:
-        return Gathering(Path(self.charter.target), str(order.body["staging"]), self.charter.run_id)
+        return Gathering(Target(self.charter.run), str(order.body["staging"]))
 
     # ---- a generation
 
-    def _publish(self, order: JobOrder, pace: Pace) -> None:
+    def _publish(self, gathering: Gathering, order: JobOrder, pace: Pace) -> None:
         generation, names = order.ledger.last, frozenset(order.body["names"])
         assert generation is not None
-        for number, node, of in parts_of(generation):
+        for number, node, of in generation.parts:
             if node != self.charter.node:
                 continue
             with LocalSource(self.place.store) as source:
-                share = Share(node, number, PacedSource(source, pace), of)
                 try:
-                    self._gathering(order).put(share, of & names)
+                    if node == self.charter.node:
+                        gathering.put(Share(node, number, source, of), names, pace)
                 except DamagedGeneration:
                     if number == generation.number:
                         raise
 
     def _place_generation(
-        self, gathering: Gathering, order: JobOrder, there: Mapping[str, int], link: GroupLink | None, *, can_ask: bool
+        self, gathering: Gathering, order: JobOrder, there: Mapping[str, int], pace: Pace
     ) -> dict[str, object]:
         generation, names = order.ledger.last, frozenset(order.body["names"])
         assert generation is not None
-        lacking = [node for number, node, _ in parts_of(generation) if not gathering.has(node, number)]
-        if not can_ask and any(node != self.charter.node for node in lacking):
-            return {LACKS: True}
-        before = described(gathering.target)
+        is_whole = all(gathering.has(node, number) for number, node, _ in generation.parts)
+        before = described(gathering.root)
+        had = {} if before is None else times_of(before.manifest)
         with ExitStack() as stack:
+            link = None
+            if not is_whole and len(there) > 1:
+                link = stack.enter_context(closing(GroupLink.open(self.node_dir, _OPEN_S, reads=True)))
             stores = {node: StorePlace(index, OWN) for node, index in there.items()}
             holdings = stack.enter_context(RunStores.opened(stores, self.me, {OWN: self.place.store}, link))
-            shares, gone = self._brought(gathering, holdings, generation, names, there, stack)
-            whole = opened_whole(shares)
-            if gone:
-                whole = with_target(whole, gone, gathering.target)
-            placed = gathering.give_names(whole, generation, names - gone)
-        now = described(gathering.target)
-        if before is not None and now is not None:
-            seen = {*order.ledger.seen, *order.ledger.drained_marks}
-            removal = SupersededRemoval(gathering.target, self.place.tree, self.superseded)
-            removal.remove(before.manifest, now.manifest, seen, order.body["spared"])
-            remove_torn(gathering.target, now.manifest)
+            shares, missing = gathering.complete(holdings.shares(generation), names, pace)
+        for share, error in missing:
+            if share.number == generation.number and share.node in there:
+                raise error
+        gone = frozenset(name for share, _ in missing for name in share.names)
+        whole = opened_whole(without(shares, gone))
+        if gone:
+            whole = with_target(whole, gone, gathering.root)
+        seen = {*order.ledger.seen, *order.ledger.drained_marks}
+        superseded = Superseded(self.place.tree, seen, order.body["spared"], self.superseded)
+        placed = gathering.give_names(whole, generation, names - gone, superseded)
         return {
             "gone": sorted(gone),
             "beside": dict(placed.beside),
             "files": placed.files,
             "size_bytes": placed.size_bytes,
-            "lines": [f"{name} is gone with its nodes" for name in sorted(whole.lacking)],
+            "lines": [f"{name} is gone with its nodes" for name in sorted(gone.difference(had))],
         }
-
-    def _brought(
-        self,
-        gathering: Gathering,
-        holdings: RunStores,
-        generation: JobGeneration,
-        names: frozenset[str],
-        there: Mapping[str, int],
-        stack: ExitStack,
-    ) -> tuple[list[Share], frozenset[str]]:
-        """Brings to the target what the nodes could not, since they are lost. Returns all shares that can be read, and
-        the entries of which a part is gone for good."""
-        shares: list[Share] = []
-        gone: set[str] = set()
-        for number, node, of in parts_of(generation):
-            try:
-                if not gathering.has(node, number):
-                    gathering.put(Share(node, number, holdings.source(node), of), of & names)
-                share = Share(node, number, stack.enter_context(LocalSource(gathering.noted(node, number))), of)
-                opened_whole([share])
-                shares.append(share)
-            except (DamagedGeneration, NodeIsGone):
-                if number == generation.number and node in there:
-                    raise
-                gone |= of
-        kept = [Share(one.node, one.number, one.source, one.names - gone) for one in shares]
-        return [one for one in kept if one.names], frozenset(gone)
 
     # ---- what is in no generation
 
-    def _copy(self, order: JobOrder, pace: Pace) -> None:
-        own = dict(order.body["shares"].get(self.charter.node, {}))
+    def _copy(self, gathering: Gathering, order: JobOrder, pace: Pace) -> None:
+        own = order.body["shares"].get(self.charter.node)
         if own:
-            gathering = self._gathering(order)
-            directory = gathering.of(self.charter.node, 0)
-            for one in (gathering.path, directory.parent, directory):
-                one.mkdir(0o700, exist_ok=True)
-            place_copies(self.place.tree, {name: name for name in own}, directory, pace=pace)
+            copy_entries(self.place.tree, own, gathering.begin(self.charter.node, 0), pace)
 
     def _place_copies(self, gathering: Gathering, order: JobOrder) -> dict[str, object]:
-        shares = {node: gathering.of(node, 0) for node, share in order.body["shares"].items() if share}
+        shares = {node: gathering.of(node, 0) for node in order.body["shares"]}
         directories = [(node, path) for node, path in sorted(shares.items()) if path.is_dir()]
         joined = join([_scanned(node, path, index) for index, (node, path) in enumerate(directories)])
         tops = {top for found in tops_of(joined).values() for top in found}
         beside: dict[str, str] = {}
-        remove_leftovers(gathering.target)
-        with making_in(gathering.target) as made:
-            build(joined, {index: path for index, (_, path) in enumerate(directories)}, made, tops)
+        with Making(gathering.target) as making:
+            build(joined, {index: path for index, (_, path) in enumerate(directories)}, making.path, tops)
             for top in sorted(tops):
-                if place(made / top, gathering.target / top, newest_ns(made / top)):
-                    forget_beside(gathering.target, [top])
-                else:
-                    beside[top] = f"{top}.{self.charter.run_id}"
-                    note_beside(gathering.target, beside[top])
-                    place(made / top, gathering.target / beside[top], NEWEST_NS)
-            sync_directory(gathering.target)
+                place = give_name(making, top, self.charter.run_id, newest_ns(making.path / top))
+                if place != top:
+                    beside[top] = place
         sizes = [one.entry.size_bytes for one in joined.entries]
         return {"beside": {**joined.beside, **beside}, "files": len(sizes), "size_bytes": sum(sizes), "lines": []}
 

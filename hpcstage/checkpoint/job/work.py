@@ -6,12 +6,11 @@ Owns the store of the node, the files that say which generations all nodes have,
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hpcstage.checkpoint.entries import mark_of
 from hpcstage.checkpoint.generations.files import GenerationId
@@ -19,11 +18,11 @@ from hpcstage.checkpoint.generations.manifest import DamagedGeneration, Generati
 from hpcstage.checkpoint.generations.restoring import times_of
 from hpcstage.checkpoint.generations.state import StateChanged
 from hpcstage.checkpoint.generations.store import GenerationStore
-from hpcstage.checkpoint.generations.terms import CommitProgress, CommitTerms, NoRoom
+from hpcstage.checkpoint.generations.terms import CommitTerms, NoRoom
 from hpcstage.checkpoint.job.beginning import add_others, check_room, from_target
 from hpcstage.checkpoint.job.completed import began_with, completed_since, is_behind
 from hpcstage.checkpoint.job.families import EarlierState, FoundStore
-from hpcstage.checkpoint.job.gathering import opened_whole, remove_stale, restore_whole
+from hpcstage.checkpoint.job.gathering import opened_whole, remove_stale, restore_whole, without
 from hpcstage.checkpoint.job.holdings import OWN, RunStores
 from hpcstage.checkpoint.job.known import known_generations, newest_manifest, note_generations, note_pending
 from hpcstage.checkpoint.job.ledger import NO_ROOM, JobGeneration, JobLedger, JobOrder, OrderKind, Outcome
@@ -32,12 +31,12 @@ from hpcstage.checkpoint.job.pacing import MarkedTree, ProcessorShare
 from hpcstage.checkpoint.job.place import CannotKeep, CheckpointCharter, CheckpointPlace, UndrainedEntry, reason
 from hpcstage.checkpoint.job.plain import (
     checkpoints_in,
+    copy_entries,
     described,
     described_run,
     is_there,
     names_in,
     of_others,
-    place_copies,
     shown_in,
     size_of,
 )
@@ -46,6 +45,8 @@ from hpcstage.checkpoint.protection.exchangesocket import LinkLost
 from hpcstage.checkpoint.protection.groups import CodeSize
 from hpcstage.checkpoint.protection.orders import EncodeOrder
 from hpcstage.errors import HpcstageError
+from hpcstage.upload.making import remove_tree, sweep
+from hpcstage.upload.target import Target
 
 
 class NodeWork:
@@ -138,12 +139,14 @@ class NodeWork:
     # ---- the start
 
     def _begin(self, order: JobOrder) -> dict[str, object]:
-        self._charter.check_target()
-        target, tree = Path(self._charter.target), self._place.tree
+        opened = Target(self._charter.run)
+        opened.check_same()
+        target, tree = Path(opened.root), self._place.tree
         if order.by == self._me:
-            remove_stale(target)
+            remove_stale(opened)
+        sweep(opened)  # on each node: an entry may have lost its name
         for name in os.listdir(tree):
-            _remove(tree / name)
+            remove_tree(tree / name)
         lines: list[str] = []
         if order.body["state"] is None:
             began = from_target(self._place, target)
@@ -190,49 +193,40 @@ class NodeWork:
         return is_described and all(is_there(target, manifest, name) for name in names)
 
     def _restore(self, state: EarlierState, target: Path) -> tuple[str, list[str]]:
-        told, lines = [], list[str]()
-        if state.generation.number:
-            text, lines = self._restore_generation(state, target)
+        generation, told, gone = state.generation, list[str](), frozenset[str]()
+        if generation.number:
+            text, gone = self._restore_generation(state)
             told.append(text)
         if state.completed:
             told.append(self._restore_completed(state))
-        generation = state.generation
-        lacking = {*generation.lacking} & {*checkpoints_in(target)} - {*names_in(self._place.tree)}
-        others = of_others(target, state.seen, {*generation.names, *generation.lacking, *names_in(self._place.tree)})
-        told += add_others(self._place, target, sorted(lacking.union(others)))
+        here = {*names_in(self._place.tree)}
+        from_target = gone.union(generation.lacking).intersection(checkpoints_in(target)) - here
+        others = of_others(target, state.seen, {*generation.names, *generation.lacking, *here})
+        told += add_others(self._place, target, sorted(from_target.union(others)))
         self._origins = (state.run_id, *state.origins)
         self._begun_with = frozenset({*generation.names, *state.completed})
+        lost = sorted(gone - from_target)
+        lines = [f"{name} of generation {generation.number} is gone with its nodes" for name in lost]
         return ", with ".join(told), lines
 
-    def _restore_generation(self, state: EarlierState, target: Path) -> tuple[str, list[str]]:
+    def _restore_generation(self, state: EarlierState) -> tuple[str, frozenset[str]]:
+        """Returns what people are told, and the entries of which a part is gone."""
         generation = state.generation
         check_room(self._place, generation.state_bytes, "what a killed run left")
         local = {key: earlier.store for key, earlier in self._earlier.items()}
         with RunStores.opened(state.stores, self._me, local, self._talk.link) as holdings:
-            own = [share for share in holdings.shares(generation) if share.number == generation.number]
-            carried = [share for share in holdings.shares(generation) if share.number != generation.number]
-            kept = list(own)
-            gone: set[str] = set()
-            for share in carried:
+            shares, gone = holdings.shares(generation), set[str]()
+            for share in (one for one in shares if one.number < generation.number):
                 try:
                     opened_whole([share])
-                    kept.append(share)
                 except DamagedGeneration:
                     gone |= share.names
-            kept = [share for share in kept if share.number == generation.number or not share.names & gone]
-            whole = opened_whole(kept, self._charter.node)
-            restore_whole(whole, self._place.base, self._place.tree)
+            whole = opened_whole(without(shares, gone), self._charter.node)
+            restore_whole(whole, self._place.tree)
             is_rebuilt = holdings.rebuilt_bytes and state.missing
-        from_dir = sorted(name for name in gone if os.path.lexists(target / name))
-        place_copies(target, {name: name for name in from_dir}, self._place.tree)
-        lines = [
-            f"{name} of generation {generation.number} is gone with its nodes"
-            for name in sorted(gone)
-            if name not in from_dir
-        ]
         where = "this node" if self._charter.is_alone else "the nodes"
         how = f"rebuilt from survivors ({', '.join(state.missing)} gone)" if is_rebuilt else f"verified, from {where}"
-        return f"generation {generation.number} of a killed run, {how}", lines
+        return f"generation {generation.number} of a killed run, {how}", frozenset(gone)
 
     def _restore_completed(self, state: EarlierState) -> str:
         """Copies what a killed run had completed and not saved, and without a generation also what it began with."""
@@ -240,15 +234,17 @@ class NodeWork:
         earlier = self._earlier[store.key]
         names = [*state.completed, *(() if state.generation.number else began_with(earlier))]
         check_room(self._place, sum(size_of(earlier.tree / name) for name in names), "what a killed run left")
-        place_copies(earlier.tree, {name: name for name in names}, self._place.tree, names)
+        for name in names:
+            remove_tree(self._place.tree / name)
+        copy_entries(earlier.tree, names, self._place.tree)
         return f"{', '.join(sorted(state.completed))} of a killed run, from this node, not verified"
 
     # ---- a generation
 
     def _save(self, order: JobOrder) -> dict[str, object]:
         body = order.body
-        share: Mapping[str, str] = body["shares"][self._charter.node]
-        tree = self._place.tree
+        asked = JobGeneration.from_json(body["generation"])
+        own = {name: one.marks[node] for name, one in asked.own.items() if (node := self._charter.node) in one.marks}
         self._capped.begin()
         began_s = time.monotonic()
         terms = CommitTerms(
@@ -257,10 +253,9 @@ class NodeWork:
             str(body["full_why"]),
             progress=self._progressed,
         )
-        identity = GenerationId(body["number"], body["attempt"])
-        saved = self._store.commit(MarkedTree(tree, share), identity, terms)
+        saved = self._store.commit(MarkedTree(self._place.tree, own), GenerationId(asked.number, asked.attempt), terms)
         made = saved.manifest
-        note_pending(self._place, _made_here(body, made))
+        note_pending(self._place, replace(asked, created_ns=made.created_ns, needs=made.needs))
         return {
             "created_ns": made.created_ns,
             "needs": list(made.needs),
@@ -272,9 +267,9 @@ class NodeWork:
             "took_s": round(time.monotonic() - began_s, 6),
         }
 
-    def _progressed(self, progress: CommitProgress) -> None:
+    def _progressed(self, size_bytes: int) -> None:
         self._meanwhile()
-        self._capped(progress)
+        self._capped(size_bytes)
 
     def encode(self, order: JobOrder) -> tuple[int, str, int] | None:
         """Has the exchange encode this node's part; returns by what its end is known, None where the node is in no
@@ -308,10 +303,9 @@ class NodeWork:
         """Brings what is in no generation to the target, under a name that no program takes for a checkpoint.
         `brought` are the entries that this node brought there by itself, with their marks."""
         node, last = self._charter.node, ledger.last
-        known = dict(last.shares.get(node, {})) if last is not None else {}
+        known: dict[str, str] = {}
         if last is not None:
-            known |= {name: one.marks[node] for name, one in last.carried.items() if node in one.marks}
-            known |= {name: marks[node] for name, marks in last.dropped.items() if node in marks}
+            known = last.share(node) | {name: marks[node] for name, marks in last.dropped.items() if node in marks}
         known |= brought or {}
         copied = {tuple(one.split("\0")) for one in ledger.copied}
         names = []
@@ -320,7 +314,7 @@ class NodeWork:
                 mark = mark_of(self._place.tree, name)
                 if mark not in (known.get(name), restored.get(name)) and (node, name, mark) not in copied:
                     names.append(name)
-        return place_leftovers(self._place, names, self._charter)
+        return place_leftovers(self._place, names, Target(self._charter.run))
 
 
 def _run_of(place: CheckpointPlace) -> str:
@@ -345,19 +339,3 @@ def _found_at(key: str, place: CheckpointPlace, drained_ns: int) -> FoundStore:
         *(charter.run_id, charter.node, key, tuple(known_generations(place)), place.origins(), place.seen()),
         *(tuple(completed), max(*times, drained_ns) if times else 0),
     )
-
-
-def _made_here(body: Mapping[str, Any], made: GenerationManifest) -> JobGeneration:
-    """Returns a generation as the node knows it that has committed its share."""
-    said = {key: body[key] for key in ("number", "attempt", "shares", "carried", "dropped", "put", "lacking")}
-    return JobGeneration.from_json({**said, "created_ns": made.created_ns, "needs": made.needs})
-
-
-def _remove(path: Path) -> None:
-    for directory, _, _ in os.walk(path):
-        with suppress(OSError):
-            os.chmod(directory, 0o700)
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

@@ -17,6 +17,9 @@ USUAL_MOST_K = 8
 """The most data blocks of a stripe where nobody asked for a number: parities take an eighth, a rebuild reads eight."""
 
 
+ON_ONE_NODE = "on one node checkpoints are protected by their copies in DIR alone"
+
+
 class CannotProtect(HpcstageError):
     """The nodes of a job do not allow the protection that was asked for, and nothing less was to be taken."""
 
@@ -68,7 +71,7 @@ def protect(
         raise ValueError("a node of a job is named twice")
     where = {node: (domains or {}).get(node, f"\0{node}") for node in nodes}
     if len(nodes) < 2:
-        plan = ProtectionPlan(None, (), f"{asked} needs {asked.nodes} nodes, not one" if asked else "")
+        plan = ProtectionPlan(None, (), f"{asked} needs {asked.nodes} nodes; {ON_ONE_NODE}" if asked else "")
     elif asked is None:
         plan = _widest(nodes, where)
     else:

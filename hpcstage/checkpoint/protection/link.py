@@ -66,11 +66,12 @@ Event = coding.AgentMessage | GroupChanged | Encoded | coding.AgentGone
 
 
 class GroupLink:
-    """A connection to the exchange of this node. One process has one at a time; a second one takes its place."""
+    """A connection to the exchange of this node. One process has one at a time; a second one takes its place. One that
+    `reads` has its own place beside that of the agent, and can ask only."""
 
-    def __init__(self, node_dir: Path) -> None:
+    def __init__(self, node_dir: Path, *, reads: bool = False) -> None:
         """Connects; see `open`, which waits for the greeting as well. Raises OSError."""
-        self._socket = ExchangeSocket(_connected(node_dir))
+        self._socket = ExchangeSocket(_connected(node_dir, coding.READERS if reads else coding.SOCK))
         self._events: deque[Event] = deque()
         self._answers: dict[int, coding.StoreAnswer] = {}
         self._asked: set[int] = set()
@@ -79,7 +80,7 @@ class GroupLink:
         self._membership: Membership | None = None
 
     @classmethod
-    def open(cls, node_dir: Path, timeout_s: float) -> GroupLink:
+    def open(cls, node_dir: Path, timeout_s: float, *, reads: bool = False) -> GroupLink:
         """Connects to the exchange whose node directory this is, and waits until it has said who is in the group.
 
         Raises LinkLost if there is none within the time, or one that does not greet; it may be tried again at any time.
@@ -87,15 +88,14 @@ class GroupLink:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                return cls._greeted(node_dir, max(GREETING_S, deadline - time.monotonic()))
+                return cls._greeted(cls(node_dir, reads=reads), max(GREETING_S, deadline - time.monotonic()))
             except (OSError, LinkLost) as error:
                 if time.monotonic() >= deadline:
                     raise LinkLost(f"no exchange answers in {node_dir}: {error}") from None
                 time.sleep(RETRY_S)
 
-    @classmethod
-    def _greeted(cls, node_dir: Path, timeout_s: float) -> GroupLink:
-        link = cls(node_dir)
+    @staticmethod
+    def _greeted(link: GroupLink, timeout_s: float) -> GroupLink:
         try:
             if not link._wait_until(lambda: link._membership is not None, timeout_s):
                 raise LinkLost("the exchange says nothing")
@@ -255,10 +255,10 @@ class GroupLink:
             self._events.append(Encoded(generation, message.trial, *facts))
 
 
-def _connected(node_dir: Path) -> socket.socket:
+def _connected(node_dir: Path, name: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        localsocket.connect(connection, node_dir, coding.SOCK)
+        localsocket.connect(connection, node_dir, name)
     except BaseException:
         connection.close()
         raise

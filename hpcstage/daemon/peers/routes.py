@@ -68,7 +68,7 @@ class Routes:
     @property
     def keeps_all(self) -> bool:
         """Whether every node ends with every file (with `private`: as far as its budget allows)."""
-        return self.placement.keeps_all
+        return self.kind.keeps_all
 
     def fetcher(self, id_: int) -> int:
         """Returns the node that reads an id from the source; other nodes ask it for the file. An id of a missing node
@@ -113,10 +113,7 @@ class Routes:
 
     def unplaced(self) -> array[int]:
         """Returns the ids of which nodes keep nothing."""
-        files = len(self.placement.files.sizes)
-        if sum(owned for owned, _ in self.placement.owned()) == files:
-            return array("I")
-        return array("I", filter(self.placement.unplaced, range(files)))
+        return self.placement.unplaced()
 
 
 def make(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcstage.procio import descendants
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.trainingspec import NODE_PROGRAM, PROGRAM
 
@@ -29,23 +28,6 @@ def exists(pid: int) -> bool:
     except OSError:
         pass
     return True
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """Yields the pids of a process and of all below it. Processes come and go meanwhile. It reads the tree alone, where
-    psutil reads the parents of all processes of the node."""
-    waiting, seen = [pid], {os.getpid()}
-    while waiting:
-        current = waiting.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        yield current
-        with contextlib.suppress(OSError):
-            for task in os.listdir(f"/proc/{current}/task"):
-                with contextlib.suppress(OSError):
-                    text = Path(f"/proc/{current}/task/{task}/children").read_text()
-                    waiting.extend(map(int, text.split()))
 
 
 def lost_pythonpath(process: psutil.Process) -> str | None:
@@ -70,7 +52,7 @@ class Unattached:
         import psutil  # five milliseconds that the daemon's start does not pay for
 
         for root in roots:
-            for pid in descendants(root):
+            for pid in descendants(root, os.getpid()):
                 if pid not in self._found and pid not in attached:
                     with contextlib.suppress(psutil.Error, OSError):  # it may have ended, or changed its user
                         self._look_at(psutil.Process(pid))

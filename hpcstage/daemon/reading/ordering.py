@@ -157,7 +157,7 @@ def _leave_trace(spec: DaemonSpec, manifest: Manifest, first: array[int]) -> byt
     header = trace.TraceHeader(
         command=tuple(spec.command),
         roots=tuple(_roots(spec)),
-        digest=trace.digest(manifest),
+        digest=manifest.paths_digest(),
         files=len(manifest),
         run_id=spec.run_id,
         written_utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -69,8 +69,7 @@ class Prepared:
 def scan_into(spec: DaemonSpec, waited_s: float = math.inf) -> bytes:
     """Scans the datasets and writes manifest and order into the node directory. Returns a `Scanned` in JSON. `waited_s`
     after the start a file system that does not answer is not waited for any more."""
-    from hpcstage.preview.inputs import PlanInputs
-    from hpcstage.preview.pipeline import find
+    from hpcstage.preview.pipeline import PlanInputs, find
 
     node_dir = Path(spec.node_dir)
     inputs = PlanInputs.of_spec(spec, Datasets.load(node_dir / DATASETS))

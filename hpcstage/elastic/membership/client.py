@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hpcstage import stderr
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.bounded import Caller, NoAnswer
 from hpcstage.elastic.membership.leading import Leader
-from hpcstage.elastic.membership.termstore import LATE_S, Board, EtcdStores, StoreLost, Stores, TcpStores
-from hpcstage.elastic.membership.values import AgentSetting, Beat, Generation, Node, State, Term, TrainingEnd, View
-from hpcstage.elastic.membership.watching import Watch
+from hpcstage.elastic.membership.termstore import LATE_S, Board, StoreLost, connect, serve
+from hpcstage.elastic.membership.values import AgentSetting, Beat, Generation, State, Term, TrainingEnd, View
+from hpcstage.elastic.waiting import Caller, NoAnswer, Watch
 from hpcstage.errors import HpcstageError
 from hpcstage.units import format_duration
 
@@ -52,7 +51,6 @@ class MembershipClient:
 
     def __init__(self, arbiter: Arbiter, setting: AgentSetting) -> None:
         self._arbiter = arbiter
-        self._stores: Stores = EtcdStores(arbiter.etcd, arbiter.prefix) if arbiter.etcd else TcpStores(setting.node.id)
         self._setting = setting
         self._changed = threading.Condition()
         self._beat = Beat(setting.node, 0, "ready", 0)
@@ -132,7 +130,7 @@ class MembershipClient:
         """Returns whether this node may not train in its generation any more. Raises what ended the thread."""
         with self._changed:
             self._raise_over()
-            lease_s = self._setting.patience.lease_s
+            lease_s = self._setting.times.lease_s
             # The others train on without this node when it has been silent for a lease.
             is_cut = time.monotonic() - self._contact_s > 2 * lease_s
             mine = self._beat.generation
@@ -142,12 +140,6 @@ class MembershipClient:
     def end(self) -> TrainingEnd | None:
         """Why the training ends on every host, if it does."""
         return self._end
-
-    @property
-    def members(self) -> tuple[Node, ...]:
-        """The nodes that were agreed on last; empty before that."""
-        agreed = self._agreed
-        return agreed.nodes if agreed else ()
 
     def put(self, name: str, value: object) -> None:
         """Keeps a value in the store. Raises StoreLost."""
@@ -159,9 +151,11 @@ class MembershipClient:
 
     def part(self, name: str) -> Store:
         """Returns a part of the store, for others than this room. Raises StoreLost."""
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
         if self._term is None:
             raise StoreLost("the store is lost")
-        return self._stores.part(self._term, name, self._setting.bounds.call_s)
+        return PrefixStore(name, self._store_of(self._term, self._setting.times.call_s))
 
     def finish(self, limit_s: float) -> None:
         """Says that this node has finished, and stays until all others have, at most so long: who leaves before is
@@ -179,11 +173,11 @@ class MembershipClient:
                 board.tell(self._place, self._next_beat())
         leader = self._leader
         if leader is not None:
-            leader.stop(self._setting.patience.lease_s, awaits_end=has_finished)
+            leader.stop(self._setting.times.lease_s, awaits_end=has_finished)
         self._stopping.set()
         self._wake.set()
         if self._thread.is_alive():
-            self._thread.join(3 * self._setting.bounds.call_s)
+            self._thread.join(3 * self._setting.times.call_s)
 
     def _connected(self) -> Board:
         board = self._board
@@ -224,7 +218,7 @@ class MembershipClient:
                     self._live()
                 except (StoreLost, NoAnswer, OSError):  # the store or the run directory cannot be reached
                     self._forget_store()
-                    if time.monotonic() - self._contact_s > self._setting.join_limit_s:
+                    if time.monotonic() - self._contact_s > self._setting.times.join_limit_s:
                         raise
         except Exception as error:  # noqa: BLE001 - torchrun's thread raises it
             with self._changed:
@@ -237,7 +231,7 @@ class MembershipClient:
         if self._board is not None:
             self._board.close()
         self._board = None
-        self._wake.wait(self._setting.bounds.beat_s)
+        self._wake.wait(self._setting.times.beat_s)
         self._wake.clear()
 
     def _meet(self) -> None:
@@ -246,7 +240,7 @@ class MembershipClient:
         while not self._stopping.is_set():
             now_s = time.monotonic()
             term = self._watch_host(now_s)
-            if now_s - began_s > self._setting.join_limit_s:
+            if now_s - began_s > self._setting.times.join_limit_s:
                 raise self._cut_off(term)
             if term is None:
                 if self._setting.may_begin:
@@ -254,20 +248,20 @@ class MembershipClient:
                     continue
             elif self._ended_in(term):
                 return
-            elif (silent_s := self._host_watch.unchanged_s(now_s)) >= self._setting.patience.lease_s:
+            elif (silent_s := self._host_watch.unchanged_s(now_s)) >= self._setting.times.lease_s:
                 if self._may_take_over and silent_s >= self._take_over_s():
                     self._take_over(term)
                     continue
-            elif self._joined(term, self._setting.patience.lease_s - silent_s):
+            elif self._joined(term, self._setting.times.lease_s - silent_s):
                 return
             self._stopping.wait(self._pause_s(term))
 
     def _pause_s(self, term: Term | None) -> float:
         """Returns the time until a look at the run directory can show something."""
-        beat_s = self._setting.bounds.beat_s
+        beat_s = self._setting.times.beat_s
         if term != self._newest:
             return 0.0  # the store has moved
-        left_s = self._setting.patience.lease_s - self._host_watch.unchanged_s(time.monotonic())
+        left_s = self._setting.times.lease_s - self._host_watch.unchanged_s(time.monotonic())
         if term is None or not self._may_take_over or left_s <= 0:
             return beat_s
         return min(beat_s, left_s)
@@ -277,7 +271,7 @@ class MembershipClient:
         first: a node that does not may be cut off from them, and has no state that is new."""
         newest = self._ask_directory(self._arbiter.newest_generation)
         trains = newest is None or newest.rank(self._setting.node.id) is not None
-        return self._setting.patience.lease_s * (1 if trains else 2)
+        return self._setting.times.lease_s * (1 if trains else 2)
 
     def _watch_host(self, now_s: float) -> Term | None:
         try:
@@ -293,7 +287,7 @@ class MembershipClient:
         """Watches the store's host in the run directory while an answer of the store is late: otherwise the host's last
         beat would be seen only when the wait is over. Raises StoreLost if the store has moved."""
         now_s = time.monotonic()
-        if now_s - self._looked_s < self._setting.bounds.beat_s:
+        if now_s - self._looked_s < self._setting.times.beat_s:
             return
         newest = self._watch_host(now_s)
         if newest is not None and newest.number > term.number:
@@ -314,12 +308,11 @@ class MembershipClient:
         return not self._setting.joins or self._has_heard
 
     def _joined(self, term: Term, limit_s: float) -> bool:
-        bounds = self._setting.bounds
-        limit_s = min(bounds.call_s, max(limit_s - LATE_S, bounds.beat_s))
+        times = self._setting.times
+        limit_s = min(times.call_s, max(limit_s - LATE_S, times.beat_s))
         watch = partial(self._watch_meanwhile, term)
         try:
-            store = self._stores.find(term, limit_s, watch)
-            board = Board(store, self._arbiter.signer, bounds.call_s)
+            board = Board(self._store_of(term, limit_s, watch), self._arbiter.signer, times.call_s)
             self._place = board.join(watch)
         except StoreLost:
             return False
@@ -328,21 +321,25 @@ class MembershipClient:
         self._board, self._term = board, term
         return True
 
+    def _store_of(self, term: Term, limit_s: float, meanwhile: Callable[[], object] = int) -> Store:
+        address = "localhost" if term.node == self._setting.node.id else term.address
+        return connect(address, term.port, limit_s, meanwhile)
+
     def _take_over(self, term: Term | None) -> None:
         """Makes a store on this host, and claims the next term for it."""
         number = 1 if term is None else term.number + 1
-        time.sleep(random.uniform(0, self._setting.bounds.beat_s))  # noqa: S311 - so that few hosts make one for nothing
-        limit_s = self._setting.bounds.call_s
+        time.sleep(random.uniform(0, self._setting.times.beat_s))  # noqa: S311 - so that few hosts make one for nothing
+        limit_s = self._setting.times.call_s
         if self._newest_number() >= number:
             return
         try:
-            server, port = self._stores.serve(number, self._setting.port if term is None else 0, limit_s)
+            server = serve(self._setting.port if term is None else 0, limit_s)
         except StoreLost:
             if self._newest_number() >= number:
                 return  # another agent of this host has it
-            server, port = self._stores.serve(number, 0, limit_s)
+            server = serve(0, limit_s)
         node = self._setting.node
-        wanted = Term(number, node.id, node.host, node.address, port)
+        wanted = Term(number, node.id, node.host, node.address, server.port)
         if not self._ask_directory(lambda: self._arbiter.claim_term(wanted)):
             return
         heard = self._view if self._view.generation else None
@@ -377,9 +374,9 @@ class MembershipClient:
             if self._end is not None:
                 return
             silent_s = watch.unchanged_s(now_s)
-            if silent_s > 2 * self._setting.bounds.beat_s or self._is_watcher():
+            if silent_s > 2 * self._setting.times.beat_s or self._is_watcher():
                 self._check_host(now_s, silent_s)
-            self._wake.wait(self._setting.bounds.beat_s)
+            self._wake.wait(self._setting.times.beat_s)
             self._wake.clear()
 
     def _is_watcher(self) -> bool:
@@ -389,7 +386,7 @@ class MembershipClient:
     def _check_host(self, now_s: float, silent_s: float) -> None:
         """Raises StoreLost if the store's host is silent, in the store and in the run directory, or has changed."""
         term = self._watch_host(now_s)
-        lease_s = self._setting.patience.lease_s
+        lease_s = self._setting.times.lease_s
         has_moved = term is not None and self._term is not None and term.number > self._term.number
         if has_moved or (silent_s >= lease_s and self._host_watch.unchanged_s(now_s) >= lease_s):
             raise StoreLost("the store's host is lost")
@@ -411,10 +408,10 @@ class MembershipClient:
             self._changed.notify_all()
 
     def _ask_directory(self, function: Callable[[], T]) -> T:
-        return self._directory.call(function, self._setting.bounds.call_s)
+        return self._directory.call(function, self._setting.times.call_s)
 
     def _cut_off(self, term: Term | None) -> CutOff:
-        waited = format_duration(self._setting.join_limit_s)
+        waited = format_duration(self._setting.times.join_limit_s)
         host = self._setting.node.host
         if term is None:
             what = f"nobody began a store for {host} within {waited}"

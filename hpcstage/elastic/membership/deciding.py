@@ -7,28 +7,88 @@ store over begins a new one, and comes to the same from what it sees.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hpcstage.elastic.membership.apart import Apart, SeenNode
-from hpcstage.elastic.membership.values import Generation, Node, Patience, TrainingEnd
+from hpcstage.elastic.membership.values import GONE, Beat, Generation, Node, Times, TrainingEnd
 from hpcstage.elastic.policy import Answer, Cause, Facts, Host, PolicyFailed, Progress
 from hpcstage.units import format_duration
 
 MOST_FAILURES, SOON_S = 5, 300.0
 """A training whose processes ended by themselves so often, one time after the other and each within `SOON_S` of their
 start, has a fault that restarts do not mend."""
+SETTLE_S = 0.3
+"""A change is decided on when nothing more has changed for so long: hosts that come or go together are one change."""
+ASK_AGAIN_S = 1.0
+"""A policy that has said `wait` is asked again after so long."""
 AWAITED_EVERY_S = 0.05
 """Hosts that come to a new store are looked for so often: all of them wait for the last."""
+APART_S = 600.0
+"""Nodes that do not reach each other do not train together for so long."""
 
 
 @dataclass(frozen=True)
-class Awaited:
-    """The nodes, by their ids, that were there when the store's host before was lost, those that train and those that
-    wait: that loss is decided on as soon as they have all spoken, or after the limit."""
+class SeenNode:
+    """A node, as the host of the store sees it."""
 
-    nodes: frozenset[str]
-    limit_s: float
+    beat: Beat
+    silent_s: float
+
+    def is_there(self, lease_s: float) -> bool:
+        """Returns whether it lives, and has not gone."""
+        return self.silent_s < lease_s and self.beat.state not in GONE
+
+
+class Apart:
+    """The pairs of nodes that do not reach each other though the leading host hears both: a network that is cut between
+    two nodes makes every collective of theirs hang."""
+
+    def __init__(self, known: Sequence[tuple[str, str, float]] = (), now_s: float = 0.0) -> None:
+        """`known`: what `pairs` returned where another host led before."""
+        self._until_s = {frozenset(pair): now_s + left_s for *pair, left_s in known}
+        self.told: list[tuple[str, str]] = []
+        """The hosts of pairs that are new since the caller has emptied this."""
+
+    def pairs(self, now_s: float) -> tuple[tuple[str, str, float], ...]:
+        """Returns the nodes of each pair, by their ids, and the seconds for which they are apart."""
+        return tuple((*sorted(pair), until_s - now_s) for pair, until_s in self._until_s.items())  # type: ignore[misc]
+
+    def sorted_out(
+        self, now_s: float, current: Generation | None, seen: Sequence[SeenNode], lease_s: float
+    ) -> Sequence[SeenNode]:
+        """Returns the nodes as if those had left that cannot train with others that are there. As few as possible are
+        left out, and of two the one with the higher rank."""
+        there = {node.beat.node.id: node.beat for node in seen if node.is_there(lease_s)}
+        self._hear(now_s, current, there)
+        self._until_s = {pair: until_s for pair, until_s in self._until_s.items() if now_s < until_s}
+        pairs = [pair for pair in self._until_s if pair <= there.keys()]
+        if not pairs:
+            return seen
+        ranks = {node.id: rank for rank, node in enumerate(current.nodes)} if current else {}
+        counts = Counter(id_ for pair in pairs for id_ in pair)
+        kept: set[str] = set()
+        for id_ in sorted(there, key=lambda id_: (id_ not in ranks, counts[id_], ranks.get(id_, 0))):
+            if not any(frozenset((id_, other)) in self._until_s for other in kept):
+                kept.add(id_)
+        return [
+            node if node.beat.node.id in kept or node.beat.node.id not in there else _as_left(node) for node in seen
+        ]
+
+    def _hear(self, now_s: float, current: Generation | None, there: dict[str, Beat]) -> None:
+        for beat in there.values():
+            if current is None or beat.generation != current.number:
+                continue
+            for id_ in beat.unreached:
+                pair = frozenset((beat.node.id, id_))
+                if id_ in there and id_ != beat.node.id:
+                    if pair not in self._until_s:
+                        self.told.append((beat.node.host, there[id_].node.host))
+                    self._until_s[pair] = now_s + APART_S
+
+
+def _as_left(node: SeenNode) -> SeenNode:
+    return replace(node, beat=replace(node.beat, state="left"))
 
 
 @dataclass(frozen=True)
@@ -71,15 +131,17 @@ class Decider:
         self,
         most: int,
         takes: Callable[[Sequence[Host]], int],
-        patience: Patience,
+        times: Times,
         hosts_at_start: int | None = None,
-        awaited: Awaited | None = None,
+        awaited: frozenset[str] | None = None,
         apart: Apart | None = None,
     ) -> None:
-        """`most` hosts train at once; `takes` is the policy's own bound."""
+        """`most` hosts train at once; `takes` is the policy's own bound. `awaited` are the nodes, by their ids, that
+        were there when the store's host before was lost, those that train and those that wait: that loss is decided on
+        as soon as they have all spoken, or after a grace."""
         self._most = most
         self._takes = takes
-        self._patience = patience
+        self._times = times
         self._ids: tuple[str, ...] = ()
         self._same_since_s = 0.0
         self._change_since_s: float | None = None
@@ -95,8 +157,8 @@ class Decider:
     def look(self, now_s: float, current: Generation | None, seen: Sequence[SeenNode]) -> tuple[bool, Proposal | None]:
         """Returns whether the generation is over, and what to ask the policy, if it is time to."""
         self.again_s = math.inf
-        seen = self.apart.sorted_out(now_s, current, seen, self._patience.lease_s)
-        change = change_of(current, seen, self._patience.lease_s)
+        seen = self.apart.sorted_out(now_s, current, seen, self._times.lease_s)
+        change = change_of(current, seen, self._times.lease_s)
         chosen = self._chosen(change) if change else ()
         if change is None or not chosen or (change.kind == "join" and len(chosen) == len(change.stay)):
             # With nobody there, the wait for somebody has begun nonetheless.
@@ -131,8 +193,8 @@ class Decider:
             if cause.kind == "start":
                 self._hosts_at_start = len(proposal.nodes)
             return self._too_many_failures(now_s, cause)
-        self._ask_at_s = now_s + self._patience.ask_again_s
-        limit_s = self._patience.wait_limit_s
+        self._ask_at_s = now_s + ASK_AGAIN_S
+        limit_s = self._times.wait_limit_s
         if cause.kind != "join" and cause.waited_s >= limit_s:
             waited = f"policy {policy} said wait for {format_duration(limit_s)} with {hosts}: the training ends"
             return TrainingEnd(f"{waited} (submit it with the hosts that it needs)", PolicyFailed.exit_code)
@@ -153,14 +215,13 @@ class Decider:
         return self._change_since_s
 
     def _settled_after_s(self, change: MembershipChange, chosen: Sequence[Node], seen: Sequence[SeenNode]) -> float:
-        patience = self._patience
         if change.kind == "loss" and self._awaited is not None:
-            return 0.0 if self._awaited.nodes <= _spoken(seen) else max(self._awaited.limit_s, patience.settle_s)
+            return 0.0 if self._awaited <= _spoken(seen) else max(self._times.grace_s, SETTLE_S)
         if change.kind == "start":
-            return 0.0 if len(chosen) >= self._most else patience.last_call_s
+            return 0.0 if len(chosen) >= self._most else self._times.last_call_s
         if change.kind == "failure" and len(change.failed) < len(change.stay):
-            return patience.failure_s
-        return patience.settle_s
+            return self._times.failure_s
+        return SETTLE_S
 
     def _chosen(self, change: MembershipChange) -> tuple[Node, ...]:
         """Returns the nodes that would train: who stays comes first, and who is too many is a spare. A policy that

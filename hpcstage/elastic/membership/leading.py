@@ -1,8 +1,8 @@
 """Leads a training from the host of its store: sees who lives, asks the policy, and claims the next generation.
 
 The module owns the leader's loop. A leader is one of the agents; its own beats go through the store like those of the
-others. It leads only while it reaches the run directory, goes on when it does again (the servers of an etcd need some
-seconds to agree on another leader of their own), and stops as soon as another term has begun there.
+others. It leads only while it reaches the run directory, goes on when it does again, and stops as soon as another term
+has begun there.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from hpcstage import stderr
-from hpcstage.elastic.membership.apart import APART_S, Apart, SeenNode
 from hpcstage.elastic.membership.arbiter import Arbiter
-from hpcstage.elastic.membership.bounded import Caller, NoAnswer
-from hpcstage.elastic.membership.deciding import Awaited, Decider, Proposal, is_complete
+from hpcstage.elastic.membership.deciding import APART_S, Apart, Decider, Proposal, SeenNode, is_complete
 from hpcstage.elastic.membership.termstore import Board, StoreLost
 from hpcstage.elastic.membership.values import GONE, AgentSetting, Beat, Generation, Term, TrainingEnd, View
-from hpcstage.elastic.membership.watching import AwakeClock, Watch
 from hpcstage.elastic.policy import Answer, PolicyError
+from hpcstage.elastic.waiting import AwakeClock, Caller, NoAnswer, Watch
 from hpcstage.errors import HpcstageError
 from hpcstage.units import format_duration
 
@@ -54,18 +53,19 @@ class Leader:
         self._server: Store | None = server  # the store ends with it
         self._arbiter = arbiter
         self._policy, self._most, self._ends_unix_s = setting.policy, setting.most, setting.ends_unix_s
-        self._patience, self._bounds = setting.patience, setting.bounds
+        self._times = setting.times
         self._heard = heard
-        self._decider = Decider(self._most, self._policy.most, self._patience)
+        self._decider = Decider(self._most, self._policy.most, self._times)
         self._directory = Caller(f"the run directory {arbiter.directory}")
-        self._board = Board(server, arbiter.signer, self._bounds.call_s)
+        self._board = Board(server, arbiter.signer, self._times.call_s)
         self._began_s = time.monotonic()
-        self._clock = AwakeClock(self._began_s, 2 * self._bounds.beat_s)
+        self._clock = AwakeClock(self._began_s, 2 * self._times.beat_s)
         self._watches: dict[int, Watch] = {}
         self._beats: dict[int, Beat] = {}
         self._current: Generation | None = None
         self._former: Term | None = None
         self._view = View(0)
+        self._asks = Caller("the scale policy")
         self._asked: tuple[Proposal, Future[Answer]] | None = None
         self._decides = True
         self._stopping = threading.Event()
@@ -75,11 +75,6 @@ class Leader:
         """Begins to lead."""
         self._thread.start()
 
-    @property
-    def leads(self) -> bool:
-        """Whether it still does."""
-        return self._thread.is_alive()
-
     def stop(self, linger_s: float, *, awaits_end: bool = False) -> None:
         """Ends, when the others have left, or after `linger_s`. `awaits_end`: this node has finished, and the end of
         the training is to be seen first, which those who started the agents look for."""
@@ -88,9 +83,9 @@ class Leader:
         while self._thread.is_alive() and time.monotonic() < deadline_s:
             if not self._others() and not (awaits_end and self._view.end is None):
                 break
-            self._stopping.wait(self._bounds.beat_s)
+            self._stopping.wait(self._times.beat_s)
         self._stopping.set()
-        self._thread.join(3 * self._bounds.call_s)
+        self._thread.join(3 * self._times.call_s)
 
     def _others(self) -> bool:
         """Returns whether another node than this one still speaks."""
@@ -98,7 +93,7 @@ class Leader:
         return any(
             beat.node.id != self.term.node
             and beat.state not in GONE
-            and self._watches[place].unchanged_s(now_s) < self._patience.lease_s
+            and self._watches[place].unchanged_s(now_s) < self._times.lease_s
             for place, beat in list(self._beats.items())
         )
 
@@ -108,7 +103,7 @@ class Leader:
             at_start = self._call(self._arbiter.hosts_at_start)
             self._former = self._call(lambda: self._arbiter.term_before(self.term.number))
             apart = Apart(self._heard.apart if self._heard else (), self._clock.show(time.monotonic()))
-            self._decider = Decider(self._most, self._policy.most, self._patience, at_start, self._awaited(), apart)
+            self._decider = Decider(self._most, self._policy.most, self._times, at_start, self._awaited(), apart)
             done_s = time.monotonic()
             while not self._stopping.is_set():
                 try:
@@ -116,9 +111,9 @@ class Leader:
                         self._step(self._clock.show(time.monotonic()))
                     done_s = time.monotonic()
                 except (NoAnswer, StoreLost, OSError):  # it shows that it leads, and does not
-                    if time.monotonic() - done_s > self._patience.lease_s:
+                    if time.monotonic() - done_s > self._times.lease_s:
                         raise
-                self._stopping.wait(min(self._bounds.beat_s, self._decider.again_s))
+                self._stopping.wait(min(self._times.beat_s, self._decider.again_s))
         except Superseded as error:
             stderr.say(f"elastic: {error.line()}")
         except (HpcstageError, OSError) as error:
@@ -127,14 +122,15 @@ class Leader:
         finally:
             self._board.close()
             self._directory.close()
+            self._asks.close()
             self._server = None
 
-    def _awaited(self) -> Awaited | None:
+    def _awaited(self) -> frozenset[str] | None:
         """Returns the nodes that will come to this store if they live, where all of them are known."""
         if self._current is None or self._former is None or self._heard is None:
             return None
         members = {node.id for node in self._current.nodes}
-        return Awaited(frozenset((members | {*self._heard.spares}) - {self._former.node}), self._bounds.grace_s)
+        return frozenset((members | {*self._heard.spares}) - {self._former.node})
 
     def _keeps_term(self) -> bool:
         """Shows in the run directory that this host leads. Returns False if that cannot be reached: others that do
@@ -149,7 +145,7 @@ class Leader:
         self._look(now_s)
         seen = self._seen(now_s)
         before, is_over = self._current, False
-        if self._view.end is None and is_complete(self._current, seen, self._patience.lease_s):
+        if self._view.end is None and is_complete(self._current, seen, self._times.lease_s):
             self._end(TrainingEnd("the training is complete", 0))
         if self._view.end is None and self._decides:
             try:
@@ -173,7 +169,7 @@ class Leader:
     def _waiting(self, seen: list[SeenNode]) -> tuple[str, ...]:
         """Returns the nodes that are there and do not train."""
         members = {node.id for node in self._current.nodes} if self._current else set()
-        lease_s = self._patience.lease_s
+        lease_s = self._times.lease_s
         there = (node.beat for node in seen if node.silent_s < lease_s and node.beat.state == "ready")
         return tuple(beat.node.id for beat in there if beat.node.id not in members)
 
@@ -202,9 +198,9 @@ class Leader:
     def _unspoken(self, now_s: float, spoken: dict[str, SeenNode]) -> list[SeenNode]:
         if self._current is None:
             return []
-        silent_s = max(0.0, now_s - self._began_s - self._bounds.grace_s)
+        silent_s = max(0.0, now_s - self._began_s - self._times.grace_s)
         missing = [node for node in self._current.nodes if node.id not in spoken]
-        lease_s = self._patience.lease_s
+        lease_s = self._times.lease_s
         return [
             SeenNode(
                 Beat(node, 0, "training", self._current.number),
@@ -234,18 +230,8 @@ class Leader:
             self._claim(asked)
 
     def _ask(self, proposal: Proposal) -> Future[Answer]:
-        future: Future[Answer] = Future()
         left_s = None if self._ends_unix_s is None else self._ends_unix_s - time.time()
-        facts = replace(proposal.facts, time_left=left_s)
-
-        def ask() -> None:
-            try:
-                future.set_result(self._policy.ask(facts))
-            except PolicyError as error:
-                future.set_exception(error)
-
-        threading.Thread(target=ask, name="asks the scale policy", daemon=True).start()
-        return future
+        return self._asks.begin(partial(self._policy.ask, replace(proposal.facts, time_left=left_s)))
 
     def _claim(self, proposal: Proposal) -> None:
         number = self._current.number + 1 if self._current else 1
@@ -262,7 +248,7 @@ class Leader:
 
     def _call(self, function: Callable[[], T]) -> T:
         """Bounds what asks the run directory. Raises NoAnswer."""
-        return self._directory.call(function, self._bounds.call_s)
+        return self._directory.call(function, self._times.call_s)
 
 
 def _line(generation: Generation, policy: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.errors import HpcstageError
+from hpcstage.writing import link_new
 
 KEY_BYTES = 32
 _DIGEST_CHARS = 64
@@ -54,23 +55,9 @@ class Signer:
 
 
 def read_or_make_key(path: Path) -> bytes:
-    """Returns the key in a file, which is made if there is none. Raises UnsafeKey if others may read it.
-
-    The file gets its name when it is whole, and only one process gets it there.
-    """
-    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+    """Returns the key in a file, which is made if there is none. Raises UnsafeKey if others may read it."""
     if not path.exists():
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(os.urandom(KEY_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(temporary, path)
-        except FileExistsError:
-            pass
-        finally:
-            temporary.unlink(missing_ok=True)
+        link_new(path, os.urandom(KEY_BYTES))
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         found = os.fstat(file.fileno())

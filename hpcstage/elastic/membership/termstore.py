@@ -1,5 +1,5 @@
-"""The store through which the nodes of a training meet, every call of it bounded: PyTorch's TCPStore on one of the
-hosts, or a part of a site's etcd.
+"""The store through which the nodes of a training meet, every call of it bounded: PyTorch's TCPStore on the host that
+began the term.
 
 The module owns the names in the store. The values are signed; a value with another signature counts as none. Only the
 number of nodes that have come is plain, for the store counts it: who changes it makes the store's host look for nodes
@@ -12,12 +12,11 @@ import socket
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpcstage.elastic.membership.bounded import Caller, NoAnswer
-from hpcstage.elastic.membership.etcd import Etcd
 from hpcstage.elastic.membership.signing import Forged, Signer
-from hpcstage.elastic.membership.values import Beat, Term, View
+from hpcstage.elastic.membership.values import Beat, View
+from hpcstage.elastic.waiting import Caller, NoAnswer
 from hpcstage.errors import HpcstageError
 
 if TYPE_CHECKING:
@@ -39,77 +38,12 @@ class StoreLost(HpcstageError):
 def serve(port: int, limit_s: float) -> TCPStore:
     """Returns a store that other hosts can reach at this port; 0 lets the kernel choose one. It ends with the object.
     Raises StoreLost where the port cannot be had."""
-    where = f"no store can listen at port {port}"
-    return _made(where, limit_s, int, lambda: _construct("", port, limit_s, is_server=True))
+    return _made("", port, limit_s, int)
 
 
 def connect(address: str, port: int, limit_s: float, meanwhile: Callable[[], object] = int) -> TCPStore:
     """Returns a client of the store. Raises StoreLost if it cannot be reached in time, or what `meanwhile` raises."""
-    where = f"no store answers at {address}:{port}"
-    return _made(where, limit_s, meanwhile, lambda: _construct(address, port, limit_s, is_server=False))
-
-
-class Stores(Protocol):
-    """Makes the store of a term, and finds it."""
-
-    def serve(self, term: int, port: int, limit_s: float) -> tuple[Store, int]:
-        """Returns the store of a term that this node begins, and the port at which others find it; 0 lets the kernel
-        choose one. Raises StoreLost where the port cannot be had."""
-
-    def find(self, term: Term, limit_s: float, meanwhile: Callable[[], object] = int) -> Store:
-        """Returns the store of a term, as `connect` does."""
-
-    def part(self, term: Term, name: str, limit_s: float) -> Store:
-        """Returns a part of it in which others than this room keep what they like. Raises StoreLost."""
-
-
-class TcpStores:
-    """Each store is on the host that begins the term."""
-
-    def __init__(self, node: str) -> None:
-        """`node`: the id of this node."""
-        self._node = node
-
-    def serve(self, term: int, port: int, limit_s: float) -> tuple[Store, int]:  # noqa: ARG002 - as `Stores` has it
-        """See `Stores`."""
-        store = serve(port, limit_s)
-        return store, store.port
-
-    def find(self, term: Term, limit_s: float, meanwhile: Callable[[], object] = int) -> Store:
-        """See `Stores`."""
-        return connect("localhost" if term.node == self._node else term.address, term.port, limit_s, meanwhile)
-
-    def part(self, term: Term, name: str, limit_s: float) -> Store:
-        """See `Stores`."""
-        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
-        return PrefixStore(name, self.find(term, limit_s))
-
-
-class EtcdStores:
-    """Each store is a part of etcd, wherever the term has begun."""
-
-    def __init__(self, etcd: Etcd, prefix: str) -> None:
-        self._etcd = etcd
-        self._prefix = prefix
-
-    def serve(self, term: int, port: int, limit_s: float) -> tuple[Store, int]:  # noqa: ARG002 - as `Stores` has it
-        """See `Stores`."""
-        return self._store(f"store-{term}/", limit_s), 0
-
-    def find(self, term: Term, limit_s: float, meanwhile: Callable[[], object] = int) -> Store:
-        """See `Stores`."""
-        return self._store(f"store-{term.number}/", limit_s, meanwhile)
-
-    def part(self, term: Term, name: str, limit_s: float) -> Store:
-        """See `Stores`."""
-        return self._store(f"store-{term.number}/{name}/", limit_s)
-
-    def _store(self, name: str, limit_s: float, meanwhile: Callable[[], object] = int) -> Store:
-        from hpcstage.elastic.membership.etcdstore import EtcdStore
-
-        what = f"etcd does not answer at {', '.join(self._etcd.endpoints)}"
-        return _made(what, limit_s, meanwhile, lambda: EtcdStore(self._etcd, self._prefix + name, limit_s))
+    return _made(address, port, limit_s, meanwhile)
 
 
 class Board:
@@ -200,23 +134,22 @@ def _beat(place: int) -> str:
     return f"beat/{place}"
 
 
-def _made(what: str, limit_s: float, meanwhile: Callable[[], object], construct: Callable[[], T]) -> T:
-    """Makes a store in a thread: PyTorch's constructor waits for ever for a server that is silent. Raises StoreLost,
-    with `what`."""
+def _made(address: str, port: int, limit_s: float, meanwhile: Callable[[], object]) -> TCPStore:
+    """Makes a store in a thread, a server where there is no address: PyTorch's constructor waits for ever for a server
+    that is silent."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    def construct() -> TCPStore:
+        if address:  # PyTorch's client tells of every attempt on a page of its own
+            socket.create_connection((address, port), limit_s).close()
+        limit = timedelta(seconds=limit_s)
+        return TCPStore(address or "localhost", port, None, not address, limit, wait_for_workers=False)
+
     caller = Caller("the store")
     try:
         return caller.call(construct, limit_s + LATE_S, meanwhile)
     except (NoAnswer, RuntimeError, OSError) as error:
+        what = f"no store answers at {address}:{port}" if address else f"no store can listen at port {port}"
         raise StoreLost(what) from (error if isinstance(error, NoAnswer) else None)
     finally:
         caller.close()
-
-
-def _construct(address: str, port: int, limit_s: float, *, is_server: bool) -> TCPStore:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    if not is_server:
-        # PyTorch's client tells of every attempt on a page of its own.
-        socket.create_connection((address, port), limit_s).close()
-    limit = timedelta(seconds=limit_s)
-    return TCPStore(address or "localhost", port, None, is_server, limit, wait_for_workers=False)

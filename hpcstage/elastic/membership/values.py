@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from hpcstage.elastic.policy import AskedPolicy
+from hpcstage.jsonform import read
 
 State = Literal["ready", "training", "left", "finished"]
 GONE = ("left", "finished")
@@ -51,10 +52,8 @@ class Generation:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Generation:
-        """Reads what `to_json` returned. Raises TypeError or KeyError for anything else."""
-        nodes = tuple(Node(**node) for node in data["nodes"])
-        lists = {name: tuple(data[name]) for name in ("lost", "joined")}
-        return cls(**{**data, **lists, "nodes": nodes})
+        """Reads what `to_json` returned. Raises ValueError for anything else."""
+        return read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -86,8 +85,8 @@ class Beat:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Beat:
-        """Reads what `asdict` returned. Raises TypeError or KeyError for anything else."""
-        return cls(**{**data, "node": Node(**data["node"]), "unreached": tuple(data["unreached"])})
+        """Reads what `asdict` returned. Raises ValueError for anything else."""
+        return read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -119,47 +118,47 @@ class View:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> View:
-        """Reads what `asdict` returned. Raises TypeError or KeyError for anything else."""
-        end, spares = data["end"] and TrainingEnd(**data["end"]), tuple(data["spares"])
-        apart = tuple((str(one), str(other), float(left_s)) for one, other, left_s in data["apart"])
-        return cls(**{**data, "end": end, "spares": spares, "apart": apart})
+        """Reads what `asdict` returned. Raises ValueError for anything else."""
+        return read(cls, data)
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long the decision waits for what."""
+class Times:
+    """How long is waited for what: the settings of the user, and what follows from `lease_s`."""
 
     lease_s: float = 2.0
     """A node that has been silent for so long is lost."""
-    settle_s: float = 0.3
-    """A change is decided on when nothing more has changed for so long, so that hosts that come or go together are one
-    change."""
     last_call_s: float = 5.0
-    """As `settle_s`, at the start, while there is room for more."""
-    failure_s: float = 3.0
-    """Where processes ended on some hosts only: how long the others have to be lost or to end as well."""
+    """A training begins when nothing has changed for so long, while there is room for more hosts."""
     wait_limit_s: float = 600.0
     """A policy that has said `wait` for so long, while nobody trains, has failed."""
-    ask_again_s: float = 1.0
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """How often nodes speak, and how long calls may take."""
-
-    beat_s: float = 0.25
-    call_s: float = 1.0
-    """A call to the store or the run directory that takes longer is given up."""
-    grace_s: float = 1.0
-    """How much longer than others a node may be silent that has to find a new store."""
+    join_limit_s: float = 600.0
+    """How long an agent looks for a store that it can reach."""
     hang_s: float = 600.0
     """Processes that go on after changes leave their group after so long without a step, or ten times the longest. A
     validation is no step: the limit is long, since state that only processes have is lost with the last of them."""
     leave_s: float = 600.0
     """A process that has not left its group so long after it was told to is killed, or three times the longest step."""
-    stuck_s: float = 5.0
-    """The same for a process that waits for others, though the connections to them are closed. The C++ code of gloo may
-    miss that a connection was closed by the other side, and then waits for ever."""
+
+    @property
+    def beat_s(self) -> float:
+        """The time between two signs of life: some may be late or missed in a lease."""
+        return min(1.0, self.lease_s / 8)
+
+    @property
+    def call_s(self) -> float:
+        """A call to the store or the run directory that takes longer is given up."""
+        return self.lease_s / 2
+
+    @property
+    def grace_s(self) -> float:
+        """How much longer than others a node may be silent that has to find a new store."""
+        return self.lease_s / 2
+
+    @property
+    def failure_s(self) -> float:
+        """Where processes ended on some hosts only: how long the others have to be lost or to end as well."""
+        return self.lease_s * 1.5
 
 
 @dataclass(frozen=True)
@@ -172,10 +171,7 @@ class AgentSetting:
     """Whether the store may begin on this host: the endpoint names it, or none."""
     most: int
     policy: AskedPolicy
-    patience: Patience
-    bounds: Bounds
-    join_limit_s: float = 600.0
-    """How long an agent looks for a store that it can reach."""
+    times: Times
     ends_unix_s: float | None = None
     """When the job's time is over, where that is known."""
     joins: bool = False

@@ -1,7 +1,7 @@
 """Serves the agent of this node: a service of the exchange.
 
-Owns the connection to the agent, and the messages that agents tell each other, which pass here unread. What agents ask
-of other nodes is `questions`, what they order is `encodings`.
+Owns the connections to the agent and to a process that reads for it, and the messages that agents tell each other,
+which pass here unread. What they ask of other nodes is `questions`, what agents order is `encodings`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ class CodingService(ExchangeService):
         super().__init__(station)
         self._node = station.daemon.hello.index
         self._port = AgentPort()
+        self._readers = AgentPort(coding.READERS)
         self._wake = Wake()
         self._lane = Lane("serving", self._wake)
         self._encodings = Encodings(station, self._port, self._wake)
-        self._questions = Questions(station, self._port, self._lane)
+        self._questions = Questions(station, self._lane)
         self._membership = station.membership
         self._agent = 0
         """The number of the agent that was welcomed and has not gone; 0: there is none."""
@@ -49,7 +50,8 @@ class CodingService(ExchangeService):
 
     def descriptors(self) -> Sequence[int]:
         """Returns what shows that the agent said something, and that work is done."""
-        return () if self.station.ended else (self._port.fileno(), self._wake.fileno())
+        ports = self._port.fileno(), self._readers.fileno()
+        return () if self.station.ended else (*ports, self._wake.fileno())
 
     def ready(self) -> None:
         """Takes what the agent says."""
@@ -58,7 +60,14 @@ class CodingService(ExchangeService):
             return
         for message in self._port.receive():
             self._obey(message)
+        for message in self._readers.receive():
+            if isinstance(message, coding.Read | coding.ListStore):
+                self._questions.ask(message, self._readers)
         self._port.accept()
+        before = self._readers.number
+        self._readers.accept()
+        if self._readers.number > before:
+            self._greet(self._readers)
         self._follow()
 
     def _follow(self) -> None:
@@ -76,11 +85,14 @@ class CodingService(ExchangeService):
     def _welcome(self) -> None:
         with contextlib.suppress(RuntimeError):  # there may be no more threads
             threading.Thread(target=_import_early, name="importing", daemon=True).start()
-        self._port.send(coding.Welcome(self._node))
-        self._port.send(coding.Members(self.station.membership.pack()))
+        self._greet(self._port)
         while self._held:
             self._port.send(self._held.popleft())
         self._held_bytes = 0
+
+    def _greet(self, port: AgentPort) -> None:
+        port.send(coding.Welcome(self._node))
+        port.send(coding.Members(self.station.membership.pack()))
 
     def _say_gone(self) -> None:
         for node in self.station.membership.present:
@@ -92,7 +104,7 @@ class CodingService(ExchangeService):
         elif isinstance(message, coding.Encode):
             self._encodings.begin(message)
         elif isinstance(message, coding.Read | coding.ListStore):
-            self._questions.ask(message)
+            self._questions.ask(message, self._port)
         elif message.node == self._node:
             self._deliver(message)
         else:
@@ -151,9 +163,10 @@ class CodingService(ExchangeService):
         self._questions.left(node)
 
     def stop(self) -> None:
-        """Ends all orders, and the link to the agent."""
+        """Ends all orders, and the links to the agent and who reads for it."""
         self._encodings.stop()
         self._port.close()
+        self._readers.close()
         self._follow()
 
 

@@ -1,4 +1,4 @@
-"""The socket at which an exchange waits for the agent of its node.
+"""The socket at which an exchange waits for the agent of its node, or for a process that reads for it.
 
 Nothing waits here: one descriptor, `fileno`, tells that something came or can be sent, whoever is connected.
 """
@@ -21,16 +21,17 @@ MOST_UNSENT_BYTES = 128 << 20
 class AgentPort:
     """Takes one agent at a time; one that comes takes the place of the one before."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = SOCK) -> None:
         """Listens in the working directory, which is the node's. Raises OSError."""
+        self._name = name
         self.number = 0
         """The number of the agent that is connected, or was last."""
         self._epoll = select.epoll()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._agent: ExchangeSocket | None = None
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(SOCK)  # of an exchange that was killed
-        self._listener.bind(SOCK)
+            os.unlink(name)  # of an exchange that was killed
+        self._listener.bind(name)
         self._listener.listen(4)
         self._listener.setblocking(False)
         self._epoll.register(self._listener, select.EPOLLIN)
@@ -94,4 +95,4 @@ class AgentPort:
             self._epoll.unregister(self._listener)
         self._listener.close()
         with contextlib.suppress(OSError):
-            os.unlink(SOCK)
+            os.unlink(self._name)

@@ -1,7 +1,7 @@
 """Asks other nodes for what their agents hold, and answers what they ask: ranges of files, lists of generations.
 
-Owns the questions of this node's agent that are open, and the directories that it lets others read. A question that
-cannot be answered any more is answered with an error.
+Owns the open questions of this node, and the directories that its agent lets others read. A question that cannot be
+answered any more is answered with an error.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ MOST_KEYS = 1024
 class Questions:
     """Owns what is asked, of this node and by it. Files are read in `lane`."""
 
-    def __init__(self, station: Station, port: AgentPort, lane: Lane) -> None:
+    def __init__(self, station: Station, lane: Lane) -> None:
         self._station = station
         self._node = station.daemon.hello.index
-        self._port = port
         self._lane = lane
         self._held: dict[str, Path] = {}
         """The directories that others may read, by their keys."""
-        self._asked: dict[int, int] = {}
-        """The nodes that were asked, by the id of the question. No two agents of a node give one id."""
+        self._asked: dict[int, tuple[int, AgentPort]] = {}
+        """The nodes that were asked, and by whom, by the id of the question. No two agents of a node give one id."""
         self._read_at = -math.inf
         """When somebody read last."""
 
@@ -47,16 +46,15 @@ class Questions:
         if is_known and len(message.key) <= coding.MAX_KEY_LENGTH and os.path.isabs(message.directory):
             self._held[message.key] = Path(message.directory)
 
-    def ask(self, question: coding.Read | coding.ListStore) -> None:
-        """Asks a node what the agent wants to know; it may be this one."""
+    def ask(self, question: coding.Read | coding.ListStore, port: AgentPort) -> None:
+        """Asks a node what a process of this one wants to know; it may be this one."""
+        self._asked[question.id] = question.node, port
         if question.node == self._node:
             self.serve(self._node, question)
             return
         self._read_at = time.monotonic()
-        if say(self._station, question.node, packed(question)):
-            self._asked[question.id] = question.node
-        else:
-            self._port.send(_unreachable(question.id, question.node))
+        if not say(self._station, question.node, packed(question)):
+            self.answered(question.node, _unreachable(question.id, question.node))
 
     def serve(self, node: int, question: coding.Read | coding.ListStore) -> None:
         """Answers a question of a node."""
@@ -70,21 +68,21 @@ class Questions:
 
     def _give(self, node: int, found: coding.StoreAnswer) -> None:
         if node == self._node:
-            self._port.send(found)
+            self.answered(node, found)
         else:
             say(self._station, node, packed(found))
 
     def answered(self, node: int, found: coding.StoreAnswer) -> None:
-        """Gives the agent the answer of a node."""
-        if self._asked.get(found.id) == node:
+        """Gives the answer of a node to who asked."""
+        asked, port = self._asked.get(found.id, (None, None))
+        if port is not None and asked == node:
             del self._asked[found.id]
-            self._port.send(found)
+            port.send(found)
 
     def left(self, node: int) -> None:
         """Answers what a node was asked that is not there any more."""
-        for id_ in [id_ for id_, asked in self._asked.items() if asked == node]:
-            del self._asked[id_]
-            self._port.send(_unreachable(id_, node))
+        for id_ in [id_ for id_, (asked, _) in self._asked.items() if asked == node]:
+            self.answered(node, _unreachable(id_, node))
 
     def next_at(self) -> float:
         """Returns when a read may come."""

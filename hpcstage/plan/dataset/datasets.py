@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from hpcstage.errors import UsageError
+from hpcstage.jsonform import read, written
 from hpcstage.plan.dataset.arguments import Argument, GlobArgument, PathArgument, check, check_list, parse
 from hpcstage.plan.dataset.pathlist import PathList, is_there, read_list
 from hpcstage.plan.dataset.roots import Roots, is_below, with_slash
@@ -25,6 +25,8 @@ from hpcstage.problem import Problem
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MAGIC = b"hpcstage-datasets 1\n"
+LOCAL = "already-local"
+"""The problem of a dataset on the node-local disk."""
 ENDS = 64
 """At most this many entries from either end of a list are looked up to find one that exists."""
 
@@ -57,13 +59,28 @@ class Datasets:
         """Returns the lists that say in which order files are read."""
         return self.lists if self.order is None else [self.order]
 
+    def only(self, chosen: Sequence[Dataset]) -> Datasets:
+        """Returns some of the datasets; of lists the entries that are in none of the others."""
+        roots, places = Roots(self.all), [index for index, one in enumerate(self.all) if one in chosen]
+
+        def entries(item: PathList) -> PathList:
+            found = ((path, roots.locate(path)) for path in item.paths)
+            return replace(item, paths=[path for path, place in found if place is None or place[0] in places])
+
+        return Datasets(
+            [self.all[place] for place in places],
+            [entries(item) for item in self.lists],
+            {new: self.named[old] for new, old in enumerate(places) if old in self.named},
+            None if self.order is None else entries(self.order),
+        )
+
     def save(self, path: Path) -> None:
         """Writes a file for another process (mode 0600)."""
         head = {
-            "datasets": [d.to_json() for d in self.all],
+            "datasets": [written(d) for d in self.all],
             "lists": [[x.argument, len(x.paths)] for x in self._all_lists()],
             "order": self.order is not None,
-            "named": {i: _named_out(s) for i, s in self.named.items()},
+            "named": {i: written(s) for i, s in self.named.items()},
         }
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(fd, "wb") as file:
@@ -85,8 +102,8 @@ class Datasets:
             lists.append(PathList(argument, paths[:count]))
             paths = paths[count:]
         order = lists.pop() if head["order"] else None
-        named = {int(i): _named_in(s) for i, s in head["named"].items()}
-        return cls([Dataset.from_json(d) for d in head["datasets"]], lists, named, order)
+        named = {int(i): read(NamedFiles, s) for i, s in head["named"].items()}
+        return cls([read(Dataset, d) for d in head["datasets"]], lists, named, order)
 
     def _all_lists(self) -> list[PathList]:
         return [*self.lists, *([self.order] if self.order else [])]
@@ -136,38 +153,20 @@ class _Builder:
 
     def build(self) -> Datasets:
         for item in self._parsed:
-            if isinstance(item, PathArgument) and item.is_directory:
-                self._add_directory(item)
+            if isinstance(item, PathArgument):
+                self._add(item.path if item.is_directory else os.path.dirname(item.path), item, whole=item.is_directory)
+            elif isinstance(item, GlobArgument):
+                self._add(item.directory, item)
         for item in self._parsed:
             if isinstance(item, PathList):
                 self._add_list(item)
-            elif isinstance(item, GlobArgument):
-                self._add(item.directory, item.argument)
-            elif not item.is_directory:
-                self._add(os.path.dirname(item.path), item.argument)
         self._merge()
         self._sort()
         return self._finish()
 
-    def _add_directory(self, item: PathArgument) -> None:
-        root = os.path.realpath(item.path)
-        for dataset in self._datasets:
-            if dataset.root == root:
-                dataset.arguments.append(item.argument)
-                dataset.spelt.append((item.path, root))
-                return
-            if is_below(dataset.root, root) or is_below(root, dataset.root):
-                _refuse_overlap(dataset, root, item.argument)
-        self._datasets.append(_UnfinishedDataset(root, True, [item.argument], [(item.path, root)]))
-
-    def _add(self, directory: bytes, argument: str) -> bytes:
+    def _add(self, directory: bytes, item: Argument, *, whole: bool = False) -> bytes:
         root = os.path.realpath(directory)
-        for dataset in self._datasets:
-            if is_below(root, dataset.root):
-                dataset.arguments.append(argument)
-                dataset.spelt.append((directory, root))
-                return root
-        self._datasets.append(_UnfinishedDataset(root, False, [argument], [(directory, root)]))
+        self._datasets.append(_UnfinishedDataset(root, whole, [item.argument], [(directory, root)]))
         return root
 
     def _add_list(self, item: PathList) -> None:
@@ -181,22 +180,26 @@ class _Builder:
             if len(rest) < len(item.paths) and dataset.whole and _any_below(item.paths, dataset):
                 dataset.arguments.append(item.argument)
         for directory in common_directories(rest, is_there):
-            root = self._add(directory, item.argument)
+            root = self._add(directory, item)
             if root != directory:
                 moved.append((with_slash(directory), with_slash(root)))
         self._lists.append(replace(item, paths=_respell(item.paths, moved)))
 
     def _merge(self) -> None:
-        """Makes one dataset of nested roots. Nested directories were refused before, so the outer root is of FILES."""
+        """Makes one dataset of nested roots. Raises UsageError where two directories that were named are nested."""
         outer: list[_UnfinishedDataset] = []
-        for dataset in sorted(self._datasets, key=lambda d: len(d.root)):
+        for dataset in sorted(self._datasets, key=lambda d: (len(d.root), not d.whole)):
             home = next((o for o in outer if is_below(dataset.root, o.root)), None)
             if home is None:
                 outer.append(dataset)
                 continue
+            if home.whole and dataset.whole and dataset.root != home.root:
+                inner, name = dataset.arguments[0], home.arguments[0]
+                raise UsageError(
+                    f"the datasets {name} and {inner} overlap", f"leave out --data {inner}: {name} contains it"
+                )
             home.arguments.extend(dataset.arguments)
             home.spelt.extend(dataset.spelt)
-            home.whole = home.whole or (dataset.whole and dataset.root == home.root)
         self._datasets = outer
 
     def _sort(self) -> None:
@@ -259,13 +262,6 @@ def _end(paths: Sequence[bytes], there: Callable[[bytes], bool], outermost: Oute
     return end if there(end) else next(filter(there, outermost(ENDS, paths)), end)
 
 
-def _refuse_overlap(dataset: _UnfinishedDataset, root: bytes, argument: str) -> None:
-    inner, outer = argument, dataset.arguments[0]
-    if is_below(dataset.root, root):
-        inner, outer = outer, inner
-    raise UsageError(f"the datasets {outer} and {inner} overlap", f"leave out --data {inner}: {outer} contains it")
-
-
 def _aliases(dataset: _UnfinishedDataset) -> tuple[bytes, ...]:
     """Returns other spellings of the root that follow from how the user spelt parts of it."""
     found: dict[bytes, None] = {}
@@ -304,38 +300,30 @@ def _select(item: Argument, roots: Roots, named: dict[int, NamedFiles]) -> None:
         chosen.files.append(os.path.join(below, name))
 
 
-def already_local(datasets: Sequence[Dataset], local_device: int | None) -> list[Problem]:
-    """Returns a problem for each dataset on the node-local disk: copying it gains nothing."""
+def already_local(datasets: Sequence[Dataset], local_device: int | None) -> dict[Dataset, Problem]:
+    """Returns the datasets on the node-local disk, each with a problem: copying it gains nothing."""
     if local_device is None:
-        return []
-    return [
-        Problem(
-            "already-local",
-            f"the dataset {os.fsdecode(d.root)} is already on the node-local disk",
+        return {}
+    return {
+        dataset: Problem(
+            LOCAL,
+            f"the dataset {os.fsdecode(dataset.root)} is already on the node-local disk",
             "leave it out of --data; if that is not the node's own disk, name the disk with --local-dir",
         )
-        for d in datasets
-        if _device(d.root) == local_device
-    ]
+        for dataset in datasets
+        if _device(dataset.root) == local_device
+    }
+
+
+def to_stage(datasets: Datasets, local_device: int | None) -> tuple[Datasets, dict[Dataset, Problem]]:
+    """Returns the datasets without those on the node-local disk, unless all are there, and a problem for each that
+    is."""
+    found = already_local(datasets.all, local_device)
+    others = [dataset for dataset in datasets.all if dataset not in found]
+    return datasets.only(others) if found and others else datasets, found
 
 
 def _device(path: bytes) -> int | None:
     with contextlib.suppress(OSError):
         return os.stat(path).st_dev
     return None
-
-
-def _named_out(named: NamedFiles) -> dict[str, Any]:
-    return {
-        "files": [os.fsdecode(p) for p in named.files],
-        "directories": [os.fsdecode(p) for p in named.directories],
-        "globs": [[os.fsdecode(d), os.fsdecode(p)] for d, p in named.globs],
-    }
-
-
-def _named_in(data: dict[str, Any]) -> NamedFiles:
-    return NamedFiles(
-        [os.fsencode(p) for p in data["files"]],
-        [os.fsencode(p) for p in data["directories"]],
-        [(os.fsencode(d), os.fsencode(p)) for d, p in data["globs"]],
-    )

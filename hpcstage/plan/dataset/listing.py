@@ -81,14 +81,6 @@ class Pattern:
         return frozenset(closed)
 
 
-class _Whole(Pattern):
-    """A pattern that takes all files."""
-
-    def __init__(self) -> None:
-        super().__init__(b"**")
-        self.start = frozenset({EVERYTHING})
-
-
 @lru_cache(maxsize=256)
 def _test(part: bytes) -> re.Pattern[bytes]:
     text = fnmatch.translate(part.decode("latin-1")).encode("latin-1")
@@ -96,7 +88,9 @@ def _test(part: bytes) -> re.Pattern[bytes]:
     return re.compile(hidden + text, re.DOTALL)
 
 
-WHOLE = _Whole()
+WHOLE = Pattern(b"**")
+"""It takes all files."""
+WHOLE.start = frozenset({EVERYTHING})
 
 
 @dataclass

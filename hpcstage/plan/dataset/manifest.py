@@ -24,6 +24,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from hpcstage.errors import UsageError
+from hpcstage.jsonform import read, written
 from hpcstage.plan.dataset.columns import LINK_FLAG, Columns
 from hpcstage.plan.dataset.roots import Roots, join, tidy
 from hpcstage.plan.types import Dataset, ManifestEntry
@@ -69,7 +70,7 @@ class Manifest:
         self._paths_at = at
         self._mask = slots - 1
         blob = bytes(view[at + path_bytes : at + path_bytes + json_bytes])
-        self.datasets: list[Dataset] = [Dataset.from_json(item) for item in json.loads(blob)]
+        self.datasets: list[Dataset] = [read(Dataset, item) for item in json.loads(blob)]
         self._roots = Roots(self.datasets)
         self._names = [os.fsencode(dataset.name) + b"/" for dataset in self.datasets]
         self._total_bytes: int | None = None
@@ -281,7 +282,7 @@ def _aligned(at: int) -> int:
 def _encode(datasets: Sequence[Dataset], found: Columns) -> mmap.mmap:
     """Returns a manifest in memory, and empties the columns meanwhile: a million files take a hundred megabytes."""
     index = _hash_index(found.paths, found.datasets)
-    blob = json.dumps([d.to_json() for d in datasets]).encode()
+    blob = json.dumps([written(d) for d in datasets]).encode()
     counts = (len(found), len(index), sum(map(len, found.paths)), len(blob))
     size = _expected(*counts)
     numbers = _NUMBERS.pack(_VERSION, _ENDIAN_MARK, *counts, size - _HEADER_BYTES)

@@ -69,8 +69,8 @@ def parse_list(argument: str, data: bytes, cwd: bytes) -> PathList:
     left_out = tuple(i for i, line in enumerate(lines, 1) if not line) if len(paths) < len(lines) else ()
     whole = b"\0".join([*paths, b""])
     if b"//" in whole or b"/." in whole or b"/\0" in whole:
-        resolver = _DotDot()
-        paths = [resolver.resolve(path) for path in paths]
+        known = dict[bytes, bytes]()
+        paths = [_resolved(path, known) for path in paths]
     return PathList(argument, paths, left_out)
 
 
@@ -92,22 +92,17 @@ def _check_lengths(argument: str, lines: list[bytes]) -> None:
     )
 
 
-class _DotDot:
-    """Tidies paths. The file system resolves `..`, once per directory, since the name before it may be a symlink."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, bytes] = {}
-
-    def resolve(self, path: bytes) -> bytes:
-        path = tidy(path)
-        if b"/.." not in path:
-            return path
-        head, tail = os.path.split(path)
-        if tail == b"..":
-            head, tail = path, b""
-        if head not in self._known:
-            self._known[head] = collapse(head)
-        return os.path.join(self._known[head], tail) if tail else self._known[head]
+def _resolved(path: bytes, known: dict[bytes, bytes]) -> bytes:
+    """Tidies a path. The file system resolves `..`, once per directory, since the name before it may be a symlink."""
+    path = tidy(path)
+    if b"/.." not in path:
+        return path
+    head, tail = os.path.split(path)
+    if tail == b"..":
+        head, tail = path, b""
+    if head not in known:
+        known[head] = collapse(head)
+    return os.path.join(known[head], tail) if tail else known[head]
 
 
 def collapse(directory: bytes) -> bytes:

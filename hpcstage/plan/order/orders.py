@@ -6,9 +6,6 @@ counted and left out.
 
 from __future__ import annotations
 
-import struct
-import sys
-import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,9 +20,7 @@ from hpcstage.writing import replacing
 
 AUTO, MANIFEST, GIVEN, TRACE, SAMPLER = ORDER_WORDS
 EXAMPLES = 3
-_MAGIC = b"hpcstage order 1"
-_HEAD = struct.Struct("<16s32sIIQ")
-"""The fields are magic, provenance, CRC of the ids, an unused one, and the number of ids."""
+_MAGIC = b"hpcstage order 2 "
 
 
 class ListedOrder(NamedTuple):
@@ -116,36 +111,22 @@ def complete(order: Order, files: int) -> array[int]:
 
 
 def save(order: Order, path: Path) -> None:
-    """Writes an order atomically."""
-    content = _little(order.ids).tobytes()
-    head = _HEAD.pack(_MAGIC, order.provenance.encode()[:32], zlib.crc32(content), 0, len(order.ids))
+    """Writes an order atomically: a line with its provenance, and the ids."""
     with replacing(path) as file:
-        file.write(head + content)
+        file.write(_MAGIC + order.provenance.encode() + b"\n")
+        file.write(order.ids)
 
 
 def load(path: Path, files: int | None = None) -> Order:
     """Reads what `save` wrote; ids must be below `files`. Raises UsageError if the file is not an order."""
     try:
-        data = path.read_bytes()
+        head, _, content = path.read_bytes().partition(b"\n")
     except OSError as error:
         raise UsageError(
             f"cannot read the order {path}: {error.strerror}", "name a run directory of hpcstage"
         ) from None
-    ids = array("I")
-    if len(data) >= _HEAD.size:
-        magic, provenance, crc, _, count = _HEAD.unpack_from(data)
-        content = data[_HEAD.size :]
-        if magic == _MAGIC and len(content) == 4 * count and zlib.crc32(content) == crc:
-            ids.frombytes(content)
-            ids = _little(ids)
-            if files is None or not ids or max(ids) < files:
-                return Order(provenance.rstrip(b"\0").decode("utf-8", "replace"), ids)
+    if head.startswith(_MAGIC) and len(content) % 4 == 0:
+        ids = array("I", content)
+        if files is None or not ids or max(ids) < files:
+            return Order(head.removeprefix(_MAGIC).decode("utf-8", "replace"), ids)
     raise UsageError(f"{path} is damaged or not an order of hpcstage for this manifest", "start a new run")
-
-
-def _little(ids: array[int]) -> array[int]:
-    if sys.byteorder == "little":
-        return ids
-    swapped = array("I", ids)
-    swapped.byteswap()
-    return swapped

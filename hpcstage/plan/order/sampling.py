@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from operator import add, mod
+from typing import Any
 
 MOST_SAMPLES = (1 << 32) // 20 - 1
 """For more samples torch draws other numbers for a permutation."""
@@ -132,19 +133,11 @@ class Distributed:
 def parse(formula: str) -> Distributed:
     """Reads `Distributed.text()`. Raises ValueError for anything else."""
     kind, *pairs = formula.split() or [""]
-    fields = {name: int(value) for name, _, value in (pair.partition("=") for pair in pairs)}
+    fields: dict[str, Any] = {name: int(value) for name, _, value in (pair.partition("=") for pair in pairs)}
     names = {"n", "replicas", "rank", "shuffle", "drop_last", "seed", "epoch"}
     if kind != DISTRIBUTED or len(pairs) != len(names) or set(fields) != names:
         raise ValueError(f"not the formula of a sampler: {formula[:100]!r}")
-    return Distributed(
-        fields["n"],
-        fields["replicas"],
-        fields["rank"],
-        shuffle=bool(fields["shuffle"]),
-        drop_last=bool(fields["drop_last"]),
-        seed=fields["seed"],
-        epoch=fields["epoch"],
-    )
+    return Distributed(**{**fields, **{name: bool(fields[name]) for name in ("shuffle", "drop_last")}})
 
 
 def orders_of(samplers: Sequence[Distributed]) -> list[array[int]]:

@@ -4,7 +4,7 @@ This module owns the files `<directory>/<key>.trace`, their form and bounds, and
 the directory lies (callers pass `record.index.state_dir(env) / DIRECTORY`). A trace is a convenience: nothing fails
 where a home is read-only, and a trace that is damaged, foreign or of other files is not used, with a reason.
 
-magic, CRC-32 of the rest, length of the header | header: JSON | zlib of the order's ids, u32 little-endian
+magic, CRC-32 of the rest | header: a line of JSON | zlib of the order's ids, u32
 """
 
 from __future__ import annotations
@@ -17,18 +17,15 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from hpcstage.jsonform import read, written
 from hpcstage.plan.dataset.manifest import Manifest
+from hpcstage.writing import replacing
 
-_VERSION = 1
-_MAGIC = b"hpcstage trace 1"
-_HEAD = struct.Struct("<16sII")
-"""The fields are magic, CRC-32 of all that follows it, and bytes of the header."""
-_CHECKED_FROM = 20
-_MOST_RAW_BYTES = 1 << 30
+_MAGIC = f"hpcstage trace 2 {sys.byteorder}\n".encode()
+_CRC = struct.Struct("<I")
 DAMAGED = "the trace is damaged"
 DIRECTORY = "traces"
 """The directory of traces below the user's state directory."""
@@ -37,8 +34,8 @@ MOST_FILES = 64
 MOST_TOTAL_BYTES = 512 << 20
 NONE_LEFT = "no earlier run of this command on these datasets left a trace"
 _SUFFIX = ".trace"
-_TEMPORARY = ".new-"
 _STALE_S = 3600.0
+"""A temporary file that is older was left by a writer that was killed."""
 
 
 class Unusable(Exception):
@@ -72,87 +69,19 @@ class Trace:
 
 def encode(trace: Trace) -> bytes:
     """Returns the file's content."""
-    fields = {"version": _VERSION, **asdict(trace.header), "order": len(trace.order)}
-    text = json.dumps(fields).encode()
-    rest = struct.pack("<I", len(text)) + text + zlib.compress(_little(trace.order).tobytes(), 1)
-    return _HEAD.pack(_MAGIC, zlib.crc32(rest), len(text)) + rest[4:]
+    rest = json.dumps(written(trace.header)).encode() + b"\n" + zlib.compress(trace.order, 1)
+    return _MAGIC + _CRC.pack(zlib.crc32(rest)) + rest
 
 
 def decode(data: bytes) -> Trace:
     """Reads what `encode` returned, and checks all of it. Raises Unusable."""
-    crc, length = _lengths(data)
-    if zlib.crc32(memoryview(data)[_CHECKED_FROM:]) != crc:
-        raise Unusable(DAMAGED)
-    fields = _fields(data, length)
-    return _trace_in(_header_in(fields), fields, data[_HEAD.size + length :])
-
-
-def _lengths(data: bytes) -> tuple[int, int]:
-    """Returns the checksum of the file, and the length of its header."""
     if not data.startswith(_MAGIC):
         raise Unusable("the file is not a trace of this version of hpcstage")
-    if len(data) < _HEAD.size:
+    crc, rest = data[len(_MAGIC) : len(_MAGIC) + _CRC.size], data[len(_MAGIC) + _CRC.size :]
+    text, _, packed = rest.partition(b"\n")
+    if crc != _CRC.pack(zlib.crc32(rest)) or not packed:
         raise Unusable(DAMAGED)
-    _, crc, length = _HEAD.unpack_from(data)
-    return crc, length
-
-
-def _fields(data: bytes, length: int) -> dict[str, Any]:
-    try:
-        fields = json.loads(data[_HEAD.size : _HEAD.size + length])
-    except (ValueError, RecursionError):
-        raise Unusable(DAMAGED) from None
-    if not isinstance(fields, dict) or fields.get("version") != _VERSION:
-        raise Unusable("the trace is of another version of hpcstage")
-    return fields
-
-
-def _header_in(fields: dict[str, Any]) -> TraceHeader:
-    try:
-        return TraceHeader(
-            command=tuple(map(str, fields["command"])),
-            roots=tuple(map(str, fields["roots"])),
-            digest=str(fields["digest"]),
-            files=int(fields["files"]),
-            run_id=str(fields["run_id"]),
-            written_utc=str(fields["written_utc"]),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise Unusable(DAMAGED) from None
-
-
-def _trace_in(header: TraceHeader, fields: dict[str, Any], packed: bytes) -> Trace:
-    try:
-        order = _little(_unpacked(packed, int(fields["order"])))
-    except (KeyError, TypeError, ValueError, OverflowError, zlib.error):
-        raise Unusable(DAMAGED) from None
-    if order and max(order) >= header.files:
-        raise Unusable(DAMAGED)
-    return Trace(header, order)
-
-
-def _unpacked(packed: bytes, length: int) -> array[int]:
-    if not 0 <= 4 * length <= _MOST_RAW_BYTES:
-        raise ValueError(length)
-    raw = zlib.decompressobj().decompress(packed, 4 * length + 1)
-    if len(raw) != 4 * length:
-        raise ValueError(len(raw))
-    numbers = array("I")
-    numbers.frombytes(raw)
-    return numbers
-
-
-def _little(numbers: array[int]) -> array[int]:
-    if sys.byteorder == "little":
-        return numbers
-    swapped = array("I", numbers)
-    swapped.byteswap()
-    return swapped
-
-
-def digest(manifest: Manifest) -> str:
-    """Returns a digest of a manifest's paths and their datasets: if digests are equal, ids mean the same files."""
-    return manifest.paths_digest()
+    return Trace(read(TraceHeader, json.loads(text)), array("I", zlib.decompress(packed)))
 
 
 def key(roots: Sequence[str], command: Sequence[str]) -> str:
@@ -183,27 +112,13 @@ def save(directory: Path, trace: Trace) -> str | None:
             return f"{len(content) >> 20} MiB are more than the {MOST_BYTES >> 20} MiB that a trace may have"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = path_of(directory, trace.header.roots, trace.header.command)
-        _write(path, content)
+        with replacing(path) as file:
+            file.write(content)
     except OSError as error:
         return f"{directory}: {error.strerror or error}"
     with suppress(OSError):
         _prune(directory, path)
     return None
-
-
-def _write(path: Path, content: bytes) -> None:
-    import tempfile
-
-    # Homes are shared between nodes: a process id would not be unique.
-    fd, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def _prune(directory: Path, newest: Path) -> None:
@@ -214,7 +129,7 @@ def _prune(directory: Path, newest: Path) -> None:
     for entry in os.scandir(directory):
         with suppress(OSError):
             facts = entry.stat(follow_symlinks=False)
-            if entry.name.startswith(_TEMPORARY):
+            if entry.name.startswith("."):
                 if now - facts.st_mtime > _STALE_S:
                     os.unlink(entry.path)
             elif entry.name.endswith(_SUFFIX) and entry.name != newest.name:
@@ -238,8 +153,10 @@ def find(directory: Path, roots: Sequence[str], command: Sequence[str], manifest
 def newest(directory: Path, roots: Sequence[str], manifest: Manifest) -> tuple[Trace | None, str]:
     """Returns the trace that any command on these datasets wrote last, or None and why there is none that can be
     used."""
-    wanted = sorted(roots)
-    for path in _by_age(directory):
+    wanted, paths = sorted(roots), list[tuple[int, Path]]()
+    with suppress(OSError):
+        paths = [(path.stat().st_mtime_ns, path) for path in directory.glob("*" + _SUFFIX)]
+    for _, path in sorted(paths, reverse=True):
         with suppress(Unusable):
             if sorted(load(path).header.roots) == wanted:
                 return _found(path, manifest)
@@ -248,38 +165,24 @@ def newest(directory: Path, roots: Sequence[str], manifest: Manifest) -> tuple[T
 
 def _found(path: Path, manifest: Manifest) -> tuple[Trace | None, str]:
     try:
-        return load(path, manifest), ""
+        trace = load(path)
     except Unusable as why:
         return None, str(why)
-
-
-def _by_age(directory: Path) -> list[Path]:
-    found = []
-    with suppress(OSError):
-        for entry in os.scandir(directory):
-            with suppress(OSError):
-                if entry.name.endswith(_SUFFIX):
-                    found.append((entry.stat().st_mtime_ns, Path(entry.path)))
-    return [path for _, path in sorted(found, reverse=True)]
-
-
-def load(path: Path, manifest: Manifest | None = None) -> Trace:
-    """Reads what `save` wrote, for the files of a manifest. Raises Unusable, which says why."""
-    data = _read(path, MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise Unusable("the trace is too large")
-    trace = decode(data)
     header = trace.header
-    if manifest is not None and (header.files != len(manifest) or header.digest != digest(manifest)):
-        raise Unusable(f"the dataset's files are not those of run {header.run_id}, which left the trace")
-    return trace
+    if header.files != len(manifest) or header.digest != manifest.paths_digest():
+        return None, f"the dataset's files are not those of run {header.run_id}, which left the trace"
+    return trace, ""
 
 
-def _read(path: Path, most: int) -> bytes:
+def load(path: Path) -> Trace:
+    """Reads what `save` wrote. Raises Unusable, which says why."""
     try:
         with path.open("rb") as file:
-            return file.read(most)
+            data = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise Unusable(NONE_LEFT) from None
     except OSError as error:
         raise Unusable(f"the trace cannot be read: {error.strerror}") from None
+    if len(data) > MOST_BYTES:
+        raise Unusable("the trace is too large")
+    return decode(data)

@@ -5,7 +5,7 @@ A copy takes whole blocks and one inode, a directory one inode and a block; the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hpcstage.plan.blocks import BLOCK_BYTES, blocks_bytes
@@ -31,43 +31,29 @@ class Fit:
 
 def fit(manifest: Manifest, ids: Iterable[int], budget: Budget) -> Fit:
     """Fills the budget in the order of `ids`, which are all files' (see `orders.complete`)."""
-    counter = _Counter(manifest)
-    files = content = 0
+    known: set[tuple[int, bytes]] = set()
+    files = content = size_bytes = inodes = 0
     taken: tuple[int, int] = (0, 0)
     fits = True
     for file_id in ids:
-        size = counter.add(file_id)
-        fits = fits and counter.size_bytes <= budget.size_bytes and counter.inodes <= budget.inodes
+        size = manifest.size(file_id)
+        size_bytes, inodes = size_bytes + blocks_bytes(size), inodes + 1
+        for directory in _directories(manifest, file_id):
+            if directory in known:
+                break
+            known.add(directory)
+            size_bytes, inodes = size_bytes + BLOCK_BYTES, inodes + 1
+        fits = fits and size_bytes <= budget.size_bytes and inodes <= budget.inodes
         if fits:
-            files, content, taken = files + 1, content + size, (counter.size_bytes, counter.inodes)
+            files, content, taken = files + 1, content + size, (size_bytes, inodes)
     total = manifest.total_bytes
     share = content / total if total else files / max(1, len(manifest))
-    return Fit(files, *taken, fits, 1.0 if fits else share, counter.size_bytes, counter.inodes)
+    return Fit(files, *taken, fits, 1.0 if fits else share, size_bytes, inodes)
 
 
-class _Counter:
-    """Adds up blocks and inodes; counts each directory once."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
-        self._known: set[tuple[int, bytes]] = set()
-        self.size_bytes = 0
-        self.inodes = 0
-
-    def add(self, file_id: int) -> int:
-        size = self._manifest.size(file_id)
-        self.size_bytes += blocks_bytes(size)
-        self.inodes += 1
-        path = self._manifest.path(file_id)
-        directory = path[: max(0, path.rfind(b"/"))]
-        self._add_directory(self._manifest.dataset_of(file_id), directory)
-        return size
-
-    def _add_directory(self, dataset: int, directory: bytes) -> None:
-        while (dataset, directory) not in self._known:
-            self._known.add((dataset, directory))
-            self.inodes += 1
-            self.size_bytes += BLOCK_BYTES
-            if not directory:
-                return
-            directory = directory[: max(0, directory.rfind(b"/"))]
+def _directories(manifest: Manifest, file_id: int) -> Iterator[tuple[int, bytes]]:
+    """Yields the directories above a file in its dataset, with the dataset, up to the root."""
+    dataset, path = manifest.dataset_of(file_id), manifest.path(file_id)
+    while path:
+        path = path[: max(0, path.rfind(b"/"))]
+        yield dataset, path

@@ -27,7 +27,7 @@ from typing import TypeAlias
 
 from hpcstage.protocol.shim import bucket_upper_ns
 from hpcstage.record.figures import detect
-from hpcstage.record.figures.counts import merge
+from hpcstage.record.figures.counts import joined
 from hpcstage.record.figures.detect import Period, Point
 from hpcstage.record.figures.digest import Digest
 from hpcstage.record.figures.track import CELL_S, LEAST_INTERVALS, Track, aligned
@@ -224,7 +224,7 @@ def _own(names: Sequence[str], track: Track, ratios: Sequence[Row]) -> Iterator[
 
 def _latency(nodes: Sequence[Digest]) -> Latency:
     """Returns percentiles of opens and reads at the source, the copiers' and the program's together."""
-    opens, reads = merge(node.hist_open for node in nodes), merge(node.hist_read for node in nodes)
+    opens, reads = joined(node.hist_open for node in nodes), joined(node.hist_read for node in nodes)
     return Latency(open=percentiles_ms(opens), read=percentiles_ms(reads))
 
 

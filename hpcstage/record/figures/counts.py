@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from hpcstage.protocol.shim import Reason
-from hpcstage.record.parts.part import NodePart, SummedTotals
+from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.rows import UNCOUNTED_LAYER, ProcessPart
 from hpcstage.record.schema import Coverage, RunTotals
 from hpcstage.units import NS_PER_S
@@ -22,7 +22,8 @@ DIRECT_LAYER = "direct"
 UNSEEN_LAYERS = (DIRECT_LAYER, UNCOUNTED_LAYER)
 Counts: TypeAlias = Mapping[str, int]
 """Counters of a process, or summed over several; zeros are left out."""
-Histogram = dict[int, int]
+Histogram: TypeAlias = Mapping[int, int]
+Key = TypeVar("Key", int, str)
 
 
 def opens_of(counts: Counts) -> int:
@@ -56,9 +57,9 @@ def ratio(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 
-def merge(parts: Iterable[Mapping[int, int]]) -> Histogram:
-    """Returns the sum of several histograms."""
-    found = Counter[int]()
+def joined(parts: Iterable[Mapping[Key, int]]) -> Counter[Key]:
+    """Returns the sum of several histograms, or of counters over layers or nodes."""
+    found = Counter[Key]()
     for part in parts:
         found.update(part)
     return found
@@ -76,14 +77,6 @@ def by_layer(processes: Iterable[ProcessPart]) -> dict[str, Counter[str]]:
         at_source, copies = counts.get("source_opens", 0), swapped_of(counts)
         layer["blind_source"] += bool(unseen or counts.get("source_maps") or (blind and at_source))
         layer["blind_local"] += bool(unseen or counts.get("local_maps") or (blind and copies))
-    return found
-
-
-def joined(layers: Iterable[Mapping[str, int]]) -> Counter[str]:
-    """Returns the counters summed over layers or nodes."""
-    found = Counter[str]()
-    for layer in layers:
-        found.update(layer)
     return found
 
 
@@ -111,7 +104,7 @@ def totals_of(node: NodePart, seen: Counts) -> RunTotals:
         peer_bytes=node.totals.peer_bytes,
         local_bytes=None if seen.get("blind_local") else seen.get("local_read_bytes", 0),
         wanted=seen.get("wants", 0),
-        **{one.name: getattr(node.totals, one.name) for one in fields(SummedTotals)},
+        want_ready=node.totals.want_ready,
     )
 
 

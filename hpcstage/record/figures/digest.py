@@ -7,36 +7,26 @@ placed on the run's own axis: seconds since the wrapper started.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
-from hpcstage.record.figures.counts import Histogram, by_layer, joined, merge, totals_of
-from hpcstage.record.figures.epochs import epochs_of
+from hpcstage.record.figures.counts import Histogram, by_layer, joined, totals_of
 from hpcstage.record.figures.track import Track, track_of
 from hpcstage.record.figures.waits import NodeTimes, Split, times_of
 from hpcstage.record.parts.alive import Life
-from hpcstage.record.parts.part import DatasetPart, NodePart
+from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.roster import Presence, clock_error_s, reason_of, says_something, state_of
+from hpcstage.record.parts.rows import Sample
 from hpcstage.record.parts.run import RunPart
-from hpcstage.record.schema import Contention, EpochRow, RunTotals, TimeSplit
+from hpcstage.record.schema import EpochRow, RunTotals
 from hpcstage.units import NS_PER_S
 
 LEAST_WRITE_S = 2.0
 """A disk is judged if all transfers together wrote to it for longer than this: a few files say nothing about it."""
 LEAST_BYTES = 16 * 2**20
 """The speed of a local disk is known if at least this many bytes were read from staged copies."""
-
-
-@dataclass(frozen=True)
-class DiskSpeed:
-    """How fast a node's local disk was."""
-
-    write_s: float
-    """Time of transfers in writes to it."""
-    write_share: float | None
-    """The share of all their time that these writes took; None where they took less than LEAST_WRITE_S."""
-    read_bytes_per_s: float | None
-    """The rate of one reader of staged copies; None where too little was read."""
+MOST_EPOCHS = 1000
 
 
 @dataclass(frozen=True)
@@ -63,7 +53,12 @@ class Digest:
     """Latencies of opens and of reads at the source, the copiers' and the program's together."""
     reader_bytes_per_s: float | None
     """The rate of one reader of its program at the source, with the opens."""
-    disk: DiskSpeed
+    disk_write_s: float
+    """Time of transfers in writes to the local disk."""
+    disk_write_share: float | None
+    """The share of all their time that these writes took; None where they took less than LEAST_WRITE_S."""
+    disk_read_bytes_per_s: float | None
+    """The rate of one reader of staged copies; None where too little was read."""
     track: Track | None
     epochs: tuple[EpochRow, ...]
     """Of node 0 only: the loaders of the other nodes go through the same ones."""
@@ -78,16 +73,6 @@ class Digest:
         return self.part.node_index
 
 
-@dataclass(frozen=True)
-class JobFigures:
-    """The sections of the record that the figures of all nodes add up to."""
-
-    datasets: tuple[DatasetPart, ...]
-    totals: RunTotals
-    time_split: TimeSplit
-    contention: Contention
-
-
 def digest_of(run: RunPart, node: NodePart, running: Life | None = None) -> Digest:
     """Computes all figures of a node that the record needs."""
     state = state_of(node, running)
@@ -98,6 +83,8 @@ def digest_of(run: RunPart, node: NodePart, running: Life | None = None) -> Dige
     layers = by_layer(node.processes)
     seen = joined(layers.values())
     totals = totals_of(node, seen)
+    write_s = sum(sample.copy_write_ns for sample in node.samples) / NS_PER_S
+    copy_s = write_s + sum(sample.copy_open_ns + sample.copy_read_ns for sample in node.samples) / NS_PER_S
     return Digest(
         part=replace(node, samples=(), processes=(), hist_open={}, hist_read={}, errors=()),
         state=state,
@@ -109,21 +96,15 @@ def digest_of(run: RunPart, node: NodePart, running: Life | None = None) -> Dige
         layers=layers,
         times=times_of(run, node, max(0.0, end_s - start_s)),
         copying_s=_copying_s(node, start_s, end_s),
-        hist_open=merge([node.hist_open, *(p.hist_open for p in node.processes)]),
-        hist_read=merge([node.hist_read, *(p.hist_read for p in node.processes)]),
+        hist_open=joined([node.hist_open, *(p.hist_open for p in node.processes)]),
+        hist_read=joined([node.hist_read, *(p.hist_read for p in node.processes)]),
         reader_bytes_per_s=_rate(seen, "source_read_bytes", "source_open_ns", "source_read_ns"),
-        disk=_disk(node, seen),
+        disk_write_s=write_s,
+        disk_write_share=write_s / copy_s if write_s > LEAST_WRITE_S else None,
+        disk_read_bytes_per_s=_rate(seen, "local_read_bytes", "local_read_ns"),
         track=track_of(node.samples, shift_s),
-        epochs=epochs_of(node, totals, shift_s) if node.node_index == 0 else (),
+        epochs=_epochs(node, totals, shift_s) if node.node_index == 0 else (),
     )
-
-
-def _disk(node: NodePart, seen: Counter[str]) -> DiskSpeed:
-    write_ns = sum(sample.copy_write_ns for sample in node.samples)
-    copy_ns = write_ns + sum(sample.copy_open_ns + sample.copy_read_ns for sample in node.samples)
-    write_s = write_ns / NS_PER_S
-    share = write_ns / copy_ns if write_s > LEAST_WRITE_S else None
-    return DiskSpeed(write_s, share, _rate(seen, "local_read_bytes", "local_read_ns"))
 
 
 def _rate(seen: Counter[str], size_name: str, *times: str) -> float | None:
@@ -159,3 +140,72 @@ def missed_of(nodes: Sequence[Digest]) -> int | None:
     the whole command."""
     known = [node.part for node in nodes if not _is_virtual(node.part)]
     return sum(part.missed_count for part in known) if known else None
+
+
+# ---- the epochs of PyTorch's loader
+
+
+def _epochs(node: NodePart, totals: RunTotals, shift_s: float) -> tuple[EpochRow, ...]:
+    """Returns the first epochs, with times on the run's axis. Nothing, where they cannot be told apart: fewer than two,
+    two within one sample, or training processes that did not go through them side by side.
+
+    The training processes count the epochs that their loaders went through to the end, and how long they waited for
+    batches; samples of these counters say when. So an epoch ends with the sample in which the last process ended it.
+    """
+    trainers = _side_by_side(node)
+    if not trainers:
+        return ()
+    groups = list(islice(_groups(node.samples, trainers), MOST_EPOCHS))
+    if len(groups) < 2 or not all(groups):
+        return ()
+    return tuple(_row(number, group, totals, trainers, shift_s) for number, group in enumerate(groups))
+
+
+def _side_by_side(node: NodePart) -> int:
+    """Returns the number of training processes, if all went through as many epochs at the same time; else 0."""
+    counts = [p.counters for p in node.processes if p.counters.get("loader_epochs")]
+    if not counts or any(p.processes > 1 for p in node.processes if p.counters.get("loader_epochs")):
+        return 0
+    if len({one["loader_epochs"] for one in counts}) > 1:
+        return 0
+    first_ns, last_ns = ([one.get(name, 0) for one in counts] for name in ("loader_first_ns", "loader_last_ns"))
+    return len(counts) if max(first_ns) <= min(last_ns) else 0
+
+
+def _groups(samples: Sequence[Sample], trainers: int) -> Iterator[list[Sample]]:
+    """Yields the samples of each epoch, from the first batch on; none for an epoch that ended in the same sample as the
+    one before."""
+    group: list[Sample] = []
+    ended, count = 0, 0
+    for sample in _from_first_batch(samples, trainers):
+        group.append(sample)
+        ended += sample.loader_epochs
+        while ended >= (count + 1) * trainers:
+            yield group
+            group, count = [], count + 1
+
+
+def _from_first_batch(samples: Sequence[Sample], trainers: int) -> Sequence[Sample]:
+    """Returns the samples from that on in which the first batch was asked for: its wait is counted when it is over."""
+    at = next((at for at, sample in enumerate(samples) if sample.loader_wait_ns or sample.loader_epochs), len(samples))
+    if at == len(samples):
+        return ()
+    asked_s = samples[at].start_s + samples[at].length_s - samples[at].loader_wait_ns / NS_PER_S / trainers
+    while at and samples[at].start_s > asked_s:
+        at -= 1
+    return samples[at:]
+
+
+def _row(number: int, group: Sequence[Sample], totals: RunTotals, trainers: int, shift_s: float) -> EpochRow:
+    length_s = group[-1].start_s + group[-1].length_s - group[0].start_s
+    waited_s = sum(sample.loader_wait_ns for sample in group) / NS_PER_S / trainers
+    source = sum(sample.copied_bytes + sample.shim_bytes for sample in group)
+    return EpochRow(
+        number=number,
+        start_s=round(max(0.0, group[0].start_s + shift_s), 3),
+        length_s=round(length_s, 3),
+        loader_wait_s=round(min(waited_s, length_s), 3),
+        source_bytes=None if totals.source_bytes is None else source,
+        peer_bytes=None if totals.peer_bytes is None else sum(sample.peer_bytes for sample in group),
+        local_bytes=None if totals.local_bytes is None else sum(sample.local_bytes for sample in group),
+    )

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from hpcstage.jsonform import Count
 from hpcstage.record.parts.rows import Sample
-from hpcstage.record.schema import NodeSeries, Series
+from hpcstage.record.schema import Series
 from hpcstage.units import NS_PER_S
 
 CELL_S = 0.25
@@ -183,14 +184,12 @@ def series_of(tracks: Sequence[Track]) -> Series:
     )
 
 
-def rows_over_time(tracks: Sequence[Track | None]) -> list[NodeSeries | None]:
-    """Returns what the source gave to each node, on one axis, in at most MOST_NODE_POINTS points."""
+def rows_over_time(tracks: Sequence[Track | None]) -> list[tuple[Count, ...] | None]:
+    """Returns the rate at which the source gave to each node, on one axis, in at most MOST_NODE_POINTS points."""
     known = [track for track in tracks if track is not None]
     found = iter(aligned(known, MOST_NODE_POINTS, POINT_S)) if known else iter(())
-    return [None if track is None else _row(next(found)) for track in tracks]
+    return [None if track is None else _rates(next(found)) for track in tracks]
 
 
-def _row(track: Track) -> NodeSeries:
-    length_s = CELL_S * 2**track.level
-    rates = tuple(round(got / length_s) for got in track.got)
-    return NodeSeries(interval_s=length_s, first_s=track.first * length_s, source_bytes_per_s=rates)
+def _rates(track: Track) -> tuple[Count, ...]:
+    return tuple(round(got / (CELL_S * 2**track.level)) for got in track.got)

@@ -39,7 +39,9 @@ READER_SHARE = 0.5
 LOOKED_SHARE = 0.5
 """The daemon's looks at a process are used if they cover at least this share of its life and LEAST_LOOKED_NS."""
 LEAST_LOOKED_NS = 500_000_000
-NO_READS = "this layer does not measure reads: compute and waits cannot be told apart"
+NO_READS = "this layer does not measure reads"
+MAPPED = "mapped files: too few looks at the threads tell what they waited for"
+THREADS = "threads read at once: too few looks at them tell what they waited for"
 Pair = tuple[float, float]
 """Seconds at the source and on staged copies."""
 
@@ -243,8 +245,7 @@ def _of_readers(run: RunPart, node: NodePart, readers: Sequence[ProcessPart], wa
 def _why_not(process: ProcessPart) -> str:
     if not reads_known(process):
         return NO_READS
-    how = "files are mapped into memory" if maps(process.counters) else "several threads read at once"
-    return f"{how}, and too few looks at the threads tell what they waited for: not measured"
+    return MAPPED if maps(process.counters) else THREADS
 
 
 def _at_once(spans: Iterable[tuple[float, float, float]]) -> float:

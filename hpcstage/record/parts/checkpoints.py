@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcstage.record.jsonform import Count, NotNegative, Seconds
+from hpcstage.jsonform import Count, NotNegative, Seconds
 from hpcstage.record.parts.outputs import OutputsPart
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hpcstage.record.jsonform import Count, Seconds
+from hpcstage.jsonform import Count, Seconds
 
 
 @dataclass(frozen=True, kw_only=True)

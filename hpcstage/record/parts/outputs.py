@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from hpcstage.record.jsonform import Count, Seconds
+from hpcstage.jsonform import Count, Seconds
 
 Fate = Literal["undrained", "unclosed", "beside", "skipped", "stayed"]
 

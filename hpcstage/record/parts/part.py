@@ -15,14 +15,11 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from hpcstage.jsonform import Count, Seconds, read, written
 from hpcstage.problem import Problem
 from hpcstage.protocol import rundir
-from hpcstage.record.jsonform import Count, Seconds, read, written
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.writing import replace_copy, replace_text
-
-NAMED_NODES = 16
-"""A list of nodes, in a part or in the record, names at most this many: 1000 lists of 1000 nodes are too much."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +34,11 @@ class DatasetPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SummedTotals:
-    """What a daemon counts and the record says as the sum over the nodes; None: not known."""
-
-    want_ready: Count | None = None
-    """Opens that asked the daemon for a file that was not staged yet, and got the copy."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeTotals(SummedTotals):
+class NodeTotals:
     """The daemon's and its copiers' counts; None: not known."""
 
+    want_ready: int | None = None
+    """Opens that asked the daemon for a file that was not staged yet, and got the copy."""
     peer_bytes: int | None = None
     """Bytes of staged files that the node received from nodes of its node group, or of a training that it joined."""
     peer_files: int | None = None
@@ -76,16 +67,20 @@ class OrderLead:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderPart:
-    """Where the order of a node's copies came from, and how far ahead of the program they were."""
+    """Where the access order came from, and how far ahead of the program the copies were: of a node, and of the job."""
 
-    provenance: str | None = None
-    """The origin of the order that copies followed last."""
-    announcements: int | None = None
+    provenance: str | None
+    """The origin of the order that copies followed last: sampler, given, trace, manifest."""
+    followed: bool | None
+    """False: another order was asked for by name, so announcements of samplers were only counted."""
+    announcements: Count | None = None
     """Epochs that samplers announced."""
-    unknown_samples: int | None = None
-    """Announced samples whose files were not known."""
-    followed: bool | None = None
-    lead: OrderLead | None = None
+    unknown_samples: Count | None = None
+    """Announced samples whose files were not known then."""
+    lead: OrderLead | None
+
+
+NO_ORDER = OrderPart(provenance=None, followed=None, lead=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +145,7 @@ class NodePart:
     budget_bytes: int | None = None
     used_bytes: int | None = None
     """What the store may hold, and what it holds."""
-    order: OrderPart = field(default_factory=OrderPart)
+    order: OrderPart = NO_ORDER
     samples: Sequence[Sample] = ()
     processes: Sequence[ProcessPart] = ()
     missed_processes: Sequence[MissedProcess] = ()

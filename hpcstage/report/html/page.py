@@ -1,4 +1,4 @@
-"""Lays out the report as one web page, which loads nothing. From record to text.
+"""Lays out the report of a run, or of several side by side, as one web page, which loads nothing. From record to text.
 
 Its figures and words are those of the terminal's report (`report.figures`), and its text is escaped by Jinja2.
 """
@@ -6,6 +6,7 @@ Its figures and words are those of the terminal's report (`report.figures`), and
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -16,15 +17,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from hpcstage.errors import NoResult
-from hpcstage.record.parts.roster import Presence
 from hpcstage.record.schema import Contention, NodeRow, Percentiles, Record
 from hpcstage.record.verdict import untold
 from hpcstage.report import figures
 from hpcstage.report.canvas import cleaned
+from hpcstage.report.comparison import Comparison
 from hpcstage.report.figures import count, percent, rate, seconds, size
 from hpcstage.report.html import charts
 from hpcstage.report.html.charts import Band
-from hpcstage.report.terminal.sections import clock
+from hpcstage.report.terminal.nodes import FAILED
+from hpcstage.report.terminal.page import clock
 from hpcstage.units import format_number
 from hpcstage.writing import replace_text
 
@@ -74,7 +76,7 @@ def write_page(record: Record, path: Path) -> None:
         raise NoResult(f"cannot write {path}: {error.strerror}", "name another file with --html") from None
 
 
-def template(name: str) -> Template:
+def _template(name: str) -> Template:
     """Returns the template of a page. Names and commands may hold anything: they are escaped."""
     env = Environment(
         autoescape=True,
@@ -90,7 +92,7 @@ def template(name: str) -> Template:
 def render(record: Record) -> str:
     """Returns the page."""
     record = cleaned(record, unicode=True)
-    return template("page.html.j2").render(
+    return _template("page.html.j2").render(
         record=record,
         title=f"hpcstage: {record.run.id}",
         command=shlex.join(record.run.command),
@@ -175,7 +177,7 @@ def _periods(part: Contention) -> list[str]:
 
 def _per_node(record: Record) -> Chart | None:
     """Returns a map of what the source gave to each node over time, slowest nodes first."""
-    rows = [row.over_time.source_bytes_per_s for row in _sorted(record) if row.over_time is not None]
+    rows = [row.over_time for row in _sorted(record) if row.over_time is not None]
     drawn = charts.heat(rows, "bytes from the source to each node over time") if len(rows) > 1 else Markup("")
     if not drawn:
         return None
@@ -190,7 +192,7 @@ def _latency(record: Record) -> list[Chart]:
     found = []
     part = record.contention.latency_ms
     for name, values in (("open", part.open), ("read", part.read)):
-        known = [(f"{label} {value:.3g} ms", value) for label, value in _labelled(values) if value is not None]
+        known = [(f"{label} {seconds(value / 1000)}", value) for label, value in _labelled(values) if value is not None]
         if known:
             drawn = charts.dots(known, 0.0, max(value for _, value in known), f"latency of {name}")
             found.append(Chart(name, ", ".join(text for text, _ in known), drawn, 20))
@@ -219,20 +221,15 @@ def _origins(record: Record) -> list[Bar]:
 
 def _sorted(record: Record) -> list[NodeRow]:
     """Returns the nodes: failed ones first, then those that waited longest."""
-    failed = (Presence.MISSING, Presence.DIED)
-    return sorted(record.nodes, key=lambda row: (row.state not in failed, -(row.waited_s or 0.0), row.index or 0))
+    return sorted(record.nodes, key=lambda row: (row.state not in FAILED, -(row.waited_s or 0.0), row.index or 0))
 
 
 def _nodes(record: Record) -> list[tuple[NodeRow, str]]:
     """Returns the rows of a job of several nodes, each with what is wrong with it."""
     if record.group is None:
         return []
-    told = {Presence.MISSING: "never came up", Presence.DIED: "died"}
-    rows = []
-    for row in _sorted(record):
-        words = [told.get(row.state, ""), row.why or "", *row.slow]
-        rows.append((row, "; ".join(filter(None, words))))
-    return rows
+    words = {row.host: (FAILED.get(row.state), row.why, *row.slow) for row in record.nodes}
+    return [(row, "; ".join(filter(None, words[row.host]))) for row in _sorted(record)]
 
 
 def _value(value: Any) -> str:  # noqa: ANN401  a setting of any type
@@ -246,3 +243,48 @@ def _settings(record: Record) -> list[tuple[str, str, str]]:
     origin = record.config_origin
     rows = [(key, _value(value), origin.get(key, "")) for key, value in record.config.items()]
     return sorted(rows, key=lambda row: row[2] == "default")
+
+
+# ---- runs side by side
+
+PARTS = (
+    "before the command",
+    "compute",
+    "waited for decoding",
+    "waited for the source",
+    "waited for local disk",
+    "start and end",
+)
+
+
+def render_comparison(found: Comparison) -> str:
+    """Returns the page."""
+    found = cleaned(found, unicode=True)
+    return _template("comparison.html.j2").render(
+        runs=found.runs,
+        rows=found.rows,
+        unlike=found.unlike,
+        remark=found.remark,
+        parts=PARTS,
+        bars=_bars(found),
+        started=lambda run: time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started_unix_s)),
+    )
+
+
+def _bars(found: Comparison) -> list[dict[str, object]]:
+    """Returns the parts of the time of each run in percent of the longest; empty where no run has a time."""
+    rows = {row.name.strip(): row for row in found.rows}
+    totals = [float(value or 0) for value in rows["total"].values] if "total" in rows else []
+    longest_s = max(totals, default=0.0)
+    if not longest_s:
+        return []
+    bars: list[dict[str, object]] = []
+    for at, run in enumerate(found.runs):
+        parts = []
+        for name in PARTS:
+            value = rows[name].values[at] if name in rows else None
+            width = 100 * float(value or 0) / longest_s
+            told = f"{name}: {rows[name].text(at)}" if name in rows else ""
+            parts.append({"percent": f"{width:.2f}", "told": told})
+        bars.append({"label": run.label, "total": rows["total"].text(at), "parts": parts})
+    return bars

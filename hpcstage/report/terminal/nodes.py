@@ -53,10 +53,8 @@ def every(record: Record, canvas: Canvas) -> list[str]:
     failed, slow, well = _sorted(record)
     table = []
     for row in (*failed, *slow, *well):
-        moved = (size(figure(row)) for figure in _MOVED)
         below = f"  !! {FAILED[row.state]}{_why(row)}" if row.state in FAILED else f"    {'; '.join(row.slow)}"
-        cells = (f"  {short_name(row.host)}", seconds(row.waited_s), *moved, count(row.staged_files))
-        table.append(_Line(cells, (below,) if below.strip() else ()))
+        table.append(_Line((*_cells(row), count(row.staged_files)), (below,) if below.strip() else ()))
     drawn = _drawn(canvas, ("Nodes", "waited", "source", "from peers", "local", "files"), table)
     return [*drawn, *canvas.lines(f"  {_together(record, record.group, slow)}")]
 

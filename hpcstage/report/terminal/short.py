@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcstage.record.parts.roster import Presence
-from hpcstage.record.schema import Note, Record, Severity
+from hpcstage.record.schema import Record, Severity
 from hpcstage.record.verdict import untold
 from hpcstage.report import figures
 from hpcstage.units import format_number
@@ -18,7 +18,7 @@ LINES = 3
 def short(record: Record) -> list[str]:
     """Returns at most three lines: the verdict, and what matters most beside it."""
     verdict = record.verdict
-    notes = [_note(note) for note in untold(record) if note.severity is not Severity.INFO]
+    notes = [figures.note(note) for note in untold(record) if note.severity is not Severity.INFO]
     sentences = [verdict.text, verdict.compared] if verdict else []
     facts = [_kept(record), brief(record)]
     told = [
@@ -59,7 +59,3 @@ def brief(record: Record) -> str:
     ):
         said.append(f"{count} {what}" if count else "")
     return ", ".join(filter(None, said))
-
-
-def _note(note: Note) -> str:
-    return f"{note.severity.value}: {note.text}" + (f" ({note.remedy})" if note.remedy else "")

@@ -9,23 +9,21 @@ directory is lost with the node.
 
 from __future__ import annotations
 
-import fcntl
-import glob
 import operator
 import os
 import re
+import socket
 import time
-import weakref
 from pathlib import Path
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 
 from hpcstage import stderr
-from hpcstage.checkpoint.generations.files import LOCK, Files, lock_file
+from hpcstage.checkpoint.generations.files import LOCK, Files
 from hpcstage.errors import HpcstageError, UsageError
 from hpcstage.torch.checkpoints.entry import DamagedEntry, named_or_left, remove_entry, settle
-from hpcstage.torch.checkpoints.entrynames import hidden_name
+from hpcstage.torch.checkpoints.entrynames import FileLock, hidden_name
 from hpcstage.torch.checkpoints.saving import OF_PROCESS, LoadedState, Saver
 from hpcstage.units import parse_duration
 
@@ -81,7 +79,7 @@ class Checkpointer:
         self._every = _Interval(every)
         self._files = Files()
         self._saver = Saver(self._files)
-        self._lock: _DirectoryLock | None = None
+        self._lock: FileLock | None = None
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -159,11 +157,6 @@ class Checkpointer:
             raise NothingToLoad("; ".join(damaged), "no older checkpoint is left")
         return None
 
-    @property
-    def pattern(self) -> str:
-        """The names of its checkpoints, for `glob`."""
-        return os.path.join(glob.escape(os.fspath(self.directory)), "step-[0-9]*")
-
     def newest_step(self) -> int | None:
         """Returns the step of the newest checkpoint that has its name, if there is one; it is not read."""
         return max(self._steps(), default=None)
@@ -222,7 +215,7 @@ class Checkpointer:
         if self._lock is not None:
             return
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = _DirectoryLock(self.directory)
+        self._lock = self._locked()
         for left in sorted(self._hidden_steps()):
             if settle(self._files, self._path(left)):
                 stderr.say(f"{self._path(left)} is whole and has its name: a process that was killed left it without")
@@ -230,46 +223,17 @@ class Checkpointer:
             there = f"{self._path(newest)} is of a training that went further than step {step}"
             stderr.say(f"{there}; it stays, and is what load() gives: remove it if it is not wanted")
 
-
-class _DirectoryLock:
-    """Keeps other processes from saving to a directory, as long as the object lives in this process."""
-
-    held: ClassVar[set[int]] = set()
-
-    def __init__(self, directory: Path) -> None:
-        """Raises DirectoryInUse if another has the lock. A file system without locks is none."""
+    def _locked(self) -> FileLock:
+        """Returns the lock that keeps other processes from saving to the directory. Raises DirectoryInUse."""
+        path = self.directory / LOCK
         try:
-            fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError:  # a full file system, or another user's
-            return
-        try:
-            lock_file(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return FileLock(path, f"{socket.gethostname()}\n")
         except BlockingIOError as error:
-            host = os.pread(fd, _MOST_BYTES, 0).decode(errors="replace").strip()
-            os.close(fd)
+            host = path.read_bytes()[:_MOST_BYTES].decode(errors="replace").strip()
             raise DirectoryInUse(
-                f"another process or Checkpointer, on {host or 'some node'}, saves to {directory}",
+                f"another process or Checkpointer, on {host or 'some node'}, saves to {self.directory}",
                 "let one rank save, or give each its own",
             ) from error
-        except OSError:
-            pass
-        self.held.add(fd)
-        self.release = weakref.finalize(self, _release, fd)
-
-
-def _release(fd: int) -> None:
-    if fd in _DirectoryLock.held:
-        _DirectoryLock.held.remove(fd)
-        os.close(fd)
-
-
-def _release_all() -> None:
-    """Closes the locks in a forked process: one that outlives this process would keep them."""
-    for fd in tuple(_DirectoryLock.held):
-        _release(fd)
-
-
-os.register_at_fork(after_in_child=_release_all)
 
 
 class _Interval:

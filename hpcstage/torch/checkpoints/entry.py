@@ -13,7 +13,7 @@ import json
 import mmap
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import xxhash
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.errors import HpcstageError
 from hpcstage.torch.checkpoints.entrynames import claimed, discard, give_name, hidden, left_behind, sync_name
-from hpcstage.torch.checkpoints.hostmemory import Form, TensorSlot, TensorSlots
+from hpcstage.torch.checkpoints.hostmemory import TensorSlot, TensorSlots
 
 FORMAT = 1
 STATE, TENSORS = "state.json", "tensors"
@@ -237,14 +237,14 @@ def _opened(files: Files, path: Path, flags: int) -> Iterator[int]:
 
 
 def _text(description: Description, pieces: Sequence[Piece]) -> bytes:
-    slots = [(slot.form.dtype, slot.form.shape, slot.form.size_bytes, slot.offset) for slot in description.slots.slots]
+    slots = [astuple(slot) for slot in description.slots.slots]
     body = {
         "format": FORMAT,
         "step": description.step,
         "size_bytes": description.slots.size_bytes,
         "tree": description.tree,
         "tensors": [[name, *slot] for name, slot in zip(description.names, slots, strict=True)],
-        "pieces": [(piece.offset, piece.size_bytes, piece.xxh3_128) for piece in pieces],
+        "pieces": [astuple(piece) for piece in pieces],
     }
     text = json.dumps(body, separators=(",", ":")).encode()
     return b"%s\n%s\n" % (text, json.dumps({"xxh3_128": xxhash.xxh3_128_hexdigest(text)}).encode())
@@ -254,9 +254,7 @@ def _parsed(path: Path, body: dict[str, Any]) -> FoundEntry:
     if body["format"] != FORMAT:
         raise DamagedEntry(f"its {STATE} has a form that this version does not know")
     names = tuple(str(name) for name, *_ in body["tensors"])
-    slots = tuple(
-        TensorSlot(Form(dtype, tuple(shape), size), offset) for _, dtype, shape, size, offset in body["tensors"]
-    )
+    slots = tuple(TensorSlot(dtype, tuple(shape), size, offset) for _, dtype, shape, size, offset in body["tensors"])
     pieces = tuple(Piece(*piece) for piece in body["pieces"])
     described = Description(body["step"], body["tree"], names, TensorSlots(slots, body["size_bytes"]))
     return FoundEntry(path, described, pieces)

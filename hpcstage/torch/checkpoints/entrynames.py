@@ -12,15 +12,15 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from hpcstage.checkpoint.generations.files import Files
 from hpcstage.renaming import KNOWS_NOT, exchange_names
 
 _HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{12}")
-_claims: set[int] = set()
-"""The descriptors by which this process claims hidden names."""
 
 
 def hidden(path: Path) -> Path:
@@ -43,42 +43,58 @@ def left_behind(path: Path) -> list[Path]:
     return sorted((path.with_name(name) for name in names if hidden_name(name) == path.name), key=_age)
 
 
-@contextlib.contextmanager
-def claimed(path: Path, file: str) -> Iterator[None]:
-    """Keeps other processes from what has a hidden name, by the lock of a file in it, which is made if it is missing:
-    that of a directory is one of this node alone on many shared file systems, or is refused. Raises BlockingIOError if
-    a living process keeps this one from it.
+class FileLock:
+    """The lock of a file, as long as this object lives in this process: one that is forked from it, such as a loader's
+    worker, may outlive it and has no part in it. Where nothing can be locked, as on a full file system, it is none."""
 
-    Where nothing can be locked, and of a file that a checkpoint took the place of, it does nothing.
-    """
-    try:
-        if not _is_directory(path):
-            raise NotADirectoryError
-        fd = os.open(path / file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:
-        yield
-        return
-    _claims.add(fd)
-    try:
+    _held: ClassVar[set[int]] = set()
+
+    def __init__(self, path: Path, said: str = "") -> None:
+        """Makes the file if it is missing, and says something there. Raises BlockingIOError if it is locked."""
+        self.release: Callable[[], object] = int
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+        self._held.add(fd)
+        self.release = weakref.finalize(self, self._close, fd)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if said:
+                os.write(fd, said.encode())
         except BlockingIOError:
+            self.release()
             raise
         except OSError:
             pass
+
+    @classmethod
+    def _close(cls, fd: int) -> None:
+        if fd in cls._held:
+            cls._held.remove(fd)
+            os.close(fd)
+
+    @classmethod
+    def close_all(cls) -> None:
+        """Closes all locks of this process."""
+        for fd in tuple(cls._held):
+            cls._close(fd)
+
+
+os.register_at_fork(after_in_child=FileLock.close_all)
+
+
+@contextlib.contextmanager
+def claimed(path: Path, file: str) -> Iterator[None]:
+    """Keeps other processes from what has a hidden name, by the lock of a file in it: that of a directory is one of
+    this node alone on many shared file systems, or is refused. Raises BlockingIOError if a living process keeps this
+    one from it. Of a file that a checkpoint took the place of it does nothing."""
+    lock = FileLock(path / file) if _is_directory(path) else None
+    try:
         yield
     finally:
-        _claims.discard(fd)
-        os.close(fd)
-
-
-def _end_claims() -> None:
-    """Closes the descriptors in a forked process, such as a loader's worker: it may outlive the process that claims."""
-    while _claims:
-        os.close(_claims.pop())
-
-
-os.register_at_fork(after_in_child=_end_claims)
+        if lock is not None:
+            lock.release()
 
 
 def give_name(files: Files, temporary: Path, path: Path) -> Path | None:

@@ -13,7 +13,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,26 +26,19 @@ _SMALL_ALIGNED_BYTES = 64
 
 
 @dataclass(frozen=True)
-class Form:
-    """A tensor without its bytes: its type, shape and size."""
+class TensorSlot:
+    """A tensor without its bytes, and their place."""
 
     dtype: str
     """The name of the type as an attribute of `torch`."""
     shape: tuple[int, ...]
     size_bytes: int
-
-
-@dataclass(frozen=True)
-class TensorSlot:
-    """A tensor's form and place."""
-
-    form: Form
-    offset: int
+    offset: int = 0
 
     @property
     def end(self) -> int:
         """Returns the place behind its last byte."""
-        return self.offset + self.form.size_bytes
+        return self.offset + self.size_bytes
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,7 @@ class TensorSlots:
     def runs(self) -> list[tuple[int, int]]:
         """Returns the parts that hold tensors, in whole pages: where they begin and end. Between them are holes."""
         made: list[tuple[int, int]] = []
-        for slot in sorted((slot for slot in self.slots if slot.form.size_bytes), key=lambda slot: slot.offset):
+        for slot in sorted((slot for slot in self.slots if slot.size_bytes), key=lambda slot: slot.offset):
             begin, end = slot.offset - slot.offset % PAGE_BYTES, slot.end + -slot.end % PAGE_BYTES
             if made and begin <= made[-1][1]:
                 made[-1] = (made[-1][0], max(end, made[-1][1]))
@@ -68,17 +61,16 @@ class TensorSlots:
         return made
 
 
-def slots_for(forms: Iterable[Form]) -> TensorSlots:
+def slots_for(tensors: Iterable[TensorSlot]) -> TensorSlots:
     """Finds a place for each tensor. The order within the large and within the small ones is that of the state."""
-    forms = tuple(forms)
-    offsets, end = [0] * len(forms), 0
+    slots, end = [*tensors], 0
     for large, aligned in ((True, BLOCK_BYTES), (False, _SMALL_ALIGNED_BYTES)):
-        for number, form in enumerate(forms):
-            if (form.size_bytes >= BLOCK_BYTES) == large:
-                offsets[number] = end + -end % aligned
-                end = offsets[number] + form.size_bytes
+        for number, slot in enumerate(slots):
+            if (slot.size_bytes >= BLOCK_BYTES) == large:
+                slots[number] = replace(slot, offset=end + -end % aligned)
+                end = slots[number].end
         end += -end % PAGE_BYTES
-    return TensorSlots(tuple(map(TensorSlot, forms, offsets)), end)
+    return TensorSlots(tuple(slots), end)
 
 
 _NO_SLOTS = TensorSlots((), 0)
@@ -112,8 +104,8 @@ class HostMemory:
     def keep(self, tensors: Sequence[torch.Tensor]) -> TensorSlots:
         """Copies the tensors and returns their places. When it returns, all bytes are here."""
         if not self._fits(tensors) or self._to_be_pinned():
-            forms = [Form(_name(t.dtype), tuple(t.shape), t.numel() * t.element_size()) for t in tensors]
-            self.shape(slots_for(forms))
+            slots = [TensorSlot(_name(t.dtype), tuple(t.shape), t.numel() * t.element_size()) for t in tensors]
+            self.shape(slots_for(slots))
         with torch.no_grad():
             if tensors:
                 torch._foreach_copy_(self._places, list(tensors), non_blocking=bool(self._pinned))
@@ -170,13 +162,12 @@ class HostMemory:
             self._unregister.atexit = False  # the process takes the memory with it, and CUDA may have ended before
 
     def _place(self, slot: TensorSlot) -> torch.Tensor:
-        form = slot.form
-        dtype = getattr(torch, form.dtype, None)
+        dtype = getattr(torch, slot.dtype, None)
         if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"this PyTorch has no type {form.dtype}")  # noqa: TRY004
-        if not form.size_bytes:
-            return torch.empty(form.shape, dtype=dtype)
-        return self._bytes[slot.offset : slot.end].view(dtype).view(form.shape)
+            raise ValueError(f"this PyTorch has no type {slot.dtype}")  # noqa: TRY004
+        if not slot.size_bytes:
+            return torch.empty(slot.shape, dtype=dtype)
+        return self._bytes[slot.offset : slot.end].view(dtype).view(slot.shape)
 
 
 def _keep_from_forks(pages: mmap.mmap) -> None:

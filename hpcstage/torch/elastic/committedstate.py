@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from hpcstage.elastic.sampleledger import Step
+from hpcstage.elastic.sampleledger import EpochPlace, Step
 from hpcstage.elastic.seats import DRAINED
 from hpcstage.errors import UsageError
 from hpcstage.torch.checkpoints.checkpointer import Checkpointer, NothingToLoad
@@ -28,36 +27,14 @@ from hpcstage.torch.checkpoints.statetree import assembled, flattened
 from hpcstage.torch.elastic.scaling import RateCourse
 
 
-@dataclass(frozen=True)
-class Reached:
-    """How far the training is."""
-
-    step: int = 0
-    epoch: int = 0
-    position: int = 0
-    """The samples of the epoch that count."""
-    rate: RateCourse = field(default_factory=RateCourse)
-
-    def to_state(self) -> dict[str, Any]:
-        """Returns plain values."""
-        return {"step": self.step, "epoch": self.epoch, "position": self.position, **asdict(self.rate)}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Reached:
-        """Reads what `to_state` returned."""
-        own = {name: state[name] for name in ("step", "epoch", "position")}
-        return cls(**own, rate=RateCourse(**{name: value for name, value in state.items() if name not in own}))
-
-
 class CommittedState:
-    """The state of a model, its optimizer and its scheduler, and how far the training is."""
+    """The state of a model, its optimizer and its scheduler, and how far the training is, as one rank has it."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
         self._buffers: list[torch.Tensor] = []
-        self.place = Reached()
-        self.last: Step | None = None
-        """The step that was committed last."""
+        self.place = EpochPlace()
+        self.rate = RateCourse()
         self.is_there = False
         """Whether this is more than what the program began with."""
         self.is_torn = False
@@ -69,14 +46,14 @@ class CommittedState:
         """Whether others may get it."""
         return self.is_there and not self.is_torn
 
-    def commit(self, ids: Sequence[int], rate: RateCourse, generation: int) -> Step:
-        """Takes the step that is done in a generation, with the samples of all ranks, and returns it."""
+    def commit(self, samples: int, rate: RateCourse, generation: int) -> Step:
+        """Takes the step that is done in a generation, with so many samples of all ranks, and returns it."""
         place = self.place
-        self.place = replace(place, step=place.step + 1, position=place.position + len(ids), rate=rate)
-        self.last = Step(self.place.step, self.place.epoch, tuple(ids), generation)
+        self.place = EpochPlace(place.step + 1, place.epoch, place.position + samples, generation)
+        self.rate = rate
         self.is_there, self.is_torn = True, False
         self._keep_buffers()
-        return self.last
+        return Step(self.place, samples)
 
     def end_epoch(self) -> None:
         """Goes on to the next epoch."""
@@ -88,8 +65,8 @@ class CommittedState:
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
-            "place": self.place.to_state(),
-            "last": None if self.last is None else {**asdict(self.last), "ids": list(self.last.ids)},
+            "place": asdict(self.place),
+            "rate": asdict(self.rate),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -98,13 +75,48 @@ class CommittedState:
         self._optimizer.load_state_dict(state["optimizer"])
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
-        self.place = Reached.from_state(state["place"])
-        last = state["last"]
-        self.last = None if last is None else Step(**{**last, "ids": tuple(last["ids"])})
+        self.place, self.rate = EpochPlace(**state["place"]), RateCourse(**state["rate"])
         self.is_torn = False
         self._keep_buffers()
 
-    def put_buffers_back(self) -> None:
+    def bring(self, saved: SavedStates) -> None:
+        """Brings the ranks of the process group to the newest state that one of them has; all call it."""
+        self._put_buffers_back()
+        source, are_same = self._look()
+        if source is None:
+            self.load_saved(saved)
+            source, are_same = self._look()
+        if not are_same:
+            source = source or 0
+            is_source = dist.get_rank() == source
+            given = hand_over(self.to_state() if is_source else None, source)
+            if not is_source:
+                self.load(given)
+        self.is_there = self.is_there or self.place.step > 0
+
+    def load_saved(self, saved: SavedStates) -> None:
+        """Loads the newest checkpoint, if there is one. Raises UsageError if there is none, and no state either."""
+        loaded = saved.load()
+        if loaded is not None:
+            self.load(loaded.state)
+            self.is_there = True
+        elif self.is_torn:
+            raise UsageError("a step was not committed, and no rank has the state before it", "call commit behind step")
+
+    def _look(self) -> tuple[int | None, bool]:
+        """Returns the first rank that has the newest state, if one has any, and whether all have it."""
+        place = self.place
+        mine = torch.tensor([place.step, place.epoch, place.generation, place.position, int(self.is_good)])
+        all_of = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(all_of, mine)
+        found = [one.tolist() for one in all_of]
+        good = [one for one in found if one[-1]]
+        if not good:
+            return None, False
+        best = max(good)
+        return found.index(best), all(one == best for one in found)
+
+    def _put_buffers_back(self) -> None:
         """Undoes what forward passes have done since the last step that counts."""
         if self._buffers:
             with torch.no_grad():
@@ -121,62 +133,6 @@ class CommittedState:
 
     def _tear(self) -> None:
         self.is_torn = True
-
-
-@dataclass(frozen=True)
-class _Newest:
-    """What the ranks have, seen by all of them alike."""
-
-    step: int
-    source: int | None
-    """The first rank that has the newest state, if one has any."""
-    is_same: bool
-    """Whether all have it."""
-
-
-class NewestState:
-    """Finds the newest state for one rank's own."""
-
-    def __init__(self, state: CommittedState, saved: SavedStates) -> None:
-        self._state = state
-        self._saved = saved
-
-    def bring(self) -> None:
-        """Brings the ranks of the process group to the newest state that one of them has; all call it."""
-        state = self._state
-        state.put_buffers_back()
-        found = self._look()
-        if found.source is None:
-            self.load_saved()
-            found = self._look()
-        if found.source is None or not found.is_same:
-            source = found.source or 0
-            is_source = dist.get_rank() == source
-            given = hand_over(state.to_state() if is_source else None, source)
-            if not is_source:
-                state.load(given)
-        state.is_there = state.is_there or found.step > 0
-
-    def load_saved(self) -> None:
-        """Loads the newest checkpoint, if there is one. Raises UsageError if there is none, and no state either."""
-        loaded = self._saved.load()
-        if loaded is not None:
-            self._state.load(loaded.state)
-            self._state.is_there = True
-        elif self._state.is_torn:
-            raise UsageError("a step was not committed, and no rank has the state before it", "call commit behind step")
-
-    def _look(self) -> _Newest:
-        place = self._state.place
-        mine = torch.tensor([place.step, place.epoch, place.position, int(self._state.is_good)])
-        all_of = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(all_of, mine)
-        found = [tuple(one.tolist()) for one in all_of]
-        good = [one[:3] for one in found if one[3]]
-        if not good:
-            return _Newest(0, None, is_same=False)
-        best = max(good, key=lambda one: (one[0], one[1]))
-        return _Newest(int(best[0]), found.index((*best, 1)), all(one == (*best, 1) for one in found))
 
 
 def hand_over(state: Any, source: int) -> Any:
@@ -221,13 +177,15 @@ class SavedStates:
         """`own` is the checkpointer of this training."""
         self._all = [] if own is None else [own]
         drained = os.environ.get(DRAINED)
-        if own is not None and drained and os.path.realpath(drained) != os.path.realpath(own.directory):
+        if own is not None and drained:
             self._all.append(Checkpointer(drained))
 
-    @property
-    def patterns(self) -> list[str]:
-        """The names of the checkpoints, for whoever looks whether there are any."""
-        return [found.pattern for found in self._all]
+    def are_there(self) -> bool | None:
+        """Returns whether there is one; None where a directory cannot be read."""
+        try:
+            return any(found.newest_step() is not None for found in self._all)
+        except OSError:
+            return None
 
     def load(self) -> LoadedState | None:
         """Loads the newest one, or one that is older if that is damaged. Returns None where there is none. Raises

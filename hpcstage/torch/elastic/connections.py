@@ -55,13 +55,11 @@ class GroupConnections:
             if self._is_own(inode) and (address := _stuck_at(fd, inode)) is not None
         }
 
-    def shut_down(self) -> int:
-        """Ends all of them, and returns how many there were. Any thread may call it."""
-        count = 0
+    def shut_down(self) -> None:
+        """Ends all of them. Any thread may call it."""
         for inode, fd in connections().items():
             if self._is_own(inode):
-                count += _shut_down(fd, inode)
-        return count
+                _shut_down(fd, inode)
 
     def _is_own(self, inode: int) -> bool:
         return inode not in self._before if self._own is None else inode in self._own
@@ -107,11 +105,8 @@ def _remote_of(inode: int) -> str | None:
     return None
 
 
-def _shut_down(fd: int, inode: int) -> int:
+def _shut_down(fd: int, inode: int) -> None:
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as found:
-        if os.fstat(found.fileno()).st_ino != inode:
-            return 0  # the number has become that of another
-        if found.family in (socket.AF_INET, socket.AF_INET6) and found.getpeername():
+        is_it = os.fstat(found.fileno()).st_ino == inode  # otherwise the number has become that of another
+        if is_it and found.family in (socket.AF_INET, socket.AF_INET6) and found.getpeername():
             found.shutdown(socket.SHUT_RDWR)
-            return 1
-    return 0

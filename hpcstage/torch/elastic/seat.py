@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hpcstage.elastic.seats import VARIABLE
 from hpcstage.errors import HpcstageError
 from hpcstage.torch.elastic.connections import GroupConnections, answers
 
@@ -56,16 +55,6 @@ class Assignment:
     def from_json(cls, said: dict[str, Any]) -> Assignment:
         """Reads what the agent says."""
         return cls(**{**said, "hosts": tuple(said["hosts"])})
-
-
-@dataclass(frozen=True)
-class HeldState:
-    """What a process can go on from."""
-
-    has_state: bool
-    """Whether it has a state in its memory."""
-    saves: list[str]
-    """The names that saved states have, for `glob`."""
 
 
 class MainThread:
@@ -109,20 +98,14 @@ class Seat:
         """Set when the membership in which this process trains is over."""
         threading.Thread(target=self._listen, name="elastic seat", daemon=True).start()
 
-    @classmethod
-    def taken(cls) -> Seat | None:
-        """Takes a seat where there is an agent that gives some."""
-        path = os.environ.get(VARIABLE)
-        return cls(path, int(os.environ.get("LOCAL_RANK", "0"))) if path else None
-
-    def assigned(self, held: HeldState, lead: Callable[[], int], links: GroupConnections) -> Assignment:
+    def assigned(self, has_state: bool | None, lead: Callable[[], int], links: GroupConnections) -> Assignment:
         """Says that this process is ready, and returns its place in the next membership. Waits as long as the others
         train without it, or a policy says `wait`: the agent bounds that, and ends this process.
 
         `lead` makes the store of the next group and returns its port, if this process is the first. `links` are ended
         when the membership is over, and watched until then. Raises AgentLost.
         """
-        self._say(ready=self._local_rank, has_state=held.has_state, saves=held.saves)
+        self._say(ready=self._local_rank, has_state=has_state)
         while True:
             said = self._said.get()
             if said is None:

@@ -1,8 +1,8 @@
 """Training that goes on in the same processes when nodes are lost or join.
 
 `Elastic` owns the sequence: a place in the next membership, a process group, the state that counts, the training loop,
-and all of that again after a change. `seat` says who trains, `group` forms their group, `state` brings them to the same
-state, and `sampler` divides the epoch. The program's own loop is a function that is called again.
+and all of that again after a change. `seat` says who trains, `committedstate` brings them to the same state, and
+`sampler` divides the epoch. The program's own loop is a function that is called again.
 """
 
 # ruff: noqa: ANN401 - models and optimizers are whatever the program has
@@ -10,10 +10,12 @@ state, and `sampler` divides the epoch. The program's own loop is a function tha
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -23,15 +25,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcstage import stderr
 from hpcstage.elastic.policy import MembershipChanged
-from hpcstage.elastic.sampleledger import Head, SampleLedger
-from hpcstage.elastic.seats import AGREED
+from hpcstage.elastic.sampleledger import EpochPlace, Head, SampleLedger
+from hpcstage.elastic.seats import AGREED, VARIABLE
 from hpcstage.errors import UsageError
 from hpcstage.torch.checkpoints.checkpointer import Checkpointer
-from hpcstage.torch.elastic.committedstate import CommittedState, NewestState, Reached, SavedStates
-from hpcstage.torch.elastic.processgroup import ElasticGroup
+from hpcstage.torch.elastic.committedstate import CommittedState, SavedStates
+from hpcstage.torch.elastic.connections import GroupConnections
 from hpcstage.torch.elastic.sampler import ElasticSampler
 from hpcstage.torch.elastic.scaling import ScaledRate, WeightedMean
-from hpcstage.torch.elastic.seat import Assignment, HeldState, Seat
+from hpcstage.torch.elastic.seat import Assignment, Seat
 
 T = TypeVar("T")
 
@@ -90,7 +92,6 @@ class Elastic:
         self._group = ElasticGroup(timeout_s)
         self._state = CommittedState(model, optimizer, scheduler)
         self._saved = SavedStates(self._checkpointer)
-        self._newest = NewestState(self._state, self._saved)
         self._rate = ScaledRate(optimizer, lambda: self.step, warmup_steps, scales=lr == "linear")
         self._progress = TrainingProgress()
         self._lost = LostRanks()
@@ -136,14 +137,14 @@ class Elastic:
     def commit(self, batches: int = 1) -> None:
         """Says that the optimizer's step is done, with so many of the sampler's batches. Raises MembershipChanged if
         the membership is over; the step counts."""
-        ids: list[int] = []
+        samples = 0
         for _ in range(batches):
-            ids += self._sampler.share(self._state.place.position + len(ids)).whole
-        done = self._state.commit(ids, self._rate.course, self.generation)
+            samples += self._sampler.step_size(self._state.place.position + samples)
+        done = self._state.commit(samples, self._rate.course, self.generation)
         if self._ledger is not None:
             self._ledger.add(done)
         if self.rank == 0 and self._checkpointer is not None:
-            self._checkpointer.save(self.state_dict, done.step)
+            self._checkpointer.save(self.state_dict, self.step)
         self._weigh()
         self._progress.stepped()
         self.alive()
@@ -160,11 +161,6 @@ class Elastic:
         """Returns the state of the training, as it was committed last."""
         return self._state.to_state()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a state."""
-        self._state.load(state)
-        self._rate.course = self._state.place.rate
-
     # ---- a membership
 
     def _join(self) -> None:
@@ -174,10 +170,10 @@ class Elastic:
         if self._seat is None:
             self._go_alone()
             return
-        place = self._group.form(self._seat, HeldState(self._state.is_good, self._saved.patterns))
+        place = self._group.form(self._seat, self._state.is_good or self._saved.are_there())
         self.rank, self.world, self.generation = place.rank, place.world, place.generation
-        self._newest.bring()
-        self._rate.turn(self._state.place.rate, place.world)
+        self._state.bring(self._saved)
+        self._rate.turn(self._state.rate, place.world)
         self._net = DistributedDataParallel(self._model, **self._ddp)
         self._net.register_comm_hook(self._mean, WeightedMean.hook)
         self._group.complete()
@@ -187,8 +183,8 @@ class Elastic:
 
     def _go_alone(self) -> None:
         if not self._state.is_there:
-            self._newest.load_saved()
-        self._rate.turn(self._state.place.rate, 1)
+            self._state.load_saved(self._saved)
+        self._rate.turn(self._state.rate, 1)
         self._net = self._model
 
     def _finish(self) -> None:
@@ -235,7 +231,7 @@ class Elastic:
     def _open_ledger(self, place: Assignment) -> None:
         directory = os.environ.get(AGREED)
         if place.rank == 0 and directory:
-            head = Head(place.generation, place.hosts, place.world, self.step, self._state.last)
+            head = Head(place.generation, place.hosts, place.world, self._state.place)
             self._ledger = SampleLedger(Path(directory), head)
 
     def _close_ledger(self) -> None:
@@ -249,11 +245,12 @@ def _checkpointer() -> Checkpointer | None:
 
 
 def _seat() -> Seat | None:
-    found = Seat.taken()
-    if found is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if path := os.environ.get(VARIABLE):
+        return Seat(path, int(os.environ.get("LOCAL_RANK", "0")))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         fix = "start it by `hpcstage run --elastic MIN:MAX --survivors keep -- torchrun ...`"
         raise UsageError("Elastic has no agent that says who trains", fix)
-    return found
+    return None
 
 
 def _let_go(error: BaseException | None) -> None:
@@ -314,7 +311,7 @@ class TrainingProgress:
             self._step_s = took_s if not self._step_s else (1 - _OF_NEWEST) * self._step_s + _OF_NEWEST * took_s
         self._stepped_s = now_s
 
-    def told(self, place: Reached, sampler: ElasticSampler) -> dict[str, float]:
+    def told(self, place: EpochPlace, sampler: ElasticSampler) -> dict[str, float]:
         """Returns what a policy may know."""
         told: dict[str, float] = {"step": place.step, "batch_per_process": sampler.batch_size}
         if self.epochs and sampler.samples:
@@ -324,3 +321,63 @@ class TrainingProgress:
             if self._step_s:
                 told["process_s_left"] = max(0, whole - done) / sampler.batch_size * self._step_s
         return told
+
+
+STORE_S = 30.0
+"""The time for which a process tries to reach the store of its next group."""
+CONNECT_S = 60.0
+"""The time that the processes of a group, which are all there, may take to connect to each other."""
+
+
+class ElasticGroup:
+    """The process group in which this process trains, or will: its store, its forming, and its end."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """`timeout_s` bounds its collectives, and the wait for the other processes."""
+        self._timeout = timedelta(seconds=timeout_s)
+        self._store: Any = None
+        self._connections = GroupConnections()
+
+    def form(self, seat: Seat, has_state: bool | None) -> Assignment:
+        """Waits for a place in the next membership and makes its group the default one. `has_state`: whether this
+        process has a state to go on from, or could load one; None where it cannot tell."""
+        self._connections = GroupConnections()
+        place = seat.assigned(has_state, self._lead, self._connections)
+        store = self._store if place.rank == 0 else None
+        if store is None:
+            limit = timedelta(seconds=STORE_S)
+            store = dist.TCPStore(place.address, place.port, None, False, limit)  # type: ignore[attr-defined]
+        named = dist.PrefixStore(f"generation/{place.generation}", store)  # type: ignore[attr-defined]
+        self._meet(named, place)
+        limit = timedelta(seconds=CONNECT_S)
+        dist.init_process_group("gloo", store=named, rank=place.rank, world_size=place.world, timeout=limit)
+        dist.distributed_c10d._set_pg_timeout(self._timeout)
+        return place
+
+    def complete(self) -> None:
+        """Notes that the group has all of its connections, when all ranks are here."""
+        dist.barrier()
+        self._connections.complete()
+
+    def hang_up(self) -> None:
+        """Ends the collectives: whoever waits for this rank need not."""
+        self._connections.shut_down()
+
+    def end(self) -> None:
+        """Ends the group, which nobody uses any more."""
+        gc.collect()  # the group's last user may be in a cycle
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._store = None
+
+    def _lead(self) -> int:
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]
+            "localhost", 0, None, True, timedelta(seconds=STORE_S), wait_for_workers=False
+        )
+        return int(self._store.port)
+
+    def _meet(self, store: Any, place: Assignment) -> None:
+        """Waits until all ranks have come: a node may have to start its processes again. Connecting, which nothing
+        ends before its limit, then takes little."""
+        store.set(f"here/{place.rank}", "")
+        store.wait([f"here/{rank}" for rank in range(place.world)], self._timeout)

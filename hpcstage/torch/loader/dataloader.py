@@ -7,13 +7,15 @@ The module owns the options. `threads` owns what the threads do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import torch.utils.data
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from hpcstage.torch.loader.threads import ThreadedDataset, WorkerStart
+from hpcstage.torch.samplers.bundles import BundleRandomSampler
+from hpcstage.torch.samplers.locality import LocalityAwareSampler
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -72,13 +74,24 @@ class DataLoader(torch.utils.data.DataLoader, Generic[T_co]):  # type: ignore[ty
     ) -> None:
         if threads_per_worker < 1:
             raise ValueError("threads_per_worker option should be at least 1")
-        if (bundle_ratio is not None or locality) and (sampler is not None or batch_sampler is not None):
-            raise ValueError("bundle_ratio and locality options are mutually exclusive with sampler and batch_sampler")
+        if bundle_ratio is not None or locality:
+            if sampler is not None or batch_sampler is not None:
+                raise ValueError("bundle_ratio and locality options are mutually exclusive with samplers")
+            if isinstance(dataset, IterableDataset):
+                raise ValueError("bundle_ratio and locality options need indices, not an IterableDataset")
+        samples: Any = dataset
         if bundle_ratio is not None:
-            _check_bundles(dataset, shuffle, locality=locality)
-            sampler, shuffle = _bundled(dataset, bundle_ratio, seed), None
+            if locality:
+                raise ValueError("bundle_ratio option is mutually exclusive with locality")
+            if not shuffle:
+                raise ValueError("bundle_ratio option needs shuffle=True")
+            sampler, shuffle = BundleRandomSampler(samples, bundle_ratio=bundle_ratio, seed=seed), None
         if locality:
-            batch_sampler = _local(dataset, _checked(dataset, batch_size, shuffle), seed, drop_last=drop_last)
+            if batch_size is None:
+                raise ValueError("locality option needs a batch_size")
+            if shuffle is False:
+                raise ValueError("locality option shuffles: it is mutually exclusive with shuffle=False")
+            batch_sampler = LocalityAwareSampler(samples, batch_size, seed=seed, drop_last_batch=drop_last)
             batch_size, shuffle, drop_last = 1, None, False
         self.threads_per_worker = threads_per_worker
         self.reproducible = reproducible
@@ -101,7 +114,8 @@ class DataLoader(torch.utils.data.DataLoader, Generic[T_co]):  # type: ignore[ty
 
     def set_epoch(self, epoch: int) -> None:
         """Tells the samplers that want to know it which epoch is next, as `DistributedSampler.set_epoch`."""
-        for sampler in _unique([self.batch_sampler, self.sampler, getattr(self.batch_sampler, "sampler", None)]):
+        wants = [self.batch_sampler, self.sampler, getattr(self.batch_sampler, "sampler", None)]
+        for sampler in {id(one): one for one in wants}.values():
             tell = getattr(sampler, "set_epoch", None)
             if callable(tell):
                 tell(epoch)
@@ -128,41 +142,3 @@ def _has_samples(dataset: Any) -> bool:
     if type(dataset) is Subset:  # its own way to fetch a batch is that of what it holds
         return _has_samples(dataset.dataset)
     return not getattr(dataset, "__getitems__", None)
-
-
-def _check_bundles(dataset: Any, shuffle: bool | None, *, locality: bool) -> None:
-    if locality:
-        raise ValueError("bundle_ratio option is mutually exclusive with locality")
-    if not shuffle:
-        raise ValueError("bundle_ratio option needs shuffle=True")
-    _check_map_style(dataset)
-
-
-def _checked(dataset: Any, batch_size: int | None, shuffle: bool | None) -> int:
-    if batch_size is None:
-        raise ValueError("locality option needs a batch_size")
-    if shuffle is False:
-        raise ValueError("locality option shuffles: it is mutually exclusive with shuffle=False")
-    _check_map_style(dataset)
-    return batch_size
-
-
-def _check_map_style(dataset: Any) -> None:
-    if isinstance(dataset, IterableDataset):
-        raise ValueError("bundle_ratio and locality options need a dataset with indices, not an IterableDataset")  # noqa: TRY004
-
-
-def _bundled(dataset: Any, ratio: float, seed: int) -> Any:
-    from hpcstage.torch.samplers.bundles import BundleRandomSampler
-
-    return BundleRandomSampler(dataset, bundle_ratio=ratio, seed=seed)
-
-
-def _local(dataset: Any, batch_size: int, seed: int, *, drop_last: bool) -> Any:
-    from hpcstage.torch.samplers.locality import LocalityAwareSampler
-
-    return LocalityAwareSampler(dataset, batch_size, seed=seed, drop_last_batch=drop_last)
-
-
-def _unique(samplers: Iterable[Any]) -> list[Any]:
-    return list({id(sampler): sampler for sampler in samplers}.values())

@@ -1,6 +1,6 @@
 """Has all ranks agree on who holds what: which ranks share a node and what each node has, at the start of an epoch.
 
-The module owns the two collectives of an agreement. All ranks get the same bytes, so all of them decide alike, also
+The module owns the two collectives of an agreement. All ranks get the same numbers, so all of them decide alike, also
 that they do without where one of them cannot take part. `balance` divides a step by it. What this node holds of a
 dataset's samples stands in the shared mapping of its daemon: a look is a read of memory and no message.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,7 @@ from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.procio import boot_id
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.shim import HOLDINGS_FILE, HOLDINGS_HEADER, HOLDINGS_MAGIC, Holding
-from hpcstage.torch.samplers.balance import NOBODY, SampleOwners, divide, evenly
+from hpcstage.torch.samplers.balance import NOBODY, divide, evenly
 
 NODE_DIR = "HPCSTAGE_NODE_DIR"
 _ATTRIBUTES = ("samples", "imgs", "paths", "files")
@@ -93,18 +93,13 @@ class NodeHoldings:
         self._bytes: mmap.mmap | None = None
 
     @property
-    def possible(self) -> bool:
-        """Whether there may be a daemon that knows the samples."""
-        return bool(self._node_dir) and self._paths is not None
-
-    @property
     def node(self) -> str:
         """Returns a name that all ranks of this node have in common, and no other node has."""
         return f"{boot_id() or os.uname().nodename} {self._node_dir}"
 
     def look(self) -> torch.Tensor | None:
         """Returns a `Holding` for each sample, as it is now; None where the daemon does not know the files (yet)."""
-        if not self.possible or (self._ids is None and not self._open()):
+        if self._ids is None and not self._open():
             return None
         assert self._ids is not None
         assert self._bytes is not None
@@ -114,7 +109,9 @@ class NodeHoldings:
         return found
 
     def _open(self) -> bool:
-        node_dir = Path(self._node_dir or "")
+        if not self._node_dir or self._paths is None:
+            return False
+        node_dir = Path(self._node_dir)
         try:
             mapped = _mapped(node_dir / HOLDINGS_FILE)
             manifest = Manifest.open(node_dir / nodedir.MANIFEST, verify=False)
@@ -124,7 +121,7 @@ class NodeHoldings:
         if files != len(manifest) or not files:
             return False
         self._bytes = mapped
-        self._ids = torch.tensor(ids_of(manifest, self._paths or ()), dtype=torch.int64)
+        self._ids = torch.tensor(ids_of(manifest, self._paths), dtype=torch.int64)
         return True
 
 
@@ -155,12 +152,6 @@ def _mapped(path: Path) -> mmap.mmap:
     return mapped
 
 
-_HEAD_BYTES = 9
-"""The head holds the epoch in eight bytes, and in one byte whether the rank knows what its node holds."""
-_BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
-Gather = Callable[[torch.Tensor], list[torch.Tensor]]
-
-
 class NodeAgreement:
     """Divides steps among the ranks of the default process group by what the disks of their nodes hold. It is changed
     in place: code that puts a sampler's attributes back leaves it alone."""
@@ -170,47 +161,41 @@ class NodeAgreement:
         text of what must be the same on all ranks."""
         self._dataset, self._paths, self._same = dataset, paths, same
         self._holdings: NodeHoldings | None = None
-        self._seats: Seats | None = None
-        self._held: SampleOwners | None = None
+        self._place: NodePlace | None = None
+        self._owners: list[int] = []
         self.epoch: int | None = None
         """The epoch of the last agreement."""
 
     def agree(self, rank: int, world: int, epoch: int) -> None:
         """Agrees with the other ranks on who holds what; all of them call it at the same place of the training. Where
-        one cannot take part, all divide evenly."""
-        self._seats = self._held = None
+        one cannot take part, or no node has anything, all divide evenly."""
+        self._place = None
         self.epoch = epoch
         if world < 2 or not dist.is_available() or not dist.is_initialized() or world != dist.get_world_size():
             return
         if self._holdings is None:
             self._holdings = NodeHoldings(paths_of(self._dataset) if self._paths is None else self._paths)
-        found = self._holdings
-        self._seats = meet(gather, found.node, f"{self._same} {world}", rank, possible=found.possible)
-        if self._seats is not None:
-            self._held = agree(gather, self._seats, found, len(self._dataset), epoch)
+        seen = self._holdings.look()
+        card = [_number(self._holdings.node), _number(f"{self._same} {world} {epoch}"), rank, int(seen is not None)]
+        place = place_in(_gathered(card), rank)
+        if seen is None or place is None:
+            return
+        self._owners = owners_of(_lowest(claims(seen, place.node)))
+        if any(owner != NOBODY for owner in self._owners):
+            self._place = place
 
     def part(self, batch: Sequence[int], rank: int, world: int) -> list[int]:
         """Returns what a rank reads of a step. A step that does not divide evenly, as the last of an epoch may not, is
         divided without regard to nodes."""
-        seats, held = self._seats, self._held
-        if seats is None or held is None or len(batch) % world:
+        place = self._place
+        if place is None or len(batch) % world:
             return evenly(batch, rank, world)
-        return divide(batch, held, seats.ranks)[seats.node][seats.seat]
-
-
-def gather(mine: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the tensors of all ranks, in their order; they pass through a GPU if they have to."""
-    backend = str(dist.get_backend())
-    on_gpu = "nccl" in backend and "gloo" not in backend
-    sent = mine.to(torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"))
-    found = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, sent)
-    return [one.cpu() for one in found]
+        return divide(batch, self._owners, place.ranks)[place.node][place.seat]
 
 
 @dataclass(frozen=True)
-class Seats:
-    """Says on which node each rank is, and which seat it has there."""
+class NodePlace:
+    """Says how many ranks each node has, and where this rank is."""
 
     ranks: tuple[int, ...]
     """The number of ranks of each node; nodes are numbered by their first rank."""
@@ -218,99 +203,62 @@ class Seats:
     """The number of this rank's node."""
     seat: int
     """The position of this rank among those of its node."""
-    of_rank: tuple[tuple[int, int], ...]
-    """The node and the seat of each rank."""
 
 
-def meet(gather: Gather, node: str, agreed: str, rank: int, *, possible: bool) -> Seats | None:
-    """Returns the seats of all ranks. Returns None on all ranks if one of them cannot know what its node holds, or if
-    they were not given the same arguments."""
-    card = torch.tensor([_number(node), _number(agreed), rank, int(possible)], dtype=torch.int64)
-    cards = [tuple(found.tolist()) for found in gather(card)]
-    if any(found[1:] != (cards[0][1], number, 1) for number, found in enumerate(cards)):
+def place_in(cards: Sequence[Sequence[int]], rank: int) -> NodePlace | None:
+    """Returns the place of a rank by the cards of all ranks. Returns None on all ranks if one of them does not know
+    what its node holds, or if they were not given the same arguments."""
+    if any(tuple(card[1:]) != (cards[0][1], number, 1) for number, card in enumerate(cards)):
         return None
-    numbers: dict[int, int] = {}
-    ranks: list[int] = []
-    of_rank = []
-    for name, *_ in cards:
-        number = numbers.setdefault(name, len(numbers))
-        ranks.extend([0] * (number == len(ranks)))
-        of_rank.append((number, ranks[number]))
-        ranks[number] += 1
-    return Seats(tuple(ranks), *of_rank[rank], tuple(of_rank))
+    nodes = [card[0] for card in cards]
+    numbers = list(dict.fromkeys(nodes))
+    return NodePlace(tuple(map(nodes.count, numbers)), numbers.index(nodes[rank]), nodes[:rank].count(nodes[rank]))
 
 
-def agree(gather: Gather, seats: Seats, holdings: NodeHoldings, samples: int, epoch: int) -> SampleOwners | None:
-    """Finds out who holds what from now on, by one all_gather: each rank of a node tells a part of what its node has,
-    so that every bit comes once. Returns None on all ranks if one of them knows nothing or is in another epoch, or if
-    no node has anything."""
-    seen = holdings.look()
-    whole = -(-samples // 8)
-    widest = -(-whole // min(seats.ranks))
-    mine = torch.zeros(_HEAD_BYTES + 2 * widest, dtype=torch.uint8)
-    head = epoch.to_bytes(8, "little") + bytes([seen is not None])
-    mine[:_HEAD_BYTES] = torch.tensor(list(head), dtype=torch.uint8)
-    if seen is not None:
-        part = _part(whole, seats.ranks[seats.node], seats.seat)
-        for begin, kind in ((_HEAD_BYTES, Holding.KEPT), (_HEAD_BYTES + widest, Holding.DUE)):
-            bits = _packed(seen[part.start * 8 : part.stop * 8] == kind)
-            mine[begin : begin + len(bits)] = bits
-    found = gather(mine)
-    if any(not torch.equal(one[:_HEAD_BYTES], found[0][:_HEAD_BYTES]) or not one[_HEAD_BYTES - 1] for one in found):
-        return None
-    kept, due = (
-        _joined([one[begin : begin + widest] for one in found], seats, whole)
-        for begin in (_HEAD_BYTES, _HEAD_BYTES + widest)
-    )
-    return held_by(kept, due, samples)
+_UNCLAIMED = (1 << 31) - 1
+_LATER, _NODE_BITS, _CHANCE_BITS = 1 << 30, 16, 14
 
 
-def held_by(kept: Sequence[torch.Tensor], due: Sequence[torch.Tensor], samples: int) -> SampleOwners | None:
-    """Chooses the owner of each sample from each node's maps, which have a bit per sample. Of several nodes that have a
-    sample one is chosen, each as often as the others; the owner of a sample that no node has is the node that will read
-    it from the source. Returns None if no sample has an owner."""
-    counts = torch.zeros(samples, dtype=torch.int16)
-    for bits in kept:
-        counts += _unpacked(bits, samples)
-    turn = torch.arange(samples) % counts.clamp(min=1)
-    owner = torch.full((samples,), NOBODY, dtype=torch.int16)
-    seen = torch.zeros(samples, dtype=torch.int16)
-    for node, bits in enumerate(kept):
-        has = _unpacked(bits, samples)
-        owner[has & (seen == turn)] = node
-        seen += has
-    for node, bits in enumerate(due):
-        owner[_unpacked(bits, samples) & (owner == NOBODY)] = node
-    if not bool((owner != NOBODY).any()):
-        return None
-    several = bool((counts > 1).any())
-    return SampleOwners(owner.tolist(), [bytes(bits.tolist()) for bits in kept] if several else ())
+def claims(seen: torch.Tensor, node: int) -> torch.Tensor:
+    """Returns how a node claims each sample; the lowest claim gets it. Of several nodes that have a sample one gets it
+    by chance; the owner of a sample that no node has is one that will read it from the source."""
+    by_chance = torch.Generator().manual_seed(node)
+    found = torch.randint(1 << _CHANCE_BITS, seen.shape, generator=by_chance, dtype=torch.int32)
+    found = (found << _NODE_BITS) + node
+    found[seen == Holding.DUE] += _LATER
+    found[(seen != Holding.DUE) & (seen != Holding.KEPT)] = _UNCLAIMED
+    return found
+
+
+def owners_of(lowest: torch.Tensor) -> list[int]:
+    """Returns the node that gets each sample, by the lowest claims."""
+    owners = lowest & ((1 << _NODE_BITS) - 1)
+    owners[lowest == _UNCLAIMED] = NOBODY
+    return owners.tolist()
+
+
+def _gathered(card: list[int]) -> list[list[int]]:
+    """Returns the cards of all ranks, in their order."""
+    mine = torch.tensor(card, dtype=torch.int64, device=_device())
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, mine)
+    return [one.tolist() for one in found]
+
+
+def _lowest(mine: torch.Tensor) -> torch.Tensor:
+    """Returns the lowest numbers of all ranks, place by place."""
+    found = mine.to(_device())
+    if len(found):
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+    return found.cpu()
+
+
+def _device() -> torch.device:
+    """Returns where the tensors of a collective stand: on a GPU where the group knows no other place."""
+    backend = str(dist.get_backend())
+    on_gpu = "nccl" in backend and "gloo" not in backend
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
 def _number(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode(errors="surrogateescape")).digest()[:7], "little")
-
-
-def _part(whole: int, ranks: int, seat: int) -> range:
-    """Returns which bytes of the node's map a rank tells."""
-    size = -(-whole // ranks)
-    return range(min(seat * size, whole), min((seat + 1) * size, whole))
-
-
-def _joined(parts: Sequence[torch.Tensor], seats: Seats, whole: int) -> list[torch.Tensor]:
-    """Returns the whole map of each node."""
-    maps = [torch.zeros(whole, dtype=torch.uint8) for _ in seats.ranks]
-    for one, (node, seat) in zip(parts, seats.of_rank, strict=True):
-        part = _part(whole, seats.ranks[node], seat)
-        maps[node][part.start : part.stop] = one[: len(part)]
-    return maps
-
-
-def _packed(has: torch.Tensor) -> torch.Tensor:
-    padded = torch.zeros(-(-len(has) // 8) * 8, dtype=torch.uint8)
-    padded[: len(has)] = has
-    return (padded.view(-1, 8) * _BITS).sum(1, dtype=torch.uint8)
-
-
-def _unpacked(bits: torch.Tensor, samples: int) -> torch.Tensor:
-    return (bits.unsqueeze(1) & _BITS).ne(0).view(-1)[:samples]

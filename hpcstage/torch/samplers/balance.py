@@ -9,26 +9,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 NOBODY = -1
-
-
-@dataclass(frozen=True)
-class SampleOwners:
-    """Says which node has which sample; it is the same on all ranks."""
-
-    owner: Sequence[int]
-    """For each sample a node that has it, or NOBODY."""
-    maps: Sequence[bytes] = ()
-    """For each node a bit per sample, the lowest bit of a byte first; empty unless several nodes have some sample."""
-
-    def has(self, node: int, sample: int) -> bool:
-        """Returns whether a node has a sample, also where it is one of several nodes."""
-        if self.owner[sample] == node:
-            return True
-        return bool(self.maps) and bool(self.maps[node][sample >> 3] >> (sample & 7) & 1)
+"""The owner of a sample that no node has."""
 
 
 def evenly(batch: Sequence[int], rank: int, world: int) -> list[int]:
@@ -36,45 +20,23 @@ def evenly(batch: Sequence[int], rank: int, world: int) -> list[int]:
     return list(batch[rank::world])
 
 
-def divide(batch: Sequence[int], held: SampleOwners, ranks: Sequence[int]) -> list[list[list[int]]]:
-    """Returns the parts of all ranks of all nodes; `ranks` says how many ranks each node has. All ranks get the same
-    number of samples; the batch must be divisible by the number of ranks.
+def divide(batch: Sequence[int], owners: Sequence[int], ranks: Sequence[int]) -> list[list[list[int]]]:
+    """Returns the parts of all ranks of all nodes: `owners` names a node that has it for each sample, `ranks` how many
+    ranks each node has. All ranks get the same number of samples; the batch must be divisible by the number of ranks.
 
-    >>> divide([0, 1, 2, 3], SampleOwners(owner=[0, 0, 0, 1]), [1, 1])
+    >>> divide([0, 1, 2, 3], [0, 0, 0, 1], [1, 1])
     [[[0, 1]], [[3, 2]]]
     """
-    parts: list[list[int]] = [[] for _ in ranks]
-    nobodys: list[int] = []
+    parties = (*ranks, 0)
+    parts: list[list[int]] = [[] for _ in parties]
     for sample in batch:
-        node = held.owner[sample]
-        (nobodys if node == NOBODY else parts[node]).append(sample)
+        parts[owners[sample]].append(sample)  # the last party is nobody
     quota = len(batch) // sum(ranks)
-    begin = 0
-    for part, count in zip(parts, pour(_over(parts, ranks, quota), len(nobodys)), strict=True):
-        part.extend(nobodys[begin : begin + count])
-        begin += count
-    for move in balance(_over(parts, ranks, quota)):
-        _carry_out(move, parts, held)
-    return [_split(part, count) for part, count in zip(parts, ranks, strict=True)]
-
-
-def _over(parts: Sequence[Sequence[int]], ranks: Sequence[int], quota: int) -> list[int]:
-    return [len(part) - count * quota for part, count in zip(parts, ranks, strict=True)]
-
-
-def _carry_out(move: Move, parts: list[list[int]], held: SampleOwners) -> None:
-    """Moves samples to the target: first those that it holds as well, then those that came last."""
-    source = parts[move.source]
-    chosen: list[int] = []
-    if held.maps:
-        chosen = [at for at, sample in enumerate(source) if held.has(move.target, sample)][-move.samples :]
-    taken = set(chosen)
-    at = len(source)
-    while len(taken) < move.samples:
-        at -= 1
-        taken.add(at)
-    parts[move.target].extend(source[at] for at in sorted(taken))
-    parts[move.source] = [sample for at, sample in enumerate(source) if at not in taken]
+    for move in balance([len(part) - count * quota for part, count in zip(parts, parties, strict=True)]):
+        source = parts[move.source]
+        parts[move.target] += source[-move.samples :]
+        del source[-move.samples :]
+    return [_split(part, count) for part, count in zip(parts[:-1], ranks, strict=True)]
 
 
 def _split(part: list[int], ranks: int) -> list[list[int]]:
@@ -119,23 +81,3 @@ def _lower(heap: list[tuple[int, int]], count: int) -> None:
         heapq.heapreplace(heap, (value + count, who))
     else:
         heapq.heappop(heap)
-
-
-def pour(levels: Sequence[int], count: int) -> list[int]:
-    """Gives so many things to the lowest levels, so that the lowest becomes as high as can be; returns how many each
-    gets.
-
-    >>> pour([-3, 0, -1], 4)
-    [3, 0, 1]
-    """
-    order = sorted(range(len(levels)), key=levels.__getitem__)
-    wet, total = 0, 0
-    while wet < len(order) and levels[order[wet]] * wet - total < count:
-        total += levels[order[wet]]
-        wet += 1
-    given = [0] * len(levels)
-    if wet:
-        level, over = divmod(count + total, wet)
-        for position, who in enumerate(order[:wet]):
-            given[who] = level + (position < over) - levels[who]
-    return given

@@ -1,14 +1,16 @@
 """Turns frozen dataclasses into plain data for JSON and back, and describes them by a JSON schema.
 
-A dataclass is an object with a key for each field, in their order; a tuple is an array, an enumeration its value. A key
-that is missing gets the field's default, else null where that is allowed, and a key without a field is dropped, so that
-older and newer versions read each other's data. Values are not checked, only the form.
+A dataclass is an object with a key for each field, in their order; a tuple is an array, an enumeration its value, bytes
+(of a path) are text with surrogates. A key that is missing gets the field's default, else null where that is allowed,
+and a key without a field is dropped, so that older and newer versions read each other's data. Values are not checked,
+only the form.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -46,6 +48,8 @@ def plain(value: Any) -> Any:  # noqa: ANN401  any value of a field
         return {key: plain(member) for key, member in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(member) for member in value]
+    if isinstance(value, bytes):
+        return os.fsdecode(value)
     return value.value if isinstance(value, Enum) else value
 
 
@@ -88,11 +92,14 @@ def _reader(hint: Any) -> Callable[[Any], Any]:  # noqa: ANN401  any annotation
     if origin in (Union, UnionType):
         member = _reader(inner[0])
         return _same if member is _same else partial(_optional, member)
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return partial(_row, [_reader(one) for one in inner])
     if origin in (tuple, list, Sequence):
-        same = origin is tuple and inner[-1] is not Ellipsis
-        return partial(_array, list if origin is list else tuple, _same if same else _reader(inner[0]))
-    if origin is dict:
+        return partial(_array, list if origin is list else tuple, _reader(inner[0]))
+    if origin in (dict, Mapping):
         return partial(_table, inner[0], _reader(inner[1]))
+    if hint is bytes:
+        return os.fsencode
     if is_dataclass(hint):
         return partial(read, cast("type[Any]", hint))
     return hint if isinstance(hint, type) and issubclass(hint, Enum) else _same
@@ -107,8 +114,12 @@ def _optional(member: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401
 
 
 def _array(kind: type[Any], member: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401
-    members = _checked(value, list)
+    members = _checked(value, (list, tuple))
     return kind(members if member is _same else map(member, members))
+
+
+def _row(members: Sequence[Callable[[Any], Any]], value: Any) -> Any:  # noqa: ANN401
+    return tuple(member(one) for member, one in zip(members, _checked(value, (list, tuple)), strict=True))
 
 
 def _table(key: Callable[[str], Any], member: Callable[[Any], Any], value: Any) -> dict[Any, Any]:  # noqa: ANN401
@@ -118,9 +129,9 @@ def _table(key: Callable[[str], Any], member: Callable[[Any], Any], value: Any) 
     return {key(name): member(one) for name, one in table}
 
 
-def _checked(value: Any, kind: type[Any], name: str = "a table") -> Any:  # noqa: ANN401
+def _checked(value: Any, kind: type[Any] | tuple[type[Any], ...], name: str = "a part") -> Any:  # noqa: ANN401
     if not isinstance(value, kind):
-        raise ValueError(f"{name} is no {kind.__name__}: {value!r:.60}")  # noqa: TRY004  the form of data, not of code
+        raise ValueError(f"{name} has another form: {value!r:.60}")  # noqa: TRY004  the form of data, not of code
     return value
 
 

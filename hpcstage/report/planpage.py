@@ -13,15 +13,13 @@ from rich.table import Table
 
 from hpcstage.plan.budget import NO_LIMIT
 from hpcstage.plan.dataset.roots import printable
+from hpcstage.plan.placement.nodesplan import NodesPlan
 from hpcstage.plan.types import Forecast, Rates, Workload
-from hpcstage.preview.plan import Plan, PlanRow, path_json, rows, summary
+from hpcstage.preview.plan import Plan, path_json, rows, summary
 from hpcstage.report.canvas import WIDE, Canvas, Fact, facts, grid
-from hpcstage.report.plan import nodes
 from hpcstage.units import format_duration, format_number, format_rate, format_size
 
 DEFAULT_LIMIT = 20
-DEFAULT_NODES = 8
-UNKNOWN = "?"
 
 
 def text(plan: Plan, limit: int | None = None, width: int = WIDE) -> str:
@@ -32,7 +30,7 @@ def text(plan: Plan, limit: int | None = None, width: int = WIDE) -> str:
     rows_shown, canvas = DEFAULT_LIMIT if limit is None else limit, Canvas(width)
     parts = [canvas.lines(facts(_head(plan))), list(_table(plan, rows_shown))]
     if plan.nodes is not None:
-        parts.append(nodes.text(plan.nodes, DEFAULT_NODES if limit is None else limit, canvas))
+        parts.append(canvas.lines(facts(_nodes(plan.nodes))))
     if plan.forecast is not None:
         parts.append(Canvas(WIDE).lines(_forecast(plan.forecast)))
     parts.append(canvas.lines(facts(_tail(plan))))
@@ -43,19 +41,10 @@ def to_json(plan: Plan, limit: int | None = None) -> dict[str, Any]:
     """Returns the plan without its arrays, and with the first `limit` files of the order if a limit is given."""
     data = summary(plan)
     if limit is not None:
-        data["entries"] = [_row_json(plan, row) for row in islice(rows(plan), limit)]
+        data["entries"] = [
+            {**row._asdict(), **path_json(plan.manifest.source_path(row.file_id))} for row in islice(rows(plan), limit)
+        ]
     return data
-
-
-def _row_json(plan: Plan, row: PlanRow) -> dict[str, Any]:
-    return {
-        "position": row.position,
-        **path_json(plan.manifest.source_path(row.file_id)),
-        "size_bytes": row.size_bytes,
-        "cumulative_bytes": row.cumulative_bytes,
-        "expected_s": row.expected_s,
-        "staged": row.staged,
-    }
 
 
 # ---- what is there
@@ -68,24 +57,20 @@ def _head(plan: Plan) -> Iterator[Fact]:
         yield "dataset", f"{printable(dataset.root)}: {format_number(len(ids), 'file')}, {format_size(size)}"
     if len(plan.manifest.datasets) > 1:
         yield "total", f"{format_number(len(plan.manifest), 'file')}, {format_size(plan.manifest.total_bytes)}"
-    if plan.scan is not None:
-        operations = f"{plan.scan.stats:,} stats, {format_number(plan.scan.listings, 'listing')}"
-        yield "scan", f"{format_duration(plan.scan.seconds)} ({operations})"
-        yield from _skipped(plan)
+    operations = f"{plan.scan.stats:,} stats, {format_number(plan.scan.listings, 'listing')}"
+    yield "scan", f"{format_duration(plan.scan.seconds)} ({operations})"
+    yield from _skipped(plan)
     yield "order", _order(plan)
     if plan.found.about and plan.order.provenance != "manifest":
         yield "", plan.found.about
-    if plan.local is not None:
-        yield "local", plan.local
+    yield "local", plan.local
     yield "budget", _budget(plan)
 
 
 def _skipped(plan: Plan) -> Iterator[Fact]:
-    if plan.scan is None or not plan.scan.counts:
-        return
-    reasons = ", ".join(f"{count:,} {why}" for why, count in sorted(plan.scan.counts.items(), key=lambda i: -i[1]))
-    example = f"; for example {printable(plan.scan.skipped[0][0])}" if plan.scan.skipped else ""
-    yield "left out", reasons + example
+    if left_out := plan.scan.skipped_counts:
+        reasons = ", ".join(f"{count:,} {why}" for why, count in sorted(left_out.items(), key=lambda i: -i[1]))
+        yield "left out", f"{reasons}; for example {printable(plan.scan.skipped[0][0])}"
 
 
 def _order(plan: Plan) -> str:
@@ -117,11 +102,11 @@ def _budget(plan: Plan) -> str:
 
 def _table(plan: Plan, limit: int) -> Iterator[str]:
     if limit > 0:
-        yield f"{'position':>9} {'size':>9} {'cumulative':>11} {'expected':>9}  path"
+        yield f"{'position':>9} {'size':>9} {'cumulative':>11}  path"
         for row in islice(rows(plan), limit):
-            when = "-" if not row.staged else UNKNOWN if row.expected_s is None else format_duration(row.expected_s)
             sizes = f"{format_size(row.size_bytes):>9} {format_size(row.cumulative_bytes):>11}"
-            yield f"{row.position:>9,} {sizes} {when:>9}  {_path(plan, row.file_id)}"
+            left = "" if row.staged else "  (does not fit)"
+            yield f"{row.position:>9,} {sizes}  {_path(plan, row.file_id)}{left}"
         if (rest := len(plan.manifest) - limit) > 0:
             yield f"{'':9} ... and {rest:,} more (--limit N shows more)"
 
@@ -131,25 +116,45 @@ def _path(plan: Plan, file_id: int) -> str:
     return printable(plan.manifest.path(file_id) if one else plan.manifest.source_path(file_id))
 
 
-# ---- the forecast
+# ---- the nodes, and the forecast
+
+
+def _nodes(plan: NodesPlan) -> Iterator[Fact]:
+    yield "nodes", f"{plan.nodes:,}; placement {plan.kind}: {plan.why}"
+    if plan.room_bytes is None or plan.room_inodes is None:
+        yield "", "what a node has room for is unknown here: taken as enough"
+    else:
+        inodes = f" and {plan.room_inodes:,} files" if plan.room_inodes < NO_LIMIT // 2 else ""
+        yield "", f"assuming that every node has the room that was found here: {format_size(plan.room_bytes)}{inodes}"
+    fetched, kept = f"about {format_size(plan.fetched_bytes)}", format_size(plan.kept_bytes)
+    if plan.kind == "private":
+        yield "", f"each node fetches what its own processes read, and then the rest: up to {kept}"
+    else:
+        often = "per epoch" if plan.kind == "partition" else "once"
+        others = f"gets {format_size(plan.peers_bytes)} from others, {often}"
+        yield "", f"each node fetches {fetched} from the source, keeps {kept} and {others}"
+    if plan.unplaced_bytes:
+        left = format_size(plan.unplaced_bytes)
+        yield "", f"without room on any node: about {left}, read from the source every time"
 
 
 def _forecast(forecast: Forecast) -> Table:
     cells = []
     for name, mode in forecast.modes.items():
-        times = (mode.total_s, mode.first_batch_s, mode.first_epoch_s, mode.later_epoch_s)
+        times = (mode.total_s, mode.first_epoch_s, mode.later_epoch_s)
         cells.append((name, *map(format_duration, times), mode.formula))
-    return grid("lrrrrl", cells, ("forecast", "total", "1st batch", "1st epoch", "later", "how"))
+    return grid("lrrrl", cells, ("forecast", "total", "1st epoch", "later", "how"))
 
 
 def _tail(plan: Plan) -> Iterator[Fact]:
     if plan.workload is not None:
         yield from _program(plan.workload)
-    if plan.rates is not None:
-        yield from _rates(plan.rates)
+    yield from _rates(plan.rates)
     if plan.forecast is not None:
         for item in plan.forecast.assumptions:
             yield "assumed", item
+    if plan.nodes is not None:
+        yield "forecast", "none: it is made for one node"
     if plan.missing:
         yield "missing", f"{', '.join(plan.missing)}: no earlier run's record tells them, so there is no forecast"
     for note in plan.notes:
@@ -171,6 +176,6 @@ def _program(workload: Workload) -> Iterator[Fact]:
 
 def _rates(rates: Rates) -> Iterator[Fact]:
     names = ("source", "source_bytes_per_s"), ("reader", "reader_bytes_per_s"), ("disk", "local_bytes_per_s")
-    for name, key in (*names, ("peers", "peer_bytes_per_s")):
+    for name, key in names:
         if (bytes_per_s := getattr(rates, key)) is not None:
             yield name, f"{format_rate(bytes_per_s)} ({rates.sources[key]})"

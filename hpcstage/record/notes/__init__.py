@@ -1,1 +1,0 @@
-"""Says what was wrong with a run, and what a user should know about it and do. Pure."""

@@ -1,1 +1,0 @@
-"""Prints a plan for people and for programs."""
