@@ -81,8 +81,6 @@ class Priority(IntEnum):
     """What readers in order need next."""
     ASIDE = 2
     """The rest, too, while programs leave the source alone: of one file at a time."""
-    NOTHING = 3
-    """Nothing: its readers have not read enough."""
 
 
 class StripeState(IntEnum):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import threading
 import time
@@ -97,7 +98,8 @@ class BigCopy:
         self._size_bytes = 0
         self._inside = 0
         self._finished = False
-        self._source = self._target = -1
+        self._source = self._source_aside = self._target = -1
+        """What stands aside has an open file of its own: for others the kernel reads ahead."""
         self._before: os.stat_result
         self._arrival: Arrival
 
@@ -152,8 +154,7 @@ class BigCopy:
             except CopyError as error:
                 self._fail(error)
             seen_ns[0] -= part.read_ns
-            self._aside = None if self._aside == stripes.start else self._aside
-            if self._leave():
+            if self._leave(stripes):
                 self._finish(worker)
                 return True
             if self._are_too_many(is_slow=part.read_ns > SLOW_NS * copied):
@@ -169,8 +170,9 @@ class BigCopy:
         is_sparse = copyfile.is_sparse(self._before)
         while start < stop:
             chunk_bytes = self._stand_aside(stripe) if stripe == self._aside else None
+            source = self._source if chunk_bytes is None else self._source_aside
             length, began_ns = min(stop - start, chunk_bytes or stop), part.read_ns
-            span = copyfile.FileRange(self._source, self._target, start, length, is_sparse)
+            span = copyfile.FileRange(source, self._target, start, length, is_sparse)
             copyfile.copy_range(worker, span, part, step, self._writing)
             if chunk_bytes is not None:
                 self._pacing.ended(length, part.read_ns - began_ns)
@@ -257,11 +259,10 @@ class BigCopy:
         return None if found is None else range(found, found + 1)
 
     def _next_in_windows(self, is_meant: Callable[[int], bool]) -> int | None:
-        for stripes in self._windows():
-            found = self._arrival.next_absent(stripes.start, is_meant)
-            if found is not None and found in stripes:
-                return found
-        return None
+        """Returns what is nearest to one of the readers."""
+        found = ((window, self._arrival.next_absent(window.start, is_meant)) for window in self._windows())
+        ahead = [(stripe - window.start, stripe) for window, stripe in found if stripe is not None and stripe in window]
+        return min(ahead)[1] if ahead else None
 
     def _windows(self) -> list[range]:
         """Returns the stripes that follow readers in order; one in which a reader is already is not among them."""
@@ -298,9 +299,7 @@ class BigCopy:
         any more."""
         if self._quiet is None:
             with copyfile.local_errors():
-                self._quiet = Quiet(Path(nodedir.PAGE))
-            with contextlib.suppress(OSError):  # the kernel would read ahead what nobody asked for
-                os.posix_fadvise(self._source, 0, 0, os.POSIX_FADV_RANDOM)
+                self._quiet, self._source_aside = Quiet(Path(nodedir.PAGE)), _open_at_random(self._source)
         while self._is_beside:
             if self.cancelled:
                 raise CopyError(Status.CANCELLED)
@@ -327,8 +326,11 @@ class BigCopy:
             self._arrival.put_back(stripes)
             return True
 
-    def _leave(self) -> bool:
+    def _leave(self, stripes: range | None = None) -> bool:
+        """Notes that a thread is through with these stripes. Returns whether it is the last one."""
         with self._lock:
+            if stripes is not None and self._aside == stripes.start:
+                self._aside = None
             self._inside -= 1
             last = self._exhausted() and not self._inside and not self._finished
             self._finished = self._finished or last
@@ -476,10 +478,21 @@ class BigCopy:
                 os.ftruncate(self._target, 0)
 
     def _close(self) -> None:
-        for fd in (self._source, self._target):
+        for fd in (self._source, self._source_aside, self._target):
             if fd >= 0:
                 os.close(fd)
-        self._source = self._target = -1
+        self._source = self._source_aside = self._target = -1
+
+
+def _open_at_random(source: int) -> int:
+    """Opens a file once more, of which the kernel does not read ahead what nobody asked for; without /proc it does."""
+    with contextlib.suppress(OSError):
+        noatime = fcntl.fcntl(source, fcntl.F_GETFL) & os.O_NOATIME
+        found = os.open(f"/proc/self/fd/{source}", os.O_RDONLY | os.O_CLOEXEC | noatime)
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(found, 0, 0, os.POSIX_FADV_RANDOM)
+        return found
+    return os.dup(source)
 
 
 def _preallocate(fd: int, size_bytes: int) -> None:

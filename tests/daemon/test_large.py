@@ -161,6 +161,17 @@ def test_what_follows_a_reader_goes_on_in_the_next_files_of_the_order() -> None:
     assert q.large.given_up(of({}), 3.0) == [], "they are only paused"
 
 
+def test_what_has_come_makes_room_for_the_next_ones_of_the_order() -> None:
+    q = queue([LARGE] * 4)
+    looks(q, {0: at(90 * MB, 90 * MB)}, 1.0)
+    assert begin(q, 1.0) == [0, 1]
+    q.done(1, LARGE, 2.0)
+    q.large.hidden(1)
+    looks(q, {0: at(100 * MB, 100 * MB)}, 2.0)
+    assert begin(q, 2.0) == [2]
+    assert q.large.ahead == {2: 64 * MB}
+
+
 def test_no_more_transfers_than_threads_can_stay_with() -> None:
     q = queue([LARGE] * 5)
     q.large.most_beside = 2

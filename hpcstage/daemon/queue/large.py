@@ -119,7 +119,9 @@ class Large:
         return self._flights.copied(id_) - self._before.get(id_, 0) if is_flying else 0
 
     def _go_ahead(self, beyond_bytes: int) -> None:
-        """Has so many bytes of the next files follow a reader. A file that has begun stays, if only paused."""
+        """Has so many bytes of the next files follow a reader. One that has begun stays until it is here, if only
+        paused."""
+        self.ahead = {id_: 0 for id_ in self.ahead if self._states.of(id_) is FileState.FLYING}
         for id_ in self.ahead:
             self.ahead[id_] = min(max(0, beyond_bytes), self._states.size(id_))
             beyond_bytes -= self._states.size(id_)
