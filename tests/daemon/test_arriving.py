@@ -210,6 +210,7 @@ class Node(CopyingNode):
             self.reads_on()
             return condition()
 
+        self.reads_on()  # before anything may begin
         self.until(step)
 
     def while_followed(self, seconds: float) -> None:

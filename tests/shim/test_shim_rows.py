@@ -186,6 +186,11 @@ class File:
             with self.source.open("rb") as source:
                 os.pwrite(self._fd, os.pread(source.fileno(), MB, absent * MB), absent * MB)
 
+    def anew(self) -> None:
+        """The transfer is given up, and all comes in another one."""
+        for step in (self.end, self.begin, *[self.copy] * 6):
+            step()
+
     def fail(self) -> None:
         """The copier empties what it has."""
         if self.arrival is not None and not self._has_failed:
@@ -257,7 +262,7 @@ def reader(native_lab: Lab, tmp_path: Path) -> Iterator[Reader]:
     found.close()
 
 
-STEPS = ("ask", "begin", "copy", "copy", "copy", "fail", "end", "write", "other")
+STEPS = ("ask", "begin", "copy", "copy", "copy", "fail", "end", "anew", "anew", "write", "other")
 
 
 def test_what_is_served_is_the_sources_whatever_goes_on_in_between(native_lab: Lab, reader: Reader) -> None:
@@ -278,6 +283,7 @@ def test_what_is_served_is_the_sources_whatever_goes_on_in_between(native_lab: L
             assert got is None or got == (min(n, SIZE - at), file.version)
 
         at, n = RANGES[0]
+        reads(at, n)
         for step in steps:
             if isinstance(step, tuple):
                 at, n = step if reader.asked is None else (at, n)

@@ -193,8 +193,9 @@ class Engine:
         return min(most, requested + max(0, beside.transfers - self._unrequested()))
 
     def _unrequested(self) -> int:
-        """Returns how many transfers go on for which no program waits."""
-        return self.pool.assigned - sum(map(self.hooks.is_requested, self.pool.ids))
+        """Returns how many transfers go on for which no program waits, and that do not stand aside for programs."""
+        waited_for = sum(map(self.hooks.is_requested, self.pool.ids))
+        return max(0, self.pool.assigned - self.queue.large.beside - waited_for)
 
     def _ahead(self) -> int:
         """Returns how many transfers copiers get beyond those at the source, so that they do not wait for more."""

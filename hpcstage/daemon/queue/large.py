@@ -171,6 +171,11 @@ class Large:
     def _are_enough(self) -> bool:
         return sum(map(self.is_large, self._copied_here())) >= self.most_beside
 
+    @property
+    def beside(self) -> int:
+        """How many transfers are under way beside programs that read: they leave the source alone most of the time."""
+        return len(self.shown) if self._here else 0
+
     def priority(self, id_: int, now: float) -> Priority:
         """Returns what of a file in flight is copied now."""
         is_for_others = bool(self.joint.nodes(id_)) and bool(self.reads.count(now))
