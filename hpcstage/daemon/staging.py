@@ -104,9 +104,7 @@ class Staging(Phase):
         inodes = Inodes(manifest, base.helpers, own_scan=own_scan)
         self._voiding = Voiding(base, engine, inodes, self._requests, self.sharing, self._pump_now)
         self._findings = Findings(base, engine, self.limit, self._usefulness.unserved)
-        self._next_look = 0.0
-        self._reads = False
-        """Whether programs read large files at the source."""
+        self._next_look = self._next_follow = 0.0
         if not manifest.has_links():
             base.page.set_unlinked()
         _learn_devices(base, engine, own_scan=own_scan)
@@ -148,15 +146,20 @@ class Staging(Phase):
 
     def work(self, now: float) -> None:
         """See Service."""
-        self._reads = self.state is State.STAGING and bool(self.engine.queue.large.reads.ids(now))
-        if self._reads or self.engine.queue.large.shown:
-            self.engine.follow(now)
-        if self._reads:
+        if self._follows(now):
+            if now >= self._next_follow:
+                self.engine.follow(now)
+                self._next_follow = now + FOLLOW_EVERY_S
             self.sharing.reading(now)
         self._pump(now)
         if now >= self._next_look:
             self._look(now)
             self._next_look = now + LOOK_EVERY_S
+
+    def _follows(self, now: float) -> bool:
+        """Returns whether large files are read at the source, or shown while they come."""
+        large = self.engine.queue.large
+        return bool(large.shown) or (self.state is State.STAGING and bool(large.reads.ids(now)))
 
     def _pump(self, now: float) -> None:
         """Fills the copiers, answers requests that have waited long enough, and notices when everything is settled."""
@@ -202,7 +205,7 @@ class Staging(Phase):
         deadline = self.base.answers.next_deadline()
         waits = (
             self._next_look - now,
-            FOLLOW_EVERY_S if self._reads else None,
+            self._next_follow - now if self._follows(now) else None,
             None if deadline is None else deadline - now,
             self.peers.wake_after(now),
             self.engine.queue.source.wake_after(now),

@@ -286,7 +286,10 @@ def test_what_is_served_is_the_sources_whatever_goes_on_in_between(native_lab: L
         reads(at, n)
         for step in steps:
             if isinstance(step, tuple):
-                at, n = step if reader.asked is None else (at, n)
+                while reader.asked:
+                    reads(at, n)
+                at, n = step
+                reads(at, n)
             elif step == "read":
                 reads(at, n)
             else:
