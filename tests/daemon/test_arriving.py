@@ -6,6 +6,7 @@ import mmap
 import os
 import signal
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -398,9 +399,25 @@ def test_a_copier_that_lost_its_daemon_shows_nothing_more(node: Node) -> None:
     member.commands = os.open(os.devnull, os.O_RDONLY)
 
 
+needs_fuse = pytest.mark.skipif(unavailable() is not None, reason="no FUSE here")
+
+
+def copy_of(node: Path, source: Path, invite: Callable[[BigCopy], object]) -> BigCopy:
+    """A copy that is shown in the first row."""
+
+    def show(status: os.stat_result) -> Arrival:
+        listed = ManifestEntry(
+            0, b"", status.st_size, status.st_mtime_ns, status.st_mode, 0, 0, False, status.st_ctime_ns
+        )
+        return Arrivals(node / wire.ARRIVING_FILE).begin(SourceFacts(0, status, b"incoming"), listed)
+
+    job = CopyJob(os.fsencode(source), os.fsencode(node / "incoming"), os.fsencode(node / "copy"))
+    return BigCopy(0, job, None, invite, show=show)
+
+
 @pytest.mark.fuse
 @pytest.mark.compiler
-@pytest.mark.skipif(unavailable() is not None, reason="no FUSE here")
+@needs_fuse
 def test_what_a_reader_needs_next_is_brought_by_several_threads(tmp_path: Path) -> None:
     """Each brings one stripe after the other. A single one would be no faster than the reader itself."""
     behind, node = tmp_path / "behind", tmp_path / "node"
@@ -411,21 +428,44 @@ def test_what_a_reader_needs_next_is_brought_by_several_threads(tmp_path: Path) 
     says(node, run=wire.ROW_STRIPES * MB)
     invited: list[BigCopy] = []
     with Slowfs(behind, Settings(data_latency_s=0.002)) as slow:
-        source = slow.path / "large"
-
-        def show(status: os.stat_result) -> Arrival:
-            listed = ManifestEntry(
-                0, b"", status.st_size, status.st_mtime_ns, status.st_mode, 0, 0, False, status.st_ctime_ns
-            )
-            return Arrivals(node / wire.ARRIVING_FILE).begin(SourceFacts(0, status, b"incoming"), listed)
-
-        job = CopyJob(os.fsencode(source), os.fsencode(node / "incoming"), os.fsencode(node / "copy"))
-        big = BigCopy(0, job, None, invited.append, show=show)
+        big = copy_of(node, slow.path / "large", invited.append)
         worker = CopyWorker(StatsArea(1).thread(0))
         assert big.open(worker)
         assert big.work(worker)
     assert big.outcome.status is Status.OK
     assert invited == [big, big]
+
+
+@pytest.mark.fuse
+@pytest.mark.compiler
+@needs_fuse
+def test_the_kernel_reads_ahead_of_what_follows_and_not_of_what_stands_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind, node = tmp_path / "behind", tmp_path / "node"
+    behind.mkdir()
+    node.mkdir()
+    (behind / "large").write_bytes(bytes(40 * MB))
+    page.create(node / nodedir.PAGE)
+    monkeypatch.chdir(node)  # as a copier does
+    assert GrantedRows(node).grant(0, priority=Priority.ASIDE)
+    says(node, read=MB // 2)
+    with Slowfs(behind, Settings()) as slow:
+        big = copy_of(node, slow.path / "large", lambda _: None)
+        worker = CopyWorker(StatsArea(1).thread(0))
+        assert big.open(worker)
+        working = threading.Thread(target=big.work, args=(worker,))
+        working.start()
+        try:
+            wait_for(lambda: Row(node, 0).arrived == [0])
+            assert slow.counters().read_bytes == MB
+            says(node, read=MB // 2, run=9 * MB, at=8 * MB)
+            wait_for(lambda: Row(node, 0).arrived == [0, *range(8, 17)])
+            wait_for(lambda: slow.counters().read_bytes > 10 * MB)
+        finally:
+            big.cancelled = True
+            working.join(60)
+    assert big.outcome.status is Status.CANCELLED
 
 
 # ---- a file that several nodes bring together
