@@ -260,7 +260,6 @@ void moved_shared(int fd);                       /* its open file is another pro
 void moved_locks(int fd);                        /* before a lock of the process on the file, which any close frees */
 int moved_is_locked(int fd);                     /* whether one is noted for the file */
 void moved_forks(void);                          /* before a fork */
-int moved_would(int fd);                         /* as far as is noted */
 int moved_look(int fd);                          /* returns the kind that the descriptor has now */
 
 /* ---- large files that are on their way: what has arrived is read from the incoming file ---- */

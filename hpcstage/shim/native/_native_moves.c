@@ -162,7 +162,8 @@ void moved_locks(int fd) {
 }
 
 /* ---- a move ---- */
-int moved_would(int fd) {
+/* As far as is noted. */
+static int moved_would(int fd) {
     const struct opening *o = &openings[fd];
     return o->serial && !(o->facts & STREAM) && o->forks == __atomic_load_n(&forks, __ATOMIC_SEQ_CST) &&
            (!(o->facts & INHERITED) || o->spawns == spawned());

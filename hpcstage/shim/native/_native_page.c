@@ -452,8 +452,6 @@ void count_read(int fd, int kind, ssize_t bytes, off_t at, uint64_t ns) {
     add(slot, base, 1);
     add(slot, base + 1, (uint64_t)bytes);
     add(slot, base + 2, ns);
-    if (kind == FD_SOURCE && moved_would(fd))
-        count(COUNTER_MOVABLE_READ_BYTES, (uint64_t)bytes);
     if (moved_is(fd, kind))
         count(COUNTER_MOVED_READ_BYTES, (uint64_t)bytes);
     if (kind == FD_SOURCE) {
