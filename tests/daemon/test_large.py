@@ -205,6 +205,15 @@ def test_what_is_not_large_is_copied_whatever_programs_read() -> None:
     assert begin(q, 1.0) == [1]
 
 
+def test_what_comes_in_stripes_and_is_not_large_comes_at_full_width() -> None:
+    q = queue([LARGE, 20 * MB])
+    q.source.estimates.all_bytes_per_s = 100e6
+    looks(q, {0: BLOCK}, 1.0)
+    assert begin(q, 1.0) == [0, 1]
+    assert [q.large.priority(id_, 1.0) for id_ in (0, 1)] == [Priority.ASIDE, Priority.FULL]
+    assert q.large.beside == 1
+
+
 # ---- several nodes
 
 

@@ -174,12 +174,12 @@ class Large:
     @property
     def beside(self) -> int:
         """How many transfers are under way beside programs that read: they leave the source alone most of the time."""
-        return len(self.shown) if self._here else 0
+        return sum(map(self.is_large, self.shown)) if self._here else 0
 
     def priority(self, id_: int, now: float) -> Priority:
         """Returns what of a file in flight is copied now."""
         is_for_others = bool(self.joint.nodes(id_)) and bool(self.reads.count(now))
-        if not is_for_others and not self.reads.are_here(now):
+        if not self.is_large(id_) or not (is_for_others or self.reads.are_here(now)):
             return Priority.FULL
         return Priority.ASIDE if id_ == self.aside else Priority.FOLLOWS
 
