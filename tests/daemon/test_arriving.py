@@ -144,12 +144,12 @@ def test_rows_of_what_was_read_least_make_way(tmp_path: Path) -> None:
     assert daemon.reads(least) == FileReads(0)
 
 
-def says(node_dir: Path, row: int = 0, read: int = 0, run: int = 0, at: int = 0) -> None:
+def says(node_dir: Path, row: int = 0, read: int = 0, run: int = 0, at: int = 0, reader: int = 0) -> None:
     """As a reader does."""
     start = wire.ARRIVING_HEADER_BYTES + row * wire.ARRIVING_ROW_BYTES
     with (node_dir / wire.ARRIVING_FILE).open("r+b") as file:
         os.pwrite(file.fileno(), wire.ARRIVING_READ.pack(0, read), start + wire.READ_OFFSET)
-        os.pwrite(file.fileno(), wire.FRONT.pack(at, run), start + wire.FRONTS_OFFSET)
+        os.pwrite(file.fileno(), wire.FRONT.pack(at, run), start + wire.FRONTS_OFFSET + reader * wire.FRONT.size)
 
 
 @pytest.mark.parametrize("what", ["size_bytes", "mtime_ns", "ctime_ns"])
@@ -397,6 +397,27 @@ def test_a_copier_that_lost_its_daemon_shows_nothing_more(node: Node) -> None:
     arrived = node.check()
     assert 2 <= len(arrived) < 13
     member.commands = os.open(os.devnull, os.O_RDONLY)
+
+
+def test_two_readers_are_followed_alike(tmp_path: Path) -> None:
+    source, order = tmp_path / "large", list[int]()
+    source.write_bytes(bytes(40 * MB))
+    assert GrantedRows(tmp_path).grant(0, priority=Priority.FOLLOWS)
+    says(tmp_path, run=9 * MB)
+    says(tmp_path, run=9 * MB, at=20 * MB, reader=1)
+    big = copy_of(tmp_path, source, lambda _: None)
+    show, worker = Arrival.arrived, CopyWorker(StatsArea(1).thread(0))
+
+    def arrived(arrival: Arrival, stripe: int) -> None:
+        order.append(stripe)
+        show(arrival, stripe)
+        big.cancelled = len(order) == 18
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Arrival, "arrived", arrived)
+        assert big.open(worker)
+        assert big.work(worker)
+    assert order == [at + stripe for stripe in range(9) for at in (0, 20)]
 
 
 needs_fuse = pytest.mark.skipif(unavailable() is not None, reason="no FUSE here")
