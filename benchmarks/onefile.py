@@ -23,8 +23,8 @@ from benchmarks.harness import Arm, Bench, Figure, Options, at_most, divide, hol
 from benchmarks.programs import hpcstage_command, ranks_command, run
 from benchmarks.storage import Storage
 from benchmarks.workload import onefile
-from hpcstage.daemon.queue.sourcereads import LED_SHARE
 from hpcstage.emulator import Settings
+from hpcstage.plan.rule import FOLLOWED_BYTES
 
 PROGRAM = Path(onefile.__file__)
 PLAIN, RUNTIME = "plain", "runtime"
@@ -94,8 +94,9 @@ def figures(bench: Bench, ways: Sequence[str]) -> list[Figure]:
         made.append(at_most(f"{way}: bytes at the source / of plain, or of the file", source, MOST_SOURCE))
         outputs = {sample["output"] for sample in bench.samples if sample["cell"] == way}
         made.append(holds(f"{way}: same output", len(outputs) == 1 if outputs else None))
+    size = QUICK_FILE_BYTES if bench.options.quick else FILE_BYTES
     if onefile.IN_ORDER in ways:
-        most = 1 + nodes * LED_SHARE  # what all have read before the copy begins, and the file once
+        most = 1 + nodes * FOLLOWED_BYTES / size  # what all have read before the copy begins, and the file once
         read = bench.median(onefile.IN_ORDER, RUNTIME, "source_files")
         made.append(at_most("in order: bytes at the source, in files", read, most * MOST_SOURCE))
     return made

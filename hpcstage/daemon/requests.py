@@ -81,7 +81,7 @@ class Requests(Service):
 
     def yield_to_programs(self, now: float) -> None:
         """Defers the copies of files that programs read at the source, here and in a group on other nodes."""
-        self._engine.withdrawals.yield_to_program(now)
+        self._engine.follow(now)
         self._sharing.reading(now)
 
     def look(self, now: float) -> None:

@@ -23,7 +23,6 @@ from hpcstage.daemon.peers.peers import Peers
 from hpcstage.daemon.peers.sharing import FileSharing, Neighbours
 from hpcstage.daemon.preparing import Phase
 from hpcstage.daemon.process.descriptors import Receive
-from hpcstage.daemon.queue.beside import LEAST_SPRINT_S
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import Limits
 from hpcstage.daemon.queue.states import FileState
@@ -48,8 +47,8 @@ if TYPE_CHECKING:
     from hpcstage.record.parts.part import NodePart
 
 LOOK_EVERY_S = 1.0
-NOTES_EVERY_S = 0.2
-"""The interval at which it is looked whether programs that read large files at the source read them in order."""
+FOLLOW_EVERY_S = 0.2
+"""The interval at which it is decided anew which large files are copied while programs read some at the source."""
 DEVICES_HELPER = "devices"
 
 
@@ -105,9 +104,7 @@ class Staging(Phase):
         inodes = Inodes(manifest, base.helpers, own_scan=own_scan)
         self._voiding = Voiding(base, engine, inodes, self._requests, self.sharing, self._pump_now)
         self._findings = Findings(base, engine, self.limit, self._usefulness.unserved)
-        self._next_look = 0.0
-        self._reads = False
-        """Whether programs read large files at the source."""
+        self._next_look = self._next_follow = 0.0
         if not manifest.has_links():
             base.page.set_unlinked()
         _learn_devices(base, engine, own_scan=own_scan)
@@ -149,13 +146,20 @@ class Staging(Phase):
 
     def work(self, now: float) -> None:
         """See Service."""
-        self._reads = self.state is State.STAGING and self._in_use.note_reads_in_order(now)
-        if self._reads:
+        if self._follows(now):
+            if now >= self._next_follow:
+                self.engine.follow(now)
+                self._next_follow = now + FOLLOW_EVERY_S
             self.sharing.reading(now)
         self._pump(now)
         if now >= self._next_look:
             self._look(now)
-            self._next_look = now + (LEAST_SPRINT_S if self.engine.queue.large.is_sprinting else LOOK_EVERY_S)
+            self._next_look = now + LOOK_EVERY_S
+
+    def _follows(self, now: float) -> bool:
+        """Returns whether large files are read at the source, or shown while they come."""
+        large = self.engine.queue.large
+        return bool(large.shown) or (self.state is State.STAGING and bool(large.reads.ids(now)))
 
     def _pump(self, now: float) -> None:
         """Fills the copiers, answers requests that have waited long enough, and notices when everything is settled."""
@@ -201,7 +205,7 @@ class Staging(Phase):
         deadline = self.base.answers.next_deadline()
         waits = (
             self._next_look - now,
-            NOTES_EVERY_S if self._reads else None,
+            self._next_follow - now if self._follows(now) else None,
             None if deadline is None else deadline - now,
             self.peers.wake_after(now),
             self.engine.queue.source.wake_after(now),

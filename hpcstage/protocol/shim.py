@@ -278,8 +278,6 @@ class Counter(IntEnum):
     """Open files of the source in whose place the copy was put once it was there."""
     MOVED_READ_BYTES = 62
     """The bytes of LOCAL_READ_BYTES that were read from those."""
-    MOVABLE_READ_BYTES = 63
-    """The bytes of SOURCE_READ_BYTES that were read from open files in whose place a copy would have been put."""
     DIRECT_BASE = 40
     """40 + Reason: opens for reading that went to the source for that reason."""
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcstage.plan.rule import FileReads
 from hpcstage.plan.types import ManifestEntry
 from hpcstage.protocol.arriving import (
     ARRIVING_NAME_BYTES,
@@ -26,6 +27,7 @@ from hpcstage.store.arrivingrows import (
     U32,
     StripeShare,
     open_map,
+    reads_of,
     row_at,
     row_of,
     share_of,
@@ -102,7 +104,7 @@ class Arrival:
 
     @property
     def priority(self) -> Priority:
-        """How the copy gives way to programs that read the source."""
+        """What of the file is copied now."""
         return (
             Priority(U32.unpack_from(self._mapped, self._row + PRIORITY_OFFSET)[0]) if self.is_shown else Priority.FULL
         )
@@ -140,8 +142,13 @@ class Arrival:
         """Shows a stripe that is complete."""
         self._put(range(stripe, stripe + 1), StripeState.ARRIVED)
 
+    def reads(self) -> FileReads:
+        """Returns what programs have read of the file."""
+        assert isinstance(self._mapped, mmap.mmap)
+        return reads_of(self._mapped, self._row)
+
     def wished(self) -> int | None:
-        """Returns the stripe that a reader needs next, if any asks."""
+        """Returns the stripe that another node needs next, if any does."""
         if not self.is_shown:
             return None
         (wished,) = U32.unpack_from(self._mapped, self._row + WISHED_OFFSET)

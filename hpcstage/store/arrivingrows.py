@@ -12,12 +12,21 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcstage.plan.rule import FileReads, Front
 from hpcstage.protocol.arriving import (
+    AHEAD_OFFSET,
     ARRIVING_BYTES,
     ARRIVING_HEADER_BYTES,
+    ARRIVING_READ,
     ARRIVING_ROW_BYTES,
     ARRIVING_ROWS,
+    FAULTS_OFFSET,
+    FRONT,
+    FRONTS_OFFSET,
+    JUMPED_OFFSET,
     MOST_SHARING,
+    READ_OFFSET,
+    ROW_READERS,
     ROW_STRIPES,
     SHARE,
     SHARE_OFFSET,
@@ -25,8 +34,10 @@ from hpcstage.protocol.arriving import (
 )
 
 U32 = struct.Struct("<I")
+U64 = struct.Struct("<Q")
 ID_OFFSET = 40
 """Where the id of the file stands in a row."""
+_SIZE_OFFSET = 16
 MOST_COUNT = (1 << 32) - 2
 """Serial numbers count to this and then from 1 on."""
 
@@ -86,6 +97,17 @@ def row_of(mapped: mmap.mmap, id_: int, serials_at: int) -> tuple[int, int] | No
 def share_of(mapped: mmap.mmap, start: int) -> StripeShare | None:
     """Returns with which nodes this one brings the file of the row that begins at `start`, if it does."""
     return StripeShare.unpack(mapped[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size])
+
+
+def reads_of(mapped: mmap.mmap, start: int) -> FileReads:
+    """Returns what programs have read of the file of a row."""
+    (size_bytes,) = U64.unpack_from(mapped, start + _SIZE_OFFSET)
+    jumped, ahead, faults = (
+        U64.unpack_from(mapped, start + at)[0] for at in (JUMPED_OFFSET, AHEAD_OFFSET, FAULTS_OFFSET)
+    )
+    fronts = FRONT.iter_unpack(mapped[start + FRONTS_OFFSET : start + FRONTS_OFFSET + ROW_READERS * FRONT.size])
+    read = sum(ARRIVING_READ.unpack_from(mapped, start + READ_OFFSET))
+    return FileReads(size_bytes, read, faults, jumped, tuple(Front(*front) for front in fronts), ahead)
 
 
 def open_map(path: Path) -> mmap.mmap:

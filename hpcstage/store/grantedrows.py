@@ -1,7 +1,7 @@
 """Shows programs which parts of large files, whose copies are on their way, are there already: the daemon's side.
 
-It grants rows of the file `arriving` to transfers and takes them away. Without space on the disk the mapping is in
-memory only, where no program sees it.
+It grants rows of the file `arriving` to files that programs ask for and to transfers, and takes them away. Without
+space on the disk the mapping is in memory only, where no program sees it.
 """
 
 from __future__ import annotations
@@ -9,22 +9,20 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
+from hpcstage.plan.rule import FileReads
 from hpcstage.protocol.arriving import (
+    AHEAD_OFFSET,
     ARRIVING_BYTES,
     ARRIVING_FILE,
     ARRIVING_HEADER,
     ARRIVING_MAGIC,
-    ARRIVING_READ,
+    ARRIVING_ROW,
     ARRIVING_ROW_BYTES,
     ARRIVING_ROWS,
+    FAULTS_OFFSET,
     GRANTED_OFFSET,
-    IN_ORDER,
-    IN_ORDER_NOTES,
-    IN_ORDER_OFFSET,
     PRIORITY_OFFSET,
-    READ_OFFSET,
     ROW_STRIPES,
     SHARE,
     SHARE_OFFSET,
@@ -32,20 +30,13 @@ from hpcstage.protocol.arriving import (
     Priority,
 )
 from hpcstage.store import mappedfile
-from hpcstage.store.arrivingrows import ID_OFFSET, MOST_COUNT, U32, StripeShare, row_at, stripes_at
+from hpcstage.store.arrivingrows import MOST_COUNT, U32, U64, StripeShare, reads_of, row_at, stripes_at
 
 _HEADER = ARRIVING_HEADER.pack(ARRIVING_MAGIC, ARRIVING_ROWS, ROW_STRIPES)
 
 
-class BytesServed(NamedTuple):
-    """The bytes of a file on its way that programs were served, and those that they read at the source meanwhile."""
-
-    served: int = 0
-    missed: int = 0
-
-
 class GrantedRows:
-    """The daemon's side: owns which transfer has which row."""
+    """The daemon's side: owns which file has which row."""
 
     def __init__(self, node_dir: Path) -> None:
         try:
@@ -54,6 +45,8 @@ class GrantedRows:
             self._map = mmap.mmap(-1, ARRIVING_BYTES)
         self._rows: dict[int, int] = {}
         """By id: its row."""
+        self._idle: dict[int, None] = {}
+        """The ids of no transfer: programs asked for them."""
         self._whole: dict[int, None] = {}
         """The ids whose copies are complete, the oldest first: their rows serve until others need them."""
         self._serial = 0
@@ -63,75 +56,101 @@ class GrantedRows:
         """The ids that have a row."""
         return self._rows.keys()
 
-    def grant(
-        self,
-        id_: int,
-        first: int | None = None,
-        priority: Priority = Priority.FULL,
-        share: StripeShare | None = None,
-    ) -> bool:
-        """Gives a transfer that is about to begin a row. Returns False if all are in use. `first` is the stripe that a
-        reader is expected to need next, `share` tells with which nodes this one brings the file."""
-        self.ended(id_, is_stored=False)
-        if len(self._rows) == ARRIVING_ROWS and self._whole:
-            self.withdraw((next(iter(self._whole)),))
+    def ask(self, id_: int, inode: int = 0, size_bytes: int = 0) -> bool:
+        """Gives a file that a program asks for a row, in which its reads count. Returns False if all are in use."""
+        if id_ in self._rows and id_ not in self._whole:
+            return True
+        if id_ in self._whole:
+            self.withdraw((id_,))
+        self._make_room()
         free = set(range(ARRIVING_ROWS)).difference(self._rows.values())
         if not free:
             return False
         row = self._rows[id_] = min(free)
-        self._serial = self._serial % MOST_COUNT + 1
-        start, stripes = row_at(row), stripes_at(row)
+        self._idle[id_] = None
+        start = row_at(row)
         self._map[start : start + ARRIVING_ROW_BYTES] = bytes(ARRIVING_ROW_BYTES)
-        self._map[stripes : stripes + ROW_STRIPES] = bytes(ROW_STRIPES)
-        U32.pack_into(self._map, start + ID_OFFSET, id_)
-        U32.pack_into(self._map, start + PRIORITY_OFFSET, priority)
-        if first is not None:
-            U32.pack_into(self._map, start + WISHED_OFFSET, first + 1)
-        if share is not None:
-            self._map[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size] = share.pack()
-        self._put(row, self._serial)
+        ARRIVING_ROW.pack_into(self._map, start, 0, inode, size_bytes, 0, 0, id_, 0, 0)
+        self._restart(row)
         return True
 
-    def set_priority(self, id_: int, priority: Priority) -> None:
-        """Says how the copy of a file gives way from now on."""
+    def grant(
+        self,
+        id_: int,
+        inode: int = 0,
+        size_bytes: int = 0,
+        priority: Priority = Priority.FULL,
+        share: StripeShare | None = None,
+    ) -> bool:
+        """Gives a transfer that is about to begin a row: the one that its file has, if there is one. Returns False if
+        all are in use. `share` tells with which nodes this one brings the file."""
+        if not self.ask(id_, inode, size_bytes):
+            return False
+        self._idle.pop(id_, None)
+        start = row_at(self._rows[id_])
+        U32.pack_into(self._map, start + PRIORITY_OFFSET, priority)
+        U32.pack_into(self._map, start + WISHED_OFFSET, 0)
+        packed = bytes(SHARE.size) if share is None else share.pack()
+        self._map[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size] = packed
+        return True
+
+    def _make_room(self) -> None:
+        """Takes a row away that is not of a transfer, if none is free."""
+        if len(self._rows) == ARRIVING_ROWS and self._whole:
+            self.withdraw((next(iter(self._whole)),))
+        elif len(self._rows) == ARRIVING_ROWS and self._idle:
+            self.withdraw((min(self._idle, key=lambda id_: self.reads(id_).credit_bytes),))
+
+    def _restart(self, row: int) -> None:
+        """Gives a row a new serial number; what readers say stays."""
+        stripes = stripes_at(row)
+        self._map[stripes : stripes + ROW_STRIPES] = bytes(ROW_STRIPES)
+        self._serial = self._serial % MOST_COUNT + 1
+        self._put(row, self._serial)
+
+    def tell(self, id_: int, priority: Priority, ahead_bytes: int = 0) -> None:
+        """Says what of a file is copied from now on."""
         if id_ in self._rows:
-            U32.pack_into(self._map, row_at(self._rows[id_]) + PRIORITY_OFFSET, priority)
+            start = row_at(self._rows[id_])
+            U64.pack_into(self._map, start + AHEAD_OFFSET, ahead_bytes)
+            U32.pack_into(self._map, start + PRIORITY_OFFSET, priority)
+
+    def set_faults(self, id_: int, size_bytes: int) -> None:
+        """Says how much programs have read of a file in page faults."""
+        if id_ in self._rows:
+            U64.pack_into(self._map, row_at(self._rows[id_]) + FAULTS_OFFSET, size_bytes)
 
     def withdraw(self, ids: Iterable[int]) -> None:
         """Takes the rows of these ids away: when this returns, no read of them is served that has not ended. The copier
         may still write to a row, which is nobody else's before the transfer has ended."""
         for id_ in self._rows.keys() & ids:
             self._put(self._rows[id_], 0)
-            if id_ in self._whole:
+            if id_ in self._whole or id_ in self._idle:
                 self._free(id_)
 
     def ended(self, id_: int, *, is_stored: bool) -> None:
-        """Notes the end of a transfer. The row of a copy that is in the store serves on, if it was not taken away."""
+        """Notes the end of a transfer. The row serves on if the copy is in the store, else reads count in it, if it was
+        not taken away."""
         row = self._rows.get(id_)
-        if row is not None and is_stored and U32.unpack_from(self._map, GRANTED_OFFSET + 4 * row)[0]:
-            self._whole[id_] = None
-        elif row is not None:
-            self._put(row, 0)
+        if row is None or id_ in self._whole or id_ in self._idle:
+            return
+        if not U32.unpack_from(self._map, GRANTED_OFFSET + 4 * row)[0]:
             self._free(id_)
+        elif is_stored:
+            self._whole[id_] = None
+        else:
+            self._idle[id_] = None
+            self._restart(row)
 
     def _free(self, id_: int) -> None:
         del self._rows[id_]
         self._whole.pop(id_, None)
+        self._idle.pop(id_, None)
 
     def _put(self, row: int, serial: int) -> None:
         U32.pack_into(self._map, GRANTED_OFFSET + 4 * row, serial)
 
-    def read(self, id_: int) -> BytesServed:
+    def reads(self, id_: int) -> FileReads:
         """Returns what programs have read of a file since it had its row."""
         row = self._rows.get(id_)
-        return (
-            BytesServed()
-            if row is None
-            else BytesServed(*ARRIVING_READ.unpack_from(self._map, row_at(row) + READ_OFFSET))
-        )
-
-    def in_order(self, inode: int) -> int:
-        """Returns how many bytes of a file a program has read in a row at the source, as it noted last; 0: nothing."""
-        at = IN_ORDER_OFFSET + inode % IN_ORDER_NOTES * IN_ORDER.size
-        noted, size_bytes = IN_ORDER.unpack_from(self._map, at)
-        return int(size_bytes) if noted == inode else 0
+        return FileReads(0) if row is None else reads_of(self._map, row_at(row))

@@ -38,10 +38,8 @@ class ShownRow:
         return self._map[stripes_at(self._row) + stripe] == StripeState.ARRIVED
 
     def wish(self, stripe: int) -> None:
-        """Says that another node needs a stripe, if no reader here has said what it needs."""
-        at = row_at(self._row) + WISHED_OFFSET
-        if not U32.unpack_from(self._map, at)[0]:
-            U32.pack_into(self._map, at, stripe + 1)
+        """Says that another node needs a stripe."""
+        U32.pack_into(self._map, row_at(self._row) + WISHED_OFFSET, stripe + 1)
 
 
 class ShownRows:

@@ -6,8 +6,9 @@ import mmap
 import os
 import signal
 import struct
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcstage.daemon.process.slottable import slot_at
-from hpcstage.daemon.queue.beside import LEAST_TRIAL_S, BytesRead
-from hpcstage.daemon.queue.followed import LEAST_FOLLOWED_S, Followed
 from hpcstage.daemon.queue.rates import Limits
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.node import page
 from hpcstage.plan.budget import BudgetFacts
+from hpcstage.plan.rule import MOST_CHUNK_BYTES, FileReads, Front
 from hpcstage.plan.types import ManifestEntry
 from hpcstage.protocol import arriving as wire
 from hpcstage.protocol import nodedir, shim
@@ -33,8 +33,7 @@ from hpcstage.store.arrivingrows import StripeShare
 from hpcstage.store.copyfile import CopyJob, CopyWorker, Status
 from hpcstage.store.counters import StatsArea
 from hpcstage.store.grantedrows import GrantedRows
-from hpcstage.store.largecopy import CHUNK_BYTES_AT, RANGE_BYTES, BigCopy
-from hpcstage.store.programreads import LEAST_PATIENCE_S
+from hpcstage.store.largecopy import RANGE_BYTES, BigCopy
 from hpcstage.store.storedir import budget
 
 MB = wire.LEAST_STRIPE_BYTES
@@ -111,6 +110,48 @@ def test_rows_of_complete_copies_make_way(tmp_path: Path, file: Path) -> None:
     assert not daemon.grant(103)
 
 
+def test_what_readers_say_stays_while_transfers_of_their_file_come_and_go(tmp_path: Path, file: Path) -> None:
+    daemon, copier = GrantedRows(tmp_path), Arrivals(tmp_path / wire.ARRIVING_FILE)
+    assert daemon.ask(3, 77, 3 * MB)
+    assert (Row(tmp_path, 0).inode, Row(tmp_path, 0).size, Row(tmp_path, 0).id) == (77, 3 * MB, 3)
+    says(tmp_path, read=2 * MB, run=MB, at=9)
+    daemon.set_faults(3, 5)
+    assert daemon.reads(3) == FileReads(3 * MB, 2 * MB, 5, 0, (Front(9, MB), *[Front(0, 0)] * 3))
+    assert daemon.grant(3, priority=Priority.ASIDE)
+    arrival = copier.begin(*facts_of(file))
+    assert (arrival.is_shown, arrival.priority) == (True, Priority.ASIDE)
+    arrival.arrived(0)
+    assert arrival.reads() == daemon.reads(3)
+    first = Row(tmp_path, 0).shown
+    daemon.ended(3, is_stored=False)
+    assert not Row(tmp_path, 0).holds
+    assert daemon.reads(3).credit_bytes == 2 * (2 * MB + 5)
+    assert daemon.grant(3)
+    arrival = copier.begin(*facts_of(file))
+    assert Row(tmp_path, 0).shown > first
+    assert Row(tmp_path, 0).arrived == []
+
+
+def test_rows_of_what_was_read_least_make_way(tmp_path: Path) -> None:
+    daemon = GrantedRows(tmp_path)
+    for id_ in range(wire.ARRIVING_ROWS):
+        assert daemon.ask(id_)
+        daemon.set_faults(id_, 1 + (id_ * 7 + 5) % wire.ARRIVING_ROWS)
+    least = min(range(wire.ARRIVING_ROWS), key=lambda id_: daemon.reads(id_).credit_bytes)
+    assert daemon.grant(100)
+    assert least not in daemon.ids
+    assert daemon.reads(100).credit_bytes == 0
+    assert daemon.reads(least) == FileReads(0)
+
+
+def says(node_dir: Path, row: int = 0, read: int = 0, run: int = 0, at: int = 0, reader: int = 0) -> None:
+    """As a reader does."""
+    start = wire.ARRIVING_HEADER_BYTES + row * wire.ARRIVING_ROW_BYTES
+    with (node_dir / wire.ARRIVING_FILE).open("r+b") as file:
+        os.pwrite(file.fileno(), wire.ARRIVING_READ.pack(0, read), start + wire.READ_OFFSET)
+        os.pwrite(file.fileno(), wire.FRONT.pack(at, run), start + wire.FRONTS_OFFSET + reader * wire.FRONT.size)
+
+
 @pytest.mark.parametrize("what", ["size_bytes", "mtime_ns", "ctime_ns"])
 def test_a_file_that_is_not_as_listed_is_not_shown(tmp_path: Path, file: Path, what: str) -> None:
     from dataclasses import replace
@@ -129,7 +170,7 @@ def test_without_space_nothing_is_shown(tmp_path: Path, file: Path) -> None:
     arrival = Arrivals(tmp_path / "missing" / wire.ARRIVING_FILE).begin(*facts_of(file))
     arrival.arrived(0)
     assert not arrival.is_shown
-    assert daemon.read(3) == (0, 0)
+    assert daemon.reads(3).credit_bytes == 0
 
 
 @pytest.mark.parametrize("size", [0, 1, MB, MB + 1, MB * wire.ROW_STRIPES, MB * wire.ROW_STRIPES + 1, 1 << 45])
@@ -137,39 +178,6 @@ def test_the_stripes_of_any_file_fit(size: int) -> None:
     arrival = Arrival(size)
     assert 1 <= arrival.stripes <= wire.ROW_STRIPES
     assert (arrival.stripes - 1) * arrival.stripe_bytes < max(size, 1) <= arrival.stripes * arrival.stripe_bytes
-
-
-def test_a_copy_goes_on_beside_its_reader_while_that_gets_more_than_it_misses() -> None:
-    followed, read = Followed(), {1: (0, 0), 2: (0, 0), 3: (0, 0)}
-    for id_ in read:
-        followed.begin(id_, 0.0)
-    followed.look(read.__getitem__, BytesRead(LEAST_FOLLOWED_S / 2, 0, 0))
-    assert set(followed.ids) == {1, 2, 3}, "too early to say"
-    read.update({1: (100, 50), 2: (50, 100)})
-    followed.look(read.__getitem__, BytesRead(LEAST_FOLLOWED_S, 0, 0))
-    assert (set(followed.ids), followed.yielding) == ({1, 2, 3}, {2, 3})
-    read.update({1: (210, 100), 2: (150, 300), 3: (0, 100)})
-    followed.look(read.__getitem__, BytesRead(LEAST_FOLLOWED_S + LEAST_TRIAL_S, 0, 0))
-    assert (set(followed.ids), followed.yielding) == ({1, 2}, {2}), "nothing of the last one has been of use"
-    read.update({1: (220, 400), 2: (150, 400)})
-    followed.look(read.__getitem__, BytesRead(LEAST_FOLLOWED_S + 2 * LEAST_TRIAL_S, 0, 0))
-    assert (set(followed.ids), followed.yielding) == ({1}, {1})
-
-
-def test_a_copy_goes_on_beside_a_program_that_it_does_not_slow_down():
-    followed, alone = Followed(), 10 * MB
-    followed.look(lambda id_: (0, 0), BytesRead(0.0, 50 * MB, 0))
-    for id_ in (1, 2):
-        followed.begin(id_, 0.0, alone)
-    read = {1: (2 * MB, 8 * MB), 2: (2 * MB, 8 * MB)}
-    followed.look(read.__getitem__, BytesRead(1.0, 60 * MB, 0))
-    assert set(followed.ids) == {1, 2}, "too early to say"
-    read = {1: (5 * MB, 15 * MB), 2: (5 * MB, 15 * MB)}
-    followed.look(read.__getitem__, BytesRead(2.0, 62 * MB, 7 * MB))
-    assert set(followed.ids) == {1, 2}, "17 of 20 MB read, and half of the copied 7 MB may be taken"
-    read = {1: (6 * MB, 25 * MB), 2: (20 * MB, 25 * MB)}
-    followed.look(read.__getitem__, BytesRead(4.0, 70 * MB, 17 * MB))
-    assert set(followed.ids) == {2}, "9 of 20 MB for 10 that were copied; the other was served more"
 
 
 # ---- a real copier
@@ -184,6 +192,34 @@ class Node(CopyingNode):
 
     def state(self) -> FileState:
         return self.engine.queue.states.of(0)
+
+    def reads_on(self) -> None:
+        """A program has the file open at the source."""
+        self.queue.source.estimates.all_bytes_per_s = 1e6
+        self.engine.queue.large.is_large = lambda _: True  # type: ignore[method-assign]  # smaller than real ones
+        self.engine.queue.large.reads.opened(0, time.monotonic())
+        self.engine.follow(time.monotonic())
+
+    def reads_no_more(self) -> None:
+        self.engine.queue.large.reads.drop([0])
+        self.engine.follow(time.monotonic())
+
+    def until_followed(self, condition: Callable[[], bool]) -> None:
+        """Runs the engine until then, and has the program read on meanwhile."""
+
+        def step() -> bool:
+            self.reads_on()
+            return condition()
+
+        self.reads_on()  # before anything may begin
+        self.until(step)
+
+    def while_followed(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        self.until_followed(lambda: time.monotonic() >= until)
+
+    def copied(self) -> int:
+        return self.pool.stats.totals().bytes
 
     def check(self) -> list[int]:
         """Returns the stripes that have arrived, which are the source's."""
@@ -215,7 +251,7 @@ def test_what_a_copier_shows_is_the_sources(node: Node) -> None:
     assert Path(os.fsdecode(node.engine.copies.path(0))).read_bytes() == node.source.read_bytes()
 
 
-def test_what_a_reader_needs_comes_first(node: Node) -> None:
+def test_what_another_node_needs_comes_first(node: Node) -> None:
     node.until(lambda: node.row().holds and len(node.row().arrived) >= 1)
     with (node.node_dir / wire.ARRIVING_FILE).open("r+b") as file:
         file.seek(wire.ARRIVING_HEADER_BYTES + wire.WISHED_OFFSET)
@@ -242,37 +278,72 @@ def set_blocked(mapped: mmap.mmap, ns: int) -> None:
     struct.pack_into("<q", mapped, at, ns)
 
 
-def test_a_copy_that_yields_waits_for_programs_that_read(node: Node, reading: mmap.mmap) -> None:
-    large = node.engine.queue.large
-    for at, movable in ((0.0, 0), (2.0, SIZE // 2)):
-        large.looked([0], BytesRead(at, movable, 0, movable))
-    began = time.monotonic()
-    node.until(lambda: node.row().holds and len(node.check()) >= 1)
-    assert time.monotonic() - began > (MB // CHUNK_BYTES_AT[Priority.BELOW_CALLS] - 1) * LEAST_PATIENCE_S
+@pytest.fixture
+def read(tmp_path: Path, local_dir: Path, reading: mmap.mmap) -> Iterator[Node]:
+    """A program of the node has the file open at the source, and nothing else is done there."""
+    found = Node(tmp_path, local_dir, 80e6)
+    found.reads_on()
+    yield found
+    found.pool.close()
+
+
+def test_what_stands_aside_comes_while_programs_leave_the_source_alone(read: Node, reading: mmap.mmap) -> None:
+    says(read.node_dir, read=4 * MB)
+    read.until_followed(lambda: read.row().holds)
+    read.while_followed(0.3)
+    assert read.copied() == 0
     set_blocked(reading, 1000)
-    node.until(lambda: node.state() is FileState.STORED)
-    assert node.check() == list(range(13))
+    read.until_followed(lambda: len(read.check()) >= 6)
+    assert set(read.row().stripes) <= {StripeState.ABSENT, StripeState.ARRIVED}, "nobody waits for it"
 
 
-def test_a_copy_that_yields_no_more_is_as_fast_as_any(node: Node, reading: mmap.mmap) -> None:
-    large = node.engine.queue.large
-    for at, movable in ((0.0, 0), (2.0, SIZE // 2)):
-        large.looked([0], BytesRead(at, movable, 0, movable))
-    node.until(lambda: node.row().holds)
-    node.engine.arriving.set_priority(0, Priority.FULL)
-    began = time.monotonic()
-    node.until(lambda: node.state() is FileState.STORED)
-    assert time.monotonic() - began < 0.5 * SIZE / CHUNK_BYTES_AT[Priority.BELOW_CALLS] * LEAST_PATIENCE_S
+def test_never_is_more_copied_than_twice_what_was_read(read: Node, reading: mmap.mmap) -> None:
+    set_blocked(reading, 1000)
+    for stripes in (1, 2, 4):
+        says(read.node_dir, read=stripes * MB)
+        read.until_followed(lambda stripes=stripes: read.copied() >= 2 * stripes * MB)
+        read.while_followed(0.3)
+        assert read.copied() <= 2 * stripes * MB + MOST_CHUNK_BYTES
+    says(read.node_dir, read=SIZE)
+    read.until_followed(lambda: read.state() is FileState.STORED)
+    assert read.row().arrived == list(range(13))
 
 
-def test_a_copy_that_yields_can_be_given_up(node: Node, reading: mmap.mmap) -> None:
-    large = node.engine.queue.large
-    for at, movable in ((0.0, 0), (2.0, SIZE // 2)):
-        large.looked([0], BytesRead(at, movable, 0, movable))
-    node.until(lambda: node.row().holds)
-    node.engine.void([0])
-    node.until(lambda: not node.pool.assigned)
-    assert not node.check()
+def test_what_follows_a_reader_comes_whatever_programs_do(read: Node) -> None:
+    """One is in a call of the source all the time."""
+    says(read.node_dir, read=MB, run=9 * MB, at=2 * MB + 1)
+    read.until_followed(lambda: len(read.check()) >= 8)
+    read.while_followed(0.3)
+    assert read.check() == list(range(3, 12)), "as much as it has read in a row, from the next stripe on"
+    says(read.node_dir, read=MB, run=9 * MB, at=12 * MB)
+    read.until_followed(lambda: read.check() == list(range(3, 13)))
+    says(read.node_dir, read=MB, run=0, at=0)
+    read.while_followed(0.3)
+    assert read.check() == list(range(3, 13)), "a jump"
+
+
+def test_all_is_copied_once_no_program_reads(read: Node) -> None:
+    says(read.node_dir, read=MB)
+    read.until_followed(lambda: read.row().holds)
+    read.reads_no_more()
+    read.until(lambda: read.state() is FileState.STORED)
+    assert read.check() == list(range(13))
+
+
+@pytest.mark.parametrize("way", ["nothing is copied", "it stands aside", "it is given up"])
+def test_a_copy_beside_a_reader_can_be_ended(read: Node, reading: mmap.mmap, way: str) -> None:
+    says(read.node_dir, read=MB if way == "it stands aside" else 2 * MB)
+    read.until_followed(lambda: read.row().holds)
+    if way == "nothing is copied":
+        set_blocked(reading, 1000)
+        read.until_followed(lambda: read.copied() >= 4 * MB)
+    if way == "it is given up":
+        read.pool.cancel(0)
+        read.pool.flush()
+    else:
+        read.engine.void([0])
+    read.until(lambda: not read.pool.assigned)
+    assert not read.check()
 
 
 def test_nothing_of_a_file_that_changes_is_shown(node: Node) -> None:
@@ -328,33 +399,94 @@ def test_a_copier_that_lost_its_daemon_shows_nothing_more(node: Node) -> None:
     member.commands = os.open(os.devnull, os.O_RDONLY)
 
 
+def test_two_readers_are_followed_alike(tmp_path: Path) -> None:
+    source, order = tmp_path / "large", list[int]()
+    source.write_bytes(bytes(40 * MB))
+    assert GrantedRows(tmp_path).grant(0, priority=Priority.FOLLOWS)
+    says(tmp_path, run=9 * MB)
+    says(tmp_path, run=9 * MB, at=20 * MB, reader=1)
+    big = copy_of(tmp_path, source, lambda _: None)
+    show, worker = Arrival.arrived, CopyWorker(StatsArea(1).thread(0))
+
+    def arrived(arrival: Arrival, stripe: int) -> None:
+        order.append(stripe)
+        show(arrival, stripe)
+        big.cancelled = len(order) == 18
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Arrival, "arrived", arrived)
+        assert big.open(worker)
+        assert big.work(worker)
+    assert order == [at + stripe for stripe in range(9) for at in (0, 20)]
+
+
+needs_fuse = pytest.mark.skipif(unavailable() is not None, reason="no FUSE here")
+
+
+def copy_of(node: Path, source: Path, invite: Callable[[BigCopy], object]) -> BigCopy:
+    """A copy that is shown in the first row."""
+
+    def show(status: os.stat_result) -> Arrival:
+        listed = ManifestEntry(
+            0, b"", status.st_size, status.st_mtime_ns, status.st_mode, 0, 0, False, status.st_ctime_ns
+        )
+        return Arrivals(node / wire.ARRIVING_FILE).begin(SourceFacts(0, status, b"incoming"), listed)
+
+    job = CopyJob(os.fsencode(source), os.fsencode(node / "incoming"), os.fsencode(node / "copy"))
+    return BigCopy(0, job, None, invite, show=show)
+
+
 @pytest.mark.fuse
 @pytest.mark.compiler
-@pytest.mark.skipif(unavailable() is not None, reason="no FUSE here")
+@needs_fuse
 def test_what_a_reader_needs_next_is_brought_by_several_threads(tmp_path: Path) -> None:
     """Each brings one stripe after the other. A single one would be no faster than the reader itself."""
     behind, node = tmp_path / "behind", tmp_path / "node"
     behind.mkdir()
     node.mkdir()
     (behind / "large").write_bytes(bytes(2 * RANGE_BYTES + MB))
-    assert GrantedRows(node).grant(0, first=0)
+    assert GrantedRows(node).grant(0, priority=Priority.FOLLOWS)
+    says(node, run=wire.ROW_STRIPES * MB)
     invited: list[BigCopy] = []
     with Slowfs(behind, Settings(data_latency_s=0.002)) as slow:
-        source = slow.path / "large"
-
-        def show(status: os.stat_result) -> Arrival:
-            listed = ManifestEntry(
-                0, b"", status.st_size, status.st_mtime_ns, status.st_mode, 0, 0, False, status.st_ctime_ns
-            )
-            return Arrivals(node / wire.ARRIVING_FILE).begin(SourceFacts(0, status, b"incoming"), listed)
-
-        job = CopyJob(os.fsencode(source), os.fsencode(node / "incoming"), os.fsencode(node / "copy"))
-        big = BigCopy(0, job, None, invited.append, show=show)
+        big = copy_of(node, slow.path / "large", invited.append)
         worker = CopyWorker(StatsArea(1).thread(0))
         assert big.open(worker)
         assert big.work(worker)
     assert big.outcome.status is Status.OK
     assert invited == [big, big]
+
+
+@pytest.mark.fuse
+@pytest.mark.compiler
+@needs_fuse
+def test_the_kernel_reads_ahead_of_what_follows_and_not_of_what_stands_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind, node = tmp_path / "behind", tmp_path / "node"
+    behind.mkdir()
+    node.mkdir()
+    (behind / "large").write_bytes(bytes(40 * MB))
+    page.create(node / nodedir.PAGE)
+    monkeypatch.chdir(node)  # as a copier does
+    assert GrantedRows(node).grant(0, priority=Priority.ASIDE)
+    says(node, read=MB // 2)
+    with Slowfs(behind, Settings()) as slow:
+        big = copy_of(node, slow.path / "large", lambda _: None)
+        worker = CopyWorker(StatsArea(1).thread(0))
+        assert big.open(worker)
+        working = threading.Thread(target=big.work, args=(worker,))
+        working.start()
+        try:
+            wait_for(lambda: Row(node, 0).arrived == [0])
+            assert slow.counters().read_bytes == MB
+            says(node, read=MB // 2, run=9 * MB, at=8 * MB)
+            wait_for(lambda: Row(node, 0).arrived == [0, *range(8, 17)])
+            wait_for(lambda: slow.counters().read_bytes > 10 * MB)
+        finally:
+            big.cancelled = True
+            working.join(60)
+    assert big.outcome.status is Status.CANCELLED
 
 
 # ---- a file that several nodes bring together

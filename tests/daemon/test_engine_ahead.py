@@ -80,6 +80,28 @@ def test_few_go_on_beside_those_that_programs_wait_for(local_dir: Path, make_tre
         assert engine.pool.assigned == FIRST_TRANSFERS + 3
 
 
+def test_copies_that_stand_aside_leave_small_files_their_turn(local_dir: Path, make_tree: Callable[..., Path]) -> None:
+    tree = make_tree(files=60)
+    for number in range(FIRST_TRANSFERS):
+        with (tree / f"large{number}").open("wb") as file:
+            file.truncate(20 << 20)
+    with _made(local_dir, tree, Limits(PLENTY, programs_wait=True), Hooks()) as engine:
+        queue = engine.queue
+        queue.source.estimates.all_bytes_per_s = 1e6
+        large = [id_ for id_ in range(len(engine.manifest)) if queue.large.is_large(id_)]
+        for now, id_ in enumerate(large, 30):
+            for one in large:
+                queue.large.reads.here(one, now)
+            engine.arriving.ask(id_, engine.manifest.inodes[id_], engine.manifest.size(id_))
+            engine.arriving.set_faults(id_, engine.manifest.size(id_))
+            queue.large.look(engine.arriving.reads, now)
+            queue.large.aside = id_
+            engine.pump(now)
+        engine.pump(now)
+        assert {*large} < set(engine.pool.ids)
+        assert engine.pool.assigned == len(large) + FIRST_TRANSFERS
+
+
 def test_ahead_is_what_a_moment_brings():
     estimates = Estimates()
     assert estimates.ahead(100_000, 1, 1000) == 25, "a guess of 50 MB/s, before anything was seen"

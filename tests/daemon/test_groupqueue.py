@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from array import array
 
-import pytest
-
-from hpcstage.daemon.queue.beside import BytesRead
 from hpcstage.daemon.queue.freebudget import TemporaryCopies
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import AnswerKind, Limits
 from hpcstage.daemon.queue.states import FileState, NodeShare
 from hpcstage.plan.budget import for_temporary
+from hpcstage.plan.rule import FileReads
 from hpcstage.plan.types import Budget
-from hpcstage.protocol.arriving import Priority
 from hpcstage.protocol.shim import Reason
 
 PLENTY = Budget(1 << 60, 1 << 40)
@@ -221,7 +218,7 @@ def test_a_copy_is_given_up_when_another_node_reads_the_file_unless_it_is_nearly
     assert q.source.next(9, 0.0) == [0, 1]
     read[:] = LARGE // 10, LARGE * 9 // 10
     q.large.read_elsewhere([0, 1], 1, 3.0)
-    assert q.large.read_meanwhile(3.0) == [0]
+    assert q.large.given_up(lambda _: FileReads(LARGE), 3.0) == [0]
     assert q.source.defer(0, 3.0)
     assert q.from_peers.is_deferred(0, 3.0)
 
@@ -278,125 +275,3 @@ def test_other_nodes_are_told_now_and_then_what_is_read_here():
     for tenth in range(25):
         q.request(0, tenth / 10)
         assert q.large.reads.untold(tenth / 10) == ([0] if tenth % 10 == 0 else [])
-
-
-# ---- large files that several nodes bring together
-
-
-def together(sizes, share=None, own=1, present=(0, 1, 4)):
-    q = queue(sizes, share or NodeShare([]))
-    q.large.joint.own, q.large.joint.present = own, present
-    return q
-
-
-def test_a_file_that_is_read_in_order_all_nodes_bring():
-    q = together([10, 10, LARGE])
-    q.large.reads.here(2, 0.0)
-    q.large.read_in_order(2, LARGE // 8 - 1)
-    assert q.source.next(9, 1.0) == []
-    q.large.read_in_order(2, LARGE // 8)
-    assert q.large.joint.nodes(2) == (0, 1, 4)
-    assert dict(q.large.joint.untold()) == {2: (0, 1, 4)}
-    assert not q.large.joint.untold(), "they are told once"
-    assert q.source.next(9, 1.0) == [2], "at once, and not what other nodes read"
-    assert (q.large.read_meanwhile(1.0), q.large.priority(2, 1.0)) == ([], Priority.FULL)
-    assert set(q.large.followed.ids) == {2}, "it has to pay here"
-    q.large.hidden(2)
-    assert (q.large.joint.nodes(2), q.large.read_meanwhile(1.0)) == ((), [2])
-    q.large.read_in_order(2, LARGE // 2)
-    assert not q.large.led, "once"
-
-
-def test_a_node_that_is_told_brings_its_share_though_its_program_reads_nothing():
-    q = together([10, 10, LARGE], NodeShare([0, 1]))
-    q.large.read_elsewhere([2], 0, 0.0)
-    q.large.together_with(2, (0, 1), 0.0)
-    assert q.source.next(1, 0.0) == [2], "the next one, whatever is before it"
-    assert q.large.read_meanwhile(3.0) == []
-    assert not q.large.joint.untold()
-    q.large.reads.here(2, 3.0)
-    assert q.large.read_meanwhile(3.0) == [], "it goes on beside a program that is seen to have the file open"
-    q.large.shown.add(2)
-    assert q.request(2, 3.0).reason is Reason.LARGE
-    assert q.large.read_meanwhile(3.0) == []
-
-
-def test_a_node_that_is_told_while_it_copies_the_file_alone_joins_once_it_has_given_that_up():
-    q = together([LARGE], NodeShare([0]), present=(0, 1))
-    assert q.source.next(1, 0.0) == [0]
-    q.large.together_with(0, (0, 1), 0.1)
-    q.large.read_elsewhere([0], 0, 0.2)
-    assert (q.large.joint.nodes(0), q.large.read_meanwhile(0.2)) == ((), [0])
-    q.large.hidden(0)
-    assert q.source.defer(0, 0.3)
-    assert q.large.joint.nodes(0) == (0, 1)
-    assert q.source.next(1, 0.3) == [0]
-    assert q.large.read_meanwhile(0.4) == []
-
-
-def test_a_node_that_is_told_while_it_asks_for_the_file_joins_once_that_is_deferred():
-    q = together([LARGE], present=(0, 1))
-    q.from_peers.linked = True
-    assert q.from_peers.next(1, 2 * LARGE, 0.0) == [0]
-    q.large.together_with(0, (0, 1), 0.1)
-    q.large.read_elsewhere([0], 0, 0.2)
-    q.from_peers.deferred_by_peer(0, 0.3)
-    assert q.large.joint.nodes(0) == (0, 1)
-    assert q.source.next(1, 0.3) == [0]
-
-
-def test_nothing_is_judged_while_no_program_of_the_node_reads():
-    q = together([LARGE])
-    q.large.read_in_order(0, LARGE)
-    q.large.reads.here(0, 0.0)
-    assert q.source.next(9, 0.0) == [0]
-    for at in (5.0, 10.0, 15.0):
-        q.large.reads.here(0, at)
-        q.large.followed.look(lambda _: (0, 0), BytesRead(at, 0, 0))
-    assert (q.large.read_meanwhile(15.0), q.large.followed.yielding) == ([], set())
-    q.large.followed.look(lambda _: (0, 100), BytesRead(20.0, 0, 0))
-    assert q.large.followed.yielding == {0}
-    q.large.followed.look(lambda _: (0, 200), BytesRead(25.0, 0, 0))
-    q.large.reads.here(0, 25.0)
-    assert q.large.read_meanwhile(25.0) == [0], "it is of no use to the program here"
-
-
-def test_a_file_that_is_read_in_any_order_is_brought_by_those_who_read_it():
-    q = together([LARGE])
-    q.large.reads.here(0, 0.0)
-    q.large.read_elsewhere([0], 4, 0.0)
-    q.large.read_by_faults(0, 1.0)
-    assert q.large.joint.nodes(0) == (1, 4)
-    assert q.source.next(9, 1.0) == [0]
-    assert q.large.priority(0, 1.0) is Priority.BELOW_CALLS
-
-
-def test_who_reads_in_another_way_than_who_began_yields():
-    q = together([LARGE])
-    q.large.reads.here(0, 0.0)
-    q.large.together_with(0, (0, 1, 4), 0.0)
-    assert q.source.next(9, 0.0) == [0]
-    assert q.large.priority(0, 0.0) is Priority.BELOW_CALLS
-
-
-def test_a_file_is_brought_alone_where_no_other_node_reads_it():
-    q = together([LARGE, 10], NodeShare([1]))
-    assert q.source.next(9, 0.0) == [1]
-    q.large.reads.here(0, 0.0)
-    q.large.read_by_faults(0, 0.0)
-    assert q.large.joint.nodes(0) == ()
-    assert not q.large.joint.untold()
-    assert q.source.next(9, 1.0) == [0], "though another node was to read it"
-
-
-@pytest.mark.parametrize("why", ["no group", "not one of them", "under way", "here", "small", "unknown"])
-def test_who_takes_no_part(why):
-    q = together([10 if why == "small" else LARGE], NodeShare([0]), present=() if why == "no group" else (0, 1))
-    id_ = 7 if why == "unknown" else 0
-    if why in ("under way", "here"):
-        assert q.source.next(9, 0.0) == [0]
-    if why == "here":
-        q.done(0, LARGE, 0.0)
-    q.large.together_with(id_, (0, 4) if why == "not one of them" else (0, 1), 0.0)
-    assert not q.large.led
-    assert q.large.joint.nodes(id_) == ()

@@ -29,11 +29,10 @@ from hpcstage.plan.budget import BudgetFacts
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.protocol import nodedir, shim
-from hpcstage.protocol.arriving import Priority
-from hpcstage.store import programreads
+from hpcstage.store import quiet
 from hpcstage.store.copier import CopierSettings
 from hpcstage.store.pool import CopierPool
-from hpcstage.store.programreads import FAULTS_EVERY_S, LEAST_PATIENCE_S, PageFaults, ProgramReads
+from hpcstage.store.quiet import FAULTS_EVERY_S, PageFaults, Quiet
 from hpcstage.store.storedir import Store, budget
 
 MB = 1 << 20
@@ -188,7 +187,7 @@ def test_no_helper_looks_where_nothing_is_mapped(tmp_path: Path, local_dir: Path
     try:
         with path.open("rb"):
             in_use.look(lambda: [os.getpid()], counters, 1.0)
-            assert (engine.queue.large.may_be_led(1.0), helpers.names()) == ([0], [])
+            assert (engine.queue.large.may_be_mapped(1.0), helpers.names()) == ([0], [])
             counters[shim.Counter.SOURCE_MAPS] = 1
             in_use.look(lambda: [os.getpid()], counters, 2.0)
             assert helpers.names() == [mapped.HELPER]
@@ -244,27 +243,55 @@ def test_a_page_fault_is_waited_for_where_the_source_is_mapped(
                 stat = Path(f"/proc/{faulting.pid}/stat")
                 wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "D")
                 slots(faulting.pid, 0)
-                assert waited_s(local_dir) < LEAST_PATIENCE_S / 2, "nobody has mapped anything"
+                assert Quiet(local_dir / nodedir.PAGE).look(), "nobody has mapped anything"
                 wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "D")
                 slots(faulting.pid, 1)
-                assert waited_s(local_dir) >= LEAST_PATIENCE_S / 2
+                found = Quiet(local_dir / nodedir.PAGE)
+                assert not found.look()
+                assert found.quiet_ns == 0
             finally:
                 faulting.kill()
         slots(os.getpid(), 1)
-        assert waited_s(local_dir) < LEAST_PATIENCE_S / 2, "it has threads, and none waits"
+        assert Quiet(local_dir / nodedir.PAGE).look(), "it has threads, and none waits"
 
 
-def waited_s(node_dir: Path) -> float:
-    """Returns how long a copier lets programs pass."""
-    began = time.monotonic()
-    ProgramReads(node_dir / nodedir.PAGE).let_pass(0.0, Priority.BELOW_CALLS, lambda: False)
-    return time.monotonic() - began
+def test_the_time_in_calls_of_the_source_is_not_quiet(local_dir: Path) -> None:
+    page.create(local_dir / nodedir.PAGE)
+    with (local_dir / nodedir.PAGE).open("r+b") as file, mmap.mmap(file.fileno(), 0) as whole:
+
+        def blocked(slot: int, ns: int) -> None:
+            at = slot_at(slot) + shim.COUNTERS_OFFSET + 8 * shim.Counter.BLOCKED_SOURCE_NS
+            struct.pack_into("<q", whole, at, ns)
+
+        struct.pack_into("<I", whole, shim.NEXT_NATIVE_OFFSET, 3)
+        began = time.monotonic_ns()
+        blocked(0, 10**15)
+        found = Quiet(local_dir / nodedir.PAGE)
+        assert found.look(), "what was before does not count"
+        before, looked = found.quiet_ns, time.monotonic_ns()
+        assert before <= looked - began
+        time.sleep(0.02)
+        assert found.look()
+        grown = found.quiet_ns - before
+        assert 20_000_000 <= grown <= time.monotonic_ns() - began
+        call = time.monotonic_ns()
+        blocked(1, -call)
+        time.sleep(0.02)
+        before = found.quiet_ns
+        assert not found.look()
+        during = found.quiet_ns - before
+        assert during <= call - looked, "only what was before the call"
+        blocked(1, time.monotonic_ns() - call)
+        ended = time.monotonic_ns()
+        before = found.quiet_ns
+        assert found.look()
+        assert found.quiet_ns - before <= time.monotonic_ns() - ended + 1_000_000
 
 
 def test_threads_are_looked_at_no_more_often_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a look takes no time."""
     looked: list[str] = []
-    monkeypatch.setattr(programreads, "_waits", lambda thread: bool(looked.append(thread)))
+    monkeypatch.setattr(quiet, "_waits", lambda thread: bool(looked.append(thread)))
     faults, began = PageFaults(lambda: (os.getpid(),)), time.monotonic()
     while time.monotonic() - began < 20 * FAULTS_EVERY_S:
         faults.any()

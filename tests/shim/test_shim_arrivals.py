@@ -15,10 +15,9 @@ import pytest
 from shimlab import COMING_BYTES as SIZE
 from shimlab import Action, Coming, Lab, Responder, ready, stepped
 
-from hpcstage.emulator import Settings, Slowfs, unavailable
 from hpcstage.plan.types import ManifestEntry
 from hpcstage.protocol import shim
-from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_IN_ORDER_BYTES, LEAST_STRIPE_BYTES
+from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES
 from hpcstage.store.arrivals import Arrivals, SourceFacts
 from hpcstage.store.grantedrows import GrantedRows
 
@@ -79,7 +78,7 @@ say([found, os.fstat(fd).st_size])
         found, expected = found[::5], expected[::5]
     assert (found, size) == (expected, SIZE)
     if way != "buffered":
-        assert coming.daemon.read(7) == (100, 200)
+        assert coming.daemon.reads(7).read_bytes == 300
         assert coming.lab.counters()["arrived_read_bytes"] == 100
 
 
@@ -379,31 +378,8 @@ say(found)
     assert through(coming.lab, code, actions=[coming.void]) == ["copy", "c", "copy", "s", "source"]
 
 
-class WhenWished:
-    """Lets each stripe from 1 on arrive once it has been asked for, and some time after that."""
-
-    def __init__(self, coming: Coming, later_s: float) -> None:
-        coming.arrival.coming(range(1, 5))
-        self._coming, self._later_s = coming, later_s
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._arrive)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _arrive(self) -> None:
-        for stripe in range(1, 5):
-            while self._coming.arrival.wished() != stripe and not self._ended.wait(0.0005):
-                pass
-            self._ended.wait(self._later_s)
-            self._coming.arrive(stripe)
-
-
 IN_ORDER = """
+import time
 fd, found = os.open(src("file"), os.O_RDONLY), []
 os.lseek(fd, MB // 2, 0)
 while part := os.read(fd, MB // 8):
@@ -412,27 +388,48 @@ say(found)
 """
 
 
-@pytest.mark.skipif(unavailable() is not None, reason="no FUSE here")
-def test_a_reader_in_order_waits_for_what_comes_before_the_source_would_give_it(native_lab: Lab) -> None:
-    """The source takes 300 ms for a stripe, and the reader knows that from half of one."""
-    native_lab.put("file", b"s" * SIZE)
-    with Slowfs(native_lab.source, Settings(MB / 0.3)) as slow:
-        native_lab.source = slow.path
-        coming = Coming(native_lab)
-        native_lab.install().state(shim.State.SETTLED)
-        coming.begin()
-        with WhenWished(coming, 0.01):
-            found = through(native_lab, IN_ORDER)
-    assert found[:4] == ["source"] * 4
-    assert found[4:].count("copy") >= len(found) - 8, found
+def test_a_reader_in_order_waits_for_what_the_copier_is_at(coming: Coming) -> None:
+    def arrive() -> None:
+        for stripe in range(1, 5):
+            ended.wait(0.1)
+            coming.arrive(stripe)
 
-
-def test_a_reader_in_order_does_not_wait_for_what_it_has_sooner_from_the_source(coming: Coming) -> None:
     coming.begin()
-    with WhenWished(coming, 0.1):
-        found = through(coming.lab, IN_ORDER)
-    assert found.count("source") >= len(found) - 8, found
-    assert coming.arrival.wished() is not None
+    coming.arrival.coming(range(1, 5))
+    ended, thread = threading.Event(), threading.Thread(target=arrive)
+    thread.start()
+    found = through(coming.lab, IN_ORDER)
+    thread.join()
+    assert found[:4] == ["source"] * 4, "nobody is at the first stripe"
+    assert found[4:-1] == ["copy"] * (len(found) - 5), "a short read at the end is the source's"
+
+
+def test_nobody_waits_in_vain_again_before_what_was_waited_for_has_come(coming: Coming) -> None:
+    code = """
+import time
+fd, found = os.open(src("file"), os.O_RDONLY), []
+for stripe in range(4):
+    began = time.monotonic()
+    found.append([whence(os.read(fd, MB)), time.monotonic() - began >= 0.5])
+    step()
+say(found)
+"""
+    coming.begin()
+    coming.arrival.coming(range(4))
+    found = through(coming.lab, code, actions=[lambda: None, lambda: coming.arrive(0), lambda: None, lambda: None])
+    assert found == [["source", True], ["source", False], ["source", True], ["source", False]]
+
+
+def test_nobody_waits_for_what_stands_aside_or_at_random(coming: Coming) -> None:
+    code = """
+import time
+fd, began = os.open(src("file"), os.O_RDONLY), time.monotonic()
+found = [whence(os.read(fd, MB)), whence(os.pread(fd, 1000, 3 * MB)), whence(os.pread(fd, 1000, 2 * MB))]
+say([found, time.monotonic() - began < 0.5])
+"""
+    coming.begin()
+    coming.arrival.coming(range(1, 5))
+    assert through(coming.lab, code) == [["source"] * 3, True]
 
 
 def test_a_wait_that_is_in_vain_is_short(coming: Coming) -> None:
@@ -494,31 +491,70 @@ say(found)
     assert through(coming.lab, code) == ["copy", "source"]
 
 
-@pytest.mark.parametrize("way", ["read", "after a child", "pread", "fread", "backwards", "apart"])
-def test_a_reader_in_order_leaves_a_note(coming: Coming, way: str) -> None:
-    """A stripe at a time: in order, or a file's pieces in another order, or with gaps."""
+@pytest.mark.parametrize("is_shown", [False, True])
+@pytest.mark.parametrize("way", ["read", "after a child", "pread", "stream", "backwards", "apart", "twice"])
+def test_a_reader_says_how_far_it_is(coming: Coming, way: str, *, is_shown: bool) -> None:
+    """In order, or a file's pieces in another order, or with gaps; before anything of the file is copied, and while it
+    comes."""
     code = """
 import io, subprocess
 if sys.argv[2] == "after a child":
     subprocess.run(["true"])  # by vfork
 fd, n = os.open(src("file"), os.O_RDONLY), MB // 2
-found = []
-for part in range(9):
+for part in range(8):
     if sys.argv[2] in ("read", "after a child"):
         os.read(fd, n)
     elif sys.argv[2] == "pread":
         os.pread(fd, n, n * part)
-    elif sys.argv[2] == "fread":
+    elif sys.argv[2] == "twice":
+        os.pread(fd, n, n * (part % 4))
+    elif sys.argv[2] == "stream":
         stream = io.open(fd, "rb", closefd=False)
         stream.seek(n * part)
         stream.read(n)
     elif sys.argv[2] == "backwards":
-        os.pread(fd, n, n * (8 - part))
+        os.pread(fd, n, n * (7 - part))
     else:
         os.pread(fd, n - 1, n * part)
 say(os.fstat(fd).st_ino)
 """
-    inode = through(coming.lab, code, way)
-    noted = coming.daemon.in_order(inode)
-    assert noted >= LEAST_IN_ORDER_BYTES if way in ("read", "after a child", "pread", "fread") else noted == 0
-    assert coming.daemon.in_order(inode + 12) == 0
+    if is_shown:
+        coming.begin()
+        coming.arrive(1, 2)
+    else:
+        assert coming.daemon.ask(7, coming.source.stat().st_ino, SIZE)
+    through(coming.lab, code, way)
+    reads, half = coming.daemon.reads(7), MB // 2
+    front = max(reads.fronts, key=lambda front: front.run)
+    runs = {"backwards": half, "apart": half - 1, "twice": 4 * half}
+    assert reads.jumped_bytes == runs.get(way, 0)
+    assert front.run == runs.get(way, 8 * half)
+    assert front.at == {"backwards": half, "apart": 8 * half - 1, "twice": 4 * half}.get(way, 8 * half)
+    assert reads.read_bytes == (8 * (half - 1) if way == "apart" else 8 * half)
+
+
+def test_other_files_count_in_no_row(coming: Coming) -> None:
+    assert coming.daemon.ask(7, coming.source.stat().st_ino + 1, SIZE)
+    assert coming.daemon.ask(8, coming.source.stat().st_ino, SIZE + 1)
+    through(coming.lab, "say(len(os.pread(os.open(src('file'), os.O_RDONLY), MB, 0)))")
+    assert [coming.daemon.reads(id_).read_bytes for id_ in (7, 8)] == [0, 0]
+
+
+def test_a_row_that_is_asked_for_later_counts_from_then_on(coming: Coming) -> None:
+    code = """
+fd = os.open(src("file"), os.O_RDONLY)
+os.read(fd, MB)
+step()
+os.read(fd, MB)
+step()
+os.read(fd, MB)
+say(0)
+"""
+
+    def ask() -> None:
+        assert coming.daemon.ask(7, coming.source.stat().st_ino, SIZE)
+
+    through(coming.lab, code, actions=[ask, lambda: coming.daemon.withdraw((7,))])
+    assert coming.daemon.ask(8)
+    assert coming.daemon.reads(7).read_bytes == 0, "withdrawn"
+    assert coming.daemon.reads(8).read_bytes == 0

@@ -17,9 +17,8 @@ from hpcstage.daemon.copying.copies import StoredCopies, Tombstones
 from hpcstage.daemon.copying.withdrawals import Withdrawals
 from hpcstage.daemon.queue import width
 from hpcstage.daemon.queue.queue import Queue
-from hpcstage.daemon.queue.states import FileState
+from hpcstage.daemon.queue.states import FINAL, FileState
 from hpcstage.plan.dataset.manifest import Manifest
-from hpcstage.protocol.arriving import stripe_bytes
 from hpcstage.protocol.shim import Reason, WorkProgress
 from hpcstage.store.arrivingrows import StripeShare
 from hpcstage.store.copierpipe import Result
@@ -132,6 +131,7 @@ class Engine:
         self.withdrawals = Withdrawals(queue, pool, hooks.is_requested)
         self.failures = Failures()
         self.busy = Busy(now, limited_s=now - started)
+        queue.large.most_beside = max(1, pool.transfers // 2)
         self._mean_bytes = manifest.total_bytes / max(len(manifest), 1)
         self.width = width.begin(pool.transfers, self._mean_bytes, programs_wait=queue.source.limits.programs_wait)
 
@@ -163,15 +163,25 @@ class Engine:
 
     def _show(self, id_: int, now: float) -> None:
         """Lets programs see what arrives of a file that several threads copy."""
-        size_bytes, large, first = self.manifest.size(id_), self.queue.large, None
-        if large.is_read_in_order(id_):  # a reader that began at the file's begin is there now
-            first = self.arriving.in_order(self.manifest.inodes[id_]) // stripe_bytes(size_bytes) or None
+        size_bytes, large = self.manifest.size(id_), self.queue.large
         nodes = large.joint.nodes(id_)
         share = StripeShare(large.joint.own, nodes) if nodes else None
-        if size_bytes > self.pool.settings.limit_bytes and self.arriving.grant(
-            id_, first, large.priority(id_, now), share
-        ):
+        inode, priority = self.manifest.inodes[id_], large.priority(id_, now)
+        if size_bytes > self.pool.settings.limit_bytes and self.arriving.grant(id_, inode, size_bytes, priority, share):
             large.shown.add(id_)
+            self.arriving.tell(id_, priority, large.ahead.get(id_, 0))
+
+    def follow(self, now: float) -> None:
+        """Has the queue decide, by what programs read at the source, which large files are copied, and tells the
+        copiers what of them."""
+        large = self.queue.large
+        for id_ in large.reads.ids(now):
+            if large.reads.is_here(id_, now) and self.queue.states.of(id_) not in FINAL:
+                self.arriving.ask(id_, self.manifest.inodes[id_], self.manifest.size(id_))
+        large.look(self.arriving.reads, now)
+        self.withdrawals.yield_to_program(self.arriving.reads, now)
+        for id_ in large.shown:
+            self.arriving.tell(id_, large.priority(id_, now), large.ahead.get(id_, 0))
 
     def _may_begin(self) -> int:
         """Returns how many transfers may begin: those that programs wait for, and no more besides than pay."""
@@ -183,8 +193,9 @@ class Engine:
         return min(most, requested + max(0, beside.transfers - self._unrequested()))
 
     def _unrequested(self) -> int:
-        """Returns how many transfers go on for which no program waits."""
-        return self.pool.assigned - sum(map(self.hooks.is_requested, self.pool.ids))
+        """Returns how many transfers go on for which no program waits, and that do not stand aside for programs."""
+        waited_for = sum(map(self.hooks.is_requested, self.pool.ids))
+        return max(0, self.pool.assigned - self.queue.large.beside - waited_for)
 
     def _ahead(self) -> int:
         """Returns how many transfers copiers get beyond those at the source, so that they do not wait for more."""

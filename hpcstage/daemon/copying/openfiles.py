@@ -4,18 +4,15 @@ them."""
 from __future__ import annotations
 
 import os
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.mapped import MappedReads
-from hpcstage.daemon.queue.beside import BytesRead
 from hpcstage.daemon.queue.large import LEAST_BYTES
-from hpcstage.daemon.queue.sourcereads import MAPPED_SHARE
-from hpcstage.daemon.queue.states import FileState
 from hpcstage.forked import Helpers
+from hpcstage.plan.rule import MAPPED_SHARE
 from hpcstage.protocol.shim import Counter
 
 MOST_PROCESSES = 64
@@ -24,7 +21,7 @@ _DELETED = b" (deleted)"
 
 
 class LargeInUse:
-    """Looks which large files programs have open, so that the queue defers their copies; see `queue.large`."""
+    """Looks which large files programs have open at the source; see `queue.large`."""
 
     def __init__(self, engine: Engine, helpers: Helpers) -> None:
         self._engine = engine
@@ -38,41 +35,21 @@ class LargeInUse:
         """Finds the large files that these processes have open, at the source and in the store. `sums` are the counters
         of all attached processes. Who has both open reads the copy: the source's open file is only kept."""
         engine, large = self._engine, self._engine.queue.large
-        ahead = list(large.ahead)
         if engine.queue.settled or not self._may_be_large:
             return
         self._last, pids = in_turn(programs(), self._last)
         paths = open_below(pids, self._roots)
         ids = map(engine.manifest.find_source, paths)
-        found = {id_ for id_ in ids if id_ is not None and large.is_large(id_) and engine.copies.path(id_) not in paths}
-        for id_ in found:
-            large.reads.here(id_, now)
-        self.note_reads_in_order(now)
-        copied = engine.pool.stats.totals().bytes
-        program_s = sums[Counter.SOURCE_READ_NS] / 1e9
-        read = BytesRead(now, sums[Counter.SOURCE_READ_BYTES], copied, sums[Counter.MOVABLE_READ_BYTES], program_s)
-        large.followed.look(engine.arriving.read, read)
-        large.looked(found, read)
+        for id_ in {*ids} - {None}:
+            if id_ is not None and large.is_large(id_) and engine.copies.path(id_) not in paths:
+                large.reads.here(id_, now)
         if sums[Counter.SOURCE_MAPS]:
-            self._mapped.look({id_: engine.manifest.source_path(id_) for id_ in large.may_be_led(now)})
-        for id_ in large.shown:
-            engine.arriving.set_priority(id_, large.priority(id_, now))
-        for id_ in ahead:
-            copy = engine.copies.path(id_)
-            if engine.queue.states.of(id_) is FileState.STORED and (copy in paths or engine.copies.was_read(id_)):
-                large.ahead.discard(id_)
+            self._mapped.look({id_: engine.manifest.source_path(id_) for id_ in large.may_be_mapped(now)})
 
     def _read_by_faults(self, id_: int) -> None:
-        self._engine.queue.large.read_by_faults(id_, time.monotonic())
-
-    def note_reads_in_order(self, now: float) -> bool:
-        """Notes how much programs have read in order of what they read at the source, by what they wrote down. Returns
-        whether they read something there."""
-        engine, large = self._engine, self._engine.queue.large
-        found = large.reads.ids(now)
-        for id_ in found:
-            large.read_in_order(id_, engine.arriving.in_order(engine.manifest.inodes[id_]))
-        return bool(found)
+        """Notes that much of a file was read in page faults: it is taken for all, as what the copier reads is in the
+        page cache, too."""
+        self._engine.arriving.set_faults(id_, self._engine.manifest.size(id_))
 
     def are_mapped(self, programs: Callable[[], Iterable[int]]) -> bool:
         """Returns whether processes have files of the datasets mapped, at the source or in the store."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FileState
+from hpcstage.plan.rule import FileReads
 from hpcstage.store.pool import CopierPool
 
 
@@ -24,12 +25,12 @@ class Withdrawals:
         self._taken_back: set[int] = set()
         """The ids of transfers that were cancelled, though not because the program reads the files."""
 
-    def yield_to_program(self, now: float) -> None:
-        """Gives up transfers of files that the program reads at the source, and those that slow it down."""
-        for id_ in self._queue.large.read_meanwhile(now):
+    def yield_to_program(self, of: Callable[[int], FileReads], now: float) -> None:
+        """Gives up transfers that are not to go on while programs read large files at the source. `of` returns what
+        they have read of a file."""
+        for id_ in self._queue.large.given_up(of, now):
             if not self._is_requested(id_):
                 self._pool.cancel(id_)
-        self._take_back(self._queue.large.slowing(now))
 
     def pause(self) -> None:
         """Begins no more transfers for now, and gives up those under way."""

@@ -257,7 +257,7 @@ class FileSharing(Neighbours):
             self._read_elsewhere(message, now)
         elif isinstance(message, exchange.Together):
             if self.joined:
-                self._engine.queue.large.together_with(message.id, message.ids, now)
+                self._engine.queue.large.together_with(message.id, message.ids)
         elif isinstance(message, exchange.Got):
             self._peers.got(message, now)
         elif isinstance(message, exchange.Ask):
@@ -282,7 +282,7 @@ class FileSharing(Neighbours):
         """Holds back the copying of large files that programs of other nodes read at the source."""
         if self.joined:
             self._engine.queue.large.read_elsewhere(message.ids, message.node, now)
-            self._engine.withdrawals.yield_to_program(now)
+            self._engine.follow(now)
             self._peers.offers.defer(now)
 
     def _asked(self, message: exchange.Ask, now: float) -> None:

@@ -132,7 +132,7 @@ class FromPeers:
             self._large.note_deferred(id_, now)
             if self._flights.states.of(id_) is FileState.WAITING:
                 self._large.defer(id_)
-            self._large.join_late(id_, now)
+            self._large.join_late(id_)
 
     # ---- wanted
 

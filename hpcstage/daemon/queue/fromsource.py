@@ -62,20 +62,19 @@ class FromSource:
                 continue
             bucket.take(states.size(id_))
             if large.is_large(id_):
-                large.begun(id_, now)
+                large.begun(id_)
             chosen.append(id_)
         return chosen
 
     def _next(self, now: float, *, is_capped: bool) -> int | None:
         large = self._large
-        if not is_capped and (led := large.next_led()) is not None:
-            return led
-        is_enough = large.are_enough_in_flight()
+        if not is_capped and (wanted := large.next_wanted(now)) is not None:
+            return wanted
         while (id_ := self._pop_requested() if is_capped else self._pop()) is not None:
-            if not large.is_large(id_) or not (is_enough or large.deferral(id_, now)):
+            if not large.is_large(id_) or not large.deferral(id_, now):
                 return id_
             self._defer(id_)
-        if is_capped or is_enough or large.are_enough(now):
+        if is_capped or not large.may_bring_deferred(now):
             return None
         return large.pop_deferred(SOURCE_WAITS, large.deferral, now)
 
@@ -116,8 +115,6 @@ class FromSource:
     def _request_large(self, id_: int, state: FileState, now: float) -> Decision:
         if state is FileState.FLYING and self._large.is_worth_waiting(id_, now):
             return Decision(AnswerKind.WAIT, deadline=now + 2 * MOST_WAIT_S)
-        if state is FileState.FLYING:
-            self._large.opened_under_way(id_, now)
         self._large.reads.opened(id_, now)
         return Decision(AnswerKind.DIRECT, reason=Reason.LARGE)
 
@@ -153,14 +150,15 @@ class FromSource:
             self.promoted.ids.appendleft(id_)
 
     def defer(self, id_: int, now: float) -> bool:
-        """Takes back a transfer that was given up because the program reads the file at the source. Returns False if it
-        was not in flight."""
+        """Takes back a transfer that was given up because programs read at the source. Returns False if it was not in
+        flight."""
         if self._flights.states.of(id_) is not FileState.FLYING or self._flights.end(id_) is None:
             return False
-        self._large.ahead.discard(id_)
-        self._large.deferred.add(id_)
+        if not self._large.reads.has(id_, now):
+            self._large.taken_back(id_)
+        self._large.note_deferred(id_, now)
         self._defer(id_)
-        self._large.join_late(id_, now)
+        self._large.join_late(id_)
         return True
 
     def take_back(self, id_: int) -> None:

@@ -102,7 +102,6 @@ class Queue:
         if no_space:
             self.is_disk_full = True
             self.states.close(Reason.FULL)
-        self.large.ahead.discard(id_)
         if self.flights.end(id_) is not None and self.states.of(id_) is FileState.FLYING:
             self.states.move(id_, FileState.REFUSED if no_space else FileState.FAILED)
 

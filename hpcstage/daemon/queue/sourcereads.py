@@ -1,46 +1,15 @@
 """Knows what programs read of large files at the source: which they have open there, on this node and on others, and
-how much of them was read. Pure."""
+what others are to be told. Pure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-
-from hpcstage.daemon.queue.beside import LEAST_TRIAL_S, BytesRead
+from collections.abc import Iterable
 
 LET_GO_S = 5.0
 """The program has let go of a file once this much time has passed without a sign of use."""
 TELL_EVERY_S = 1.0
 """The interval at which other nodes are told that a program still reads a file at the source."""
-LED_SHARE, LED_BYTES = 1 / 8, 64 << 20
-"""A program that has read this share of a file by calls, or as many bytes in a row, is expected to read on."""
-MAPPED_SHARE = 1 / 4
-"""The share that must be in the page cache of a file that is mapped: the kernel brings more than programs touch."""
-
-
-class ReadBefore:
-    """Knows how much programs have read of the large files that they have open at the source, since they are open, from
-    open files that go on with the copy once it is whole."""
-
-    def __init__(self) -> None:
-        self.again: frozenset[int] = frozenset()
-        """Files that are read again: the program has read as many bytes as they have together."""
-        self.much: Mapping[int, float] = {}
-        """Of files of which LED_SHARE was read: the bytes per second that were read of all of them."""
-        self._since: dict[int, BytesRead] = {}
-
-    def look(self, sizes: Mapping[int, int], read: BytesRead) -> None:
-        """Takes the sizes of the files that are open at the source now, and what was read until now."""
-        self._since = {id_: self._since.get(id_, read) for id_ in sizes}
-        whole = sum(sizes.values())
-        bytes_read = {id_: read.movable_bytes - since.movable_bytes for id_, since in self._since.items()}
-        self.again = frozenset(id_ for id_, size_bytes in bytes_read.items() if size_bytes >= whole)
-        lengths_s = {id_: read.at - since.at for id_, since in self._since.items()}
-        self.much = {
-            id_: size_bytes / lengths_s[id_]
-            for id_, size_bytes in bytes_read.items()
-            if lengths_s[id_] >= LEAST_TRIAL_S and size_bytes >= LED_SHARE * whole
-        }
 
 
 class SourceReads:
@@ -97,6 +66,12 @@ class SourceReads:
         self._untold.difference_update(found)
         self._told_at.update(dict.fromkeys(found, now))
         return found
+
+    def drop(self, ids: Iterable[int]) -> None:
+        """Forgets files whose copies are there. Who reads the source on is seen again."""
+        for id_ in ids:
+            del self._used_at[id_]
+            self._here_at.pop(id_, None)
 
     def has(self, id_: int, now: float) -> bool:
         """Returns whether a program reads the file at the source."""

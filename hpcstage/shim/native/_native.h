@@ -241,11 +241,11 @@ struct opening {
     uint32_t looked; /* PUBLISHED when its copy was last looked for */
     uint32_t forks, spawns; /* how many there had been when it was opened */
     uint32_t facts;
-    uint32_t beside; /* the copier was at what was read last at the source */
     uint32_t anew;                /* what was told of open files when the row was looked for */
     uint32_t rows_seen, arriving; /* what was looked for when, and found: the serial number of a row, or 0 */
-    uint64_t read_to;             /* where the last read ended that might have been one of what has arrived */
-    uint64_t source_to, in_order; /* where the last read at the source ended, and the bytes in a row up to there */
+    uint32_t counting, row;       /* the serial number of the row in which its reads count, or 0, and that row */
+    uint32_t awaited;             /* the stripe for which it has waited in vain, plus one; 0: none */
+    uint64_t run_to, run;         /* where the last read ended, and the bytes in a row up to there */
     uint64_t next;     /* the offset, plus one; 0: it is not known */
     uint32_t is_astray; /* the offset was moved by others, and may be again: it is asked for each time */
 };
@@ -260,7 +260,6 @@ void moved_shared(int fd);                       /* its open file is another pro
 void moved_locks(int fd);                        /* before a lock of the process on the file, which any close frees */
 int moved_is_locked(int fd);                     /* whether one is noted for the file */
 void moved_forks(void);                          /* before a fork */
-int moved_would(int fd);                         /* as far as is noted */
 int moved_look(int fd);                          /* returns the kind that the descriptor has now */
 
 /* ---- large files that are on their way: what has arrived is read from the incoming file ---- */
@@ -269,7 +268,7 @@ struct iovec;
 /* As preadv and readv do. is_own: the list is this library's, and not one of the program that may be nowhere. */
 ssize_t arrived_at(int fd, const struct iovec *parts, int n, int is_own, off_t at);
 ssize_t arrived_next(int fd, const struct iovec *parts, int n, int is_own);
-void arrivals_source(int fd, off_t at, uint64_t bytes, uint64_t ns); /* a read of the source took so long */
+void arrivals_source(int fd, off_t at, uint64_t bytes); /* were read at the source; at: -1: not known */
 void arrivals_seeked(int fd, off_t to); /* the offset of a file at the source */
 void arrivals_anew(void);   /* open files are compared with what arrives once more */
 void arrivals_left(int is_alone); /* this thread jumps out of the reads that it is inside; is_alone: nobody else is inside one */

@@ -9,9 +9,10 @@
  * A thread may leave a read at any moment by a handler of a signal that jumps out of it. So nothing is taken from it
  * meanwhile that it would not get back: in the kernel's calls here it cannot be cancelled, as they are not the C library's.
  *
- * A reader that goes through a file in order says which stripe it needs next, and waits for it if the copier is at it, as
- * long as such waits take no longer in all than reading at the source would, by what that took until now. A row is let go
- * of once it is not granted any more; its number is the process's until then.
+ * A row is granted when a program asks for a file, before anything of it is copied: until the row is shown its reads only
+ * count. Each reader says how far it is and how much it has read in a row up to there, by which the copier goes ahead of it.
+ * One that goes on where it ended waits for a stripe that the copier is at. A row is let go of once it is not granted any
+ * more; its number is the process's until then.
  */
 #include "_native.h"
 
@@ -34,16 +35,12 @@ extern int statx(int, const char *, int, unsigned, struct statx *) WEAK;
 #define LOOK_EVERY 64
 #define STRIPES_AT_ONCE 32 /* a longer read is told how much it asks for before it is begun */
 #define FIRST_MARK ((off_t)1 << 42) /* a file system with small blocks has no greater offsets than that and all serials */
-#define LEAST_WAIT_NS 200000ull /* what takes less at the source is read there */
 #define MOST_WAIT_NS 500000000ull
-#define LEAST_REST_NS 200000000ull /* nobody waits for so long after waits have cost too much */
-#define LEAST_RESTS 4 /* or for so many times what they have cost, which doubles as long as they do */
-#define MOST_RESTS 32
-#define PATIENCE 3 /* a wait may take so many times what reading at the source would */
-#define MOST_DEBT 4 /* waits may cost so many times that before they end */
-#define LEAST_KNOWN_BYTES (256u << 10) /* of reads at the source, before which their speed is not known */
-#define MOST_KNOWN_BYTES (4u << 20)    /* what was read longer ago counts half */
+#define NOTE_EVERY ((uint64_t)256 << 10) /* bytes in a row after which a reader says where it is */
 
+struct front {
+    uint64_t at, run;
+};
 struct row {
     uint64_t device, inode, size;
     int64_t mtime, ctime;
@@ -51,15 +48,14 @@ struct row {
     uint64_t reserved;
     uint32_t wished, priority;
     char name[ARRIVING_NAME_BYTES];
-    uint64_t served, missed, share[9];
-    uint64_t more[5];
-};
-struct note {
-    uint64_t inode, bytes;
+    uint64_t served, read, share[9], jumped, ahead, faults;
+    struct front fronts[ROW_READERS];
 };
 _Static_assert(sizeof(struct row) == ARRIVING_ROW_BYTES, "row");
 _Static_assert(offsetof(struct row, wished) == WISHED_OFFSET, "wished");
 _Static_assert(offsetof(struct row, priority) == PRIORITY_OFFSET, "priority");
+_Static_assert(offsetof(struct row, jumped) == JUMPED_OFFSET, "jumped");
+_Static_assert(offsetof(struct row, fronts) == FRONTS_OFFSET, "fronts");
 _Static_assert(offsetof(struct row, name) == NAME_OFFSET, "name");
 _Static_assert(offsetof(struct row, served) == READ_OFFSET, "served");
 
@@ -68,12 +64,10 @@ struct table {
     uint32_t rows, row_stripes;
     uint64_t reserved[6];
     uint32_t granted[ARRIVING_ROWS], shown[ARRIVING_ROWS];
-    struct note in_order[IN_ORDER_NOTES];
     struct row row[ARRIVING_ROWS];
 };
 _Static_assert(offsetof(struct table, granted) == GRANTED_OFFSET, "granted");
 _Static_assert(offsetof(struct table, shown) == SHOWN_OFFSET, "shown");
-_Static_assert(offsetof(struct table, in_order) == IN_ORDER_OFFSET, "in_order");
 _Static_assert(offsetof(struct table, row) == ARRIVING_HEADER_BYTES, "rows");
 
 /* An incoming file that this process has open. */
@@ -87,8 +81,6 @@ static struct entry {
 static struct table *table;
 static int tried;
 static uint32_t anew, reads_since; /* since what else is on its way was looked at */
-static uint64_t no_wait_before_ns;
-static uint64_t debt_ns, rests = LEAST_RESTS; /* what waits have cost beyond reading at the source */
 
 /* ---- calls of the kernel in which a thread cannot be cancelled ---- */
 static int open_file(const char *path, int flags) {
@@ -318,6 +310,7 @@ static int is_of(const struct row *row, const struct stat *info) {
            row->ctime == ns_of(info->st_ctim);
 }
 
+/* Finds the row in which the reads of an open file count, and whether what has arrived of it may be read. */
 static __attribute__((noinline)) void look(const struct table *in, int fd, uint32_t now) {
     struct opening *o = &openings[fd];
     struct stat info;
@@ -325,64 +318,69 @@ static __attribute__((noinline)) void look(const struct table *in, int fd, uint3
     o->rows_seen = now;
     o->anew = __atomic_load_n(&anew, __ATOMIC_RELAXED);
     __atomic_store_n(&o->arriving, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&o->counting, 0, __ATOMIC_RELAXED);
     let_go(in);
     if (flags < 0 || (flags & (O_ACCMODE | O_DIRECT | O_PATH)) || fstat(fd, &info) != 0)
         return;
     for (int row = 0; row < ARRIVING_ROWS; row++) {
         uint32_t serial = __atomic_load_n(&in->granted[row], __ATOMIC_SEQ_CST);
-        if (holds(in, row, serial) && is_of(&in->row[row], &info) && is_open(in, row, serial) && holds(in, row, serial)) {
+        if (!serial || in->row[row].inode != info.st_ino || in->row[row].size != (uint64_t)info.st_size)
+            continue;
+        o->row = (uint32_t)row;
+        __atomic_store_n(&o->counting, serial, __ATOMIC_RELAXED);
+        if (holds(in, row, serial) && is_of(&in->row[row], &info) && is_open(in, row, serial) && holds(in, row, serial))
             __atomic_store_n(&o->arriving, serial, __ATOMIC_SEQ_CST);
-            return;
-        }
-    }
-}
-
-/* ---- what is read at the source, and how long it takes ---- */
-static uint64_t source_bytes, source_ns; /* threads may lose what another one adds at the same time */
-
-/* Tells the daemon that a file is read in order, so that its copy pays. */
-static __attribute__((noinline)) void note_in_order(int fd, uint64_t bytes) {
-    struct table *in = rows();
-    struct stat info;
-    int saved = errno;
-    if (in && (!hpcstage_vforked || slot_is_mine()) && fstat(fd, &info) == 0) {
-        struct note *note = &in->in_order[info.st_ino % IN_ORDER_NOTES];
-        __atomic_store_n(&note->inode, 0, __ATOMIC_RELEASE);
-        __atomic_store_n(&note->bytes, bytes, __ATOMIC_RELEASE);
-        __atomic_store_n(&note->inode, info.st_ino, __ATOMIC_RELEASE);
-    }
-    errno = saved;
-}
-
-static void took_at_source(uint64_t bytes, uint64_t ns) {
-    uint64_t all = __atomic_load_n(&source_bytes, __ATOMIC_RELAXED) + bytes;
-    uint64_t took = __atomic_load_n(&source_ns, __ATOMIC_RELAXED) + ns;
-    int older = all > MOST_KNOWN_BYTES;
-    __atomic_store_n(&source_bytes, all >> older, __ATOMIC_RELAXED);
-    __atomic_store_n(&source_ns, took >> older, __ATOMIC_RELAXED);
-}
-
-/* What the copier reads at the same time comes out of the page cache, or takes longer than it would alone. */
-void arrivals_source(int fd, off_t at, uint64_t bytes, uint64_t ns) {
-    struct opening *o = (unsigned)fd < FDS ? &openings[fd] : NULL;
-    if (!o || !__atomic_load_n(&o->arriving, __ATOMIC_RELAXED) || !__atomic_load_n(&o->beside, __ATOMIC_RELAXED))
-        took_at_source(bytes, ns);
-    if (!o || at < 0)
         return;
-    uint64_t end = (uint64_t)at + bytes;
-    int goes_on = __atomic_exchange_n(&o->source_to, end, __ATOMIC_RELAXED) == (uint64_t)at;
-    uint64_t before = goes_on ? __atomic_load_n(&o->in_order, __ATOMIC_RELAXED) : 0;
-    __atomic_store_n(&o->in_order, before + bytes, __ATOMIC_RELAXED);
-    if (before / LEAST_IN_ORDER_BYTES != (before + bytes) / LEAST_IN_ORDER_BYTES)
-        note_in_order(fd, before + bytes);
+    }
 }
 
-/* Returns how long this process is expected to read so many bytes at the source; 0: that is not known. */
-static uint64_t at_source_ns(uint64_t bytes) {
-    uint64_t known = __atomic_load_n(&source_bytes, __ATOMIC_RELAXED);
-    if (known < LEAST_KNOWN_BYTES)
-        return 0;
-    return (uint64_t)((double)__atomic_load_n(&source_ns, __ATOMIC_RELAXED) / (double)known * (double)bytes);
+static uint32_t look_if_changed(const struct table *in, int fd) {
+    uint32_t now = changes(in);
+    if (openings[fd].rows_seen != now)
+        look(in, fd, now);
+    return __atomic_load_n(&openings[fd].arriving, __ATOMIC_SEQ_CST);
+}
+
+/* ---- what readers say ---- */
+
+/* Notes a read. A reader says where it is after every NOTE_EVERY bytes in a row, and that it has jumped. Where several
+ * readers have the same place in the row, or threads read at the same time, one of them is followed, or none. */
+static void note_read(struct row *row, int fd, uint64_t at, uint64_t bytes) {
+    struct opening *o = &openings[fd];
+    uint64_t to = at + bytes, before = __atomic_exchange_n(&o->run_to, to, __ATOMIC_RELAXED);
+    uint64_t was = __atomic_load_n(&o->run, __ATOMIC_RELAXED), run = before == at ? was + bytes : bytes;
+    __atomic_store_n(&o->run, run, __ATOMIC_RELAXED);
+    if (!row || (was / NOTE_EVERY == run / NOTE_EVERY && before == at))
+        return;
+    if (before != at && before < row->size && was > __atomic_load_n(&row->jumped, __ATOMIC_RELAXED))
+        __atomic_store_n(&row->jumped, was, __ATOMIC_RELAXED);
+    if (was < NOTE_EVERY && run < NOTE_EVERY)
+        return;
+    struct front *front = &row->fronts[(unsigned)(getpid() + fd) % ROW_READERS];
+    __atomic_store_n(&front->run, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&front->at, to, __ATOMIC_RELEASE);
+    __atomic_store_n(&front->run, run, __ATOMIC_RELEASE);
+}
+
+/* Returns the row in which the reads of an open file count now; NULL: there is none. */
+static struct row *counting_row(struct table *in, int fd) {
+    struct opening *o = &openings[fd];
+    uint32_t serial = __atomic_load_n(&o->counting, __ATOMIC_RELAXED);
+    return serial && __atomic_load_n(&in->granted[o->row], __ATOMIC_RELAXED) == serial ? &in->row[o->row] : NULL;
+}
+
+/* Only what arrives could have served counts. */
+void arrivals_source(int fd, off_t at, uint64_t bytes) {
+    struct table *in = at < 0 || (unsigned)fd >= FDS || (hpcstage_vforked && !slot_is_mine()) ? NULL : rows();
+    int saved = errno;
+    if (!in)
+        return;
+    look_if_changed(in, fd);
+    struct row *row = counting_row(in, fd);
+    if (row)
+        __atomic_add_fetch(&row->read, bytes, __ATOMIC_RELAXED);
+    note_read(row, fd, (uint64_t)at, bytes);
+    errno = saved;
 }
 
 /* ---- stripes ---- */
@@ -413,63 +411,32 @@ static uint64_t first_missing(const struct table *in, int row, uint64_t at, uint
     return UINT64_MAX;
 }
 
-/* Returns how long reading at the source takes from `at` to the end of a stripe, which the reader needs of it next. */
-static uint64_t rest_of_stripe_ns(const struct table *in, int row, uint64_t at, uint64_t stripe) {
-    uint64_t length = in->row[row].stripe_bytes, begin = stripe * length;
-    uint64_t ns = at_source_ns(length - (at > begin ? at - begin : 0));
-    return ns < LEAST_WAIT_NS ? 0 : ns > MOST_WAIT_NS ? MOST_WAIT_NS : ns;
-}
-
-/* Takes what a wait took into account. */
-static void waited(uint64_t took, uint64_t instead, int in_vain) {
-    uint64_t debt = __atomic_load_n(&debt_ns, __ATOMIC_RELAXED) + took;
-    if (!in_vain)
-        debt = debt > instead ? debt - instead : 0;
-    if (debt > MOST_DEBT * instead) {
-        uint64_t times = __atomic_load_n(&rests, __ATOMIC_RELAXED), rest = times * debt;
-        __atomic_store_n(&rests, times < MOST_RESTS ? 2 * times : times, __ATOMIC_RELAXED);
-        __atomic_store_n(&no_wait_before_ns, now_ns() + (rest < LEAST_REST_NS ? LEAST_REST_NS : rest), __ATOMIC_RELAXED);
-        debt = 0;
-    }
-    __atomic_store_n(&debt_ns, debt, __ATOMIC_RELAXED);
-}
-
-/* Says what a reader needs next. */
-static void wish(struct table *in, int row, uint64_t stripe) {
-    __atomic_store_n(&in->row[row].wished, (uint32_t)stripe + 1, __ATOMIC_RELAXED);
-}
-
-/* Waits for what a reader needs next, if the copier is at it. Returns whether it has arrived. */
-static int comes(struct table *in, int row, uint32_t serial, uint64_t at, uint64_t bytes, uint64_t missing) {
-    uint64_t begin = now_ns(), instead = rest_of_stripe_ns(in, row, at, missing);
-    uint64_t longest = PATIENCE * instead < MOST_WAIT_NS ? PATIENCE * instead : MOST_WAIT_NS;
-    if (!instead || begin < __atomic_load_n(&no_wait_before_ns, __ATOMIC_RELAXED))
-        return 0;
+/* Waits for a stripe that the copier is at. Returns whether all of a range has arrived. */
+static int comes(const struct table *in, struct opening *o, int row, uint32_t serial, uint64_t at, uint64_t bytes,
+                 uint64_t missing) {
+    uint64_t begin = now_ns(), awaited = __atomic_load_n(&o->awaited, __ATOMIC_RELAXED);
+    if (awaited && stripe_state(in, row, awaited - 1) != STRIPE_ARRIVED)
+        return 0; /* the last wait was in vain, and nothing came since */
     uint64_t since = wait_begin(FD_SOURCE);
-    while (missing != UINT64_MAX && holds(in, row, serial) && now_ns() - begin < longest) {
+    while (missing < ROW_STRIPES && stripe_state(in, row, missing) == STRIPE_COMING && holds(in, row, serial) &&
+           now_ns() - begin < MOST_WAIT_NS) {
         pause_100us();
         missing = first_missing(in, row, at, bytes);
-        if (missing != UINT64_MAX)
-            wish(in, row, missing);
     }
-    waited(wait_end(FD_SOURCE, since), instead, missing != UINT64_MAX);
+    wait_end(FD_SOURCE, since);
+    __atomic_store_n(&o->awaited, missing < ROW_STRIPES ? (uint32_t)missing + 1 : 0, __ATOMIC_RELAXED);
     return missing == UINT64_MAX;
 }
 
-/* Returns whether all of a range has arrived. A reader that goes on where it ended says what it needs. */
-static int is_there(struct table *in, int fd, int row, uint32_t serial, uint64_t at, uint64_t bytes) {
+/* Returns whether all of a range has arrived, or does while a reader waits that goes on where it ended. */
+static int is_there(const struct table *in, int fd, int row, uint32_t serial, uint64_t at, uint64_t bytes) {
     struct opening *o = &openings[fd];
     uint64_t missing = first_missing(in, row, at, bytes);
-    int goes_on = __atomic_exchange_n(&o->read_to, at + bytes, __ATOMIC_RELAXED) == at;
     if (missing == UINT64_MAX)
         return 1;
+    int goes_on = __atomic_load_n(&o->run_to, __ATOMIC_RELAXED) == at;
     int is_coming = missing < ROW_STRIPES && stripe_state(in, row, missing) == STRIPE_COMING;
-    __atomic_store_n(&o->beside, is_coming, __ATOMIC_RELAXED);
-    if (!goes_on || missing >= ROW_STRIPES)
-        return 0;
-    wish(in, row, missing);
-    int yields = __atomic_load_n(&in->row[row].priority, __ATOMIC_RELAXED) != 0; /* to this reader, too, while it waits */
-    return is_coming && !yields && comes(in, row, serial, at, bytes, missing);
+    return goes_on && is_coming && comes(in, o, row, serial, at, bytes, missing);
 }
 
 /* ---- reads ---- */
@@ -567,7 +534,6 @@ static ssize_t reads_first(struct table *in, struct entry *e, uint32_t serial, s
         __atomic_store_n(&o->next, 0, __ATOMIC_RELAXED);
         return now < 0 ? NOT_ARRIVED : read_taken(in, e, serial, r, now, local);
     }
-    __atomic_store_n(&o->read_to, at + (uint64_t)got, __ATOMIC_RELAXED);
     if (is_next)
         set_next(r->fd, now);
     *local = 1;
@@ -581,10 +547,7 @@ static int comes_in_time(struct table *in, struct entry *e, uint32_t serial, str
     if (r->at < 0 || (uint64_t)r->at >= size || !can_measure(r, e, size) || !measure(r) || !holds(in, e->row, serial))
         return 0;
     size_t length = length_at(in, e, r, (uint64_t)r->at);
-    int is_all = is_there(in, r->fd, e->row, serial, (uint64_t)r->at, length);
-    if (!is_all && !__atomic_load_n(&openings[r->fd].beside, __ATOMIC_RELAXED))
-        __atomic_add_fetch(&in->row[e->row].missed, length, __ATOMIC_RELAXED);
-    return is_all && (!is_next || length == r->bytes);
+    return is_there(in, r->fd, e->row, serial, (uint64_t)r->at, length) && (!is_next || length == r->bytes);
 }
 
 static ssize_t reads_then(struct table *in, struct entry *e, uint32_t serial, struct read *r, int is_next, int *local) {
@@ -610,6 +573,7 @@ static ssize_t reads(struct table *in, struct entry *e, uint32_t serial, struct 
         if (local) {
             count(COUNTER_ARRIVED_READ_BYTES, (uint64_t)got);
             __atomic_add_fetch(&in->row[e->row].served, (uint64_t)got, __ATOMIC_RELAXED);
+            note_read(&in->row[e->row], r->fd, (uint64_t)r->at, (uint64_t)got);
         }
     }
     if (local || got == NOT_ARRIVED)
@@ -630,13 +594,6 @@ static ssize_t read_held(struct table *in, struct entry *e, uint32_t serial, str
     if (got == NOT_ARRIVED)
         errno = saved;
     return got;
-}
-
-static uint32_t look_if_changed(const struct table *in, int fd) {
-    uint32_t now = changes(in);
-    if (openings[fd].rows_seen != now)
-        look(in, fd, now);
-    return __atomic_load_n(&openings[fd].arriving, __ATOMIC_SEQ_CST);
 }
 
 static ssize_t read_arrived(struct read *r, int is_next) {

@@ -75,10 +75,10 @@ void moved_forget(int fd) {
         return;
     if (openings[fd].serial || openings[fd].facts)
         openings[fd].serial = openings[fd].facts = 0;
-    if (openings[fd].rows_seen || openings[fd].arriving)
-        openings[fd].rows_seen = openings[fd].arriving = 0;
-    if (openings[fd].in_order)
-        openings[fd].in_order = 0;
+    if (openings[fd].rows_seen || openings[fd].arriving || openings[fd].counting)
+        openings[fd].rows_seen = openings[fd].arriving = openings[fd].counting = 0;
+    if (openings[fd].run || openings[fd].awaited)
+        openings[fd].run = openings[fd].run_to = openings[fd].awaited = 0;
     if (openings[fd].next || openings[fd].is_astray)
         openings[fd].next = openings[fd].is_astray = 0;
 }
@@ -162,7 +162,8 @@ void moved_locks(int fd) {
 }
 
 /* ---- a move ---- */
-int moved_would(int fd) {
+/* As far as is noted. */
+static int moved_would(int fd) {
     const struct opening *o = &openings[fd];
     return o->serial && !(o->facts & STREAM) && o->forks == __atomic_load_n(&forks, __ATOMIC_SEQ_CST) &&
            (!(o->facts & INHERITED) || o->spawns == spawned());

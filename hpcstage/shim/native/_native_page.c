@@ -452,12 +452,10 @@ void count_read(int fd, int kind, ssize_t bytes, off_t at, uint64_t ns) {
     add(slot, base, 1);
     add(slot, base + 1, (uint64_t)bytes);
     add(slot, base + 2, ns);
-    if (kind == FD_SOURCE && moved_would(fd))
-        count(COUNTER_MOVABLE_READ_BYTES, (uint64_t)bytes);
     if (moved_is(fd, kind))
         count(COUNTER_MOVED_READ_BYTES, (uint64_t)bytes);
     if (kind == FD_SOURCE) {
-        arrivals_source(fd, at, (uint64_t)bytes, ns);
+        arrivals_source(fd, at, (uint64_t)bytes);
         __atomic_fetch_add(&my_slot()->hist_read[bucket_of_ns(ns)], 1, __ATOMIC_RELAXED);
     }
 }

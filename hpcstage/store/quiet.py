@@ -1,9 +1,9 @@
-"""Tells a copier whether programs read the source at this moment, so that a copy can be made while they compute.
+"""Tells a copier for how long programs have left the source alone, so that a copy can be made while they compute.
 
-The page holds that for each process: the word BLOCKED_SOURCE_NS is negative while one of its threads is in such a call.
-A page fault is no call: it is looked for where programs have files of the source mapped. The kernel says that a thread
-in one waits and is not to be woken (state D), as it says of a thread in a call on any other disk, which is taken for
-the same.
+The page holds that for each process: the word BLOCKED_SOURCE_NS is the time that its threads have spent in calls that
+the source answers, and is negative while one is in such a call. A page fault is no call: it is looked for where
+programs have files of the source mapped. The kernel says that a thread in one waits and is not to be woken (state D),
+as it says of a thread in a call on any other disk, which is taken for the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from hpcstage.protocol.arriving import Priority
 from hpcstage.protocol.shim import (
     COUNTERS_OFFSET,
     NEXT_NATIVE_OFFSET,
@@ -33,6 +32,10 @@ FAULTS_EVERY_S, MOST_TIME_SHARE = 0.002, 0.1
 LIST_EVERY_S = 0.25
 """The interval at which it is looked which threads there are."""
 MOST_THREADS = 64
+_U32 = struct.Struct("<I")
+_I64 = struct.Struct("<q")
+_BLOCKED = PAGE_HEADER_BYTES + COUNTERS_OFFSET + 8 * Counter.BLOCKED_SOURCE_NS
+_MAPS = PAGE_HEADER_BYTES + COUNTERS_OFFSET + 8 * Counter.SOURCE_MAPS
 
 
 class PageFaults:
@@ -79,20 +82,7 @@ def _waits(thread: str) -> bool:
         os.close(fd)
 
 
-_U32 = struct.Struct("<I")
-_I64 = struct.Struct("<q")
-_BLOCKED = PAGE_HEADER_BYTES + COUNTERS_OFFSET + 8 * Counter.BLOCKED_SOURCE_NS
-_MAPS = PAGE_HEADER_BYTES + COUNTERS_OFFSET + 8 * Counter.SOURCE_MAPS
-LOOK_EVERY_S = 0.0005
-LEAST_PATIENCE_S, PATIENCE = 0.5, 20
-"""A chunk waits at least so long for programs that read, and at least so many times what the last one took: a process
-that was killed in a call seems to read until the daemon finds that it has gone."""
-QUIET, LOOKS, LONG_PATIENCE_S = 10, 10, 5.0
-"""Where a copy yields to programs, no call was for so many times what the last chunk took; it waits at least so long
-for that, and looks so many times meanwhile."""
-
-
-class ProgramReads:
+class Quiet:
     """Looks at the processes with the native layer."""
 
     def __init__(self, page: Path) -> None:
@@ -102,17 +92,22 @@ class ProgramReads:
         finally:
             os.close(fd)
         self._faults = PageFaults(self._mapping)
-        self._seen: list[int] = []
-        self._last = 0.0
-        """When it was seen last that a program was in such a call, or had been."""
+        self._at = time.monotonic_ns()
+        self._blocked_ns: list[int] = []
+        self.quiet_ns = 0
+        """How long no program was in such a call or in a page fault, as far as was looked."""
 
-    def any(self) -> bool:
-        """Returns whether a program is in a call that the source answers, or in a page fault."""
-        seen = self._words(_BLOCKED)
-        reads = any(word < 0 for word in seen) or self._faults.any()
-        if reads or seen != self._seen:
-            self._seen, self._last = seen, time.monotonic()
-        return reads
+    def look(self) -> bool:
+        """Returns whether no program is in such a call now, or in a page fault."""
+        words, now = self._words(_BLOCKED), time.monotonic_ns()
+        blocked_ns = [word if word >= 0 else now + word for word in words]
+        before = self._blocked_ns + [0] * (len(words) - len(self._blocked_ns))
+        busy_ns = sum(max(0, ns - was) for ns, was in zip(blocked_ns, before, strict=False))
+        faults = self._faults.any()
+        if not faults:
+            self.quiet_ns += max(0, now - self._at - busy_ns)
+        self._at, self._blocked_ns = now, blocked_ns
+        return not faults and all(word >= 0 for word in words)
 
     def _words(self, at: int) -> list[int]:
         slots = min(_U32.unpack_from(self._map, NEXT_NATIVE_OFFSET)[0], PYTHON_SLOTS_FROM)
@@ -124,12 +119,3 @@ class ProgramReads:
         if not any(self._words(_MAPS)):
             return []
         return [pid for word in self._words(PAGE_HEADER_BYTES) if (pid := word & 0xFFFF_FFFF)]
-
-    def let_pass(self, chunk_s: float, priority: Priority, is_over: Callable[[], bool]) -> None:
-        """Waits until no program reads the source, but not for ever. `chunk_s` is how long the last chunk took."""
-        quiet_s, patience_s = 0.0, max(LEAST_PATIENCE_S, PATIENCE * chunk_s)
-        if priority is Priority.BELOW_PROGRAMS:
-            quiet_s, patience_s = QUIET * chunk_s, max(LONG_PATIENCE_S, patience_s)
-        until = time.monotonic() + patience_s
-        while (self.any() or time.monotonic() - self._last < quiet_s) and time.monotonic() < until and not is_over():
-            time.sleep(max(LOOK_EVERY_S, quiet_s / LOOKS))
