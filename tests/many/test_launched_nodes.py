@@ -230,26 +230,9 @@ def over_ssh(hpcstage: Hpcstage, cluster: FakeCluster, data: Path, *options: str
     """MPICH's mpirun, two ranks on each node, each behind hpcstage; one leaves with code 7 and kills no other."""
     program = hpcstage.cwd / "rank.py"
     program.write_text(RANK_OF_MPI)
-    launcher = [
-        "mpiexec",
-        "-disable-auto-cleanup",
-        "-launcher",
-        "ssh",
-        "-launcher-exec",
-        os.fspath(cluster.base / "bin" / "ssh"),
-    ]
-    words = [
-        *launcher,
-        "-disable-auto-cleanup",
-        "-iface",
-        "lo",
-        "-f",
-        os.fspath(cluster.base / "hosts"),
-        "-n",
-        "6",
-        "-ppn",
-        "2",
-    ]
+    launcher = ["mpiexec", "-launcher", "ssh", "-launcher-exec", os.fspath(cluster.base / "bin" / "ssh")]
+    hosts = ["-iface", "lo", "-f", os.fspath(cluster.base / "hosts")]
+    words = [*launcher, *hosts, "-disable-auto-cleanup", "-n", "6", "-ppn", "2"]
     staged = hpcstage.command("run", *options, "--data", data, "--", sys.executable, program, data)
     return [*words, *map(os.fsdecode, staged)]
 
