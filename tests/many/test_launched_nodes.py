@@ -227,12 +227,12 @@ def test_a_launcher_that_fails_leaves_the_first_node_staging(
 
 
 def over_ssh(hpcstage: Hpcstage, cluster: FakeCluster, data: Path, *options: str) -> list[str]:
-    """MPICH's mpirun, two ranks on each node, each behind hpcstage; one leaves with code 7 and kills no other."""
+    """MPICH's mpirun, two ranks on each node, each behind hpcstage. None fails: it would have all others killed."""
     program = hpcstage.cwd / "rank.py"
     program.write_text(RANK_OF_MPI)
     launcher = ["mpiexec", "-launcher", "ssh", "-launcher-exec", os.fspath(cluster.base / "bin" / "ssh")]
     hosts = ["-iface", "lo", "-f", os.fspath(cluster.base / "hosts")]
-    words = [*launcher, *hosts, "-disable-auto-cleanup", "-n", "6", "-ppn", "2"]
+    words = [*launcher, *hosts, "-n", "6", "-ppn", "2"]
     staged = hpcstage.command("run", *options, "--data", data, "--", sys.executable, program, data)
     return [*words, *map(os.fsdecode, staged)]
 
@@ -246,7 +246,6 @@ for name in sorted(os.path.join(d, f) for d, _, files in os.walk(root) for f in 
         total.update(file.read())
 with open(f"out.{rank}", "w") as file:
     file.write(total.hexdigest() + " " + os.environ.get("HPCSTAGE_NODE_DIR", ""))
-sys.exit(7 if rank == 3 else 0)
 """
 
 
@@ -263,7 +262,7 @@ def test_behind_mpirun_over_ssh_each_node_has_a_record_of_its_own(
     """The ranks have the variables of the first node, whose name must not become that of all."""
     data = make_tree(files=30)
     done = Job(hpcstage, cluster, "slurm").run(over_ssh(hpcstage, cluster, data, "--local-dir", str(cluster.local)))
-    assert done.returncode == 7, done.stderr
+    assert done.returncode == 0, done.stderr
     digests, places = manylab.written(hpcstage.cwd, 6)
     assert len(set(digests)) == 1
     assert all(places), "all ranks are served"
@@ -285,7 +284,7 @@ def test_behind_mpirun_over_ssh_on_nodes_without_the_jobs_directory(
     data = make_tree(files=30)
     (cluster.disk(cluster.nodes[0]) / "job").mkdir()
     done = Job(hpcstage, cluster, "pbs").run(over_ssh(hpcstage, cluster, data), TMPDIR=str(cluster.local / "job"))
-    assert done.returncode == 7, done.stderr
+    assert done.returncode == 0, done.stderr
     digests, places = manylab.written(hpcstage.cwd, 6)
     assert len(set(digests)) == 1
     assert [bool(place) for place in places] == [True, True, False, False, False, False]
@@ -312,7 +311,7 @@ def test_a_node_that_never_joined_is_not_waited_for_at_the_end(
     words = [os.fspath(cluster.base / "bin" / "openmpi"), os.fspath(cluster.base / "hosts")]
     words += map(os.fsdecode, hpcstage.command("run", "--data", data, "--", sys.executable, program, data))
     done = Job(hpcstage, cluster, "pbs").run(words)
-    assert done.returncode == 7, done.stderr
+    assert done.returncode == 0, done.stderr
     assert len(set(manylab.written(hpcstage.cwd, 6)[0])) == 1
     found = records_by_host(hpcstage)
     assert sorted(found) == cluster.nodes
