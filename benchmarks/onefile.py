@@ -24,11 +24,11 @@ from benchmarks.programs import hpcstage_command, ranks_command, run
 from benchmarks.storage import Storage
 from benchmarks.workload import onefile
 from hpcstage.emulator import Settings
-from hpcstage.plan.rule import FOLLOWED_BYTES
 
 PROGRAM = Path(onefile.__file__)
 PLAIN, RUNTIME = "plain", "runtime"
 NODES, QUICK_NODES = 4, 2
+READ_BEFORE = 1 / 8
 FILE_BYTES, QUICK_FILE_BYTES = 240_000_000, 60_000_000
 BANDWIDTH, TOKENS_BANDWIDTH, QUICK_BANDWIDTH, LATENCY_S = 40e6, 20e6, 80e6, 0.001
 COMPUTE_S, QUICK_COMPUTE_S = 4.0, 1.0
@@ -94,9 +94,8 @@ def figures(bench: Bench, ways: Sequence[str]) -> list[Figure]:
         made.append(at_most(f"{way}: bytes at the source / of plain, or of the file", source, MOST_SOURCE))
         outputs = {sample["output"] for sample in bench.samples if sample["cell"] == way}
         made.append(holds(f"{way}: same output", len(outputs) == 1 if outputs else None))
-    size = QUICK_FILE_BYTES if bench.options.quick else FILE_BYTES
     if onefile.IN_ORDER in ways:
-        most = 1 + nodes * FOLLOWED_BYTES / size  # what all have read before the copy begins, and the file once
+        most = 1 + nodes * READ_BEFORE  # what all have read before the nodes have met and the copy begins, and the file
         read = bench.median(onefile.IN_ORDER, RUNTIME, "source_files")
         made.append(at_most("in order: bytes at the source, in files", read, most * MOST_SOURCE))
     return made
