@@ -35,7 +35,7 @@ DRAINED = "drained"
 class HostedDirectory:
     """A directory of one node for one kind of files. It is there once it is made."""
 
-    def __init__(self, lead: LeadSpec, index: int, kind: kept.Kind) -> None:
+    def __init__(self, lead: LeadSpec, index: int, kind: kept.KeptKind) -> None:
         self.own: KeptDirectory | None = None
         self.kind = kind
         """With its key a node says that the directory is watched, or why not."""

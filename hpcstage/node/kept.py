@@ -48,7 +48,7 @@ _BESIDE = frozenset(
 
 
 @dataclass(frozen=True)
-class Kind:
+class KeptKind:
     """What a directory holds."""
 
     key: str
@@ -59,8 +59,8 @@ class Kind:
     """The names of such directories end so."""
 
 
-OUTPUTS = Kind("outputs", "output files", "")
-CHECKPOINTS = Kind("checkpoints", "checkpoints", ".checkpoint")
+OUTPUTS = KeptKind("outputs", "output files", "")
+CHECKPOINTS = KeptKind("checkpoints", "checkpoints", ".checkpoint")
 KINDS = (OUTPUTS, CHECKPOINTS)
 
 
@@ -120,7 +120,7 @@ class KeptPlace:
     path: Path
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> KeptKind:
         """What it holds."""
         return CHECKPOINTS if self.path.name.endswith(CHECKPOINTS.suffix) else OUTPUTS
 

@@ -18,7 +18,7 @@ from hpcstage import extras
 from hpcstage.extras import Extra
 from hpcstage.job.schedulers import domain_of
 from hpcstage.node import kept
-from hpcstage.node.kept import KeptLock, KeptPlace, Kind
+from hpcstage.node.kept import KeptKind, KeptLock, KeptPlace
 
 Earlier = list[tuple[KeptPlace, KeptLock]]
 """The checkpoints that earlier runs left on this node for the same DIR, with their exclusive locks."""
@@ -54,7 +54,7 @@ class NodeResult:
 class KeptDirectory:
     """The directory of one node, which nobody has filled yet, and its place's shared lock."""
 
-    def __init__(self, above: Path, kind: Kind, run_id: str, names: Sequence[str], node: str = "") -> None:
+    def __init__(self, above: Path, kind: KeptKind, run_id: str, names: Sequence[str], node: str = "") -> None:
         """Makes it under the first of the names that is free. `node` is what a virtual node's names end in. Raises
         LocalDiskProblem."""
         self._node = node

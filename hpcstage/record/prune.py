@@ -19,7 +19,7 @@ from hpcstage.errors import NoResult
 from hpcstage.protocol.rundir import GROUP, NODES, PART, RECORD
 from hpcstage.record import files, index, runs
 from hpcstage.record.parts import alive
-from hpcstage.record.runs import Run
+from hpcstage.record.runs import ListedRun
 
 LAST = (PART, RECORD)
 OF_NODES = (".json", ".events", ".log")
@@ -31,7 +31,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class Pruned:
     """A run of which nothing was heard for so long, and what became of it."""
 
-    run: Run
+    run: ListedRun
     freed_bytes: int = 0
     left: str = ""
     """Why its directory stays; empty: it is removed, or would be."""
@@ -60,7 +60,7 @@ def prune(env: Mapping[str, str], cwd: Path, older_s: float, *, removes: bool) -
             index.forget(gone, env)
 
 
-def _pruned(run: Run, path: Path, *, removes: bool) -> Pruned:
+def _pruned(run: ListedRun, path: Path, *, removes: bool) -> Pruned:
     if not run.is_over:
         return Pruned(run, left="it may still run")
     if left := _unsaved(path):
@@ -98,7 +98,7 @@ def _unsaved(path: Path) -> str:
     return ""
 
 
-def _foreign(run: Run, fd: int) -> Iterator[str]:
+def _foreign(run: ListedRun, fd: int) -> Iterator[str]:
     """Yields what is in a run directory although hpcstage does not write it there."""
     ours = {RECORD, PART, NODES, f"elastic-{run.line.run_id}", *([GROUP] if run.line.nodes > 1 else [])}
     for name in os.listdir(fd):

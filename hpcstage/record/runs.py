@@ -25,7 +25,7 @@ OVER = frozenset({"ended", "lost", "not started"})
 
 
 @dataclass(frozen=True)
-class Run:
+class ListedRun:
     """A run as it is now."""
 
     line: IndexLine
@@ -62,14 +62,14 @@ def is_run_directory(path: Path) -> bool:
     return not path.is_symlink() and any((path / name).exists() for name in (RECORD, PART, NODES))
 
 
-def now(line: IndexLine) -> Run:
+def now(line: IndexLine) -> ListedRun:
     """Returns the run as it is now: an end that the index does not know is looked for in the run's directory."""
     path = Path(line.run_dir)
     if not path.is_dir():
-        return Run(line if line.state != "running" else replace(line, state="lost"), is_there=False)
+        return ListedRun(line if line.state != "running" else replace(line, state="lost"), is_there=False)
     if line.state != "running":
-        return Run(line, is_there=True)
-    return Run(_completed(line, path), is_there=True)
+        return ListedRun(line, is_there=True)
+    return ListedRun(_completed(line, path), is_there=True)
 
 
 def _completed(line: IndexLine, path: Path) -> IndexLine:

@@ -20,7 +20,7 @@ from hpcstage.store.largecopy import Pacer
 from hpcstage.upload.ending import Ended, end, not_ended
 from hpcstage.upload.facts import Leftover, Place
 from hpcstage.upload.living import Living
-from hpcstage.upload.manifest import Manifest
+from hpcstage.upload.manifest import UploadManifest
 from hpcstage.upload.uploading import Uploader
 
 SEALING = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "xfs"})
@@ -54,7 +54,7 @@ def _can_seal(place: Place) -> bool:
 def upload_late(place: Place, owner: str = "") -> dict[str, Any]:
     """Completes what killed processes left. `owner` is the run that owns DIR now, if another one does. Raises OSError,
     or ValueError if nobody knows what it is of."""
-    manifest = Manifest(place.manifest)
+    manifest = UploadManifest(place.manifest)
     try:
         uploader = Uploader(place, manifest, can_seal=_can_seal(place), is_late=True, owner=owner)
         ended = end(place.tree, uploader, manifest, is_late=True)
@@ -69,7 +69,7 @@ class Drain:
     def __init__(self, place: Place, rate: float | None = None) -> None:
         """`rate` is the most bytes per second that are written to DIR. Raises OSError, or ValueError if nobody knows
         what the directory is of."""
-        Manifest(place.manifest).close()
+        UploadManifest(place.manifest).close()
         self._place = place
         self._rate = rate
         self._tree = os.open(place.tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -125,7 +125,7 @@ class Drain:
         if self._result is None and self._words:
             self._reap()
             with suppress(OSError, ValueError):
-                manifest = Manifest(self._place.manifest)
+                manifest = UploadManifest(self._place.manifest)
                 manifest.close()
                 return told(not_ended(self._place.tree, manifest, NO_TIME), is_gone=not self._is_there())
         return self._result
@@ -173,7 +173,7 @@ class Drain:
     # ---- in the process
 
     def _run(self, words: int, out: int) -> None:
-        manifest = Manifest(self._place.manifest)
+        manifest = UploadManifest(self._place.manifest)
         pace = Pacer(self._rate) if self._rate else lambda _: None
         uploader = Uploader(self._place, manifest, pace, can_seal=_can_seal(self._place))
         living = Living(self._place, manifest, uploader, lambda: PAUSE_S * self._waiting[0], self._may_remove)

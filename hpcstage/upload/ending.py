@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 
 from hpcstage.upload.facts import Here, Leftover, Put
-from hpcstage.upload.manifest import Manifest
+from hpcstage.upload.manifest import UploadManifest
 from hpcstage.upload.scan import Scan, scan
 from hpcstage.upload.uploading import Uploader, is_left
 
@@ -56,7 +56,7 @@ class Ended:
 def end(
     tree: str,
     uploader: Uploader,
-    manifest: Manifest,
+    manifest: UploadManifest,
     *,
     is_normal: bool = False,
     is_late: bool = False,
@@ -74,14 +74,16 @@ def end(
     return _Ending(tree, uploader, manifest, wait).run(UNSEEN if is_late else "" if is_normal else FAILED)
 
 
-def not_ended(tree: str, manifest: Manifest, why: str) -> Ended:
+def not_ended(tree: str, manifest: UploadManifest, why: str) -> Ended:
     """Returns what is not uploaded, by a look at the local disk."""
     found = scan(tree, manifest)
     return Ended(left=[*found.left, *(Leftover(name, why) for name in found.changed)], skipped=found.skipped)
 
 
 class _Ending:
-    def __init__(self, tree: str, uploader: Uploader, manifest: Manifest, wait: Callable[[float], object]) -> None:
+    def __init__(
+        self, tree: str, uploader: Uploader, manifest: UploadManifest, wait: Callable[[float], object]
+    ) -> None:
         self._tree = tree
         self._uploader = uploader
         self._target = uploader.target

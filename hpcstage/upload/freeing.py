@@ -17,7 +17,7 @@ from hpcstage.job.disks import Machine
 from hpcstage.leases import take_lease
 from hpcstage.upload.copying import sums_of
 from hpcstage.upload.facts import Here, Place
-from hpcstage.upload.manifest import Manifest
+from hpcstage.upload.manifest import UploadManifest
 from hpcstage.upload.start import link_path
 from hpcstage.upload.target import Target
 from hpcstage.upload.uploading import is_left
@@ -29,7 +29,7 @@ LEAST_BYTES = 64 << 10
 _LOOK_S = 0.002
 
 
-def free(place: Place, manifest: Manifest, target: Target, name: str) -> int:
+def free(place: Place, manifest: UploadManifest, target: Target, name: str) -> int:
     """Puts a link in the place of a file, if nobody notices, and returns the bytes that are free then. Raises
     OSError."""
     put, path = manifest.puts.get(name), f"{place.tree}/{name}"
@@ -51,7 +51,7 @@ def free(place: Place, manifest: Manifest, target: Target, name: str) -> int:
         os.close(fd)
 
 
-def _swap(place: Place, manifest: Manifest, target: Target, name: str, fd: int, inode: int) -> bool:
+def _swap(place: Place, manifest: UploadManifest, target: Target, name: str, fd: int, inode: int) -> bool:
     path, aside, new = f"{place.tree}/{name}", f"{place.links}/aside-{inode}", f"{place.links}/new-{inode}"
     for left in (aside, new):
         with suppress(FileNotFoundError):

@@ -25,7 +25,7 @@ from hpcstage.upload.ending import THREADS
 from hpcstage.upload.facts import Here, Place
 from hpcstage.upload.freeing import LEAST_BYTES, free
 from hpcstage.upload.hints import Hints
-from hpcstage.upload.manifest import Manifest
+from hpcstage.upload.manifest import UploadManifest
 from hpcstage.upload.scan import scan
 from hpcstage.upload.start import link_path
 from hpcstage.upload.target import TEMPORARY
@@ -62,7 +62,7 @@ class Living:
     def __init__(
         self,
         place: Place,
-        manifest: Manifest,
+        manifest: UploadManifest,
         uploader: Uploader,
         pause: Callable[[], float],
         may_remove: Callable[[], bool] = lambda: False,

@@ -26,7 +26,7 @@ Fact = list[Any]
 """A kind and a name; then the data that are known of the name, or nothing if nothing is known of it any more."""
 
 
-class Manifest:
+class UploadManifest:
     """What is known of one DIR; what is noted is in the file when the call returns."""
 
     def __init__(self, path: str, run: Run | None = None) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hpcstage.upload.facts import Here, Leftover
-from hpcstage.upload.manifest import Manifest
+from hpcstage.upload.manifest import UploadManifest
 from hpcstage.upload.target import TEMPORARY
 
 _SPECIAL = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
@@ -42,7 +42,7 @@ class Scan:
         return (not above or above in self.directories) and os.path.lexists(f"{tree}/{name}")
 
 
-def scan(tree: str, manifest: Manifest) -> Scan:
+def scan(tree: str, manifest: UploadManifest) -> Scan:
     """Looks at everything."""
     found, puts = Scan(), manifest.puts
     place_of = {held.link: place for place, held in manifest.held.items() if held.link}

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from hpcstage.owner import time_there
 from hpcstage.upload.facts import Place, Run
-from hpcstage.upload.manifest import Fact, Manifest
+from hpcstage.upload.manifest import Fact, UploadManifest
 from hpcstage.upload.target import TEMPORARY
 
 MOST_ENTRIES = 100_000
@@ -28,7 +28,7 @@ class CannotShow(Exception):
     """DIR cannot be shown in a local directory; the message says why. The program writes to DIR itself."""
 
 
-def start(place: Place, target: str, run_id: str, node: str = "", most_entries: int = MOST_ENTRIES) -> Manifest:
+def start(place: Place, target: str, run_id: str, node: str = "", most_entries: int = MOST_ENTRIES) -> UploadManifest:
     """Makes the local directory for a DIR, which is made if it is missing. `node` is this node's name where others
     upload to the same DIR. Raises CannotShow, after which nothing is left on the local disk."""
     path = os.path.realpath(target)
@@ -43,7 +43,7 @@ def start(place: Place, target: str, run_id: str, node: str = "", most_entries: 
             os.mkdir(directory, 0o700)
         with open(place.marker, "xb"):
             os.utime(place.marker, (LONG_AGO_S, LONG_AGO_S))
-        manifest = Manifest(place.manifest, run)
+        manifest = UploadManifest(place.manifest, run)
         manifest.note(*_show(place, path, found))
     except OSError as error:
         shutil.rmtree(place.base, ignore_errors=True)
@@ -56,7 +56,7 @@ def link_path(place: Place, link: int) -> str:
     return f"{place.links}/{link}"
 
 
-class _Entry(NamedTuple):
+class _Listed(NamedTuple):
     name: str
     inode: int
     text: str
@@ -65,7 +65,7 @@ class _Entry(NamedTuple):
     """What stat says of a directory."""
 
 
-def _show(place: Place, target: str, found: list[_Entry]) -> list[Fact]:
+def _show(place: Place, target: str, found: list[_Listed]) -> list[Fact]:
     facts: list[Fact] = []
     for name, inode, text, directory in found:
         local = f"{place.tree}/{name}"
@@ -86,7 +86,7 @@ def _show(place: Place, target: str, found: list[_Entry]) -> list[Fact]:
     return facts
 
 
-def _listed(target: str, most: int) -> Iterator[_Entry]:
+def _listed(target: str, most: int) -> Iterator[_Listed]:
     """Yields all that lies below DIR, directories before what they hold. Of a file the listing has all that is needed,
     where it has the same inodes as lstat."""
     below, number = [""], 0
@@ -103,12 +103,12 @@ def _listed(target: str, most: int) -> Iterator[_Entry]:
                 name = posixpath.join(directory, child.name)
                 if child.is_dir(follow_symlinks=False):
                     below.append(name)
-                    yield _Entry(name, 0, "", child.stat(follow_symlinks=False))
+                    yield _Listed(name, 0, "", child.stat(follow_symlinks=False))
                     continue
                 if lists_inodes is None:
                     lists_inodes = child.inode() == os.lstat(child.path).st_ino
                 inode = child.inode() if lists_inodes else os.lstat(child.path).st_ino
-                yield _Entry(name, inode, os.readlink(child.path) if child.is_symlink() else "", None)
+                yield _Listed(name, inode, os.readlink(child.path) if child.is_symlink() else "", None)
 
 
 def _stays_inside(name: str, text: str) -> bool:

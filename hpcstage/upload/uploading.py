@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from hpcstage.upload.copying import Copied, Pace, Source, finish
 from hpcstage.upload.facts import Here, Place, Put, There
-from hpcstage.upload.manifest import Manifest
+from hpcstage.upload.manifest import UploadManifest
 from hpcstage.upload.start import link_path
 from hpcstage.upload.target import Target
 
@@ -41,7 +41,7 @@ class Uploader:
     def __init__(
         self,
         place: Place,
-        manifest: Manifest,
+        manifest: UploadManifest,
         pace: Pace = lambda _: None,
         *,
         can_seal: bool = True,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcstage.node import childenv, control
-from hpcstage.node.kept import Kind
+from hpcstage.node.kept import KeptKind
 from hpcstage.node.keptdirectory import NodeResult
 from hpcstage.problem import Problem
 from hpcstage.protocol import leadspec
@@ -71,7 +71,7 @@ class LeadLink:
         self._ask("staged?")
         return self._hear("staged", timeout_s)
 
-    def unwatched_why(self, kind: Kind, timeout_s: float) -> str | None:
+    def unwatched_why(self, kind: KeptKind, timeout_s: float) -> str | None:
         """Returns why not all other nodes watch a directory for a kind of files; empty if they do, None if it is not
         known yet."""
         if not self._hear(kind.key, timeout_s):
@@ -198,7 +198,7 @@ class OtherNodes:
     run_id: str
     group_dir: Path
 
-    def result_of(self, host: str, kind: Kind) -> NodeResult | None:
+    def result_of(self, host: str, kind: KeptKind) -> NodeResult | None:
         """Returns what a node said in this run at the end of its drain; None if it did not. The user may have named the
         directory of an earlier run."""
         try:
@@ -207,7 +207,7 @@ class OtherNodes:
             return None
         return NodeResult(**found) if found.pop("run_id", None) == self.run_id else None
 
-    def forget(self, kind: Kind) -> None:
+    def forget(self, kind: KeptKind) -> None:
         """Removes what the nodes said from the group's directory; the record has it by then."""
         for host in self.suffixes:
             with suppress(OSError):

@@ -151,11 +151,11 @@ def _left_outputs(place: kept.KeptPlace) -> LeftFiles:
     """Returns output files, which are compared one by one. Raises OSError, or what tells of a damaged manifest."""
     from hpcstage.upload.drain import upload_late
     from hpcstage.upload.facts import Place
-    from hpcstage.upload.manifest import Manifest
+    from hpcstage.upload.manifest import UploadManifest
     from hpcstage.upload.target import Target
 
     local = Place(place.output)
-    manifest = Manifest(local.manifest)
+    manifest = UploadManifest(local.manifest)
     manifest.close()
     run = manifest.run
     return LeftFiles(run.target, run.run_id, lambda: Target(run).check_same(), partial(upload_late, local))

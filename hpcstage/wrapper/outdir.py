@@ -33,7 +33,7 @@ class NamedDirectory:
 
     key: str
     variable: str
-    kind: kept.Kind
+    kind: kept.KeptKind
     """What the command writes there."""
     watched_s: float
     """The command waits for so long until its directory is watched; a signal ends the wait."""

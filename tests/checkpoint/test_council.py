@@ -26,9 +26,9 @@ from hpcstage.checkpoint.job.ledger import (
     JobEntry,
     JobGeneration,
     JobOrder,
-    Lane,
     NodeReport,
     OrderKind,
+    OrderLane,
     Outcome,
 )
 from hpcstage.checkpoint.job.naming import arriving
@@ -219,7 +219,7 @@ class Job:
     def learn(self, index: int) -> None:
         self.unaware.discard(index)
         node = self.nodes[index]
-        local = [act for act in node.todo if act.order.kind.lane is Lane.LOCAL]
+        local = [act for act in node.todo if act.order.kind.lane is OrderLane.LOCAL]
         node.todo = deque(local)  # what goes on in the target is given up
         node.council.membership(self.view, self.members)
         node.take()
@@ -333,13 +333,13 @@ def test_states_are_saved_while_the_target_hangs(count: int) -> None:
     node = job.nodes[0]
     for step in range(5):
         job.write(0, f"step{step}")
-        while any(act.order.kind.lane is Lane.LOCAL for one in job.nodes.values() for act in one.todo) or (
+        while any(act.order.kind.lane is OrderLane.LOCAL for one in job.nodes.values() for act in one.todo) or (
             step > 0 and (job.last is None or f"step{step}" not in job.last.names)
         ):
             for one in job.nodes.values():
                 lanes = [act.order.kind.lane for act in one.todo]
-                if Lane.LOCAL in lanes:
-                    one.work(place=lanes.index(Lane.LOCAL))
+                if OrderLane.LOCAL in lanes:
+                    one.work(place=lanes.index(OrderLane.LOCAL))
                 one.take()
             for pair, queue in job.sent.items():
                 if queue:
@@ -418,7 +418,7 @@ def test_a_state_that_lacks_the_part_of_a_lost_node_is_none(lost: int, is_first_
     job.end()
     assert set(job.target) == named
     assert all(node.is_over for node in job.nodes.values())
-    order = job.nodes[1].council._own.orders[Lane.LOCAL]
+    order = job.nodes[1].council._own.orders[OrderLane.LOCAL]
     assert order.body["lost"] == [f"n{lost}"]
 
 
@@ -801,7 +801,7 @@ def test_a_target_that_cannot_be_restored_refuses() -> None:
     job.nodes[1].work("no space")
     job.settle()
     assert all(node.is_over for node in job.nodes.values())
-    order = job.nodes[0].council._own.orders[Lane.LOCAL]
+    order = job.nodes[0].council._own.orders[OrderLane.LOCAL]
     assert order.kind is OrderKind.REFUSE
     assert "no space" in order.body["why"]
 

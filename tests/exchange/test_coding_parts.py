@@ -25,7 +25,7 @@ from hpcstage.exchange.coding import stripework
 from hpcstage.exchange.coding.encoding import Encoding
 from hpcstage.exchange.coding.port import AgentPort
 from hpcstage.exchange.coding.questions import answer
-from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, Offer, Piece, packed, read_head, unpacked, write_head
+from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, ContentOffer, Piece, packed, read_head, unpacked, write_head
 from hpcstage.exchange.lane import Wake
 from hpcstage.exchange.transport.frames import FrameError, Sort
 from hpcstage.protocol import coding
@@ -77,9 +77,9 @@ def test_what_is_no_message_is_refused(data):
 
 
 def test_messages_between_exchanges_are_checked():
-    for message in (Offer(1 << 63, [1, 2], "ab"), Piece(1, 5, b"body"), coding.AgentGone(1)):
+    for message in (ContentOffer(1 << 63, [1, 2], "ab"), Piece(1, 5, b"body"), coding.AgentGone(1)):
         assert unpacked(memoryview(packed(message))) == message
-    whole = packed(Offer(1, [1, 2]))
+    whole = packed(ContentOffer(1, [1, 2]))
     for wrong in (b"", whole[:3], whole[:-1], whole + b"x", whole.replace(b"2]", b'""]'), packed(coding.Welcome(1))):
         with pytest.raises(FrameError):
             unpacked(memoryview(wrong))

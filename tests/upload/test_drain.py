@@ -18,7 +18,7 @@ from hpcstage.upload.drain import NO_TIME, Drain, upload_late
 from hpcstage.upload.ending import UNSEEN
 from hpcstage.upload.facts import Place
 from hpcstage.upload.freeing import free
-from hpcstage.upload.manifest import Manifest
+from hpcstage.upload.manifest import UploadManifest
 from hpcstage.upload.start import start
 from hpcstage.upload.uploading import Uploader
 
@@ -121,7 +121,7 @@ def test_a_stopped_process_does_not_hold_up_the_daemon(place: Place) -> None:
 
 @pytest.fixture
 def uploaded(place: Place) -> Uploader:
-    made = Uploader(place, Manifest(place.manifest))
+    made = Uploader(place, UploadManifest(place.manifest))
     Path(place.tree, "file").write_bytes(b"x" * 100_000)
     made.bring("file")
     made.settle()
@@ -129,7 +129,7 @@ def uploaded(place: Place) -> Uploader:
 
 
 def test_a_link_takes_the_place_of_a_file(place: Place, uploaded: Uploader, tmp_path: Path) -> None:
-    manifest = Manifest(place.manifest)
+    manifest = UploadManifest(place.manifest)
     assert free(place, manifest, uploaded.target, "file") == 100_000
     assert os.readlink(f"{place.tree}/file") == os.fspath(tmp_path / "DIR" / "file")
     manifest.close()
@@ -139,7 +139,7 @@ def test_a_link_takes_the_place_of_a_file(place: Place, uploaded: Uploader, tmp_
 
 
 def test_a_file_that_is_open_stays(place: Place, uploaded: Uploader) -> None:
-    manifest = Manifest(place.manifest)
+    manifest = UploadManifest(place.manifest)
     with Path(place.tree, "file").open("rb"):
         assert free(place, manifest, uploaded.target, "file") == 0
     assert not Path(place.tree, "file").is_symlink()

@@ -17,7 +17,7 @@ from killsteps import killed_before
 
 from hpcstage.upload.ending import Ended, end
 from hpcstage.upload.facts import Here, Place
-from hpcstage.upload.manifest import Manifest
+from hpcstage.upload.manifest import UploadManifest
 from hpcstage.upload.scan import scan
 from hpcstage.upload.start import start
 from hpcstage.upload.target import TEMPORARY
@@ -135,7 +135,7 @@ class World:
             return
         if killed_before(self.kills.pop(0), work):
             self.was_killed = True
-            self.manifest = Manifest(self.place.manifest)
+            self.manifest = UploadManifest(self.place.manifest)
             self.uploader = Uploader(self.place, self.manifest)
 
     def end(self, *, is_normal: bool = True) -> Ended:
@@ -152,7 +152,7 @@ class World:
 
     def late(self) -> Ended:
         """Does what the next start does."""
-        self.manifest = Manifest(self.place.manifest)
+        self.manifest = UploadManifest(self.place.manifest)
         uploader = Uploader(self.place, self.manifest, is_late=True)
         return end(self.place.tree, uploader, self.manifest, is_late=True, wait=lambda _: None)
 

@@ -27,9 +27,9 @@ from hpcstage.checkpoint.job.ledger import (
     JobGeneration,
     JobLedger,
     JobOrder,
-    Lane,
     NodeReport,
     OrderKind,
+    OrderLane,
 )
 from hpcstage.checkpoint.job.naming import (
     arriving,
@@ -77,7 +77,7 @@ class Coordinator:
         self._view = -1
         """The membership for which this node has taken over."""
         self._seq = 0
-        self._given: dict[Lane, JobOrder] = {}
+        self._given: dict[OrderLane, JobOrder] = {}
         """The orders that were given and are not concluded."""
         self._writers: dict[str, tuple[str, ...]] = {}
         self._tried: set[str] = set()
@@ -92,7 +92,7 @@ class Coordinator:
 
     def wake_at(self) -> float | None:
         """Returns the time at which there is an order to give though nothing happens; None for never."""
-        if Lane.LOCAL in self._given or self._is_done:
+        if OrderLane.LOCAL in self._given or self._is_done:
             return None
         return min((at for at in (self._retry_at, self._settles_at) if at), default=None)
 
@@ -137,8 +137,8 @@ class Coordinator:
     def _next(self, now: float) -> None:
         """Gives the next orders, if there are some to give."""
         reports = self._reports.values()
-        is_local_free = Lane.LOCAL not in self._given
-        is_target_free = Lane.TARGET not in self._given
+        is_local_free = OrderLane.LOCAL not in self._given
+        is_target_free = OrderLane.TARGET not in self._given
         if not self.ledger.is_begun or not all(report.is_ready for report in reports):
             if is_local_free:
                 self._begin()
@@ -356,13 +356,13 @@ class Coordinator:
 
     def _drop(self) -> bool:
         """Has all nodes know the ledger, and drop what none retains."""
-        newest = self._reports[self._hosts[self._me]].orders.get(Lane.LOCAL)
+        newest = self._reports[self._hosts[self._me]].orders.get(OrderLane.LOCAL)
         if newest is not None and newest.ledger == self.ledger:
             return False
         self.ledger = conclusions.after_drop(self.ledger)
         stay = self.ledger.generations
         newest_number = max((one.number for one in stay), default=0)
-        given = self._given.get(Lane.TARGET)
+        given = self._given.get(OrderLane.TARGET)
         under_way = [read(JobGeneration, given.body["generation"])] if given and "generation" in given.body else []
         retained = {need for one in (*stay, *under_way) for need in (*one.numbers, *one.needs)}
         self._give(OrderKind.DROP, retained=sorted(retained), newest=newest_number)

@@ -19,9 +19,9 @@ from hpcstage.checkpoint.job.ledger import (
     FoundStore,
     JobLedger,
     JobOrder,
-    Lane,
     NodeReport,
     OrderKind,
+    OrderLane,
     Outcome,
 )
 
@@ -54,7 +54,7 @@ class Council:
         self._is_dirty = False
         self._heard: dict[int, NodeReport] = {}
         self._present: frozenset[int] = frozenset()
-        self._doing: dict[Lane, tuple[int, int]] = {}
+        self._doing: dict[OrderLane, tuple[int, int]] = {}
         self._acts: list[Act] = []
         self.is_over = False
         """Whether this node has carried out the last order."""
@@ -133,8 +133,8 @@ class Council:
     @property
     def are_all_over(self) -> bool:
         """Whether all nodes that are there have carried out the last order, as far as the coordinator knows."""
-        order = self._own.orders.get(Lane.LOCAL)
-        outcomes = [report and report.outcomes.get(Lane.LOCAL) for report in map(self._of, self._present)]
+        order = self._own.orders.get(OrderLane.LOCAL)
+        outcomes = [report and report.outcomes.get(OrderLane.LOCAL) for report in map(self._of, self._present)]
         return order is not None and all(one and one.key == order.key for one in outcomes)
 
     @property

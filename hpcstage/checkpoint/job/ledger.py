@@ -29,7 +29,7 @@ class CommandEnding(str, Enum):
     DISORDERLY = "disorderly"
 
 
-class Lane(str, Enum):
+class OrderLane(str, Enum):
     """What orders are about. Those of one lane follow each other; a target that hangs holds up its own lane alone."""
 
     LOCAL = "local"
@@ -64,9 +64,9 @@ class OrderKind(str, Enum):
     """Bring to the target what is in no generation, and end."""
 
     @property
-    def lane(self) -> Lane:
+    def lane(self) -> OrderLane:
         """Returns the lane of such orders."""
-        return Lane.TARGET if self in (OrderKind.PUBLISH, OrderKind.COPY, OrderKind.PLACE) else Lane.LOCAL
+        return OrderLane.TARGET if self in (OrderKind.PUBLISH, OrderKind.COPY, OrderKind.PLACE) else OrderLane.LOCAL
 
 
 @dataclass(frozen=True)
@@ -264,9 +264,9 @@ class NodeReport:
     """All that an agent says."""
 
     view: int = -1
-    orders: Mapping[Lane, JobOrder] = field(default_factory=dict)
+    orders: Mapping[OrderLane, JobOrder] = field(default_factory=dict)
     """The newest order of each lane that the agent knows."""
-    outcomes: Mapping[Lane, Outcome] = field(default_factory=dict)
+    outcomes: Mapping[OrderLane, Outcome] = field(default_factory=dict)
     """The result of the last order of each lane that it carried out."""
     entries: Mapping[str, EntryState] = field(default_factory=dict)
     removed: tuple[str, ...] = ()

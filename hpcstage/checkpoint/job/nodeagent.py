@@ -23,7 +23,7 @@ from hpcstage.checkpoint.job.completed import CompletedNote
 from hpcstage.checkpoint.job.coordinator import CouncilTerms
 from hpcstage.checkpoint.job.council import Council, Say
 from hpcstage.checkpoint.job.late import end_alone, unsaved
-from hpcstage.checkpoint.job.ledger import EntryState, JobLedger, JobOrder, Lane, OrderKind, Outcome
+from hpcstage.checkpoint.job.ledger import EntryState, JobLedger, JobOrder, OrderKind, OrderLane, Outcome
 from hpcstage.checkpoint.job.leftovers import bytes_of, place_leftovers
 from hpcstage.checkpoint.job.pacing import SHARE, ProcessorShare
 from hpcstage.checkpoint.job.place import (
@@ -235,7 +235,7 @@ class NodeAgent:
         if kind is OrderKind.PROTECT:
             self._protect(order)
             return
-        if kind.lane is Lane.TARGET:
+        if kind.lane is OrderLane.TARGET:
             self._upload(order)
             return
         if kind is OrderKind.READY:

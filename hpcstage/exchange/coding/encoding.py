@@ -26,8 +26,8 @@ from hpcstage.checkpoint.generations.files import OWN_PARTS
 from hpcstage.errors import HpcstageError
 from hpcstage.exchange.coding.wire import (
     BLOCK_HEAD_BYTES,
+    ContentOffer,
     Failed,
-    Offer,
     OrderMessage,
     Piece,
     Recorded,
@@ -96,7 +96,7 @@ class Encoding(threading.Thread):
         """When something came last, or was done here."""
         self._due = -math.inf
         """When the next piece of work may begin."""
-        self._offers: dict[int, Offer] = {}
+        self._offers: dict[int, ContentOffer] = {}
         self._rounds = [0] * len(order.nodes)
         """How many rounds each member has finished."""
         self._blocks: list[memoryview] = []
@@ -209,7 +209,7 @@ class Encoding(threading.Thread):
         self._moved = time.monotonic()
         if isinstance(message, memoryview):
             self._blocks.append(message)
-        elif isinstance(message, Offer):
+        elif isinstance(message, ContentOffer):
             if len(message.sizes_bytes) != len(OWN_PARTS) or min(message.sizes_bytes) < 0:
                 raise FrameError("an offer of other files than a generation has")
             self._offers[place] = message

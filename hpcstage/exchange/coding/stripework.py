@@ -30,7 +30,7 @@ from hpcstage.checkpoint.protection.record import (
     read_record,
     write_record,
 )
-from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, Offer, read_head, write_head
+from hpcstage.exchange.coding.wire import BLOCK_HEAD_BYTES, ContentOffer, read_head, write_head
 from hpcstage.exchange.transport.frames import FrameError
 from hpcstage.protocol.coding import Encode
 
@@ -172,7 +172,7 @@ class StripeWork:
         return self._checksums.to_bytes()
 
 
-def offered(order: Encode) -> tuple[Offer, bytes]:
+def offered(order: Encode) -> tuple[ContentOffer, bytes]:
     """Returns what this node has of a generation, and its record. Raises HpcstageError and OSError."""
     number = order.number
     with LocalSource(Path(order.directory)) as source:
@@ -181,11 +181,11 @@ def offered(order: Encode) -> tuple[Offer, bytes]:
         sizes = [source.size_bytes(number, part) for part in OWN_PARTS]
         record = read_record(source, number)
     if record is None or record.generation != _identity(order):
-        return Offer(order.digest, sizes), b""
+        return ContentOffer(order.digest, sizes), b""
     if not _is_ours(order, record):
-        return Offer(order.digest, sizes, others=", ".join(member.name for member in record.members)), b""
+        return ContentOffer(order.digest, sizes, others=", ".join(member.name for member in record.members)), b""
     content = record.to_bytes()
-    return Offer(order.digest, sizes, checksum(content).hex()), content
+    return ContentOffer(order.digest, sizes, checksum(content).hex()), content
 
 
 def record_of(order: Encode, sizes_bytes: list[tuple[int, ...]], sums: list[bytes]) -> bytes:

@@ -18,7 +18,7 @@ from hpcstage.protocol import coding
 
 
 @dataclass(frozen=True)
-class Offer(coding.CodingMessage):
+class ContentOffer(coding.CodingMessage):
     """What a member has of the generation of an order."""
 
     digest: int
@@ -63,7 +63,7 @@ class Failed(coding.CodingMessage):
     why: str
 
 
-OrderMessage = Offer | RoundsDone | Piece | Recorded | Failed
+OrderMessage = ContentOffer | RoundsDone | Piece | Recorded | Failed
 """What a member of a group tells another one of an order; `digest` says which."""
 AgentsMessage = coding.AgentMessage | coding.AgentGone | coding.Read | coding.StoreAnswer
 ExchangeMessage = OrderMessage | AgentsMessage

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
 
-from hpcstage.record.runs import Run
+from hpcstage.record.runs import ListedRun
 from hpcstage.report.figures import clean, seconds
 from hpcstage.units import format_number
 
@@ -19,7 +19,7 @@ STATES = {"unclear": "running?", "lost": "killed", "aside": "not staged"}
 SCRIPTS = (".py", ".sh", ".bash", ".pl", ".R", ".jl")
 
 
-def listed(runs: Sequence[Run]) -> str:
+def listed(runs: Sequence[ListedRun]) -> str:
     """Returns a table with a line for each run. A thousand of them would keep rich busy for half a second."""
     rows = [HEADS, *(tuple(map(clean, _cells(run))) for run in runs)]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
@@ -31,7 +31,7 @@ def _aligned(cell: str, width: int, letter: str) -> str:
     return space + cell if letter == "r" else cell + space
 
 
-def _cells(run: Run) -> Iterator[str]:
+def _cells(run: ListedRun) -> Iterator[str]:
     line = run.line
     yield line.run_id
     yield line.job_id or "-"
@@ -45,7 +45,7 @@ def _cells(run: Run) -> Iterator[str]:
     yield time.strftime("%Y-%m-%d %H:%M", time.localtime(line.started_unix_s))
 
 
-def state(run: Run) -> str:
+def state(run: ListedRun) -> str:
     """Says the state of a run in a few words: `ended, 1 node lost`, `killed, directory gone`."""
     lost = f", {format_number(run.line.lost_nodes, 'node')} lost" if run.line.lost_nodes else ""
     return STATES.get(run.line.state, run.line.state) + lost + ("" if run.is_there else ", directory gone")
