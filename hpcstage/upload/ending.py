@@ -136,6 +136,10 @@ class _Ending:
         for old, new in ready.items():
             with self._failing(new):
                 moved[old] = self._take_name(old, new, ready)
+            if old not in moved:
+                with suppress(OSError):  # it may have got a place before a call failed
+                    if (place := self._lies_beside(new, old)) not in {"", old}:
+                        self._report.beside[new] = place
         for old, place in moved.items():
             with self._failing(old):
                 if self._has(old, old) and place != old:
