@@ -260,7 +260,10 @@ class _Ending:
                 status = self._target.look(temporary)
                 if status is not None and (status.st_ino not in inodes or status.st_nlink > 1):
                     self._target.discard(temporary)
-                self._manifest.note(["try", name], ["will", name])
+                will = self._manifest.wills.get(name)
+                there = None if will is None else self._target.look(will.place)
+                has_place = will is not None and there is not None and is_left(will, there)  # the next pass confirms it
+                self._manifest.note(["try", name], *([] if has_place else [["will", name]]))
 
     # ---- directories
 
@@ -293,6 +296,9 @@ class _Ending:
         report.left = [*found.left, *(Leftover(name, why) for name, why in self._failed.items())]
         report.beside.update(
             {name: manifest.puts[name].place for name in manifest.puts.beside() if found.has(self._tree, name)}
+        )
+        report.beside.update(  # a call failed after they had got their places
+            {name: put.place for name, put in manifest.wills.items() if put.place != name and self._is_there(put)}
         )
         for place, held in manifest.held.items():
             is_shown = (

@@ -161,7 +161,8 @@ def test_a_target_that_is_read_only_or_full_from_some_time_on_gets_all_later(
         check(made, again, is_late=True)
 
 
-def test_what_got_a_place_beside_before_the_target_failed_is_told() -> None:
+@pytest.mark.parametrize("history", [[("exchange", "e/a", "d")], [("clear", "d"), ("write", "d", b"")]])
+def test_what_got_a_place_beside_before_the_target_failed_is_told(history: list[tuple[object, ...]]) -> None:
     for after in range(60):
         count = iter(range(1 << 30))
 
@@ -169,7 +170,7 @@ def test_what_got_a_place_beside_before_the_target_failed_is_told() -> None:
             return errno.EROFS if next(count) >= after and name != "lstat" else 0
 
         with world({"a": b"", "d/a": b"", "e/a": b""}, []) as made:
-            check(made, done(made, [("exchange", "e/a", "d")], failing), is_late=True, is_swept=False)
+            check(made, done(made, history, failing), is_late=True, is_swept=False)
             again = made.late()
             assert not failed(again)
             check(made, again, is_late=True)
