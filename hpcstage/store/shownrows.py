@@ -28,6 +28,7 @@ class ShownRow:
         name = mapped[start + NAME_OFFSET : start + NAME_OFFSET + ARRIVING_NAME_BYTES]
         self.incoming = name.partition(b"\0")[0]
         """The name of the incoming file in the node directory."""
+        self._has_wish = False
 
     def holds(self) -> bool:
         """Returns whether the row is the same transfer's as before: what was read of its file until now was right."""
@@ -38,8 +39,10 @@ class ShownRow:
         return self._map[stripes_at(self._row) + stripe] == StripeState.ARRIVED
 
     def wish(self, stripe: int) -> None:
-        """Says that another node needs a stripe."""
-        U32.pack_into(self._map, row_at(self._row) + WISHED_OFFSET, stripe + 1)
+        """Says that another node needs a stripe: of several the one that is said first."""
+        if not self._has_wish:
+            U32.pack_into(self._map, row_at(self._row) + WISHED_OFFSET, stripe + 1)
+        self._has_wish = True
 
 
 class ShownRows:
