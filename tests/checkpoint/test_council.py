@@ -151,8 +151,7 @@ class Node:
         return {}
 
     def _place(self, order: JobOrder) -> dict[str, Any]:
-        if order.by != self.index:
-            return {}
+        assert order.by == self.index
         if generation := order.body.get("generation"):
             assert generation["number"] in self.store
         self.job.place(order)
@@ -219,8 +218,10 @@ class Job:
     def learn(self, index: int) -> None:
         self.unaware.discard(index)
         node = self.nodes[index]
-        local = [act for act in node.todo if act.order.kind.lane is OrderLane.LOCAL]
-        node.todo = deque(local)  # what goes on in the target is given up
+        stays = [
+            act for act in node.todo if act.order.kind.lane is OrderLane.LOCAL or act.order.kind is OrderKind.PLACE
+        ]
+        node.todo = deque(stays)  # what else goes on in the target is given up
         node.council.membership(self.view, self.members)
         node.take()
 

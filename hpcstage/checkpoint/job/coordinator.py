@@ -9,7 +9,8 @@ What hangs with the target holds up no save.
              or refuse
     target                      publish or copy, place     copy or publish, place
 
-A node that goes, or joins, ends all orders: whoever is the lowest then goes on from the newest ledger.
+A node that goes, or joins, ends all orders but `place`, which one node carries out: whoever is the lowest then goes on
+from the newest ledger.
 """
 
 from __future__ import annotations
@@ -104,9 +105,10 @@ class Coordinator:
         self._writers = with_writers((self.ledger.writers, self._writers), self._reports)
         before = dict(self._given)
         for lane, order in before.items():
-            found = {host: report.outcomes.get(lane) for host, report in self._reports.items()}
+            doing = [self._hosts[self._me]] if order.kind is OrderKind.PLACE else list(self._reports)
+            found = {host: self._reports[host].outcomes.get(lane) for host in doing}
             outcomes = {host: one for host, one in found.items() if one and one.key == order.key}
-            if len(outcomes) == len(reports):
+            if len(outcomes) == len(doing):
                 del self._given[lane]
                 self._conclude(order, outcomes, now)
         if not self._is_done:
@@ -114,8 +116,10 @@ class Coordinator:
         return [order for order in self._given.values() if order not in before.values()]
 
     def _take_over(self, view: int, now: float) -> None:
-        """Goes on from the newest order that a node knows."""
-        self._view, self._given, self._tried, self._retry_at = view, {}, set(), 0.0
+        """Goes on from the newest order that a node knows. Giving names goes on: this node does that alone."""
+        own = self._reports[self._hosts[self._me]].orders
+        placing = {k: v for k, v in self._given.items() if v.kind is OrderKind.PLACE and own.get(k) == v}
+        self._view, self._given, self._tried, self._retry_at = view, placing, set(), 0.0
         self._end_at = now + END_S
         orders = sorted(
             (one for report in self._reports.values() for one in report.orders.values()), key=lambda one: one.key

@@ -65,7 +65,9 @@ class Council:
         """Takes the nodes that are there; none: this node is not connected."""
         there = frozenset(present) if self._me in present else frozenset()
         if (view, there) != (self._own.view, self._present):
-            self._present, self._doing, self._is_dirty = there, {}, True
+            orders = self._own.orders
+            placing = {k: key for k, key in self._doing.items() if orders[k].kind is OrderKind.PLACE}
+            self._present, self._doing, self._is_dirty = there, placing, True
             self._tell(view=view)
 
     def heard(self, node: int, report: NodeReport) -> None:
@@ -153,7 +155,7 @@ class Council:
         """Begins to carry out the coordinator's orders that are new."""
         report = self._of(min(self._present)) if self._present else None
         for lane, order in () if report is None else report.orders.items():
-            if order.view == self._own.view and order.by == min(self._present):
+            if order.view == self._own.view and order.by == min(self._present) and order.kind is not OrderKind.PLACE:
                 done = self._own.outcomes.get(lane)
                 if order.key != self._doing.get(lane) and (done is None or order.key > done.key):
                     self._begin(order)

@@ -89,13 +89,14 @@ class NodeAgent:
         self._has_ended = self._is_orderly = False
         capped = ProcessorShare(SHARE, lambda: self._has_ended or bool(readable([commands], 0)) or terms.hurries())
         self._work = NodeWork(place, charter, self._me, self._talk, capped, lambda: self._look(time.monotonic()))
-        self._target = TargetWork(place, charter, self._me, node_dir)
+        self._target = TargetWork(place, charter, self._me, node_dir, self._begin_naming)
         self._helpers = Helpers()
         self._hurried = mmap.mmap(-1, 1)
         """Not zero once nobody is slowed down any more by what is done in the target."""
-        self._uploading: JobOrder | None = None
-        """The order about the target that is carried out; None: none, or it was given up."""
         self._next_upload: JobOrder | None = None
+        """The order about the target that is carried out next."""
+        self._naming = mmap.mmap(-1, 1)
+        """Not zero once what all brought gets its names in the target."""
         self._entries: CompleteEntries | None = None
         self._noted: CompletedNote | None = None
         self._restored: dict[str, str] = {}
@@ -199,8 +200,10 @@ class NodeAgent:
             there = {self._charter.nodes[node] for node in view.present}
             self._lost = set(self._charter.nodes) - there if there else self._lost
         self._encoding.clear()
-        self._uploading = self._next_upload = None
-        self._helpers.stop(_UPLOAD)  # what comes next begins when it is gone
+        if self._next_upload is not None and self._next_upload.kind is not OrderKind.PLACE:
+            self._next_upload = None
+        if not self._naming[0]:  # else some have their names, and the parts of the others were moved there
+            self._helpers.stop(_UPLOAD)  # what comes next begins when it is gone
         self._council.membership(view.number, view.present)
 
     def _hear_command(self) -> None:
@@ -285,9 +288,6 @@ class NodeAgent:
 
     def _upload(self, order: JobOrder) -> None:
         """Has this node's part of an order about the target carried out in the other process."""
-        if order.kind is OrderKind.PLACE and order.by != self._me:
-            self._council.did(Outcome(order.key))
-            return
         self._next_upload = order
         self._begin_upload()
 
@@ -295,8 +295,8 @@ class NodeAgent:
         """Begins the next order about the target, if the one before has gone."""
         if self._next_upload is None or self._helpers.names():
             return
-        order = self._uploading = self._next_upload
-        self._next_upload = None
+        order, self._next_upload = self._next_upload, None
+        self._naming[0] = 0
         there = {self._charter.nodes[index]: index for index in self._council.present}
 
         def work() -> bytes:
@@ -307,16 +307,18 @@ class NodeAgent:
         if self._helpers.start(_UPLOAD, work, lambda data: self._uploaded(order, data)) is None:
             self._uploaded(order, None)
 
+    def _begin_naming(self) -> None:
+        self._naming[0] = 1
+
     def _uploaded(self, order: JobOrder, data: bytes | None) -> None:
-        if self._uploading is order:
-            self._uploading = None
-            try:
-                outcome = read(Outcome, json.loads(data or b""))
-            except ValueError:  # none of it, or not all
-                outcome = Outcome(order.key, _DIED)
-            if outcome.facts.get(DAMAGED):
-                self._work.doubt()
-            self._council.did(outcome)
+        self._naming[0] = 0
+        try:
+            outcome = read(Outcome, json.loads(data or b""))
+        except ValueError:  # none of it, or not all
+            outcome = Outcome(order.key, _DIED)
+        if outcome.facts.get(DAMAGED):
+            self._work.doubt()
+        self._council.did(outcome)
         self._begin_upload()
 
     # ---- the end

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -50,6 +50,8 @@ class TargetWork:
     me: int
     node_dir: Path
     """Where the exchange of this node is found."""
+    begin_naming: Callable[[], object] = int
+    """Called when all that is to get its name is there."""
 
     def done(self, order: JobOrder, there: Mapping[str, int], pace: Pace) -> Outcome:
         """Brings this node's share, or copies its entries as they are, or gives what all nodes brought its names; the
@@ -65,6 +67,7 @@ class TargetWork:
             elif "generation" in order.body:
                 facts = self._place_generation(gathering, order, there, pace)
             else:
+                self.begin_naming()
                 facts = self._place_copies(gathering, order)
         except (OSError, HpcstageError) as error:
             is_placed = is_placed or self.charter.is_alone  # parts of other nodes are removed at the next start
@@ -116,6 +119,7 @@ class TargetWork:
         whole = opened_whole(without(shares, gone))
         seen = {*order.ledger.seen, *order.ledger.drained_marks}
         superseded = Superseded(self.place.tree, seen, gone.union(order.body["spared"]), self.place.origins())
+        self.begin_naming()
         placed = gathering.give_names(whole, generation, names - gone, superseded)
         return {
             "gone": sorted(gone),
