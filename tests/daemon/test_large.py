@@ -172,6 +172,21 @@ def test_what_has_come_makes_room_for_the_next_ones_of_the_order() -> None:
     assert q.large.ahead == {2: 64 * MB}
 
 
+def test_what_is_refused_takes_nothing_of_what_follows_a_reader() -> None:
+    q = Queue(array("Q", [LARGE, LARGE, 20 * MB]), Limits(Budget(LARGE + 30 * MB, 1 << 40)))
+    q.source.estimates.all_bytes_per_s = 1e6
+    looks(q, {0: at(90 * MB, 90 * MB)}, 1.0)
+    assert begin(q, 1.0) == [0, 2]
+    assert q.large.ahead == {2: 20 * MB}
+
+
+def test_a_question_of_another_node_takes_nothing_of_what_follows_a_reader() -> None:
+    q = queue([LARGE] * 2)
+    looks(q, {0: at(90 * MB, 90 * MB)}, 1.0)
+    assert not q.from_peers.is_deferred(1, 1.0)
+    assert q.large.ahead == {}
+
+
 def test_no_more_transfers_than_threads_can_stay_with() -> None:
     q = queue([LARGE] * 5)
     q.large.most_beside = 2

@@ -47,11 +47,7 @@ class Withdrawals:
         """Returns whether a cancelled transfer will be begun again. It calls `on_final` with an id whose requests are
         answered now; a request for a small file goes on waiting."""
         queue, large = self._queue, self._queue.large
-        if (
-            id_ in self._taken_back
-            and queue.states.of(id_) is FileState.FLYING
-            and not large.is_read_at_source(id_, now)
-        ):
+        if id_ in self._taken_back and queue.states.of(id_) is FileState.FLYING and not large.reads.has(id_, now):
             queue.source.take_back(id_)
             if large.is_large(id_):
                 on_final(id_)

@@ -62,7 +62,7 @@ class FromSource:
                 continue
             bucket.take(states.size(id_))
             if large.is_large(id_):
-                large.begun(id_)
+                large.begun(id_, now)
             chosen.append(id_)
         return chosen
 
@@ -71,17 +71,14 @@ class FromSource:
         if not is_capped and (wanted := large.next_wanted(now)) is not None:
             return wanted
         while (id_ := self._pop_requested() if is_capped else self._pop()) is not None:
-            if not large.is_large(id_) or not large.deferral(id_, now):
+            if large.why_not(id_, now) is None:
                 return id_
-            self._defer(id_)
-        if is_capped or not large.may_bring_deferred(now):
-            return None
-        return large.pop_deferred(SOURCE_WAITS, large.deferral, now)
+            self._defer(id_, now)
+        return None if is_capped or not large.may_bring_deferred(now) else large.pop_deferred(SOURCE_WAITS, now)
 
-    def _defer(self, id_: int) -> None:
+    def _defer(self, id_: int, now: float) -> None:
         self._flights.states.wait_again(id_)
-        if self._flights.states.keeps(id_):
-            self._large.defer(id_)
+        self._large.defer(id_, now)
 
     def _pop_requested(self) -> int | None:
         """Returns a file that a program waits for. The cap keeps none back, as the program would read it itself."""
@@ -156,8 +153,7 @@ class FromSource:
             return False
         if not self._large.reads.has(id_, now):
             self._large.taken_back(id_)
-        self._large.note_deferred(id_, now)
-        self._defer(id_)
+        self._defer(id_, now)
         self._large.join_late(id_)
         return True
 

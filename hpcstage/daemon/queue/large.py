@@ -21,7 +21,7 @@ from itertools import islice
 
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.rates import Estimates
-from hpcstage.daemon.queue.sourcereads import SourceReads
+from hpcstage.daemon.queue.sourcereads import LET_GO_S, SourceReads
 from hpcstage.daemon.queue.states import FINAL, LOOK_LIMIT, PEER_WAITS, READER, SOURCE_WAITS, FileState
 from hpcstage.daemon.queue.together import JointCopies
 from hpcstage.plan import rule
@@ -37,8 +37,8 @@ MOST_WAIT_S, NEARLY_DONE = 1.0, 0.75
 MOST_WAIT_S."""
 
 
-class Deferral(Enum):
-    """Why a large file is not copied though it is its turn."""
+class WhyNot(Enum):
+    """Why a large file is not brought though it is its turn."""
 
     READ = "programs read large files at the source"
     PEER = "the node that was asked for it does not copy it now"
@@ -81,6 +81,8 @@ class Large:
         self._told_early: dict[int, Collection[int]] = {}
         """Files of which other nodes told that they bring them while a copy of this node's own was under way."""
         self._tries: Counter[int] = Counter()
+        self._not_before: dict[int, float] = {}
+        """By id: the time before which another node is not asked for a file again."""
 
     def is_large(self, id_: int) -> bool:
         """Returns whether a file is large, so that its copying may be deferred."""
@@ -144,7 +146,7 @@ class Large:
     def _fetch_here(self, id_: int) -> None:
         if self._states.is_from_peer(id_):
             self._states.fetch_here(id_)
-            self.defer(id_)  # the order may have passed over it
+            self._requeue(id_)  # the order may have passed over it
 
     def _others(self, id_: int, now: float) -> Collection[int]:
         """Returns the nodes that are to bring a file, too, with this one, if that is to be begun: once."""
@@ -205,30 +207,39 @@ class Large:
 
     # ---- what is deferred
 
-    def deferral(self, id_: int, now: float) -> Deferral | None:
-        """Returns why a large file whose turn it is must not be copied now, and notes those that a program reads."""
-        self.note_deferred(id_, now)
-        if self._tries[id_] >= MOST_TRIES:
-            return Deferral.TRIED
-        if not self.reads.count(now):
+    def why_not(self, id_: int, now: float) -> WhyNot | None:
+        """Returns why a file must not be brought now although it is its turn."""
+        if not self.is_large(id_):
             return None
-        return None if self._begins_ahead(id_, now) else Deferral.READ
+        if self._states.is_from_peer(id_):
+            is_too_early = now < self._not_before.get(id_, now)
+            return WhyNot.READ if self.reads.has(id_, now) else WhyNot.PEER if is_too_early else None
+        if self._tries[id_] >= MOST_TRIES:
+            return WhyNot.TRIED
+        return None if not self.reads.count(now) or self._comes_ahead(id_, now) else WhyNot.READ
 
-    def _begins_ahead(self, id_: int, now: float) -> bool:
-        if self._beyond_bytes <= 0 or self.reads.has(id_, now) or self._are_enough():
-            return False
-        self.ahead[id_] = min(self._beyond_bytes, self._states.size(id_))
-        self._beyond_bytes -= self.ahead[id_]
-        return True
+    def _comes_ahead(self, id_: int, now: float) -> bool:
+        return self._beyond_bytes > 0 and not self.reads.has(id_, now) and not self._are_enough()
 
     def may_bring_deferred(self, now: float) -> bool:
-        """Returns whether there may be a file without a deferral."""
+        """Returns whether this node may read a file that was deferred."""
         return self._beyond_bytes > 0 or not self.reads.count(now)
 
-    def note_deferred(self, id_: int, now: float) -> None:
-        """Notes a file that is not brought now though it is its turn, if a program reads it at the source."""
+    def defer(self, id_: int, now: float) -> None:
+        """Puts a file that is not brought now behind those that were deferred before, if this node is to keep it."""
         if self.reads.has(id_, now):
             self.deferred.add(id_)
+        if self._states.of(id_) is FileState.WAITING:
+            self._requeue(id_)
+
+    def not_yet(self, id_: int, now: float) -> None:
+        """Notes that the node that was asked for a file does not copy it now; it is asked again later."""
+        self._not_before[id_] = now + LET_GO_S
+        self.defer(id_, now)
+
+    def _requeue(self, id_: int) -> None:
+        self._queue.pop(id_, None)
+        self._queue[id_] = None
 
     @property
     def uncopied(self) -> set[int]:
@@ -240,21 +251,11 @@ class Large:
     def _comes(self, id_: int) -> bool:
         return self._states.of(id_) is FileState.FLYING and id_ not in self._here
 
-    def is_read_at_source(self, id_: int, now: float) -> bool:
-        """Returns whether a program reads the file at the source."""
-        return self.reads.has(id_, now)
-
-    def defer(self, id_: int) -> None:
-        """Puts a large file behind those that were deferred before."""
-        self._queue.pop(id_, None)
-        self._queue[id_] = None
-
-    def pop_deferred(self, sought: int, deferral: Callable[[int, float], Deferral | None], now: float) -> int | None:
-        """Takes out a file with the byte `sought` for which there is no `deferral` any more; what the program has read
-        comes last."""
+    def pop_deferred(self, sought: int, now: float) -> int | None:
+        """Takes out a file with the byte `sought` that may be brought now; what the program has read comes last."""
         for id_ in sorted(islice(self._queue, LOOK_LIMIT), key=self.deferred.__contains__):
             cell = self._states.cells[id_] & READER
-            if cell == sought and deferral(id_, now) is None:
+            if cell == sought and self.why_not(id_, now) is None:
                 del self._queue[id_]
                 return id_
             if cell not in (SOURCE_WAITS, PEER_WAITS):
@@ -300,8 +301,12 @@ class Large:
                 if not (is_copied and self.is_worth_waiting(id_, now)):
                     self.reads.elsewhere(id_, node, now)
 
-    def begun(self, id_: int) -> None:
+    def begun(self, id_: int, now: float) -> None:
         """Notes that the copying of a file begins."""
+        comes_ahead = id_ not in self._wanted and id_ not in self.joint.ids
+        if comes_ahead and self._beyond_bytes > 0 and self.reads.count(now):
+            self.ahead[id_] = min(self._beyond_bytes, self._states.size(id_))
+            self._beyond_bytes -= self.ahead[id_]
         self._flights.measure(id_)
         self._before.pop(id_, None)
         self.deferred.discard(id_)
