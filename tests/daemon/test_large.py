@@ -125,7 +125,7 @@ def test_transfers_of_what_nobody_reads_are_given_up_and_begin_again() -> None:
     assert q.request(0, 1.0).kind is AnswerKind.DIRECT
     looks(q, {0: NOTHING}, 1.0)
     assert q.large.given_up(of({0: NOTHING}), 1.0) == [1]
-    assert q.source.defer(1, 1.0)
+    assert q.source.given_up(1, 1.0)
     q.large.hidden(1)
     assert begin(q, 1.0) == []
     assert q.large.uncopied == {0}, "no program reads the other one"
@@ -201,7 +201,7 @@ def test_what_has_no_row_is_not_copied_beside_programs() -> None:
         looks(q, {0: FOLLOWED}, now)
         tries += len(q.source.next(9, now))
         assert q.large.given_up(of({0: FOLLOWED}), now) == ([0] if tries <= MOST_TRIES and q.flights.started else [])
-        q.source.defer(0, now)
+        q.source.given_up(0, now)
     assert tries == MOST_TRIES
 
 
@@ -273,7 +273,7 @@ def test_a_file_that_is_followed_all_nodes_bring() -> None:
     assert q.large.priority(2, 1.0) is Priority.ASIDE
     q.large.hidden(2)
     assert q.large.joint.nodes(2) == ()
-    assert q.source.defer(2, 1.0)
+    assert q.source.given_up(2, 1.0)
     looks(q, {2: FOLLOWED}, 2.0)
     assert not q.large.joint.untold(), "once"
 
@@ -285,7 +285,7 @@ def test_a_copy_under_way_begins_anew_where_several_nodes_are_to_bring_it() -> N
     assert q.large.given_up(of({0: NOTHING}), 1.0) == []
     looks(q, {0: FOLLOWED}, 2.0)
     assert q.large.given_up(of({0: FOLLOWED}), 2.0) == [0]
-    assert q.source.defer(0, 2.0)
+    assert q.source.given_up(0, 2.0)
     q.large.hidden(0)
     looks(q, {0: FOLLOWED}, 2.1)
     assert begin(q, 2.1) == [0]
@@ -314,7 +314,7 @@ def test_a_node_that_is_told_while_it_copies_the_file_alone_joins_once_it_has_gi
     q.large.read_elsewhere([0], 0, 0.2)
     assert (q.large.joint.nodes(0), q.large.given_up(of({}), 0.2)) == ((), [0])
     q.large.hidden(0)
-    assert q.source.defer(0, 0.3)
+    assert q.source.given_up(0, 0.3)
     assert q.large.joint.nodes(0) == (0, 1)
     assert q.source.next(1, 0.3) == [0]
     assert q.large.given_up(of({}), 0.4) == []

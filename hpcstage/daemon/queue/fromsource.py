@@ -146,18 +146,17 @@ class FromSource:
             self._flights.states.move(id_, FileState.PROMOTED)
             self.promoted.ids.appendleft(id_)
 
-    def defer(self, id_: int, now: float) -> bool:
-        """Takes back a transfer that was given up because programs read at the source. Returns False if it was not in
-        flight."""
-        if self._flights.states.of(id_) is not FileState.FLYING or self._flights.end(id_) is None:
+    def given_up(self, id_: int, now: float) -> bool:
+        """Takes back a transfer that was given up: it goes before the order again, or is deferred if it must not be
+        copied now. Returns False if it was not in flight, or came to nothing."""
+        if self._flights.states.of(id_) is not FileState.FLYING:
             return False
         if not self._large.reads.has(id_, now):
             self._large.taken_back(id_)
+        if self._large.why_not(id_, now) is None:
+            self.requeue(id_)
+            return True
+        self._flights.end(id_)
         self._defer(id_, now)
         self._large.join_late(id_)
         return True
-
-    def take_back(self, id_: int) -> None:
-        """Takes back a transfer that was given up for reasons that have nothing to do with the file."""
-        self._large.taken_back(id_)
-        self.requeue(id_)
