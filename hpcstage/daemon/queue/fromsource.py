@@ -1,4 +1,4 @@
-"""Decides which file this node reads from the source next, and how long a program waits for it. Pure.
+"""Decides which file this node reads from the source next. Pure.
 
 Files that a program here waits for come first. After them, files that other nodes asked for and files of this node's
 own order take turns. Large files that are deferred come last.
@@ -7,15 +7,11 @@ own order take turns. Large files that are deferred come last.
 from __future__ import annotations
 
 from hpcstage.daemon.queue.flights import Flights
-from hpcstage.daemon.queue.large import MOST_WAIT_S, Large
-from hpcstage.daemon.queue.rates import AnswerKind, Bucket, Decision, Estimates, Limits
+from hpcstage.daemon.queue.large import Large
+from hpcstage.daemon.queue.rates import AnswerKind, Bucket, Estimates, Limits
 from hpcstage.daemon.queue.sequences import Line, Sequences
 from hpcstage.daemon.queue.states import FINAL, LOOK_LIMIT, SOURCE_WAITS, FileState
 from hpcstage.protocol.shim import Reason
-
-SHORTEST_WAIT_S, SHORTEST_SHARED_WAIT_S = 0.25, 2.0
-"""The least time that a request waits, on a single node and in a node group: a wait that ends too early has a file read
-twice from the source, which a node group is there to avoid."""
 
 
 class FromSource:
@@ -98,24 +94,9 @@ class FromSource:
 
     # ---- requested
 
-    def request(self, id_: int, state: FileState, now: float) -> Decision:
-        """Answers the request for a file that this node reads. A wait moves it to the front."""
-        if self._large.is_large(id_):
-            return self._request_large(id_, state, now)
-        least_s = SHORTEST_SHARED_WAIT_S if self.limits.shared else SHORTEST_WAIT_S
-        decision = self.limits.decide(self._expected_s(id_, state, now), least_s, now)
-        if decision.kind is AnswerKind.WAIT and state in (FileState.WAITING, FileState.REMOTE):
-            self._flights.states.move(id_, FileState.PROMOTED)
-            self.promoted.ids.append(id_)
-        return decision
-
-    def _request_large(self, id_: int, state: FileState, now: float) -> Decision:
-        if state is FileState.FLYING and self._large.is_worth_waiting(id_, now):
-            return Decision(AnswerKind.WAIT, deadline=now + 2 * MOST_WAIT_S)
-        self._large.reads.opened(id_, now)
-        return Decision(AnswerKind.DIRECT, reason=Reason.LARGE)
-
-    def _expected_s(self, id_: int, state: FileState, now: float) -> float:
+    def expected_s(self, id_: int, now: float) -> float:
+        """Returns the seconds in which a program that opens a file has its copy."""
+        state = self._flights.states.of(id_)
         alone_s = self.estimates.transfer_s(self._flights.states.size(id_))
         if state is FileState.FLYING:
             return max(alone_s - self._flights.took_s(id_, now), alone_s / 8)
