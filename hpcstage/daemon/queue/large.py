@@ -14,7 +14,7 @@ are followed through all nodes bring, what stands aside those whose programs rea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from functools import partial
 from itertools import islice
@@ -23,7 +23,6 @@ from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.rates import Estimates
 from hpcstage.daemon.queue.sourcereads import LET_GO_S, SourceReads
 from hpcstage.daemon.queue.states import FINAL, LOOK_LIMIT, PEER_WAITS, READER, SOURCE_WAITS, FileState
-from hpcstage.daemon.queue.together import JointCopies
 from hpcstage.plan import rule
 from hpcstage.plan.rule import FileReads
 from hpcstage.protocol.arriving import LEAST_STRIPE_BYTES, Priority
@@ -43,6 +42,55 @@ class WhyNot(Enum):
     READ = "programs read large files at the source"
     PEER = "the node that was asked for it does not copy it now"
     TRIED = "its copying was begun MOST_TRIES times"
+
+
+class JointCopies:
+    """Owns which large files this node brings together with others, each its stripes."""
+
+    def __init__(self) -> None:
+        self.own = 0
+        """This node."""
+        self.present: Collection[int] = ()
+        """The nodes that may take part, in the order of their numbers; none while there is no group."""
+        self._nodes: dict[int, tuple[int, ...]] = {}
+        self._untold: dict[int, tuple[int, ...]] = {}
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there are others to bring a file with."""
+        return len(self.present) > 1
+
+    def begin(self, id_: int, nodes: Collection[int]) -> None:
+        """Has this node begin to bring a file with these nodes, which are to be told."""
+        found = tuple(node for node in self.present if node in nodes or node == self.own)
+        if len(found) > 1:
+            self._nodes[id_] = self._untold[id_] = found
+
+    def told(self, id_: int, nodes: Collection[int]) -> bool:
+        """Notes that another node has begun to bring a file. Returns whether this one takes part."""
+        if self.own not in nodes or not self.is_possible:
+            return False
+        self._nodes[id_] = tuple(nodes)
+        return True
+
+    def nodes(self, id_: int) -> tuple[int, ...]:
+        """Returns the nodes that bring a file with this one; none if it is brought by this one alone."""
+        return self._nodes.get(id_, ())
+
+    @property
+    def ids(self) -> Collection[int]:
+        """The files that are brought so now, or about to be."""
+        return self._nodes.keys()
+
+    def end(self, id_: int) -> None:
+        """Notes that this node's copy has ended."""
+        self._nodes.pop(id_, None)
+        self._untold.pop(id_, None)
+
+    def untold(self) -> Mapping[int, tuple[int, ...]]:
+        """Returns what other nodes are to be told, once."""
+        untold, self._untold = self._untold, {}
+        return untold
 
 
 class Large:
