@@ -97,6 +97,8 @@ class LargeCopy:
 
     def copy(self, worker: CopyWorker) -> CopyOutcome:
         """Copies the file with those who help, and publishes it."""
+        if worker.stats.cancelled:  # before others could know of this copy
+            self.cancelled = True
         try:
             self._open(worker)
             self._read_source(worker, leads=True)

@@ -31,7 +31,7 @@ from hpcstage.protocol.arriving import Priority, StripeState
 from hpcstage.store.arrivals import Arrival, Arrivals, SourceFacts
 from hpcstage.store.arrivingrows import StripeShare
 from hpcstage.store.copyfile import CopyJob, CopyWorker, Status
-from hpcstage.store.counters import StatsArea
+from hpcstage.store.counters import CANCEL, StatsArea
 from hpcstage.store.grantedrows import GrantedRows
 from hpcstage.store.largecopy import LargeCopy
 from hpcstage.store.storedir import budget
@@ -418,6 +418,15 @@ def test_two_readers_are_followed_alike(tmp_path: Path) -> None:
         patched.setattr(Arrival, "arrived", arrived)
         assert large.copy(worker).status is Status.CANCELLED
     assert order == [at + stripe for stripe in range(9) for at in (0, 20)]
+
+
+def test_a_copy_that_was_cancelled_before_it_began_ends_though_nothing_of_it_is_to_be_copied(tmp_path: Path) -> None:
+    source, stats = tmp_path / "large", StatsArea(1).thread(0)
+    source.write_bytes(bytes(MB))
+    assert GrantedRows(tmp_path).grant(0, priority=Priority.FOLLOWS)
+    stats.words[CANCEL] = 1
+    assert copy_of(tmp_path, source, lambda _: None).copy(CopyWorker(stats)).status is Status.CANCELLED
+    assert not (tmp_path / "incoming").exists()
 
 
 needs_fuse = pytest.mark.skipif(unavailable() is not None, reason="no FUSE here")
