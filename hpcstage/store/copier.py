@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
+from hpcstage.plan.blocks import LARGE_BYTES
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.arriving import ARRIVING_FILE
 from hpcstage.store import copyfile
@@ -27,8 +28,6 @@ from hpcstage.store.copyfile import CopyJob, CopyOutcome, CopyWorker, Status
 from hpcstage.store.counters import CANCEL, StatsArea, ThreadStats
 from hpcstage.store.largecopy import LargeCopy, Pacer
 
-LARGE_BYTES = 16 << 20
-"""Larger files are copied in stripes, by several threads."""
 LEAST_PACED_BYTES = 1 << 20
 PACED_BURST_S = 0.125
 MOST_LOGGED = 5

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from hpcstage.daemon.queue.large import LEAST_BYTES, MOST_TRIES
+from hpcstage.daemon.queue.large import MOST_TRIES
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import AnswerKind, Limits
 from hpcstage.daemon.queue.sourcereads import LET_GO_S
 from hpcstage.daemon.queue.states import FileState, NodeShare
+from hpcstage.plan.blocks import LARGE_BYTES
 from hpcstage.plan.rule import FOLLOWED_BYTES, FileReads, Front
 from hpcstage.plan.types import Budget
 from hpcstage.protocol.arriving import Priority
@@ -215,7 +216,7 @@ def test_what_is_nearly_there_is_waited_for() -> None:
 
 
 def test_what_is_not_large_is_copied_whatever_programs_read() -> None:
-    q = queue([LARGE, LEAST_BYTES])
+    q = queue([LARGE, LARGE_BYTES])
     looks(q, {0: NOTHING, 1: NOTHING}, 1.0)
     assert begin(q, 1.0) == [1]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hpcstage.daemon.copying.copies import StoredCopies, Tombstones
 from hpcstage.daemon.queue import width
+from hpcstage.daemon.queue.large import MOST_TRIES
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FINAL, FileState
 from hpcstage.plan.dataset.manifest import Manifest
@@ -29,7 +30,6 @@ from hpcstage.store.storedir import Store
 if TYPE_CHECKING:
     from hpcstage.record.parts.part import ErrorPart
 
-MOST_TRIES = 3
 SMALL_BYTES = 256 << 10
 """Below this mean size copiers may get as many transfers ahead as they have threads."""
 NO_SPACE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})

@@ -1,6 +1,6 @@
 """Decides which large files are copied while programs read large files at the source, by `plan.rule`. Pure.
 
-A file is large if it has more than LEAST_BYTES and the source is busy with it for more than LARGE_S. Programs read such
+A file is large if it has more than LARGE_BYTES and the source is busy with it for more than LARGE_S. Programs read such
 files at the source until their copies are whole, and are served what has arrived. While programs of this node have one
 open there, of large files only this is copied: what follows their readers in order, and, of one file at a time, as much
 as they read of it. Other transfers are given up and begin again later. Afterwards files that no program has read come
@@ -24,11 +24,11 @@ from hpcstage.daemon.queue.rates import Estimates
 from hpcstage.daemon.queue.sourcereads import LET_GO_S, SourceReads
 from hpcstage.daemon.queue.states import FINAL, LOOK_LIMIT, PEER_WAITS, READER, SOURCE_WAITS, FileState
 from hpcstage.plan import rule
+from hpcstage.plan.blocks import LARGE_BYTES
 from hpcstage.plan.rule import FileReads
 from hpcstage.protocol.arriving import LEAST_STRIPE_BYTES, Priority
 
 LARGE_S = 0.25
-LEAST_BYTES = 16 << 20
 MOST_TRIES = 3
 """The most times that the copying of one file is begun."""
 MOST_WAIT_S, NEARLY_DONE = 1.0, 0.75
@@ -135,7 +135,7 @@ class Large:
     def is_large(self, id_: int) -> bool:
         """Returns whether a file is large, so that its copying may be deferred."""
         size = self._states.size(id_)
-        return size > LEAST_BYTES and size > LARGE_S * self._estimates.all_bytes_per_s
+        return size > LARGE_BYTES and size > LARGE_S * self._estimates.all_bytes_per_s
 
     # ---- what programs read, and what is copied therefore
 
