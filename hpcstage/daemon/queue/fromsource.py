@@ -1,7 +1,8 @@
 """Decides which file this node reads from the source next. Pure.
 
-Files that a program here waits for come first. After them, files that other nodes asked for and files of this node's
-own order take turns. Large files that are deferred come last.
+Large files that programs read meanwhile come first, as far as `plan.rule` allows, then files that a program here waits
+for. After them, files that other nodes asked for and files of this node's own order take turns. Large files that were
+deferred come last.
 """
 
 from __future__ import annotations
@@ -63,10 +64,11 @@ class FromSource:
         return chosen
 
     def _next(self, now: float, *, is_capped: bool) -> int | None:
+        """Takes out the next id. The cap keeps none back that a program waits for, as it would read the file itself."""
         large = self._large
         if not is_capped and (wanted := large.next_wanted(now)) is not None:
             return wanted
-        while (id_ := self._pop_requested() if is_capped else self._pop()) is not None:
+        while (id_ := self.promoted.pop() if is_capped else self._pop()) is not None:
             if large.why_not(id_, now) is None:
                 return id_
             self._defer(id_, now)
@@ -76,18 +78,14 @@ class FromSource:
         self._flights.states.wait_again(id_)
         self._large.defer(id_, now)
 
-    def _pop_requested(self) -> int | None:
-        """Returns a file that a program waits for. The cap keeps none back, as the program would read it itself."""
-        return self.promoted.pop() if self.promoted.ids else None
-
     def _pop(self) -> int | None:
-        if (requested := self._pop_requested()) is not None:
+        if (requested := self.promoted.pop()) is not None:
             return requested
-        if self._asked.ids and self._turn < self.turns and (asked := self._asked.pop()) is not None:
+        if self._turn < self.turns and (asked := self._asked.pop()) is not None:
             self._turn += 1
             return asked
         self._turn = 0
-        if self.released.ids and (released := self.released.pop()) is not None:
+        if (released := self.released.pop()) is not None:
             return released
         ordered = self._sequences.pop(SOURCE_WAITS) if self._flights.states.ordered(from_peers=False) else None
         return self._asked.pop() if ordered is None else ordered
