@@ -121,7 +121,7 @@ class FromPeers:
             return max(expected_s - self._flights.took_s(id_, now), expected_s / 8)
         return expected_s
 
-    def bring_sooner(self, id_: int, now: float) -> bool:
+    def are_sooner(self, id_: int, now: float) -> bool:
         """Returns whether a large file comes sooner from another node, which says at once if it has no copy, than from
         the source."""
         states, temporary = self._flights.states, self._flights.budget.temporary

@@ -87,7 +87,7 @@ class Queue:
     def _request_large(self, id_: int, now: float) -> Decision:
         """Lets the program read a large file at the source, unless its copy is nearly here: it may read little."""
         if self.states.is_from_peer(id_):
-            if self.from_peers.bring_sooner(id_, now):
+            if self.from_peers.are_sooner(id_, now):
                 self.large.reads.awaited(id_)
                 return self._wait(id_, self.from_peers.estimates.transfer_s(self.states.size(id_)), now)
         elif self.states.of(id_) is _FLYING and self.large.is_worth_waiting(id_, now):
