@@ -61,7 +61,7 @@ class Usefulness:
         """Ends a pause, since a process with the shim uses the datasets."""
         if self._is_alone:
             self.unserved.served(now)
-            self._engine.withdrawals.is_paused = False
+            self._engine.is_paused = False
 
     def look(self, now: float, *, is_waited_for: bool) -> None:
         """Looks at who reads the datasets. `is_waited_for` says that somebody waits for the end of the staging."""
@@ -90,7 +90,7 @@ class Usefulness:
             self._stop()
 
     def _pause_if_unserved(self, now: float, *, is_waited_for: bool) -> None:
-        flights, withdrawals, processes = self._engine.queue.flights, self._engine.withdrawals, self._base.page.attached
+        flights, engine, processes = self._engine.queue.flights, self._engine, self._base.page.attached
         sums = processes.sums()
         before, self._opens = self._opens, sum(sums[c] for c in _OPENS)
         if self._opens > before or is_waited_for or processes.are_using(ACTIVE_S):
@@ -100,6 +100,6 @@ class Usefulness:
         seen = self._sightings.look(self._base.programs, processes.pids(), flights.needed(), now)
         if seen is not None:
             self.unserved.saw(seen, now)
-            if self.unserved.is_paused and not withdrawals.is_paused:
-                withdrawals.pause()
-            withdrawals.is_paused = self.unserved.is_paused
+            if self.unserved.is_paused and not engine.is_paused:
+                engine.pause()
+            engine.is_paused = self.unserved.is_paused

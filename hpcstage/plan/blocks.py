@@ -7,6 +7,8 @@ from itertools import repeat
 from operator import add, floordiv
 
 BLOCK_BYTES = 4096
+LARGE_BYTES = 16 << 20
+"""Larger files come in stripes, by several threads."""
 LEAST_STRIPE_BYTES = 1 << 20
 MOST_STRIPES = 16384
 """The most stripes of a file."""

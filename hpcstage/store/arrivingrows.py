@@ -1,6 +1,7 @@
-"""The file `arriving`: its mapping, and what its rows hold. The layout stands in `protocol.arriving`.
+"""The file `arriving`: its mapping, what its rows hold, and the exchange's side of it: what has arrived of a file, to
+be passed on. The layout stands in `protocol.arriving`.
 
-The daemon's side of it is `grantedrows`, a copier's `arrivals`, and the exchange's `shownrows`.
+The daemon's side is `grantedrows`, a copier's `arrivals`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import mmap
 import os
 import struct
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,20 +19,26 @@ from hpcstage.protocol.arriving import (
     AHEAD_OFFSET,
     ARRIVING_BYTES,
     ARRIVING_HEADER_BYTES,
+    ARRIVING_NAME_BYTES,
     ARRIVING_READ,
     ARRIVING_ROW_BYTES,
     ARRIVING_ROWS,
     FAULTS_OFFSET,
     FRONT,
     FRONTS_OFFSET,
+    GRANTED_OFFSET,
     JUMPED_OFFSET,
     MOST_SHARING,
+    NAME_OFFSET,
     READ_OFFSET,
     ROW_READERS,
     ROW_STRIPES,
     SHARE,
     SHARE_OFFSET,
+    SHOWN_OFFSET,
     STRIPES_OFFSET,
+    WISHED_OFFSET,
+    StripeState,
 )
 
 U32 = struct.Struct("<I")
@@ -38,6 +46,7 @@ U64 = struct.Struct("<Q")
 ID_OFFSET = 40
 """Where the id of the file stands in a row."""
 _SIZE_OFFSET = 16
+_SERIALS = (GRANTED_OFFSET, SHOWN_OFFSET)
 MOST_COUNT = (1 << 32) - 2
 """Serial numbers count to this and then from 1 on."""
 
@@ -117,3 +126,46 @@ def open_map(path: Path) -> mmap.mmap:
         return mmap.mmap(fd, ARRIVING_BYTES)
     finally:
         os.close(fd)
+
+
+class ShownRow:
+    """What is shown of one file, while `holds`."""
+
+    def __init__(self, mapped: mmap.mmap, row: int, serial: int) -> None:
+        start = row_at(row)
+        self._map, self._row, self._serial = mapped, row, serial
+        name = mapped[start + NAME_OFFSET : start + NAME_OFFSET + ARRIVING_NAME_BYTES]
+        self.incoming = name.partition(b"\0")[0]
+        """The name of the incoming file in the node directory."""
+        self._has_wish = False
+
+    def holds(self) -> bool:
+        """Returns whether the row is the same transfer's as before: what was read of its file until now was right."""
+        return all(U32.unpack_from(self._map, at + 4 * self._row)[0] == self._serial for at in _SERIALS)
+
+    def has(self, stripe: int) -> bool:
+        """Returns whether a stripe has arrived."""
+        return self._map[stripes_at(self._row) + stripe] == StripeState.ARRIVED
+
+    def wish(self, stripe: int) -> None:
+        """Says that another node needs a stripe: of several the one that is said first."""
+        if not self._has_wish:
+            U32.pack_into(self._map, row_at(self._row) + WISHED_OFFSET, stripe + 1)
+        self._has_wish = True
+
+
+class ShownRows:
+    """The exchange's side: finds rows by the ids of files."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._map: mmap.mmap | None = None
+
+    def find(self, id_: int) -> ShownRow | None:
+        """Returns the row of a file of which something is shown."""
+        with suppress(OSError, ValueError):
+            self._map = self._map or open_map(self._path)
+        if self._map is None or (found := row_of(self._map, id_, SHOWN_OFFSET)) is None:
+            return None
+        row = ShownRow(self._map, *found)
+        return row if row.holds() else None

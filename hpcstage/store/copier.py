@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
+from hpcstage.plan.blocks import LARGE_BYTES
 from hpcstage.protocol import nodedir
 from hpcstage.protocol.arriving import ARRIVING_FILE
 from hpcstage.store import copyfile
@@ -25,10 +26,8 @@ from hpcstage.store.catalog import Catalog
 from hpcstage.store.copierpipe import COMMAND, Op, pack_result
 from hpcstage.store.copyfile import CopyJob, CopyOutcome, CopyWorker, Status
 from hpcstage.store.counters import CANCEL, StatsArea, ThreadStats
-from hpcstage.store.largecopy import BigCopy, Pacer
+from hpcstage.store.largecopy import LargeCopy, Pacer
 
-BIG_BYTES = 16 << 20
-"""Larger files are copied in stripes, by several threads."""
 LEAST_PACED_BYTES = 1 << 20
 PACED_BURST_S = 0.125
 MOST_LOGGED = 5
@@ -58,8 +57,8 @@ class CopierSettings:
     def limit_bytes(self) -> int:
         """The largest size in bytes at which one thread copies a file in one go."""
         if self.max_rate_bytes_per_s is None:
-            return BIG_BYTES
-        return min(BIG_BYTES, max(LEAST_PACED_BYTES, int(self.max_rate_bytes_per_s * PACED_BURST_S)))
+            return LARGE_BYTES
+        return min(LARGE_BYTES, max(LEAST_PACED_BYTES, int(self.max_rate_bytes_per_s * PACED_BURST_S)))
 
 
 class Tasks:
@@ -71,10 +70,10 @@ class Tasks:
         self._urgent: deque[int] = deque()
         self._normal: deque[int] = deque()
         self._pending: set[int] = set()
-        self._invitations: deque[BigCopy] = deque()
+        self._invitations: deque[LargeCopy] = deque()
         self._tokens: SimpleQueue[None] = SimpleQueue()
         self._current: dict[int, int] = {}
-        self._big: dict[int, BigCopy] = {}
+        self._large: dict[int, LargeCopy] = {}
         self._lock = threading.Lock()
 
     def give(self, id_: int, *, urgent: bool) -> None:
@@ -89,17 +88,17 @@ class Tasks:
             self._urgent.append(id_)
             self._tokens.put(None)
 
-    def invite(self, big: BigCopy) -> None:
+    def invite(self, large: LargeCopy) -> None:
         """Has one more thread work on a large file."""
-        self._invitations.append(big)
+        self._invitations.append(large)
         self._tokens.put(None)
 
     def cancel(self, id_: int) -> bool:
         """Ends the copying of an id. Returns whether no thread had taken it: then none will report a result."""
         with self._lock:
-            big = self._big.get(id_)
-            if big is not None:
-                big.cancelled = True
+            large = self._large.get(id_)
+            if large is not None:
+                large.cancelled = True
             for number, current in self._current.items():
                 if current == id_:
                     self._stats[number].words[CANCEL] = 1
@@ -107,7 +106,7 @@ class Tasks:
             self._pending.discard(id_)
         return is_waiting
 
-    def take(self, number: int) -> BigCopy | tuple[int, bool] | None:
+    def take(self, number: int) -> LargeCopy | tuple[int, bool] | None:
         """Waits until there is something to do for a thread: a large file to help with, or an id and whether it is
         urgent. Returns None if another thread was faster."""
         self._tokens.get()
@@ -129,15 +128,15 @@ class Tasks:
             self._current.pop(number, None)
             self._stats[number].words[CANCEL] = 0
 
-    def begin_big(self, big: BigCopy) -> None:
+    def begin_large(self, large: LargeCopy) -> None:
         """Notes that several threads may work on a large file from now on."""
         with self._lock:
-            self._big[big.id] = big
+            self._large[large.id] = large
 
-    def end_big(self, big: BigCopy) -> None:
+    def end_large(self, id_: int) -> None:
         """Notes that no thread works on a large file any more."""
         with self._lock:
-            self._big.pop(big.id, None)
+            del self._large[id_]
 
 
 class Copier:
@@ -190,8 +189,9 @@ class Copier:
         worker = CopyWorker(self._stats[number], native=self._settings.native)
         while True:
             task = self._tasks.take(number)
-            if isinstance(task, BigCopy):
-                self._help(worker, task)
+            if isinstance(task, LargeCopy):
+                worker.stats.works_on(task.id)
+                task.help(worker)
             elif task is not None:
                 self._copy(worker, number, *task)
 
@@ -204,8 +204,7 @@ class Copier:
             if is_small:
                 outcome = copyfile.copy(worker, job, limit_bytes)
             if outcome.status is Status.TOO_LARGE:
-                self._copy_big(worker, id_, job, None if is_small else self._pace)
-                return
+                outcome = self._copy_large(worker, id_, job, None if is_small else self._pace)
         except Exception as error:  # noqa: BLE001  whatever goes wrong with one file ends that file's copy only
             outcome = CopyOutcome(status=Status.LOCAL_ERROR, errno=getattr(error, "errno", 0) or 0)
             self._log_error()
@@ -218,25 +217,16 @@ class Copier:
         if self._logged <= MOST_LOGGED:
             traceback.print_exc()
 
-    def _copy_big(self, worker: CopyWorker, id_: int, job: CopyJob, pace: Pacer | None) -> None:
-        big = BigCopy(id_, job, pace, self._tasks.invite, partial(self._show, id_, job))
-        self._tasks.begin_big(big)
-        if big.open(worker):
-            self._help(worker, big)
-        else:
-            self._end_big(big)
+    def _copy_large(self, worker: CopyWorker, id_: int, job: CopyJob, pace: Pacer | None) -> CopyOutcome:
+        large = LargeCopy(id_, job, pace, self._tasks.invite, partial(self._show, id_, job))
+        self._tasks.begin_large(large)
+        try:
+            return large.copy(worker)
+        finally:
+            self._tasks.end_large(id_)
 
     def _show(self, id_: int, job: CopyJob, status: os.stat_result) -> Arrival:
         return self._arrivals.begin(SourceFacts(id_, status, job.temporary), self._catalog.entry(id_))
-
-    def _help(self, worker: CopyWorker, big: BigCopy) -> None:
-        worker.stats.works_on(big.id)
-        if big.work(worker):
-            self._end_big(big)
-
-    def _end_big(self, big: BigCopy) -> None:
-        self._tasks.end_big(big)
-        self._report(big.id, big.outcome)
 
     def _report(self, id_: int, outcome: CopyOutcome) -> None:
         try:

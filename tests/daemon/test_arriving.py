@@ -31,10 +31,11 @@ from hpcstage.protocol.arriving import Priority, StripeState
 from hpcstage.store.arrivals import Arrival, Arrivals, SourceFacts
 from hpcstage.store.arrivingrows import StripeShare
 from hpcstage.store.copyfile import CopyJob, CopyWorker, Status
-from hpcstage.store.counters import StatsArea
+from hpcstage.store.counters import CANCEL, StatsArea
 from hpcstage.store.grantedrows import GrantedRows
-from hpcstage.store.largecopy import RANGE_BYTES, BigCopy
+from hpcstage.store.largecopy import LargeCopy
 from hpcstage.store.storedir import budget
+from hpcstage.store.stripechoice import RANGE_BYTES
 
 MB = wire.LEAST_STRIPE_BYTES
 SIZE = 12 * MB + 1000
@@ -405,25 +406,33 @@ def test_two_readers_are_followed_alike(tmp_path: Path) -> None:
     assert GrantedRows(tmp_path).grant(0, priority=Priority.FOLLOWS)
     says(tmp_path, run=9 * MB)
     says(tmp_path, run=9 * MB, at=20 * MB, reader=1)
-    big = copy_of(tmp_path, source, lambda _: None)
+    large = copy_of(tmp_path, source, lambda _: None)
     show, worker = Arrival.arrived, CopyWorker(StatsArea(1).thread(0))
 
     def arrived(arrival: Arrival, stripe: int) -> None:
         order.append(stripe)
         show(arrival, stripe)
-        big.cancelled = len(order) == 18
+        large.cancelled = len(order) == 18
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Arrival, "arrived", arrived)
-        assert big.open(worker)
-        assert big.work(worker)
+        assert large.copy(worker).status is Status.CANCELLED
     assert order == [at + stripe for stripe in range(9) for at in (0, 20)]
+
+
+def test_a_copy_that_was_cancelled_before_it_began_ends_though_nothing_of_it_is_to_be_copied(tmp_path: Path) -> None:
+    source, stats = tmp_path / "large", StatsArea(1).thread(0)
+    source.write_bytes(bytes(MB))
+    assert GrantedRows(tmp_path).grant(0, priority=Priority.FOLLOWS)
+    stats.words[CANCEL] = 1
+    assert copy_of(tmp_path, source, lambda _: None).copy(CopyWorker(stats)).status is Status.CANCELLED
+    assert not (tmp_path / "incoming").exists()
 
 
 needs_fuse = pytest.mark.skipif(unavailable() is not None, reason="no FUSE here")
 
 
-def copy_of(node: Path, source: Path, invite: Callable[[BigCopy], object]) -> BigCopy:
+def copy_of(node: Path, source: Path, invite: Callable[[LargeCopy], object]) -> LargeCopy:
     """A copy that is shown in the first row."""
 
     def show(status: os.stat_result) -> Arrival:
@@ -433,7 +442,7 @@ def copy_of(node: Path, source: Path, invite: Callable[[BigCopy], object]) -> Bi
         return Arrivals(node / wire.ARRIVING_FILE).begin(SourceFacts(0, status, b"incoming"), listed)
 
     job = CopyJob(os.fsencode(source), os.fsencode(node / "incoming"), os.fsencode(node / "copy"))
-    return BigCopy(0, job, None, invite, show=show)
+    return LargeCopy(0, job, None, invite, show=show)
 
 
 @pytest.mark.fuse
@@ -447,14 +456,12 @@ def test_what_a_reader_needs_next_is_brought_by_several_threads(tmp_path: Path) 
     (behind / "large").write_bytes(bytes(2 * RANGE_BYTES + MB))
     assert GrantedRows(node).grant(0, priority=Priority.FOLLOWS)
     says(node, run=wire.ROW_STRIPES * MB)
-    invited: list[BigCopy] = []
+    invited: list[LargeCopy] = []
     with Slowfs(behind, Settings(data_latency_s=0.002)) as slow:
-        big = copy_of(node, slow.path / "large", invited.append)
+        large = copy_of(node, slow.path / "large", invited.append)
         worker = CopyWorker(StatsArea(1).thread(0))
-        assert big.open(worker)
-        assert big.work(worker)
-    assert big.outcome.status is Status.OK
-    assert invited == [big, big]
+        assert large.copy(worker).status is Status.OK
+    assert invited == [large, large]
 
 
 @pytest.mark.fuse
@@ -472,10 +479,9 @@ def test_the_kernel_reads_ahead_of_what_follows_and_not_of_what_stands_aside(
     assert GrantedRows(node).grant(0, priority=Priority.ASIDE)
     says(node, read=MB // 2)
     with Slowfs(behind, Settings()) as slow:
-        big = copy_of(node, slow.path / "large", lambda _: None)
+        large = copy_of(node, slow.path / "large", lambda _: None)
         worker = CopyWorker(StatsArea(1).thread(0))
-        assert big.open(worker)
-        working = threading.Thread(target=big.work, args=(worker,))
+        working = threading.Thread(target=large.copy, args=(worker,))
         working.start()
         try:
             wait_for(lambda: Row(node, 0).arrived == [0])
@@ -484,9 +490,9 @@ def test_the_kernel_reads_ahead_of_what_follows_and_not_of_what_stands_aside(
             wait_for(lambda: Row(node, 0).arrived == [0, *range(8, 17)])
             wait_for(lambda: slow.counters().read_bytes > 10 * MB)
         finally:
-            big.cancelled = True
+            large.cancelled = True
             working.join(60)
-    assert big.outcome.status is Status.CANCELLED
+    assert large.outcome.status is Status.CANCELLED
 
 
 # ---- a file that several nodes bring together

@@ -21,9 +21,10 @@ from benchmarks.copyall import copy_all
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.dataset.scan import scan
-from hpcstage.store import copyfile, largecopy
+from hpcstage.store import copyfile
 from hpcstage.store.copyfile import CopyJob, CopyOutcome, CopyWorker, Status
 from hpcstage.store.counters import WRITE_NS, StatsArea
+from hpcstage.store.largecopy import LargeCopy
 
 NEEDS_C = pytest.mark.skipif(copyfile._copy is None, reason="the C function was not built")
 native = pytest.mark.parametrize("native", [False, pytest.param(True, marks=NEEDS_C)], ids=["python", "c"])
@@ -271,10 +272,7 @@ def copied(worker: CopyWorker, job: CopyJob) -> CopyOutcome:
     outcome = copyfile.copy(worker, job, 1 << 30)
     if outcome.status is not Status.TOO_LARGE:
         return outcome
-    big = largecopy.BigCopy(0, job, None, lambda _: None)
-    if big.open(worker):
-        assert big.work(worker)
-    return big.outcome
+    return LargeCopy(0, job, None, lambda _: None).copy(worker)
 
 
 @native
@@ -379,9 +377,7 @@ def test_the_time_of_a_slow_local_disk_counts(tmp_path, local_dir, monkeypatch):
     assert stats.words[WRITE_NS] >= 3 * 20_000_000
 
 
-def test_a_big_copy_that_cannot_begin_says_why(tmp_path, local_dir):
+def test_a_large_copy_that_cannot_begin_says_why(tmp_path, local_dir):
     worker = CopyWorker(StatsArea(1).thread(0))
-    big = largecopy.BigCopy(0, CopyJob(b"/nonexistent/x", b"t", b"target"), None, lambda _: None)
-    assert not big.open(worker)
-    assert big.outcome.status is Status.SOURCE_ERROR
-    assert not big.work(worker)
+    large = LargeCopy(0, CopyJob(b"/nonexistent/x", b"t", b"target"), None, lambda _: None)
+    assert large.copy(worker).status is Status.SOURCE_ERROR

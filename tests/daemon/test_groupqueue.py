@@ -219,7 +219,7 @@ def test_a_copy_is_given_up_when_another_node_reads_the_file_unless_it_is_nearly
     read[:] = LARGE // 10, LARGE * 9 // 10
     q.large.read_elsewhere([0, 1], 1, 3.0)
     assert q.large.given_up(lambda _: FileReads(LARGE), 3.0) == [0]
-    assert q.source.defer(0, 3.0)
+    assert q.source.given_up(0, 3.0)
     assert q.from_peers.is_deferred(0, 3.0)
 
 

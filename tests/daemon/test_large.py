@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from hpcstage.daemon.queue.large import LEAST_BYTES, MOST_TRIES
+from hpcstage.daemon.queue.large import MOST_TRIES
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.rates import AnswerKind, Limits
 from hpcstage.daemon.queue.sourcereads import LET_GO_S
 from hpcstage.daemon.queue.states import FileState, NodeShare
+from hpcstage.plan.blocks import LARGE_BYTES
 from hpcstage.plan.rule import FOLLOWED_BYTES, FileReads, Front
 from hpcstage.plan.types import Budget
 from hpcstage.protocol.arriving import Priority
@@ -125,7 +126,7 @@ def test_transfers_of_what_nobody_reads_are_given_up_and_begin_again() -> None:
     assert q.request(0, 1.0).kind is AnswerKind.DIRECT
     looks(q, {0: NOTHING}, 1.0)
     assert q.large.given_up(of({0: NOTHING}), 1.0) == [1]
-    assert q.source.defer(1, 1.0)
+    assert q.source.given_up(1, 1.0)
     q.large.hidden(1)
     assert begin(q, 1.0) == []
     assert q.large.uncopied == {0}, "no program reads the other one"
@@ -172,6 +173,21 @@ def test_what_has_come_makes_room_for_the_next_ones_of_the_order() -> None:
     assert q.large.ahead == {2: 64 * MB}
 
 
+def test_what_is_refused_takes_nothing_of_what_follows_a_reader() -> None:
+    q = Queue(array("Q", [LARGE, LARGE, 20 * MB]), Limits(Budget(LARGE + 30 * MB, 1 << 40)))
+    q.source.estimates.all_bytes_per_s = 1e6
+    looks(q, {0: at(90 * MB, 90 * MB)}, 1.0)
+    assert begin(q, 1.0) == [0, 2]
+    assert q.large.ahead == {2: 20 * MB}
+
+
+def test_a_question_of_another_node_takes_nothing_of_what_follows_a_reader() -> None:
+    q = queue([LARGE] * 2)
+    looks(q, {0: at(90 * MB, 90 * MB)}, 1.0)
+    assert not q.from_peers.is_deferred(1, 1.0)
+    assert q.large.ahead == {}
+
+
 def test_no_more_transfers_than_threads_can_stay_with() -> None:
     q = queue([LARGE] * 5)
     q.large.most_beside = 2
@@ -186,7 +202,7 @@ def test_what_has_no_row_is_not_copied_beside_programs() -> None:
         looks(q, {0: FOLLOWED}, now)
         tries += len(q.source.next(9, now))
         assert q.large.given_up(of({0: FOLLOWED}), now) == ([0] if tries <= MOST_TRIES and q.flights.started else [])
-        q.source.defer(0, now)
+        q.source.given_up(0, now)
     assert tries == MOST_TRIES
 
 
@@ -200,7 +216,7 @@ def test_what_is_nearly_there_is_waited_for() -> None:
 
 
 def test_what_is_not_large_is_copied_whatever_programs_read() -> None:
-    q = queue([LARGE, LEAST_BYTES])
+    q = queue([LARGE, LARGE_BYTES])
     looks(q, {0: NOTHING, 1: NOTHING}, 1.0)
     assert begin(q, 1.0) == [1]
 
@@ -258,7 +274,7 @@ def test_a_file_that_is_followed_all_nodes_bring() -> None:
     assert q.large.priority(2, 1.0) is Priority.ASIDE
     q.large.hidden(2)
     assert q.large.joint.nodes(2) == ()
-    assert q.source.defer(2, 1.0)
+    assert q.source.given_up(2, 1.0)
     looks(q, {2: FOLLOWED}, 2.0)
     assert not q.large.joint.untold(), "once"
 
@@ -270,7 +286,7 @@ def test_a_copy_under_way_begins_anew_where_several_nodes_are_to_bring_it() -> N
     assert q.large.given_up(of({0: NOTHING}), 1.0) == []
     looks(q, {0: FOLLOWED}, 2.0)
     assert q.large.given_up(of({0: FOLLOWED}), 2.0) == [0]
-    assert q.source.defer(0, 2.0)
+    assert q.source.given_up(0, 2.0)
     q.large.hidden(0)
     looks(q, {0: FOLLOWED}, 2.1)
     assert begin(q, 2.1) == [0]
@@ -299,7 +315,7 @@ def test_a_node_that_is_told_while_it_copies_the_file_alone_joins_once_it_has_gi
     q.large.read_elsewhere([0], 0, 0.2)
     assert (q.large.joint.nodes(0), q.large.given_up(of({}), 0.2)) == ((), [0])
     q.large.hidden(0)
-    assert q.source.defer(0, 0.3)
+    assert q.source.given_up(0, 0.3)
     assert q.large.joint.nodes(0) == (0, 1)
     assert q.source.next(1, 0.3) == [0]
     assert q.large.given_up(of({}), 0.4) == []

@@ -28,7 +28,7 @@ from hpcstage.store.arrivingrows import StripeShare
 from hpcstage.store.copyfile import CopyJob, CopyWorker, Status
 from hpcstage.store.counters import StatsArea
 from hpcstage.store.grantedrows import GrantedRows
-from hpcstage.store.largecopy import BigCopy
+from hpcstage.store.largecopy import LargeCopy
 from hpcstage.store.peerstripes import PeerStripes
 
 if not MPIEXEC.exists():
@@ -268,11 +268,11 @@ class Copier:
         source.write_bytes(DATA)
         assert GrantedRows(node.path).grant(0, share=StripeShare(0, (0, 1)))
         (node.path / "incoming").mkdir(exist_ok=True)
-        self.source, self.copy, self.area = source, node.path / "copy", StatsArea(3)
+        self.source, self.copy, self.area = source, node.path / "copy", StatsArea(2)
         job = CopyJob(os.fsencode(source), b"incoming/0", b"copy")
-        self._invited: SimpleQueue[BigCopy] = SimpleQueue()
+        self._invited: SimpleQueue[LargeCopy] = SimpleQueue()
         self._ended = Event()
-        self.big = BigCopy(0, job, None, self._invited.put, show=self._show)
+        self.large = LargeCopy(0, job, None, self._invited.put, show=self._show)
 
     def _show(self, status: os.stat_result) -> Arrival:
         listed = ManifestEntry(
@@ -280,17 +280,16 @@ class Copier:
         )
         return Arrivals(Path(ARRIVING_FILE)).begin(SourceFacts(0, status, b"incoming/0"), listed)
 
-    def _work(self, number: int) -> None:
-        worker = CopyWorker(self.area.thread(number))
-        while not self._ended.is_set():
-            if self._invited.get().work(worker):
-                self._ended.set()
+    def _lead(self) -> None:
+        self.large.copy(CopyWorker(self.area.thread(0)))
+        self._ended.set()
+
+    def _help(self) -> None:
+        self._invited.get().help(CopyWorker(self.area.thread(1)))
 
     def begin(self) -> None:
-        assert self.big.open(CopyWorker(self.area.thread(0)))
-        self._invited.put(self.big)
-        for number in (1, 2):
-            Thread(target=self._work, args=(number,), daemon=True).start()
+        for work in (self._lead, self._help):
+            Thread(target=work, daemon=True).start()
 
     def until_ended(self) -> None:
         assert self._ended.wait(ENOUGH_S)
@@ -303,7 +302,7 @@ def test_a_copier_reads_its_share_and_gets_the_rest(group, tmp_path: Path, monke
     copier = Copier(one.nodes[0], tmp_path / "source", monkeypatch)
     copier.begin()
     copier.until_ended()
-    assert copier.big.outcome.status is Status.OK
+    assert copier.large.outcome.status is Status.OK
     assert copier.copy.read_bytes() == DATA
     assert copier.area.totals().bytes == SIZE - 10 * MB
     assert copier.area.received == 10 * MB
@@ -344,8 +343,8 @@ def test_a_copy_that_comes_to_nothing_does_not_wait_for_others(
         os.utime(copier.source, ns=(1, 1))
         copying.bring(1)
     else:
-        copier.big.cancelled = True
+        copier.large.cancelled = True
     copier.until_ended()
-    assert copier.big.outcome.status is (Status.CHANGED if why == "the source changes" else Status.CANCELLED)
+    assert copier.large.outcome.status is (Status.CHANGED if why == "the source changes" else Status.CANCELLED)
     assert not copier.copy.exists()
     assert copier.area.received == 0

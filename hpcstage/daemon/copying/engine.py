@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hpcstage.daemon.copying.copies import StoredCopies, Tombstones
-from hpcstage.daemon.copying.withdrawals import Withdrawals
 from hpcstage.daemon.queue import width
+from hpcstage.daemon.queue.large import MOST_TRIES
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.queue.states import FINAL, FileState
 from hpcstage.plan.dataset.manifest import Manifest
@@ -30,7 +30,6 @@ from hpcstage.store.storedir import Store
 if TYPE_CHECKING:
     from hpcstage.record.parts.part import ErrorPart
 
-MOST_TRIES = 3
 SMALL_BYTES = 256 << 10
 """Below this mean size copiers may get as many transfers ahead as they have threads."""
 NO_SPACE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -128,7 +127,8 @@ class Engine:
         self.copies = StoredCopies(manifest, store)
         self.arriving = GrantedRows(store.node_dir)
         self.tombstones = Tombstones(manifest, store, hooks.hold)
-        self.withdrawals = Withdrawals(queue, pool, hooks.is_requested)
+        self.is_paused = False
+        """Whether no copy is begun for now."""
         self.failures = Failures()
         self.busy = Busy(now, limited_s=now - started)
         queue.large.most_beside = max(1, pool.transfers // 2)
@@ -150,7 +150,7 @@ class Engine:
     def pump(self, now: float) -> None:
         """Fills the copiers."""
         hooks, free = self.hooks, self._may_begin()
-        if free > 0 and not self.queue.states.closed and not self.withdrawals.is_paused:
+        if free > 0 and not self.queue.states.closed and not self.is_paused:
             for id_ in self.queue.source.next(free, now):
                 hooks.given(id_)
                 self._show(id_, now)
@@ -179,9 +179,20 @@ class Engine:
             if large.reads.is_here(id_, now) and self.queue.states.of(id_) not in FINAL:
                 self.arriving.ask(id_, self.manifest.inodes[id_], self.manifest.size(id_))
         large.look(self.arriving.reads, now)
-        self.withdrawals.yield_to_program(self.arriving.reads, now)
+        self._give_up(large.given_up(self.arriving.reads, now))
         for id_ in large.shown:
             self.arriving.tell(id_, large.priority(id_, now), large.ahead.get(id_, 0))
+
+    def pause(self) -> None:
+        """Begins no more transfers for now, and gives up those under way."""
+        self.is_paused = True
+        self._give_up(self.queue.flights.needed())
+
+    def _give_up(self, ids: Iterable[int]) -> None:
+        """Has copiers give up transfers, which begin again later; never one that a request waits for."""
+        for id_ in ids:
+            if not self.hooks.is_requested(id_):
+                self.pool.cancel(id_)
 
     def _may_begin(self) -> int:
         """Returns how many transfers may begin: those that programs wait for, and no more besides than pay."""
@@ -227,11 +238,12 @@ class Engine:
         self.queue.large.hidden(result.id)
         self.arriving.ended(result.id, is_stored=result.status is Status.OK)
         self._conclude(result, now)
-        self.withdrawals.settle(result.id)
         self.tombstones.settle(result.id)
 
     def _conclude(self, result: Result, now: float) -> None:
-        if result.status is Status.CANCELLED and self.withdrawals.begins_again(result.id, now, self.hooks.final):
+        if result.status is Status.CANCELLED and self.queue.source.given_up(result.id, now):
+            if self.queue.large.is_large(result.id):  # a request for a small file goes on waiting
+                self.hooks.final(result.id)
             return
         # EXISTS and in the store: a copier had published it and died before it reported that
         exists = result.status is Status.EXISTS and self.copies.status(result.id) is not None

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.copying.mapped import MappedReads
-from hpcstage.daemon.queue.large import LEAST_BYTES
 from hpcstage.forked import Helpers
+from hpcstage.plan.blocks import LARGE_BYTES
 from hpcstage.plan.rule import MAPPED_SHARE
 from hpcstage.protocol.shim import Counter
 
@@ -29,7 +29,7 @@ class LargeInUse:
         self._roots = [engine.copies.store.root, *(dataset.root for dataset in engine.manifest.datasets)]
         self._last = 0
         """The pid of the process that was looked at last."""
-        self._may_be_large = max(engine.manifest.sizes, default=0) > LEAST_BYTES
+        self._may_be_large = max(engine.manifest.sizes, default=0) > LARGE_BYTES
 
     def look(self, programs: Callable[[], Iterable[int]], sums: Sequence[int], now: float) -> None:
         """Finds the large files that these processes have open, at the source and in the store. `sums` are the counters

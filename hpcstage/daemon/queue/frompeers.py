@@ -10,16 +10,12 @@ from collections.abc import Callable
 
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.fromsource import FromSource
-from hpcstage.daemon.queue.large import Deferral, Large
-from hpcstage.daemon.queue.rates import AnswerKind, Decision, Estimates
+from hpcstage.daemon.queue.large import Large
+from hpcstage.daemon.queue.rates import Estimates
 from hpcstage.daemon.queue.sequences import Line, Sequences
-from hpcstage.daemon.queue.sourcereads import LET_GO_S
 from hpcstage.daemon.queue.states import FROM_PEER, LOOK_LIMIT, PEER_REMOTE, PEER_WAITS, FileState
 from hpcstage.plan.blocks import blocks_bytes
-from hpcstage.protocol.shim import Reason
 
-SHORTEST_WAIT_S = 5.0
-"""The least time that a request waits for another node, which may have to read the file first."""
 LONGEST_QUEUE_S = 1.0
 """The estimate of a wait counts at most this much of the time that the last answers took: answers that took long,
 maybe because a node was gone, do not end the asking."""
@@ -41,8 +37,6 @@ class FromPeers:
         """Ids that are asked for before the order goes on."""
         self.doubtful: set[int] = set()
         """Ids whose peer requests were given up while their copies may still come."""
-        self._not_before: dict[int, float] = {}
-        """By id: the time before which a large file is not asked for again."""
         self._sequences = sequences
         self._flights = flights
         self._large = large
@@ -80,17 +74,14 @@ class FromPeers:
         for pop in (self.promoted.pop, self.held.pop, lambda: self._sequences.pop(PEER_WAITS) if peer_waits else None):
             if (id_ := pop()) is not None:
                 return id_
-        kept = self._large.pop_deferred(PEER_WAITS, self._deferral, now)
+        kept = self._large.pop_deferred(PEER_WAITS, now)
         return self._next_ahead(now) if kept is None else kept
 
     def _defer(self, id_: int, now: float) -> bool:
-        """Defers a large file that a program reads at the source. Returns whether it is not asked for now."""
-        state = self._flights.states.of(id_)
-        if state is FileState.PROMOTED or self._deferral(id_, now) is None:
+        """Defers a large file that is not to be brought now, if no program waits for it. Returns whether it did."""
+        if self._flights.states.of(id_) is FileState.PROMOTED or self._large.why_not(id_, now) is None:
             return False
-        self._large.note_deferred(id_, now)
-        if state is FileState.WAITING:
-            self._large.defer(id_)
+        self._large.defer(id_, now)
         return True
 
     def _next_ahead(self, now: float) -> int | None:
@@ -106,66 +97,39 @@ class FromPeers:
 
     # ---- large files that programs read at the source
 
-    def _deferral(self, id_: int, now: float) -> Deferral | None:
-        """Returns why a large file is not to be passed between nodes now."""
-        if not self._large.is_large(id_):
-            return None
-        if self._large.is_read_at_source(id_, now):
-            return Deferral.READ
-        return Deferral.PEER if now < self._not_before.get(id_, now) else None
-
     def is_deferred(self, id_: int, now: float) -> bool:
         """Returns whether other nodes that ask for a file are told to ask again later."""
-        states = self._flights.states
-        if states.of(id_) not in (FileState.WAITING, FileState.REMOTE) or not self._large.is_large(id_):
-            return False
-        found = self._deferral(id_, now)
-        if found is None and not states.is_from_peer(id_):
-            found = self._large.deferral(id_, now)
-        return found is not None
+        waits = self._flights.states.of(id_) in (FileState.WAITING, FileState.REMOTE)
+        return waits and self._large.why_not(id_, now) is not None
 
     def deferred_by_peer(self, id_: int, now: float) -> None:
         """Defers a large file that the other node does not copy now; it is asked for again later."""
         if id_ in self._flights.asked:
             self._put_back(id_)
-            self._not_before[id_] = now + LET_GO_S
-            self._large.note_deferred(id_, now)
-            if self._flights.states.of(id_) is FileState.WAITING:
-                self._large.defer(id_)
+            self._large.not_yet(id_, now)
             self._large.join_late(id_)
 
-    # ---- wanted
+    # ---- requested
 
-    def request(self, id_: int, state: FileState, now: float) -> Decision:
-        """Answers the request for a file that another node reads. A wait has it asked for next."""
+    def expected_s(self, id_: int, now: float) -> float:
+        """Returns the seconds in which a program that opens a file has its copy: the other node may have to read it
+        first."""
         size, own = self._flights.states.size(id_), self.estimates
         over_s = own.transfer_s(size) - own.file_s + min(own.file_s, LONGEST_QUEUE_S)
         expected_s = over_s + self._source.estimates.transfer_s(size)
-        if state is FileState.FLYING:
-            expected_s = max(expected_s - self._flights.took_s(id_, now), expected_s / 8)
-        return self._wait(id_, state, expected_s, now)
+        if self._flights.states.of(id_) is FileState.FLYING:
+            return max(expected_s - self._flights.took_s(id_, now), expected_s / 8)
+        return expected_s
 
-    def request_large(self, id_: int, state: FileState, now: float) -> Decision:
-        """Lets the program wait for another node's copy if that comes sooner than the file from the source. That node
-        says at once if it has no copy."""
-        size = self._flights.states.size(id_)
-        expected_s = self.estimates.transfer_s(size)
-        has_space = state is not FileState.REMOTE or self._flights.budget.temporary.can_hold(blocks_bytes(size))
-        is_sooner = expected_s <= min(self._source.limits.patience_s, self._source.estimates.transfer_s(size))
-        if not self.linked or self._deferral(id_, now) or not is_sooner or not has_space:
-            self._large.reads.opened(id_, now)
-            return Decision(AnswerKind.DIRECT, reason=Reason.LARGE)
-        self._large.reads.awaited(id_)
-        return self._wait(id_, state, expected_s, now)
-
-    def _wait(self, id_: int, state: FileState, expected_s: float, now: float) -> Decision:
-        decision = self._source.limits.decide(expected_s, SHORTEST_WAIT_S, now)
-        if decision.kind is AnswerKind.WAIT:
-            self._flights.ahead.discard(id_)
-            if state in (FileState.WAITING, FileState.REMOTE):
-                self._flights.states.move(id_, FileState.PROMOTED)
-                self.promoted.ids.append(id_)
-        return decision
+    def are_sooner(self, id_: int, now: float) -> bool:
+        """Returns whether a large file comes sooner from another node, which says at once if it has no copy, than from
+        the source."""
+        states, temporary = self._flights.states, self._flights.budget.temporary
+        size = states.size(id_)
+        has_space = states.of(id_) is not FileState.REMOTE or temporary.can_hold(blocks_bytes(size))
+        most_s = min(self._source.limits.patience_s, self._source.estimates.transfer_s(size))
+        is_sooner = self.estimates.transfer_s(size) <= most_s
+        return self.linked and has_space and is_sooner and self._large.why_not(id_, now) is None
 
     # ---- what became of a peer request
 

@@ -1,21 +1,18 @@
-"""Decides which file this node reads from the source next, and how long a program waits for it. Pure.
+"""Decides which file this node reads from the source next. Pure.
 
-Files that a program here waits for come first. After them, files that other nodes asked for and files of this node's
-own order take turns. Large files that are deferred come last.
+Large files that programs read meanwhile come first, as far as `plan.rule` allows, then files that a program here waits
+for. After them, files that other nodes asked for and files of this node's own order take turns. Large files that were
+deferred come last.
 """
 
 from __future__ import annotations
 
 from hpcstage.daemon.queue.flights import Flights
-from hpcstage.daemon.queue.large import MOST_WAIT_S, Large
-from hpcstage.daemon.queue.rates import AnswerKind, Bucket, Decision, Estimates, Limits
+from hpcstage.daemon.queue.large import Large
+from hpcstage.daemon.queue.rates import AnswerKind, Bucket, Estimates, Limits
 from hpcstage.daemon.queue.sequences import Line, Sequences
 from hpcstage.daemon.queue.states import FINAL, LOOK_LIMIT, SOURCE_WAITS, FileState
 from hpcstage.protocol.shim import Reason
-
-SHORTEST_WAIT_S, SHORTEST_SHARED_WAIT_S = 0.25, 2.0
-"""The least time that a request waits, on a single node and in a node group: a wait that ends too early has a file read
-twice from the source, which a node group is there to avoid."""
 
 
 class FromSource:
@@ -62,63 +59,42 @@ class FromSource:
                 continue
             bucket.take(states.size(id_))
             if large.is_large(id_):
-                large.begun(id_)
+                large.begun(id_, now)
             chosen.append(id_)
         return chosen
 
     def _next(self, now: float, *, is_capped: bool) -> int | None:
+        """Takes out the next id. The cap keeps none back that a program waits for, as it would read the file itself."""
         large = self._large
         if not is_capped and (wanted := large.next_wanted(now)) is not None:
             return wanted
-        while (id_ := self._pop_requested() if is_capped else self._pop()) is not None:
-            if not large.is_large(id_) or not large.deferral(id_, now):
+        while (id_ := self.promoted.pop() if is_capped else self._pop()) is not None:
+            if large.why_not(id_, now) is None:
                 return id_
-            self._defer(id_)
-        if is_capped or not large.may_bring_deferred(now):
-            return None
-        return large.pop_deferred(SOURCE_WAITS, large.deferral, now)
+            self._defer(id_, now)
+        return None if is_capped or not large.may_bring_deferred(now) else large.pop_deferred(SOURCE_WAITS, now)
 
-    def _defer(self, id_: int) -> None:
+    def _defer(self, id_: int, now: float) -> None:
         self._flights.states.wait_again(id_)
-        if self._flights.states.keeps(id_):
-            self._large.defer(id_)
-
-    def _pop_requested(self) -> int | None:
-        """Returns a file that a program waits for. The cap keeps none back, as the program would read it itself."""
-        return self.promoted.pop() if self.promoted.ids else None
+        self._large.defer(id_, now)
 
     def _pop(self) -> int | None:
-        if (requested := self._pop_requested()) is not None:
+        if (requested := self.promoted.pop()) is not None:
             return requested
-        if self._asked.ids and self._turn < self.turns and (asked := self._asked.pop()) is not None:
+        if self._turn < self.turns and (asked := self._asked.pop()) is not None:
             self._turn += 1
             return asked
         self._turn = 0
-        if self.released.ids and (released := self.released.pop()) is not None:
+        if (released := self.released.pop()) is not None:
             return released
         ordered = self._sequences.pop(SOURCE_WAITS) if self._flights.states.ordered(from_peers=False) else None
         return self._asked.pop() if ordered is None else ordered
 
     # ---- requested
 
-    def request(self, id_: int, state: FileState, now: float) -> Decision:
-        """Answers the request for a file that this node reads. A wait moves it to the front."""
-        if self._large.is_large(id_):
-            return self._request_large(id_, state, now)
-        least_s = SHORTEST_SHARED_WAIT_S if self.limits.shared else SHORTEST_WAIT_S
-        decision = self.limits.decide(self._expected_s(id_, state, now), least_s, now)
-        if decision.kind is AnswerKind.WAIT and state in (FileState.WAITING, FileState.REMOTE):
-            self._flights.states.move(id_, FileState.PROMOTED)
-            self.promoted.ids.append(id_)
-        return decision
-
-    def _request_large(self, id_: int, state: FileState, now: float) -> Decision:
-        if state is FileState.FLYING and self._large.is_worth_waiting(id_, now):
-            return Decision(AnswerKind.WAIT, deadline=now + 2 * MOST_WAIT_S)
-        self._large.reads.opened(id_, now)
-        return Decision(AnswerKind.DIRECT, reason=Reason.LARGE)
-
-    def _expected_s(self, id_: int, state: FileState, now: float) -> float:
+    def expected_s(self, id_: int, now: float) -> float:
+        """Returns the seconds in which a program that opens a file has its copy."""
+        state = self._flights.states.of(id_)
         alone_s = self.estimates.transfer_s(self._flights.states.size(id_))
         if state is FileState.FLYING:
             return max(alone_s - self._flights.took_s(id_, now), alone_s / 8)
@@ -149,19 +125,17 @@ class FromSource:
             self._flights.states.move(id_, FileState.PROMOTED)
             self.promoted.ids.appendleft(id_)
 
-    def defer(self, id_: int, now: float) -> bool:
-        """Takes back a transfer that was given up because programs read at the source. Returns False if it was not in
-        flight."""
-        if self._flights.states.of(id_) is not FileState.FLYING or self._flights.end(id_) is None:
+    def given_up(self, id_: int, now: float) -> bool:
+        """Takes back a transfer that was given up: it goes before the order again, or is deferred if it must not be
+        copied now. Returns False if it was not in flight, or came to nothing."""
+        if self._flights.states.of(id_) is not FileState.FLYING:
             return False
         if not self._large.reads.has(id_, now):
             self._large.taken_back(id_)
-        self._large.note_deferred(id_, now)
-        self._defer(id_)
+        if self._large.why_not(id_, now) is None:
+            self.requeue(id_)
+            return True
+        self._flights.end(id_)
+        self._defer(id_, now)
         self._large.join_late(id_)
         return True
-
-    def take_back(self, id_: int) -> None:
-        """Takes back a transfer that was given up for reasons that have nothing to do with the file."""
-        self._large.taken_back(id_)
-        self.requeue(id_)

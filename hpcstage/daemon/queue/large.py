@@ -1,6 +1,6 @@
 """Decides which large files are copied while programs read large files at the source, by `plan.rule`. Pure.
 
-A file is large if it has more than LEAST_BYTES and the source is busy with it for more than LARGE_S. Programs read such
+A file is large if it has more than LARGE_BYTES and the source is busy with it for more than LARGE_S. Programs read such
 files at the source until their copies are whole, and are served what has arrived. While programs of this node have one
 open there, of large files only this is copied: what follows their readers in order, and, of one file at a time, as much
 as they read of it. Other transfers are given up and begin again later. Afterwards files that no program has read come
@@ -14,22 +14,21 @@ are followed through all nodes bring, what stands aside those whose programs rea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from functools import partial
 from itertools import islice
 
 from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.rates import Estimates
-from hpcstage.daemon.queue.sourcereads import SourceReads
+from hpcstage.daemon.queue.sourcereads import LET_GO_S, SourceReads
 from hpcstage.daemon.queue.states import FINAL, LOOK_LIMIT, PEER_WAITS, READER, SOURCE_WAITS, FileState
-from hpcstage.daemon.queue.together import JointCopies
 from hpcstage.plan import rule
+from hpcstage.plan.blocks import LARGE_BYTES
 from hpcstage.plan.rule import FileReads
 from hpcstage.protocol.arriving import LEAST_STRIPE_BYTES, Priority
 
 LARGE_S = 0.25
-LEAST_BYTES = 16 << 20
 MOST_TRIES = 3
 """The most times that the copying of one file is begun."""
 MOST_WAIT_S, NEARLY_DONE = 1.0, 0.75
@@ -37,12 +36,61 @@ MOST_WAIT_S, NEARLY_DONE = 1.0, 0.75
 MOST_WAIT_S."""
 
 
-class Deferral(Enum):
-    """Why a large file is not copied though it is its turn."""
+class WhyNot(Enum):
+    """Why a large file is not brought though it is its turn."""
 
     READ = "programs read large files at the source"
     PEER = "the node that was asked for it does not copy it now"
     TRIED = "its copying was begun MOST_TRIES times"
+
+
+class JointCopies:
+    """Owns which large files this node brings together with others, each its stripes."""
+
+    def __init__(self) -> None:
+        self.own = 0
+        """This node."""
+        self.present: Collection[int] = ()
+        """The nodes that may take part, in the order of their numbers; none while there is no group."""
+        self._nodes: dict[int, tuple[int, ...]] = {}
+        self._untold: dict[int, tuple[int, ...]] = {}
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there are others to bring a file with."""
+        return len(self.present) > 1
+
+    def begin(self, id_: int, nodes: Collection[int]) -> None:
+        """Has this node begin to bring a file with these nodes, which are to be told."""
+        found = tuple(node for node in self.present if node in nodes or node == self.own)
+        if len(found) > 1:
+            self._nodes[id_] = self._untold[id_] = found
+
+    def told(self, id_: int, nodes: Collection[int]) -> bool:
+        """Notes that another node has begun to bring a file. Returns whether this one takes part."""
+        if self.own not in nodes or not self.is_possible:
+            return False
+        self._nodes[id_] = tuple(nodes)
+        return True
+
+    def nodes(self, id_: int) -> tuple[int, ...]:
+        """Returns the nodes that bring a file with this one; none if it is brought by this one alone."""
+        return self._nodes.get(id_, ())
+
+    @property
+    def ids(self) -> Collection[int]:
+        """The files that are brought so now, or about to be."""
+        return self._nodes.keys()
+
+    def end(self, id_: int) -> None:
+        """Notes that this node's copy has ended."""
+        self._nodes.pop(id_, None)
+        self._untold.pop(id_, None)
+
+    def untold(self) -> Mapping[int, tuple[int, ...]]:
+        """Returns what other nodes are to be told, once."""
+        untold, self._untold = self._untold, {}
+        return untold
 
 
 class Large:
@@ -81,11 +129,13 @@ class Large:
         self._told_early: dict[int, Collection[int]] = {}
         """Files of which other nodes told that they bring them while a copy of this node's own was under way."""
         self._tries: Counter[int] = Counter()
+        self._not_before: dict[int, float] = {}
+        """By id: the time before which another node is not asked for a file again."""
 
     def is_large(self, id_: int) -> bool:
         """Returns whether a file is large, so that its copying may be deferred."""
         size = self._states.size(id_)
-        return size > LEAST_BYTES and size > LARGE_S * self._estimates.all_bytes_per_s
+        return size > LARGE_BYTES and size > LARGE_S * self._estimates.all_bytes_per_s
 
     # ---- what programs read, and what is copied therefore
 
@@ -144,7 +194,7 @@ class Large:
     def _fetch_here(self, id_: int) -> None:
         if self._states.is_from_peer(id_):
             self._states.fetch_here(id_)
-            self.defer(id_)  # the order may have passed over it
+            self._requeue(id_)  # the order may have passed over it
 
     def _others(self, id_: int, now: float) -> Collection[int]:
         """Returns the nodes that are to bring a file, too, with this one, if that is to be begun: once."""
@@ -205,30 +255,39 @@ class Large:
 
     # ---- what is deferred
 
-    def deferral(self, id_: int, now: float) -> Deferral | None:
-        """Returns why a large file whose turn it is must not be copied now, and notes those that a program reads."""
-        self.note_deferred(id_, now)
-        if self._tries[id_] >= MOST_TRIES:
-            return Deferral.TRIED
-        if not self.reads.count(now):
+    def why_not(self, id_: int, now: float) -> WhyNot | None:
+        """Returns why a file must not be brought now although it is its turn."""
+        if not self.is_large(id_):
             return None
-        return None if self._begins_ahead(id_, now) else Deferral.READ
+        if self._states.is_from_peer(id_):
+            is_too_early = now < self._not_before.get(id_, now)
+            return WhyNot.READ if self.reads.has(id_, now) else WhyNot.PEER if is_too_early else None
+        if self._tries[id_] >= MOST_TRIES:
+            return WhyNot.TRIED
+        return None if not self.reads.count(now) or self._comes_ahead(id_, now) else WhyNot.READ
 
-    def _begins_ahead(self, id_: int, now: float) -> bool:
-        if self._beyond_bytes <= 0 or self.reads.has(id_, now) or self._are_enough():
-            return False
-        self.ahead[id_] = min(self._beyond_bytes, self._states.size(id_))
-        self._beyond_bytes -= self.ahead[id_]
-        return True
+    def _comes_ahead(self, id_: int, now: float) -> bool:
+        return self._beyond_bytes > 0 and not self.reads.has(id_, now) and not self._are_enough()
 
     def may_bring_deferred(self, now: float) -> bool:
-        """Returns whether there may be a file without a deferral."""
+        """Returns whether this node may read a file that was deferred."""
         return self._beyond_bytes > 0 or not self.reads.count(now)
 
-    def note_deferred(self, id_: int, now: float) -> None:
-        """Notes a file that is not brought now though it is its turn, if a program reads it at the source."""
+    def defer(self, id_: int, now: float) -> None:
+        """Puts a file that is not brought now behind those that were deferred before, if this node is to keep it."""
         if self.reads.has(id_, now):
             self.deferred.add(id_)
+        if self._states.of(id_) is FileState.WAITING:
+            self._requeue(id_)
+
+    def not_yet(self, id_: int, now: float) -> None:
+        """Notes that the node that was asked for a file does not copy it now; it is asked again later."""
+        self._not_before[id_] = now + LET_GO_S
+        self.defer(id_, now)
+
+    def _requeue(self, id_: int) -> None:
+        self._queue.pop(id_, None)
+        self._queue[id_] = None
 
     @property
     def uncopied(self) -> set[int]:
@@ -240,21 +299,11 @@ class Large:
     def _comes(self, id_: int) -> bool:
         return self._states.of(id_) is FileState.FLYING and id_ not in self._here
 
-    def is_read_at_source(self, id_: int, now: float) -> bool:
-        """Returns whether a program reads the file at the source."""
-        return self.reads.has(id_, now)
-
-    def defer(self, id_: int) -> None:
-        """Puts a large file behind those that were deferred before."""
-        self._queue.pop(id_, None)
-        self._queue[id_] = None
-
-    def pop_deferred(self, sought: int, deferral: Callable[[int, float], Deferral | None], now: float) -> int | None:
-        """Takes out a file with the byte `sought` for which there is no `deferral` any more; what the program has read
-        comes last."""
+    def pop_deferred(self, sought: int, now: float) -> int | None:
+        """Takes out a file with the byte `sought` that may be brought now; what the program has read comes last."""
         for id_ in sorted(islice(self._queue, LOOK_LIMIT), key=self.deferred.__contains__):
             cell = self._states.cells[id_] & READER
-            if cell == sought and deferral(id_, now) is None:
+            if cell == sought and self.why_not(id_, now) is None:
                 del self._queue[id_]
                 return id_
             if cell not in (SOURCE_WAITS, PEER_WAITS):
@@ -300,8 +349,12 @@ class Large:
                 if not (is_copied and self.is_worth_waiting(id_, now)):
                     self.reads.elsewhere(id_, node, now)
 
-    def begun(self, id_: int) -> None:
+    def begun(self, id_: int, now: float) -> None:
         """Notes that the copying of a file begins."""
+        comes_ahead = id_ not in self._wanted and id_ not in self.joint.ids
+        if comes_ahead and self._beyond_bytes > 0 and self.reads.count(now):
+            self.ahead[id_] = min(self._beyond_bytes, self._states.size(id_))
+            self._beyond_bytes -= self.ahead[id_]
         self._flights.measure(id_)
         self._before.pop(id_, None)
         self.deferred.discard(id_)

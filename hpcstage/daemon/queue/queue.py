@@ -15,13 +15,17 @@ from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.freebudget import FreeBudget
 from hpcstage.daemon.queue.frompeers import FromPeers
 from hpcstage.daemon.queue.fromsource import FromSource
-from hpcstage.daemon.queue.large import Large
+from hpcstage.daemon.queue.large import MOST_WAIT_S, Large
 from hpcstage.daemon.queue.rates import AnswerKind, Decision, Estimates, Limits
 from hpcstage.daemon.queue.sequences import Sequences
 from hpcstage.daemon.queue.states import FINAL, FileState, NodeShare, States
 from hpcstage.plan.blocks import blocks_bytes
 from hpcstage.protocol.shim import Reason
 
+SHORTEST_WAIT_S, SHORTEST_SHARED_WAIT_S, SHORTEST_PEER_WAIT_S = 0.25, 2.0, 5.0
+"""The least time that a request waits: on a single node; in a node group, where a wait that ends too early has a file
+read twice from the source, which the group is there to avoid; and for another node, which may have to read the file
+first."""
 _FLYING = FileState.FLYING
 _REASONS = {FileState.FAILED: Reason.FAILED, FileState.VOID: Reason.VOID}
 
@@ -55,6 +59,8 @@ class Queue:
         """Whether nothing is in flight and nothing will be handed out any more."""
         return not self.flights.started and not self.states.waiting
 
+    # ---- requests
+
     def request(self, id_: int, now: float) -> Decision:
         """Returns what the program that opens `id_` is told. A wait moves a waiting id to the front. While no other
         node can be asked, this node reads what others would from the source."""
@@ -65,8 +71,8 @@ class Queue:
         if state in FINAL:
             is_refused = state is FileState.REFUSED
             return Decision(AnswerKind.DIRECT, reason=closed or Reason.FULL if is_refused else _REASONS[state])
-        if states.is_from_peer(id_) and self.large.is_large(id_) and not closed:
-            return self.from_peers.request_large(id_, state, now)
+        if self.large.is_large(id_) and not (closed and states.is_from_peer(id_)):
+            return self._request_large(id_, now)
         if states.is_from_peer(id_) and not self.from_peers.linked and id_ not in self.flights.asked:
             states.fetch_here(id_)
             if state is FileState.PROMOTED:
@@ -75,7 +81,32 @@ class Queue:
             if closed or not temporary.can_hold(blocks_bytes(states.size(id_))):
                 return Decision(AnswerKind.DIRECT, reason=closed or Reason.FULL)
             temporary.passed()
-        return (self.from_peers if states.is_from_peer(id_) else self.source).request(id_, state, now)
+        bringer = self.from_peers if states.is_from_peer(id_) else self.source
+        return self._wait(id_, bringer.expected_s(id_, now), now)
+
+    def _request_large(self, id_: int, now: float) -> Decision:
+        """Lets the program read a large file at the source, unless its copy is nearly here: it may read little."""
+        if self.states.is_from_peer(id_):
+            if self.from_peers.are_sooner(id_, now):
+                self.large.reads.awaited(id_)
+                return self._wait(id_, self.from_peers.estimates.transfer_s(self.states.size(id_)), now)
+        elif self.states.of(id_) is _FLYING and self.large.is_worth_waiting(id_, now):
+            return Decision(AnswerKind.WAIT, deadline=now + 2 * MOST_WAIT_S)
+        self.large.reads.opened(id_, now)
+        return Decision(AnswerKind.DIRECT, reason=Reason.LARGE)
+
+    def _wait(self, id_: int, expected_s: float, now: float) -> Decision:
+        """Lets the program wait for a copy that is expected so soon, if that is not too long."""
+        is_from_peer = self.states.is_from_peer(id_)
+        own_least_s = SHORTEST_SHARED_WAIT_S if self.source.limits.shared else SHORTEST_WAIT_S
+        least_s = SHORTEST_PEER_WAIT_S if is_from_peer else own_least_s
+        decision = self.source.limits.decide(expected_s, least_s, now)
+        if decision.kind is AnswerKind.WAIT:
+            self.flights.ahead.discard(id_)
+            if self.states.of(id_) in (FileState.WAITING, FileState.REMOTE):
+                self.states.move(id_, FileState.PROMOTED)
+                (self.from_peers if is_from_peer else self.source).promoted.ids.append(id_)
+        return decision
 
     # ---- what became of a transfer
 

@@ -15,8 +15,8 @@ from typing import Protocol
 from hpcstage.daemon.queue.queue import Queue
 from hpcstage.daemon.reading import epochs
 from hpcstage.daemon.reading.epochs import Announced, Mapped, MappingJob, MappingOutcome
-from hpcstage.daemon.reading.lists import SHORT_BYTES
 from hpcstage.daemon.reading.openwatch import OpenWatch
+from hpcstage.daemon.reading.scanning import SHORT_BYTES
 from hpcstage.daemon.reading.streams import Stream, Streams, Table, Who
 from hpcstage.daemon.resources import Resources
 from hpcstage.plan.dataset.manifest import Manifest

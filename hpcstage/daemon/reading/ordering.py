@@ -1,7 +1,7 @@
 """Decides in which order files are copied: the planned one, one that the program gives, or what samplers announce.
 
-Owns the provenance of the order and the trace that the run leaves. `lists` reads lists of paths,
-`announcements` handles what samplers announce, `watch` what the program then really opens.
+Owns the provenance of the order, the lists of paths that the program leaves below orders/, and the trace that the run
+leaves. `announcements` handles what samplers announce, `watch` what the program then really opens.
 
 Where the user asked for another order by name, the shim announces nothing; what `hpcstage.order` gives is always
 followed.
@@ -12,21 +12,22 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage.daemon.process.server import Reply
 from hpcstage.daemon.queue.queue import Queue
-from hpcstage.daemon.reading import epochs
+from hpcstage.daemon.reading import epochs, scanning
 from hpcstage.daemon.reading.announcements import Announcements
-from hpcstage.daemon.reading.lists import HELPER, Lists, ReadList
 from hpcstage.daemon.reading.openwatch import OpenLog, OpenWatch
-from hpcstage.daemon.reading.scanning import Prepared
+from hpcstage.daemon.reading.scanning import SHORT_BYTES, Prepared
 from hpcstage.daemon.resources import Resources
 from hpcstage.daemon.service import Message, Service
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.plan.order import orders, trace
+from hpcstage.protocol import nodedir
 from hpcstage.protocol.daemonspec import DaemonSpec
 from hpcstage.protocol.shim import SAMPLER_ORDER, Answer, Kind
 from hpcstage.stderr import log
@@ -34,7 +35,7 @@ from hpcstage.stderr import log
 if TYPE_CHECKING:
     from hpcstage.record.parts.part import NodePart
 
-TRACE_HELPER = "trace"
+LIST_HELPER, TRACE_HELPER = "order ", "trace"
 FULLER_FACTOR = 2
 """A trace with more than this many times the files is not replaced: a run that was broken off knows less."""
 SHIM_PREFIX = SAMPLER_ORDER.decode()
@@ -65,7 +66,6 @@ class Ordering(Service):
         self._provenance = prepared.order.provenance
         self._log = log
         self.watch = OpenWatch(log, manifest, queue, self._wrong)
-        self._lists = Lists(base.node_dir, base.helpers, len(manifest), self._listed)
         self._announcements = Announcements(base, self.watch, manifest, queue, self._announced)
 
     # ---- messages
@@ -73,7 +73,7 @@ class Ordering(Service):
     def handle(self, message: Message) -> Reply:
         """Takes a list of paths below orders/, or what a loader says that begins an epoch or is done with one."""
         if message.kind is Kind.ORDER:
-            self._lists.read(os.fsdecode(message.payload))
+            self._read_list(os.fsdecode(message.payload))
         elif (one := epochs.parse(message.pid, message.payload)) is not None:
             self.watch.announced(one)
             self._announcements.take(one)
@@ -89,11 +89,31 @@ class Ordering(Service):
 
     # ---- what comes of them
 
-    def _listed(self, listed: ReadList) -> None:
-        if not listed.name.startswith(SHIM_PREFIX):
-            self._reorder(listed.ids, orders.GIVEN, "")
+    def _read_list(self, name: str) -> None:
+        """Reads the list of paths of this name as ids, a long one in a helper. A list that cannot be read is passed
+        over."""
+        if not epochs.is_name(name):
+            return
+        node_dir = self._base.node_dir
+        with suppress(OSError):
+            if (node_dir / nodedir.ORDERS / name).stat().st_size <= SHORT_BYTES:
+                self._mapped(name, scanning.map_order(node_dir, name))
+                return
+        self._base.helpers.start(
+            LIST_HELPER + name, lambda: scanning.map_order(node_dir, name), lambda data: self._mapped(name, data)
+        )
+
+    def _mapped(self, name: str, data: bytes | None) -> None:
+        if data is None:
+            return
+        node_dir = self._base.node_dir
+        ids = scanning.load_order(node_dir, name, len(self._prepared.manifest))
+        for left in (name, name + ".ids"):
+            (node_dir / nodedir.ORDERS / left).unlink(missing_ok=True)
+        if name.startswith(SHIM_PREFIX):
+            self._reorder(ids, orders.SAMPLER, HEAD)
         else:
-            self._reorder(listed.ids, orders.SAMPLER, HEAD)
+            self._reorder(ids, orders.GIVEN, "")
 
     def _reorder(self, ids: Sequence[int], provenance: str, name: str) -> None:
         self._queue.sequences.push(ids, name)
@@ -118,7 +138,7 @@ class Ordering(Service):
         spec, manifest = self._base.spec, self._prepared.manifest
         if spec.node_index == 0:
             self._base.helpers.start(TRACE_HELPER, lambda: _leave_trace(spec, manifest, self.watch.first), _ignored)
-        return [name for name in self._base.helpers.names() if name.startswith((HELPER, TRACE_HELPER))]
+        return [name for name in self._base.helpers.names() if name.startswith((LIST_HELPER, TRACE_HELPER))]
 
     # ---- the record
 

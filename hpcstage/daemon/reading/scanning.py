@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from hpcstage.preview.pipeline import FoundFiles
 
 UNANSWERED = "scan-unanswered"
+SHORT_BYTES = 256 << 10
+"""The size of a few thousand paths, which are looked up in milliseconds, less than a fork takes."""
 _AGAIN_S, _AGAIN_EMPTY_S = 30.0, 600.0
 """A file system that did not answer is scanned anew until so long after the start, and so long where no file was
 found."""

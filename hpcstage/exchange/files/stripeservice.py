@@ -38,8 +38,8 @@ from hpcstage.exchange.transport.mpi import Mail
 from hpcstage.protocol.arriving import ARRIVING_FILE, stripe_bytes
 from hpcstage.protocol.exchange import Sent
 from hpcstage.protocol.stripelink import Asked
+from hpcstage.store.arrivingrows import ShownRow, ShownRows
 from hpcstage.store.catalog import Catalog, LateCatalog
-from hpcstage.store.shownrows import ShownRow, ShownRows
 
 
 @dataclass
