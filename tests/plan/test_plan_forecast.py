@@ -66,19 +66,6 @@ def test_readers_queue(own_s: float, shared_s: float, readers: int):
     assert queued_s(alone_s, shared_s, readers + 1) <= took_s + slack
 
 
-def test_two_readers_at_a_busy_source():
-    """As measured: all transfers together 24.8 s, two readers 31.8 to 33.5 s, one reader about 53 s (what a program
-    that does not read ahead takes, less its computing and its start)."""
-    assert queued_s(53.0, 24.8, 2) == pytest.approx(32.3, abs=0.1)
-
-
-def test_many_readers_do_not_exceed_the_source():
-    few = forecast(replace(WORK, epoch_compute_s=0.0, readers=1), RATES)
-    many = forecast(replace(WORK, epoch_compute_s=0.0, readers=1000), RATES)
-    assert few.modes["direct"].total_s == 23
-    assert many.modes["direct"].total_s == 13
-
-
 def test_what_does_not_fit_is_read_from_the_source_each_epoch():
     found = forecast(replace(WORK, readers=0, epochs=2), RATES, Conditions(fit=0.5))
     # An epoch: 15 + 1 local + 10 source.

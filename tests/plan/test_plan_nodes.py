@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,17 +43,6 @@ def test_imbalance_is_what_the_paper_simulated(batch: int, seen: float) -> None:
     assert equations.imbalance(batch, 256) == pytest.approx(seen, rel=0.05)
 
 
-def test_imbalance_is_what_balls_in_bins_give() -> None:
-    dice, learners, batch = random.Random(1), 64, 64
-    missing = 0
-    for _ in range(50):
-        held = [0] * learners
-        for _ in range(learners * batch):
-            held[dice.randrange(learners)] += 1
-        missing += sum(batch - n for n in held if n < batch)
-    assert missing / (50 * learners * batch) == pytest.approx(equations.imbalance(batch, learners), rel=0.05)
-
-
 # ---- hit rates
 
 
@@ -74,20 +62,6 @@ def test_hits_add_up(kind: Placing, nodes: int, room: float, epoch: int) -> None
     found = sharing.hits(epoch)
     assert found.local + found.peers + found.source == pytest.approx(1)
     assert min(found.local, found.peers, found.source) >= -1e-9
-
-
-def test_private_hits_are_what_shuffling_gives() -> None:
-    files, nodes, epochs, dice = 4000, 4, 4, random.Random(2)
-    held: list[set[int]] = [set() for _ in range(nodes)]
-    rates = []
-    for _ in range(epochs):
-        ids = list(range(files))
-        dice.shuffle(ids)
-        rates.append(sum(i in held[n] for n in range(nodes) for i in ids[n::nodes]) / files)
-        for n in range(nodes):
-            held[n].update(ids[n::nodes])
-    sharing = alike(Placing.PRIVATE, nodes, 1.0)
-    assert rates == pytest.approx([sharing.hits(epoch).local for epoch in range(1, epochs + 1)], abs=0.02)
 
 
 # ---- each node's part

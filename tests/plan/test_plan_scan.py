@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -137,16 +137,6 @@ def test_directories_that_link_to_each_other_come_to_an_end(tmp_path: Path):
     assert "more than 64 names by symbolic links" in result.skipped_counts
 
 
-def test_names_of_any_bytes(tmp_path: Path):
-    names = [b"new\nline", b"sp ace", b"\xff\xfe", b"d\xff/\x01", b"-rf", b"*", "ünï".encode()]
-    put(tmp_path / "d", *names)
-    result = scan(resolve([str(tmp_path / "d")], tmp_path))
-    assert sorted(paths(result)) == sorted(names)
-    result.manifest.save(tmp_path / "m")
-    reopened = type(result.manifest).open(tmp_path / "m")
-    assert [reopened.path(i) for i in range(len(reopened))] == paths(result)
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can read any directory")
 def test_unreadable_directory_is_told(tmp_path: Path):
     put(tmp_path, "d/ok", "d/no/1")
@@ -230,15 +220,6 @@ def test_a_list_takes_what_it_names_and_directories_whole(tmp_path: Path):
     assert (list(given_order.ids), unknown) == ([0, 1, 2, 3], 1)
 
 
-def test_works_in_a_forked_child(tmp_path: Path):
-    put(tmp_path, *(f"d/{i % 5}/{i}" for i in range(300)))
-    resolved = resolve([str(tmp_path / "d")], tmp_path)
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if len(scan(resolved).manifest) == 300 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
 def test_an_error_that_is_not_of_a_file_is_told(tmp_path: Path):
     put(tmp_path, "d/a/1", "d/b/2")
     resolved = resolve(["d"], tmp_path)
@@ -313,9 +294,3 @@ def test_patterns_match_component_by_component(pattern: list[str], path: list[st
 def test_two_stars_are_any_number_of_directories(path: list[str], last: str):
     taken_whole = any(matches(last, part) for part in path)
     assert walk(f"**/{last}", path) == taken_whole
-
-
-def test_make_tree_is_scanned(make_tree: Callable[..., Path]):
-    root = make_tree(files=25)
-    result = scan(resolve([str(root)], root))
-    assert (len(result.manifest), result.manifest.total_bytes) == (25, 250_000)
