@@ -20,11 +20,6 @@ def test_merging(orders, waiting):
     assert [place[id_] for id_ in merged] == sorted(place.values()), "by their first position"
 
 
-def test_one_order_stays_as_it_is():
-    assert list(merge([[5, 3, 5, 1]], lambda _: True, 6)) == [5, 3, 1]
-    assert list(merge([], lambda _: True, 6)) == []
-
-
 def test_loaders_take_turns():
     merged = merge([[0, 1, 2], [10, 11]], lambda _: True, 12)
     assert list(merged) == [0, 10, 1, 11, 2]

@@ -43,6 +43,12 @@ def test_order_decides_what_is_left_out():
     assert found.needed_bytes == 5 * BLOCK_BYTES
 
 
+def test_inodes_run_out_first():
+    manifest = manifest_of(*((0, b"%d" % i, 0) for i in range(10)))
+    found = fit(manifest, range(10), Budget(10**9, 5))
+    assert (found.files, found.inodes, found.share) == (4, 5, 0.4)
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 1), st.sampled_from([b"", b"a/", b"a/b/", b"c/"]), st.integers(0, 20_000))),
     st.integers(0, 200_000),
