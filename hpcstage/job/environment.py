@@ -6,6 +6,8 @@ says.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -43,18 +45,20 @@ def detect(
         node_index=index,
         job_id=facts.job_id or None,
         array_task=facts.array_task,
-        step_id=facts.step_id,
         rank=ranks.rank if ranks else None,
         local_rank=ranks.local_rank if ranks else None,
-        ranks=ranks.ranks if ranks else None,
         is_rank=ranks is not None,
-        submit_dir=facts.submit_dir,
         end_time_unix_s=facts.end_time_unix_s,
         cpus=facts.cpus,
         slots=facts.slots,
         run_key=_run_key(facts, ranks, parent_pid) if ranks else None,
         notes=facts.notes,
     )
+
+
+def here() -> Job:
+    """Returns the job that this process belongs to."""
+    return detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
 
 
 def jobs_in(env: Mapping[str, str]) -> tuple[str, ...]:

@@ -22,14 +22,11 @@ class Job:
     """The same as `nodes`, by part, in front of the launcher of a heterogeneous Slurm job (`sbatch a : b`)."""
     job_id: str | None = None
     array_task: str | None = None
-    step_id: str | None = None
     rank: int | None = None
     """The number of this process among all, behind a launcher."""
     local_rank: int | None = None
-    ranks: int | None = None
     is_rank: bool = False
     """Whether this process is behind a launcher (`srun hpcstage run ...`): one wrapper per rank, several on a node."""
-    submit_dir: str | None = None
     end_time_unix_s: float | None = None
     """When the scheduler will end the job, in seconds of Unix time."""
     cpus: int | None = None

@@ -17,7 +17,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -104,7 +103,7 @@ class Agent:
     def __init__(self, spec: Path) -> None:
         self.lead = LeadSpec.load(spec)
         self.directory = spec.parent
-        self.job = jobs.detect(os.environ, hostname=socket.gethostname())
+        self.job = jobs.here()
         self.index = index_of(self.lead.hosts, self.job.hostname)
         self._stdin_open = True
         self._joined = self._is_drain_asked = False

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -101,7 +100,7 @@ class VirtualNodes(Nodes):
         """See Nodes."""
         if not self.spec.starts_daemons:
             return
-        job = jobs.detect(os.environ, hostname=socket.gethostname())
+        job = jobs.here()
         for index in range(1, len(self.states.all)):
             directories = HostedDirectories(self.spec, index)
             try:

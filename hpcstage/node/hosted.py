@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hpcstage.job import Job
     from hpcstage.job.localdir import LocalDir
     from hpcstage.node.control import DaemonControl
+    from hpcstage.node.directory import NodeDirectory
     from hpcstage.protocol.leadspec import LeadSpec
 
 
@@ -41,7 +42,7 @@ class Taken(NotStarted):
 class Hosted:
     """Owns a node whose daemon runs."""
 
-    def __init__(self, lead: LeadSpec, index: int, node: control.ClaimedNode, control: DaemonControl) -> None:
+    def __init__(self, lead: LeadSpec, index: int, node: NodeDirectory, control: DaemonControl) -> None:
         self.index = index
         self.host = lead.hosts[index]
         self.node = node
@@ -106,23 +107,22 @@ class Hosted:
             replace_copy(self.node.log, log_path(Path(self._lead.daemon.run_dir), self.host))
 
 
-def claim(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> tuple[control.ClaimedNode, LocalDir]:
+def claim(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> tuple[NodeDirectory, LocalDir]:
     """Makes the node directory. Raises NotStarted or OSError with the reason, Taken if it has an owner."""
     local = localdir.choose(lead.local_dir, env, job)
     if local is None:
         raise NotStarted("no node-local directory")
-    claim = directory.claim(local, lead.node_name(index), host=job.hostname)
-    node = control.ClaimedNode(claim, directory.sock_path(claim.path, env))
+    node = directory.claim(local, lead.node_name(index), host=job.hostname)
     if node.lock_fd is None:
         node.close()
-        raise Taken(claim.path)
+        raise Taken(node.path)
     return node, local
 
 
 def bring_up(
     lead: LeadSpec,
     index: int,
-    claimed: tuple[control.ClaimedNode, LocalDir],
+    claimed: tuple[NodeDirectory, LocalDir],
     env: Mapping[str, str],
     job: Job,
     drained: Mapping[str, str],
@@ -143,7 +143,7 @@ def bring_up(
     return Hosted(lead, index, node, daemon)
 
 
-def shims(lead: LeadSpec, spec: DaemonSpec, node: control.ClaimedNode) -> ShimSetup:
+def shims(lead: LeadSpec, spec: DaemonSpec, node: NodeDirectory) -> ShimSetup:
     """Returns the settings of the shims of one node of the group."""
     virtual = None
     if lead.virtual:
@@ -151,7 +151,7 @@ def shims(lead: LeadSpec, spec: DaemonSpec, node: control.ClaimedNode) -> ShimSe
     return ShimSetup.of(lead.intercept, spec, virtual)
 
 
-def _spec(lead: LeadSpec, index: int, node: control.ClaimedNode, local: LocalDir, job: Job) -> DaemonSpec:
+def _spec(lead: LeadSpec, index: int, node: NodeDirectory, local: LocalDir, job: Job) -> DaemonSpec:
     template = lead.daemon
     return replace(
         template,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hpcstage.job import Job
     from hpcstage.job.localdir import LocalDir
     from hpcstage.job.together import Grouping
+    from hpcstage.node.directory import NodeDirectory
     from hpcstage.protocol.daemonspec import DaemonSpec
     from hpcstage.wrapper.leadlink import LeadLink
 
@@ -114,7 +115,7 @@ def _wait_s(group: Grouping) -> float:
     return GROUP_WAIT_S + len(group.hosts) / NODES_PER_S
 
 
-def begin(group: Grouping, lead: LeadSpec, node: control.ClaimedNode) -> LeadLink | None:
+def begin(group: Grouping, lead: LeadSpec, node: NodeDirectory) -> LeadLink | None:
     """Announces that this node is up, and on the first node starts the lead."""
     from hpcstage.wrapper.leadlink import LeadLink
 
