@@ -215,7 +215,7 @@ def _copy(found: FoundCheckpoints, making: Making) -> str:
 def _places(target: Path, config: Config) -> Iterator[kept.KeptPlace]:
     host = socket.gethostname()
     try:
-        local = leftovers.local_dir(config, host)
+        local = leftovers.local_dir(config)
     except NoLocalDir:
         return
     for place in kept.places(directory.outputs_base(local, host)):

@@ -24,7 +24,7 @@ from hpcstage.node.keptdirectory import CannotFill, Earlier, KeptDirectory, Node
 from hpcstage.problem import Problem
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.wrapper import dirlock, leftovers, messages, outdir, outputpart
-from hpcstage.wrapper.leftovers import LONGEST_S, ForkedDrain
+from hpcstage.wrapper.leftovers import LONGEST_S, LateDrain
 from hpcstage.wrapper.outdir import NamedDirectory
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class RunDirectory:
         self._goes_with_job = False
         self._since = self._free_until = 0.0
         self._is_orderly = self._has_told = self._has_told_of_nodes = False
-        self._late: ForkedDrain | None = None
+        self._late: LateDrain | None = None
 
     # ---- before the command
 
@@ -241,7 +241,7 @@ class RunDirectory:
         """Begins to drain without the daemon, once nobody else works on the files. Tells whether that can be."""
         if (lock := own.exchange_lock()) is not None:
             owning = "" if self.lock is None else self._node.run_id
-            self._late = ForkedDrain(own.place, lock, LONGEST_S, is_orderly=self._is_orderly, owning=owning)
+            self._late = LateDrain(own.place, lock, LONGEST_S, is_orderly=self._is_orderly, owning=owning)
             return True
         self._free_until = self._free_until or time.monotonic() + _FREE_S
         time.sleep(_LOOK_S)
@@ -285,7 +285,7 @@ class RunDirectory:
     def _own_result(self, own: KeptDirectory) -> NodeResult:
         if self._late is not None:
             self._late.end()
-            return replace(own.result(self._late.report()), is_late=True)
+            return replace(own.result(self._late.report), is_late=True)
         if (report := self._said_by_daemon(own)) is not None:
             return own.result(report)
         silent = own.report() is None
