@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from hpcstage.job.environment import detect, file_name, here, jobs_in
-from hpcstage.job.types import Job
+from hpcstage.job.environment import Job, detect, file_name, here, jobs_in
 
 __all__ = ["Job", "detect", "file_name", "here", "jobs_in"]

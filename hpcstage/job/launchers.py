@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from hpcstage.job.environment import Job
 from hpcstage.job.ranks import without_rank
-from hpcstage.job.types import Job
 
 BY_SCHEDULER = {"slurm": "srun", "pbs": "pbsdsh", "gridengine": "qrsh", "pjm": "pjrsh"}
 """Other schedulers (LSF, Flux) are left to their MPI's launcher, which knows them."""

@@ -18,7 +18,7 @@ from hpcstage.config.model import DISK_VARIABLES
 from hpcstage.config.parse import expand
 from hpcstage.errors import NoLocalDir, NotStarted
 from hpcstage.job.disks import Machine, Space, is_memory, is_network
-from hpcstage.job.types import Job
+from hpcstage.job.environment import Job
 from hpcstage.plan.budget import BudgetFacts
 
 RAM = "/dev/shm"  # noqa: S108 - named by the user with `ram`

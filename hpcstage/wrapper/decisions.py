@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job.localdir import LocalDir
     from hpcstage.job.together import Grouping
-    from hpcstage.job.types import Job
+    from hpcstage.job import Job
     from hpcstage.plan.dataset.datasets import Datasets
     from hpcstage.record.parts.run import RunPart
 

@@ -28,7 +28,7 @@ from hpcstage.node.childenv import RUN_ID
 from hpcstage.node.keptdirectory import NodeResult
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.units import format_number
-from hpcstage.wrapper import dirlock, messages, outputpart
+from hpcstage.wrapper import messages, outdir, outputpart
 from hpcstage.wrapper.child import is_fatal_pending
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def _lock_of(target: str, run_id: str) -> int | None:
     has it, and where DIR cannot be written to, which is said of each file. Raises TargetInUse."""
     while True:
         try:
-            return dirlock.lock(target, target, f"{_DRAIN_OF} {run_id} on {socket.gethostname()}")
-        except dirlock.TargetInUse as error:
+            return outdir.lock(target, target, f"{_DRAIN_OF} {run_id} on {socket.gethostname()}")
+        except outdir.TargetInUse as error:
             if error.holder.startswith(f"run {os.environ.get(RUN_ID)} on "):
                 return None
             if not error.holder.startswith(_DRAIN_OF):
@@ -169,7 +169,7 @@ def _report_of(place: kept.KeptPlace, *, is_orderly: bool, owning: str) -> dict[
         left.check_target()
         with _locked(target, left.run_id, owning=owning) as owner_id:
             report = left.drain(owner_id)
-    except dirlock.TargetInUse as error:
+    except outdir.TargetInUse as error:
         report = outputpart.not_drained(error.what)
     except OSError as error:
         report = outputpart.not_drained(f"{error.filename or place.output}: {error.strerror or error}")

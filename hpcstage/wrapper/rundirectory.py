@@ -23,7 +23,7 @@ from hpcstage.node.directory import outputs_base
 from hpcstage.node.keptdirectory import CannotFill, Earlier, KeptDirectory, NodeResult, take_earlier
 from hpcstage.problem import Problem
 from hpcstage.record.parts.outputs import OutputsPart
-from hpcstage.wrapper import dirlock, leftovers, messages, outdir, outputpart
+from hpcstage.wrapper import leftovers, messages, outdir, outputpart
 from hpcstage.wrapper.leftovers import LONGEST_S, LateDrain
 from hpcstage.wrapper.outdir import NamedDirectory
 
@@ -108,7 +108,7 @@ class RunDirectory:
         if self._node.why_not:
             self.give_up(self._node.why_not, is_told=not self._job.rank)
             return
-        self.lock = dirlock.lock_for_run(self.part.directory, f"{named.option} {asked}", self._node.run_id, self._job)
+        self.lock = outdir.lock_for_run(self.part.directory, f"{named.option} {asked}", self._node.run_id, self._job)
         try:
             names, above = (kept.named_after(self.part.directory), self._node.run_id), outputs_base(local, host)
             self.own = KeptDirectory(above, named.kind, self._node.run_id, names, self._node.suffix)
