@@ -71,9 +71,11 @@ def per_node(
     parts: Sequence[Sequence[str]] = (),
 ) -> PerNode:
     """Returns how to start `argv` once on each of `hosts`, with no commands if nothing can start it. `parts` are the
-    job's nodes by part."""
-    if not hosts or launcher in (NONE, VIRTUAL):
+    job's nodes by part. Virtual nodes, all but the first, are told their numbers."""
+    if not hosts or launcher == NONE:
         return PerNode((), takes_stdin=False)
+    if launcher == VIRTUAL:
+        return PerNode(tuple((*argv, str(index)) for index in range(1, len(hosts) + 1)), takes_stdin=True)
     if launcher == "srun":
         # The processes on the other nodes outlive a node that is lost, where the job does.
         last = ("--mpi=none", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", *argv)

@@ -1,4 +1,5 @@
-"""Runs as `python -m hpcstage.lead.agent SPEC`: brings up one other node of a run and stays until the run is over.
+"""Runs as `python -m hpcstage.lead.agent SPEC [INDEX]`: brings up one other node of a run, and stays until the run is
+over.
 
 The scheduler's launcher starts an agent on each node. The agent owns this node's daemon and reports its state (by a
 line for the lead where the launcher passes output on, and by a file in any case). It ends when the lead does: the
@@ -100,11 +101,12 @@ def _clean(local_dir: Path, log: Path, env: Mapping[str, str]) -> subprocess.Pop
 class Agent:
     """The agent of one node."""
 
-    def __init__(self, spec: Path) -> None:
+    def __init__(self, spec: Path, index: int | None) -> None:
+        """`index` is that of a virtual node; others find theirs by their host's name."""
         self.lead = LeadSpec.load(spec)
         self.directory = spec.parent
         self.job = jobs.here()
-        self.index = index_of(self.lead.hosts, self.job.hostname)
+        self.index = index_of(self.lead.hosts, self.job.hostname) if index is None else index
         self._stdin_open = True
         self._joined = self._is_drain_asked = False
         self._started = time.monotonic()
@@ -116,6 +118,8 @@ class Agent:
         if self.index is None or self.index == 0:
             return 0  # some launchers start an agent on all nodes; the first node has its wrapper
         outputs = HostedDirectories(self.lead, self.index)
+        if self.lead.virtual:  # the wrapper drains what earlier runs left on this machine
+            return self._serve(self.index, outputs)
         outputs.take_earlier(os.environ, self.job)
         late = LeftoverDrain(self.lead, os.environ, self.job)
         try:
@@ -245,7 +249,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)  # meant for the command; the agent learns of the end otherwise
     os.chdir("/")
-    return Agent(Path(arguments[0])).run()
+    return Agent(Path(arguments[0]), int(arguments[1]) if len(arguments) > 1 else None).run()
 
 
 if __name__ == "__main__":

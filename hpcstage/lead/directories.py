@@ -1,7 +1,7 @@
 """Owns the directories of a node whose wrapper is elsewhere that its daemon drains: output files, checkpoints, or both.
 
-They have the same paths as the first node's. An agent has those of its node, the lead those of virtual nodes. What
-becomes of the files is told in the group's directory, where the wrapper reads it.
+They have the same paths as the first node's, and their agent owns them. What becomes of the files is told in the
+group's directory, where the wrapper reads it.
 """
 
 from __future__ import annotations

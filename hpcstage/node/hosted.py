@@ -1,4 +1,4 @@
-"""Brings up a node of a run whose wrapper is elsewhere: an agent does it on its node, the lead for a virtual one.
+"""Brings up a node of a run whose wrapper is elsewhere, for its agent.
 
 Owns the node's directory and daemon until both are gone. The directory has the same name as the first node's, so that
 what the command inherits from the wrapper is right on every node.
@@ -57,10 +57,6 @@ class Hosted:
     def is_staging(self) -> bool:
         """Returns whether the node's daemon has a manifest, or never will."""
         return page.is_staging(self.node.path / nodedir.PAGE)
-
-    def attach(self, child_pid: int) -> None:
-        """Tells the daemon which process of this machine is the command: if we die, the daemon serves it to its end."""
-        self._control.attach(child_pid)
 
     def dead(self) -> bool:
         """Returns whether the daemon has ended before it was told to; if so, makes shims stop asking it."""

@@ -217,12 +217,10 @@ class Session:
         return self.control.staged(timeout_s)
 
     def started(self, pid: int) -> None:
-        """Notes that the command runs, tells the daemon and the lead, and saves the part of the record."""
+        """Notes that the command runs, tells the daemon, and saves the part of the record."""
         self.part.child_started_s = self.clock.elapsed_s()
         self.part.child_pid = pid
         self.control.attach(pid)
-        if self.lead is not None:
-            self.lead.tell(f"child {pid}")
         with contextlib.suppress(OSError):
             runpart.save_part(self.run_dir, self.part)
             if self.is_first and self.node.lock_fd is not None:
