@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import NotStarted
-from hpcstage.job import localdir, share
+from hpcstage.job import share
 from hpcstage.node import control, directory, page
 from hpcstage.node.shimdir import ShimSetup
 from hpcstage.protocol import leadspec, nodedir, shim
@@ -103,29 +103,26 @@ class Hosted:
             replace_copy(self.node.log, log_path(Path(self._lead.daemon.run_dir), self.host))
 
 
-def claim(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> tuple[NodeDirectory, LocalDir]:
+def claim(lead: LeadSpec, index: int, local: LocalDir, job: Job) -> NodeDirectory:
     """Makes the node directory. Raises NotStarted or OSError with the reason, Taken if it has an owner."""
-    local = localdir.choose(lead.local_dir, env, job)
-    if local is None:
-        raise NotStarted("no node-local directory")
     node = directory.claim(local, lead.node_name(index), host=job.hostname)
     if node.lock_fd is None:
         node.close()
         raise Taken(node.path)
-    return node, local
+    return node
 
 
 def bring_up(
     lead: LeadSpec,
     index: int,
-    claimed: tuple[NodeDirectory, LocalDir],
+    node: NodeDirectory,
+    local: LocalDir,
     env: Mapping[str, str],
     job: Job,
     drained: Mapping[str, str],
 ) -> Hosted:
     """Starts the daemon, which drains the directories that `drained` names, by the fields of its specification. Raises
     NotStarted or OSError with the reason."""
-    node, local = claimed
     try:
         shutil.copyfile(Path(lead.group_dir) / leadspec.DATASETS, node.path / leadspec.DATASETS)
         control.prepare(node, lead.daemon.datasets, shims(lead, lead.daemon, node))
