@@ -32,7 +32,6 @@ from hpcstage.job import localdir
 from hpcstage.job.localdir import LocalDir
 from hpcstage.lead.directories import HostedDirectories
 from hpcstage.node import childenv, control, kept
-from hpcstage.node.childenv import RUN_ID
 from hpcstage.node.directory import outputs_base
 from hpcstage.node.hosted import Hosted, Taken, bring_up, claim
 from hpcstage.protocol import leadspec, nodedir
@@ -65,7 +64,7 @@ class LeftoverDrain:
             if any(kept.places(above)):
                 log = log_path(Path(lead.daemon.run_dir), f"{host}.late")
                 # The drain may write to a directory which this run has locked.
-                self._process = _clean(local_dir, log, {**os.environ, RUN_ID: lead.daemon.run_id})
+                self._process = _clean(local_dir, log, {**os.environ, kept.RUN_ID: lead.daemon.run_id})
 
     def wait(self) -> None:
         """Waits for the end for a while."""

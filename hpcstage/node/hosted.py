@@ -43,9 +43,8 @@ class Hosted:
     """Owns a node whose daemon runs."""
 
     def __init__(self, lead: LeadSpec, index: int, node: NodeDirectory, control: DaemonControl) -> None:
-        self.index = index
-        self.host = lead.hosts[index]
         self.node = node
+        self._host = lead.hosts[index]
         self._lead = lead
         self._control = control
         self._said_dead = False
@@ -100,7 +99,7 @@ class Hosted:
 
     def _keep_log(self) -> None:
         with contextlib.suppress(OSError):
-            replace_copy(self.node.log, log_path(Path(self._lead.daemon.run_dir), self.host))
+            replace_copy(self.node.log, log_path(Path(self._lead.daemon.run_dir), self._host))
 
 
 def claim(lead: LeadSpec, index: int, local: LocalDir, job: Job) -> NodeDirectory:

@@ -24,7 +24,6 @@ from hpcstage.errors import HpcstageError, NoLocalDir, NotDrained, NotStarted, U
 from hpcstage.forked import Helpers
 from hpcstage.job import localdir
 from hpcstage.node import directory, kept
-from hpcstage.node.childenv import RUN_ID
 from hpcstage.node.keptdirectory import NodeResult
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.units import format_number
@@ -94,7 +93,7 @@ def _locked(target: str, run_id: str, *, owning: str) -> Iterator[str]:
     TargetInUse."""
     fd = None if owning else _lock_of(target, run_id)
     try:
-        yield owning or (os.environ.get(RUN_ID, run_id) if fd is None else run_id)
+        yield owning or (os.environ.get(kept.RUN_ID, run_id) if fd is None else run_id)
     finally:
         if fd is not None:
             owner.let_go(fd)
@@ -107,7 +106,7 @@ def _lock_of(target: str, run_id: str) -> int | None:
         try:
             return outdir.lock(target, target, f"{_DRAIN_OF} {run_id} on {socket.gethostname()}")
         except outdir.TargetInUse as error:
-            if error.holder.startswith(f"run {os.environ.get(RUN_ID)} on "):
+            if error.holder.startswith(f"run {os.environ.get(kept.RUN_ID)} on "):
                 return None
             if not error.holder.startswith(_DRAIN_OF):
                 raise
