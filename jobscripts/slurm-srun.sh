@@ -35,6 +35,7 @@ export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-$((20000 + SLURM_JOB_ID % 10000))
 
 # In front of srun there is one hpcstage, on the first node. It brings the other nodes up with a step of its own
 # (`srun --overlap`), which takes no processors and no memory away from yours; the nodes pass files on to each other, so
-# that each is read from the shared file system once for the whole job. How they share is --placement (auto: every node
-# ends with everything if it has the room). A node that cannot be brought up reads the source, and the report names it.
+# that each is read from the shared file system once for the whole job. How they share is --placement (by default every
+# node ends with everything if it has the room). A node that cannot be brought up reads the source, and the report names
+# it.
 exec hpcstage run --data "$DATA" -- srun python train.py --data "$DATA" --epochs "${EPOCHS:-90}"

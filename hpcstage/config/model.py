@@ -149,11 +149,11 @@ class Config:
     )
     placement: str = _choice(
         "placement",
-        "auto",
-        ("auto", "private", "replicate", "partition"),
+        "replicate",
+        ("private", "replicate", "partition"),
         "With several nodes: replicate (each file is read from the source by one node, and all nodes end with all "
         "files; partition where one has no room for all), partition (each file is kept by one node, others ask it), "
-        "private (each node for itself), auto (as replicate).",
+        "private (each node for itself).",
         group="Several nodes",
         is_common=True,
         is_planned=True,

@@ -45,6 +45,7 @@ from hpcstage.wrapper.program import python_of, unserved
 if TYPE_CHECKING:
     from hpcstage.config import Config
     from hpcstage.job.localdir import LocalDir
+    from hpcstage.node.directory import NodeDirectory
     from hpcstage.plan.types import Dataset
 
 PYTHON_S = 30.0
@@ -95,7 +96,7 @@ class Surroundings:
 
 def examine(command: Sequence[str], config: Config) -> Findings:
     """Yields the findings of all checks, each as soon as it is known."""
-    job = jobs.detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
+    job = jobs.here()
     found = Surroundings(command, config, job, inherited.directory())
     for name, check in CHECKS.items():
         try:
@@ -131,7 +132,9 @@ def scheduler(found: Surroundings) -> Findings:
 def local_disk(found: Surroundings) -> Findings:
     """Which node-local directory is chosen and why, and whether a node directory can be made there."""
     setting = found.config.local_dir
-    if silent := hangs(lambda touches: localdir.require(setting, os.environ, found.job, touches)):
+    if hangs(lambda: localdir.require(setting, os.environ, found.job)):
+        paths = localdir.candidates(setting, os.environ, found.job)
+        silent = next((path for path in paths if hangs(partial(os.listdir, path))), paths[-1])
         yield _silent(silent, "name another with --local-dir, or unset the variable that names it")
         return
     local = localdir.require(setting, os.environ, found.job)
@@ -155,8 +158,8 @@ def python(found: Surroundings) -> Findings:
     command = found.command
     likely = (command, ["python"], ["python3"])
     place = f"{command[0] if command else 'python'}, or a directory of PATH,"
-    if silent := hangs(lambda touches: (touches(place), *map(python_of, likely))):
-        yield _silent(silent)
+    if hangs(lambda: [*map(python_of, likely)]):
+        yield _silent(place)
         return
     words = next(filter(None, map(python_of, likely)), None)
     if command and shutil.which(command[0]) is None:
@@ -231,8 +234,8 @@ def sources(found: Surroundings) -> Findings:
     place = " or ".join(filter(None, (asked.out, asked.checkpoint))) or "a dataset"
     without_torchrun = replace(asked, elastic=None)
     try:
-        if silent := hangs(lambda touches: (touches(place), run.resolve(found.command, without_torchrun))):
-            yield replace(_silent(silent), check="options")
+        if hangs(lambda: run.resolve(found.command, without_torchrun)):
+            yield replace(_silent(place), check="options")
         else:
             run.resolve(found.command, asked)
     except HpcstageError as error:
@@ -270,10 +273,9 @@ CHECKS: dict[str, Callable[[Surroundings], Findings]] = {
 
 
 @contextlib.contextmanager
-def _node_directory(found: Surroundings, local: LocalDir) -> Iterator[control.ClaimedNode]:
+def _node_directory(found: Surroundings, local: LocalDir) -> Iterator[NodeDirectory]:
     """Makes and fills a node directory as a run does, and removes it."""
-    claim = directory.claim(local, runpart.unique_id(time.time(), None), host=socket.gethostname())
-    node = control.ClaimedNode(claim, directory.sock_path(claim.path, os.environ))
+    node = directory.claim(local, runpart.unique_id(time.time(), None), host=socket.gethostname())
     try:
         setup = shimdir.ShimSetup(found.config.intercept, direct=found.config.mode == "direct")
         try:
@@ -286,7 +288,7 @@ def _node_directory(found: Surroundings, local: LocalDir) -> Iterator[control.Cl
         node.close()
 
 
-def _tried(words: Sequence[str], node: control.ClaimedNode, config: Config) -> Findings:
+def _tried(words: Sequence[str], node: NodeDirectory, config: Config) -> Findings:
     """Starts a Python with its options in the environment of a command."""
     shim_dir, own = node.path / nodedir.SHIM, node.path
     env = childenv.for_command(
@@ -336,8 +338,8 @@ def _connected(group: together.Grouping) -> tuple[str, str]:
 
 
 def _source(argument: str, found: Surroundings) -> Findings:
-    if silent := hangs(lambda touches: (touches(argument), _is_pipe(argument) or _resolved(argument, found.cwd))):
-        yield _silent(silent)
+    if hangs(lambda: _is_pipe(argument) or _resolved(argument, found.cwd)):
+        yield _silent(argument)
         return
     if _is_pipe(argument):
         yield _ok("a pipe, which only the run can read")

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 _NETWORK = frozenset({
     "lustre", "gpfs", "mmfs", "nfs", "nfs4", "beegfs", "beegfs_nodev", "ceph", "cifs", "smb3", "smbfs", "afs", "9p",
@@ -31,23 +30,6 @@ class Space:
     read_only: bool
 
 
-class Probe(Protocol):
-    """Answers what the choice of a directory asks about the machine; tests answer for machines that they do not
-    have."""
-
-    def kind(self, path: str) -> str | None:
-        """Returns the name of the file system below `path`; None if it is unknown."""
-
-    def space(self, path: str) -> Space:
-        """Returns what is free below `path`. Raises OSError."""
-
-    def is_own(self, path: str, *, made_for_job: bool) -> bool:
-        """Returns whether the free space there belongs to this directory alone."""
-
-    def memory_left(self) -> int | None:
-        """Returns the bytes of memory that the job may still take; None if unknown."""
-
-
 def is_network(kind: str | None) -> bool:
     """Returns whether nodes share the file system, or a process that may be anywhere serves it (fuse, but for fuseblk,
     which is a local device)."""
@@ -60,10 +42,10 @@ def is_memory(kind: str | None) -> bool:
 
 
 class Machine:
-    """Answers for the real machine."""
+    """Answers what the choice of a directory asks about this machine; tests answer for others."""
 
     def kind(self, path: str) -> str | None:
-        """Returns the file system of the mount point that holds `path`."""
+        """Returns the file system of the mount point that holds `path`; None if it is unknown."""
         try:
             mounts = Path("/proc/self/mountinfo").read_bytes()
         except OSError:
@@ -80,7 +62,7 @@ class Machine:
         return [kind for point, kind in _mounts(mounts) if point.startswith(above) and point != above]
 
     def space(self, path: str) -> Space:
-        """Returns what is free for an ordinary user."""
+        """Returns what is free for an ordinary user. Raises OSError."""
         found = os.statvfs(path)
         free_inodes = found.f_favail if found.f_files else None
         device = os.stat(path).st_dev
@@ -98,7 +80,7 @@ class Machine:
             return False
 
     def memory_left(self) -> int | None:
-        """Returns the lower of what the node has available and what the job's control group leaves."""
+        """Returns the lower of what the node has available and what the job's control group leaves; None if unknown."""
         found = [n for n in (_available_bytes(), *_group_left()) if n is not None]
         return max(min(found), 0) if found else None
 

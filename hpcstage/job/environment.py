@@ -1,4 +1,5 @@
-"""Makes one `Job` from the environment; never runs a command and never fails.
+"""Describes the job that this process is part of: makes one `Job` from the environment; never runs a command and never
+fails.
 
 The module owns how facts of scheduler, launcher and host name are put together. `schedulers` owns what each scheduler
 says.
@@ -6,14 +7,50 @@ says.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcstage.job import ranks as launcher
 from hpcstage.job.ranks import Ranks
 from hpcstage.job.schedulers import SCHEDULERS, ReadText, SchedulerFacts
-from hpcstage.job.types import Job
+
+
+@dataclass(frozen=True)
+class Job:
+    """The known facts about the job. A field that is None is unknown, unless its own text says otherwise."""
+
+    scheduler: str
+    """The scheduler's name in `job.schedulers`; none without a scheduler."""
+    hostname: str
+    """This node's name, as the scheduler writes it if it does."""
+    nodes: tuple[str, ...]
+    """The nodes of the job (of the step, behind srun), in the scheduler's order. This host is among them, unless
+    `node_index` is None."""
+    node_index: int | None = 0
+    """Position of this node in `nodes`; None if this host is no node of the job (salloc runs its command there)."""
+    parts: tuple[tuple[str, ...], ...] = ()
+    """The same as `nodes`, by part, in front of the launcher of a heterogeneous Slurm job (`sbatch a : b`)."""
+    job_id: str | None = None
+    array_task: str | None = None
+    rank: int | None = None
+    """The number of this process among all, behind a launcher."""
+    local_rank: int | None = None
+    is_rank: bool = False
+    """Whether this process is behind a launcher (`srun hpcstage run ...`): one wrapper per rank, several on a node."""
+    end_time_unix_s: float | None = None
+    """When the scheduler will end the job, in seconds of Unix time."""
+    cpus: int | None = None
+    """The number of processors of the job on this node."""
+    slots: tuple[int, ...] = ()
+    """The slots of each node, where the scheduler starts about as many processes on one at a time (Grid Engine)."""
+    run_key: str | None = None
+    """A name that all wrappers of one launch on one node share, and no other launch has; None if this wrapper is
+    alone."""
+    notes: tuple[str, ...] = ()
+    """Notes on what the scheduler said that could not be understood."""
 
 
 def read_file(path: str) -> str:
@@ -43,18 +80,20 @@ def detect(
         node_index=index,
         job_id=facts.job_id or None,
         array_task=facts.array_task,
-        step_id=facts.step_id,
         rank=ranks.rank if ranks else None,
         local_rank=ranks.local_rank if ranks else None,
-        ranks=ranks.ranks if ranks else None,
         is_rank=ranks is not None,
-        submit_dir=facts.submit_dir,
         end_time_unix_s=facts.end_time_unix_s,
         cpus=facts.cpus,
         slots=facts.slots,
         run_key=_run_key(facts, ranks, parent_pid) if ranks else None,
         notes=facts.notes,
     )
+
+
+def here() -> Job:
+    """Returns the job that this process belongs to."""
+    return detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
 
 
 def jobs_in(env: Mapping[str, str]) -> tuple[str, ...]:

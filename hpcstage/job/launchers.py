@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from hpcstage.job.environment import Job
 from hpcstage.job.ranks import without_rank
-from hpcstage.job.types import Job
 
 BY_SCHEDULER = {"slurm": "srun", "pbs": "pbsdsh", "gridengine": "qrsh", "pjm": "pjrsh"}
 """Other schedulers (LSF, Flux) are left to their MPI's launcher, which knows them."""
@@ -71,9 +71,11 @@ def per_node(
     parts: Sequence[Sequence[str]] = (),
 ) -> PerNode:
     """Returns how to start `argv` once on each of `hosts`, with no commands if nothing can start it. `parts` are the
-    job's nodes by part."""
-    if not hosts or launcher in (NONE, VIRTUAL):
+    job's nodes by part. Virtual nodes, all but the first, are told their numbers."""
+    if not hosts or launcher == NONE:
         return PerNode((), takes_stdin=False)
+    if launcher == VIRTUAL:
+        return PerNode(tuple((*argv, str(index)) for index in range(1, len(hosts) + 1)), takes_stdin=True)
     if launcher == "srun":
         # The processes on the other nodes outlive a node that is lost, where the job does.
         last = ("--mpi=none", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", *argv)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +17,8 @@ from hpcstage import inherited
 from hpcstage.config.model import DISK_VARIABLES
 from hpcstage.config.parse import expand
 from hpcstage.errors import NoLocalDir, NotStarted
-from hpcstage.job.disks import Machine, Probe, Space, is_memory, is_network
-from hpcstage.job.types import Job
+from hpcstage.job.disks import Machine, Space, is_memory, is_network
+from hpcstage.job.environment import Job
 from hpcstage.plan.budget import BudgetFacts
 
 RAM = "/dev/shm"  # noqa: S108 - named by the user with `ram`
@@ -29,8 +29,6 @@ _NOT_BY_SSH = (
     "schedulers make the job's directory for processes that they start, not for those that come by ssh: put hpcstage "
     "in front of the launcher, or give --local-dir DIR, a directory that every node has"
 )
-
-Touches = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -75,27 +73,19 @@ class _Candidate:
     """Whether it is, or lies in, a directory that the scheduler names, and so perhaps deletes with the job."""
 
 
-def require(setting: str | None, env: Mapping[str, str], job: Job, touches: Touches = lambda _path: None) -> LocalDir:
+def require(setting: str | None, env: Mapping[str, str], job: Job) -> LocalDir:
     """Returns what `choose` returns. Raises NotStarted if the user wants no directory."""
-    chosen = choose(setting, env, job, touches=touches)
+    chosen = choose(setting, env, job)
     if chosen is None:
         raise NotStarted("local_dir is none", "give --local-dir")
     return chosen
 
 
-def choose(
-    setting: str | None,
-    env: Mapping[str, str],
-    job: Job,
-    *,
-    fs: Probe | None = None,
-    touches: Touches = lambda _path: None,
-) -> LocalDir | None:
+def choose(setting: str | None, env: Mapping[str, str], job: Job, *, fs: Machine | None = None) -> LocalDir | None:
     """Returns the directory to use on this node; None if the user wants none.
 
-    `setting` is the value of local_dir; None or `auto` means what the scheduler made. `touches` is told of each
-    directory before it is looked at, as its file system may hang. Raises NoLocalDir, whose message names every
-    candidate that failed.
+    `setting` is the value of local_dir; None or `auto` means what the scheduler made. Raises NoLocalDir, whose message
+    names every candidate that failed.
     """
     probe = fs or Machine()
     scheduled = job.scheduler != "none"
@@ -105,10 +95,9 @@ def choose(
         what = f"the umask {inherited.umask():04o} takes this user's own rights to new files and directories away"
         raise NoLocalDir(f"no node-local directory: {what}", "umask 022")
     if setting not in (None, "auto"):
-        return _explicit(setting, env, scheduled, probe, touches)
+        return _explicit(setting, env, scheduled, probe)
     skipped: list[str] = []
     for candidate in _automatic(env, scheduled):
-        touches(candidate.path)
         try:
             return _checked(candidate, probe, tuple(skipped))
         except _Unfit as error:
@@ -118,14 +107,25 @@ def choose(
     raise NoLocalDir(f"no node-local directory: {reason}", _NOT_BY_SSH if job.is_rank and missing else _ASK)
 
 
+def candidates(setting: str | None, env: Mapping[str, str], job: Job) -> list[str]:
+    """Returns the directories at which `choose` looks until one can be used. Raises ValueError for a variable that is
+    not set."""
+    if setting in (None, "auto"):
+        return [candidate.path for candidate in _automatic(env, job.scheduler != "none")]
+    return [] if setting == "none" else [_path_of(setting, env)]
+
+
 class _Unfit(Exception):
     """The candidate cannot be used; the text says why."""
 
 
-def _explicit(setting: str, env: Mapping[str, str], scheduled: bool, probe: Probe, touches: Touches) -> LocalDir:
+def _path_of(setting: str, env: Mapping[str, str]) -> str:
+    return RAM if setting == "ram" else os.path.abspath(expand(setting, env))
+
+
+def _explicit(setting: str, env: Mapping[str, str], scheduled: bool, probe: Machine) -> LocalDir:
     try:
-        path = RAM if setting == "ram" else os.path.abspath(expand(setting, env))
-        touches(path)
+        path = _path_of(setting, env)
         shown = setting if setting in ("ram", path) else f"{setting} ({path})"
         of_job = scheduled and _is_of_job(path, env)
         return _checked(_Candidate(path, f"local_dir is {shown}", True, scheduled, of_job), probe, ())
@@ -146,7 +146,7 @@ def _is_of_job(path: str, env: Mapping[str, str]) -> bool:
     return any(os.fspath(above) in named - _SHARED for above in (Path(path), *Path(path).parents))
 
 
-def _checked(candidate: _Candidate, probe: Probe, before: tuple[str, ...]) -> LocalDir:
+def _checked(candidate: _Candidate, probe: Machine, before: tuple[str, ...]) -> LocalDir:
     path = candidate.path
     if not candidate.explicit and candidate.scheduled and os.path.normpath(path) in _SHARED:
         raise _Unfit(
@@ -218,7 +218,7 @@ def _fault(error: OSError, otherwise: str) -> str:
     return f"cannot be used: {error.strerror}" if error.strerror else otherwise
 
 
-def _space(probe: Probe, path: str) -> Space:
+def _space(probe: Machine, path: str) -> Space:
     try:
         space = probe.space(path)
     except OSError as error:

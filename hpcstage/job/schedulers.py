@@ -129,7 +129,6 @@ class SchedulerFacts:
     node_name: str | None = None
     node_index: int | None = None
     ranks: Ranks | None = None
-    submit_dir: str | None = None
     end_time_unix_s: float | None = None
     cpus: int | None = None
     slots: tuple[int, ...] = ()
@@ -166,7 +165,6 @@ def slurm(env: Env, _read_text: ReadText) -> SchedulerFacts | None:
         node_name=env.get("SLURMD_NODENAME"),
         node_index=number(env.get("SLURM_NODEID")),
         ranks=_slurm_ranks(env, f"step-{step}") if is_step else None,
-        submit_dir=env.get("SLURM_SUBMIT_DIR"),
         end_time_unix_s=float(end) if end else None,
         cpus=number(env.get("SLURM_CPUS_ON_NODE")),
         restarts=number(env.get("SLURM_RESTART_COUNT")) or 0,
@@ -208,7 +206,6 @@ def pbs(env: Env, read_text: ReadText) -> SchedulerFacts | None:
         array_task=env.get("PBS_ARRAY_INDEX") or env.get("PBS_ARRAYID") or bracket or None,
         nodes=tuple(dict.fromkeys(line[0] for line in lines)),
         node_index=number(env.get("PBS_NODENUM")),
-        submit_dir=env.get("PBS_O_WORKDIR"),
         cpus=number(env.get("NCPUS")) or number(env.get("PBS_NUM_PPN")),
         notes=notes,
     )
@@ -228,7 +225,6 @@ def gridengine(env: Env, read_text: ReadText) -> SchedulerFacts | None:
         job_id,
         array_task=str(task) if task is not None else None,
         nodes=tuple(dict.fromkeys(line[0] for line in lines)),
-        submit_dir=env.get("SGE_O_WORKDIR"),
         cpus=_own_slots(slots, env),
         slots=tuple(slots.values()),
         restarts=number(env.get("RESTARTED")) or 0,
@@ -252,9 +248,7 @@ def pjm(env: Env, read_text: ReadText) -> SchedulerFacts | None:
         return None
     lines, notes = _host_file(env.get("PJM_O_NODEINF"), read_text)
     nodes = tuple(dict.fromkeys(line[0] for line in lines))
-    return SchedulerFacts(
-        "pjm", job_id, array_task=env.get("PJM_BULKNUM"), nodes=nodes, submit_dir=env.get("PJM_O_WORKDIR"), notes=notes
-    )
+    return SchedulerFacts("pjm", job_id, array_task=env.get("PJM_BULKNUM"), nodes=nodes, notes=notes)
 
 
 def lsf(env: Env, read_text: ReadText) -> SchedulerFacts | None:
@@ -265,9 +259,7 @@ def lsf(env: Env, read_text: ReadText) -> SchedulerFacts | None:
     lines, notes = _host_file(env.get("LSB_DJOB_HOSTFILE"), read_text)
     task = number(env.get("LSB_JOBINDEX"))
     nodes = tuple(dict.fromkeys(line[0] for line in lines))
-    return SchedulerFacts(
-        "lsf", job_id, str(task) if task else None, nodes=nodes, submit_dir=env.get("LS_SUBCWD"), notes=notes
-    )
+    return SchedulerFacts("lsf", job_id, str(task) if task else None, nodes=nodes, notes=notes)
 
 
 def flux(env: Env, _read_text: ReadText) -> SchedulerFacts | None:

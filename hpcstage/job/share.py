@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcstage.job.types import Job
+from hpcstage.job.environment import Job
 from hpcstage.plan.budget import BudgetAsked, BudgetFacts
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from hpcstage.protocol import leadspec
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
+    from hpcstage.job.environment import Job
     from hpcstage.job.localdir import LocalDir
-    from hpcstage.job.types import Job
 
 _LOCAL_KEYS = ("parent-", "torchelastic")
 """Names of launches with one of these are made of a process's number, so other nodes do not know them."""

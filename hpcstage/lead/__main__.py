@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcstage.lead import world
-from hpcstage.lead.bringup import LaunchedNodes, Nodes, VirtualNodes
+from hpcstage.lead.bringup import Nodes
 from hpcstage.lead.nodestates import ENDED_EARLY, NodeState, problem_of
 from hpcstage.lead.world import World
 from hpcstage.node.control import REMOVAL_S
@@ -49,11 +49,10 @@ class Lead:
             spec.save(directory / SPEC)
         self.spec = spec
         self.directory = directory
-        self.nodes: Nodes = (VirtualNodes if spec.virtual else LaunchedNodes)(spec, directory)
+        self.nodes = Nodes(spec, directory)
         self.ending = False
         self._ready_at: float | None = None
         self._joined = False
-        self._staged_asked = False
         self._said: set[int] = set()
         self._buffer = b""
         self._why_said = ""
@@ -92,18 +91,12 @@ class Lead:
             self.ending = True
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
-            message, _, rest = line.decode(errors="replace").partition(" ")
-            if message == "end":
+            if line == b"end":
                 self.ending = True
-            elif message == "child":
-                self.nodes.attach(int(rest))
-            elif message == "dead":
+            elif line == b"dead":
                 self.nodes.states.set(0, "dead", ENDED_EARLY)
-            elif message == "drain":
+            elif line == b"drain":
                 self.nodes.ask_drained()
-            elif message == "staged?":
-                self._staged_asked = True
-                self.nodes.ask_staged()
 
     def _say_news(self, now: float) -> None:
         if self.nodes.states.waiting and now - self.started > self.spec.wait_s:
@@ -121,8 +114,8 @@ class Lead:
             self._joined = True
             say("joined")
         self._say_of_directories(now)
-        if self._staged_asked and not self.nodes.states.waiting and self.nodes.staged():
-            self._staged_asked = False
+        if "staged" not in self._told and not self.nodes.states.waiting and self.nodes.states.have_others_staged:
+            self._told.add("staged")
             say("staged")
 
     def _say_of_directories(self, now: float) -> None:
@@ -151,7 +144,7 @@ class Lead:
     def _may_start(self, waited_s: float) -> bool:
         """Returns whether the command may start. Each node reads from the source what is opened before the nodes know
         the files, so it pays to wait a little: the nodes are connected sooner than most programs read."""
-        return not self.spec.exchanges or self.world.over or waited_s > JOIN_S or self.nodes.joined()
+        return not self.spec.exchanges or self.world.over or waited_s > JOIN_S or self.nodes.states.have_others_joined
 
     def _write_missing(self, index: int, node: NodeState) -> None:
         """Writes the part of a missing node, since the record has a part for every node."""
@@ -216,7 +209,7 @@ class Lead:
         if "notice" in self._told and not self.world.connected:
             self._say_unconnected()
         self.nodes.tell_end()
-        self.nodes.ended(deadline)
+        self.nodes.await_end(deadline)
         say("ended")
         self.world.end(max(0.0, min(_GOODBYE_S, deadline - time.monotonic())))
         self.nodes.close(REMOVAL_S)

@@ -1,4 +1,5 @@
-"""Runs as `python -m hpcstage.lead.agent SPEC`: brings up one other node of a run and stays until the run is over.
+"""Runs as `python -m hpcstage.lead.agent SPEC [INDEX]`: brings up one other node of a run, and stays until the run is
+over.
 
 The scheduler's launcher starts an agent on each node. The agent owns this node's daemon and reports its state (by a
 line for the lead where the launcher passes output on, and by a file in any case). It ends when the lead does: the
@@ -17,7 +18,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,9 +29,9 @@ from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError
 from hpcstage.forked import die_with_parent
 from hpcstage.job import localdir
+from hpcstage.job.localdir import LocalDir
 from hpcstage.lead.directories import HostedDirectories
 from hpcstage.node import childenv, control, kept
-from hpcstage.node.childenv import RUN_ID
 from hpcstage.node.directory import outputs_base
 from hpcstage.node.hosted import Hosted, Taken, bring_up, claim
 from hpcstage.protocol import leadspec, nodedir
@@ -57,13 +57,14 @@ AT_START_S = 4.0
 class LeftoverDrain:
     """The drain of what earlier runs left on one node; there is no process where nothing was left."""
 
-    def __init__(self, lead: LeadSpec, env: Mapping[str, str], job: jobs.Job) -> None:
+    def __init__(self, lead: LeadSpec, local_dir: Path, above: Path, host: str) -> None:
+        """`above` is the directory of all runs' output directories below `local_dir`."""
         self._process: subprocess.Popen[bytes] | None = None
-        with contextlib.suppress(HpcstageError, OSError):
-            local = localdir.choose(lead.local_dir, env, job)
-            if local is not None and any(kept.places(outputs_base(local, job.hostname))):
-                log = log_path(Path(lead.daemon.run_dir), f"{job.hostname}.late")
-                self._process = _clean(local.path, log, _of_run(lead, env))
+        with contextlib.suppress(OSError):
+            if any(kept.places(above)):
+                log = log_path(Path(lead.daemon.run_dir), f"{host}.late")
+                # The drain may write to a directory which this run has locked.
+                self._process = _clean(local_dir, log, {**os.environ, kept.RUN_ID: lead.daemon.run_id})
 
     def wait(self) -> None:
         """Waits for the end for a while."""
@@ -76,11 +77,6 @@ class LeftoverDrain:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-
-
-def _of_run(lead: LeadSpec, env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of a drain that may write to a directory which this run has locked."""
-    return {**env, RUN_ID: lead.daemon.run_id}
 
 
 def _clean(local_dir: Path, log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -101,11 +97,12 @@ def _clean(local_dir: Path, log: Path, env: Mapping[str, str]) -> subprocess.Pop
 class Agent:
     """The agent of one node."""
 
-    def __init__(self, spec: Path) -> None:
+    def __init__(self, spec: Path, index: int | None) -> None:
+        """`index` is that of a virtual node; others find theirs by their host's name."""
         self.lead = LeadSpec.load(spec)
         self.directory = spec.parent
-        self.job = jobs.detect(os.environ, hostname=socket.gethostname())
-        self.index = index_of(self.lead.hosts, self.job.hostname)
+        self.job = jobs.here()
+        self.index = index_of(self.lead.hosts, self.job.hostname) if index is None else index
         self._stdin_open = True
         self._joined = self._is_drain_asked = False
         self._started = time.monotonic()
@@ -116,19 +113,27 @@ class Agent:
         """Runs until the run is over. Returns 1 if this node could not be brought up, else 0."""
         if self.index is None or self.index == 0:
             return 0  # some launchers start an agent on all nodes; the first node has its wrapper
-        outputs = HostedDirectories(self.lead, self.index)
-        outputs.take_earlier(os.environ, self.job)
-        late = LeftoverDrain(self.lead, os.environ, self.job)
+        try:
+            local = localdir.require(self.lead.local_dir, os.environ, self.job)
+        except HpcstageError as error:
+            self._say("missing", reason=error.line())
+            return 1
+        above = outputs_base(local, self.job.hostname)
+        outputs = HostedDirectories(self.lead, self.index, above)
+        if self.lead.virtual:  # the wrapper drains what earlier runs left on this machine
+            return self._serve(self.index, local, outputs)
+        outputs.take_earlier()
+        late = LeftoverDrain(self.lead, local.path, above, self.job.hostname)
         try:
             late.wait()
-            return self._serve(self.index, outputs)
+            return self._serve(self.index, local, outputs)
         finally:
             late.end()
 
-    def _serve(self, index: int, outputs: HostedDirectories) -> int:
+    def _serve(self, index: int, local: LocalDir, outputs: HostedDirectories) -> int:
         try:
-            node = claim(self.lead, index, os.environ, self.job)
-            hosted = bring_up(self.lead, index, node, os.environ, self.job, outputs.make(os.environ, self.job))
+            node = claim(self.lead, index, local, self.job)
+            hosted = bring_up(self.lead, index, node, local, os.environ, self.job, outputs.make())
         except (HpcstageError, OSError) as error:
             outputs.abandon()
             if isinstance(error, Taken) and self._is_served(error.path):
@@ -246,7 +251,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)  # meant for the command; the agent learns of the end otherwise
     os.chdir("/")
-    return Agent(Path(arguments[0])).run()
+    return Agent(Path(arguments[0]), int(arguments[1]) if len(arguments) > 1 else None).run()
 
 
 if __name__ == "__main__":

@@ -1,28 +1,24 @@
 """Owns the directories of a node whose wrapper is elsewhere that its daemon drains: output files, checkpoints, or both.
 
-They have the same paths as the first node's. An agent has those of its node, the lead those of virtual nodes. What
-becomes of the files is told in the group's directory, where the wrapper reads it.
+They have the same paths as the first node's, and their agent owns them. What becomes of the files is told in the
+group's directory, where the wrapper reads it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcstage.checkpoint.job.place import CheckpointCharter, CheckpointPlace
-from hpcstage.errors import HpcstageError, LocalDiskProblem
-from hpcstage.job import localdir
+from hpcstage.errors import LocalDiskProblem
 from hpcstage.node import kept
-from hpcstage.node.directory import outputs_base
 from hpcstage.node.keptdirectory import CannotFill, Earlier, KeptDirectory, take_earlier
 from hpcstage.protocol import leadspec
 from hpcstage.protocol.rundir import result_path
 
 if TYPE_CHECKING:
-    from hpcstage.job import Job
     from hpcstage.node.hosted import Hosted
     from hpcstage.protocol.leadspec import LeadSpec
 
@@ -129,28 +125,21 @@ def _is_continued(place: CheckpointPlace) -> bool:
 class HostedDirectories:
     """The directories of one node."""
 
-    def __init__(self, lead: LeadSpec, index: int) -> None:
-        self._lead = lead
+    def __init__(self, lead: LeadSpec, index: int, above: Path) -> None:
+        """`above` is the directory of all runs' output directories on this node."""
+        self._above = above
         self._members = [HostedDirectory(lead, index, kind) for kind in kept.KINDS if kind.key in lead.directories]
         self._said: set[str] = set()
         self._is_asked = self._is_drained = False
 
-    def take_earlier(self, env: Mapping[str, str], job: Job) -> None:
+    def take_earlier(self) -> None:
         """Takes the checkpoints that earlier runs left on this node, before a late drain takes them."""
-        with suppress(HpcstageError):
-            local = localdir.choose(self._lead.local_dir, env, job)
-            for member in self._members:
-                if local is not None:
-                    member.take_earlier(outputs_base(local, job.hostname))
+        for member in self._members:
+            member.take_earlier(self._above)
 
-    def make(self, env: Mapping[str, str], job: Job) -> dict[str, str]:
-        """Makes the directories that are asked for. Returns the fields of the daemon's specification. Raises
-        HpcstageError."""
-        if not self._members:
-            return {}
-        local = localdir.choose(self._lead.local_dir, env, job)
-        assert local is not None, "the node has its directory there"
-        return {member.kind.key: member.make(outputs_base(local, job.hostname)) for member in self._members}
+    def make(self) -> dict[str, str]:
+        """Makes the directories that are asked for. Returns the fields of the daemon's specification."""
+        return {member.kind.key: member.make(self._above) for member in self._members}
 
     @property
     def is_pressing(self) -> bool:

@@ -108,21 +108,6 @@ class NodeStates:
         """Gives a node another state."""
         self.all[index].state, self.all[index].reason = state, reason
 
-    def set_up(self, index: int, state: str, node_dir: str, sock: str) -> None:
-        """Gives a node that is up its state, and notes where an exchange finds it."""
-        self.set(index, state)
-        self.all[index].entry = replace(self.all[index].entry, node_dir=node_dir, sock=sock)
-
-    def set_directory(self, index: int, message: str, why: object = "", beat: object = None) -> None:
-        """Notes what a node says of its directories."""
-        node = self.all[index]
-        if message == "drained":
-            node.is_drained = True
-        elif message == "draining":
-            node.beat = beat
-        else:
-            node.unwatched[message] = str(why or "")
-
     def give_up_waiting(self, reason: str) -> None:
         """Leaves out the nodes that have not come by now."""
         for index in self.waiting:
@@ -147,7 +132,7 @@ class NodeStates:
             return
         node = self.all[index]
         if state in _OF_DIRECTORIES:
-            self.set_directory(index, str(state), data.get("why"), data.get("beat"))
+            _note_directory(node, str(state), data)
             return
         node.cleaning = state in ("ended", "dead") or (node.cleaning and state != _GONE)
         if state not in _STATES or node.state in ("dead", "ended"):
@@ -156,10 +141,20 @@ class NodeStates:
         if state in ("ready", "joined") and node.state == "staged":
             return
         if state in ("ready", "joined", "staged"):
-            up = "staged" if state == "staged" else "ready"
-            self.set_up(index, up, str(data.get("node_dir")), str(data.get("sock")))
+            self.set(index, "staged" if state == "staged" else "ready")
+            node.entry = replace(node.entry, node_dir=str(data.get("node_dir")), sock=str(data.get("sock")))
         else:
             self.set(index, str(state), str(data.get("reason") or ""))
+
+
+def _note_directory(node: NodeState, message: str, data: Mapping[str, object]) -> None:
+    """Notes what a node says of its directories."""
+    if message == "drained":
+        node.is_drained = True
+    elif message == "draining":
+        node.beat = data.get("beat")
+    else:
+        node.unwatched[message] = str(data.get("why") or "")
 
 
 def problem_of(node: NodeState) -> Problem:

@@ -16,7 +16,6 @@ import ctypes
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -53,7 +52,7 @@ _OF_SCHEDULER = ("SLURM", "PBS_", "SGE_", "PE_", "JOB_", "PJM_", "LSB_", "FLUX_"
 def main(arguments: list[str]) -> int:
     """Runs the agent of this node to its end, and returns its exit code, as a shell would."""
     spec = TrainingSpec.load(Path(arguments[0]))
-    host = jobs.detect(os.environ, hostname=socket.gethostname()).hostname
+    host = jobs.here().hostname
     index = int(arguments[1]) if len(arguments) > 1 else index_of(spec.hosts, host)
     if index is None or (index == 0 and len(arguments) == 1):
         return 0  # some launchers start this on all nodes; the first node has the one of the wrapper

@@ -63,16 +63,11 @@ class Training:
         return self._code()
 
     def _start_all(self) -> None:
-        spec = self._spec
-        here = range(len(spec.hosts)) if spec.virtual else range(1)
-        for index in here:
-            words = [sys.executable, "-s", "-m", NODE_PROGRAM, os.fspath(self._path), str(index)]
-            self._start(words, os.environ, subprocess.DEVNULL)
-        if spec.virtual:
-            return
+        words = [sys.executable, "-s", "-m", NODE_PROGRAM, os.fspath(self._path), "0"]
+        self._start(words, os.environ, subprocess.DEVNULL)
         script = ("/bin/sh", os.fspath(self._path.parent / SCRIPT))
         env = launchers.scrubbed(os.environ)
-        for command, takes_stdin in _elsewhere(spec, script):
+        for command, takes_stdin in _elsewhere(self._spec, script):
             self._start(command, env, subprocess.PIPE if takes_stdin else subprocess.DEVNULL)
 
     def _start(self, words: Sequence[str], env: Mapping[str, str], stdin: int) -> None:
@@ -151,8 +146,8 @@ def _elsewhere(spec: TrainingSpec, script: Sequence[str]) -> list[tuple[Sequence
     that, and whether the end of their input reaches the agents."""
     mpi = mpi_of(find_mpiexec()) if spec.launcher == "mpiexec" else launchers.Mpi.UNKNOWN
     found: list[tuple[Sequence[str], bool]] = []
-    for host in spec.hosts[1:]:
-        plan = launchers.per_node(spec.launcher, script, [host], mpi, spec.parts)
+    for hosts in [spec.hosts[1:]] if spec.virtual else [[host] for host in spec.hosts[1:]]:
+        plan = launchers.per_node(spec.launcher, script, hosts, mpi, spec.parts)
         found += [(command, plan.takes_stdin) for command in plan.commands]
         if not plan.exact:
             break

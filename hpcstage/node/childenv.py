@@ -24,7 +24,6 @@ CONTAINERS = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_"}
 
 JOB = "HPCSTAGE_JOB"
 """The variable that holds the job of the run, as `jobs_in` names it; empty where there is none."""
-RUN_ID = kept.RUN_ID
 _OF_RUN = frozenset(
     {JOB, *(f"HPCSTAGE_{name}" for name in ("ACTIVE", "RUN_ID", "VERSION", "RESULTS", "NODE_DIR", "STORE", "SOCKET"))}
 )
@@ -38,7 +37,7 @@ def for_command(
     """Returns the caller's environment with the shim in front of PYTHONPATH and with our own variables."""
     ours = {
         "HPCSTAGE_ACTIVE": run_id,
-        RUN_ID: run_id,
+        kept.RUN_ID: run_id,
         "HPCSTAGE_VERSION": __version__,
         "HPCSTAGE_RESULTS": os.fspath(run_dir),
         "HPCSTAGE_NODE_DIR": os.fspath(node_dir),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import hpcstage
 from hpcstage import localsocket
-from hpcstage.node import childenv, directory, page, shimdir
+from hpcstage.node import childenv, page, shimdir
 from hpcstage.node.shimdir import ShimSetup
 from hpcstage.protocol import nodedir, shim
 from hpcstage.reading import readable
@@ -28,7 +28,7 @@ from hpcstage.reading import readable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpcstage.node.directory import NodeDirectory, SockPath
+    from hpcstage.node.directory import NodeDirectory
     from hpcstage.plan.types import Dataset
     from hpcstage.protocol.daemonspec import DaemonSpec
 
@@ -207,29 +207,7 @@ def listen(sock: Path) -> socket.socket:
     return server
 
 
-class ClaimedNode:
-    """Owns the node directory, its lock and the short name of its socket."""
-
-    def __init__(self, claim: NodeDirectory, sock: SockPath) -> None:
-        self.path = claim.path
-        self.lock_fd = claim.lock_fd
-        self.leftovers = claim.leftovers
-        self.short = sock
-        self.sock = sock.path
-
-    @property
-    def log(self) -> Path:
-        """The path of the daemon's log."""
-        return self.path / nodedir.LOG
-
-    def close(self) -> None:
-        """Closes the lock (the daemon holds it itself) and removes a short name of the socket."""
-        if self.lock_fd is not None:
-            os.close(self.lock_fd)
-        directory.drop_short(self.short.short_dir)
-
-
-def prepare(node: ClaimedNode, datasets: Sequence[Dataset], setup: ShimSetup) -> None:
+def prepare(node: NodeDirectory, datasets: Sequence[Dataset], setup: ShimSetup) -> None:
     """Fills the node directory: empty store, page, the shim and its configuration."""
     for name in _MADE:
         (node.path / name).mkdir(mode=0o700, exist_ok=True)
@@ -240,7 +218,7 @@ def prepare(node: ClaimedNode, datasets: Sequence[Dataset], setup: ShimSetup) ->
 
 
 def start_daemon(
-    node: ClaimedNode, spec: DaemonSpec, env: Mapping[str, str], locks: Sequence[int] = ()
+    node: NodeDirectory, spec: DaemonSpec, env: Mapping[str, str], locks: Sequence[int] = ()
 ) -> DaemonControl:
     """Starts the daemon of a node whose lock we hold, and connects to it. It keeps `locks`, too, while it lives."""
     assert node.lock_fd is not None

@@ -44,16 +44,21 @@ class NodeDirectory:
     daemon."""
     leftovers: tuple[Path, ...]
     """Directories of dead jobs, renamed aside; to be deleted with `remove`."""
-
-
-@dataclass(frozen=True)
-class SockPath:
-    """A name of a node directory's socket that has few enough bytes."""
-
-    path: Path
+    sock: Path
+    """A name of the socket that has few enough bytes."""
     short_dir: Path | None
-    """The directory made for the name, to be removed with `drop_short`; None if the node directory's own name is short
-    enough."""
+    """The directory made for that name; None if the node directory's own name is short enough."""
+
+    @property
+    def log(self) -> Path:
+        """The path of the daemon's log."""
+        return self.path / nodedir.LOG
+
+    def close(self) -> None:
+        """Closes the lock (the daemon holds it itself) and removes a short name of the socket."""
+        if self.lock_fd is not None:
+            os.close(self.lock_fd)
+        drop_short(self.short_dir)
 
 
 def claim(local: LocalDir, run_id: str, *, host: str = "", timeout_s: float = 5.0) -> NodeDirectory:
@@ -67,9 +72,10 @@ def claim(local: LocalDir, run_id: str, *, host: str = "", timeout_s: float = 5.
     try:
         with _base(base) as base_fd, _locked(base_fd, base, timeout_s):
             leftovers = tuple(_put_aside(base, base_fd))
-            return NodeDirectory(base / run_id, _make(base_fd, run_id), leftovers)
+            lock_fd = _make(base_fd, run_id)
     except OSError as error:
         raise LocalDiskProblem(f"cannot make {base / run_id}: {error.strerror or error}", "give --local-dir") from None
+    return NodeDirectory(base / run_id, lock_fd, leftovers, *sock_path(base / run_id, os.environ))
 
 
 def base_name(uid: int, host: str = "") -> str:
@@ -105,19 +111,19 @@ def remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def sock_path(node_dir: Path, env: Mapping[str, str]) -> SockPath:
-    """Returns the name to bind or connect to. Makes a private directory with a link if the node directory's name is too
-    long."""
+def sock_path(node_dir: Path, env: Mapping[str, str]) -> tuple[Path, Path | None]:
+    """Returns the name to bind or connect to, and the private directory with a link that is made for it if the node
+    directory's own name is too long."""
     direct = node_dir / nodedir.SOCK
     if len(os.fsencode(direct)) < SUN_PATH_BYTES:
-        return SockPath(direct, None)
+        return direct, None
     import tempfile
 
     short = Path(tempfile.mkdtemp(prefix="hs-", dir=_short_parent(env)))
     (short / _LINK).symlink_to(node_dir)
     with suppress(OSError), (node_dir / _LINK_NOTE).open("ab") as note:
         note.write(os.fsencode(short) + b"\0")
-    return SockPath(short / _LINK / nodedir.SOCK, short)
+    return short / _LINK / nodedir.SOCK, short
 
 
 def drop_short(short_dir: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Brings up a node of a run whose wrapper is elsewhere: an agent does it on its node, the lead for a virtual one.
+"""Brings up a node of a run whose wrapper is elsewhere, for its agent.
 
 Owns the node's directory and daemon until both are gone. The directory has the same name as the first node's, so that
 what the command inherits from the wrapper is right on every node.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcstage.errors import NotStarted
-from hpcstage.job import localdir, share
+from hpcstage.job import share
 from hpcstage.node import control, directory, page
 from hpcstage.node.shimdir import ShimSetup
 from hpcstage.protocol import leadspec, nodedir, shim
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hpcstage.job import Job
     from hpcstage.job.localdir import LocalDir
     from hpcstage.node.control import DaemonControl
+    from hpcstage.node.directory import NodeDirectory
     from hpcstage.protocol.leadspec import LeadSpec
 
 
@@ -41,10 +42,9 @@ class Taken(NotStarted):
 class Hosted:
     """Owns a node whose daemon runs."""
 
-    def __init__(self, lead: LeadSpec, index: int, node: control.ClaimedNode, control: DaemonControl) -> None:
-        self.index = index
-        self.host = lead.hosts[index]
+    def __init__(self, lead: LeadSpec, index: int, node: NodeDirectory, control: DaemonControl) -> None:
         self.node = node
+        self._host = lead.hosts[index]
         self._lead = lead
         self._control = control
         self._said_dead = False
@@ -56,10 +56,6 @@ class Hosted:
     def is_staging(self) -> bool:
         """Returns whether the node's daemon has a manifest, or never will."""
         return page.is_staging(self.node.path / nodedir.PAGE)
-
-    def attach(self, child_pid: int) -> None:
-        """Tells the daemon which process of this machine is the command: if we die, the daemon serves it to its end."""
-        self._control.attach(child_pid)
 
     def dead(self) -> bool:
         """Returns whether the daemon has ended before it was told to; if so, makes shims stop asking it."""
@@ -103,33 +99,29 @@ class Hosted:
 
     def _keep_log(self) -> None:
         with contextlib.suppress(OSError):
-            replace_copy(self.node.log, log_path(Path(self._lead.daemon.run_dir), self.host))
+            replace_copy(self.node.log, log_path(Path(self._lead.daemon.run_dir), self._host))
 
 
-def claim(lead: LeadSpec, index: int, env: Mapping[str, str], job: Job) -> tuple[control.ClaimedNode, LocalDir]:
+def claim(lead: LeadSpec, index: int, local: LocalDir, job: Job) -> NodeDirectory:
     """Makes the node directory. Raises NotStarted or OSError with the reason, Taken if it has an owner."""
-    local = localdir.choose(lead.local_dir, env, job)
-    if local is None:
-        raise NotStarted("no node-local directory")
-    claim = directory.claim(local, lead.node_name(index), host=job.hostname)
-    node = control.ClaimedNode(claim, directory.sock_path(claim.path, env))
+    node = directory.claim(local, lead.node_name(index), host=job.hostname)
     if node.lock_fd is None:
         node.close()
-        raise Taken(claim.path)
-    return node, local
+        raise Taken(node.path)
+    return node
 
 
 def bring_up(
     lead: LeadSpec,
     index: int,
-    claimed: tuple[control.ClaimedNode, LocalDir],
+    node: NodeDirectory,
+    local: LocalDir,
     env: Mapping[str, str],
     job: Job,
     drained: Mapping[str, str],
 ) -> Hosted:
     """Starts the daemon, which drains the directories that `drained` names, by the fields of its specification. Raises
     NotStarted or OSError with the reason."""
-    node, local = claimed
     try:
         shutil.copyfile(Path(lead.group_dir) / leadspec.DATASETS, node.path / leadspec.DATASETS)
         control.prepare(node, lead.daemon.datasets, shims(lead, lead.daemon, node))
@@ -143,7 +135,7 @@ def bring_up(
     return Hosted(lead, index, node, daemon)
 
 
-def shims(lead: LeadSpec, spec: DaemonSpec, node: control.ClaimedNode) -> ShimSetup:
+def shims(lead: LeadSpec, spec: DaemonSpec, node: NodeDirectory) -> ShimSetup:
     """Returns the settings of the shims of one node of the group."""
     virtual = None
     if lead.virtual:
@@ -151,7 +143,7 @@ def shims(lead: LeadSpec, spec: DaemonSpec, node: control.ClaimedNode) -> ShimSe
     return ShimSetup.of(lead.intercept, spec, virtual)
 
 
-def _spec(lead: LeadSpec, index: int, node: control.ClaimedNode, local: LocalDir, job: Job) -> DaemonSpec:
+def _spec(lead: LeadSpec, index: int, node: NodeDirectory, local: LocalDir, job: Job) -> DaemonSpec:
     template = lead.daemon
     return replace(
         template,

@@ -1,7 +1,7 @@
 """Owns the directory of one node for output files or checkpoints: fills it, tells whether it is watched and what became
 of it, removes it.
 
-The wrapper has those of the first node; those of another node are with its agent, or with the lead if it is virtual.
+The wrapper has those of the first node; those of another node are with its agent.
 """
 
 from __future__ import annotations

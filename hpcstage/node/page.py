@@ -42,13 +42,8 @@ def is_staging(path: Path) -> bool:
 
 
 def note_progress(path: Path, progress: shim.WorkProgress) -> None:
-    """Writes how far the daemon is, for `progress`. A page that cannot be opened is not read, either."""
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.pwrite(fd, shim.PROGRESS.pack(*progress), shim.PROGRESS_OFFSET)
-        finally:
-            os.close(fd)
+    """Writes how far the daemon is, for `progress`."""
+    _write(path, (shim.PROGRESS_OFFSET, shim.PROGRESS.pack(*progress)))
 
 
 def progress(path: Path) -> tuple[shim.State, shim.WorkProgress] | None:
@@ -83,23 +78,20 @@ def waits_until_staging(path: Path, timeout_s: float) -> bool:
 
 def close(path: Path) -> None:
     """Makes programs open no copy ever again, in place of a daemon that does not answer or has died."""
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.pwrite(fd, (1).to_bytes(4, "little"), shim.GATE_OFFSET + 4 * shim.CLOSED)
-        finally:
-            os.close(fd)
+    _write(path, (shim.GATE_OFFSET + 4 * shim.CLOSED, (1).to_bytes(4, "little")))
 
 
 def set_state(path: Path, state: shim.State) -> None:
-    """Sets the state in place of a daemon that has died, and ends the logging. A page that cannot be opened is no
-    longer read either."""
-    try:
+    """Sets the state in place of a daemon that has died, and ends the logging."""
+    _write(path, (shim.STATE_OFFSET, int(state).to_bytes(4, "little")), (shim.LOGGING_OFFSET, bytes(4)))
+
+
+def _write(path: Path, *values: tuple[int, bytes]) -> None:
+    """Writes values at their offsets. A page that cannot be opened is no longer read, either."""
+    with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        os.pwrite(fd, int(state).to_bytes(4, "little"), shim.STATE_OFFSET)
-        os.pwrite(fd, bytes(4), shim.LOGGING_OFFSET)
-    finally:
-        os.close(fd)
+        try:
+            for offset, value in values:
+                os.pwrite(fd, value, offset)
+        finally:
+            os.close(fd)

@@ -60,8 +60,8 @@ class DaemonSpec:
     group_dir: str = ""
     """The directory in which the nodes of a group tell each other what they do."""
     node_index: int = 0
-    placement: str = "auto"
-    """The placement that the user asked for: private, replicate, partition or auto."""
+    placement: str = "replicate"
+    """The placement that the user asked for: private, replicate or partition."""
     group_wait_s: float = 10.0
     """How long a node waits for the others before it stages alone."""
 

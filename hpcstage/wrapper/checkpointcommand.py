@@ -38,7 +38,7 @@ from hpcstage.units import format_number, format_size
 from hpcstage.upload.facts import Run
 from hpcstage.upload.making import Making, sweep
 from hpcstage.upload.target import Target
-from hpcstage.wrapper import dirlock, leftovers
+from hpcstage.wrapper import leftovers, outdir
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
@@ -155,7 +155,7 @@ def making_in(to: Path) -> Iterator[Making]:
     run_id, host, is_new = f"restore-{os.urandom(4).hex()}", socket.gethostname(), not os.path.lexists(to)
     try:
         to.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = dirlock.lock(os.fspath(to), os.fspath(to), f"run {run_id} on {host}")
+        lock = outdir.lock(os.fspath(to), os.fspath(to), f"run {run_id} on {host}")
         try:
             target = Target(Run(run_id, os.fspath(to), os.stat(to).st_ino, 0, host))
             sweep(target)
@@ -215,7 +215,7 @@ def _copy(found: FoundCheckpoints, making: Making) -> str:
 def _places(target: Path, config: Config) -> Iterator[kept.KeptPlace]:
     host = socket.gethostname()
     try:
-        local = leftovers.local_dir(config, host)
+        local = leftovers.local_dir(config)
     except NoLocalDir:
         return
     for place in kept.places(directory.outputs_base(local, host)):

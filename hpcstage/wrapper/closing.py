@@ -60,7 +60,6 @@ def close(session: Session, status: int | None) -> None:
     if session.lead is not None:
         session.lead.close(control.REMOVAL_S)
     session.node.close()
-    _sweep(session)
 
 
 def close_unrun(session: Session, error: HpcstageError) -> None:
@@ -83,12 +82,6 @@ def _await_others(session: Session, deadline: float) -> None:
     grouping.await_parts(session.run_dir, awaited, session.part.started_unix_s, deadline)
     if session.lead is not None and any(one.id.startswith(("group-", "node-")) for one in session.part.problems):
         session.lead.keep_log(session.run_dir / NODES / nodedir.LEAD_LOG)
-
-
-def _sweep(session: Session) -> None:
-    """Cleans up after virtual nodes whose lead died: their daemons end with the command or are removed here."""
-    if session.group is not None and session.group.virtual and session.lead is not None and session.lead.failed:
-        grouping.sweep_virtual(session.node.path, len(session.group.hosts), session.config.drain_s)
 
 
 def _take_status(session: Session, status: int | None) -> None:

@@ -12,9 +12,9 @@ from hpcstage.units import format_number, format_size
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
+    from hpcstage.job import Job
     from hpcstage.job.localdir import LocalDir
     from hpcstage.job.together import Grouping
-    from hpcstage.job.types import Job
     from hpcstage.plan.dataset.datasets import Datasets
     from hpcstage.record.parts.run import RunPart
 
@@ -47,7 +47,8 @@ def decided(
     started = "virtual nodes of this machine" if group.virtual else f"brought up with {group.launcher}"
     started = started if group.starts_daemons else "each started by the command's launcher"
     lines.append(f"nodes: {', '.join(group.hosts[:4])}{' ...' if group.hosts[4:] else ''}, {started}")
-    return [*lines, _set(config, "placement", "by size and room" if config.placement == "auto" else "")]
+    what = "partition where a node has no room for all files" if config.placement == "replicate" else ""
+    return [*lines, _set(config, "placement", what)]
 
 
 def _set(config: Config, key: str, what: str) -> str:

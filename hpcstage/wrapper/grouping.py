@@ -6,7 +6,6 @@ launcher each node has its wrappers, which start its daemon; the lead of the fir
 
 from __future__ import annotations
 
-import contextlib
 import grp
 import json
 import os
@@ -25,7 +24,6 @@ from hpcstage.errors import NotStarted
 from hpcstage.job import launchers, together
 from hpcstage.job.schedulers import fold_nodes
 from hpcstage.node import childenv, control
-from hpcstage.node import directory as node_directory
 from hpcstage.protocol import leadspec, nodedir
 from hpcstage.protocol.leadspec import LeadSpec
 from hpcstage.protocol.membership import Membership
@@ -37,6 +35,7 @@ if TYPE_CHECKING:
     from hpcstage.job import Job
     from hpcstage.job.localdir import LocalDir
     from hpcstage.job.together import Grouping
+    from hpcstage.node.directory import NodeDirectory
     from hpcstage.protocol.daemonspec import DaemonSpec
     from hpcstage.wrapper.leadlink import LeadLink
 
@@ -114,7 +113,7 @@ def _wait_s(group: Grouping) -> float:
     return GROUP_WAIT_S + len(group.hosts) / NODES_PER_S
 
 
-def begin(group: Grouping, lead: LeadSpec, node: control.ClaimedNode) -> LeadLink | None:
+def begin(group: Grouping, lead: LeadSpec, node: NodeDirectory) -> LeadLink | None:
     """Announces that this node is up, and on the first node starts the lead."""
     from hpcstage.wrapper.leadlink import LeadLink
 
@@ -143,13 +142,13 @@ def agent_script(directory: Path, env: Mapping[str, str]) -> str:
 
 
 def script(words: Sequence[str], env: Mapping[str, str] = os.environ) -> str:
-    """Returns a script for the shell of another node; it takes no arguments and needs nothing of the launcher."""
+    """Returns a script for the shell of another node; it needs nothing of the launcher."""
     given = childenv.for_daemon(env, control.package_parent())
     kept = {name: given[name] for name in (*_INHERITED, "PYTHONPATH") if name in given}
     lines = ["#!/bin/sh", "# Made by hpcstage run: brings up another node of the run."]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
     lines.append("cd /")  # Python looks for modules in the working directory first: after ssh in the user's home
-    return "\n".join([*lines, "exec " + shlex.join(words), ""])
+    return "\n".join([*lines, f'exec {shlex.join(words)} "$@"', ""])
 
 
 def joined(group: Grouping) -> list[str]:
@@ -180,17 +179,6 @@ def _is_final(path: Path, since_unix_s: float) -> bool:
         return ended or any(problem.get("id") == "node-missing" for problem in data["problems"])
     except (OSError, ValueError, TypeError, KeyError):
         return False
-
-
-def sweep_virtual(first: Path, count: int, timeout_s: float) -> None:
-    """Waits until the directories of virtual nodes are gone, and removes those whose daemons were killed."""
-    base, stem = first.parent, first.name[:-1]
-    deadline = time.monotonic() + timeout_s
-    while any((base / f"{stem}{index}").exists() for index in range(count)) and time.monotonic() < deadline:
-        with contextlib.suppress(Exception):
-            for path in node_directory.leftovers(base):
-                node_directory.remove(path)
-        time.sleep(_POLL_S)
 
 
 def safe_directory(run_dir: Path, run_id: str, env: Mapping[str, str]) -> Path:

@@ -1,8 +1,8 @@
 """Owns the wrapper's side of the lead: starts it, reads what it says, ends it. Nothing here may hold up the command.
 
-The lead takes lines on its standard input (`child PID`, `dead`, `staged?`, `drain`, `end`; the end of the input means
-the same as `end`) and writes lines: `joined`, `outputs REASON-WHY-NOT` and `checkpoints REASON-WHY-NOT` of directories
-that are watched, `staged`, `drained`, `ended`, `notice TEXT`, and `problem ID<TAB>TEXT<TAB>REMEDY`.
+The lead takes lines on its standard input (`dead`, `drain`, `end`; the end of the input means the same as `end`) and
+writes lines: `joined`, `outputs REASON-WHY-NOT` and `checkpoints REASON-WHY-NOT` of directories that are watched,
+`staged`, `drained`, `ended`, `notice TEXT`, and `problem ID<TAB>TEXT<TAB>REMEDY`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LeadLink:
         self._buffer = b""
         self._directory = spec.parent
         self._started = time.monotonic()
-        self._asked: set[str] = set()
+        self._is_drain_asked = False
         self._ending = False
         self._log = os.open(log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         """Stays open, since the daemon removes the file with the node's directory."""
@@ -68,7 +68,6 @@ class LeadLink:
 
     def staged(self, timeout_s: float) -> bool:
         """Returns whether the other nodes hold what they will hold."""
-        self._ask("staged?")
         return self._hear("staged", timeout_s)
 
     def unwatched_why(self, kind: KeptKind, timeout_s: float) -> str | None:
@@ -84,7 +83,9 @@ class LeadLink:
 
     def ask_drain(self) -> None:
         """Has the other nodes drain what is left; they remove the directory of a command that did not run, too."""
-        self._ask("drain")
+        if not self._is_drain_asked:
+            self._is_drain_asked = True
+            self.tell("drain")
 
     def ended(self, timeout_s: float) -> bool:
         """Returns whether the lead has said that the other nodes have written their parts; to be asked after `end`. A
@@ -115,11 +116,6 @@ class LeadLink:
             if stdin is not None:
                 stdin.write(line.encode() + b"\n")
                 stdin.flush()
-
-    def _ask(self, line: str) -> None:
-        if line not in self._asked:
-            self._asked.add(line)
-            self.tell(line)
 
     def end(self) -> None:
         """Tells the lead that the command has ended. Does not wait."""

@@ -18,18 +18,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcstage import inherited, owner
 from hpcstage import job as jobs
-from hpcstage import owner
 from hpcstage.errors import HpcstageError, NoLocalDir, NotDrained, NotStarted, UsageError
-from hpcstage.forked import fork, reap
+from hpcstage.forked import Helpers
 from hpcstage.job import localdir
 from hpcstage.node import directory, kept
-from hpcstage.node.childenv import RUN_ID
 from hpcstage.node.keptdirectory import NodeResult
-from hpcstage.reading import readable
 from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.units import format_number
-from hpcstage.wrapper import dirlock, messages, outputpart
+from hpcstage.wrapper import messages, outdir, outputpart
 from hpcstage.wrapper.child import is_fatal_pending
 
 if TYPE_CHECKING:
@@ -43,14 +41,15 @@ AGAIN_S = 600.0
 LONGEST_S = 86_400.0
 """The longest time for a drain that whoever waits for it can end at any time."""
 _CLEAN = "`hpcstage clean --drain` copies them, `hpcstage clean --forget RUN-ID` deletes them"
+_DRAIN = "drain"
 _DRAIN_OF = "the drain of run"
 _GRACE_S = 2.0
 _WAIT_S = 0.05
 
 
-class ForkedDrain:
-    """Drains the directory of a run whose daemon is dead in a process of its own, since a shared file system that hangs
-    holds up whoever asks it. The process ends with this one, and holds the lock until then."""
+class LateDrain:
+    """Drains the directory of a run whose daemon is dead in a helper, since a shared file system that hangs holds up
+    whoever asks it. The helper ends with this process, and holds the lock until then."""
 
     def __init__(
         self,
@@ -63,48 +62,29 @@ class ForkedDrain:
     ) -> None:
         """`lock` is the exclusive lock of `place`; `is_orderly`: the command ended by itself, with exit code 0;
         `owning`: the run of the caller, if it has the lock of DIR, too."""
+        self.report = outputpart.not_drained("the copying did not come to its end")
+        """What became of the files, with `target`, where that is known; to be asked when the drain is over."""
         self._ends_at = time.monotonic() + timeout_s + _GRACE_S
-        self._said = b""
-        self._out, into = os.pipe()
-        work = partial(_report_of, place, is_orderly=is_orderly, owning=owning)
-        self._pid = fork(lambda: _tell(work, into), {into, *lock.fds}, says_why=False)
-        os.close(into)
+        self._helpers = Helpers(inherited.umask())
+
+        def work() -> bytes:
+            return json.dumps(_report_of(place, is_orderly=is_orderly, owning=owning), default=list).encode()
+
+        self._helpers.start(_DRAIN, work, self._take, lock.fds)
+
+    def _take(self, said: bytes | None) -> None:
+        if said is not None:
+            self.report = json.loads(said)
 
     def is_over(self, timeout_s: float) -> bool:
-        """Tells whether the process has ended; one that takes too long is killed."""
-        if self._pid and time.monotonic() > self._ends_at:
+        """Tells whether the helper has ended; one that takes too long is killed."""
+        if time.monotonic() > self._ends_at:
             self.end()
-        if self._pid and readable([self._out], timeout_s):
-            data = os.read(self._out, 1 << 16)
-            self._said += data
-            if not data:
-                self._reap(1.0)
-        return not self._pid
+        return self._helpers.wait(_DRAIN, timeout_s)
 
     def end(self) -> None:
-        """Kills the process if it runs."""
-        if self._pid:
-            self._reap(0.0)
-
-    def report(self) -> dict[str, Any]:
-        """Returns what became of the files, with `target`, where that is known; to be asked when it is over."""
-        try:
-            found: dict[str, Any] = json.loads(self._said)
-        except ValueError:
-            return outputpart.not_drained("the copying did not come to its end")
-        return found
-
-    def _reap(self, timeout_s: float) -> None:
-        os.close(self._out)
-        reap(self._pid, timeout_s)
-        self._pid = 0
-
-
-def _tell(drained: Callable[[], dict[str, Any]], into: int) -> None:
-    """Drains, in the child, and says what became of the files."""
-    data = json.dumps(drained(), default=list).encode()
-    while data:
-        data = data[os.write(into, data) :]
+        """Kills the helper if it runs."""
+        self._helpers.close()
 
 
 @contextmanager
@@ -113,7 +93,7 @@ def _locked(target: str, run_id: str, *, owning: str) -> Iterator[str]:
     TargetInUse."""
     fd = None if owning else _lock_of(target, run_id)
     try:
-        yield owning or (os.environ.get(RUN_ID, run_id) if fd is None else run_id)
+        yield owning or (os.environ.get(kept.RUN_ID, run_id) if fd is None else run_id)
     finally:
         if fd is not None:
             owner.let_go(fd)
@@ -124,9 +104,9 @@ def _lock_of(target: str, run_id: str) -> int | None:
     has it, and where DIR cannot be written to, which is said of each file. Raises TargetInUse."""
     while True:
         try:
-            return dirlock.lock(target, target, f"{_DRAIN_OF} {run_id} on {socket.gethostname()}")
-        except dirlock.TargetInUse as error:
-            if error.holder.startswith(f"run {os.environ.get(RUN_ID)} on "):
+            return outdir.lock(target, target, f"{_DRAIN_OF} {run_id} on {socket.gethostname()}")
+        except outdir.TargetInUse as error:
+            if error.holder.startswith(f"run {os.environ.get(kept.RUN_ID)} on "):
                 return None
             if not error.holder.startswith(_DRAIN_OF):
                 raise
@@ -188,7 +168,7 @@ def _report_of(place: kept.KeptPlace, *, is_orderly: bool, owning: str) -> dict[
         left.check_target()
         with _locked(target, left.run_id, owning=owning) as owner_id:
             report = left.drain(owner_id)
-    except dirlock.TargetInUse as error:
+    except outdir.TargetInUse as error:
         report = outputpart.not_drained(error.what)
     except OSError as error:
         report = outputpart.not_drained(f"{error.filename or place.output}: {error.strerror or error}")
@@ -275,7 +255,7 @@ def drain(place: kept.KeptPlace, lock: kept.KeptLock, timeout_s: float, *, ownin
     place = place.set_aside()
     run_id = place.run_id
     messages.warn(f"copying the {place.kind.what} that run {run_id} left in {place.output}")
-    drain = ForkedDrain(place, lock, timeout_s, owning=owning)
+    drain = LateDrain(place, lock, timeout_s, owning=owning)
     try:
         while not drain.is_over(_WAIT_S):
             if is_fatal_pending():
@@ -284,7 +264,7 @@ def drain(place: kept.KeptPlace, lock: kept.KeptLock, timeout_s: float, *, ownin
                 )
     finally:
         drain.end()
-    report = drain.report()
+    report = drain.report
     part = OutputsPart(directory=report.get("target", "?"), local_dir=os.fspath(place.tree))
     part = outputpart.of_node(NodeResult(report, place.strangers()), part)
     for line in outputpart.lines(part, outputpart.LeftAt(socket.gethostname(), part.local_dir)):
@@ -312,7 +292,7 @@ def clean(config: Config, verbosity: int, *, drains: bool, forgotten: Sequence[s
     drained. Returns the exit code. Raises UsageError if a run to forget is not there, or is not over."""
     messages.set_verbosity(verbosity)
     host = socket.gethostname()
-    local = local_dir(config, host)
+    local = local_dir(config)
     above = directory.outputs_base(local, host)
     for run_id in forgotten:
         if not forget(above, run_id):
@@ -329,11 +309,10 @@ def clean(config: Config, verbosity: int, *, drains: bool, forgotten: Sequence[s
     return _drained(above) if drains else _told(above)
 
 
-def local_dir(config: Config, host: str) -> LocalDir:
+def local_dir(config: Config) -> LocalDir:
     """Returns the local directory. One that is named may be full, or unfit for staging by now."""
-    job = jobs.detect(os.environ, hostname=host, parent_pid=os.getppid())
     try:
-        local = localdir.choose(config.local_dir, os.environ, job)
+        local = localdir.choose(config.local_dir, os.environ, jobs.here())
     except NoLocalDir:
         path = Path(config.local_dir or "")
         if not path.is_absolute() or not path.is_dir():

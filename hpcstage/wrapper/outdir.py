@@ -2,29 +2,48 @@
 where it writes.
 
 Input that is wrong ends the run with one line before the command starts. The module makes DIR, and nothing else in it
-but the lock.
+but the lock: the run that has that owns DIR (see `hpcstage.owner`).
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import socket
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcstage.errors import HpcstageError, UsageError
+from hpcstage import owner
+from hpcstage.errors import HpcstageError, NotStarted, UsageError
 from hpcstage.node import kept
 from hpcstage.node.childenv import in_containers
 from hpcstage.plan.types import DatasetKind
-from hpcstage.wrapper import dirlock
+from hpcstage.wrapper import messages
+from hpcstage.wrapper.child import is_fatal_pending
 
 if TYPE_CHECKING:
     from hpcstage.config import Config
+    from hpcstage.job import Job
     from hpcstage.job.localdir import LocalDir
     from hpcstage.plan.types import Dataset
+
+_WRITABLE = "name a directory that you may write to, on the shared file system"
+_ROOM = "free space there, or name a directory on another file system"
+_MOUNT = "mount its file system again, or name a directory on another one"
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _ROOM),
+    **dict.fromkeys((errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN), _MOUNT),
+}
+REQUEUED_S = 120.0
+"""A start waits for so long for the end of an earlier start of its job, on another host: Grid Engine starts a job that
+is rescheduled anew before it ends it."""
+_WAIT_S = 0.1
+_OWN = "give each run a directory of its own"
 
 
 @dataclass(frozen=True)
@@ -92,7 +111,7 @@ class NamedDirectory:
         if not os.path.isdir(above):
             raise UsageError(f"{said} cannot be made: {above} is not a directory", "name a directory")
         if not os.access(above, os.W_OK | os.X_OK):
-            raise UsageError(f"{said} cannot be used: you may not write to {above}", dirlock.WRITABLE)
+            raise UsageError(f"{said} cannot be used: you may not write to {above}", _WRITABLE)
 
     def check_disk(self, asked: str, cwd: Path, local: LocalDir) -> None:
         """Raises UsageError if DIR is on the local disk, where it would gain nothing."""
@@ -107,7 +126,7 @@ class NamedDirectory:
         try:
             os.makedirs(path, exist_ok=True)
         except OSError as error:
-            raise dirlock.unusable(f"{self.option} {asked} cannot be made", error) from None
+            raise unusable(f"{self.option} {asked} cannot be made", error) from None
         return path
 
     @property
@@ -167,8 +186,63 @@ def _nearest(path: str, said: str) -> str:
         try:
             os.lstat(path)
         except OSError as error:
-            if dirlock.REMEDIES.get(error.errno or 0) == dirlock.MOUNT:
-                raise dirlock.unusable(f"{said} cannot be used", error) from None
+            if _REMEDIES.get(error.errno or 0) == _MOUNT:
+                raise unusable(f"{said} cannot be used", error) from None
             path = os.path.dirname(path)
         else:
             return path
+
+
+# ---- the lock
+
+
+class TargetInUse(UsageError):
+    """Another run has the lock of DIR; `holder` says which."""
+
+    def __init__(self, said: str, holder: str) -> None:
+        super().__init__(f"{said} is in use by {holder}", _OWN)
+        self.holder = holder
+
+
+def lock(target: str, said: str, holder: str) -> int:
+    """Takes the lock of DIR; returns a descriptor for `owner.let_go`. Raises TargetInUse if another run has it, and
+    UsageError if DIR cannot be written to."""
+
+    def tell(other: str) -> None:
+        messages.warn(
+            f"{target}/{owner.OWNER} names {other}: watching for {owner.OLD_S:g} s at most whether that is still there"
+        )
+
+    try:
+        return owner.take(target, holder, tell=tell, is_stopped=is_fatal_pending)
+    except owner.Owned as error:
+        raise TargetInUse(said, error.holder) from None
+    except OSError as error:
+        raise unusable(f"{said} cannot be written to", error) from None
+
+
+def lock_for_run(target: str, said: str, run_id: str, job: Job) -> int:
+    """Takes the lock of DIR for a run. Where an earlier start of its job has it, on another host, it is waited for.
+    Raises as `lock` does, and NotStarted when a signal that is blocked will end this process."""
+    host, deadline = socket.gethostname(), None
+    task = f" task {job.array_task}" if job.array_task else ""
+    of_job = "" if job.job_id is None else f", {job.scheduler} job {job.job_id}{task}"
+    while True:
+        try:
+            return lock(target, said, f"run {run_id} on {host}{of_job}")
+        except TargetInUse as error:
+            is_here = error.holder.endswith(f" on {host}{of_job}")
+            is_earlier = bool(of_job) and error.holder.endswith(of_job) and not is_here
+            if not is_earlier or (deadline is not None and time.monotonic() > deadline):
+                raise
+            if deadline is None:
+                deadline = time.monotonic() + REQUEUED_S
+                text = f"{said} is in use by an earlier start of this job, {error.holder}"
+                messages.warn(f"{text}: waiting for its end, for {REQUEUED_S:g} s at most")
+        if is_fatal_pending():
+            raise NotStarted("a signal came while an earlier start of the job was waited for", "start it again")
+        time.sleep(_WAIT_S)
+
+
+def unusable(what: str, error: OSError) -> UsageError:
+    return UsageError(f"{what}: {error.strerror}", _REMEDIES.get(error.errno or 0, _WRITABLE))

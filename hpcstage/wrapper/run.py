@@ -52,7 +52,7 @@ def run(command: Sequence[str], config: Config, verbosity: int) -> int:
         from hpcstage.wrapper import jointraining
 
         cwd = inherited.directory()
-        if _job().scheduler != "none":
+        if jobs.here().scheduler != "none":
             jointraining.await_begin(config.join, cwd, os.environ)
         found = jointraining.find(config.join, cwd, os.environ, socket.gethostname())
         if isinstance(found, TrainingEnd):
@@ -101,12 +101,8 @@ def resolve(command: Sequence[str], config: Config) -> Datasets:
     if config.elastic is not None:
         from hpcstage.wrapper import elastictraining
 
-        elastictraining.check(command, config, _job())
+        elastictraining.check(command, config, jobs.here())
     return datasets
-
-
-def _job() -> jobs.Job:
-    return jobs.detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
 
 
 def _open_session(command: Sequence[str], config: Config, datasets: Datasets, started: Clock) -> Session:
@@ -159,14 +155,14 @@ def _without_us(
     for named, path in found.items():
         command = named.put_in(command, path)
         os.environ.update(named.environment(os.environ, path))
-    command = elastictraining.unstaged_command(command, config, _job(), started.unix_s)
+    command = elastictraining.unstaged_command(command, config, jobs.here(), started.unix_s)
     os.environ.update(elastictraining.own_environment(os.environ))
     return replace_with(command)
 
 
 def _is_later_on_node() -> bool:
     """Returns whether another wrapper of this launch on this node reports what is true for the whole node."""
-    return bool(_job().local_rank)
+    return bool(jobs.here().local_rank)
 
 
 def _run(command: Sequence[str], session: Session, signals: Signals) -> int:
@@ -208,8 +204,8 @@ def _elastic(
     from hpcstage.wrapper import elastictraining
 
     if session.config.name is not None:
-        elastictraining.let_join(command, session.config, _job(), _place(session))
-    started = elastictraining.command_line(words, session.config, _job(), _place(session), env)
+        elastictraining.let_join(command, session.config, jobs.here(), _place(session))
+    started = elastictraining.command_line(words, session.config, jobs.here(), _place(session), env)
     return started, elastictraining.own_environment(os.environ)
 
 

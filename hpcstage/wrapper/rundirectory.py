@@ -23,8 +23,8 @@ from hpcstage.node.directory import outputs_base
 from hpcstage.node.keptdirectory import CannotFill, Earlier, KeptDirectory, NodeResult, take_earlier
 from hpcstage.problem import Problem
 from hpcstage.record.parts.outputs import OutputsPart
-from hpcstage.wrapper import dirlock, leftovers, messages, outdir, outputpart
-from hpcstage.wrapper.leftovers import LONGEST_S, ForkedDrain
+from hpcstage.wrapper import leftovers, messages, outdir, outputpart
+from hpcstage.wrapper.leftovers import LONGEST_S, LateDrain
 from hpcstage.wrapper.outdir import NamedDirectory
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class RunDirectory:
         self._goes_with_job = False
         self._since = self._free_until = 0.0
         self._is_orderly = self._has_told = self._has_told_of_nodes = False
-        self._late: ForkedDrain | None = None
+        self._late: LateDrain | None = None
 
     # ---- before the command
 
@@ -108,7 +108,7 @@ class RunDirectory:
         if self._node.why_not:
             self.give_up(self._node.why_not, is_told=not self._job.rank)
             return
-        self.lock = dirlock.lock_for_run(self.part.directory, f"{named.option} {asked}", self._node.run_id, self._job)
+        self.lock = outdir.lock_for_run(self.part.directory, f"{named.option} {asked}", self._node.run_id, self._job)
         try:
             names, above = (kept.named_after(self.part.directory), self._node.run_id), outputs_base(local, host)
             self.own = KeptDirectory(above, named.kind, self._node.run_id, names, self._node.suffix)
@@ -241,7 +241,7 @@ class RunDirectory:
         """Begins to drain without the daemon, once nobody else works on the files. Tells whether that can be."""
         if (lock := own.exchange_lock()) is not None:
             owning = "" if self.lock is None else self._node.run_id
-            self._late = ForkedDrain(own.place, lock, LONGEST_S, is_orderly=self._is_orderly, owning=owning)
+            self._late = LateDrain(own.place, lock, LONGEST_S, is_orderly=self._is_orderly, owning=owning)
             return True
         self._free_until = self._free_until or time.monotonic() + _FREE_S
         time.sleep(_LOOK_S)
@@ -285,7 +285,7 @@ class RunDirectory:
     def _own_result(self, own: KeptDirectory) -> NodeResult:
         if self._late is not None:
             self._late.end()
-            return replace(own.result(self._late.report()), is_late=True)
+            return replace(own.result(self._late.report), is_late=True)
         if (report := self._said_by_daemon(own)) is not None:
             return own.result(report)
         silent = own.report() is None

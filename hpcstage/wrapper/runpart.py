@@ -161,7 +161,7 @@ def report_not_staged(
     launcher only the first rank writes; where the launch has no name and each node stages alone, the first rank on each
     node writes."""
     with contextlib.suppress(Exception):  # whatever goes wrong here, the command runs
-        job = jobs.detect(os.environ, hostname=socket.gethostname(), parent_pid=os.getppid())
+        job = jobs.here()
         if inherited.hides_own_files() or not grouping.reports_not_staged(job):
             return
         run_id = unique_id(clock.unix_s, job.job_id)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hpcstage.job.localdir import LocalDir
     from hpcstage.job.together import Grouping
     from hpcstage.node import control
+    from hpcstage.node.directory import NodeDirectory
     from hpcstage.plan.dataset.datasets import Datasets
     from hpcstage.protocol.leadspec import LeadSpec
     from hpcstage.record.parts.run import RunPart
@@ -58,7 +59,7 @@ _NO_ROOM = {errno.ENOSPC: _FREE, errno.EDQUOT: _FREE, errno.EFBIG: "raise the li
 class RunProgress:
     """Owns the line of a run."""
 
-    def __init__(self, node: control.ClaimedNode, part: RunPart, *, is_quiet: bool) -> None:
+    def __init__(self, node: NodeDirectory, part: RunPart, *, is_quiet: bool) -> None:
         self.line = ProgressLine(quiet=is_quiet)
         self.group: Grouping | None = None
         """The nodes of the run, where there are several."""
@@ -93,7 +94,7 @@ class RunProgress:
 class Session:
     """A prepared run: the daemon is up or coming up, and the command may start."""
 
-    def __init__(self, config: Config, node: control.ClaimedNode, run_dir: Path, part: RunPart, clock: Clock) -> None:
+    def __init__(self, config: Config, node: NodeDirectory, run_dir: Path, part: RunPart, clock: Clock) -> None:
         self.config = config
         self.node = node
         self.run_dir = run_dir
@@ -111,7 +112,7 @@ class Session:
         """Makes the directories and starts or joins the daemon. Signals are blocked, so nothing interrupts it
         half-way."""
         host = socket.gethostname()
-        job = jobs.detect(os.environ, hostname=host, parent_pid=os.getppid())
+        job = jobs.here()
         grouping.require_node(job)
         local = localdir.require(config.local_dir, os.environ, job)
         group = together.find(config, job, local, host)
@@ -140,8 +141,8 @@ class Session:
                     chosen.give_up("the other nodes are left alone")
             if chosen is not None:
                 chosen.fill(group)
-            claim = directory.claim(local, group.node_name(run_id) if group else run_id, host=host)
-            if claim.lock_fd is not None:  # printed once on a node, not by every rank
+            node = directory.claim(local, group.node_name(run_id) if group else run_id, host=host)
+            if node.lock_fd is not None:  # printed once on a node, not by every rank
                 where = f"{host}: " if len(job.nodes) > 1 else ""
                 of_disk = [where + warning for warning in local.warnings]
                 for warning in (*job.notes, *of_disk, *together.warnings(config, job, local), *notices):
@@ -151,11 +152,9 @@ class Session:
 
                     for line in decisions.decided(config, datasets, job, local, group, part):
                         messages.info(line)
-            session = cls(
-                config, control.ClaimedNode(claim, directory.sock_path(claim.path, os.environ)), run_dir, part, clock
-            )
+            session = cls(config, node, run_dir, part, clock)
             session.directories = chosen
-            if chosen is not None and claim.lock_fd is None:
+            if chosen is not None and node.lock_fd is None:
                 chosen.give_up("another command of this launch has the staging daemon of this node")
             session._connect(datasets, local, job, group)
             undo.pop_all()
@@ -218,12 +217,10 @@ class Session:
         return self.control.staged(timeout_s)
 
     def started(self, pid: int) -> None:
-        """Notes that the command runs, tells the daemon and the lead, and saves the part of the record."""
+        """Notes that the command runs, tells the daemon, and saves the part of the record."""
         self.part.child_started_s = self.clock.elapsed_s()
         self.part.child_pid = pid
         self.control.attach(pid)
-        if self.lead is not None:
-            self.lead.tell(f"child {pid}")
         with contextlib.suppress(OSError):
             runpart.save_part(self.run_dir, self.part)
             if self.is_first and self.node.lock_fd is not None:

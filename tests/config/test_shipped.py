@@ -19,7 +19,7 @@ from hpcstage.config import SETTINGS, load
 from hpcstage.config.commented import commented_default
 from hpcstage.job import launchers
 from hpcstage.plan import forecast as modes
-from hpcstage.plan.placement.placements import AUTO, Placing
+from hpcstage.plan.placement.placements import Placing
 
 CONFIGS = sorted((REPO / "configs").glob("*.yaml"))
 SCRIPTS = sorted((REPO / "jobscripts").glob("*.sh"))
@@ -270,6 +270,6 @@ def test_nothing_slow_is_imported_before_a_file_exists(tmp_path: Path) -> None:
 def test_the_choices_of_settings_are_those_of_the_rooms_that_decide() -> None:
     choices = {setting.key: setting.choices for setting in SETTINGS}
     placings = tuple(kind.value for kind in Placing)
-    assert choices["placement"] == (AUTO, *placings)
+    assert choices["placement"] == placings
     assert set(choices["mode"]) == {modes.RUNTIME, modes.UPFRONT, modes.DIRECT}
     assert {*launchers.BY_SCHEDULER.values(), launchers.NONE} <= set(choices["launcher"])

@@ -48,7 +48,7 @@ def test_partition_keeps_one_copy_and_serves_requests(nodes, make_tree):
     root = make_tree(files=60, size_bytes=50_000)
     files = files_of(root)
     budget = 60 * 53_248 // 2
-    daemons = nodes.up(root, 3, placement="auto", budget_bytes=budget, budget_inodes=10_000)
+    daemons = nodes.up(root, 3, placement="replicate", budget_bytes=budget, budget_inodes=10_000)
     nodes.staged()
     copies = [[path for path in files if daemon.store(path).exists()] for daemon in daemons]
     assert sorted(path for own in copies for path in own) == files, "each file is on one node"
@@ -125,7 +125,7 @@ def test_more_than_all_nodes_together_can_hold(nodes, make_tree):
     """The known share is staged and passed on, the rest is read from the source."""
     root = make_tree(files=60, size_bytes=50_000)
     files = files_of(root)
-    daemons = nodes.up(root, 2, placement="auto", budget_bytes=20 * 53_248, budget_inodes=10_000)
+    daemons = nodes.up(root, 2, placement="replicate", budget_bytes=20 * 53_248, budget_inodes=10_000)
     nodes.staged()
     for daemon in daemons:
         answers = [daemon.request(path) for path in files]

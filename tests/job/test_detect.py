@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hpcstage.job import Job, detect
 from hpcstage.job.environment import read_file
+from hpcstage.job.ranks import from_launcher
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
 HOST_FILES = ("PBS_NODEFILE", "PE_HOSTFILE", "PJM_O_NODEINF")
@@ -37,7 +38,6 @@ def test_a_slurm_batch_script_is_in_front_of_the_launcher() -> None:
         hostname="node1",
         nodes=("node1", "node2", "node3", "node4"),
         job_id="31",
-        submit_dir="/shared/work",
         cpus=2,
     )
 
@@ -45,8 +45,8 @@ def test_a_slurm_batch_script_is_in_front_of_the_launcher() -> None:
 def test_a_task_of_srun_is_behind_the_launcher() -> None:
     job = detected("slurm-srun")
     assert job.is_rank
-    assert (job.rank, job.local_rank, job.ranks) == (5, 1, 8)
-    assert (job.node_index, job.hostname, job.step_id) == (2, "node3", "2")
+    assert (job.rank, job.local_rank) == (5, 1)
+    assert (job.node_index, job.hostname) == (2, "node3")
     assert job.run_key == "slurm-31.2"
 
 
@@ -78,7 +78,6 @@ def test_a_slurm_array_task_says_when_it_ends() -> None:
 def test_the_shell_of_salloc_is_in_front_and_has_all_nodes() -> None:
     job = detected("slurm-salloc")
     assert not job.is_rank
-    assert job.step_id is None
     assert job.nodes == ("n0001", "n0002")
     assert job.run_key is None
 
@@ -132,7 +131,7 @@ def test_variables_of_another_job_of_several_parts_say_nothing() -> None:
 
 def test_mpirun_knows_ranks_better_than_slurm_around_it() -> None:
     job = detected("slurm-mpirun")
-    assert (job.rank, job.local_rank, job.ranks, job.node_index) == (3, 1, 4, 1)
+    assert (job.rank, job.local_rank, job.node_index) == (3, 1, 1)
     first_node = detected("slurm-mpirun", SLURM_STEP_ID="", SLURM_STEPID="")
     assert job.run_key == first_node.run_key == "slurm-32.pmix_namespace-1865482241"
 
@@ -146,7 +145,7 @@ def test_a_damaged_node_list_is_a_note_not_an_end() -> None:
 def test_openpbs() -> None:
     job = detected("openpbs")
     assert (job.scheduler, job.job_id, job.nodes, job.node_index) == ("pbs", "17.node1", ("node1", "node2"), 0)
-    assert (job.submit_dir, job.cpus, job.array_task, job.is_rank) == ("/shared/work", 4, None, False)
+    assert (job.cpus, job.array_task, job.is_rank) == (4, None, False)
     assert detected("openpbs", hostname="node2.example.org").node_index == 1
 
 
@@ -165,7 +164,7 @@ def test_an_unreadable_host_file_is_a_note_not_an_end() -> None:
 def test_grid_engine_without_a_parallel_environment() -> None:
     job = detected("gridengine")
     assert (job.scheduler, job.job_id, job.array_task, job.nodes) == ("gridengine", "3", None, ("node2",))
-    assert (job.cpus, job.submit_dir, job.is_rank) == (1, "/shared/work", False)
+    assert (job.cpus, job.is_rank) == (1, False)
 
 
 def test_grid_engine_with_a_parallel_environment() -> None:
@@ -204,7 +203,7 @@ def test_a_variable_of_the_user_is_no_launcher() -> None:
 def test_torchrun_is_a_launcher() -> None:
     env = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
     job = detect(env, hostname="h", parent_pid=7)
-    assert (job.is_rank, job.rank, job.ranks) == (True, 1, 2)
+    assert (job.is_rank, job.rank) == (True, 1)
     assert job.run_key is not None
     assert job.run_key != detect(env, hostname="h", parent_pid=8).run_key
 
@@ -219,8 +218,9 @@ def test_torchrun_is_a_launcher() -> None:
     ],
 )
 def test_what_different_launchers_say_is_not_mixed(env: dict[str, str], found: tuple[int | None, ...]) -> None:
-    job = detect(env, hostname="h", parent_pid=7)
-    assert (job.rank, job.local_rank, job.ranks) == found
+    ranks = from_launcher(env)
+    assert ranks is not None
+    assert (ranks.rank, ranks.local_rank, ranks.ranks) == found
 
 
 def test_ranks_of_a_launch_without_a_name_are_told_apart_by_their_parent() -> None:

@@ -79,9 +79,14 @@ def test_pbsdsh_starts_everywhere_and_says_so() -> None:
     assert not plan.takes_stdin
 
 
-@pytest.mark.parametrize("launcher", ["none", "virtual"])
-def test_nothing_is_started_where_nothing_can(launcher: str) -> None:
-    assert launchers.per_node(launcher, SCRIPT, ["node2"]).commands == ()
+def test_virtual_nodes_are_told_their_numbers() -> None:
+    plan = launchers.per_node("virtual", SCRIPT, ["host.v1", "host.v2.5f3a"])
+    assert plan.commands == ((*SCRIPT, "1"), (*SCRIPT, "2"))
+    assert plan.takes_stdin
+
+
+def test_nothing_is_started_where_nothing_can() -> None:
+    assert launchers.per_node("none", SCRIPT, ["node2"]).commands == ()
     assert launchers.per_node("srun", SCRIPT, []).commands == ()
 
 

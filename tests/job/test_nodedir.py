@@ -64,8 +64,7 @@ def claims() -> Iterator[list[NodeDirectory]]:
     made: list[NodeDirectory] = []
     yield made
     for claim in made:
-        if claim.lock_fd is not None:
-            os.close(claim.lock_fd)
+        claim.close()
 
 
 def test_a_new_node_directory_is_ours_alone(tmp_path: Path, claims: list[NodeDirectory]) -> None:
@@ -282,30 +281,32 @@ def bound(path: Path) -> None:
 def test_the_name_of_the_socket_can_be_bound(tmp_path: Path, length: int) -> None:
     node_dir = tmp_path / ("x" * (length - len(os.fspath(tmp_path)) - 1))
     node_dir.mkdir()
-    sock = directory.sock_path(node_dir, {})
+    path, short_dir = directory.sock_path(node_dir, {})
     try:
-        assert (sock.short_dir is None) == (length <= 102)
-        bound(sock.path)
+        assert (short_dir is None) == (length <= 102)
+        bound(path)
         assert (node_dir / "sock").is_socket()
     finally:
-        directory.drop_short(sock.short_dir)
-    assert sock.short_dir is None or not sock.short_dir.exists()
+        directory.drop_short(short_dir)
+    assert short_dir is None or not short_dir.exists()
 
 
-def test_the_short_name_is_private_and_goes_with_its_dead_job(tmp_path: Path, claims: list[NodeDirectory]) -> None:
+def test_the_short_name_is_private_and_goes_with_its_dead_job(
+    tmp_path: Path, claims: list[NodeDirectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
     runtime = tmp_path / "run"
     runtime.mkdir(mode=0o700)
     deep = tmp_path / ("y" * 120)
     deep.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", os.fspath(runtime))
     first = directory.claim(at(deep), "r")
-    sock = directory.sock_path(first.path, {"XDG_RUNTIME_DIR": os.fspath(runtime)})
-    assert sock.short_dir
-    assert sock.short_dir.parent == runtime
-    assert stat.S_IMODE(sock.short_dir.stat().st_mode) == 0o700
+    assert first.short_dir
+    assert first.short_dir.parent == runtime
+    assert stat.S_IMODE(first.short_dir.stat().st_mode) == 0o700
     assert first.lock_fd is not None
     os.close(first.lock_fd)
     claims.append(directory.claim(at(deep), "r2"))
-    assert not sock.short_dir.exists()
+    assert not first.short_dir.exists()
 
 
 def test_a_runtime_directory_that_others_may_enter_is_not_used(tmp_path: Path) -> None:
@@ -314,9 +315,9 @@ def test_a_runtime_directory_that_others_may_enter_is_not_used(tmp_path: Path) -
     runtime.chmod(0o755)
     node_dir = tmp_path / ("z" * 120)
     node_dir.mkdir()
-    sock = directory.sock_path(node_dir, {"XDG_RUNTIME_DIR": os.fspath(runtime)})
+    _, short_dir = directory.sock_path(node_dir, {"XDG_RUNTIME_DIR": os.fspath(runtime)})
     try:
-        assert sock.short_dir
-        assert sock.short_dir.parent != runtime
+        assert short_dir
+        assert short_dir.parent != runtime
     finally:
-        directory.drop_short(sock.short_dir)
+        directory.drop_short(short_dir)

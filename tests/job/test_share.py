@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcstage.job import localdir, share
+from hpcstage.job import Job, localdir, share
 from hpcstage.job.disks import Machine
 from hpcstage.job.localdir import LocalDir
 from hpcstage.job.share import JobShare, Processors, of_disk, of_node
-from hpcstage.job.types import Job
 from hpcstage.plan.budget import BudgetAsked, BudgetFacts
 from hpcstage.store import storedir
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcstage.plan.placement.owners import needed_bytes
-from hpcstage.plan.placement.placements import AUTO, Placement, Placing, decide, place
+from hpcstage.plan.placement.placements import Placement, Placing, decide, place
 from hpcstage.plan.types import Budget
 
 BLOCK = 4096
@@ -148,13 +148,13 @@ def test_choice() -> None:
     size = needed_bytes(sizes)
     assert size == 100 * BLOCK
 
-    def chosen(*free: int, asked: str = AUTO) -> Placing:
+    def chosen(*free: int, asked: str = "replicate") -> Placing:
         return decide(asked, size, 10, [Budget(room * BLOCK, 10) for room in free])[0]
 
     assert chosen(100) is Placing.PRIVATE
     assert chosen(100, 100) is Placing.REPLICATE
-    assert chosen(100, 99) is chosen(100, 99, asked="replicate") is Placing.PARTITION
+    assert chosen(100, 99) is Placing.PARTITION
     assert chosen(100, 100, asked="partition") is Placing.PARTITION
-    assert decide(AUTO, size, 11, [Budget(size, 10)] * 2)[0] is Placing.PARTITION
-    assert "not every node has room" in decide(AUTO, size, 10, [Budget(size // 2, 5)] * 2)[1]
-    assert "the rest is read from the source" in decide(AUTO, size, 10, [Budget(size // 3, 5)] * 2)[1]
+    assert decide("replicate", size, 11, [Budget(size, 10)] * 2)[0] is Placing.PARTITION
+    assert "not every node has room" in decide("replicate", size, 10, [Budget(size // 2, 5)] * 2)[1]
+    assert "the rest is read from the source" in decide("replicate", size, 10, [Budget(size // 3, 5)] * 2)[1]

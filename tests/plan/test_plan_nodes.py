@@ -20,7 +20,7 @@ from hpcstage.plan.types import Budget
 GB = 1000 << 20
 
 
-def planned(nodes: int, asked: str = "auto", room: float = 1.0) -> NodesPlan:
+def planned(nodes: int, asked: str = "replicate", room: float = 1.0) -> NodesPlan:
     return nodes_plan([100 << 20] * 1000, Budget(int(room * 100 * GB), 10**9), asked, nodes)
 
 
@@ -85,13 +85,13 @@ def test_what_has_room_on_no_node() -> None:
 
 
 def test_replicas_need_room_for_all() -> None:
-    assert planned(4, "replicate").why == "as asked for"
+    assert planned(4, "replicate").why == "every node has room for all files"
     short = planned(4, "replicate", room=0.5)
     assert (short.kind, short.why) == ("partition", "not every node has room for all files")
 
 
 def test_a_file_that_has_room_on_no_node_stays_at_the_source() -> None:
-    for kind in ("auto", "partition"):
+    for kind in ("replicate", "partition"):
         found = nodes_plan([120 << 20, 40 << 20], Budget(100 << 20, 100), kind, 2)
         assert (found.kind, found.unplaced_bytes) == ("partition", pytest.approx(120 << 20))
         assert 2 * found.kept_bytes == pytest.approx(40 << 20)

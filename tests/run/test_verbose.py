@@ -41,4 +41,4 @@ def test_several_nodes(hpcstage: Hpcstage, make_tree: Tree) -> None:
     pytest.importorskip("mpi4py")
     lines = told(hpcstage, "-v", "--nodes", "2", "--mode", "upfront", "--data", make_tree(files=6))
     assert any(line.endswith(", virtual nodes of this machine") for line in lines), lines
-    assert "placement auto (default): by size and room" in lines
+    assert "placement replicate (default): partition where a node has no room for all files" in lines

@@ -29,7 +29,7 @@ def run(
     out, run_dir = hpcstage.cwd / "out.pt", hpcstage.cwd / sampler
     words = ["--data", data, "--sampler", sampler, "--epochs", str(EPOCHS), "--workers", str(workers), "--out", out]
     done = hpcstage(
-        "run", "--nodes", str(nodes), "--placement", "partition" if nodes > 1 else "auto", "--run-dir", run_dir,
+        "run", "--nodes", str(nodes), "--placement", "partition" if nodes > 1 else "replicate", "--run-dir", run_dir,
         "--data", data, "--", sys.executable, STARTED, str(RANKS), PROGRAM, *words, timeout_s=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

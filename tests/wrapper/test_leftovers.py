@@ -27,7 +27,7 @@ from hpcstage.node.kept import KeptLock, KeptPlace
 from hpcstage.owner import OWNER, let_go
 from hpcstage.upload.facts import Place
 from hpcstage.upload.start import start
-from hpcstage.wrapper import dirlock, leftovers, outdir
+from hpcstage.wrapper import leftovers, outdir
 
 NO_FUSE = unavailable()
 
@@ -145,7 +145,7 @@ def test_a_place_with_names_that_are_too_long_to_be_called_is_deleted(left):
 def test_a_late_drain_waits_for_who_uses_the_directory(left):
     left.write()
     left.end()
-    lock = dirlock.lock(os.fspath(left.target), "--out results", "run 10 on this node")
+    lock = outdir.lock(os.fspath(left.target), "--out results", "run 10 on this node")
     assert drained(left) == [("", f"{left.target} is in use by run 10 on this node")]
     assert sorted(os.listdir(left.target)) == [OWNER, "earlier"]
     let_go(lock)
@@ -156,7 +156,7 @@ def test_a_late_drain_waits_for_who_uses_the_directory(left):
 def test_who_has_the_lock_of_the_directory_drains_itself(left):
     left.write()
     left.end()
-    lock = dirlock.lock(os.fspath(left.target), "--out results", "run run-9 on this node")
+    lock = outdir.lock(os.fspath(left.target), "--out results", "run run-9 on this node")
     own = left.place.take()
     assert own is not None
     try:
@@ -172,7 +172,7 @@ def test_a_drain_may_write_to_what_the_run_around_it_has_locked(left, monkeypatc
     """As agents drain what an earlier run left on their node, before the first command of the next."""
     left.write()
     left.end()
-    lock = dirlock.lock(os.fspath(left.target), "--out results", "run 10 on another node")
+    lock = outdir.lock(os.fspath(left.target), "--out results", "run 10 on another node")
     monkeypatch.setenv("HPCSTAGE_RUN_ID", "10")
     try:
         assert drained(left) == []
@@ -186,7 +186,7 @@ def test_a_drain_comes_after_that_of_another_node(left):
     left.write()
     left.end()
     target = os.fspath(left.target)
-    lock = dirlock.lock(target, target, "the drain of run 9 on another node")
+    lock = outdir.lock(target, target, "the drain of run 9 on another node")
     ended = threading.Timer(0.3, let_go, (lock,))
     ended.start()
     assert drained(left) == []
@@ -349,7 +349,7 @@ def test_a_lock_on_a_file_system_that_hangs_is_let_go(tmp_path, monkeypatch):
     source.mkdir()
     with Slowfs(source) as slow:
         (slow.path / "first").write_text("closing this one tells the kernel that closing asks nobody")
-        fd = dirlock.lock(os.fspath(slow.path), "results", "run 9")
+        fd = outdir.lock(os.fspath(slow.path), "results", "run 9")
         renewing = psutil.Process(owner._held[fd].renewing)
         os.kill(slow.server_pid, signal.SIGSTOP)
         try:

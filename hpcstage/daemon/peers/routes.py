@@ -119,7 +119,7 @@ class Routes:
 def make(
     asked: str, sizes: Sequence[int], directories: int, members: Membership, node: int, estate: Estate = ALL_DEALT
 ) -> Routes:
-    """Makes the placement for what the user asked for (`auto` or the name of a kind)."""
+    """Makes the placement for what the user asked for, the name of a kind."""
     nodes = [for_files(budget, directories) for budget in budgets_of(members)]
     kind, why = decide(asked, needed_bytes(sizes), len(sizes), nodes)
     return Routes(place_shares(kind, sizes, nodes), members, node, why, estate)

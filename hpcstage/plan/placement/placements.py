@@ -24,9 +24,6 @@ from hpcstage.plan.placement.owners import NOBODY, dealt_within, equal, free_bud
 from hpcstage.plan.types import Budget
 from hpcstage.units import format_size
 
-AUTO = "auto"
-"""The placement that `decide` chooses."""
-
 
 class Placing(str, Enum):
     """A way in which nodes share files."""
@@ -98,13 +95,13 @@ def place_shares(kind: Placing, sizes: Sequence[int], nodes: Sequence[Budget]) -
 
 def decide(asked: str, size_bytes: int, files: int, nodes: Sequence[Budget]) -> tuple[Placing, str]:
     """Returns the placement of files that take `size_bytes` on a disk (see `needed_bytes`), and why. `asked` is its
-    name, or `auto`; `nodes` are the nodes' budgets for files."""
-    if asked not in (AUTO, Placing.REPLICATE.value):
+    name; `nodes` are the nodes' budgets for files."""
+    if asked != Placing.REPLICATE.value:
         return Placing(asked), ASKED
     if len(nodes) < 2:
         return Placing.PRIVATE, "there is one node"
     if all(size_bytes <= n.size_bytes and files <= n.inodes for n in nodes):
-        return Placing.REPLICATE, "every node has room for all files" if asked == AUTO else ASKED
+        return Placing.REPLICATE, "every node has room for all files"
     together, inodes = sum(max(0, n.size_bytes) for n in nodes), sum(max(0, n.inodes) for n in nodes)
     if size_bytes <= together and files <= inodes:
         return Placing.PARTITION, "not every node has room for all files"
