@@ -33,7 +33,7 @@ def test_what_each_node_saves_is_one_state_that_the_next_run_has_on_all_its_node
     assert lab.in_dir(hpcstage) == lab.files_of(1, 2)
     assert lab.places(local_dir) == []
     part = lab.part_of(hpcstage)
-    assert part["drained_number"] == part["saved"][-1]["number"]
+    assert f"state {part['saved'][-1]['number']}, which is in DIR" in part["protection"]
     assert part["drain"]["undrained_count"] == 0
     done = lab.run(hpcstage, 3, "save(2)")
     assert done.returncode == 0, done.stderr

@@ -53,7 +53,7 @@ def full(text: str = "") -> dict[str, Any]:
             "data": "--data",
         },
         outputs=lost,
-        checkpoints=CheckpointsPart(drain=drain, protection=f"4+2{text}", saved_count=5, saving_s=1.5, refused=(text,)),
+        checkpoints=CheckpointsPart(drain=drain, protection=f"4+2{text}", saved_count=5, refused=(text,)),
         elastic=ElasticPart(generations=2, memberships=memberships, end=text),
     )
     samples = [

@@ -161,7 +161,7 @@ def test_a_run_with_outputs_and_checkpoints_alone_says_what_became_of_them() -> 
     assert record["notes"] == [], "nobody missed a dataset"
     assert short(record) == [
         "no dataset was named: only output files and checkpoints were kept locally",
-        "outputs: 3 copies, 2 MB, in /out; checkpoints: 2 states saved, 5 MB copied, in /ckpt",
+        "outputs: 3 files, 2 MB, in /out; checkpoints: 2 states saved, 5 MB copied, in /ckpt",
     ]
     assert "asked for" not in shown(record)
 

@@ -149,7 +149,7 @@ def test_what_the_command_completes_is_in_the_directory_and_the_next_run_goes_on
     assert names(tmp_path / "ckpt") == ["step1", "step2", "step3"]
     part = part_of(hpcstage)
     assert "verified" in part["restored"]
-    assert part["drained_number"] == part["saved"][-1]["number"]
+    assert f"state {part['saved'][-1]['number']}, which is in DIR" in part["protection"]
     assert part["drain"]["undrained_count"] == 0
     report = hpcstage("report").stdout.decode()
     assert "Checkpoints" in report

@@ -20,6 +20,7 @@ class GenerationRow:
     state_bytes: Count
     written_bytes: Count
     took_s: NotNegative
+    """How long saving it took, beside the command."""
     protected: str = ""
     """In a run on several nodes the code by which it outlives the loss of nodes, or why it does not; empty: by none."""
     encode_s: Seconds = 0.0
@@ -41,16 +42,17 @@ class CheckpointsPart:
     saved_count: Count = 0
     saved: tuple[GenerationRow, ...] = ()
     """The last 100 states that were saved."""
-    saving_s: Seconds = 0.0
-    """How long saving those took, beside the command."""
     stood_still_s: Seconds | None = None
     """How long training stood still in saves of `hpcstage.torch`, in the process in which that was longest; null: not
     measured, as no save came through it."""
     stood_still_saves: Count | None = None
     """The number of these saves."""
-    drained_number: int | None = None
-    """The newest of them that is in the directory of --checkpoint; null: none."""
     refused: tuple[str, ...] = ()
     """States that could not be restored or saved, or are less protected than was asked, and why."""
     lost: tuple[str, ...] = ()
     """The nodes that were lost while the command ran."""
+
+    @property
+    def saving_s(self) -> float:
+        """Returns how long saving the states in `saved` took."""
+        return sum(row.took_s for row in self.saved)

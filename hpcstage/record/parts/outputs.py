@@ -47,8 +47,9 @@ class OutputsPart:
     why: str = ""
     """Why the command wrote to `directory` itself."""
     files: Count = 0
-    """Copies of files and of what was appended to them."""
+    """The files that the run left in `directory`; 0 for checkpoints."""
     size_bytes: Count = 0
+    """The bytes that were copied there."""
     took_s: Seconds | None = None
     """The seconds from the end of the command to that of the drain."""
     undrained_count: Count = 0

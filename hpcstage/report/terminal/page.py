@@ -242,10 +242,9 @@ def outputs(record: Record) -> RenderableType:
         return Group()
     if part.local_dir is None:
         return section(f"Outputs: the command wrote to {part.directory} itself ({part.why})")
-    copies = format_number(part.files, "copy", "copies")
     took = "" if part.took_s is None else f", done {seconds(part.took_s)} after the command"
     left = f", {format_number(part.undrained_count, 'name')} NOT COPIED" if part.undrained_count else ""
-    said = f"Outputs: {copies}, {size(part.size_bytes)}{took}{left}"
+    said = f"Outputs: {format_number(part.files, 'file')}, {size(part.size_bytes)}{took}{left}"
     if part.nodes is None:
         return section(said, Wrapped(f"to {part.directory}", 2))
     missing = [one for one in part.nodes if one.undrained_count][:_MOST_NODES_SHOWN]

@@ -33,8 +33,8 @@ def _kept(record: Record) -> str:
     """Says what was copied of outputs and checkpoints; empty where nothing had to be."""
     said, outputs, checkpoints = [], record.outputs, record.checkpoints
     if outputs is not None and outputs.local_dir is not None:
-        copies = format_number(outputs.files, "copy", "copies")
-        said.append(f"outputs: {copies}, {figures.size(outputs.size_bytes)}, in {outputs.directory}")
+        files, size = format_number(outputs.files, "file"), figures.size(outputs.size_bytes)
+        said.append(f"outputs: {files}, {size}, in {outputs.directory}")
     if checkpoints is not None and checkpoints.drain.local_dir is not None:
         drain, saved = checkpoints.drain, format_number(checkpoints.saved_count, "state")
         said.append(f"checkpoints: {saved} saved, {figures.size(drain.size_bytes)} copied, in {drain.directory}")
