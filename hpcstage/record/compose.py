@@ -79,7 +79,7 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         order=_order(told),
         series=series_of([node.track for node in told if node.track is not None]),
         notes=(),
-        outputs=run.outputs,
+        drains=run.drains,
         checkpoints=_checkpoints(run.checkpoints, told),
         elastic=run.elastic,
     )

@@ -363,8 +363,6 @@ class Verdict:
     text: str
     compared: str = ""
     """This run's time and those of the command's earlier runs in other modes; empty where none is known."""
-    figures: dict[str, float]
-    """The figures of the sentences by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,8 +397,8 @@ class Record:
     order: OrderPart
     series: Series
     notes: tuple[Note, ...]
-    outputs: OutputsPart | None = None
-    """The command's output files; null without --out."""
+    drains: dict[str, OutputsPart] = field(default_factory=dict)
+    """What became of the command's files, by the option: out or checkpoint."""
     checkpoints: CheckpointsPart | None = None
     """The command's checkpoints; null without --checkpoint."""
     elastic: ElasticPart | None = None
@@ -440,7 +438,7 @@ class Record:
     @property
     def keeps_directories(self) -> bool:
         """Returns whether the run has output files or checkpoints, for which it needs no dataset."""
-        return self.outputs is not None or self.checkpoints is not None
+        return bool(self.drains)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:

@@ -110,6 +110,11 @@ FORMS: dict[Unit, Callable[[float], str]] = {
 RATED = frozenset({"s", "bytes", "bytes/s", "ms"})
 
 
+def _output(record: Record, name: str) -> Value:
+    """Returns a figure of the output files; None without --out."""
+    return getattr(record.drains.get("out"), name, None)
+
+
 FIGURES: tuple[tuple[str, Unit, Callable[[Record], Value]], ...] = (
     ("total", "s", lambda r: r.time_split.total_s),
     ("  before the command", "s", lambda r: r.time_split.before_s),
@@ -135,9 +140,9 @@ FIGURES: tuple[tuple[str, Unit, Callable[[Record], Value]], ...] = (
     ("open at source, p95", "ms", lambda r: r.contention.latency_ms.open.p95),
     ("read at source, p50", "ms", lambda r: r.contention.latency_ms.read.p50),
     ("read at source, p95", "ms", lambda r: r.contention.latency_ms.read.p95),
-    ("output files copied", "bytes", lambda r: r.outputs.size_bytes if r.outputs else None),
-    ("  done after the end", "s", lambda r: r.outputs.took_s if r.outputs else None),
-    ("  names not copied", "count", lambda r: r.outputs.undrained_count if r.outputs else None),
+    ("output files copied", "bytes", lambda r: _output(r, "size_bytes")),
+    ("  done after the end", "s", lambda r: _output(r, "took_s")),
+    ("  names not copied", "count", lambda r: _output(r, "undrained_count")),
     ("checkpoints saved", "count", lambda r: r.checkpoints.saved_count if r.checkpoints else None),
     ("  training stood still", "s", lambda r: r.checkpoints.stood_still_s if r.checkpoints else None),
     ("end", "text", lambda r: figures.ending(r.run)),

@@ -82,10 +82,9 @@ def _families(record: Record) -> Iterator[tuple[str, str, list[Sample]]]:
     yield "staged_bytes", "Bytes of a dataset in the stores of all nodes.", [
         (dataset.staged_bytes, {"dataset": dataset.root}) for dataset in record.datasets
     ]  # fmt: skip
-    drains = {"out": record.outputs, "checkpoint": record.checkpoints.drain if record.checkpoints else None}
     yield "output_bytes", "Bytes copied to the directories of --out and --checkpoint.", [
-        (drain.size_bytes, {"option": option}) for option, drain in drains.items() if drain
+        (drain.size_bytes, {"option": option}) for option, drain in record.drains.items()
     ]  # fmt: skip
     yield "output_names_left", "Names that were not copied there.", [
-        (drain.undrained_count, {"option": option}) for option, drain in drains.items() if drain
+        (drain.undrained_count, {"option": option}) for option, drain in record.drains.items()
     ]  # fmt: skip

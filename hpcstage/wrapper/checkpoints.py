@@ -115,9 +115,9 @@ class CheckpointDirectory(RunDirectory):
 
     def tell(self, run: RunPart) -> None:
         """See RunDirectory."""
+        super().tell(run)
         said = self._said
         run.checkpoints = CheckpointsPart(
-            drain=self.part,
             protection=self._protection(),
             restored=said.get("restored", ""),
             restored_s=said.get("restored_s", 0.0),

@@ -15,7 +15,6 @@ from hpcstage.problem import Problem
 from hpcstage.protocol.shim import Counter, Reason
 from hpcstage.record.figures.counts import TOTALS as KEYS
 from hpcstage.record.parts.checkpoints import CheckpointsPart
-from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.record.parts.part import NodePart, StandstillPart
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.parts.run import RunPart
@@ -155,7 +154,7 @@ def test_paths_that_are_no_text_survive_the_round_trip() -> None:
 
 def test_training_stands_still_as_long_as_on_the_node_where_that_is_longest() -> None:
     """Nodes save side by side; of a program that saves by itself nothing is known, which is not zero."""
-    part = CheckpointsPart(drain=OutputsPart(directory="/dir"), protection="none")
+    part = CheckpointsPart(protection="none")
     known = [StandstillPart(saves=3, seconds=0.5), StandstillPart(saves=2, seconds=1.5), None]
     nodes = [node_part(host=f"n{at}", node_index=at, node_count=3, standstill=one) for at, one in enumerate(known)]
     record = valid(run_part(checkpoints=part, nodes=["n0", "n1", "n2"]), nodes)

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from hpcstage.record.compose import NOT_ENDED
 from hpcstage.record.figures import waits
 from hpcstage.record.parts.checkpoints import CheckpointsPart
-from hpcstage.record.parts.outputs import NodeOutputs, OutputsPart
+from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.record.parts.part import DatasetPart
 from hpcstage.record.parts.rows import ProcessPart
 from hpcstage.record.schema import Record
@@ -144,9 +144,10 @@ def test_a_run_with_outputs_and_checkpoints_alone_says_what_became_of_them() -> 
     """It needs no dataset, so nothing is amiss where none is named."""
     drain = OutputsPart(directory="/out", local_dir="/local", files=3, size_bytes=2_000_000)
     copied = OutputsPart(directory="/ckpt", local_dir="/local", size_bytes=5_000_000)
-    checkpoints = CheckpointsPart(drain=copied, protection="nothing", saved_count=2)
+    drains = {"out": drain, "checkpoint": copied}
+    checkpoints = CheckpointsPart(protection="nothing", saved_count=2)
     record = compose(
-        run_part(direct_why="no dataset is named", outputs=drain, checkpoints=checkpoints),
+        run_part(direct_why="no dataset is named", drains=drains, checkpoints=checkpoints),
         [
             node_part(
                 mode="direct",
@@ -168,10 +169,11 @@ def test_a_run_with_outputs_and_checkpoints_alone_says_what_became_of_them() -> 
 
 @pytest.mark.parametrize("nodes", [None, ("n0", "n1")])
 def test_where_the_output_files_went_is_not_cut(nodes: tuple[str, ...] | None) -> None:
-    rows = None if nodes is None else tuple(NodeOutputs(host=host, undrained_count=70) for host in nodes)
+    undrained = {"": 140} if nodes is None else dict.fromkeys(nodes, 70)
     directory = f"/lustre/{'project/' * 6}results"
-    drain = OutputsPart(directory=directory, local_dir="/local", took_s=12.5, undrained_count=140, nodes=rows)
-    said = shown(compose(run_part(outputs=drain), [node_part()]))
+    drain = OutputsPart(directory=directory, local_dir="/local", took_s=12.5, undrained=undrained)
+    parts = [node_part(host=host, node_index=at) for at, host in enumerate(nodes or ("n0",))]
+    said = shown(compose(run_part(drains={"out": drain}, nodes=list(nodes or ())), parts))
     told = said[said.index("Outputs: ") :].partition("\n\n")[0]
     assert directory in "".join(told.split())
     assert (nodes is None) != ("n0 (70 names), n1 (70 names)" in told)

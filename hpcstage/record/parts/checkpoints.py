@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcstage.jsonform import Count, NotNegative, Seconds
-from hpcstage.record.parts.outputs import OutputsPart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +28,8 @@ class GenerationRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointsPart:
-    """The checkpoints of the command: what was saved, how, and what of it is in the directory of --checkpoint."""
+    """The checkpoints of the command: what was saved, and how."""
 
-    drain: OutputsPart
-    """The copies in the directory of --checkpoint, and what is not there."""
     protection: str
     """The losses that the checkpoints are protected against, for people."""
     restored: str = ""

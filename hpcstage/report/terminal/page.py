@@ -237,7 +237,7 @@ _MOST_NODES_SHOWN = 5
 
 def outputs(record: Record) -> RenderableType:
     """Says what became of the command's output files."""
-    part = record.outputs
+    part = record.drains.get("out")
     if part is None:
         return Group()
     if part.local_dir is None:
@@ -245,20 +245,19 @@ def outputs(record: Record) -> RenderableType:
     took = "" if part.took_s is None else f", done {seconds(part.took_s)} after the command"
     left = f", {format_number(part.undrained_count, 'name')} NOT COPIED" if part.undrained_count else ""
     said = f"Outputs: {format_number(part.files, 'file')}, {size(part.size_bytes)}{took}{left}"
-    if part.nodes is None:
+    if record.group is None:
         return section(said, Wrapped(f"to {part.directory}", 2))
-    missing = [one for one in part.nodes if one.undrained_count][:_MOST_NODES_SHOWN]
-    where = ", ".join(f"{one.host} ({format_number(one.undrained_count, 'name')})" for one in missing)
+    missing = list(part.undrained.items())[:_MOST_NODES_SHOWN]
+    where = ", ".join(f"{host} ({format_number(many, 'name')})" for host, many in missing)
     where = where and f"; not copied: {where}"
-    return section(said, Wrapped(f"by {len(part.nodes)} nodes{where}; to {part.directory}", 3))
+    return section(said, Wrapped(f"by {len(record.nodes)} nodes{where}; to {part.directory}", 3))
 
 
 def checkpoints(record: Record) -> RenderableType:
     """Says what was saved of the command's checkpoints, how, what is protected against what, and what was drained."""
-    part = record.checkpoints
-    if part is None:
+    part, drain = record.checkpoints, record.drains.get("checkpoint")
+    if part is None or drain is None:
         return Group()
-    drain = part.drain
     if drain.local_dir is None:
         held_up = "" if part.stood_still_s is None else f"; training stood still {_stood_still(part)}"
         return section(f"Checkpoints: the command wrote to {drain.directory} itself ({drain.why}){held_up}")

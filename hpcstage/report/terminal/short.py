@@ -31,12 +31,12 @@ def short(record: Record) -> list[str]:
 
 def _kept(record: Record) -> str:
     """Says what was copied of outputs and checkpoints; empty where nothing had to be."""
-    said, outputs, checkpoints = [], record.outputs, record.checkpoints
+    said, outputs, drain = [], record.drains.get("out"), record.drains.get("checkpoint")
     if outputs is not None and outputs.local_dir is not None:
         files, size = format_number(outputs.files, "file"), figures.size(outputs.size_bytes)
         said.append(f"outputs: {files}, {size}, in {outputs.directory}")
-    if checkpoints is not None and checkpoints.drain.local_dir is not None:
-        drain, saved = checkpoints.drain, format_number(checkpoints.saved_count, "state")
+    if record.checkpoints is not None and drain is not None and drain.local_dir is not None:
+        saved = format_number(record.checkpoints.saved_count, "state")
         said.append(f"checkpoints: {saved} saved, {figures.size(drain.size_bytes)} copied, in {drain.directory}")
     return "; ".join(said)
 
