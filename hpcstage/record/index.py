@@ -84,7 +84,7 @@ class IndexLine:
             nodes=len(record.environment.nodes),
             total_s=record.time_split.total_s,
             job_id=record.environment.job_id,
-            waited_s=record.time_split.headroom_s,
+            waited_s=record.headroom_s,
             lost_nodes=record.lost_nodes,
             state=run.state,
         )

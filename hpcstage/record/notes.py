@@ -250,7 +250,7 @@ def slow_nodes(record: Record) -> Iterator[Note]:
     who = f"{worst.host} is slow"
     if len(slow) > 1:
         names = few([node.host for node in slow])
-        who = f"{len(slow)} of {record.group.nodes} nodes are slow ({names}); {worst.host}"
+        who = f"{len(slow)} of {len(record.nodes)} nodes are slow ({names}); {worst.host}"
     remedy = (
         "its link, its disk or its load, not the shared file system: leave it out of the next job, or tell the site"
     )
@@ -264,7 +264,7 @@ def idle_nodes(record: Record) -> Iterator[Note]:
     idle = [node.host for node in well if not node.opens]
     if not record.group or not idle or len(idle) == len(well):
         return
-    of_all = f"{len(idle)} of {format_number(record.group.nodes, 'node')}"
+    of_all = f"{len(idle)} of {format_number(len(record.nodes), 'node')}"
     text = f"on {of_all} the program opened no file of the datasets ({few(idle)})"
     remedy = "check that processes start there, that PYTHONPATH reaches them, and that they get a part of the data"
     yield Note("idle-nodes", Severity.WARNING, text, remedy)

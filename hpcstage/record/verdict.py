@@ -80,7 +80,7 @@ class _Judge:
         run, split = record.run, record.time_split
         self._earlier = {one.mode: one for one in earlier} if run.exit_code == 0 else {}
         self._others = [one for one in self._earlier.values() if one.mode != run.mode]
-        self._headroom_s, self._wall_s = split.headroom_s, split.wall_s
+        self._headroom_s, self._wall_s = record.headroom_s, split.wall_s
 
     def verdict(self) -> Verdict:
         """Returns the verdict. What makes all figures doubtful is asked first, then what hpcstage could see, then what
@@ -172,7 +172,7 @@ class _Judge:
         """Judges a run that waited for a considerable time: by the reason that explains most of it."""
         record, split = self._record, self._record.time_split
         opens, reasons, wait = record.coverage.opens or 0, record.coverage.reasons, self._wait()
-        if record.group and record.group.placement == "partition" and not record.totals.direct_opens:
+        if record.group and record.group.placement == "partition" and not record.coverage.from_source:
             advice = "with more room (--budget) each node keeps all files; where it has that, the link is what limits"
             return "other-nodes-limit", f"{wait}, for files that other nodes keep or were reading: {advice}"
         if (split.wait_local_s or 0.0) > (split.wait_source_s or 0.0):
@@ -259,9 +259,9 @@ class _Judge:
 
     def _wait(self) -> str:
         """Says how long the program waited, with several nodes that of the slowest."""
-        split = self._record.time_split
+        slowest = self._record.slowest
         wall = format_duration(self._wall_s or 0.0)
-        where = f" on {split.slowest.host}, the slowest node" if split.slowest else ""
+        where = f" on {slowest.host}, the slowest node" if slowest else ""
         if not self._headroom_s:
             return f"never waited for data in {wall}"
         return f"waited for data {_share(self._headroom_s / (self._wall_s or 1.0))} of {wall}{where}"
@@ -283,11 +283,11 @@ class _Judge:
     def _source_s(self, read_bytes: int | None) -> float | None:
         """Returns how long the source would take for what the programs of a node read, one file after the other, if it
         answered them as it answered the copiers. None: not known."""
-        totals, group = self._record.totals, self._record.group
+        totals = self._record.totals
         per_byte = ratio(totals.copy_read_s, totals.copied_bytes)
         if per_byte is None or read_bytes is None:
             return None
-        return per_byte * read_bytes / max(1, group.reported if group else 1)
+        return per_byte * read_bytes / max(1, self._record.reported)
 
     def _try_direct(self) -> str:
         is_known = "direct" in self._earlier or not self._record.run.stages

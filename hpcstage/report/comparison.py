@@ -125,7 +125,7 @@ FIGURES: tuple[tuple[str, Unit, Callable[[Record], Value]], ...] = (
     ("  start and end", "s", lambda r: r.time_split.other_s),
     (figures.HIDDEN, "s", lambda r: r.time_split.hidden_s),
     ("waited for data", "share", lambda r: figures.wait_share(r.time_split)),
-    ("slowest node waited", "s", lambda r: r.time_split.slowest.waited_s if r.time_split.slowest else None),
+    ("slowest node waited", "s", lambda r: r.slowest.waited_s if r.slowest else None),
     ("from the local copy", "share", lambda r: r.local_share),
     ("opens served from it", "share", lambda r: r.coverage.share),
     ("read from the source", "bytes", lambda r: r.totals.source_bytes),
@@ -166,7 +166,7 @@ def _unlike(record: Record, run: Compared, first: Record) -> Iterator[str]:
         yield from (f"{run.label}: {told}" for told in _differences(record, first))
     if record.run.state != "ended" or record.run.exit_code != 0:
         yield f"{run.label}: {figures.ending(record.run)}"
-    if told := figures.reported(record.group):
+    if told := figures.reported(record):
         yield f"{run.label}: its sums are those {told}"
     elif record.lost_nodes and record.run.state == "ended":
         yield f"{run.label}: nodes were lost: its sums lack what these did last"

@@ -53,13 +53,9 @@ def _families(record: Record) -> Iterator[tuple[str, str, list[Sample]]]:
     said = "Bytes copied and read at the source, received from other nodes, and read from local copies."
     yield "bytes", said, [(value, {"origin": origin}) for origin, value in origins.items()]
     yield "local_ratio", "Share of what was read that came from local copies.", [(record.local_share, {})]
-    opens, swapped = record.coverage.opens, record.coverage.swapped
-    others = None if opens is None or swapped is None else opens - swapped
-    yield (
-        "opens",
-        "Opens below the datasets, by where they led.",
-        [(swapped, {"to": "local"}), (others, {"to": "source"})],
-    )
+    opens = {"local": record.coverage.swapped, "source": record.coverage.from_source}
+    said = "Opens below the datasets, by where they led."
+    yield "opens", said, [(value, {"to": to}) for to, value in opens.items()]
     rates = (("best", source.best_bytes_per_s), ("typical", source.typical_bytes_per_s))
     said = "Bandwidth of the source, to all nodes together."
     yield "source_bytes_per_second", said, [(value, {"level": level}) for level, value in rates]

@@ -23,8 +23,8 @@ from hpcstage.record.schema import json_schema
 SCHEMA = json_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 KEPT = {
-    "totals": "source_bytes copied_bytes direct_bytes peer_bytes local_bytes wanted direct_opens",
-    "coverage": "opens swapped share layers processes_attached processes_missed",
+    "totals": "source_bytes copied_bytes direct_bytes peer_bytes local_bytes wanted",
+    "coverage": "opens swapped share layers processes_missed",
     "time_split": "wall_s compute_s wait_source_s wait_local_s hidden_s other_s",
     "contention": "best_bytes_per_s typical_bytes_per_s periods latency_ms",
     "order": "provenance lead",
@@ -99,7 +99,7 @@ def test_a_layer_that_measures_no_reads_makes_bytes_unknown_not_zero() -> None:
     record = valid(run_part(), [node_part(processes=[python])])
     assert record["totals"]["source_bytes"] is None
     assert record["totals"]["local_bytes"] is None
-    assert record["totals"]["direct_opens"] == 10
+    assert (record["coverage"]["opens"], record["coverage"]["swapped"]) == (30, 20)
     assert record["totals"]["copied_bytes"] == 980_000_000
     assert record["time_split"]["compute_s"] is None
     assert record["time_split"]["unmeasured"]

@@ -227,8 +227,17 @@ def measured(record: Record, earlier: list[Earlier]) -> list[float | None]:
         (totals.wanted or 0) - (totals.want_ready or 0),
         sum(reasons.get(name, 0) for name in ("later", "scanning", "timeout")),
     )
-    found = [split.wall_s, split.headroom_s, split.total_s, split.before_s, record.local_share, opens, late, sum(sizes)]
-    found += [ratio(split.headroom_s, split.wall_s), ratio(opens, sum(files)), *reasons.values()]
+    found = [
+        split.wall_s,
+        record.headroom_s,
+        split.total_s,
+        split.before_s,
+        record.local_share,
+        opens,
+        late,
+        sum(sizes),
+    ]
+    found += [ratio(record.headroom_s, split.wall_s), ratio(opens, sum(files)), *reasons.values()]
     found += [node.budget_bytes for node in record.nodes]
     periods = record.contention.periods
     found += [source_s(record), *(one.end_s - one.start_s for one in periods), *(one.loss for one in periods)]

@@ -130,7 +130,7 @@ def _bar(share: float) -> RenderableType:
 
 def served_of(record: Record) -> str:
     """Says what `local_share` is a share of."""
-    if where := figures.reported(record.group):
+    if where := figures.reported(record):
         return where
     return f"of Python's {record.local_measure}"
 
@@ -145,8 +145,8 @@ def time(record: Record) -> RenderableType:
     cells += [(figures.HIDDEN, seconds(split.hidden_s), "")] if split.hidden_s else []
     cells += [("", "", "")] * (len(cells) % 2)
     slowest = ""
-    if split.slowest is not None:
-        slowest = f" (mean of the processes; longest waits on {short_name(split.slowest.host)})"
+    if record.slowest is not None:
+        slowest = f" (mean of the processes; longest waits on {short_name(record.slowest.host)})"
     rows = [(*left, *right) for left, right in zip(cells[::2], cells[1::2], strict=True)]
     return section(f"Time{slowest}", grid("lrrlrr", rows, gap=1), *(f"({one})" for one in split.unmeasured[:1]))
 

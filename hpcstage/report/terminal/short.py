@@ -48,7 +48,7 @@ def brief(record: Record) -> str:
         return ""
     placement = "" if record.run.mode == "direct" else f", {group.placement or 'no placement'}"
     peers = record.totals.peer_bytes
-    said = [f"{group.nodes} nodes{placement}", figures.source_times(record, group)]
+    said = [f"{len(record.nodes)} nodes{placement}", figures.source_times(record)]
     said.append(f"{figures.size(peers)} between nodes" if peers else "")
     slow = sum(bool(row.slow) for row in record.nodes)
     for count, what in (
