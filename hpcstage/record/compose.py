@@ -27,7 +27,6 @@ from hpcstage.record.parts.run import RunPart
 from hpcstage.record.problems import ended, problems_of
 from hpcstage.record.schema import (
     VERSION,
-    EnvironmentSection,
     Record,
     RunSection,
     RunState,
@@ -59,12 +58,6 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         complete=ended(run) and not silent and all(node.state is Presence.OK for node in nodes),
         problems=tuple(problems_of(run, nodes, silent, total, running)),
         run=_run(run, told, running),
-        environment=EnvironmentSection(
-            scheduler=run.scheduler,
-            job_id=run.job_id,
-            nodes=tuple(run.nodes) or (run.host,),
-            local_dir=run.local_dir,
-        ),
         config=run.config,
         config_origin=run.config_origin,
         datasets=datasets,
@@ -122,6 +115,9 @@ def _run(run: RunPart, nodes: Sequence[Digest], running: Life | None) -> RunSect
         started_unix_s=run.started_unix_s,
         exit_code=run.exit_code,
         signal=run.signal,
+        scheduler=run.scheduler,
+        job_id=run.job_id,
+        local_dir=run.local_dir,
     )
 
 

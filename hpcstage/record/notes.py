@@ -220,7 +220,7 @@ def slow_disk(record: Record) -> Iterator[Note]:
         waited_for_copies = wall_s and (split.wait_source_s or 0.0) > WAITS_SHARE * wall_s
         severity = Severity.WARNING if waited_for_copies else Severity.INFO
         spent = f"transfers spent {format_share(worst.disk_write_share or 0.0)} of their time writing to it"
-        text = f"the local disk {record.environment.local_dir} on {worst.host} is slower than the source: {spent}"
+        text = f"the local disk {record.run.local_dir} on {worst.host} is slower than the source: {spent}"
         remedy = "name a faster disk with --local-dir; with none, --mode direct may be as fast"
         yield Note("slow-local-disk", severity, text, remedy)
 

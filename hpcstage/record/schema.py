@@ -37,7 +37,7 @@ Column = tuple[float, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class RunSection:
-    """The run and its command."""
+    """The run, its command, and where it took place."""
 
     id: str
     command: tuple[str, ...]
@@ -53,6 +53,9 @@ class RunSection:
     started_unix_s: float
     exit_code: int | None
     signal: int | None
+    scheduler: str
+    job_id: str | None
+    local_dir: str | None
 
     @property
     def stages(self) -> bool:
@@ -63,16 +66,6 @@ class RunSection:
     def was_watched(self) -> bool:
         """Returns whether the command ran with hpcstage beside it."""
         return self.state not in ("aside", "not started")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentSection:
-    """Where the run took place."""
-
-    scheduler: str
-    job_id: str | None
-    nodes: tuple[str, ...]
-    local_dir: str | None
 
 
 class Waits:
@@ -362,7 +355,6 @@ class Record:
     problems: tuple[Problem, ...]
     verdict: Verdict | None = None
     run: RunSection
-    environment: EnvironmentSection
     config: dict[str, Any]
     """The settings by name."""
     config_origin: dict[str, str] = field(default_factory=dict)
@@ -408,6 +400,11 @@ class Record:
     @property
     def _read_bytes(self) -> int:
         return (self.totals.local_bytes or 0) + (self.totals.direct_bytes or 0)
+
+    @property
+    def node_count(self) -> int:
+        """Returns the number of nodes that the job has; of a run on one that reported nothing there is no row."""
+        return max(1, len(self.nodes))
 
     @property
     def reported(self) -> int:

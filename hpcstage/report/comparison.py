@@ -92,9 +92,9 @@ def _label(at: int) -> str:
 
 
 def _run(record: Record, label: str) -> Compared:
-    run, place = record.run, record.environment
+    run = record.run
     command = " ".join(run.command)
-    return Compared(label, run.id, place.job_id, figures.mode(run), len(place.nodes), command, run.started_unix_s)
+    return Compared(label, run.id, run.job_id, figures.mode(run), record.node_count, command, run.started_unix_s)
 
 
 # ---- figures ----
@@ -177,7 +177,7 @@ def _differences(record: Record, first: Record) -> Iterator[str]:
         yield "the same run"
     if record.run.command != first.run.command:
         yield f"another command: {' '.join(record.run.command)}"
-    if (here := len(record.environment.nodes)) != (there := len(first.environment.nodes)):
+    if (here := record.node_count) != (there := first.node_count):
         yield f"on {here} {'node' if here == 1 else 'nodes'}, not on {there}"
     if _roots(record) != _roots(first):
         yield f"other datasets: {', '.join(_roots(record)) or 'none'}"

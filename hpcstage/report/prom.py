@@ -36,7 +36,7 @@ def _escaped(value: str) -> str:
 def _families(record: Record) -> Iterator[tuple[str, str, list[Sample]]]:
     """Yields the name of each metric with its unit, what it is, and its values."""
     run, split, totals, source = record.run, record.time_split, record.totals, record.contention
-    about = {"job": record.environment.job_id or "", "mode": figures.mode(run), "state": run.state, "host": run.host}
+    about = {"job": run.job_id or "", "mode": figures.mode(run), "state": run.state, "host": run.host}
     yield "info", "The run, with its job, mode, state and first host as labels; always 1.", [(1, about)]
     yield "start_time_seconds", "Start of the run since the epoch.", [(run.started_unix_s, {})]
     yield "exit_code", "Exit code of the command.", [(run.exit_code, {})]

@@ -39,7 +39,7 @@ def valid(run: RunPart, nodes: list[NodePart]) -> dict[str, Any]:
 
 def test_the_schema_is_a_schema_and_demands_the_kept_keys() -> None:
     VALIDATOR.check_schema(SCHEMA)
-    top = "schema_version complete problems run environment config datasets nodes totals time_split coverage contention"
+    top = "schema_version complete problems run config datasets nodes totals time_split coverage contention"
     assert set(f"{top} order series notes".split()) <= set(SCHEMA["required"])
     for section, keys in KEPT.items():
         assert set(keys.split()) <= set(SCHEMA["properties"][section]["required"])

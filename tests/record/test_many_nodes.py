@@ -135,12 +135,12 @@ def test_virtual_nodes_share_a_host() -> None:
 def test_what_virtual_nodes_missed_is_not_known() -> None:
     """All of them see the processes of the whole command."""
     hosts = ["box.v0", "box.v1"]
-    missed = [{"pid": 7, "command": "python 7"}]
+    missed = [{"command": "python 7"}]
     nodes = [node(i, 2, host=host, missed_processes=missed, missed_count=4) for i, host in enumerate(hosts)]
     record = record_of(run(2, host="box", nodes=hosts), nodes)
     assert record["coverage"]["processes_missed"] is None
     assert "processes-missed" not in ids(record)
-    apart = [node(i, 2, missed_count=3, missed_processes=[{"pid": 1, "command": "python"}]) for i in range(2)]
+    apart = [node(i, 2, missed_count=3, missed_processes=[{"command": "python"}]) for i in range(2)]
     assert record_of(run(2), apart)["coverage"]["processes_missed"] == 6
 
 

@@ -33,7 +33,7 @@ def hostile() -> dict[str, Any]:
         datasets=[DatasetPart(HOSTILE)],
         errors=[{"path": HOSTILE, "error": HOSTILE, "count": 3}],
         problems=[Problem(HOSTILE, HOSTILE, HOSTILE)] * 3,
-        missed_processes=[{"pid": 1, "command": HOSTILE}],
+        missed_processes=[{"command": HOSTILE}],
         missed_count=1,
         order=announced(provenance=HOSTILE),
         complete=False,

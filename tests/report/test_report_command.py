@@ -101,7 +101,7 @@ def test_by_the_id_of_a_run_that_lies_elsewhere(tmp_path: Path, run_dir: Path) -
     index.add(Record.from_json(CASES["whole"]()), run_dir, {"XDG_STATE_HOME": str(tmp_path / "state")})
     (tmp_path / "here").mkdir()
     record, kept = CASES["whole"](), {"XDG_STATE_HOME": str(tmp_path / "state")}
-    for asked in (record["run"]["id"], record["environment"]["job_id"]):
+    for asked in (record["run"]["id"], record["run"]["job_id"]):
         assert report(tmp_path / "here", asked, **kept).returncode == 0
 
 

@@ -155,7 +155,7 @@ def test_a_run_with_outputs_and_checkpoints_alone_says_what_became_of_them() -> 
                 samples=[],
                 processes=[trainer()],
                 missed_count=2,
-                missed_processes=[{"pid": 9, "command": "x"}],
+                missed_processes=[{"command": "x"}],
             )
         ],
     )

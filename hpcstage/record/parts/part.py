@@ -114,7 +114,6 @@ class ErrorPart:
 class MissedProcess:
     """A Python process of the command that never attached."""
 
-    pid: int
     command: str = "?"
     pythonpath: str | None = None
     """The process's PYTHONPATH, where it lacks hpcstage's."""

@@ -69,11 +69,10 @@ def verdict(record: Record) -> RenderableType:
 
 
 def _where(record: Record) -> str:
-    run, environment = record.run, record.environment
-    nodes = environment.nodes
-    parts = [run.host if len(nodes) <= 1 else f"{len(nodes)} nodes"]
-    if environment.job_id:
-        parts.append(f"{environment.scheduler} job {environment.job_id}")
+    run = record.run
+    parts = [run.host if record.node_count == 1 else f"{record.node_count} nodes"]
+    if run.job_id:
+        parts.append(f"{run.scheduler} job {run.job_id}")
     parts.append(f"started {datetime.fromtimestamp(run.started_unix_s, timezone.utc):%Y-%m-%d %H:%M:%S} UTC")
     if run.was_watched:
         parts.append(f"wall {seconds(record.time_split.wall_s)}")
