@@ -1,6 +1,5 @@
-"""Defines the record, the one machine-readable result of a run, as frozen dataclasses, and writes its JSON schema:
-
-    python -m hpcstage.record.schema > hpcstage/record/schema.json
+"""Defines the record, the one machine-readable result of a run, as frozen dataclasses. `python -m
+hpcstage.record.schema` prints its JSON schema.
 
 This module owns the names, the types and the meaning of the record's keys: docstrings of classes and attributes are the
 schema's descriptions. `jsonform` says how objects become JSON, and `record.compose` fills them.
