@@ -163,7 +163,6 @@ def _order(nodes: Sequence[Digest]) -> OrderPart:
     return OrderPart(
         provenance=next((part.provenance for part in parts if part.provenance is not None), None),
         announcements=sum(part.announcements or 0 for part in announced) if announced else None,
-        unknown_samples=sum(part.unknown_samples or 0 for part in announced) if announced else None,
         lead=min(leads, key=lambda lead: (lead.median_files, lead.least_files), default=None),
     )
 

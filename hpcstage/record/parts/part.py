@@ -73,8 +73,6 @@ class OrderPart:
     """The origin of the order that copies followed last: sampler, given, trace, manifest."""
     announcements: Count | None = None
     """Epochs that samplers announced."""
-    unknown_samples: Count | None = None
-    """Announced samples whose files were not known then."""
     lead: OrderLead | None
 
 
