@@ -1,4 +1,4 @@
-"""Lays out the report for a terminal: at most 40 lines of plain text. From record to text.
+"""Lays out the report for a terminal: at most 40 lines of plain text and the worst note. From record to text.
 
 New sections are added to `SECTIONS`; that of the nodes is in `nodes`.
 """
@@ -354,7 +354,7 @@ def render(record: Record, canvas: Canvas, *, every_node: bool = False) -> str:
 
 
 def notes(record: Record, canvas: Canvas, left: int) -> list[str]:
-    """Returns as many notes as fit into `left` lines, worst first, each with its remedy."""
+    """Returns as many notes as fit into `left` lines, worst first, each with its remedy; the worst one in any case."""
     lines: list[str] = []
     shown = 0
     left_to_tell = untold(record)
@@ -362,7 +362,7 @@ def notes(record: Record, canvas: Canvas, left: int) -> list[str]:
         block = canvas.lines(_note(note))
         if not lines and 1 + len(block) > left:
             block = canvas.lines(_note(note, 1, 1))
-        if 1 + len(lines) + len(block) > left:
+        if lines and 1 + len(lines) + len(block) > left:
             break
         lines += block
         shown += 1
