@@ -168,7 +168,7 @@ def _copied_bytes(newest: Mapping[str, Any], results: Mapping[str, NodeResult | 
     """Returns the bytes of all copies: those of the job, of which the newest report tells, and what each other node
     brought by itself."""
     others = [one.report for one in results.values() if one is not None and one.report is not newest]
-    return sum((report.get("own_bytes", 0) for report in others), int(newest.get("bytes_carried", 0)))
+    return int(newest.get("bytes_carried", 0)) + sum(int(report.get("own_bytes", 0)) for report in others)
 
 
 def _writer(one: OutputName, hosts: Collection[str]) -> str | None:
