@@ -137,12 +137,14 @@ def _keys(schema: dict[str, Any], above: str) -> Iterator[str]:
         yield f"| `{key}` | {_type(found)} | {_escaped(found.get('description', ''))} |"
         inner = _object(found)
         if inner:
-            yield from _keys(inner, f"{key}[]." if "array" in str(found.get("type")) else f"{key}.")
+            many = "[]" if "array" in str(found.get("type")) else ".*" if "additionalProperties" in found else ""
+            yield from _keys(inner, f"{key}{many}.")
 
 
 def _object(found: dict[str, Any]) -> dict[str, Any] | None:
     """The keys below one, whether it is an object, a list of them, or either of several forms."""
-    forms = [found, found.get("items", {}), *found.get("anyOf", ()), *found.get("oneOf", ())]
+    inner = (found.get("items", {}), found.get("additionalProperties", {}))
+    forms = [found, *inner, *found.get("anyOf", ()), *found.get("oneOf", ())]
     return next((form for form in forms if isinstance(form, dict) and form.get("properties")), None)
 
 

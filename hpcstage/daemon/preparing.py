@@ -61,8 +61,7 @@ class Phase(Service):
 
     def record(self, part: NodePart) -> NodePart:
         """See Service."""
-        order = replace(part.order, announcements=0, unknown_samples=0)
-        return replace(part, order=order)
+        return replace(part, order=replace(part.order, announcements=0))
 
     def status(self) -> str:
         """Returns how far the staging is, for the log."""

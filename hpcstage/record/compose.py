@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from hpcstage import __version__
 from hpcstage.record.figures.contention import contention_of
-from hpcstage.record.figures.counts import add, coverage_of, ratio, summed
+from hpcstage.record.figures.counts import coverage_of, summed
 from hpcstage.record.figures.digest import Digest, digest_of, missed_of
 from hpcstage.record.figures.track import series_of
 from hpcstage.record.figures.waits import ENOUGH_SHARE, NodeTimes, Split, fit, mean
@@ -27,11 +27,9 @@ from hpcstage.record.parts.run import RunPart
 from hpcstage.record.problems import ended, problems_of
 from hpcstage.record.schema import (
     VERSION,
-    EnvironmentSection,
     Record,
     RunSection,
     RunState,
-    Slowest,
     TimeSplit,
 )
 from hpcstage.record.verdict import verdict_of
@@ -60,17 +58,11 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         complete=ended(run) and not silent and all(node.state is Presence.OK for node in nodes),
         problems=tuple(problems_of(run, nodes, silent, total, running)),
         run=_run(run, told, running),
-        environment=EnvironmentSection(
-            scheduler=run.scheduler,
-            job_id=run.job_id,
-            nodes=tuple(run.nodes) or (run.host,),
-            local_dir=run.local_dir,
-        ),
         config=run.config,
         config_origin=run.config_origin,
         datasets=datasets,
         nodes=tuple(rows_of(run, nodes, silent if total > 1 else [], wall_s or 0.0, contention)),
-        group=group_of(nodes, total, ratio(totals.source_bytes, add(*(dataset.size_bytes for dataset in datasets)))),
+        group=group_of(nodes, total),
         totals=totals,
         time_split=replace(split, unmeasured=(NOT_ENDED,)) if running and not ended(run) else split,
         epochs=next((node.epochs for node in told if node.epochs), ()),
@@ -79,7 +71,7 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         order=_order(told),
         series=series_of([node.track for node in told if node.track is not None]),
         notes=(),
-        outputs=run.outputs,
+        drains=run.drains,
         checkpoints=_checkpoints(run.checkpoints, told),
         elastic=run.elastic,
     )
@@ -123,6 +115,9 @@ def _run(run: RunPart, nodes: Sequence[Digest], running: Life | None) -> RunSect
         started_unix_s=run.started_unix_s,
         exit_code=run.exit_code,
         signal=run.signal,
+        scheduler=run.scheduler,
+        job_id=run.job_id,
+        local_dir=run.local_dir,
     )
 
 
@@ -168,7 +163,6 @@ def _order(nodes: Sequence[Digest]) -> OrderPart:
     return OrderPart(
         provenance=next((part.provenance for part in parts if part.provenance is not None), None),
         announcements=sum(part.announcements or 0 for part in announced) if announced else None,
-        unknown_samples=sum(part.unknown_samples or 0 for part in announced) if announced else None,
         lead=min(leads, key=lambda lead: (lead.median_files, lead.least_files), default=None),
     )
 
@@ -189,8 +183,7 @@ def _time_split(run: RunPart, wall_s: float | None, nodes: Sequence[Digest]) -> 
 
     For any counters, compute + wait for the source + wait for local + preprocessing + other = wall, and no part is
     negative. A part that was not measured is None, and `other_s` contains its time. With several nodes the parts are
-    means over all training processes, so that they still add up to the wall time; `slowest` names the node whose
-    program waited longest, as a job goes on when its slowest process does.
+    means over all training processes, so that they still add up to the wall time.
     """
     is_seen = run.child_ended_s is not None
     said = [] if is_seen else ["the end of the command was not seen: up to the last sample"]
@@ -201,7 +194,6 @@ def _time_split(run: RunPart, wall_s: float | None, nodes: Sequence[Digest]) -> 
         other_s=None if wall_s is None else max(0.0, wall_s - split.measured_s),
         hidden_s=_hidden_s(nodes, split, wall_s),
         before_s=run.child_started_s,
-        slowest=_slowest(nodes),
         loader_epochs=max((node.times.epochs for node in nodes if node.times.epochs is not None), default=None),
         loader_workers=max((node.times.workers for node in nodes if node.times.workers is not None), default=None),
         unmeasured=tuple(dict.fromkeys(said)),
@@ -227,12 +219,6 @@ def _of_all(nodes: Sequence[NodeTimes], said: list[str]) -> Split:
         said.append(f"waits of {left_out} of {len(splits)} processes were not measured: left out of the mean")
         splits = known
     return mean(splits)
-
-
-def _slowest(nodes: Sequence[Digest]) -> Slowest | None:
-    """Names the node whose program waited longest; None with one node, or where no waits were measured."""
-    known = [Slowest(host=node.name, waited_s=s) for node in nodes if (s := node.split.waited_s) is not None]
-    return max(known, key=lambda node: node.waited_s, default=None) if len(nodes) > 1 else None
 
 
 def _hidden_s(nodes: Sequence[Digest], split: Split, wall_s: float | None) -> float | None:

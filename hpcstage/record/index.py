@@ -81,10 +81,10 @@ class IndexLine:
             started_unix_s=run.started_unix_s,
             exit_code=run.exit_code,
             mode=run.mode or run.mode_asked,
-            nodes=len(record.environment.nodes),
+            nodes=record.node_count,
             total_s=record.time_split.total_s,
-            job_id=record.environment.job_id,
-            waited_s=record.time_split.headroom_s,
+            job_id=run.job_id,
+            waited_s=record.headroom_s,
             lost_nodes=record.lost_nodes,
             state=run.state,
         )
@@ -177,7 +177,7 @@ def find(roots: Sequence[str], env: Mapping[str, str] = os.environ) -> Path | No
 def earlier(record: Record, env: Mapping[str, str] = os.environ) -> list[Earlier]:
     """Returns by mode how long the successful runs before this one took, of its command on its datasets and on as many
     nodes."""
-    run, nodes, took_s = record.run, len(record.environment.nodes), dict[str, list[float]]()
+    run, nodes, took_s = record.run, record.node_count, dict[str, list[float]]()
     for line in _successful(_roots(record), env):
         is_like = (tuple(line.command), line.nodes) == (run.command, nodes)
         if is_like and line.mode and line.total_s is not None and line.started_unix_s < run.started_unix_s:

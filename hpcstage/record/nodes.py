@@ -47,7 +47,6 @@ def _row(node: Digest, slow: Sequence[str], behind_s: float | None, over_time: t
     known = node.speaks
     return NodeRow(
         host=node.name,
-        index=node.index,
         state=node.state,
         why=node.why,
         slow=tuple(slow),
@@ -139,8 +138,8 @@ def _with_others(values: Values) -> list[tuple[float | None, float | None]]:
 # ---- the nodes together ----
 
 
-def group_of(nodes: Sequence[Digest], total: int, source_times: float | None) -> GroupSection | None:
-    """Returns the section; None where the job has one node. The datasets were read `source_times` times."""
+def group_of(nodes: Sequence[Digest], total: int) -> GroupSection | None:
+    """Returns the section; None where the job has one node."""
     if total < 2:
         return None
     groups = [group for node in nodes if (group := node.part.group)]
@@ -148,14 +147,11 @@ def group_of(nodes: Sequence[Digest], total: int, source_times: float | None) ->
     told = [node.part for node in nodes if node.speaks]
     troubled = [node.part.group for node in alone] or [group for group in groups if group.generations > 1]
     return GroupSection(
-        nodes=total,
-        reported=len(told),
         placement=_most_frequent([part.placement for part in told]),
         placement_why=next((part.placement_why for part in told if part.placement_why), None),
         generations=max(map(_generations, groups), default=0),
         alone_count=len(alone),
         why=next((group.why for group in troubled if group and group.why), None),
-        source_times=source_times,
     )
 
 

@@ -220,7 +220,7 @@ def slow_disk(record: Record) -> Iterator[Note]:
         waited_for_copies = wall_s and (split.wait_source_s or 0.0) > WAITS_SHARE * wall_s
         severity = Severity.WARNING if waited_for_copies else Severity.INFO
         spent = f"transfers spent {format_share(worst.disk_write_share or 0.0)} of their time writing to it"
-        text = f"the local disk {record.environment.local_dir} on {worst.host} is slower than the source: {spent}"
+        text = f"the local disk {record.run.local_dir} on {worst.host} is slower than the source: {spent}"
         remedy = "name a faster disk with --local-dir; with none, --mode direct may be as fast"
         yield Note("slow-local-disk", severity, text, remedy)
 
@@ -250,7 +250,7 @@ def slow_nodes(record: Record) -> Iterator[Note]:
     who = f"{worst.host} is slow"
     if len(slow) > 1:
         names = few([node.host for node in slow])
-        who = f"{len(slow)} of {record.group.nodes} nodes are slow ({names}); {worst.host}"
+        who = f"{len(slow)} of {len(record.nodes)} nodes are slow ({names}); {worst.host}"
     remedy = (
         "its link, its disk or its load, not the shared file system: leave it out of the next job, or tell the site"
     )
@@ -264,7 +264,7 @@ def idle_nodes(record: Record) -> Iterator[Note]:
     idle = [node.host for node in well if not node.opens]
     if not record.group or not idle or len(idle) == len(well):
         return
-    of_all = f"{len(idle)} of {format_number(record.group.nodes, 'node')}"
+    of_all = f"{len(idle)} of {format_number(len(record.nodes), 'node')}"
     text = f"on {of_all} the program opened no file of the datasets ({few(idle)})"
     remedy = "check that processes start there, that PYTHONPATH reaches them, and that they get a part of the data"
     yield Note("idle-nodes", Severity.WARNING, text, remedy)

@@ -89,8 +89,7 @@ def _unsaved(path: Path) -> str:
     """Says that output files or checkpoints of the run may be on its nodes yet; empty: all are where they belong."""
     with contextlib.suppress(NoResult):
         record = files.load_run(path)
-        drains = [record.outputs, record.checkpoints.drain if record.checkpoints else None]
-        if any(drain is not None and drain.undrained_count for drain in drains):
+        if any(drain.undrained for drain in record.drains.values()):
             return "files of it were not copied to their directory, and its report says where they are"
         asked = {record.config.get(key) for key in ("out", "checkpoint")} - {None, "none"}
         if asked and record.run.state == "lost":

@@ -1,6 +1,5 @@
-"""Defines the record, the one machine-readable result of a run, as frozen dataclasses, and writes its JSON schema:
-
-    python -m hpcstage.record.schema > hpcstage/record/schema.json
+"""Defines the record, the one machine-readable result of a run, as frozen dataclasses. `python -m
+hpcstage.record.schema` prints its JSON schema.
 
 This module owns the names, the types and the meaning of the record's keys: docstrings of classes and attributes are the
 schema's descriptions. `jsonform` says how objects become JSON, and `record.compose` fills them.
@@ -37,7 +36,7 @@ Column = tuple[float, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class RunSection:
-    """The run and its command."""
+    """The run, its command, and where it took place."""
 
     id: str
     command: tuple[str, ...]
@@ -53,6 +52,9 @@ class RunSection:
     started_unix_s: float
     exit_code: int | None
     signal: int | None
+    scheduler: str
+    job_id: str | None
+    local_dir: str | None
 
     @property
     def stages(self) -> bool:
@@ -63,16 +65,6 @@ class RunSection:
     def was_watched(self) -> bool:
         """Returns whether the command ran with hpcstage beside it."""
         return self.state not in ("aside", "not started")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentSection:
-    """Where the run took place."""
-
-    scheduler: str
-    job_id: str | None
-    nodes: tuple[str, ...]
-    local_dir: str | None
 
 
 class Waits:
@@ -95,8 +87,6 @@ class NodeRow:
 
     host: str
     """The name of the node; with its index where several nodes share a host."""
-    index: Count | None = None
-    """The node's index in the job; node 0 scans."""
     state: Presence = Presence.OK
     """died: its daemon ended before the job did; missing: none ever reported; silent: none has reported for a while."""
     why: str | None = None
@@ -116,7 +106,7 @@ class NodeRow:
     local_bytes: Count | None = None
     """Bytes read by its program from staged copies."""
     opens: Count | None = None
-    """Opens by its program, below the datasets."""
+    """Opens by its program, below the datasets. Null: the node reported no figure."""
     waited_s: Seconds | None = None
     """The waits for files, as in time_split, of this node alone: the mean of its training processes."""
     reader_bytes_per_s: NotNegative | None = None
@@ -137,10 +127,6 @@ class NodeRow:
 class GroupSection:
     """The nodes as a group. Null where the job has one node."""
 
-    nodes: Count
-    """The number of nodes that the job has."""
-    reported: Count
-    """The number of nodes that reported a figure: all sums are over these."""
     placement: str | None
     """The placement that most nodes followed: private, replicate or partition."""
     placement_why: str | None = None
@@ -150,8 +136,6 @@ class GroupSection:
     """The number of nodes that staged without the group."""
     why: str | None = None
     """Why nodes staged alone, or why the last group ended."""
-    source_times: NotNegative | None
-    """totals.source_bytes divided by the size of the datasets: 1 where each byte left the source once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +151,6 @@ class RunTotals:
     """Time that copiers spent in opens and reads at the source, summed over all copies."""
     direct_bytes: Count | None
     """The program's share of them."""
-    direct_opens: Count | None
-    """Opens of the program that went to the source, whatever the reason."""
     peer_bytes: Count | None
     """Bytes of staged files that nodes received from other nodes, also from those of a training that they joined. Null:
     nodes did not share."""
@@ -178,14 +160,6 @@ class RunTotals:
     """Opens that asked the daemon for a file that was not staged yet."""
     want_ready: Count | None = None
     """Those that got the copy."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slowest:
-    """The node whose program waited longest, as a job goes on when its slowest process does. Null with one node."""
-
-    host: str
-    waited_s: Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +181,6 @@ class TimeSplit(Waits):
     With several nodes it is the mean."""
     before_s: Seconds | None
     """From the start of hpcstage to that of the command: the staging, in mode upfront."""
-    slowest: Slowest | None = None
     loader_epochs: Count | None = None
     """Epochs that PyTorch's loader went through, the most of any training process. Null: no process had one."""
     loader_workers: Count | None = None
@@ -217,12 +190,6 @@ class TimeSplit(Waits):
     def total_s(self) -> float | None:
         """Returns the seconds of the command and of staging before it."""
         return None if self.wall_s is None else self.wall_s + (self.before_s or 0.0)
-
-    @property
-    def headroom_s(self) -> float | None:
-        """Returns the seconds that faster reading could still save at most: the waits for data, with several nodes
-        those of the node that waited longest. None: not measured."""
-        return (self.slowest or self).waited_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +219,6 @@ class Coverage:
     swapped: Count | None
     """The opens that got the staged copy."""
     dropped: Count | None
-    processes_attached: Count | None
     processes_missed: Count | None
     errors: Count | None
     share: Share | None
@@ -261,6 +227,16 @@ class Coverage:
     reasons: dict[str, Count]
     """Opens that were not swapped, by the reason."""
     missed_examples: tuple[MissedProcess, ...]
+
+    @property
+    def from_source(self) -> int | None:
+        """Returns the number of opens that were not swapped; None: not known."""
+        return None if self.opens is None or self.swapped is None else self.opens - self.swapped
+
+    @property
+    def processes_attached(self) -> int | None:
+        """Returns the number of processes with a shim; None where no node reported."""
+        return None if self.opens is None else sum(self.layers.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,16 +339,13 @@ class Verdict:
     text: str
     compared: str = ""
     """This run's time and those of the command's earlier runs in other modes; empty where none is known."""
-    figures: dict[str, float]
-    """The figures of the sentences by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """Bytes and seconds carry their unit in the key. Unknown is null, never 0. Times count from the start of the run.
-    Within version 1 keys are only added. With several nodes, sums are over the nodes that reported (group.reported of
-    group.nodes), means over their training processes; keys added for several nodes are null, empty or absent with
-    one."""
+    Within version 1 keys are only added. With several nodes, sums are over the nodes that reported, means over their
+    training processes; keys added for several nodes are null, empty or absent with one."""
 
     schema_version: str
     generator: str
@@ -381,7 +354,6 @@ class Record:
     problems: tuple[Problem, ...]
     verdict: Verdict | None = None
     run: RunSection
-    environment: EnvironmentSection
     config: dict[str, Any]
     """The settings by name."""
     config_origin: dict[str, str] = field(default_factory=dict)
@@ -399,8 +371,8 @@ class Record:
     order: OrderPart
     series: Series
     notes: tuple[Note, ...]
-    outputs: OutputsPart | None = None
-    """The command's output files; null without --out."""
+    drains: dict[str, OutputsPart] = field(default_factory=dict)
+    """What became of the command's files, by the option: out or checkpoint."""
     checkpoints: CheckpointsPart | None = None
     """The command's checkpoints; null without --checkpoint."""
     elastic: ElasticPart | None = None
@@ -428,6 +400,37 @@ class Record:
     def _read_bytes(self) -> int:
         return (self.totals.local_bytes or 0) + (self.totals.direct_bytes or 0)
 
+    @property
+    def node_count(self) -> int:
+        """Returns the number of nodes that the job has; of a run on one that reported nothing there is no row."""
+        return max(1, len(self.nodes))
+
+    @property
+    def reported(self) -> int:
+        """Returns the number of nodes that reported a figure: all sums are over these."""
+        return sum(node.opens is not None for node in self.nodes)
+
+    @property
+    def source_times(self) -> float | None:
+        """Returns how often the datasets were read at the source: 1 where each byte left it once. None: not known."""
+        sizes = [dataset.size_bytes for dataset in self.datasets]
+        if self.totals.source_bytes is None or None in sizes or not any(sizes):
+            return None
+        return self.totals.source_bytes / sum(filter(None, sizes))
+
+    @property
+    def slowest(self) -> NodeRow | None:
+        """Returns the node whose program waited longest, as a job goes on when its slowest process does. None with one
+        node, and where no waits were measured."""
+        known = [node for node in self.nodes if node.waited_s is not None]
+        return max(known, key=lambda node: node.waited_s or 0.0, default=None) if self.reported > 1 else None
+
+    @property
+    def headroom_s(self) -> float | None:
+        """Returns the seconds that faster reading could still save at most: the waits for data, with several nodes
+        those of the node that waited longest. None: not measured."""
+        return (self.slowest or self.time_split).waited_s
+
     def number(self, state: Presence) -> int:
         """Returns the number of nodes in a state."""
         return sum(node.state is state for node in self.nodes)
@@ -440,7 +443,7 @@ class Record:
     @property
     def keeps_directories(self) -> bool:
         """Returns whether the run has output files or checkpoints, for which it needs no dataset."""
-        return self.outputs is not None or self.checkpoints is not None
+        return bool(self.drains)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:

@@ -1,8 +1,7 @@
 """Decides what a run was worth, why, and what to do next, in a sentence that rests on measured figures. Pure.
 
 This module owns the kinds of verdicts, their order and their words; nothing else in hpcstage judges a run as a whole.
-What hpcstage did not measure is not in the sentence, but for what it calls assumed. Each number that the sentence has
-is in the verdict's figures.
+What hpcstage did not measure is not in the sentence, but for what it calls assumed.
 """
 
 from __future__ import annotations
@@ -74,40 +73,21 @@ def untold(record: Record) -> list[Note]:
 
 
 class _Judge:
-    """Finds the kind, and writes the sentence; it keeps the figures that it wrote."""
+    """Finds the kind, and writes the sentence."""
 
     def __init__(self, record: Record, earlier: Sequence[Earlier]) -> None:
         self._record = record
         run, split = record.run, record.time_split
         self._earlier = {one.mode: one for one in earlier} if run.exit_code == 0 else {}
         self._others = [one for one in self._earlier.values() if one.mode != run.mode]
-        self._headroom_s, self._wall_s = split.headroom_s, split.wall_s
-        self._figures: dict[str, float] = {}
+        self._headroom_s, self._wall_s = record.headroom_s, split.wall_s
 
     def verdict(self) -> Verdict:
         """Returns the verdict. What makes all figures doubtful is asked first, then what hpcstage could see, then what
         the program waited for."""
         kind, text = self._not_judged() or self._not_reached() or self._waited()
         compared = "" if kind == "direct-was-faster" else self._compared(is_judged=kind not in NOT_JUDGED)
-        return Verdict(kind=kind, text=text, compared=compared, figures=self._figures)
-
-    # ---- the figures of the sentence
-
-    def _share(self, name: str, value: float) -> str:
-        self._figures[name] = value
-        return format_share(value).replace("under ", "<")
-
-    def _seconds(self, name: str, value_s: float) -> str:
-        self._figures[name] = value_s
-        return format_duration(value_s)
-
-    def _size(self, name: str, value_bytes: float) -> str:
-        self._figures[name] = value_bytes
-        return format_size(value_bytes)
-
-    def _opens(self, name: str, value: int) -> str:
-        self._figures[name] = value
-        return format_number(value, "open")
+        return Verdict(kind=kind, text=text, compared=compared)
 
     # ---- runs that are not judged by their waits
 
@@ -175,18 +155,16 @@ class _Judge:
     def _little(self, headroom_s: float, wall_s: float) -> tuple[VerdictKind, str]:
         record = self._record
         if not record.run.stages or (record.local_share or 0.0) < 0.5:
-            left = f"hpcstage can save {self._at_most(headroom_s)} here"
+            left = f"hpcstage can save {_at_most(headroom_s)} here"
             return "source-keeps-up", f"{self._wait()} (the source keeps up): {left}; {self._leave_out()}, {WHEN_BUSY}"
         cost_s = self._source_s(record.totals.local_bytes)
         if cost_s is not None and cost_s <= LITTLE_SHARE * wall_s:
-            took = (
-                f"what it read takes the source {self._seconds('source_s', cost_s)}, assumed as fast as for the copies"
-            )
+            took = f"what it read takes the source {format_duration(cost_s)}, assumed as fast as for the copies"
             return "source-keeps-up", f"{self._wait()} (the source keeps up: {took}); {self._leave_out()}, {WHEN_BUSY}"
         text = f"{self._served()}, and the program {self._wait()}"
         before_s, total_s = record.time_split.before_s or 0.0, record.time_split.total_s or 0.0
         if record.run.mode == "upfront" and before_s > BEFORE_SHARE * total_s:
-            took = f"copying took {self._seconds('before_s', before_s)} before the command started"
+            took = f"copying took {format_duration(before_s)} before the command started"
             return "copies-served", f"{text}; {took}: --mode runtime copies while it runs"
         return "copies-served", f"{text}{self._try_direct()}"
 
@@ -194,7 +172,7 @@ class _Judge:
         """Judges a run that waited for a considerable time: by the reason that explains most of it."""
         record, split = self._record, self._record.time_split
         opens, reasons, wait = record.coverage.opens or 0, record.coverage.reasons, self._wait()
-        if record.group and record.group.placement == "partition" and not record.totals.direct_opens:
+        if record.group and record.group.placement == "partition" and not record.coverage.from_source:
             advice = "with more room (--budget) each node keeps all files; where it has that, the link is what limits"
             return "other-nodes-limit", f"{wait}, for files that other nodes keep or were reading: {advice}"
         if (split.wait_local_s or 0.0) > (split.wait_source_s or 0.0):
@@ -205,20 +183,18 @@ class _Judge:
         lost_s = sum((one.end_s - one.start_s) * one.loss for one in record.contention.periods)
         if lost_s and lost_s >= LOST_SHARE * (split.wait_source_s or 0.0):
             slow_s = sum(one.end_s - one.start_s for one in record.contention.periods)
-            mean = self._share("contended_loss", lost_s / slow_s)
-            text = f"the source was {mean} below its own best for {self._seconds('contended_s', slow_s)}"
+            mean = _share(lost_s / slow_s)
+            text = f"the source was {mean} below its own best for {format_duration(slow_s)}"
             return "source-contended", f"{wait}: {text}; run it at another time before you change anything"
         late = self._late(reasons)
         if record.run.stages and late >= MUCH_SHARE * opens:
-            self._figures["opens"] = opens
-            many = f"{self._opens('late_opens', late)} of {opens:,}"
-            text = f"{many} came before the file was copied, so the source answered"
+            text = f"{_opens(late)} of {opens:,} came before the file was copied, so the source answered"
             return "copies-late", f"{wait}: {text}; {self._first_pass()}{self._order()}"
         for name, text in OTHER_REASONS.items():
             if record.run.stages and reasons.get(name, 0) >= MUCH_SHARE * opens:
-                return "source-limits", f"{wait}: {self._opens(f'{name}_opens', reasons[name])} {text}"
+                return "source-limits", f"{wait}: {_opens(reasons[name])} {text}"
         if not record.run.stages:
-            most = f"{wait}: copies can save {self._at_most(self._headroom_s or 0.0)}"
+            most = f"{wait}: copies can save {_at_most(self._headroom_s or 0.0)}"
             return "source-limits", most if self._others else f"{most}; {self._first_pass()}"
         last = self._try_direct() if self._can_overlap else ""
         return "source-limits", f"{wait}: {self._first_pass()}{last}"
@@ -233,10 +209,9 @@ class _Judge:
         full = reasons.get("full", 0)
         if not record.run.stages or (full < MUCH_SHARE * opens and size_bytes - room_bytes <= MUCH_SHARE * size_bytes):
             return ""
-        told = f"{self._opens('full_opens', full)} found no room on the local disk" if full else ""
+        told = f"{_opens(full)} found no room on the local disk" if full else ""
         if size_bytes > room_bytes:
-            room = self._size("room_bytes", room_bytes)
-            told = f"the local disk has room for {room} of {self._size('dataset_bytes', size_bytes)}"
+            told = f"the local disk has room for {format_size(room_bytes)} of {format_size(size_bytes)}"
         return f"{told}; name a larger disk with --local-dir, or raise --budget where you set one"
 
     def _late(self, reasons: Mapping[str, int]) -> int:
@@ -252,7 +227,7 @@ class _Judge:
             what = "hpcstage gains" if record.run.stages else "try --mode runtime, which gains"
             return f"{what} where files are read again, or while the program computes"
         if times > ONCE:
-            often = f"each file was opened {self._times(times)} times"
+            often = f"each file was opened {times:.3g} times"
             if record.run.stages:
                 return f"{often}, and {self._served()}: the first opens wait for the source, so longer runs gain more"
             return f"{often}: --mode runtime serves it from the local disk from the second on"
@@ -280,26 +255,16 @@ class _Judge:
             return ""
         return "; if it does not read in the order of the paths, give its order with --order FILE"
 
-    def _times(self, value: float) -> str:
-        self._figures["opens_per_file"] = value
-        return f"{value:.3g}"
-
     # ---- parts of sentences
 
     def _wait(self) -> str:
         """Says how long the program waited, with several nodes that of the slowest."""
-        split = self._record.time_split
-        wall = self._seconds("wall_s", self._wall_s or 0.0)
-        where = f" on {split.slowest.host}, the slowest node" if split.slowest else ""
+        slowest = self._record.slowest
+        wall = format_duration(self._wall_s or 0.0)
+        where = f" on {slowest.host}, the slowest node" if slowest else ""
         if not self._headroom_s:
             return f"never waited for data in {wall}"
-        self._figures["waited_s"] = self._headroom_s
-        return (
-            f"waited for data {self._share('waited_share', self._headroom_s / (self._wall_s or 1.0))} of {wall}{where}"
-        )
-
-    def _at_most(self, seconds: float) -> str:
-        return f"at most {self._seconds('save_at_most_s', seconds)}" if seconds else "nothing"
+        return f"waited for data {_share(self._headroom_s / (self._wall_s or 1.0))} of {wall}{where}"
 
     def _served(self) -> str:
         record, share = self._record, self._record.local_share
@@ -308,7 +273,7 @@ class _Judge:
         if not share:
             return "nothing came from the local copy"
         what = "bytes that Python read" if record.local_measure == "bytes" else "opens by Python"
-        return f"{self._share('local_share', share)} of the {what} came from the local copy"
+        return f"{_share(share)} of the {what} came from the local copy"
 
     def _served_and_waited(self) -> str:
         if self._headroom_s is None or not self._wall_s:
@@ -318,11 +283,11 @@ class _Judge:
     def _source_s(self, read_bytes: int | None) -> float | None:
         """Returns how long the source would take for what the programs of a node read, one file after the other, if it
         answered them as it answered the copiers. None: not known."""
-        totals, group = self._record.totals, self._record.group
+        totals = self._record.totals
         per_byte = ratio(totals.copy_read_s, totals.copied_bytes)
         if per_byte is None or read_bytes is None:
             return None
-        return per_byte * read_bytes / max(1, group.reported if group else 1)
+        return per_byte * read_bytes / max(1, self._record.reported)
 
     def _try_direct(self) -> str:
         is_known = "direct" in self._earlier or not self._record.run.stages
@@ -336,8 +301,8 @@ class _Judge:
         run, total_s = self._record.run, self._record.time_split.total_s
         if not self._others or total_s is None or not run.mode:
             return ""
-        told = ", ".join(f"mode {one.mode} {self._took(one)}" for one in self._others)
-        text = f"this run {self._seconds('total_s', total_s)} in mode {run.mode}; earlier: {told}"
+        told = ", ".join(f"mode {one.mode} {_took(one)}" for one in self._others)
+        text = f"this run {format_duration(total_s)} in mode {run.mode}; earlier: {told}"
         best = min(self._others, key=lambda one: one.median_s)
         if not is_judged or best.median_s >= FASTER_SHARE * min(total_s, self._these(run.mode, total_s).median_s):
             return text
@@ -348,11 +313,6 @@ class _Judge:
         """Returns the earlier runs of this run's mode, and this run."""
         before = self._earlier.get(mode)
         return Earlier(mode, (*(before.took_s if before else ()), total_s))
-
-    def _took(self, runs: Earlier) -> str:
-        self._figures[f"{runs.mode}_runs"] = len(runs.took_s)
-        many = f"median of {len(runs.took_s)}" if len(runs.took_s) > 1 else "one run"
-        return f"{self._seconds(f'{runs.mode}_s', runs.median_s)} ({many})"
 
     def _direct_was_faster(self) -> str:
         """Compares runs of mode direct with this one and those of its mode; empty where they do not show that mode
@@ -366,7 +326,24 @@ class _Judge:
         if max(direct.took_s) >= min(these.took_s) or direct.median_s >= FASTER_SHARE * these.median_s:
             return ""
         each = "each run of mode direct took less time than each of mode"
-        return f"{each} {mode}: {self._took(direct)} against {self._took(these)}"
+        return f"{each} {mode}: {_took(direct)} against {_took(these)}"
+
+
+def _share(value: float) -> str:
+    return format_share(value).replace("under ", "<")
+
+
+def _opens(number: int) -> str:
+    return format_number(number, "open")
+
+
+def _at_most(seconds: float) -> str:
+    return f"at most {format_duration(seconds)}" if seconds else "nothing"
+
+
+def _took(runs: Earlier) -> str:
+    many = f"median of {len(runs.took_s)}" if len(runs.took_s) > 1 else "one run"
+    return f"{format_duration(runs.median_s)} ({many})"
 
 
 def _is_fatal(note: Note) -> bool:

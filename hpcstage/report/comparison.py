@@ -92,9 +92,9 @@ def _label(at: int) -> str:
 
 
 def _run(record: Record, label: str) -> Compared:
-    run, place = record.run, record.environment
+    run = record.run
     command = " ".join(run.command)
-    return Compared(label, run.id, place.job_id, figures.mode(run), len(place.nodes), command, run.started_unix_s)
+    return Compared(label, run.id, run.job_id, figures.mode(run), record.node_count, command, run.started_unix_s)
 
 
 # ---- figures ----
@@ -110,6 +110,11 @@ FORMS: dict[Unit, Callable[[float], str]] = {
 RATED = frozenset({"s", "bytes", "bytes/s", "ms"})
 
 
+def _output(record: Record, name: str) -> Value:
+    """Returns a figure of the output files; None without --out."""
+    return getattr(record.drains.get("out"), name, None)
+
+
 FIGURES: tuple[tuple[str, Unit, Callable[[Record], Value]], ...] = (
     ("total", "s", lambda r: r.time_split.total_s),
     ("  before the command", "s", lambda r: r.time_split.before_s),
@@ -120,7 +125,7 @@ FIGURES: tuple[tuple[str, Unit, Callable[[Record], Value]], ...] = (
     ("  start and end", "s", lambda r: r.time_split.other_s),
     (figures.HIDDEN, "s", lambda r: r.time_split.hidden_s),
     ("waited for data", "share", lambda r: figures.wait_share(r.time_split)),
-    ("slowest node waited", "s", lambda r: r.time_split.slowest.waited_s if r.time_split.slowest else None),
+    ("slowest node waited", "s", lambda r: r.slowest.waited_s if r.slowest else None),
     ("from the local copy", "share", lambda r: r.local_share),
     ("opens served from it", "share", lambda r: r.coverage.share),
     ("read from the source", "bytes", lambda r: r.totals.source_bytes),
@@ -135,9 +140,9 @@ FIGURES: tuple[tuple[str, Unit, Callable[[Record], Value]], ...] = (
     ("open at source, p95", "ms", lambda r: r.contention.latency_ms.open.p95),
     ("read at source, p50", "ms", lambda r: r.contention.latency_ms.read.p50),
     ("read at source, p95", "ms", lambda r: r.contention.latency_ms.read.p95),
-    ("output files copied", "bytes", lambda r: r.outputs.size_bytes if r.outputs else None),
-    ("  done after the end", "s", lambda r: r.outputs.took_s if r.outputs else None),
-    ("  names not copied", "count", lambda r: r.outputs.undrained_count if r.outputs else None),
+    ("output files copied", "bytes", lambda r: _output(r, "size_bytes")),
+    ("  done after the end", "s", lambda r: _output(r, "took_s")),
+    ("  names not copied", "count", lambda r: _output(r, "undrained_count")),
     ("checkpoints saved", "count", lambda r: r.checkpoints.saved_count if r.checkpoints else None),
     ("  training stood still", "s", lambda r: r.checkpoints.stood_still_s if r.checkpoints else None),
     ("end", "text", lambda r: figures.ending(r.run)),
@@ -161,7 +166,7 @@ def _unlike(record: Record, run: Compared, first: Record) -> Iterator[str]:
         yield from (f"{run.label}: {told}" for told in _differences(record, first))
     if record.run.state != "ended" or record.run.exit_code != 0:
         yield f"{run.label}: {figures.ending(record.run)}"
-    if told := figures.reported(record.group):
+    if told := figures.reported(record):
         yield f"{run.label}: its sums are those {told}"
     elif record.lost_nodes and record.run.state == "ended":
         yield f"{run.label}: nodes were lost: its sums lack what these did last"
@@ -172,7 +177,7 @@ def _differences(record: Record, first: Record) -> Iterator[str]:
         yield "the same run"
     if record.run.command != first.run.command:
         yield f"another command: {' '.join(record.run.command)}"
-    if (here := len(record.environment.nodes)) != (there := len(first.environment.nodes)):
+    if (here := record.node_count) != (there := first.node_count):
         yield f"on {here} {'node' if here == 1 else 'nodes'}, not on {there}"
     if _roots(record) != _roots(first):
         yield f"other datasets: {', '.join(_roots(record)) or 'none'}"

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from hpcstage.record.figures.counts import ratio
-from hpcstage.record.schema import Contention, GroupSection, NodeRow, Note, Record, RunSection, TimeSplit
+from hpcstage.record.schema import Contention, NodeRow, Note, Record, RunSection, TimeSplit
 from hpcstage.units import format_duration, format_rate, format_share, format_size
 
 UNKNOWN = "not measured"
@@ -96,9 +96,10 @@ def mode(run: RunSection) -> str:
     return run.mode or run.mode_asked
 
 
-def reported(group: GroupSection | None) -> str:
-    """Says how many nodes the figures are of, where that is not all."""
-    return f"on {group.reported} of {group.nodes} nodes" if group and group.reported < group.nodes else ""
+def reported(record: Record) -> str:
+    """Says how many of several nodes the figures are of, where that is not all."""
+    is_part = record.group is not None and record.reported < len(record.nodes)
+    return f"on {record.reported} of {len(record.nodes)} nodes" if is_part else ""
 
 
 def verdict(record: Record) -> list[str]:
@@ -150,18 +151,18 @@ ORIGINS = ("read from the local copy", "read from the source", "copied from the 
 def origins(record: Record) -> list[tuple[str, int | None, int | None]]:
     """Returns in words from where files came, with opens and bytes, without what is 0 or was not measured."""
     totals = record.totals
-    opens = (record.coverage.swapped, totals.direct_opens, None, None)
+    opens = (record.coverage.swapped, record.coverage.from_source, None, None)
     read = (totals.local_bytes, totals.direct_bytes, totals.copied_bytes, totals.peer_bytes)
     return [row for row in zip(ORIGINS, opens, read, strict=True) if any(row[1:])]
 
 
-def source_times(record: Record, group: GroupSection) -> str:
+def source_times(record: Record) -> str:
     """Says how often the source was read by the nodes that reported; others may have read it, too."""
-    if group.source_times is None:
+    if record.source_times is None:
         return ""
-    value = f"{group.source_times:.3g}"
+    value = f"{record.source_times:.3g}"
     often = "once" if value == "1" else f"{value} times"
-    whole = group.reported >= group.nodes and not record.lost_nodes
+    whole = record.reported >= len(record.nodes) and not record.lost_nodes
     return f"source read {often}" if whole else f"source read at least {often}"
 
 

@@ -36,7 +36,7 @@ def _escaped(value: str) -> str:
 def _families(record: Record) -> Iterator[tuple[str, str, list[Sample]]]:
     """Yields the name of each metric with its unit, what it is, and its values."""
     run, split, totals, source = record.run, record.time_split, record.totals, record.contention
-    about = {"job": record.environment.job_id or "", "mode": figures.mode(run), "state": run.state, "host": run.host}
+    about = {"job": run.job_id or "", "mode": figures.mode(run), "state": run.state, "host": run.host}
     yield "info", "The run, with its job, mode, state and first host as labels; always 1.", [(1, about)]
     yield "start_time_seconds", "Start of the run since the epoch.", [(run.started_unix_s, {})]
     yield "exit_code", "Exit code of the command.", [(run.exit_code, {})]
@@ -53,13 +53,9 @@ def _families(record: Record) -> Iterator[tuple[str, str, list[Sample]]]:
     said = "Bytes copied and read at the source, received from other nodes, and read from local copies."
     yield "bytes", said, [(value, {"origin": origin}) for origin, value in origins.items()]
     yield "local_ratio", "Share of what was read that came from local copies.", [(record.local_share, {})]
-    opens, swapped = record.coverage.opens, record.coverage.swapped
-    others = None if opens is None or swapped is None else opens - swapped
-    yield (
-        "opens",
-        "Opens below the datasets, by where they led.",
-        [(swapped, {"to": "local"}), (others, {"to": "source"})],
-    )
+    opens = {"local": record.coverage.swapped, "source": record.coverage.from_source}
+    said = "Opens below the datasets, by where they led."
+    yield "opens", said, [(value, {"to": to}) for to, value in opens.items()]
     rates = (("best", source.best_bytes_per_s), ("typical", source.typical_bytes_per_s))
     said = "Bandwidth of the source, to all nodes together."
     yield "source_bytes_per_second", said, [(value, {"level": level}) for level, value in rates]
@@ -82,10 +78,9 @@ def _families(record: Record) -> Iterator[tuple[str, str, list[Sample]]]:
     yield "staged_bytes", "Bytes of a dataset in the stores of all nodes.", [
         (dataset.staged_bytes, {"dataset": dataset.root}) for dataset in record.datasets
     ]  # fmt: skip
-    drains = {"out": record.outputs, "checkpoint": record.checkpoints.drain if record.checkpoints else None}
     yield "output_bytes", "Bytes copied to the directories of --out and --checkpoint.", [
-        (drain.size_bytes, {"option": option}) for option, drain in drains.items() if drain
+        (drain.size_bytes, {"option": option}) for option, drain in record.drains.items()
     ]  # fmt: skip
     yield "output_names_left", "Names that were not copied there.", [
-        (drain.undrained_count, {"option": option}) for option, drain in drains.items() if drain
+        (drain.undrained_count, {"option": option}) for option, drain in record.drains.items()
     ]  # fmt: skip

@@ -34,14 +34,14 @@ _AGAIN_S = 0.5
 _NORMAL, _OTHERWISE, _FREE = "normal", "otherwise", "free"
 
 
-def told(ended: Ended, *, is_gone: bool) -> dict[str, Any]:
-    """Returns what became of the files as plain data. `is_gone`: the local directory was removed, moved or unmounted
-    while it was used."""
+def told(ended: Ended, files: int, *, is_gone: bool) -> dict[str, Any]:
+    """Returns what became of the files as plain data. `files`: how many of the run are in DIR; `is_gone`: the local
+    directory was removed, moved or unmounted while it was used."""
     return {
         "undrained": [one._asdict() for one in ended.left],
         "unclosed": sorted(ended.unclosed),
         "findings": {"beside": ended.beside, "kept": ended.kept, "skipped": ended.skipped},
-        "files": ended.files,
+        "files": files,
         "bytes_carried": ended.bytes_sent,
         "is_gone": is_gone,
     }
@@ -60,7 +60,7 @@ def upload_late(place: Place, owner: str = "") -> dict[str, Any]:
         ended = end(place.tree, uploader, manifest, is_late=True)
     finally:
         manifest.close()
-    return told(ended, is_gone=not os.path.isdir(place.tree))
+    return told(ended, len(manifest.puts), is_gone=not os.path.isdir(place.tree))
 
 
 class Drain:
@@ -127,7 +127,8 @@ class Drain:
             with suppress(OSError, ValueError):
                 manifest = UploadManifest(self._place.manifest)
                 manifest.close()
-                return told(not_ended(self._place.tree, manifest, NO_TIME), is_gone=not self._is_there())
+                ended = not_ended(self._place.tree, manifest, NO_TIME)
+                return told(ended, len(manifest.puts), is_gone=not self._is_there())
         return self._result
 
     def close(self) -> None:
@@ -161,7 +162,7 @@ class Drain:
         self._start_at = now + _AGAIN_S
         if self._result is None and self._starts >= MOST_STARTS:
             why = f"the process that copies died {self._starts} times"
-            self._result = told(Ended(left=[Leftover("", why)]), is_gone=False)
+            self._result = told(Ended(left=[Leftover("", why)]), 0, is_gone=False)
 
     def _reap(self) -> None:
         if self._pid:
@@ -187,8 +188,8 @@ class Drain:
         is_gone = not self._is_there()
         is_normal = said == _NORMAL and self._may_remove()
         ended = end(self._place.tree, uploader, manifest, is_normal=is_normal)
-        ended.files, ended.bytes_sent = ended.files + living.files, ended.bytes_sent + living.bytes_sent
-        data = json.dumps(told(ended, is_gone=is_gone)).encode()
+        ended.bytes_sent += living.bytes_sent
+        data = json.dumps(told(ended, len(manifest.puts), is_gone=is_gone)).encode()
         while data:
             data = data[os.write(out, data) :]
 

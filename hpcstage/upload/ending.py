@@ -49,7 +49,6 @@ class Ended:
     """What is never uploaded, and what it is."""
     unclosed: list[str] = field(default_factory=list)
     """Files that changed while they were copied."""
-    files: int = 0
     bytes_sent: int = 0
 
 
@@ -233,7 +232,6 @@ class _Ending:
         except OSError as error:
             return _why(error)
         with self._counting:
-            self._report.files += name not in manifest.puts or bool(sent)
             self._report.bytes_sent += sent
         return ""
 

@@ -70,7 +70,7 @@ class Living:
         """`pause` returns the seconds to wait before a file is uploaded; `may_remove` tells whether what is not in the
         local directory was removed by the command. Raises OSError where events cannot be had."""
         self._may_remove = may_remove
-        self.files = self.bytes_sent = 0
+        self.bytes_sent = 0
         self._place = place
         self._tree = place.tree
         self._manifest = manifest
@@ -194,7 +194,7 @@ class Living:
             least, most = _FAILED_S
             seen.failed_s = wait_s = min(most, max(least, 2 * seen.failed_s))
         with self._lock:
-            self.files, self.bytes_sent = self.files + bool(sent), self.bytes_sent + sent
+            self.bytes_sent += sent
             self._under_way -= 1
         self._look_at(name, time.monotonic() + wait_s)
 

@@ -111,22 +111,18 @@ class CheckpointDirectory(RunDirectory):
         job = outputpart.part_of(self._said, part)
         names = [one for one in part.names if one.fate != "beside"]
         names += (replace(one, host=_writer(one, parts)) for one in job.named("beside"))
-        files, size_bytes = _copied(self._said, results)
-        return replace(part, files=files, size_bytes=size_bytes, names=tuple(names))
+        return replace(part, size_bytes=_copied_bytes(self._said, results), names=tuple(names))
 
     def tell(self, run: RunPart) -> None:
         """See RunDirectory."""
+        super().tell(run)
         said = self._said
-        saved = tuple(read(GenerationRow, row) for row in said.get("saved", ()))
         run.checkpoints = CheckpointsPart(
-            drain=self.part,
             protection=self._protection(),
             restored=said.get("restored", ""),
             restored_s=said.get("restored_s", 0.0),
             saved_count=said.get("saved_count", 0),
-            saved=saved,
-            saving_s=round(sum(row.took_s for row in saved), 6),
-            drained_number=said.get("drained_number"),
+            saved=tuple(read(GenerationRow, row) for row in said.get("saved", ())),
             refused=tuple(said.get("refused", ())),
             lost=tuple(said.get("lost", ())),
         )
@@ -168,15 +164,11 @@ def _is_whole(report: Mapping[str, Any]) -> bool:
     return bool(report) and (not rows or (report.get("drained_number") or 0) >= rows[-1]["number"])
 
 
-def _copied(newest: Mapping[str, Any], results: Mapping[str, NodeResult | None]) -> tuple[int, int]:
-    """Returns the number of copies and their bytes: those of the job, of which the newest report tells, and what each
-    other node brought by itself."""
-    files, size_bytes = newest.get("files", 0), newest.get("bytes_carried", 0)
-    for one in results.values():
-        if one is not None and one.report is not newest:
-            files += one.report.get("own_files", 0)
-            size_bytes += one.report.get("own_bytes", 0)
-    return files, size_bytes
+def _copied_bytes(newest: Mapping[str, Any], results: Mapping[str, NodeResult | None]) -> int:
+    """Returns the bytes of all copies: those of the job, of which the newest report tells, and what each other node
+    brought by itself."""
+    others = [one.report for one in results.values() if one is not None and one.report is not newest]
+    return int(newest.get("bytes_carried", 0)) + sum(int(report.get("own_bytes", 0)) for report in others)
 
 
 def _writer(one: OutputName, hosts: Collection[str]) -> str | None:

@@ -26,7 +26,7 @@ from hpcstage.job import localdir
 from hpcstage.node import directory, kept
 from hpcstage.node.keptdirectory import NodeResult
 from hpcstage.record.parts.outputs import OutputsPart
-from hpcstage.units import format_number
+from hpcstage.units import format_number, format_size
 from hpcstage.wrapper import messages, outdir, outputpart
 from hpcstage.wrapper.child import is_fatal_pending
 
@@ -281,9 +281,7 @@ def drain(place: kept.KeptPlace, lock: kept.KeptLock, timeout_s: float, *, ownin
             place.tried.touch()
     else:
         place.remove()
-        messages.warn(
-            f"copied what run {run_id} left to {part.directory}: {format_number(part.files, 'copy', 'copies')}"
-        )
+        messages.warn(f"copied what run {run_id} left to {part.directory}: {format_size(part.size_bytes)}")
     return part
 
 
@@ -326,8 +324,8 @@ def local_dir(config: Config) -> LocalDir:
 def _drained(above: Path) -> int:
     used: list[kept.KeptPlace] = []
     parts = drain_all(above, used)
-    files = sum(part.files for part in parts)
-    messages.warn(f"drained {format_number(len(parts), 'run')}: {format_number(files, 'copy', 'copies')}")
+    size_bytes = sum(part.size_bytes for part in parts)
+    messages.warn(f"drained {format_number(len(parts), 'run')}: {format_size(size_bytes)}")
     return NotDrained.exit_code if used or any(part.undrained_count for part in parts) else 0
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcstage.node.keptdirectory import NodeResult
 from hpcstage.problem import Problem
-from hpcstage.record.parts.outputs import Fate, NodeOutputs, OutputName, OutputsPart
+from hpcstage.record.parts.outputs import Fate, OutputName, OutputsPart
 from hpcstage.units import format_number
 
 _SHOWN = 20
@@ -50,13 +50,14 @@ def part_of(report: Mapping[str, Any], part: OutputsPart) -> OutputsPart:
     found = [*undrained, *(OutputName(name, "unclosed") for name in report.get("unclosed", ()))]
     for fate, which in _FATES.items():  # in their order: several threads found them
         found += (OutputName(name, fate, why) for name, why in sorted(findings.get(which, {}).items()))
+    if report.get("is_gone"):
+        found.append(OutputName("", "gone"))
     return replace(
         part,
         files=report.get("files", 0),
         size_bytes=report.get("bytes_carried", 0),
-        undrained_count=len(undrained),
+        undrained={"": len(undrained)} if undrained else {},
         names=OutputsPart.few(found),
-        is_gone=report.get("is_gone", False),
     )
 
 
@@ -77,7 +78,7 @@ def of_node(result: NodeResult | None, part: OutputsPart) -> OutputsPart:
         left.append(OutputName("", "undrained", "a program of the command still writes to them"))
     if part.undrained_count or not left:
         return part
-    return replace(part, undrained_count=len(left), names=OutputsPart.few([*left, *part.names]))
+    return replace(part, undrained={"": len(left)}, names=OutputsPart.few([*left, *part.names]))
 
 
 def joined(parts: Mapping[str, OutputsPart]) -> OutputsPart:
@@ -86,10 +87,8 @@ def joined(parts: Mapping[str, OutputsPart]) -> OutputsPart:
         next(iter(parts.values())),
         files=sum(part.files for part in parts.values()),
         size_bytes=sum(part.size_bytes for part in parts.values()),
-        undrained_count=sum(part.undrained_count for part in parts.values()),
+        undrained={host: part.undrained_count for host, part in parts.items() if part.undrained_count},
         names=OutputsPart.few(replace(one, host=host) for host, part in parts.items() for one in part.names),
-        is_gone=any(part.is_gone for part in parts.values()),
-        nodes=tuple(NodeOutputs(host=host, undrained_count=part.undrained_count) for host, part in parts.items()),
     )
 
 

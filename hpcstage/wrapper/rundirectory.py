@@ -330,7 +330,7 @@ class RunDirectory:
 
     def tell(self, run: RunPart) -> None:
         """Puts what became of the files into the wrapper's part of the record."""
-        run.outputs = self.part
+        run.drains[self.named.key] = self.part
 
     # ---- locks
 

@@ -137,7 +137,7 @@ class Node:
         self.job.made_ns = max(self.job.made_ns, order.body["after_ns"]) + 1
         return {
             "created_ns": self.job.made_ns, "needs": [], "state_bytes": 10 * len(share), "written_bytes": 1,
-            "kind": "full", "why": "", "changed_share": 1.0, "took_s": 0.1,
+            "kind": "full", "why": "", "took_s": 0.1,
         }  # fmt: skip
 
     def _protect(self, order: JobOrder) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Node:
         if generation := order.body.get("generation"):
             assert generation["number"] in self.store
         self.job.place(order)
-        return {"gone": [], "beside": {}, "files": 1, "size_bytes": 1, "lines": []}
+        return {"gone": [], "beside": {}, "size_bytes": 1, "lines": []}
 
     def _copy(self, order: JobOrder) -> dict[str, Any]:
         return {}

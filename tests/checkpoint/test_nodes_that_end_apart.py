@@ -156,9 +156,9 @@ def test_what_the_program_removed_goes_with_the_share_that_is_brought_last(nodes
     for node in nodes:
         shutil.rmtree(node.place.tree / "step4")
     known(nodes, 5)
-    reports = [drain_late(node.place, node.charter) for node in nodes]
+    for node in nodes:
+        drain_late(node.place, node.charter)
     assert shown(target) == ["of the user", *steps(5)]
-    assert [report.files for report in reports] == [0, 3], "the directory and its two files"
 
 
 def test_what_a_node_writes_again_is_not_taken_for_removed(nodes: list[Node], target: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_run_that_saves_nothing_drains_nothing(make: Make) -> None:
     first.end()
     before = (first.target / "step1").stat()
     report = make("second").end()
-    assert (report.saved_count, report.files) == (0, 0)
+    assert (report.saved_count, report.bytes_carried) == (0, 0)
     assert (first.target / "step1").stat().st_ctime_ns == before.st_ctime_ns
 
 
@@ -496,7 +496,7 @@ def test_all_is_complete_where_the_agent_died_and_the_command_ended_well(make: M
     kept.agent.close()
     (kept.place.tree / "step1").write_bytes(b"one")
     report = drain_late(kept.place, kept.charter, is_orderly=True)
-    assert (report.undrained, report.unclosed, report.files) == ((), (), 1)
+    assert (report.undrained, report.unclosed) == ((), ())
     assert kept.drained() == ["step1"]
 
 

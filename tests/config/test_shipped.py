@@ -86,7 +86,7 @@ def test_a_run_takes_the_directory_that_a_site_names_by_a_variable(
     words = ["--config", path, "--data", make_tree(files=2), "--", sys.executable, "-c", ""]
     assert hpcstage("run", *words, env=env).returncode == 0
     (record,) = hpcstage.records()
-    assert json.loads(record.read_text())["environment"]["local_dir"] == str(hpcstage.local_dir)
+    assert json.loads(record.read_text())["run"]["local_dir"] == str(hpcstage.local_dir)
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)
@@ -196,7 +196,7 @@ def test_schedulers_that_are_not_at_hand(
     (path,) = hpcstage.records()
     record = json.loads(path.read_text())
     assert record["complete"] is True, record["problems"]
-    found = record["environment"]
+    found = record["run"]
     assert (found["scheduler"], found["local_dir"]) == (script.partition("-")[0], str(job_dir))
     assert record["coverage"]["swapped"] == 20, "every open was served from the copies"
 

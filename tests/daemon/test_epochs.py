@@ -45,10 +45,8 @@ def test_indices_become_ids(loaders):
     for (table, order), mapped, again in zip(loaders, outcome.mapped, loaded.mapped, strict=True):
         rows = [[c for c in (table[i] if i < len(table) else []) if c is not None and c < FILES] for i in order]
         assert list(mapped.ids) == [id_ for row in rows for id_ in row]
-        assert mapped.unknown == sum(not row for row in rows)
         assert list(again.ids) == list(mapped.ids)
         assert list(again.where.places) == list(mapped.where.places)
-        assert again.unknown == mapped.unknown
     assert set(outcome.order) == {id_ for mapped in outcome.mapped for id_ in mapped.ids}
     assert list(loaded.order) == list(outcome.order)
     assert {n: list(t.ids) for n, t in loaded.tables.items()} == {n: list(t.ids) for n, t in outcome.tables.items()}
@@ -74,7 +72,7 @@ def test_a_table_that_proved_wrong_is_not_used(tmp_path):
     job = job_of(tmp_path, [[[1], [2]]], [[0, 1]])
     job.wrong = {"t0"}
     mapped = epochs.work(job).mapped[0]
-    assert (list(mapped.ids), mapped.unknown) == ([], 2)
+    assert list(mapped.ids) == []
 
 
 def test_a_new_epoch_takes_the_place_of_the_loaders_last(tmp_path):

@@ -110,4 +110,3 @@ def test_orders_are_announced_anew_after_a_change(
     assert [order["announcements"] for order in orders] == [5, 2], "four epochs, and the rest of one after the change"
     for order in orders:
         assert order["provenance"] == "sampler"
-        assert order["unknown_samples"] == 0

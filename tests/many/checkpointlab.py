@@ -114,6 +114,10 @@ def part_of(hpcstage: Hpcstage) -> dict[str, Any]:
     return dict(manylab.record_of(hpcstage)["checkpoints"])
 
 
+def drain_of(hpcstage: Hpcstage) -> dict[str, Any]:
+    return dict(manylab.record_of(hpcstage)["drains"]["checkpoint"])
+
+
 def kill_all(wrapper: subprocess.Popen[bytes]) -> None:
     conftest.kill_all(wrapper)
     wrapper.communicate()

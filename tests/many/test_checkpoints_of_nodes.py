@@ -33,8 +33,8 @@ def test_what_each_node_saves_is_one_state_that_the_next_run_has_on_all_its_node
     assert lab.in_dir(hpcstage) == lab.files_of(1, 2)
     assert lab.places(local_dir) == []
     part = lab.part_of(hpcstage)
-    assert part["drained_number"] == part["saved"][-1]["number"]
-    assert part["drain"]["undrained_count"] == 0
+    assert f"state {part['saved'][-1]['number']}, which is in DIR" in part["protection"]
+    assert lab.drain_of(hpcstage)["undrained"] == {}
     done = lab.run(hpcstage, 3, "save(2)")
     assert done.returncode == 0, done.stderr
     assert lab.shown(done) == [lab.files_of(1, 2)] * 3
@@ -80,7 +80,7 @@ def test_beside_outputs_what_the_other_nodes_say_of_their_checkpoints_is_heard(h
     done = lab.run(hpcstage, 2, HALF, "--out", "results")
     assert done.returncode == 3, done.stderr
     assert b"was lost" not in done.stderr, done.stderr
-    drain = lab.part_of(hpcstage)["drain"]
+    drain = lab.drain_of(hpcstage)
     assert [one["name"].partition(".")[0] for one in drain["names"] if one["fate"] == "unclosed"] == ["half"]
     assert f"half.{manylab.record_of(hpcstage)['run']['id']}.{HOST}.v1" in lab.in_dir(hpcstage)
 

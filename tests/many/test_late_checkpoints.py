@@ -208,7 +208,7 @@ def test_nodes_that_lose_each_other_bring_their_shares_and_the_last_one_the_whol
     assert process.returncode == 0, err
     if victim != "hpcstage.lead":
         size_bytes = sum((hpcstage.cwd / "ckpt" / name).stat().st_size for name in lab.in_dir(hpcstage))
-        assert lab.part_of(hpcstage)["drain"]["size_bytes"] == size_bytes
+        assert lab.drain_of(hpcstage)["size_bytes"] == size_bytes
     assert hpcstage("clean", "--drain").returncode == 0
     assert lab.places(local_dir) == []
 

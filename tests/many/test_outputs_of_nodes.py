@@ -84,8 +84,8 @@ def test_each_node_uploads_what_it_wrote_and_the_first_gets_the_name(
         "late": "node 1", f"late.{host}.v0": "node 0",
     }  # fmt: skip
     assert left_on(local_dir) == []
-    part = manylab.record_of(hpcstage)["outputs"]
-    assert [(node["host"], node["undrained_count"]) for node in part["nodes"]] == [(f"{host}.v0", 0), (f"{host}.v1", 0)]
+    part = manylab.record_of(hpcstage)["drains"]["out"]
+    assert part["undrained"] == {}
     beside = {(one["name"], one["why"], one["host"]) for one in part["names"] if one["fate"] == "beside"}
     assert beside == {("early", f"early.{host}.v1", f"{host}.v1"), ("late", f"late.{host}.v0", f"{host}.v0")}
     assert "several nodes wrote late" in hpcstage("report").stdout.decode().replace("\n", " ")
@@ -177,7 +177,7 @@ def test_files_of_a_node_that_died_are_named_with_their_place_and_copied_later(
     assert f"they are on {machine} in {place}" in said, "the machine, since nobody can log in to a virtual node"
     assert sorted(os.listdir(results)) == ["kept", "old"], "a node that is lost removes nothing"
     record = manylab.record_of(hpcstage)
-    assert [one["host"] for one in record["outputs"]["names"]] == [f"{machine}.v1"]
+    assert [one["host"] for one in record["drains"]["out"]["names"]] == [f"{machine}.v1"]
     (problem,) = [one for one in record["problems"] if one["id"] == "not-drained"]
     assert problem["remedy"] == f"hpcstage clean --drain on {machine}; they are in {place}/out/tree"
     assert hpcstage("clean").returncode == NOT_DRAINED
@@ -205,7 +205,7 @@ def test_what_was_not_copied_is_named_where_there_is_no_time(
     words = ("run", "--nodes", "2", "--out", results, "--drain-rate", "1MB", "--drain", "1s")
     done = hpcstage(*words, "--", "sh", "-c", RUNS_OUT_OF_TIME, "{out}", results)
     assert done.returncode == -signal.SIGTERM, done.stderr
-    left = {one["name"]: one["why"] for one in manylab.record_of(hpcstage)["outputs"]["names"]}
+    left = {one["name"]: one["why"] for one in manylab.record_of(hpcstage)["drains"]["out"]["names"]}
     assert left["large20"] == "there was no time left"
     assert "a" not in left, "it was copied, and nobody could write to it since"
     assert (results / "a").read_text() == "a\n"
@@ -307,7 +307,7 @@ def test_several_agents_on_a_node_are_one_and_the_word_comes_by_a_file(
     said = on_cluster(hpcstage, cluster, "pbs", results, ["env", "RANK=0", sys.executable])
     assert "{out} is" not in said
     assert contents(results) == {"old": "old", "rank0": "0 on node1", "same": "0 on node1"}
-    assert len(manylab.record_of(hpcstage)["outputs"]["nodes"]) == 3
+    assert len(manylab.record_of(hpcstage)["nodes"]) == 3
 
 
 @pytest.mark.root

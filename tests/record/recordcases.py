@@ -117,7 +117,6 @@ def announced(**changes: Any) -> dict[str, Any]:
     values: dict[str, Any] = {
         "provenance": "sampler",
         "announcements": 2,
-        "unknown_samples": 0,
         "lead": {"median_files": 412, "least_files": 0, "median_s": 3.1},
     }
     return values | changes

@@ -15,7 +15,6 @@ from hpcstage.problem import Problem
 from hpcstage.protocol.shim import Counter, Reason
 from hpcstage.record.figures.counts import TOTALS as KEYS
 from hpcstage.record.parts.checkpoints import CheckpointsPart
-from hpcstage.record.parts.outputs import OutputsPart
 from hpcstage.record.parts.part import NodePart, StandstillPart
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.parts.run import RunPart
@@ -24,8 +23,8 @@ from hpcstage.record.schema import json_schema
 SCHEMA = json_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 KEPT = {
-    "totals": "source_bytes copied_bytes direct_bytes peer_bytes local_bytes wanted direct_opens",
-    "coverage": "opens swapped share layers processes_attached processes_missed",
+    "totals": "source_bytes copied_bytes direct_bytes peer_bytes local_bytes wanted",
+    "coverage": "opens swapped share layers processes_missed",
     "time_split": "wall_s compute_s wait_source_s wait_local_s hidden_s other_s",
     "contention": "best_bytes_per_s typical_bytes_per_s periods latency_ms",
     "order": "provenance lead",
@@ -40,7 +39,7 @@ def valid(run: RunPart, nodes: list[NodePart]) -> dict[str, Any]:
 
 def test_the_schema_is_a_schema_and_demands_the_kept_keys() -> None:
     VALIDATOR.check_schema(SCHEMA)
-    top = "schema_version complete problems run environment config datasets nodes totals time_split coverage contention"
+    top = "schema_version complete problems run config datasets nodes totals time_split coverage contention"
     assert set(f"{top} order series notes".split()) <= set(SCHEMA["required"])
     for section, keys in KEPT.items():
         assert set(keys.split()) <= set(SCHEMA["properties"][section]["required"])
@@ -100,7 +99,7 @@ def test_a_layer_that_measures_no_reads_makes_bytes_unknown_not_zero() -> None:
     record = valid(run_part(), [node_part(processes=[python])])
     assert record["totals"]["source_bytes"] is None
     assert record["totals"]["local_bytes"] is None
-    assert record["totals"]["direct_opens"] == 10
+    assert (record["coverage"]["opens"], record["coverage"]["swapped"]) == (30, 20)
     assert record["totals"]["copied_bytes"] == 980_000_000
     assert record["time_split"]["compute_s"] is None
     assert record["time_split"]["unmeasured"]
@@ -155,7 +154,7 @@ def test_paths_that_are_no_text_survive_the_round_trip() -> None:
 
 def test_training_stands_still_as_long_as_on_the_node_where_that_is_longest() -> None:
     """Nodes save side by side; of a program that saves by itself nothing is known, which is not zero."""
-    part = CheckpointsPart(drain=OutputsPart(directory="/dir"), protection="none")
+    part = CheckpointsPart(protection="none")
     known = [StandstillPart(saves=3, seconds=0.5), StandstillPart(saves=2, seconds=1.5), None]
     nodes = [node_part(host=f"n{at}", node_index=at, node_count=3, standstill=one) for at, one in enumerate(known)]
     record = valid(run_part(checkpoints=part, nodes=["n0", "n1", "n2"]), nodes)

@@ -10,6 +10,7 @@ from recordcases import START
 
 from hpcstage.problem import Problem
 from hpcstage.record.parts.part import NodePart
+from hpcstage.record.schema import Record
 
 
 @pytest.mark.parametrize("count", [2, 64])
@@ -20,13 +21,13 @@ def test_each_byte_left_the_source_once(count: int) -> None:
     assert record["problems"] == []
     assert totals["source_bytes"] == SIZE
     assert totals["peer_bytes"] == (count - 1) * SIZE
-    assert record["group"]["source_times"] == 1.0
+    assert Record.from_json(record).source_times == 1.0
     assert record["group"]["placement"] == "replicate"
     assert record["group"]["placement_why"] == "all files fit on every node"
     assert record["group"]["why"] is None
-    assert (record["group"]["nodes"], record["group"]["reported"]) == (count, count)
+    assert (len(record["nodes"]), Record.from_json(record).reported) == (count, count)
     assert sum(r["source_bytes"] for r in record["nodes"]) == SIZE
-    assert [r["index"] for r in record["nodes"]] == list(range(count))
+    assert [r["host"] for r in record["nodes"]] == [f"node{index:04d}" for index in range(count)]
     assert all(r["staged_files"] == FILES and r["slow"] == [] for r in record["nodes"])
     assert "slow-nodes" not in ids(record)
 
@@ -34,7 +35,7 @@ def test_each_byte_left_the_source_once(count: int) -> None:
 def test_the_record_of_one_node_has_no_group() -> None:
     record = record_of(run(1), [node(0, 1, group=None, placement="private", totals={"copied_bytes": 5})])
     assert record["group"] is None
-    assert record["time_split"]["slowest"] is None
+    assert Record.from_json(record).slowest is None
     assert record["contention"]["own_periods"] is None
     assert record["totals"]["peer_bytes"] is None
 
@@ -52,7 +53,7 @@ def test_a_node_that_never_came_up_is_named_with_its_reason() -> None:
     assert row(record, "node0001")["source_bytes"] is None
     assert [p["id"] for p in record["problems"]] == ["node-missing"], "the lead and its part say the same"
     assert record["problems"][0]["text"] == "nothing is staged on node0001: ssh: connection refused"
-    assert record["group"]["reported"] == 3
+    assert Record.from_json(record).reported == 3
     assert record["totals"]["source_bytes"] == sum(n.totals.copied_bytes or 0 for n in nodes)
     assert record["run"]["mode"] == "runtime", "not what the lead wrote for the missing node"
     assert "node-missing" in ids(record)
@@ -116,7 +117,7 @@ def test_a_daemon_that_died() -> None:
 def test_a_dead_daemon_that_said_nothing_makes_no_sum_unknown() -> None:
     silent = NodePart("node0001", "runtime", START, node_index=1, node_count=2)
     record = record_of(run(2), [node(0, 2), silent])
-    assert record["group"]["reported"] == 1
+    assert Record.from_json(record).reported == 1
     assert record["totals"]["source_bytes"] == SIZE // 2
     assert row(record, "node0001")["state"] == "died"
 
@@ -134,12 +135,12 @@ def test_virtual_nodes_share_a_host() -> None:
 def test_what_virtual_nodes_missed_is_not_known() -> None:
     """All of them see the processes of the whole command."""
     hosts = ["box.v0", "box.v1"]
-    missed = [{"pid": 7, "command": "python 7"}]
+    missed = [{"command": "python 7"}]
     nodes = [node(i, 2, host=host, missed_processes=missed, missed_count=4) for i, host in enumerate(hosts)]
     record = record_of(run(2, host="box", nodes=hosts), nodes)
     assert record["coverage"]["processes_missed"] is None
     assert "processes-missed" not in ids(record)
-    apart = [node(i, 2, missed_count=3, missed_processes=[{"pid": 1, "command": "python"}]) for i in range(2)]
+    apart = [node(i, 2, missed_count=3, missed_processes=[{"command": "python"}]) for i in range(2)]
     assert record_of(run(2), apart)["coverage"]["processes_missed"] == 6
 
 
@@ -170,7 +171,7 @@ def test_the_group_that_was_not_there() -> None:
     record = record_of(run(64), job(64, 5, totals=totals, **changes))
     assert record["group"]["placement"] == "private"
     assert (record["group"]["generations"], record["group"]["alone_count"]) == (0, 64)
-    assert record["group"]["source_times"] == 64.0
+    assert Record.from_json(record).source_times == 64.0
     assert [p["text"].split(":")[0] for p in record["problems"]] == [
         "64 of 64 nodes (node0000, node0001, node0002 and 61 more)"
     ]

@@ -85,10 +85,10 @@ CASES = [
     Case("nothing-opened", lambda: one(processes=[IDLE]), lambda: one(complete=False, processes=[IDLE])),
     Case(
         "processes-missed",
-        lambda: one(missed_count=2, missed_processes=[{"pid": 9, "command": "x", "pythonpath": "/my/code"}]),
+        lambda: one(missed_count=2, missed_processes=[{"command": "x", "pythonpath": "/my/code"}]),
         one,
     ),
-    Case("processes-missed", lambda: one(missed_count=2, missed_processes=[{"pid": 9, "command": "x"}]), one),
+    Case("processes-missed", lambda: one(missed_count=2, missed_processes=[{"command": "x"}]), one),
     Case("shim-off", lambda: one(processes=[ProcessPart(5, 1, "direct", {})]), one),
     Case(
         "uncounted",
@@ -158,7 +158,7 @@ def test_a_quiet_good_run_has_no_warnings() -> None:
 
 
 def test_worst_first() -> None:
-    record = one(complete=False, missed_count=2, missed_processes=[{"pid": 9, "command": "python -I x.py"}])
+    record = one(complete=False, missed_count=2, missed_processes=[{"command": "python -I x.py"}])
     order = [note["severity"] for note in record["notes"]]
     assert order == sorted(order, key=["error", "warning", "info"].index)
     assert record["notes"][0]["id"] == "daemon-died"
@@ -176,7 +176,7 @@ def test_worst_first() -> None:
 )
 @pytest.mark.parametrize("attached", [True, False])
 def test_the_line_to_change_is_named(attached: bool, path: str | None, said: str) -> None:
-    missed = {"pid": 9, "command": "x"} | ({} if path is None else {"pythonpath": path})
+    missed = {"command": "x"} | ({} if path is None else {"pythonpath": path})
     more = {} if attached else {"processes": []}
     record = one(missed_count=1, missed_processes=[missed], **more)
     note = next(n for n in record["notes"] if n["id"] == ("processes-missed" if attached else "nothing-attached"))

@@ -33,7 +33,7 @@ def hostile() -> dict[str, Any]:
         datasets=[DatasetPart(HOSTILE)],
         errors=[{"path": HOSTILE, "error": HOSTILE, "count": 3}],
         problems=[Problem(HOSTILE, HOSTILE, HOSTILE)] * 3,
-        missed_processes=[{"pid": 1, "command": HOSTILE}],
+        missed_processes=[{"command": HOSTILE}],
         missed_count=1,
         order=announced(provenance=HOSTILE),
         complete=False,
@@ -76,7 +76,6 @@ def everything_at_once() -> dict[str, Any]:
     record["order"] |= {name: value for name, value in announced().items() if name in record["order"]}
     record["run"] |= {"mode_asked": "upfront", "mode_why": "x" * 300}
     record["time_split"]["unmeasured"] = ["y" * 300]
-    record["coverage"]["swapped"] = 1
     record["contention"]["periods"] *= 5
     record["contention"]["own_periods"] *= 5
     return record

@@ -38,7 +38,7 @@ HOSTILE = (
 def full(text: str = "") -> dict[str, Any]:
     """A record with every section that a page can have; `text` stands in all names."""
     drain = OutputsPart(directory=f"/out{text}", local_dir="/local", files=3, size_bytes=10**7, took_s=2.0)
-    lost = replace(drain, undrained_count=2)
+    lost = replace(drain, undrained={"": 2})
     memberships = (
         MembershipRow(at_s=1, kind="start", hosts=("a", "b")),
         MembershipRow(at_s=30, kind="loss", hosts=("a",), lost=(f"b{text}",), silent_s=10, waited_s=1, first_step_s=3),
@@ -52,8 +52,8 @@ def full(text: str = "") -> dict[str, Any]:
             "budget": "default",
             "data": "--data",
         },
-        outputs=lost,
-        checkpoints=CheckpointsPart(drain=drain, protection=f"4+2{text}", saved_count=5, saving_s=1.5, refused=(text,)),
+        drains={"out": lost, "checkpoint": drain},
+        checkpoints=CheckpointsPart(protection=f"4+2{text}", saved_count=5, refused=(text,)),
         elastic=ElasticPart(generations=2, memberships=memberships, end=text),
     )
     samples = [

@@ -161,7 +161,7 @@ def test_what_is_another_users_stays(hpcstage: Hpcstage, one: Path) -> None:
 
 def test_a_run_whose_files_are_not_copied_stays(hpcstage: Hpcstage, one: Path) -> None:
     record = json.loads((one / "run.json").read_bytes())
-    record["outputs"] = {"directory": "/out", "local_dir": "/local", "undrained_count": 2}
+    record["drains"] = {"out": {"directory": "/out", "local_dir": "/local", "undrained": {"": 2}}}
     (one / "run.json").write_text(json.dumps(record))
     assert "were not copied to their directory" in prune(hpcstage, "--older", "0s")[0]
     assert (one / "nodes").exists()

@@ -111,6 +111,11 @@ def part_of(hpcstage: Hpcstage) -> dict[str, Any]:
     return found
 
 
+def drain_of(hpcstage: Hpcstage) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(hpcstage.records()[-1].read_bytes())["drains"]["checkpoint"]
+    return found
+
+
 def names(directory: Path) -> list[str]:
     return sorted(name for name in os.listdir(directory) if not name.startswith("."))
 
@@ -149,8 +154,8 @@ def test_what_the_command_completes_is_in_the_directory_and_the_next_run_goes_on
     assert names(tmp_path / "ckpt") == ["step1", "step2", "step3"]
     part = part_of(hpcstage)
     assert "verified" in part["restored"]
-    assert part["drained_number"] == part["saved"][-1]["number"]
-    assert part["drain"]["undrained_count"] == 0
+    assert f"state {part['saved'][-1]['number']}, which is in DIR" in part["protection"]
+    assert drain_of(hpcstage)["undrained"] == {}
     report = hpcstage("report").stdout.decode()
     assert "Checkpoints" in report
     assert "which is in DIR" in report
@@ -322,7 +327,7 @@ def test_half_a_checkpoint_of_a_killed_command_is_none(hpcstage: Hpcstage, tmp_p
     assert done.returncode == -signal.SIGKILL, done.stderr
     run_id = hpcstage.records()[-1].parent.name
     assert names(tmp_path / "ckpt") == [f"half.{run_id}", "step1"]
-    assert [one["name"] for one in part_of(hpcstage)["drain"]["names"]] == [f"half.{run_id}"]
+    assert [one["name"] for one in drain_of(hpcstage)["names"]] == [f"half.{run_id}"]
     assert f"checkpoints were not complete at the end, such as half.{run_id}".encode() in done.stderr
 
 
@@ -350,7 +355,7 @@ def test_what_cannot_be_drained_is_named_and_kept(hpcstage: Hpcstage, tmp_path: 
     done = run(hpcstage, "--", *python_command(script, "{checkpoint}", "1"))
     assert done.returncode == NOT_DRAINED, done.stderr
     assert b"step1" in done.stderr
-    assert [one["name"] for one in part_of(hpcstage)["drain"]["names"]] == ["step1"]
+    assert [one["name"] for one in drain_of(hpcstage)["names"]] == ["step1"]
     assert kept(local_dir) != []
     (tmp_path / "away").rename(tmp_path / "ckpt")
     assert hpcstage("clean", "--drain").returncode == 0
@@ -364,8 +369,8 @@ def test_where_the_command_removed_the_directory_no_file_of_ours_is_taken_for_wh
     done = run(hpcstage, "--", *python_command(script, "{checkpoint}", "1"))
     assert done.returncode == NOT_DRAINED, done.stderr
     assert b"was removed or moved while it was used" in done.stderr
-    drain = part_of(hpcstage)["drain"]
-    assert (drain["is_gone"], drain["undrained_count"]) == (True, 0), drain
+    drain = drain_of(hpcstage)
+    assert ([one["fate"] for one in drain["names"]], drain["undrained"]) == (["gone"], {}), drain
     assert kept(local_dir) == []
 
 

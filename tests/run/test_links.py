@@ -100,7 +100,6 @@ def test_the_order_of_a_loader_that_reads_through_a_link(hpcstage: Hpcstage, lin
     assert output == plain
     order = record["order"]
     assert order["provenance"] == "sampler"
-    assert order["unknown_samples"] == 0
 
 
 def test_a_list_of_names_through_a_link(hpcstage: Hpcstage, links: Path) -> None:

@@ -40,7 +40,6 @@ def test_more_processes_than_slots(hpcstage: Hpcstage, make_tree: Tree) -> None:
     path = hpcstage.records()[-1]
     record = json.loads(path.read_text())
     coverage = record["coverage"]
-    assert coverage["processes_attached"] == processes + 1
     assert (coverage["opens"], coverage["swapped"]) == (2 * processes, 2 * processes)
     assert coverage["layers"] == {"native": processes + 1}
     assert record["totals"]["local_bytes"] == 2 * processes * SIZE

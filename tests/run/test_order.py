@@ -80,7 +80,6 @@ def test_a_shuffling_program(hpcstage: Hpcstage, make_tree: Tree) -> None:
     order = record["order"]
     assert order["provenance"] == "sampler"
     assert order["announcements"] >= 1
-    assert order["unknown_samples"] == 0
 
 
 def test_a_dataset_that_shows_no_table(hpcstage: Hpcstage, make_tree: Tree) -> None:
@@ -89,7 +88,6 @@ def test_a_dataset_that_shows_no_table(hpcstage: Hpcstage, make_tree: Tree) -> N
     output, record = run(hpcstage, root, workers=2, table="hidden")
     assert output == alone(root, workers=2, table="hidden")
     assert record["order"]["provenance"] == "manifest"
-    assert record["order"]["unknown_samples"] >= 60
     again, record = run(hpcstage, root, workers=2, table="hidden")
     assert again == output
     assert record["order"]["provenance"] == "trace"

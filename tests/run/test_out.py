@@ -89,9 +89,9 @@ def test_what_the_command_writes_is_in_the_directory(
     assert is_written(tmp_path / "results/r7")
     assert sorted(os.listdir(tmp_path / "results/r7")) == ["epoch1", "log"], "no lock and no temporary file stays"
     assert kept(local_dir) == []
-    part = record(hpcstage)["outputs"]
-    assert (part["undrained_count"], part["directory"]) == (0, os.fspath(tmp_path / "results/r7"))
-    assert part["files"] >= 2
+    part = record(hpcstage)["drains"]["out"]
+    assert (part["undrained"], part["directory"]) == ({}, os.fspath(tmp_path / "results/r7"))
+    assert part["files"] == 2
     assert "Outputs: " in hpcstage("report").stdout.decode()
 
 
@@ -110,7 +110,9 @@ def test_entries_that_are_never_copied_are_named(hpcstage: Hpcstage) -> None:
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.decode().splitlines() if "not copied" in line]
     assert "not copied: a (FIFO), b (FIFO), c (FIFO) and 2 more, which the record lists" in line
-    assert [one["name"] for one in record(hpcstage)["outputs"]["names"] if one["fate"] == "skipped"] == list("abcde")
+    assert [one["name"] for one in record(hpcstage)["drains"]["out"]["names"] if one["fate"] == "skipped"] == list(
+        "abcde"
+    )
 
 
 def test_what_was_there_is_shown_and_stays(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path) -> None:
@@ -140,7 +142,9 @@ def test_what_cannot_be_copied_is_named_and_kept_and_copied_later(
     assert "kept.txt" in said
     assert os.fspath(place) in said
     assert f"hpcstage clean --drain --local-dir {local_dir}" in said
-    assert [one["name"] for one in record(hpcstage)["outputs"]["names"] if one["fate"] == "undrained"] == ["kept.txt"]
+    assert [one["name"] for one in record(hpcstage)["drains"]["out"]["names"] if one["fate"] == "undrained"] == [
+        "kept.txt"
+    ]
     assert hpcstage("clean").returncode == NOT_DRAINED
     assert kept(local_dir) == [place], "clean deletes nothing that is not copied"
     (tmp_path / "elsewhere").rename(results)
@@ -436,7 +440,7 @@ def test_all_that_is_another_after_a_kill_is_named(
         "mine": "", "old": "old and more", f"old.{run_id}": "new", "moved": "earlier"
     }  # fmt: skip
     if which == "daemon":
-        part = record(hpcstage)["outputs"]
+        part = record(hpcstage)["drains"]["out"]
         assert [one["name"] for one in part["names"] if one["fate"] == "stayed"] == ["mine"]
         assert [one["name"] for one in part["names"] if one["fate"] == "beside"] == ["old"]
         told = {problem["id"] for problem in record(hpcstage)["problems"]}

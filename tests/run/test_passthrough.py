@@ -158,7 +158,7 @@ def test_a_job_that_was_submitted_inside_of_a_run_that_has_ended(hpcstage: Hpcst
     done = hpcstage(*words, env=inherited(hpcstage, PBS_JOBID="2.server", PBS_ENVIRONMENT="PBS_BATCH"))
     assert (done.returncode, done.stderr) == (0, b"")
     (record,) = hpcstage.records()
-    assert json.loads(record.read_text())["coverage"]["processes_attached"] == 1
+    assert json.loads(record.read_text())["coverage"]["layers"] == {"native": 1}
     env = json.loads(done.stdout)
     assert "ended-run" not in f"{env}"
     assert env["PYTHONPATH"].endswith(f"/shim:{hpcstage.env['PYTHONPATH']}")

@@ -32,7 +32,7 @@ def test_a_batch_job_is_staged_and_leaves_nothing(gridengine: GridEngine, projec
     assert [said["digest"] for said in project.said("rank-*.said")] == [digest(2)]
     record = project.record()
     assert record["complete"] is True, record["problems"]
-    where = record["environment"]
+    where = record["run"]
     assert (where["scheduler"], where["job_id"]) == ("gridengine", str(job))
     assert where["local_dir"].endswith(f"/{job}.1.all.q")
     assert gridengine.left_by(job) == {done["hostname"]: ""}
@@ -53,8 +53,8 @@ def test_a_job_that_the_command_of_a_run_submits_stages_for_itself(gridengine: G
     assert done["exit_status"] == "0", project.log()
     assert [said["digest"] for said in project.said("rank-*.said")] == [digest(2)]
     records = [project.record(f"hpcstage-runs/{path.name}") for path in project.run_dirs()]
-    outer, inner = sorted(records, key=lambda record: int(record["environment"]["job_id"]))
-    assert outer["environment"]["job_id"] == str(job)
+    outer, inner = sorted(records, key=lambda record: int(record["run"]["job_id"]))
+    assert outer["run"]["job_id"] == str(job)
     assert outer["coverage"]["opens"] == 0
     assert inner["coverage"]["opens"] == 2 * FILES
 

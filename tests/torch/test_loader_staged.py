@@ -59,4 +59,3 @@ def test_the_order_is_announced(hpcstage: Hpcstage, make_tree: Callable[..., Pat
     order = record["order"]
     assert order["provenance"] == "sampler"
     assert order["announcements"] >= 1
-    assert order["unknown_samples"] == 0

@@ -59,4 +59,3 @@ def test_two_nodes_read_what_they_hold(hpcstage: Hpcstage, make_tree: Callable[.
     for part in ours:
         assert part["order"]["provenance"] == "sampler"
         assert part["order"]["announcements"] == EPOCHS * RANKS / 2
-        assert part["order"]["unknown_samples"] == 0

@@ -75,6 +75,18 @@ def test_what_nobody_saw_removed_stays(place: Place, tmp_path: Path, how: str) -
     assert sorted(os.listdir(tmp_path / "DIR")) == ["goes", "stays"]
 
 
+def test_files_are_counted_however_often_they_grow(place: Place, tmp_path: Path) -> None:
+    drain = Drain(place)
+    write_and_wait(place, tmp_path / "DIR", "log", "goes")
+    for line in range(1, 4):
+        with open(f"{place.tree}/log", "a") as log:
+            log.write(f"line {line}\n")
+        wait_for(lambda line=line: f"line {line}\n" in (tmp_path / "DIR" / "log").read_text())
+    os.unlink(f"{place.tree}/goes")
+    Path(place.tree, "empty").touch()
+    assert ended(drain)["files"] == 2, "log and empty"
+
+
 def test_a_file_that_is_one_piece_keeps_to_the_rate(place: Place) -> None:
     began_s, drain = time.monotonic(), Drain(place, rate=20_000.0)
     Path(place.tree, "file").write_bytes(bytes(20_000))

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from hpcstage.checkpoint.job.ledger import JobGeneration, JobLedger, JobOrder, NodeReport, Outcome
-from hpcstage.checkpoint.job.place import ALONE, LOCAL_KEPT, MOST_ROWS, SavedRow
+from hpcstage.checkpoint.job.place import ALONE, LOCAL_KEPT, MOST_ROWS
 from hpcstage.checkpoint.protection.groups import ProtectionPlan
 from hpcstage.jsonform import read
+from hpcstage.record.parts.checkpoints import GenerationRow
 
 Outcomes = Mapping[str, Outcome]
 """The outcomes of an order, by host."""
@@ -119,19 +120,16 @@ def _marks_of_put(made: JobGeneration, reports: Mapping[str, NodeReport]) -> dic
     }
 
 
-def _row(made: JobGeneration, facts: Mapping[str, Mapping[str, Any]]) -> SavedRow:
+def _row(made: JobGeneration, facts: Mapping[str, Mapping[str, Any]]) -> GenerationRow:
     largest = max(facts.values(), key=lambda one: int(one["state_bytes"]))
     kinds = sorted({str(one["kind"]) for one in facts.values() if one["state_bytes"]} or {str(largest["kind"])})
-    shares = sum(one["changed_share"] * one["state_bytes"] for one in facts.values())
-    return SavedRow(
-        made.number,
-        kinds[0] if len(kinds) == 1 else str(largest["kind"]),
-        str(largest["why"]),
-        len(made.own),
-        made.state_bytes,
-        sum(int(one["written_bytes"]) for one in facts.values()),
-        round(shares / made.state_bytes, 6) if made.state_bytes else 0.0,
-        max(float(one["took_s"]) for one in facts.values()),
+    return GenerationRow(
+        number=made.number,
+        kind=kinds[0] if len(kinds) == 1 else str(largest["kind"]),
+        why=str(largest["why"]),
+        state_bytes=made.state_bytes,
+        written_bytes=sum(int(one["written_bytes"]) for one in facts.values()),
+        took_s=max(float(one["took_s"]) for one in facts.values()),
     )
 
 
@@ -202,7 +200,6 @@ def after_place(ledger: JobLedger, order: JobOrder, outcome: Outcome) -> JobLedg
         ledger,
         undrained_why="",
         beside={**ledger.beside, **facts["beside"]},
-        files=ledger.files + facts["files"],
         size_bytes=ledger.size_bytes + facts["size_bytes"],
         lines=(*ledger.lines, *(line for line in facts["lines"] if line not in ledger.lines)),
     )

@@ -191,7 +191,6 @@ class Superseded:
 class PlacedWhole:
     """The result of giving a whole its names in the target."""
 
-    files: int
     size_bytes: int
     beside: Mapping[str, str]
 
@@ -314,8 +313,8 @@ class Gathering:
                     making.remove(name)
                     forget_beside(root, [name])
                 remove_torn(making, now.manifest)
-        sizes = [e.size_bytes for e in now.manifest.entries if e.name.partition("/")[0] in wanted]
-        return PlacedWhole(len(sizes), sum(sizes), beside)
+        placed = [entry for entry in now.manifest.entries if entry.name.partition("/")[0] in wanted]
+        return PlacedWhole(sum(entry.size_bytes for entry in placed), beside)
 
     def remove(self) -> None:
         """Removes the directory."""

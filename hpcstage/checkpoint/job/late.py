@@ -57,9 +57,8 @@ class LonelyEnd:
     """By name: the names of what lies beside."""
     is_damaged: bool = False
     """Whether what this node has is not whole."""
-    files: int = 0
-    """The files and bytes that were given their names there."""
     size_bytes: int = 0
+    """The bytes that were given their names there."""
 
 
 def end_alone(
@@ -136,7 +135,7 @@ def _named(
     superseded = Superseded(place.tree, place.seen() or (), spared, place.origins())
     placed = gathering.give_names(opened_whole(shares), generation, generation.names, superseded, is_behind=is_behind)
     remove_superseded(target, charter.run_id, generation.number)
-    return LonelyEnd(beside=placed.beside, files=placed.files, size_bytes=placed.size_bytes)
+    return LonelyEnd(beside=placed.beside, size_bytes=placed.size_bytes)
 
 
 def _has(target: Path, charter: CheckpointCharter, generation: JobGeneration) -> bool:
@@ -181,15 +180,13 @@ def drain_late(place: CheckpointPlace, charter: CheckpointCharter, *, is_orderly
     missing, beside = place_completed(place, completed if is_shown else (), target)
     torn, unclosed = place_leftovers(place, left if is_shown or went_on else [*left, *completed], target)
     copied = {*(completed if is_shown else ()), *unclosed}
-    files, size_bytes = end.files + len(copied), end.size_bytes + bytes_of(place, copied)
+    size_bytes = end.size_bytes + bytes_of(place, copied)
     return CheckpointReport(
         drained_number=end.number,
         findings={"beside": {**end.beside, **beside}, "skipped": damaged},
         undrained=(*end.missing, *missing, *torn),
         unclosed=tuple(unclosed.values()),
-        files=files,
         bytes_carried=size_bytes,
-        own_files=files,
         own_bytes=size_bytes,
     )
 

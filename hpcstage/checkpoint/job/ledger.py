@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from hpcstage.checkpoint.job.place import SavedRow
+from hpcstage.record.parts.checkpoints import GenerationRow
 
 NO_ROOM = "no_room"
 """The fact of an outcome that the local disk has no room for a generation."""
@@ -189,14 +189,13 @@ class JobLedger:
     undrained_why: str = ""
     """Why the newest generation is not in the target."""
     saved_count: int = 0
-    rows: tuple[SavedRow, ...] = ()
+    rows: tuple[GenerationRow, ...] = ()
     lines: tuple[str, ...] = ()
     """One line for each state that was refused, could not be saved, or is less protected than was asked."""
     plan: str = ""
     """The protection: code, groups and what is less than was asked."""
     beside: Mapping[str, str] = field(default_factory=dict)
     """By name: the name in the target under which an entry lies, since another one has its own."""
-    files: int = 0
     size_bytes: int = 0
     copied: tuple[str, ...] = ()
     """Entries that were copied as they are, with their marks."""

@@ -109,7 +109,7 @@ class NodeAgent:
         self._restored_s = 0.0
         self._unclosed: tuple[str, ...] = ()
         self._undrained: tuple[UndrainedEntry, ...] = ()
-        self._own_files = self._own_bytes = 0
+        self._own_bytes = 0
         """What this node brought by itself, of which the ledger does not tell."""
         self._said: tuple[object, ...] = ()
         self._begin()
@@ -367,7 +367,6 @@ class NodeAgent:
         end = end_alone(self._place, self._charter, ledger.last)
         self._carry_leftovers(ledger, end.brought)
         self._undrained = (*end.missing, *self._undrained)
-        self._own_files += end.files
         self._own_bytes += end.size_bytes
 
     def _carry_leftovers(self, ledger: JobLedger, brought: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -379,7 +378,7 @@ class NodeAgent:
         names = unsaved(self._place, node, ledger.last, known)
         missing, beside = place_leftovers(self._place, names, Target(self._charter.run))
         self._undrained, self._unclosed = tuple(missing), tuple(beside.values())
-        self._own_files, self._own_bytes = len(beside), bytes_of(self._place, beside)
+        self._own_bytes = bytes_of(self._place, beside)
         return beside
 
     def _say_goodbye(self) -> None:
@@ -420,9 +419,7 @@ class NodeAgent:
             undrained=self._undrained,
             unclosed=self._unclosed,
             findings={"beside": dict(ledger.beside)},
-            files=ledger.files + self._own_files,
             bytes_carried=ledger.size_bytes + self._own_bytes,
-            own_files=self._own_files,
             own_bytes=self._own_bytes,
             is_gone=self._is_gone and not self._place.tree.is_dir(),
         )

@@ -16,6 +16,7 @@ from typing import Any
 
 from hpcstage.errors import HpcstageError
 from hpcstage.jsonform import read
+from hpcstage.record.parts.checkpoints import GenerationRow
 from hpcstage.upload.facts import Run
 
 HIDDEN = "."
@@ -200,24 +201,6 @@ class DrainTerms:
 
 
 @dataclass(frozen=True)
-class SavedRow:
-    """One generation that was saved, for the record."""
-
-    number: int
-    kind: str
-    why: str
-    """Why it was stored as this kind."""
-    entries: int
-    state_bytes: int
-    written_bytes: int
-    changed_share: float
-    took_s: float
-    protected: str = ""
-    """The code by which it is protected against the loss of nodes, or why it is not; empty: nothing was asked for."""
-    encode_s: float = 0.0
-
-
-@dataclass(frozen=True)
 class UndrainedEntry:
     """A checkpoint that is not in the target as it should be, and why."""
 
@@ -233,7 +216,7 @@ class CheckpointReport:
     """The state in the directory at the start; empty: nothing was there."""
     restored_s: float = 0.0
     """The time until it lay there."""
-    saved: tuple[SavedRow, ...] = ()
+    saved: tuple[GenerationRow, ...] = ()
     """The last generations."""
     saved_count: int = 0
     drained_number: int | None = None
@@ -250,11 +233,9 @@ class CheckpointReport:
     unclosed: tuple[str, ...] = ()
     """Names in the target of entries that are in no generation: the command was killed before they were complete."""
     findings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    files: int = 0
     bytes_carried: int = 0
-    own_files: int = 0
-    """Of `files` those of which no other node's report tells."""
     own_bytes: int = 0
+    """Of these the bytes of which no other node's report tells."""
     is_gone: bool = False
 
     @classmethod

@@ -124,7 +124,6 @@ class TargetWork:
         return {
             "gone": sorted(gone),
             "beside": dict(placed.beside),
-            "files": placed.files,
             "size_bytes": placed.size_bytes,
             "lines": [f"{name} is gone with its nodes" for name in sorted(gone.difference(had))],
         }
@@ -148,8 +147,8 @@ class TargetWork:
                 place = give_name(making, top, self.charter.run_id, newest_ns(making.path / top))
                 if place != top:
                     beside[top] = place
-        sizes = [one.entry.size_bytes for one in joined.entries]
-        return {"beside": {**joined.beside, **beside}, "files": len(sizes), "size_bytes": sum(sizes), "lines": []}
+        size_bytes = sum(one.entry.size_bytes for one in joined.entries)
+        return {"beside": {**joined.beside, **beside}, "size_bytes": size_bytes, "lines": []}
 
 
 def _scanned(node: str, directory: Path, share: int) -> list[ShareEntry]:

@@ -240,7 +240,6 @@ class NodeWork:
             "written_bytes": saved.written_bytes,
             "kind": made.kind.value,
             "why": made.reason,
-            "changed_share": round(saved.changed_share, 6),
             "took_s": round(time.monotonic() - began_s, 6),
         }
 

@@ -85,4 +85,4 @@ def _described(process: psutil.Process) -> MissedProcess:
     from hpcstage.record.parts.part import MissedProcess
 
     command = " ".join(process.cmdline())[:MOST_COMMAND_CHARS]
-    return MissedProcess(pid=process.pid, command=command, pythonpath=lost_pythonpath(process))
+    return MissedProcess(command=command, pythonpath=lost_pythonpath(process))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -33,14 +32,6 @@ class OnOrder(Protocol):
     def __call__(self, ids: Sequence[int], *, known: bool) -> None: ...
 
 
-@dataclass
-class AnnouncedCounts:
-    """The number of epochs that were announced, and of samples whose files are not known."""
-
-    epochs: int = 0
-    unknown_samples: int = 0
-
-
 class Announcements:
     """Maps the announcements of all loaders. One job of mapping runs at a time, so that each knows what the last one
     found."""
@@ -53,7 +44,8 @@ class Announcements:
         queue: Queue,
         on_order: OnOrder,
     ) -> None:
-        self.counts = AnnouncedCounts()
+        self.epochs = 0
+        """The number of epochs that were announced."""
         self._dir = base.node_dir / nodedir.ORDERS
         self._helpers = base.helpers
         self._watch = watch
@@ -76,7 +68,7 @@ class Announcements:
         if one.ended:
             self._stale |= self._streams.end(one.who) and self._queue.states.waiting > 0
         else:
-            self.counts.epochs += 1
+            self.epochs += 1
             self._pending.append(one)
             self._latest[one.who] = one
         self.go_on()
@@ -160,7 +152,6 @@ class Announcements:
 
     def _begin(self, one: Announced, mapped: Mapped) -> bool:
         """Takes in a mapped announcement. Returns whether anything is known of what the loader reads."""
-        self.counts.unknown_samples += mapped.unknown
         if self._latest.get(one.who) is not one or one.table in self._wrong:
             return False
         self._watch.mapped(one, mapped)

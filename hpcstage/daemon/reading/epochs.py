@@ -58,8 +58,6 @@ class Mapped:
 
     ids: Sequence[int]
     where: Positions
-    unknown: int
-    """The number of samples of which no file is known."""
 
 
 @dataclass
@@ -119,27 +117,20 @@ def _mapped(job: MappingJob, one: Announced, outcome: MappingOutcome) -> Mapped:
     indices.frombytes((job.orders / one.name).read_bytes())
     if sys.byteorder == "big":
         indices.byteswap()
-    ids, unknown = ids_of(indices, rows)
-    return Mapped(ids, positions(ids, len(job.manifest)), unknown)
+    ids = _ids_of(indices, rows)
+    return Mapped(ids, positions(ids, len(job.manifest)))
 
 
-def ids_of(indices: Iterable[int], rows: Table) -> tuple[array[int], int]:
-    """Returns the files of samples in the order of `indices`, and the number of samples of which no file is known."""
-    found, unknown = array("I"), 0
+def _ids_of(indices: Iterable[int], rows: Table) -> array[int]:
+    """Returns the files of samples in the order of `indices`, as far as they are known."""
+    found = array("I")
     if rows.columns == 1:
         ids, known = rows.ids, len(rows.ids)
+        found.extend(ids[index] for index in indices if index < known and ids[index] != NONE)
+    else:
         for index in indices:
-            id_ = ids[index] if index < known else NONE
-            if id_ == NONE:
-                unknown += 1
-            else:
-                found.append(id_)
-        return found, unknown
-    for index in indices:
-        row = rows.row(index)
-        found.extend(row)
-        unknown += not len(row)
-    return found, unknown
+            found.extend(rows.row(index))
+    return found
 
 
 # ---- tables of paths
@@ -172,14 +163,16 @@ def _names(file: Any) -> Iterator[bytes]:  # noqa: ANN401 - a binary file
 def save(outcome: MappingOutcome, path: Path) -> bytes:
     """Writes an outcome to a file. The bytes that it returns only say that it did."""
     numbers: dict[str, Sequence[int]] = {"order": outcome.order}
-    unknown = [None if one is None else one.unknown for one in outcome.mapped]
     for position, one in enumerate(outcome.mapped):
         if one is not None:
             names = (f"ids{position}", f"starts{position}", f"places{position}")
             numbers.update(zip(names, (one.ids, one.where.starts, one.where.places), strict=True))
     for name, table in outcome.tables.items():
         numbers[f"table {name}"] = table.ids
-    facts = {"unknown": unknown, "columns": {name: table.columns for name, table in outcome.tables.items()}}
+    facts = {
+        "mapped": [one is not None for one in outcome.mapped],
+        "columns": {name: table.columns for name, table in outcome.tables.items()},
+    }
     arrays.save(path, facts, numbers)
     return b"saved"
 
@@ -188,12 +181,12 @@ def load(path: Path) -> MappingOutcome:
     """Maps what `save` wrote. Raises OSError or ValueError for any other file."""
     facts, numbers = arrays.load(path)
     outcome = MappingOutcome(order=numbers["order"])
-    for position, unknown in enumerate(facts["unknown"]):
-        if unknown is None:
+    for position, is_mapped in enumerate(facts["mapped"]):
+        if not is_mapped:
             outcome.mapped.append(None)
             continue
         ids = numbers[f"ids{position}"]
         where = Positions(ids, numbers[f"starts{position}"], numbers[f"places{position}"])
-        outcome.mapped.append(Mapped(ids, where, unknown))
+        outcome.mapped.append(Mapped(ids, where))
     outcome.tables = {name: Table(numbers[f"table {name}"], columns) for name, columns in facts["columns"].items()}
     return outcome

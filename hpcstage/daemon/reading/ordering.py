@@ -144,12 +144,10 @@ class Ordering(Service):
 
     def record(self, part: NodePart) -> NodePart:
         """Says what is known of the order and of what the program opened."""
-        counts = self._announcements.counts
         order = replace(
             part.order,
             provenance=self._provenance or None,
-            announcements=counts.epochs,
-            unknown_samples=counts.unknown_samples,
+            announcements=self._announcements.epochs,
             lead=self.watch.lead(),
         )
         return replace(part, order=order)

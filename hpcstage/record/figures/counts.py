@@ -91,16 +91,14 @@ def totals_of(node: NodePart, seen: Counts) -> RunTotals:
     if copied_bytes is None and _copied_nothing(node):
         copied_bytes = 0
     copy_read_ns = sum(one.copy_open_ns + one.copy_read_ns for one in node.samples)
-    direct_opens: int | None = seen.get("source_opens", 0)
     direct_bytes = None if seen.get("blind_source") else seen.get("source_read_bytes", 0)
     if not node.processes and (node.node_count == 1 or node.missed_count):  # the command may have read files unseen
-        direct_opens = direct_bytes = None
+        direct_bytes = None
     return RunTotals(
         source_bytes=add(copied_bytes, direct_bytes),
         copied_bytes=copied_bytes,
         copy_read_s=None if copied_bytes is None or (copied_bytes and not node.samples) else copy_read_ns / NS_PER_S,
         direct_bytes=direct_bytes,
-        direct_opens=direct_opens,
         peer_bytes=node.totals.peer_bytes,
         local_bytes=None if seen.get("blind_local") else seen.get("local_read_bytes", 0),
         wanted=seen.get("wants", 0),
@@ -154,7 +152,6 @@ def coverage_of(nodes: Sequence[tuple[NodePart, Mapping[str, Counter[str]]]], mi
         swapped=swapped_of(every) if known else None,
         dropped=every["dropped"] if known else None,
         errors=every["errors"] if known else None,
-        processes_attached=every["processes"] if known else None,
         processes_missed=missed,
         share=ratio(swapped_of(every), opens_of(every)),
         layers={name: counts["processes"] for name, counts in layers.items()},

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcstage.jsonform import Count, NotNegative, Seconds
-from hpcstage.record.parts.outputs import OutputsPart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +19,7 @@ class GenerationRow:
     state_bytes: Count
     written_bytes: Count
     took_s: NotNegative
+    """How long saving it took, beside the command."""
     protected: str = ""
     """In a run on several nodes the code by which it outlives the loss of nodes, or why it does not; empty: by none."""
     encode_s: Seconds = 0.0
@@ -28,10 +28,8 @@ class GenerationRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointsPart:
-    """The checkpoints of the command: what was saved, how, and what of it is in the directory of --checkpoint."""
+    """The checkpoints of the command: what was saved, and how."""
 
-    drain: OutputsPart
-    """The copies in the directory of --checkpoint, and what is not there."""
     protection: str
     """The losses that the checkpoints are protected against, for people."""
     restored: str = ""
@@ -41,16 +39,17 @@ class CheckpointsPart:
     saved_count: Count = 0
     saved: tuple[GenerationRow, ...] = ()
     """The last 100 states that were saved."""
-    saving_s: Seconds = 0.0
-    """How long saving those took, beside the command."""
     stood_still_s: Seconds | None = None
     """How long training stood still in saves of `hpcstage.torch`, in the process in which that was longest; null: not
     measured, as no save came through it."""
     stood_still_saves: Count | None = None
     """The number of these saves."""
-    drained_number: int | None = None
-    """The newest of them that is in the directory of --checkpoint; null: none."""
     refused: tuple[str, ...] = ()
     """States that could not be restored or saved, or are less protected than was asked, and why."""
     lost: tuple[str, ...] = ()
     """The nodes that were lost while the command ran."""
+
+    @property
+    def saving_s(self) -> float:
+        """Returns how long saving the states in `saved` took."""
+        return sum(row.took_s for row in self.saved)

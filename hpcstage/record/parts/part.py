@@ -73,8 +73,6 @@ class OrderPart:
     """The origin of the order that copies followed last: sampler, given, trace, manifest."""
     announcements: Count | None = None
     """Epochs that samplers announced."""
-    unknown_samples: Count | None = None
-    """Announced samples whose files were not known then."""
     lead: OrderLead | None
 
 
@@ -114,7 +112,6 @@ class ErrorPart:
 class MissedProcess:
     """A Python process of the command that never attached."""
 
-    pid: int
     command: str = "?"
     pythonpath: str | None = None
     """The process's PYTHONPATH, where it lacks hpcstage's."""

@@ -48,8 +48,8 @@ class RunPart:
     """Whether hpcstage could not stage and left the machine to the command, whose end it did not see."""
     pid_space: str = ""
     """The wrapper's PID namespace; `pid` (the wrapper's own) and `child_pid` are valid only within it."""
-    outputs: OutputsPart | None = None
-    """The command's output files; None without --out."""
+    drains: dict[str, OutputsPart] = field(default_factory=dict)
+    """What became of the command's files, by the option: out or checkpoint."""
     checkpoints: CheckpointsPart | None = None
     """The command's checkpoints; None without --checkpoint."""
     elastic: ElasticPart | None = None

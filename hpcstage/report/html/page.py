@@ -221,7 +221,7 @@ def _origins(record: Record) -> list[Bar]:
 
 def _sorted(record: Record) -> list[NodeRow]:
     """Returns the nodes: failed ones first, then those that waited longest."""
-    return sorted(record.nodes, key=lambda row: (row.state not in FAILED, -(row.waited_s or 0.0), row.index or 0))
+    return sorted(record.nodes, key=lambda row: (row.state not in FAILED, -(row.waited_s or 0.0)))
 
 
 def _nodes(record: Record) -> list[tuple[NodeRow, str]]:

@@ -37,7 +37,7 @@ def nodes(record: Record, canvas: Canvas, lines: int = LINES) -> list[str]:
     if group is None:
         return []
     failed, slow, well = _sorted(record)
-    said = tuple(_failed(failed, group))
+    said = tuple(_failed(failed, len(record.nodes)))
     shown = slow[: max(0, (lines - 4 - len(said)) // 2)]
     table = [_all(record, said), *(_Line(_cells(row), (f"    {'; '.join(row.slow)}",)) for row in shown)]
     left = lines - 2 - sum(1 + len(one.below) for one in table)
@@ -76,7 +76,7 @@ def _sorted(record: Record) -> tuple[list[NodeRow], list[NodeRow], list[NodeRow]
     domain = f".{domains.pop()}" if len(domains) == 1 else ""
     rows = [replace(row, host=row.host.removesuffix(domain)) for row in record.nodes]
     alive = [row for row in rows if row.state not in FAILED]
-    slow = sorted((row for row in alive if row.slow), key=lambda row: (-(row.behind_s or 0.0), row.index or 0))
+    slow = sorted((row for row in alive if row.slow), key=lambda row: -(row.behind_s or 0.0))
     return [row for row in rows if row.state in FAILED], slow, [row for row in alive if not row.slow]
 
 
@@ -91,14 +91,14 @@ def _cells(row: NodeRow) -> tuple[str, ...]:
     return (f"  {short_name(row.host)}", seconds(row.waited_s), *(size(moved(row)) for moved in _MOVED))
 
 
-def _failed(rows: Sequence[NodeRow], group: GroupSection) -> list[str]:
+def _failed(rows: Sequence[NodeRow], total: int) -> list[str]:
     if len(rows) <= SINGLY:
         return [f"  !! {short_name(row.host)} {FAILED[row.state]}{_why(row)}" for row in rows]
     lines = []
     for state, what in FAILED.items():
         if same := [row for row in rows if row.state is state]:
             names = ", ".join(short_name(row.host) for row in same[:3]) + (", ..." if len(same) > 3 else "")
-            lines.append(f"  !! {len(same)} of {group.nodes} nodes {what} ({names}){_why(same[0])}")
+            lines.append(f"  !! {len(same)} of {total} nodes {what} ({names}){_why(same[0])}")
     return lines
 
 
@@ -127,7 +127,7 @@ def _together(record: Record, group: GroupSection, slow: Sequence[NodeRow]) -> s
     why = f" ({group.placement_why})" if group.placement_why else ""
     alone = "each node reads the source" if record.names_dataset else "no dataset is named"
     said = [alone if is_direct else f"{group.placement or 'no placement'}{why}"]
-    said += [f"{len(slow)} slow" if slow else "", source_times(record, group)]
+    said += [f"{len(slow)} slow" if slow else "", source_times(record)]
     if group.generations > 1:
         said.append(f"group started {group.generations} times")
     if group.alone_count and group.placement != "private" and not is_direct:

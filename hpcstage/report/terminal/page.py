@@ -1,4 +1,4 @@
-"""Lays out the report for a terminal: at most 40 lines of plain text. From record to text.
+"""Lays out the report for a terminal: at most 40 lines of plain text and the worst note. From record to text.
 
 New sections are added to `SECTIONS`; that of the nodes is in `nodes`.
 """
@@ -69,11 +69,10 @@ def verdict(record: Record) -> RenderableType:
 
 
 def _where(record: Record) -> str:
-    run, environment = record.run, record.environment
-    nodes = environment.nodes
-    parts = [run.host if len(nodes) <= 1 else f"{len(nodes)} nodes"]
-    if environment.job_id:
-        parts.append(f"{environment.scheduler} job {environment.job_id}")
+    run = record.run
+    parts = [run.host if record.node_count == 1 else f"{record.node_count} nodes"]
+    if run.job_id:
+        parts.append(f"{run.scheduler} job {run.job_id}")
     parts.append(f"started {datetime.fromtimestamp(run.started_unix_s, timezone.utc):%Y-%m-%d %H:%M:%S} UTC")
     if run.was_watched:
         parts.append(f"wall {seconds(record.time_split.wall_s)}")
@@ -130,7 +129,7 @@ def _bar(share: float) -> RenderableType:
 
 def served_of(record: Record) -> str:
     """Says what `local_share` is a share of."""
-    if where := figures.reported(record.group):
+    if where := figures.reported(record):
         return where
     return f"of Python's {record.local_measure}"
 
@@ -145,8 +144,8 @@ def time(record: Record) -> RenderableType:
     cells += [(figures.HIDDEN, seconds(split.hidden_s), "")] if split.hidden_s else []
     cells += [("", "", "")] * (len(cells) % 2)
     slowest = ""
-    if split.slowest is not None:
-        slowest = f" (mean of the processes; longest waits on {short_name(split.slowest.host)})"
+    if record.slowest is not None:
+        slowest = f" (mean of the processes; longest waits on {short_name(record.slowest.host)})"
     rows = [(*left, *right) for left, right in zip(cells[::2], cells[1::2], strict=True)]
     return section(f"Time{slowest}", grid("lrrlrr", rows, gap=1), *(f"({one})" for one in split.unmeasured[:1]))
 
@@ -237,29 +236,27 @@ _MOST_NODES_SHOWN = 5
 
 def outputs(record: Record) -> RenderableType:
     """Says what became of the command's output files."""
-    part = record.outputs
+    part = record.drains.get("out")
     if part is None:
         return Group()
     if part.local_dir is None:
         return section(f"Outputs: the command wrote to {part.directory} itself ({part.why})")
-    copies = format_number(part.files, "copy", "copies")
     took = "" if part.took_s is None else f", done {seconds(part.took_s)} after the command"
     left = f", {format_number(part.undrained_count, 'name')} NOT COPIED" if part.undrained_count else ""
-    said = f"Outputs: {copies}, {size(part.size_bytes)}{took}{left}"
-    if part.nodes is None:
+    said = f"Outputs: {format_number(part.files, 'file')}, {size(part.size_bytes)}{took}{left}"
+    if record.group is None:
         return section(said, Wrapped(f"to {part.directory}", 2))
-    missing = [one for one in part.nodes if one.undrained_count][:_MOST_NODES_SHOWN]
-    where = ", ".join(f"{one.host} ({format_number(one.undrained_count, 'name')})" for one in missing)
+    missing = list(part.undrained.items())[:_MOST_NODES_SHOWN]
+    where = ", ".join(f"{host} ({format_number(many, 'name')})" for host, many in missing)
     where = where and f"; not copied: {where}"
-    return section(said, Wrapped(f"by {len(part.nodes)} nodes{where}; to {part.directory}", 3))
+    return section(said, Wrapped(f"by {len(record.nodes)} nodes{where}; to {part.directory}", 3))
 
 
 def checkpoints(record: Record) -> RenderableType:
     """Says what was saved of the command's checkpoints, how, what is protected against what, and what was drained."""
-    part = record.checkpoints
-    if part is None:
+    part, drain = record.checkpoints, record.drains.get("checkpoint")
+    if part is None or drain is None:
         return Group()
-    drain = part.drain
     if drain.local_dir is None:
         held_up = "" if part.stood_still_s is None else f"; training stood still {_stood_still(part)}"
         return section(f"Checkpoints: the command wrote to {drain.directory} itself ({drain.why}){held_up}")
@@ -357,7 +354,7 @@ def render(record: Record, canvas: Canvas, *, every_node: bool = False) -> str:
 
 
 def notes(record: Record, canvas: Canvas, left: int) -> list[str]:
-    """Returns as many notes as fit into `left` lines, worst first, each with its remedy."""
+    """Returns as many notes as fit into `left` lines, worst first, each with its remedy; the worst one in any case."""
     lines: list[str] = []
     shown = 0
     left_to_tell = untold(record)
@@ -365,7 +362,7 @@ def notes(record: Record, canvas: Canvas, left: int) -> list[str]:
         block = canvas.lines(_note(note))
         if not lines and 1 + len(block) > left:
             block = canvas.lines(_note(note, 1, 1))
-        if 1 + len(lines) + len(block) > left:
+        if lines and 1 + len(lines) + len(block) > left:
             break
         lines += block
         shown += 1

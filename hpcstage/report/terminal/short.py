@@ -31,12 +31,12 @@ def short(record: Record) -> list[str]:
 
 def _kept(record: Record) -> str:
     """Says what was copied of outputs and checkpoints; empty where nothing had to be."""
-    said, outputs, checkpoints = [], record.outputs, record.checkpoints
+    said, outputs, drain = [], record.drains.get("out"), record.drains.get("checkpoint")
     if outputs is not None and outputs.local_dir is not None:
-        copies = format_number(outputs.files, "copy", "copies")
-        said.append(f"outputs: {copies}, {figures.size(outputs.size_bytes)}, in {outputs.directory}")
-    if checkpoints is not None and checkpoints.drain.local_dir is not None:
-        drain, saved = checkpoints.drain, format_number(checkpoints.saved_count, "state")
+        files, size = format_number(outputs.files, "file"), figures.size(outputs.size_bytes)
+        said.append(f"outputs: {files}, {size}, in {outputs.directory}")
+    if record.checkpoints is not None and drain is not None and drain.local_dir is not None:
+        saved = format_number(record.checkpoints.saved_count, "state")
         said.append(f"checkpoints: {saved} saved, {figures.size(drain.size_bytes)} copied, in {drain.directory}")
     return "; ".join(said)
 
@@ -48,7 +48,7 @@ def brief(record: Record) -> str:
         return ""
     placement = "" if record.run.mode == "direct" else f", {group.placement or 'no placement'}"
     peers = record.totals.peer_bytes
-    said = [f"{group.nodes} nodes{placement}", figures.source_times(record, group)]
+    said = [f"{len(record.nodes)} nodes{placement}", figures.source_times(record)]
     said.append(f"{figures.size(peers)} between nodes" if peers else "")
     slow = sum(bool(row.slow) for row in record.nodes)
     for count, what in (
