@@ -11,7 +11,6 @@ import errno
 import os
 import posixpath
 import stat
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +24,13 @@ from hpcstage.upload.scan import Scan, scan
 from hpcstage.upload.uploading import Uploader, is_left
 
 THREADS = 4
+SMALL_BYTES = 1 << 20
+WAITING_S = 0.001
+"""Where small files take no longer than this each, several threads only hold up each other."""
 BATCH = 1024
-"""The files that are forced to the disk together with their directories' names."""
+"""The files whose directories are forced to the disk together."""
+GIVEN = 64
+"""The copies that get their places together."""
 WAITS_S = (1.0, 2.0, 4.0)
 """The waits before what failed is tried again."""
 HELD = "it was there before this run"
@@ -91,7 +95,8 @@ class _Ending:
         self._wait = wait
         self._failed: dict[str, str] = {}
         self._report = Ended()
-        self._counting = threading.Lock()
+        self._sent: dict[str, int] = {}
+        """The bytes of files that were sent, and are not counted yet."""
 
     def run(self, why_not_removed: str) -> Ended:
         """`why_not_removed`: why what the command has removed stays in DIR; empty: it is removed."""
@@ -164,7 +169,7 @@ class _Ending:
             self._failed[new] = f"{self._target.path(old)} was replaced meanwhile"
             return False
         self._uploader.make_directory(posixpath.dirname(new))
-        self._manifest.note(["try", new, True])
+        self._manifest.trying([new])
         self._target.discard(temporary)
         if not self._target.link(old, temporary, self._manifest.held[old].inode):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._target.path(temporary))
@@ -207,7 +212,7 @@ class _Ending:
         known = [name for name in found.changed if name in self._manifest.puts]
         names = [*sorted(new, key=found.changed.__getitem__), *sorted(known, key=found.changed.__getitem__)]
         names += sorted(found.unsealed, key=found.unsealed.__getitem__)
-        failed: dict[str, str] = {}
+        failed, took_s = dict[str, str](), WAITING_S
         for number, wait_s in enumerate((0.0, *WAITS_S)):
             if not names:
                 return
@@ -216,11 +221,30 @@ class _Ending:
             with ThreadPoolExecutor(THREADS) as threads:
                 failed = {}
                 for batch in (names[at : at + BATCH] for at in range(0, len(names), BATCH)):
-                    whys = threads.map(self._bring, batch, repeat(is_last))
-                    failed.update((name, why) for name, why in zip(batch, whys, strict=True) if why)
-                    failed.update((name, _why(error)) for name, error in self._uploader.settle().items())
+                    with suppress(OSError):  # each is noted before it is copied
+                        self._manifest.trying(name for name in batch if name not in self._manifest.puts)
+                    are_small = all(found.changed.get(name, SMALL_BYTES) < SMALL_BYTES for name in batch)
+                    width = 1 if are_small and took_s < WAITING_S else THREADS
+                    began = time.monotonic()
+                    for whys in threads.map(self._bring_each, repeat(iter(batch), width), repeat(is_last)):
+                        failed.update(whys)
+                    took_s = width * (time.monotonic() - began) / len(batch)
+                    failed.update(_whys(self._uploader.settle()))
+                    done = [size_bytes for name, size_bytes in self._sent.items() if name not in failed]
+                    self._report.files += len(done)
+                    self._report.bytes_sent += sum(done)
+                    self._sent.clear()
             names = list(failed)
         self._failed.update(failed)
+
+    def _bring_each(self, names: Iterator[str], is_last: bool) -> dict[str, str]:
+        """Uploads names that are shared with other threads, and returns why some could not be."""
+        failed: dict[str, str] = {}
+        for name in names:
+            if why := self._bring(name, is_last):
+                failed[name] = why
+            failed.update(_whys(self._uploader.give(GIVEN)))
+        return failed
 
     def _bring(self, name: str, is_last: bool) -> str:
         """Uploads one, and returns why it could not."""
@@ -232,9 +256,8 @@ class _Ending:
             return _why(error) if self._is_here(name) else ""
         except OSError as error:
             return _why(error)
-        with self._counting:
-            self._report.files += name not in manifest.puts or bool(sent)
-            self._report.bytes_sent += sent
+        if sent or name not in manifest.puts:
+            self._sent[name] = sent
         return ""
 
     def _remove(self, found: Scan, is_meant: Callable[[str], bool]) -> None:
@@ -254,7 +277,7 @@ class _Ending:
     def _sweep(self) -> None:
         """Removes temporary files that killed processes left; never the only name of what DIR held."""
         inodes = {held.inode for held in self._manifest.held.values()}
-        for name in list(self._manifest.tried):
+        for name in sorted(self._manifest.tried):
             temporary = self._target.temporary(name)
             with self._failing(name):
                 status = self._target.look(temporary)
@@ -263,7 +286,7 @@ class _Ending:
                 will = self._manifest.wills.get(name)
                 there = None if will is None else self._target.look(will.place)
                 has_place = will is not None and there is not None and is_left(will, there)  # the next pass confirms it
-                self._manifest.note(["try", name], *([] if has_place else [["will", name]]))
+                self._manifest.note(["swept", name], *([] if has_place else [["will", name]]))
 
     # ---- directories
 
@@ -332,6 +355,10 @@ class _Ending:
 
 def _why(error: OSError) -> str:
     return error.strerror or str(error)
+
+
+def _whys(errors: dict[str, OSError]) -> dict[str, str]:
+    return {name: _why(error) for name, error in errors.items()}
 
 
 def _above(name: str) -> Iterable[str]:
