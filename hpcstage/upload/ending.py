@@ -51,8 +51,6 @@ class Ended:
     """Names that the command removed and DIR has, and why they stay."""
     skipped: dict[str, str] = field(default_factory=dict)
     """What is never uploaded, and what it is."""
-    unclosed: list[str] = field(default_factory=list)
-    """Files that changed while they were copied."""
     files: int = 0
     bytes_sent: int = 0
 
@@ -212,7 +210,7 @@ class _Ending:
         known = [name for name in found.changed if name in self._manifest.puts]
         names = [*sorted(new, key=found.changed.__getitem__), *sorted(known, key=found.changed.__getitem__)]
         names += sorted(found.unsealed, key=found.unsealed.__getitem__)
-        failed, took_s = dict[str, str](), WAITING_S
+        failed, took_s = dict[str, OSError](), WAITING_S
         for number, wait_s in enumerate((0.0, *WAITS_S)):
             if not names:
                 return
@@ -226,39 +224,32 @@ class _Ending:
                     are_small = all(found.changed.get(name, SMALL_BYTES) < SMALL_BYTES for name in batch)
                     width = 1 if are_small and took_s < WAITING_S else THREADS
                     began = time.monotonic()
-                    for whys in threads.map(self._bring_each, repeat(iter(batch), width), repeat(is_last)):
+                    for whys in threads.map(self._bring, repeat(iter(batch), width), repeat(is_last)):
                         failed.update(whys)
                     took_s = width * (time.monotonic() - began) / len(batch)
-                    failed.update(_whys(self._uploader.settle()))
+                    failed.update(self._uploader.settle())
                     done = [size_bytes for name, size_bytes in self._sent.items() if name not in failed]
                     self._report.files += len(done)
                     self._report.bytes_sent += sum(done)
                     self._sent.clear()
             names = list(failed)
-        self._failed.update(failed)
+        self._failed.update((name, _why(error)) for name, error in failed.items())
 
-    def _bring_each(self, names: Iterator[str], is_last: bool) -> dict[str, str]:
+    def _bring(self, names: Iterator[str], is_last: bool) -> dict[str, OSError]:
         """Uploads names that are shared with other threads, and returns why some could not be."""
-        failed: dict[str, str] = {}
+        manifest, failed = self._manifest, dict[str, OSError]()
         for name in names:
-            if why := self._bring(name, is_last):
-                failed[name] = why
-            failed.update(_whys(self._uploader.give(GIVEN)))
+            try:
+                is_open = not manifest.has_ended and manifest.due.get(name) != Here.of(os.lstat(f"{self._tree}/{name}"))
+                sent = self._uploader.bring(name, is_last=is_last, is_open=is_open)
+            except OSError as error:
+                if not isinstance(error, FileNotFoundError) or self._is_here(name):
+                    failed[name] = error
+            else:
+                if sent or name not in manifest.puts:
+                    self._sent[name] = sent
+            failed.update(self._uploader.give(GIVEN))
         return failed
-
-    def _bring(self, name: str, is_last: bool) -> str:
-        """Uploads one, and returns why it could not."""
-        manifest = self._manifest
-        try:
-            is_open = not manifest.has_ended and manifest.due.get(name) != Here.of(os.lstat(f"{self._tree}/{name}"))
-            sent = self._uploader.bring(name, is_last=is_last, is_open=is_open)
-        except FileNotFoundError as error:
-            return _why(error) if self._is_here(name) else ""
-        except OSError as error:
-            return _why(error)
-        if sent or name not in manifest.puts:
-            self._sent[name] = sent
-        return ""
 
     def _remove(self, found: Scan, is_meant: Callable[[str], bool]) -> None:
         """Removes what this run put into DIR and the command has removed, if it is as it was left."""
@@ -355,10 +346,6 @@ class _Ending:
 
 def _why(error: OSError) -> str:
     return error.strerror or str(error)
-
-
-def _whys(errors: dict[str, OSError]) -> dict[str, str]:
-    return {name: _why(error) for name, error in errors.items()}
 
 
 def _above(name: str) -> Iterable[str]:

@@ -13,11 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-def directory_of(name: str) -> str:
-    """Returns the name of the directory that a name, or a place, is in."""
-    return name.rpartition("/")[0]
-
-
 class There(NamedTuple):
     """What tells whether an entry of DIR is the one that was left there."""
 

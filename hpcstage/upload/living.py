@@ -2,7 +2,7 @@
 
 A file is due QUIET_S after its last change if the kernel says that nobody can write to it; one that is not due for so
 long is shown as far as it goes. After its upload it rests for ten times as long as that took. What is not due is looked
-at again each second. Small files go up together. Events wait in the kernel's queue while what is due waits; where that
+at again each second. Events wait in the kernel's queue while what is due waits for the threads; where that queue
 overflows, everything is looked at.
 """
 
@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 
 from hpcstage.leases import is_written
 from hpcstage.reading import readable
-from hpcstage.upload.ending import SMALL_BYTES, THREADS
+from hpcstage.upload.ending import THREADS
 from hpcstage.upload.facts import Here, Place
 from hpcstage.upload.freeing import LEAST_BYTES, free
 from hpcstage.upload.hints import Hints
@@ -37,15 +37,10 @@ SCAN_S, SCAN_SHARE = 10.0, 0.02
 """Where events are missing, everything is looked at so often, for this share of the time at most."""
 _REST = 10
 LEAST_WAIT_S = 0.02
-TOGETHER = 32
-"""The small files that one thread uploads together."""
-MOST_UNDER_WAY = TOGETHER * THREADS
+MOST_UNDER_WAY = 64
 """The uploads that are handed to the threads at a time."""
 _FAILED_S = (1.0, 60.0)
 """The shortest and the longest wait before what failed is tried again."""
-
-
-_UNSEEN = Here(0, 0, 0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -53,16 +48,13 @@ class _Seen:
     """A name that is not in DIR as it is, as far as is known; `first`: since when."""
 
     first: float
-    here: Here = _UNSEEN
+    here: Here | None = None
     since: float = 0.0
     """When it was first seen so."""
     is_due: bool = False
     is_done: bool = False
     """Whether it was uploaded while nobody could write to it."""
     failed_s: float = 0.0
-
-
-Way = Callable[[str], int]
 
 
 class Living:
@@ -126,32 +118,12 @@ class Living:
                 self._see(name, now)
             if now >= self._scan_at and not (self._is_scanned and self._hints.is_complete):
                 self._scan(now)
-        due: dict[str, Way] = {}
-        while self._times and self._times[0][0] <= now and self._under_way + len(due) < MOST_UNDER_WAY:
+        while self._times and self._times[0][0] <= now and self._under_way < MOST_UNDER_WAY:
             with self._lock:
                 name = heappop(self._times)[1]
-            if not self._look(name, now, due):
+            if not self._look(name, now):
                 self._seen.pop(name, None)
         self._is_behind = bool(self._times) and self._times[0][0] <= now
-        self._begin(due)
-
-    def _begin(self, due: dict[str, Way]) -> None:
-        """Hands uploads to the threads. Of a complete file whose name DIR has, a late pass has to know that."""
-        manifest, seen = self._manifest, self._seen
-        known = (manifest.puts, manifest.wills, manifest.held)
-        complete = [name for name, way in due.items() if way == self._uploader.bring and not seen[name].is_due]
-        for name in complete:
-            seen[name].is_due = True
-        facts = [["due", name, *seen[name].here] for name in complete if any(name in table for table in known)]
-        with suppress(OSError):  # the local disk is full
-            manifest.note(*facts)
-            manifest.trying(name for name in due if name not in manifest.puts)
-        self._under_way += len(due)
-        small = [name for name in due if seen[name].here.size_bytes <= SMALL_BYTES]
-        shares = [small[at : at + TOGETHER] for at in range(0, len(small), TOGETHER)]
-        shares += [[name] for name in due.keys() - small]
-        for share in shares:
-            self._threads.submit(self._upload, {name: due[name] for name in share})
 
     def _see(self, name: str, now: float) -> None:
         """Has a name looked at in which something happened."""
@@ -181,8 +153,8 @@ class Living:
         times = [now + QUIET_S, *(at for at, _ in self._times[:1])]
         return max(LEAST_WAIT_S, min(times) - now)
 
-    def _look(self, name: str, now: float, due: dict[str, Way]) -> bool:
-        """Adds a name if it is due. Returns whether it has to be looked at again."""
+    def _look(self, name: str, now: float) -> bool:
+        """Uploads a name if it is due. Returns whether it has to be looked at again."""
         seen, path = self._seen[name], f"{self._tree}/{name}"
         try:
             status = os.lstat(path)
@@ -196,52 +168,41 @@ class Living:
             seen.here, seen.since, seen.is_due, seen.is_done = here, now, False, False
         if put is not None and put.here == here and (put.is_sealed or seen.is_done):
             return False
+        way: Callable[[str], int] | None = None
         if is_link or (now - seen.since >= QUIET_S and not _can_be_written(path)):
-            due[name] = self._uploader.bring
+            way = self._uploader.bring
         elif now - seen.first >= QUIET_S and (put is None or put.here != here):
-            due[name] = self._uploader.show
-        else:
+            way = self._uploader.show
+        if way is None:
             self._look_at(name, now + QUIET_S)
+            return True
+        if way == self._uploader.bring and not seen.is_due:
+            seen.is_due = True
+            self._manifest.note(["due", name, *here])
+        self._under_way += 1
+        self._threads.submit(self._upload, name, seen, way)
         return True
 
-    def _upload(self, due: dict[str, Way]) -> None:
-        """Uploads some names, which are looked at again later."""
-        took_s: dict[str, float] = {}
-        sent: dict[str, int] = {}
-        failed: dict[str, Exception] = {}
-        for name, way in due.items():
-            time.sleep(self._pause())
-            began = time.monotonic()
-            try:
-                sent[name] = way(name)
-            except Exception as error:  # noqa: BLE001  the exact pass tries it again
-                failed[name] = error
-            took_s[name] = time.monotonic() - began
-        began = time.monotonic()
+    def _upload(self, name: str, seen: _Seen, way: Callable[[str], int]) -> None:
+        time.sleep(self._pause())
+        began, wait_s, sent = time.monotonic(), QUIET_S, 0
         try:
-            failed |= self._uploader.settle()
-        except Exception as error:  # noqa: BLE001
-            failed.update(dict.fromkeys(due, error))
-        settled = time.monotonic()
-        for name, way in due.items():
-            seen = self._seen[name]
-            if name not in failed:
-                seen.failed_s, seen.is_done = 0.0, way == self._uploader.bring
-                wait_s = max(QUIET_S, _REST * (took_s[name] + (settled - began) / len(due)))
-            else:
-                least, most = _FAILED_S
-                seen.failed_s = wait_s = min(most, max(least, 2 * seen.failed_s))
-            self._look_at(name, settled + wait_s)
-        numbers = {why.errno for why in failed.values() if isinstance(why, OSError)}
-        for why in failed.values():
-            if not isinstance(why, OSError):
-                traceback.print_exception(why)
-        if numbers & {errno.ENOSPC, errno.EDQUOT} and self._may_remove():
-            self._make_room()
+            sent = way(name)
+            if (failed := self._uploader.settle().get(name)) is not None:
+                raise failed
+            seen.failed_s, seen.is_done = 0.0, way == self._uploader.bring
+            wait_s = max(QUIET_S, _REST * (time.monotonic() - began))
+        except Exception as error:  # noqa: BLE001  the exact pass tries it again
+            if not isinstance(error, OSError):
+                traceback.print_exc()
+            elif error.errno in {errno.ENOSPC, errno.EDQUOT} and self._may_remove():
+                self._make_room()
+            least, most = _FAILED_S
+            seen.failed_s = wait_s = min(most, max(least, 2 * seen.failed_s))
         with self._lock:
-            self.files += sum(bool(size_bytes) for name, size_bytes in sent.items() if name not in failed)
-            self.bytes_sent += sum(size_bytes for name, size_bytes in sent.items() if name not in failed)
-            self._under_way -= len(due)
+            self.files, self.bytes_sent = self.files + bool(sent), self.bytes_sent + sent
+            self._under_way -= 1
+        self._look_at(name, time.monotonic() + wait_s)
 
     def _make_room(self) -> None:
         """Removes in DIR what this run put there and the command has removed since: a program that keeps its last files

@@ -81,16 +81,14 @@ class UploadManifest:
             for fact in facts:
                 self._know(fact)
             self._lines += len(facts)
-            if self._lines > LONG_LINES:
-                needed = sum(len(table) for table, _ in self._tables.values())
-                if self._lines > 4 * needed:
-                    self._write_anew()
-                    self._lines = needed
+            needed = sum(len(table) for table, _ in self._tables.values())
+            if self._lines > max(LONG_LINES, 4 * needed):
+                self._write_anew()
+                self._lines = needed
 
     def will(self, puts: Mapping[str, Put]) -> None:
         """Notes that copies are about to get their places."""
-        if puts:
-            self.note(*(["will", name, *_data(put)] for name, put in puts.items()))
+        self.note(*(["will", name, *_data(put)] for name, put in puts.items()))
 
     def trying(self, names: Iterable[str]) -> None:
         """Notes that names may have temporary files in DIR."""

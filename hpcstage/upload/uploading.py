@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hpcstage.upload.copying import Copied, Pace, Source, finish
-from hpcstage.upload.facts import Here, Place, Put, There, directory_of
+from hpcstage.upload.facts import Here, Place, Put, There
 from hpcstage.upload.manifest import UploadManifest
 from hpcstage.upload.start import link_path
 from hpcstage.upload.target import Target
@@ -116,22 +116,18 @@ class Uploader:
             names_in: dict[str, list[str]] = {}
             while self._given:
                 name = self._given.pop()
-                names_in.setdefault(directory_of(name), []).append(name)
+                names_in.setdefault(posixpath.dirname(name), []).append(name)
             for directory, names in names_in.items():
                 try:
                     self.target.sync(directory)
                 except OSError as error:
                     failed.update(dict.fromkeys(names, error))
-            done = [name for names in names_in.values() for name in names if name not in failed]
-            try:
-                self._manifest.did(*done)
-            except OSError as error:
-                failed.update(dict.fromkeys(done, error))
+            self._manifest.did(*(name for names in names_in.values() for name in names if name not in failed))
         return failed
 
     def touch(self, place: str) -> None:
         """Notes that the directory of a place changes: its times are no more the local ones."""
-        directory = directory_of(place)
+        directory = posixpath.dirname(place)
         if directory in self._manifest.stamps:
             self._manifest.note(["stamp", directory])
 
@@ -139,7 +135,7 @@ class Uploader:
         """Makes a directory of DIR, and those above it. Raises OSError."""
         if place in self._parents:
             return
-        self.make_directory(directory_of(place))
+        self.make_directory(posixpath.dirname(place))
         try:
             inode = self.target.make(place)
         except NotADirectoryError:
@@ -189,7 +185,7 @@ class Uploader:
         here, text = Here.of(os.lstat(self._local(name))), os.readlink(self._local(name))
         for root in (self._tree, self.target.root):
             if text == root or text.startswith(f"{root}/"):
-                text = posixpath.relpath(text[len(root) :] or "/", f"/{directory_of(name)}")
+                text = posixpath.relpath(text[len(root) :] or "/", f"/{posixpath.dirname(name)}")
         temporary = self._begin(name)
         self.target.discard(temporary)
         with suppress(FileExistsError):  # the reply to a first try was lost
@@ -269,7 +265,7 @@ class Uploader:
         held = self._manifest.held.get(name)
         if held is not None and held.link and not self.is_ending and self.is_shown(held.link):
             raise BlockingIOError(errno.EAGAIN, "a local link of another name stands for what it would replace")
-        self.make_directory(directory_of(name))
+        self.make_directory(posixpath.dirname(name))
         self._manifest.trying([name])
         return self.target.temporary(name)
 
@@ -293,8 +289,7 @@ class Uploader:
             return True
 
         def will(place: str) -> None:
-            if wills.get(name) != (there := replace(put, place=place)):
-                self._manifest.will({name: there})
+            self._manifest.will({name: replace(put, place=place)})
 
         places = self._places(name, known, is_open=put.is_open)
         self.target.give(temporary, put.there.inode, places, may_replace, will)
