@@ -1,8 +1,8 @@
 """Copies the content of one local file, and tells what the copy is worth.
 
-Owns the seal: a copy is sealed if the kernel granted a lease for reading before and after it, on an unchanged file. It
-refuses one while anybody has the file open for writing or mapped, and where nobody had, the next store changes the
-file's times. So a sealed copy of a file whose times are the same is that file.
+Owns the seal: a copy is sealed if the kernel granted a lease for reading before it, and the file's times stayed as they
+were. It refuses one while anybody has the file open for writing or mapped, and where nobody had, the next store changes
+the times before it changes the file. So a sealed copy of a file whose times are the same is that file.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Source:
             self.fd = os.open(path, flags)
         self._can_seal = can_seal
         self.status = self._settled()
+        self.here = Here.of(self.status)
         self.can_be_written = self._can_be_written()
 
     def __enter__(self) -> Source:
@@ -77,10 +78,8 @@ class Source:
         return self._copied(sums_of(self.fd, size_bytes))
 
     def _copied(self, sums: Sums | None) -> Copied:
-        after = os.fstat(self.fd)
-        is_whole = Here.of(after) == Here.of(self.status)
-        is_sealed = is_whole and self._can_seal and not self.can_be_written and not self._can_be_written()
-        return Copied(Here.of(self.status), sums, is_sealed, is_whole)
+        is_whole = Here.of(os.fstat(self.fd)) == self.here
+        return Copied(self.here, sums, is_whole and self._can_seal and not self.can_be_written, is_whole)
 
     def _can_be_written(self) -> bool:
         try:

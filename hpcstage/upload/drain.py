@@ -39,7 +39,6 @@ def told(ended: Ended, files: int, *, is_gone: bool) -> dict[str, Any]:
     directory was removed, moved or unmounted while it was used."""
     return {
         "undrained": [one._asdict() for one in ended.left],
-        "unclosed": sorted(ended.unclosed),
         "findings": {"beside": ended.beside, "kept": ended.kept, "skipped": ended.skipped},
         "files": files,
         "bytes_carried": ended.bytes_sent,

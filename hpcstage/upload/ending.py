@@ -11,7 +11,6 @@ import errno
 import os
 import posixpath
 import stat
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +24,13 @@ from hpcstage.upload.scan import Scan, scan
 from hpcstage.upload.uploading import Uploader, is_left
 
 THREADS = 4
+SMALL_BYTES = 1 << 20
+WAITING_S = 0.001
+"""Where small files take no longer than this each, several threads only hold up each other."""
 BATCH = 1024
-"""The files that are forced to the disk together with their directories' names."""
+"""The files whose directories are forced to the disk together."""
+GIVEN = 64
+"""The copies that get their places together."""
 WAITS_S = (1.0, 2.0, 4.0)
 """The waits before what failed is tried again."""
 HELD = "it was there before this run"
@@ -47,8 +51,6 @@ class Ended:
     """Names that the command removed and DIR has, and why they stay."""
     skipped: dict[str, str] = field(default_factory=dict)
     """What is never uploaded, and what it is."""
-    unclosed: list[str] = field(default_factory=list)
-    """Files that changed while they were copied."""
     bytes_sent: int = 0
 
 
@@ -90,7 +92,8 @@ class _Ending:
         self._wait = wait
         self._failed: dict[str, str] = {}
         self._report = Ended()
-        self._counting = threading.Lock()
+        self._sent: dict[str, int] = {}
+        """The bytes of files that were sent, and are not counted yet."""
 
     def run(self, why_not_removed: str) -> Ended:
         """`why_not_removed`: why what the command has removed stays in DIR; empty: it is removed."""
@@ -163,7 +166,7 @@ class _Ending:
             self._failed[new] = f"{self._target.path(old)} was replaced meanwhile"
             return False
         self._uploader.make_directory(posixpath.dirname(new))
-        self._manifest.note(["try", new, True])
+        self._manifest.trying([new])
         self._target.discard(temporary)
         if not self._target.link(old, temporary, self._manifest.held[old].inode):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._target.path(temporary))
@@ -206,7 +209,7 @@ class _Ending:
         known = [name for name in found.changed if name in self._manifest.puts]
         names = [*sorted(new, key=found.changed.__getitem__), *sorted(known, key=found.changed.__getitem__)]
         names += sorted(found.unsealed, key=found.unsealed.__getitem__)
-        failed: dict[str, str] = {}
+        failed, took_s = dict[str, OSError](), WAITING_S
         for number, wait_s in enumerate((0.0, *WAITS_S)):
             if not names:
                 return
@@ -215,25 +218,34 @@ class _Ending:
             with ThreadPoolExecutor(THREADS) as threads:
                 failed = {}
                 for batch in (names[at : at + BATCH] for at in range(0, len(names), BATCH)):
-                    whys = threads.map(self._bring, batch, repeat(is_last))
-                    failed.update((name, why) for name, why in zip(batch, whys, strict=True) if why)
-                    failed.update((name, _why(error)) for name, error in self._uploader.settle().items())
+                    with suppress(OSError):  # each is noted before it is copied
+                        self._manifest.trying(name for name in batch if name not in self._manifest.puts)
+                    are_small = all(found.changed.get(name, SMALL_BYTES) < SMALL_BYTES for name in batch)
+                    width = 1 if are_small and took_s < WAITING_S else THREADS
+                    began = time.monotonic()
+                    for whys in threads.map(self._bring, repeat(iter(batch), width), repeat(is_last)):
+                        failed.update(whys)
+                    took_s = width * (time.monotonic() - began) / len(batch)
+                    failed.update(self._uploader.settle())
+                    self._report.bytes_sent += sum(sent for name, sent in self._sent.items() if name not in failed)
+                    self._sent.clear()
             names = list(failed)
-        self._failed.update(failed)
+        self._failed.update((name, _why(error)) for name, error in failed.items())
 
-    def _bring(self, name: str, is_last: bool) -> str:
-        """Uploads one, and returns why it could not."""
-        manifest = self._manifest
-        try:
-            is_open = not manifest.has_ended and manifest.due.get(name) != Here.of(os.lstat(f"{self._tree}/{name}"))
-            sent = self._uploader.bring(name, is_last=is_last, is_open=is_open)
-        except FileNotFoundError as error:
-            return _why(error) if self._is_here(name) else ""
-        except OSError as error:
-            return _why(error)
-        with self._counting:
-            self._report.bytes_sent += sent
-        return ""
+    def _bring(self, names: Iterator[str], is_last: bool) -> dict[str, OSError]:
+        """Uploads names that are shared with other threads, and returns why some could not be."""
+        manifest, failed = self._manifest, dict[str, OSError]()
+        for name in names:
+            try:
+                is_open = not manifest.has_ended and manifest.due.get(name) != Here.of(os.lstat(f"{self._tree}/{name}"))
+                sent = self._uploader.bring(name, is_last=is_last, is_open=is_open)
+            except OSError as error:
+                if not isinstance(error, FileNotFoundError) or self._is_here(name):
+                    failed[name] = error
+            else:
+                self._sent[name] = sent
+            failed.update(self._uploader.give(GIVEN))
+        return failed
 
     def _remove(self, found: Scan, is_meant: Callable[[str], bool]) -> None:
         """Removes what this run put into DIR and the command has removed, if it is as it was left."""
@@ -252,7 +264,7 @@ class _Ending:
     def _sweep(self) -> None:
         """Removes temporary files that killed processes left; never the only name of what DIR held."""
         inodes = {held.inode for held in self._manifest.held.values()}
-        for name in list(self._manifest.tried):
+        for name in sorted(self._manifest.tried):
             temporary = self._target.temporary(name)
             with self._failing(name):
                 status = self._target.look(temporary)
@@ -261,7 +273,7 @@ class _Ending:
                 will = self._manifest.wills.get(name)
                 there = None if will is None else self._target.look(will.place)
                 has_place = will is not None and there is not None and is_left(will, there)  # the next pass confirms it
-                self._manifest.note(["try", name], *([] if has_place else [["will", name]]))
+                self._manifest.note(["swept", name], *([] if has_place else [["will", name]]))
 
     # ---- directories
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import stat
 from collections.abc import Iterator
 
 from hpcstage.inotify import (
@@ -48,20 +47,19 @@ class Hints:
         return self._queue.fd
 
     def read(self) -> set[str]:
-        """Returns the names in which something happened since the last time, without directories."""
+        """Returns names in which something happened since the last time, without directories."""
         found: set[str] = set()
-        while data := self._queue.read():
-            for number, mask, _, child in events(data):
-                if mask & OVERFLOW:
-                    self.is_complete = False
-                elif mask & IGNORED:
-                    self._names.pop(number, None)
-                elif child and (directory := self._names.get(number)) is not None:
-                    name = posixpath.join(directory, os.fsdecode(child))
-                    if not mask & IS_DIR:
-                        found.add(name)
-                    elif mask & (CREATE | MOVED_TO):
-                        found.update(self._watch(name))
+        for number, mask, _, child in events(self._queue.read()):
+            if mask & OVERFLOW:
+                self.is_complete = False
+            elif mask & IGNORED:
+                self._names.pop(number, None)
+            elif child and (directory := self._names.get(number)) is not None:
+                name = posixpath.join(directory, os.fsdecode(child))
+                if not mask & IS_DIR:
+                    found.add(name)
+                elif mask & (CREATE | MOVED_TO):
+                    found.update(self._watch(name))
         return found
 
     def watch_all(self) -> None:
@@ -82,19 +80,14 @@ class Hints:
             path = b"%s/%s" % (self._tree, os.fsencode(name))
             try:
                 self._names[self._queue.add(path, _MASK)] = name
-                children = os.listdir(path)
+                with os.scandir(path) as children:
+                    for child in children:
+                        inside = posixpath.join(name, os.fsdecode(child.name))
+                        if child.is_dir(follow_symlinks=False):
+                            below.append(inside)
+                        else:
+                            yield inside
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError:
                 self.is_complete = False
-                continue
-            for child in children:
-                inside = posixpath.join(name, os.fsdecode(child))
-                try:
-                    mode = os.lstat(b"%s/%s" % (path, child)).st_mode
-                except OSError:
-                    continue
-                if stat.S_ISDIR(mode):
-                    below.append(inside)
-                else:
-                    yield inside

@@ -2,7 +2,8 @@
 
 A file is due QUIET_S after its last change if the kernel says that nobody can write to it; one that is not due for so
 long is shown as far as it goes. After its upload it rests for ten times as long as that took. What is not due is looked
-at again each second.
+at again each second. Events wait in the kernel's queue while what is due waits for the threads; where that queue
+overflows, everything is looked at.
 """
 
 from __future__ import annotations
@@ -85,13 +86,16 @@ class Living:
         self._under_way = 0
         self._scan_at = time.monotonic()
         self._is_scanned = False
+        self._is_behind = False
+        """Whether names that are due wait for the threads."""
         self._threads = ThreadPoolExecutor(THREADS)
 
     def run(self, stop: int) -> None:
         """Uploads until a descriptor becomes readable."""
-        while not readable([stop], 0):
+        while not readable([stop], LEAST_WAIT_S):
             self._turn(time.monotonic())
-            readable([stop, self._hints.fd], self._wait_s(time.monotonic()))
+            if not self._is_behind:
+                readable([stop, self._hints.fd], self._wait_s(time.monotonic()))
 
     def free(self, size_bytes: int) -> None:
         """Has links take the place of uploaded files, the largest first, until so many bytes are free."""
@@ -109,15 +113,17 @@ class Living:
         self._hints.close()
 
     def _turn(self, now: float) -> None:
-        for name in self._hints.read():
-            self._see(name, now)
-        if now >= self._scan_at and not (self._is_scanned and self._hints.is_complete):
-            self._scan(now)
+        if not self._is_behind:
+            for name in self._hints.read():
+                self._see(name, now)
+            if now >= self._scan_at and not (self._is_scanned and self._hints.is_complete):
+                self._scan(now)
         while self._times and self._times[0][0] <= now and self._under_way < MOST_UNDER_WAY:
             with self._lock:
                 name = heappop(self._times)[1]
             if not self._look(name, now):
                 self._seen.pop(name, None)
+        self._is_behind = bool(self._times) and self._times[0][0] <= now
 
     def _see(self, name: str, now: float) -> None:
         """Has a name looked at in which something happened."""

@@ -19,11 +19,13 @@ from typing import Any
 from hpcstage.upload.facts import Held, Here, Put, Run, Sums, There
 from hpcstage.upload.puts import Puts
 
-LONG_BYTES = 16 << 20
-"""A manifest that is twice as long as when it was written anew, and longer than this, is written anew."""
+LONG_LINES = 100_000
+"""A manifest that is longer than this, and has four times the lines that are needed, is written anew."""
 
 Fact = list[Any]
-"""A kind and a name; then the data that are known of the name, or nothing if nothing is known of it any more."""
+"""A kind and a name; then the data that are known of the name, or nothing if nothing is known of it any more. Of "try",
+"swept" and "did": a kind and names."""
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class UploadManifest:
@@ -40,7 +42,7 @@ class UploadManifest:
         """The copies in DIR, by the local name."""
         self.wills: dict[str, Put] = {}
         """Copies that were about to get a place in DIR, by the local name."""
-        self.tried: dict[str, bool] = {}
+        self.tried: set[str] = set()
         """Names that may have a temporary file in DIR."""
         self.due: dict[str, Here] = {}
         """Files as they were when they were last complete, by their names."""
@@ -54,7 +56,6 @@ class UploadManifest:
             "held": (self.held, Held),
             "put": (self.puts, _put),
             "will": (self.wills, _put),
-            "try": (self.tried, bool),
             "due": (self.due, Here),
             "made": (self.made, int),
             "stamp": (self.stamps, lambda mode, mtime_ns: (mode, mtime_ns)),
@@ -64,26 +65,35 @@ class UploadManifest:
         if first[0] != "run":
             raise ValueError(f"{path} does not say what it is of")
         self.run = Run(**first[2])
+        self._lines = 1
         for fact in facts:
             self._know(fact)
+            self._lines += 1
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(path, flags | (os.O_EXCL if run else 0), 0o600)
         if run is not None:
             self._write([["run", "", asdict(run)]])
-        self._long_bytes = max(LONG_BYTES, 2 * os.fstat(self._fd).st_size)
 
     def note(self, *facts: Fact) -> None:
         """Adds facts, in one write."""
         with self._lock:
+            self._write(facts)
             for fact in facts:
                 self._know(fact)
-            self._write(facts)
-            if os.fstat(self._fd).st_size > self._long_bytes:
+            self._lines += len(facts)
+            needed = sum(len(table) for table, _ in self._tables.values())
+            if self._lines > max(LONG_LINES, 4 * needed):
                 self._write_anew()
+                self._lines = needed
 
-    def will(self, name: str, put: Put) -> None:
-        """Notes that a copy is about to get its place."""
-        self.note(["will", name, *_data(put)])
+    def will(self, puts: Mapping[str, Put]) -> None:
+        """Notes that copies are about to get their places."""
+        self.note(*(["will", name, *_data(put)] for name, put in puts.items()))
+
+    def trying(self, names: Iterable[str]) -> None:
+        """Notes that names may have temporary files in DIR."""
+        if new := [name for name in names if name not in self.tried]:
+            self.note(["try", *new])
 
     def took(self, name: str) -> None:
         """Notes that a copy has the place that it was about to get, before another one is about to get it."""
@@ -91,25 +101,32 @@ class UploadManifest:
 
     def did(self, *names: str) -> None:
         """Notes that copies have their places, and that their temporary files are gone."""
-        self.note(*(["did", name] for name in names))
+        if names:
+            self.note(["did", *names])
 
     def close(self) -> None:
         """Closes the file."""
         os.close(self._fd)
 
     def _know(self, fact: Fact) -> None:
-        kind, name, *data = fact
+        kind, *names = fact
         if kind == "did":
-            self.puts[name] = self.wills.pop(name)
-            self.tried.pop(name, None)
-            self.due.pop(name, None)
+            for name in names:
+                self.puts[name] = self.wills.pop(name)
+                self.due.pop(name, None)
+            self.tried.difference_update(names)
+        elif kind == "try":
+            self.tried.update(names)
+        elif kind == "swept":
+            self.tried.difference_update(names)
         elif kind == "moved":
-            moved = {new: self.held.pop(old) for old, new in data[0]}
+            moved = {new: self.held.pop(old) for old, new in names[1]}
             self.held.update(moved)
         elif kind == "ended":
             self.has_ended = True
         elif kind in self._tables:
             table, read = self._tables[kind]
+            name, *data = names
             if data:
                 table[name] = read(*data)
             else:
@@ -122,8 +139,7 @@ class UploadManifest:
         for kind, puts in (("put", self.puts), ("will", self.wills)):
             for name, put in puts.items():
                 yield [kind, name, *_data(put)]
-        for name in self.tried:
-            yield ["try", name, True]
+        yield ["try", *self.tried]
         for name, here in self.due.items():
             yield ["due", name, *here]
         for place, inode in self.made.items():
@@ -134,7 +150,7 @@ class UploadManifest:
             yield ["ended", ""]
 
     def _write(self, facts: Iterable[Fact]) -> None:
-        data = b"".join(map(_line, facts))
+        data = b"\n" + b"".join(map(_line, facts))  # what a full disk cut off before is a line of its own
         while data:
             data = data[os.write(self._fd, data) :]
 
@@ -151,11 +167,10 @@ class UploadManifest:
         else:
             os.close(self._fd)
             self._fd = fd
-        self._long_bytes = max(LONG_BYTES, 2 * os.fstat(self._fd).st_size)
 
 
 def _line(fact: Fact) -> bytes:
-    body = json.dumps(fact, separators=(",", ":")).encode()
+    body = _encode(fact).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
@@ -168,9 +183,8 @@ def _facts(path: str) -> Iterator[Fact]:
 
 
 def _data(put: Put) -> Fact:
-    sums = None if put.sums is None else list(put.sums)
-    return [list(put.here), list(put.there), put.place, sums, put.is_sealed, put.is_open]
+    return [put.here, put.there, put.place, put.sums, put.is_sealed, put.is_open]
 
 
-def _put(here: list[int], there: list[int], place: str, sums: list[int] | None, *more: bool) -> Put:
+def _put(here: Iterable[int], there: Iterable[int], place: str, sums: Iterable[int] | None, *more: bool) -> Put:
     return Put(Here(*here), There(*there), place, None if sums is None else Sums(*sums), *more)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import posixpath
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -72,7 +71,8 @@ class Target:
 
     def temporary(self, name: str) -> str:
         """Returns the place of the temporary file for a name, which is the same for all processes of this node."""
-        return posixpath.join(posixpath.dirname(name), TEMPORARY + self._digest(name))
+        directory, slash, _ = name.rpartition("/")
+        return f"{directory}{slash}{TEMPORARY}{self._digest(name)}"
 
     @property
     def making(self) -> str:
@@ -82,8 +82,11 @@ class Target:
     def create(self, place: str) -> int:
         """Makes a temporary file, in the place of one that a killed process left. Raises OSError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self.discard(place)
-        return os.open(self.path(place), flags, 0o600)
+        try:
+            return os.open(self.path(place), flags, 0o600)
+        except FileExistsError:
+            self.discard(place)
+            return os.open(self.path(place), flags, 0o600)
 
     def discard(self, place: str) -> None:
         """Removes a temporary file, if it is there."""

@@ -1,10 +1,10 @@
 """Brings one local file or symbolic link to DIR.
 
 Owns what is sent and what may be replaced. A file that only grew is continued in place; all else is copied under a
-temporary name, forced to the disk, and given its place in one step; the directories of several places are forced to the
-disk together, and then it is noted that DIR has them. In DIR this run replaces only what it left there,
-and what DIR held at the start if no local link stands for it any more; a late pass only if nobody has written to it
-since, too. Whatever else has the place stays, and the local file lies beside it.
+temporary name, forced to the disk, and given its place in one step. That several are about to get their places is noted
+together, and, once the directories of these are forced to the disk, that DIR has them. In DIR this run replaces only
+what it left there, and what DIR held at the start if no local link stands for it any more; a late pass only if nobody
+has written to it since, too. Whatever else has the place stays, and the local file lies beside it.
 """
 
 from __future__ import annotations
@@ -53,26 +53,29 @@ class Uploader:
         self.is_ending = is_late
         """Whether the command has ended: links to what DIR held have the names with which they end."""
         self._place = place
+        self._tree = place.tree
         self._manifest = manifest
         self._can_seal = can_seal
         self._pace = pace
         self._parents = {""}
-        self._given: dict[str, str] = {}
-        """The directories of copies whose places are not forced to the disk, by their names."""
+        self._copies: dict[str, tuple[str, Put]] = {}
+        """Copies that have no place yet, with the places of their temporary files, by their names."""
+        self._given: set[str] = set()
+        """The names of copies whose places are not forced to the disk."""
         self._settling = threading.Lock()
         self.target = Target(manifest.run, owner)
 
     def bring(self, name: str, *, is_last: bool = False, is_open: bool = False) -> int:
-        """Makes DIR hold what a name is, which `settle` notes, and returns the bytes that were sent. `is_last`: a file
-        that changes meanwhile is copied as it is. `is_open`: it may be half-written, and does not replace a complete
-        one. Raises OSError; BlockingIOError if the file changes."""
+        """Copies to DIR what a name is, and returns the bytes that were sent; `give` gives the copy its place.
+        `is_last`: a file that changes meanwhile is copied as it is. `is_open`: it may be half-written, and does not
+        replace a complete one. Raises OSError; BlockingIOError if the file changes."""
         if stat.S_ISLNK(os.lstat(self._local(name)).st_mode):
             return self._bring_link(name)
         return self._bring_file(name, is_last=is_last, is_open=is_open)
 
     def show(self, name: str) -> int:
-        """Makes DIR hold what a file that is still written to holds so far, as far as nothing has to be replaced for
-        that, which `settle` notes, and returns the bytes that were sent. Raises OSError."""
+        """Copies to DIR what a file that is still written to holds so far, as far as nothing has to be replaced for
+        that, and returns the bytes that were sent; see `bring`. Raises OSError."""
         with Source(self._local(name), can_seal=self._can_seal) as source:
             if not stat.S_ISREG(source.status.st_mode):
                 return 0
@@ -83,14 +86,37 @@ class Uploader:
                 return 0
             return self._copy(name, source, is_last=True, is_open=True)
 
+    def give(self, least: int = 1) -> dict[str, OSError]:
+        """Gives copies their places, if so many wait for that; those that other threads have made, too. Returns those
+        that got none, with the reasons."""
+        copies: dict[str, tuple[str, Put]] = {}
+        if len(self._copies) < least:
+            return {}
+        with suppress(KeyError):
+            while True:
+                name, copy = self._copies.popitem()
+                copies[name] = copy
+        wills, failed = self._manifest.wills, dict[str, OSError]()
+        try:
+            self._manifest.will({name: put for name, (_, put) in copies.items() if name not in wills})
+        except OSError as error:
+            return dict.fromkeys(copies, error)
+        for name, (temporary, put) in copies.items():
+            try:
+                self._give(name, temporary, put)
+            except OSError as error:
+                failed[name] = error
+        return failed
+
     def settle(self) -> dict[str, OSError]:
-        """Forces the places of copies to the disk, and notes that DIR has them; what other threads have given places
-        meanwhile, too. Returns those for which that failed, with the reasons: nobody knows whether DIR has them."""
-        failed: dict[str, OSError] = {}
+        """Gives copies their places, forces these to the disk, and notes that DIR has them; those of other threads,
+        too. Returns those for which that failed, with the reasons: nobody knows whether DIR has them."""
+        failed = self.give()
         with self._settling:
             names_in: dict[str, list[str]] = {}
-            for name in list(self._given):
-                names_in.setdefault(self._given.pop(name), []).append(name)
+            while self._given:
+                name = self._given.pop()
+                names_in.setdefault(posixpath.dirname(name), []).append(name)
             for directory, names in names_in.items():
                 try:
                     self.target.sync(directory)
@@ -157,7 +183,7 @@ class Uploader:
 
     def _bring_link(self, name: str) -> int:
         here, text = Here.of(os.lstat(self._local(name))), os.readlink(self._local(name))
-        for root in (self._place.tree, self.target.root):
+        for root in (self._tree, self.target.root):
             if text == root or text.startswith(f"{root}/"):
                 text = posixpath.relpath(text[len(root) :] or "/", f"/{posixpath.dirname(name)}")
         temporary = self._begin(name)
@@ -165,7 +191,7 @@ class Uploader:
         with suppress(FileExistsError):  # the reply to a first try was lost
             os.symlink(text, self.target.path(temporary))
         there = There.of(os.lstat(self.target.path(temporary)))
-        self._give(name, temporary, Put(here, there, name, is_sealed=True))
+        self._copies[name] = temporary, Put(here, there, name, is_sealed=True)
         return 0
 
     def _bring_file(self, name: str, *, is_last: bool, is_open: bool) -> int:
@@ -192,13 +218,13 @@ class Uploader:
             raise
         finally:
             os.close(fd)
-        self._give(name, temporary, Put(copied.here, there, name, copied.sums, copied.is_sealed, is_open))
+        self._copies[name] = temporary, Put(copied.here, there, name, copied.sums, copied.is_sealed, is_open)
         return copied.here.size_bytes
 
     def _go_on(self, name: str, put: Put, source: Source, *, is_last: bool, is_open: bool) -> int | None:
         """Continues a copy if the first bytes of the file are what was copied, and returns the bytes that were sent;
         None if it has to be copied as a whole. A file that is the same costs no request to DIR."""
-        here, sums = Here.of(source.status), put.sums
+        here, sums = source.here, put.sums
         if sums is None or here.inode != put.here.inode or here.size_bytes < sums.size_bytes:
             return None
         same = source.sums(sums.size_bytes)
@@ -209,9 +235,8 @@ class Uploader:
         has_grown = here.size_bytes > sums.size_bytes
         if not has_grown and (here.mode, here.mtime_ns) == (put.here.mode, put.here.mtime_ns):
             self._checked(same, is_last=is_last)
-            self._manifest.will(
-                name, replace(put, here=here, is_sealed=same.is_sealed, is_open=put.is_open and is_open)
-            )
+            is_open = put.is_open and is_open
+            self._manifest.will({name: replace(put, here=here, is_sealed=same.is_sealed, is_open=is_open)})
             self._manifest.did(name)
             return 0
         self.target.check()
@@ -223,13 +248,13 @@ class Uploader:
             if not is_left(put, os.fstat(fd)):
                 return None
             if has_grown:
-                self._manifest.will(name, replace(put, is_open=True))
+                self._manifest.will({name: replace(put, is_open=True)})
                 same = source.append(fd, sums, self._pace)
             self._checked(same, is_last=is_last)
             there = There.of(finish(fd, source.status))
         finally:
             os.close(fd)
-        self._manifest.will(name, Put(here, there, put.place, same.sums, same.is_sealed, is_open))
+        self._manifest.will({name: Put(here, there, put.place, same.sums, same.is_sealed, is_open)})
         self._manifest.did(name)
         return here.size_bytes - sums.size_bytes
 
@@ -241,13 +266,16 @@ class Uploader:
         if held is not None and held.link and not self.is_ending and self.is_shown(held.link):
             raise BlockingIOError(errno.EAGAIN, "a local link of another name stands for what it would replace")
         self.make_directory(posixpath.dirname(name))
-        if name not in self._manifest.tried:
-            self._manifest.note(["try", name, True])
+        self._manifest.trying([name])
         return self.target.temporary(name)
 
     def _give(self, name: str, temporary: str, put: Put) -> None:
         self.touch(name)
-        known = [one for one in (self._manifest.puts.get(name), self._manifest.wills.get(name)) if one is not None]
+        puts, wills = self._manifest.puts, self._manifest.wills
+        known = [one for one in (puts.get(name), wills.get(name)) if one is not None and one != put]
+        if not known and not put.is_open and self.target.give_free(temporary, name, put.there.inode):
+            self._given.add(name)
+            return
 
         def may_replace(place: str, found: os.stat_result) -> bool:
             if self._manifest.made.get(place) == found.st_ino:
@@ -256,20 +284,16 @@ class Uploader:
                     return True
             if not self.may_replace(name, place, found, known):
                 return False
-            will = self._manifest.wills.get(name)
-            if will is not None and is_left(will, found):
+            if name in wills and is_left(wills[name], found):
                 self._manifest.took(name)
             return True
 
+        def will(place: str) -> None:
+            self._manifest.will({name: replace(put, place=place)})
+
         places = self._places(name, known, is_open=put.is_open)
-        self.target.give(
-            temporary,
-            put.there.inode,
-            places,
-            may_replace,
-            lambda place: self._manifest.will(name, replace(put, place=place)),
-        )
-        self._given[name] = posixpath.dirname(name)
+        self.target.give(temporary, put.there.inode, places, may_replace, will)
+        self._given.add(name)
 
     def _places(self, name: str, known: list[Put], *, is_open: bool) -> Iterator[str]:
         if not is_open or self._is_free_for_open(name, known):
@@ -288,4 +312,4 @@ class Uploader:
         return copied
 
     def _local(self, name: str) -> str:
-        return f"{self._place.tree}/{name}"
+        return f"{self._tree}/{name}"
