@@ -51,6 +51,17 @@ def write_and_wait(place: Place, target: Path, *names: str) -> None:
     wait_for(lambda: all((target / name).exists() for name in names))
 
 
+def test_half_a_line_of_a_full_disk_takes_no_other_with_it(place: Place) -> None:
+    with open(place.manifest, "ab") as file:
+        file.write(b'12345678 ["try","half')
+    manifest = UploadManifest(place.manifest)
+    manifest.trying(["whole"])
+    manifest.close()
+    manifest = UploadManifest(place.manifest)
+    manifest.close()
+    assert manifest.tried == {"whole"}
+
+
 def test_what_the_command_removed_is_removed_at_the_end(place: Place, tmp_path: Path) -> None:
     drain = Drain(place)
     write_and_wait(place, tmp_path / "DIR", "stays", "goes")
