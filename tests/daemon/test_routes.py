@@ -130,9 +130,9 @@ def test_the_wait_for_what_others_have_is_bounded():
     assert inquiry.is_over(30.0), "there is nobody to wait for"
 
 
-def test_what_auto_means():
+def test_all_nodes_keep_all_files_if_these_fit():
     def kind(budget):
-        return make("auto", array("Q", [4096]) * 100, 2, members_of(2, {0: budget, 1: budget}), 0).kind
+        return make("replicate", array("Q", [4096]) * 100, 2, members_of(2, {0: budget, 1: budget}), 0).kind
 
     assert kind(PLENTY) is Placing.REPLICATE
     assert kind(Budget(80 * 4096, 1000)) is Placing.PARTITION
@@ -166,7 +166,7 @@ def test_a_node_follows_newer_memberships_only():
     assert (state.groups, state.members.present) == (2, [0, 1, 2, 3])
 
 
-@given(st.sampled_from(["auto", *Placing]), COUNTS, st.integers(1, 300), st.integers(3, 400), st.integers(3, 400))
+@given(st.sampled_from(Placing), COUNTS, st.integers(1, 300), st.integers(3, 400), st.integers(3, 400))
 @settings(deadline=None)
 def test_the_plan_says_what_the_nodes_do(asked, count, files, blocks, inodes):
     sizes, budget = array("Q", [4000]) * files, Budget(blocks * 4096, inodes)

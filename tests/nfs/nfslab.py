@@ -26,9 +26,10 @@ import psutil
 from conftest import REPO
 
 UML = "linux.uml"
-TOOLS = (UML, "unshare", "setpriv", "mkfs.ext4", "insmod", "rpcbind", "rpc.statd", "rpc.nfsd", "rpc.mountd", "exportfs",
-         "mount.nfs", "ip")  # fmt: skip
-PACKAGES = "user-mode-linux nfs-kernel-server nfs-common rpcbind e2fsprogs kmod iproute2"
+REGISTERS = Path(__file__).parent / "programs/allregisters.c"
+TOOLS = (UML, "cc", "unshare", "setpriv", "mkfs.ext4", "insmod", "rpcbind", "rpc.statd", "rpc.nfsd", "rpc.mountd",
+         "exportfs", "mount.nfs", "ip")  # fmt: skip
+PACKAGES = "user-mode-linux gcc libc6-dev nfs-kernel-server nfs-common rpcbind e2fsprogs kmod iproute2"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EXPORT = "/srv/back/exp"
 START_S = 150.0
@@ -41,7 +42,7 @@ NODE = "/root/node"
 
 OUTSIDE = """
 mount -t tmpfs -o size=6g tmpfs {memory}
-TMPDIR={memory} {uml} mem=3G rootfstype=hostfs rootflags=/ ro init={lab}/first \
+LD_PRELOAD={lab}/registers.so TMPDIR={memory} {uml} mem=3G rootfstype=hostfs rootflags=/ ro init={lab}/first \
     ubda={lab}/disk.img ubdb={lab}/export.img con0=null,fd:2 con=null ssl=null umid=lab uml_dir={memory} &
 wait
 """
@@ -199,6 +200,8 @@ class NfsLab:
         memory = self.lab / "memory"
         for directory in (self.jobs, memory):
             directory.mkdir(parents=True)
+        compiling = ["cc", "-shared", "-fPIC", "-O2", "-o", self.lab / "registers.so", REGISTERS]
+        subprocess.run(compiling, check=True, capture_output=True, timeout=300)
         for name in ("disk.img", "export.img"):
             with (self.lab / name).open("wb") as file:
                 file.truncate(6 << 30)
