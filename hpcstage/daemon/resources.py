@@ -18,7 +18,7 @@ from hpcstage.protocol.daemonspec import DaemonSpec
 
 class Gate:
     """Knows why the store was closed: for good, as a stale copy may be visible and no program may open it. Programs
-    close it, too, where they cannot tell the daemon that they write."""
+    and the exchange close it, too, where they cannot tell the daemon of writes."""
 
     def __init__(self, page: Page, host: str) -> None:
         self._page = page
@@ -45,7 +45,7 @@ class Gate:
         log = f"the daemon's log is nodes/{self._host}.log in the run directory"
         why, remedy = self._why, f"check the local disk and its size; {log}"
         if not why:
-            why = "a program wrote below a dataset and could not tell the staging daemon"
+            why = "a program, or this node's exchange, could not tell the staging daemon of writes below a dataset"
             remedy = f"the daemon was late or gone, or the program had no free descriptor; {log}"
         text = f"{why}; from then on the programs on {self._host} read the source"
         return Problem("store-closed", text, remedy)

@@ -48,6 +48,18 @@ def test_a_new_group_goes_on_where_the_last_ended(nodes, make_tree):
     assert [part.problems for part in parts] == [(), (), ()]
 
 
+def test_exchanges_that_others_replace_close_no_store(nodes, make_tree):
+    root = make_tree(files=200, size_bytes=20_000)
+    daemons = nodes.up(root, 2, placement="replicate", max_rate_bytes_per_s=3_000_000.0)
+    wait_until(lambda: copies(daemons[1], root) > 20)
+    nodes.world()
+    assert nodes.worlds[0].end() == 0
+    nodes.staged()
+    parts = nodes.end()
+    assert [part.group.generations for part in parts] == [2, 2]
+    assert [part.problems for part in parts] == [(), ()]
+
+
 def test_without_a_new_group_the_rest_comes_from_the_source(nodes, make_tree):
     root = make_tree(files=200, size_bytes=20_000)
     daemons = nodes.up(root, 2, placement="replicate", max_rate_bytes_per_s=800_000.0, group_wait_s=1.5)
