@@ -93,9 +93,9 @@ def small_tmpfs(path: Path, options: str) -> Iterator[Path]:
 
 
 def _mounts() -> set[tuple[str, str]]:
-    """Names and paths."""
+    """Names and paths, but for the one that `ip netns` makes once on a machine."""
     lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
-    return {(name, path) for name, path in (line.split()[:2] for line in lines)}
+    return {(name, path) for name, path in (line.split()[:2] for line in lines) if path != "/run/netns"}
 
 
 def _is_of_others(name: str, path: str, own: Path) -> bool:

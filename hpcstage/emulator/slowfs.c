@@ -470,8 +470,8 @@ static void guard(pid_t starter, pid_t server, const char *name, const char *mou
 {
     struct pollfd watched[2] = {{pidfd(starter), POLLIN, 0}, {pidfd(server), POLLIN, 0}};
 
-    /* Without a descriptor the server has ended already. */
-    while (watched[1].fd >= 0 && poll(watched, 2, -1) < 0 && errno == EINTR)
+    /* Without a descriptor a process has ended already. */
+    while (watched[0].fd >= 0 && watched[1].fd >= 0 && poll(watched, 2, -1) < 0 && errno == EINTR)
         ;
     if (watched[1].fd >= 0 && !(watched[1].revents & POLLIN)) {
         kill(server, SIGTERM);
