@@ -585,5 +585,7 @@ def test_a_link_is_complete_when_its_goal_is(make: Make, is_orderly: bool) -> No
         kept.save("step3")
         kept.until(lambda: "step3" in kept.drained(), "the drain")
         assert (kept.target / "latest").readlink() == Path("step1")
-    kept.end(is_orderly=is_orderly)
+        if is_orderly:
+            file.close()
+        kept.end(is_orderly=is_orderly)
     assert (kept.target / "latest").readlink() == Path("step2" if is_orderly else "step1")
