@@ -23,6 +23,10 @@ class LinkEnded(Exception):
     """The daemon has gone, or sends what makes no sense."""
 
 
+class LinkReplaced(LinkEnded):
+    """The daemon has another exchange."""
+
+
 class DaemonLink:
     """A connection to the daemon, with the messages that are not sent yet."""
 

@@ -10,6 +10,7 @@ import select
 import time
 from collections.abc import Sequence
 
+from hpcstage.exchange.daemonlink import LinkReplaced
 from hpcstage.exchange.service import ExchangeService, Station
 from hpcstage.exchange.transport.frames import FrameError
 from hpcstage.protocol import exchange
@@ -88,6 +89,8 @@ class Exchange:
             self._station.ended = True
             for service in self._services:
                 service.stop()
+        elif isinstance(message, exchange.Replaced):
+            raise LinkReplaced("another exchange is connected to the daemon")
         elif type(message) in self._by_order:
             self._by_order[type(message)].obey(message)
 

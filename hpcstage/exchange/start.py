@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcstage.exchange.coding.codingservice import CodingService
-from hpcstage.exchange.daemonlink import DaemonLink, LinkEnded
+from hpcstage.exchange.daemonlink import DaemonLink, LinkEnded, LinkReplaced
 from hpcstage.exchange.files.fileservice import FileService
 from hpcstage.exchange.files.stripeservice import StripeService
 from hpcstage.exchange.files.written import WrittenService
@@ -116,8 +116,9 @@ def _take_part(world: MpiWorld, spec: GroupSpec) -> int:
             exchange.step()
         daemon.close()
         _leave(world, time.monotonic() + spec.goodbye_s, exchange)
-    except LinkEnded:
-        page.close(Path(nodedir.PAGE))  # nobody is left here who would hear of writes on other nodes
+    except LinkEnded as error:
+        if not isinstance(error, LinkReplaced):
+            page.close(Path(nodedir.PAGE))  # nobody is left here who would hear of writes on other nodes
         raise
     finally:
         shutil.rmtree(store.incoming, ignore_errors=True)

@@ -228,6 +228,14 @@ class End:
     FORM: ClassVar[struct.Struct] = struct.Struct("<")
 
 
+@dataclass(frozen=True)
+class Replaced:
+    """Daemon: another exchange has connected, and hears of writes."""
+
+    CODE: ClassVar[int] = 41
+    FORM: ClassVar[struct.Struct] = struct.Struct("<")
+
+
 Message = (
     Hello
     | Group
@@ -244,6 +252,7 @@ Message = (
     | Together
     | Holdings
     | End
+    | Replaced
 )
 _WITH_IDS = (Fetch, Ask, Offer, Missed, Written, Reading, Together, Holdings)
 _CLASSES: dict[int, type[Message]] = {kind.CODE: kind for kind in get_args(Message)}

@@ -53,7 +53,7 @@ def test_exchanges_that_others_replace_close_no_store(nodes, make_tree):
     daemons = nodes.up(root, 2, placement="replicate", max_rate_bytes_per_s=3_000_000.0)
     wait_until(lambda: copies(daemons[1], root) > 20)
     nodes.world()
-    assert nodes.worlds[0].end() == 0
+    assert nodes.worlds[0].end() != 0
     nodes.staged()
     parts = nodes.end()
     assert [part.group.generations for part in parts] == [2, 2]

@@ -109,7 +109,7 @@ class NodeGroup(Service):
         if connection is None:
             return None
         if self._link is not None:
-            self._link.send(exchange.End())  # else it would close the store: nobody there would hear of writes
+            self._link.send(exchange.Replaced())
             self._link.close()
             self._ended("a new group was started")
         self.nodes.begin()
