@@ -35,7 +35,7 @@ class Said:
     @classmethod
     def of(cls, stderr: str, record: Mapping[str, Any] | None) -> Said:
         """Reads what `hpcstage clean --drain` said and what the record of the run says, if it has one."""
-        names = ((record or {}).get("outputs") or {}).get("names", ())
+        names = (record or {}).get("drains", {}).get("out", {}).get("names", ())
 
         def told(fate: str, line: re.Pattern[str]) -> dict[str, str]:
             recorded = {one["name"]: one["why"] for one in names if one["fate"] == fate}
