@@ -92,6 +92,8 @@ class Run:
     host: str
     node: str = ""
     """The node's name, where others upload to the same DIR; else empty."""
+    tree: str = ""
+    """The local directory as the command knew it: what a killed run left is moved."""
 
     @property
     def suffix(self) -> str:

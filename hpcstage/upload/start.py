@@ -34,7 +34,7 @@ def start(place: Place, target: str, run_id: str, node: str = "", most_entries: 
     path = os.path.realpath(target)
     try:
         os.makedirs(path, exist_ok=True)
-        run = Run(run_id, path, os.stat(path).st_ino, time_there(path), os.uname().nodename, node)
+        run = Run(run_id, path, os.stat(path).st_ino, time_there(path), os.uname().nodename, node, place.tree)
         found = list(_listed(path, most_entries))
     except OSError as error:
         raise CannotShow(f"{error.filename or path}: {error.strerror}") from None

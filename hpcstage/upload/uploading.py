@@ -183,7 +183,7 @@ class Uploader:
 
     def _bring_link(self, name: str) -> int:
         here, text = Here.of(os.lstat(self._local(name))), os.readlink(self._local(name))
-        for root in (self._tree, self.target.root):
+        for root in filter(None, (self._tree, self.target.run.tree, self.target.root)):
             if text == root or text.startswith(f"{root}/"):
                 text = posixpath.relpath(text[len(root) :] or "/", f"/{posixpath.dirname(name)}")
         temporary = self._begin(name)

@@ -51,6 +51,15 @@ def write_and_wait(place: Place, target: Path, *names: str) -> None:
     wait_for(lambda: all((target / name).exists() for name in names))
 
 
+def test_a_link_to_what_lies_beside_it_leads_there_though_a_killed_runs_directory_was_moved(
+    place: Place, tmp_path: Path
+) -> None:
+    Path(place.tree, "goal").write_text("goal")
+    Path(place.tree, "link").symlink_to(f"{place.tree}/goal")
+    upload_late(Place(place.base.rename(tmp_path / "moved")))
+    assert os.readlink(tmp_path / "DIR/link") == "goal"
+
+
 def test_half_a_line_of_a_full_disk_takes_no_other_with_it(place: Place) -> None:
     with open(place.manifest, "ab") as file:
         file.write(b'12345678 ["try","half')
