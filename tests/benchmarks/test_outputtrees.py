@@ -77,7 +77,7 @@ def test_what_lies_beside_has_to_be_named(there: Path, left: Path) -> None:
     (there / "a").write_text("of others")
     assert len(judged(there, left)) == 2
     assert judged(there, left, Said.of(CLEAN.format(name="a", beside="a.run-1"), None)) == []
-    assert judged(there, left, Said.of("", {"outputs": {"names": [BESIDE]}})) == []
+    assert judged(there, left, Said.of("", {"drains": {"out": {"names": [BESIDE]}}})) == []
     assert judged(there, left, Said.of(CLEAN.format(name="d/b", beside="a.run-1"), None)) != []
     (there / "a.run-1").write_text("old")
     assert judged(there, left, Said.of(CLEAN.format(name="a", beside="a.run-1"), None)) != []
