@@ -70,6 +70,15 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0, what: str 
         time.sleep(0.01)
 
 
+def below(pid: int) -> list[tuple[psutil.Process, list[str]]]:
+    """The live processes below one, wherever in the tree, each with its command line; parents before children."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie, too
+            found.append((process, process.cmdline()))
+    return found
+
+
 def kill_all(wrapper: subprocess.Popen[bytes]) -> None:
     """Kills a run at once, as a node's death would: wrapper, daemon, the daemon's processes and the command."""
     family = [psutil.Process(wrapper.pid), *psutil.Process(wrapper.pid).children(recursive=True)]

@@ -7,8 +7,8 @@ import os
 import random
 import signal
 
-import psutil
 import pytest
+from conftest import below
 from daemon_process import same, start_daemon, wait_until  # noqa: F401
 from group_process import nodes, total  # noqa: F401
 
@@ -24,12 +24,7 @@ def copies(daemon, root):
 
 
 def exchanges(world):
-    found = []
-    for process in psutil.Process(world.process.pid).children(recursive=True):
-        line = process.cmdline()
-        if "hpcstage.exchange" in line and "mpiexec" not in line[0]:
-            found.append(process)
-    return found
+    return [process for process, words in below(world.process.pid) if words[1:3] == ["-m", "hpcstage.exchange"]]
 
 
 def test_a_new_group_goes_on_where_the_last_ended(nodes, make_tree):

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 
-import psutil
+from conftest import below
 from daemon_process import start_daemon, wait_until  # noqa: F401
 from group_process import nodes, total  # noqa: F401
 
@@ -21,8 +21,8 @@ def files_of(root):
 
 
 def exchange_of(world, rank):
-    below = psutil.Process(world.process.pid).children(recursive=True)
-    return next(one for one in below if "hpcstage.exchange" in one.cmdline() and one.environ()["PMI_RANK"] == str(rank))
+    exchanges = (one for one, words in below(world.process.pid) if words[1:3] == ["-m", "hpcstage.exchange"])
+    return next(one for one in exchanges if one.environ()["PMI_RANK"] == str(rank))
 
 
 def wrote(daemon, path):

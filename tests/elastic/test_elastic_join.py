@@ -214,9 +214,13 @@ def test_processes_that_go_on(jobs: Jobs) -> None:
 
 
 def wait_together(jobs: Jobs) -> dict[str, str]:
-    """Waits until the training has the two nodes of the second job, and returns the processes."""
-    wait_for(lambda: any(step[2] == "3" for step in jobs.steps()), 300, f"three ranks: {jobs.text()}")
-    return {step[0]: step[1] for step in jobs.steps() if step[2] == "3"}
+    """Waits until the training has the two nodes of the second job, and returns a process of each job."""
+
+    def found() -> dict[str, str]:
+        return {step[0]: step[1] for step in jobs.steps() if step[2] == "3"}
+
+    wait_for(lambda: len(found()) == 2, 300, f"three ranks: {jobs.text()}")
+    return found()
 
 
 def test_a_policy_that_takes_nobody(jobs: Jobs) -> None:

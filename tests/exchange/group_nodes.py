@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import psutil
+from conftest import below
 
 from benchmarks.peernodes import Node, launch, manifest_of, serve
 
@@ -45,8 +46,7 @@ class Group:
         return data
 
     def exchanges(self) -> list[psutil.Process]:
-        found = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in found if child.cmdline()[1:3] == ["-m", "hpcstage.exchange"]]
+        return [child for child, words in below(self.process.pid) if words[1:3] == ["-m", "hpcstage.exchange"]]
 
     def kill_exchanges(self) -> None:
         """Kills all of them; those that are left may end as the first one goes."""

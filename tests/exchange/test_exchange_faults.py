@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("mpi4py", reason="needs mpi4py")
 
-from conftest import small_tmpfs, wait_for
+from conftest import below, small_tmpfs, wait_for
 from group_nodes import Group
 
 from benchmarks.peernodes import MPIEXEC, serve
@@ -83,10 +83,7 @@ def kill(one: Group, victim: str, rng: random.Random) -> None:
         one.process.kill()
     else:
         name = "hpcstage.exchange" if victim == "exchange" else "hydra_pmi_proxy"
-        found = [
-            p for p in psutil.Process(one.process.pid).children(recursive=True) if name in " ".join(p.cmdline()[:4])
-        ]
-        rng.choice(found).kill()
+        rng.choice([process for process, words in below(one.process.pid) if name in " ".join(words[:4])]).kill()
 
 
 @pytest.mark.parametrize("seed", range(3))

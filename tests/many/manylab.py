@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import conftest
 import psutil
 import pytest
 from conftest import Hpcstage, wait_for
@@ -115,22 +116,15 @@ def run_past_half(
 
 def below(process: subprocess.Popen[bytes], word: str) -> list[psutil.Process]:
     """Processes below a wrapper, wherever in the tree, that run this module or program; the oldest first."""
-    found = []
-    for child in psutil.Process(process.pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            words = child.cmdline()
-            if word in words or (words and os.path.basename(words[0]) == word):
-                found.append(child)
+    all_ = conftest.below(process.pid)
+    found = [child for child, words in all_ if word in words or (words and os.path.basename(words[0]) == word)]
     return sorted(found, key=lambda one: one.create_time())
 
 
 def of_nodes(process: subprocess.Popen[bytes], *nodes: int) -> list[psutil.Process]:
     """Processes of virtual nodes below a wrapper, daemons and theirs, the oldest first."""
-    found, ends = [], tuple(f".v{node}/spec.json" for node in nodes)
-    for child in psutil.Process(process.pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if any(word.endswith(ends) for word in child.cmdline()):
-                found.append(child)
+    ends = tuple(f".v{node}/spec.json" for node in nodes)
+    found = [child for child, words in conftest.below(process.pid) if any(word.endswith(ends) for word in words)]
     return sorted(found, key=lambda one: one.create_time())
 
 

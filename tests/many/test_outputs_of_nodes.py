@@ -11,7 +11,7 @@ from pathlib import Path
 import manylab
 import psutil
 import pytest
-from conftest import Hpcstage, python_command, wait_for
+from conftest import Hpcstage, below, python_command, wait_for
 from fakecluster import FakeCluster
 
 from hpcstage.node import kept
@@ -98,9 +98,9 @@ def test_nothing_is_lost_with_the_lead_or_with_everything(
     results, flag = tmp_path / "results", tmp_path / "flag"
     process = hpcstage.start("run", "--nodes", "2", "--out", results, "--", *python_command(KEPT, "{out}", str(flag)))
     wait_for((tmp_path / "flag.up").exists, 120, "the command")
-    ours = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    if killed != "all":
-        ours = [one for one in ours if killed in one.cmdline()]
+    ours = [one for one, words in below(process.pid) if killed in ("all", *words)]
+    if killed == "all":
+        ours.append(psutil.Process(process.pid))
     manylab.kill(ours)
     flag.touch()
     _, err = process.communicate(timeout=300)

@@ -99,7 +99,7 @@ def of_others(hpcstage: Hpcstage) -> list[float]:
 def test_each_node_reads_its_share_at_the_source(hpcstage: Hpcstage, source: Slowfs, tmp_path: Path) -> None:
     found = run(hpcstage, source, "in order, to the end")
     assert found == NODES * [checksum((tmp_path / "behind" / "large").read_bytes(), MB)]
-    assert of_others(hpcstage) == NODES * [pytest.approx(2 / 3, abs=0.2)]  # less if one begins late
+    assert sum(of_others(hpcstage)) > 1.2, "two of three files; less where one node begins before the others"
     assert sum(part["datasets"][0]["staged_files"] for part in manylab.parts_of(hpcstage)) == NODES * 4
     assert manylab.record_of(hpcstage)["totals"]["local_bytes"] > 0.2 * NODES * SIZE
 
@@ -107,7 +107,7 @@ def test_each_node_reads_its_share_at_the_source(hpcstage: Hpcstage, source: Slo
 def test_a_node_that_does_not_read_it_brings_its_share(hpcstage: Hpcstage, source: Slowfs, tmp_path: Path) -> None:
     found = run(hpcstage, source, "in order, to the end", readers=1)
     assert found == NODES * [checksum((tmp_path / "behind" / "large").read_bytes(), MB)]
-    assert of_others(hpcstage) == NODES * [pytest.approx(2 / 3, abs=0.2)]  # less if one begins late
+    assert sum(of_others(hpcstage)) > 1.2, "two of three files; less where one node begins before the others"
 
 
 def test_what_is_read_in_any_order_is_brought_while_the_programs_compute(

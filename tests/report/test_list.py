@@ -12,7 +12,7 @@ from pathlib import Path
 import manyruns
 import psutil
 import pytest
-from conftest import Hpcstage, kill_all, wait_for
+from conftest import Hpcstage, below, kill_all, wait_for
 
 EVERY = 1000
 CPU_LIMIT_S = 4.0
@@ -115,7 +115,7 @@ def test_a_killed_run(hpcstage: Hpcstage, make_tree: Callable[..., Path], local_
 def test_while_the_wrapper_ends_the_run_it_is_running(hpcstage: Hpcstage, make_tree: Callable[..., Path]) -> None:
     """Its command has ended, and there may be much to be copied."""
     with manyruns.going(hpcstage, "--data", make_tree(files=3)) as process:
-        (command,) = [one for one in psutil.Process(process.pid).children() if "-c" in one.cmdline()]
+        (command,) = [one for one, words in below(process.pid) if "-c" in words and one.ppid() == process.pid]
         process.send_signal(19)
         command.kill()
         wait_for(lambda: command.status() == psutil.STATUS_ZOMBIE)

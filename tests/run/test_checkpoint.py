@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import Hpcstage, kill_all, python_command, wait_for
+from conftest import Hpcstage, below, kill_all, python_command, wait_for
 
 from hpcstage.node.kept import KeptPlace
 
@@ -458,8 +458,8 @@ def test_no_completed_step_is_lost(hpcstage: Hpcstage, tmp_path: Path, local_dir
     command = python_command(f"import os, sys, time\n{STEPS}", "{checkpoint}")
     wrapper = hpcstage.start("run", "--checkpoint", "ckpt", "--", *command, env={"FLAG": os.fspath(flag)})
     wait_for((tmp_path / "ckpt/step1").exists, 120, "a step in DIR")
-    family = psutil.Process(wrapper.pid).children(recursive=True)
-    daemon = next(one for one in family if "hpcstage.daemon" in one.cmdline())
+    family = below(wrapper.pid)
+    daemon = next(one for one, words in family if "hpcstage.daemon" in words)
     time.sleep(random.random())
     if victims == "all":
         kill_all(wrapper)
@@ -467,7 +467,7 @@ def test_no_completed_step_is_lost(hpcstage: Hpcstage, tmp_path: Path, local_dir
         (daemon if victims == "daemon" else wrapper).send_signal(signal.SIGKILL)
     flag.touch()
     code = wrapper.wait(300)
-    psutil.wait_procs(family, timeout=300)
+    psutil.wait_procs([one for one, _ in family], timeout=300)
     done = hpcstage("clean", "--drain")
     assert (code, done.returncode) == (0 if victims == "daemon" else -signal.SIGKILL, 0), done.stderr
     there = {name.partition(".")[0]: name for name in names(tmp_path / "ckpt")}

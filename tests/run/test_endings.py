@@ -9,9 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
-from conftest import Hpcstage, python_command, wait_for
+from conftest import Hpcstage, below, python_command, wait_for
 
 Tree = Callable[..., Path]
 
@@ -77,7 +76,7 @@ def test_the_log_that_a_message_names_is_there(hpcstage: Hpcstage, make_tree: Tr
     with hpcstage.start("run", "--data", make_tree(files=3), "--", *python_command(wait, stop)) as going:
         try:
             wait_for(lambda: bool(list(hpcstage.cwd.glob("hpcstage-runs/*/run.part.json"))))
-            (daemon,) = [p for p in psutil.Process(going.pid).children() if "hpcstage.daemon" in " ".join(p.cmdline())]
+            daemon = next(one for one, words in below(going.pid) if "hpcstage.daemon" in words)
             os.kill(daemon.pid, signal.SIGKILL)
             daemon.wait(300)
         finally:

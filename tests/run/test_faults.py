@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Hpcstage, content, small_tmpfs, wait_for
+from conftest import Hpcstage, below, content, small_tmpfs, wait_for
 from test_modes import DIGEST, digest
 
 Tree = Callable[..., Path]
@@ -54,11 +54,7 @@ def start_slow(hpcstage: Hpcstage, data: Path, *options: str) -> subprocess.Pope
 
 def daemons_of(wrapper: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """The daemon first, then its copiers."""
-    found = []
-    for child in psutil.Process(wrapper.pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "hpcstage.daemon" in child.cmdline():
-                found.append(child)
+    found = [child for child, words in below(wrapper.pid) if "hpcstage.daemon" in words]
     return sorted(found, key=lambda process: process.create_time())
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from conftest import Hpcstage, kill_all, python_command, small_tmpfs, wait_for
+from conftest import Hpcstage, below, kill_all, python_command, small_tmpfs, wait_for
 
 from hpcstage.node.kept import KeptPlace
 from hpcstage.owner import OWNER, Owner
@@ -419,14 +419,14 @@ def test_all_that_is_another_after_a_kill_is_named(
     command = python_command(CHANGE, "{out}", flag)
     wrapper = hpcstage.start("run", "--data", make_tree(), "--out", results, "--", *command)
     wait_for(lambda: Path(f"{flag}.up").exists() and (results / "mine").exists(), 120, "the first file in DIR")
-    family = [psutil.Process(wrapper.pid), *psutil.Process(wrapper.pid).children(recursive=True)]
-    ours = [one for one in family if {"hpcstage", "hpcstage.daemon"} & set(one.cmdline())]
+    family = [(psutil.Process(wrapper.pid), ["hpcstage"]), *below(wrapper.pid)]
+    ours = [one for one, words in family if {"hpcstage", "hpcstage.daemon"} & set(words)]
     for process in ours[which == "daemon" :]:
         process.kill()
     flag.touch()
     said = wrapper.communicate(timeout=300)[1].decode()
     if which == "both":
-        psutil.wait_procs(family, timeout=300)
+        psutil.wait_procs([one for one, _ in family], timeout=300)
         done = hpcstage("clean", "--drain")
         assert done.returncode == 0, done.stderr
         said = done.stderr.decode()
