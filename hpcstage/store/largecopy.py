@@ -13,7 +13,8 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hpcstage.plan.rule import Aside
@@ -99,7 +100,7 @@ class LargeCopy:
         """Copies the file with those who help, and publishes it."""
         if worker.stats.cancelled:  # before others could know of this copy
             self.cancelled = True
-        try:
+        with self._failing():
             self._open(worker)
             self._read_source(worker, leads=True)
             while not self._ends():
@@ -107,8 +108,7 @@ class LargeCopy:
                     time.sleep(LOOK_EVERY_S)
                 self._read_source(worker, leads=True)
             self._publish(worker)
-        except CopyError as error:
-            self._fail(error)
+        if self.outcome.status:
             self._give_up()
         return self.outcome
 
@@ -138,9 +138,19 @@ class LargeCopy:
     def _is_exhausted(self) -> bool:
         return self._is_over or self.cancelled or bool(self.outcome.status) or self._choice.is_done
 
-    def _fail(self, error: CopyError) -> None:
-        if not self.outcome.status:
-            self.outcome.status, self.outcome.errno = error.status, error.errno
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Whatever goes wrong in one thread ends the copy for all, with what went wrong first."""
+        found = None
+        try:
+            yield
+        except CopyError as error:
+            found = error
+        except Exception:  # noqa: BLE001  the thread that leads waits for the others
+            found = CopyError(Status.LOCAL_ERROR)
+            traceback.print_exc()
+        if found is not None and not self.outcome.status:
+            self.outcome.status, self.outcome.errno = found.status, found.errno
 
     def _stop_if_in_vain(self) -> None:
         """Raises CopyError if the copy was cancelled, or has failed."""
@@ -154,10 +164,8 @@ class LargeCopy:
         is_one_too_many = False
         while not is_one_too_many and (stripes := self._claim()) is not None:
             took_ns = 0
-            try:
+            with self._failing():
                 took_ns = self._copy(worker, stripes)
-            except CopyError as error:
-                self._fail(error)
             with self._lock:
                 self._reading -= 1
                 is_slow = took_ns > SLOW_NS and self._choice.is_beside
@@ -219,10 +227,8 @@ class LargeCopy:
             stripe = None if self._is_exhausted else self._choice.take_aside()
         if stripe is None:
             return False
-        try:
+        with self._failing():
             self._copy_aside(worker, stripe)
-        except CopyError as error:
-            self._fail(error)
         with self._lock:
             self._choice.aside = None
         return True
@@ -270,7 +276,7 @@ class LargeCopy:
         """Gets stripes from other nodes until there are none to be asked for."""
         others = self._others
         assert others is not None
-        try:
+        with self._failing():
             while self._ask_for_more(others) or others.is_waiting or self._asks_later(others):
                 self._stop_if_in_vain()
                 for stripe, data in others.answers(LOOK_S if others.is_waiting else LOOK_EVERY_S):
@@ -278,8 +284,6 @@ class LargeCopy:
                         self._do_without(stripe)
                     else:
                         self._take(worker, stripe, data)
-        except CopyError as error:
-            self._fail(error)
         others.close()
         with self._lock:
             self._is_asking = False

@@ -429,6 +429,36 @@ def test_a_copy_that_was_cancelled_before_it_began_ends_though_nothing_of_it_is_
     assert not (tmp_path / "incoming").exists()
 
 
+def test_whatever_goes_wrong_in_a_thread_that_helps_ends_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, stats, helping, went_wrong = tmp_path / "large", StatsArea(2), list[threading.Thread](), threading.Event()
+    source.write_bytes(bytes(3 * RANGE_BYTES))
+    assert GrantedRows(tmp_path).grant(0)
+    show = Arrival.arrived
+
+    def invite(large: LargeCopy) -> None:
+        helping.append(threading.Thread(target=large.help, args=(CopyWorker(stats.thread(1)),)))
+        helping[-1].start()
+
+    def arrived(arrival: Arrival, stripe: int) -> None:
+        if threading.current_thread() in helping:
+            went_wrong.set()
+            raise ValueError("a mistake")
+        show(arrival, stripe)
+        if helping:
+            assert went_wrong.wait(60)
+
+    monkeypatch.setattr(Arrival, "arrived", arrived)
+    outcome = copy_of(tmp_path, source, invite).copy(CopyWorker(stats.thread(0)))
+    for thread in helping:
+        thread.join(60)
+    assert outcome.status is Status.LOCAL_ERROR
+    assert not (tmp_path / "copy").exists()
+    assert not (tmp_path / "incoming").exists()
+    assert "a mistake" in capfd.readouterr().err
+
+
 needs_fuse = pytest.mark.skipif(unavailable() is not None, reason="no FUSE here")
 
 
