@@ -91,7 +91,7 @@ class KeptDirectory:
         local = CheckpointPlace(self.place.output)
         local.base.mkdir(0o700)
         local.tree.mkdir(0o700)
-        charter_of(told, node or ALONE, earlier, domain_of(os.environ)).save(local)
+        charter_of(told, node or ALONE, earlier, domain_of(os.environ), os.fspath(local.tree)).save(local)
 
     def of_node(self, node: str) -> KeptPlace:
         """Returns the place of another node, by what its names end in."""

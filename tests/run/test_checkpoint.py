@@ -311,11 +311,14 @@ def test_clean_drains_what_a_killed_run_left(hpcstage: Hpcstage, tmp_path: Path,
     (place,) = kept(local_dir)
     run_id = KeptPlace(place).run_id
     (place / "out/tree/torn").write_bytes(b"half")
+    (place / "out/tree/latest").symlink_to(place / "out/tree/step2")
     assert hpcstage("checkpoint", "verify", "ckpt").returncode == 0
     assert hpcstage("clean").returncode == NOT_DRAINED
     done = hpcstage("clean", "--drain")
     assert done.returncode == 0, done.stderr
-    assert names(tmp_path / "ckpt") == ["step1", "step2", f"torn.{run_id}"], "nothing is lost, nor taken for complete"
+    left = ["latest", "step1", "step2", f"torn.{run_id}"]
+    assert names(tmp_path / "ckpt") == left, "nothing is lost, nor taken for complete"
+    assert os.readlink(tmp_path / "ckpt/latest") == "step2"
     (line,) = [line for line in hpcstage("checkpoint", "ls", "ckpt").stdout.splitlines() if b"torn" in line]
     assert b"not shown to a run" in line
     assert kept(local_dir) == []

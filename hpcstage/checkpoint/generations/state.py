@@ -111,6 +111,8 @@ class FileTree:
 
     directory: Path
     names: Sequence[str] | None = None
+    known_as: str = ""
+    """The directory as the program knew it, where that was moved since."""
 
     def scan(self, files: Files) -> FoundState:
         """Returns the entries. Raises StateChanged, and a ValueError unless each of the given names is one of the
@@ -119,31 +121,30 @@ class FileTree:
         if names is None:  # without what is ours
             names = [name for name in _listed(files, self.directory) if not name.startswith(OURS)]
         _check_names(names)
-        found = [one for name in sorted(names) for one in _walk(files, self.directory, name)]
+        found = [one for name in sorted(names) for one in self._walk(files, name)]
         return FoundState(files, self.directory, tuple(e for e, _ in found), tuple(f for _, f in found))
 
+    def _walk(self, files: Files, name: str) -> Iterator[tuple[SavedEntry, Fingerprint]]:
+        """Yields an entry with all below it that is a file, a link or a directory."""
+        path = self.directory / name
+        status = _settled(files, path)
+        mode, mtime_ns = stat.S_IMODE(status.st_mode), status.st_mtime_ns
+        if stat.S_ISREG(status.st_mode):
+            yield SavedEntry(name, EntryType.FILE, mode, mtime_ns, status.st_size), _fingerprint(status)
+        elif stat.S_ISLNK(status.st_mode):
+            with _program_path(path):
+                target = link_target(self.directory, name, files.call(os.readlink, path), self.known_as)
+            yield SavedEntry(name, EntryType.LINK, mode, mtime_ns, target=target), _fingerprint(status)
+        elif stat.S_ISDIR(status.st_mode):
+            yield SavedEntry(name, EntryType.DIRECTORY, mode, mtime_ns), _fingerprint(status)
+            for below in sorted(_listed(files, path)):
+                yield from self._walk(files, f"{name}/{below}")
 
-def _walk(files: Files, directory: Path, name: str) -> Iterator[tuple[SavedEntry, Fingerprint]]:
-    """Yields an entry with all below it that is a file, a link or a directory."""
-    path = directory / name
-    status = _settled(files, path)
-    mode, mtime_ns = stat.S_IMODE(status.st_mode), status.st_mtime_ns
-    if stat.S_ISREG(status.st_mode):
-        yield SavedEntry(name, EntryType.FILE, mode, mtime_ns, status.st_size), _fingerprint(status)
-    elif stat.S_ISLNK(status.st_mode):
-        with _program_path(path):
-            target = link_target(directory, name, files.call(os.readlink, path))
-        yield SavedEntry(name, EntryType.LINK, mode, mtime_ns, target=target), _fingerprint(status)
-    elif stat.S_ISDIR(status.st_mode):
-        yield SavedEntry(name, EntryType.DIRECTORY, mode, mtime_ns), _fingerprint(status)
-        for below in sorted(_listed(files, path)):
-            yield from _walk(files, directory, f"{name}/{below}")
 
-
-def link_target(directory: Path, name: str, target: str) -> str:
+def link_target(directory: Path, name: str, target: str, known_as: str = "") -> str:
     """Returns the target of a link as it is saved: relative where it leads into the directory of the state, which lies
     elsewhere when it is restored."""
-    for top in (os.fspath(directory), os.path.realpath(directory)):
+    for top in filter(None, (os.fspath(directory), os.path.realpath(directory), known_as)):
         if target == top or target.startswith(f"{top}/"):
             return os.path.relpath(target, os.path.dirname(f"{top}/{name}"))
     return target

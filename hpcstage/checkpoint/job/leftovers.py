@@ -35,15 +35,15 @@ def place_completed(
 ) -> tuple[list[UndrainedEntry], dict[str, str]]:
     """Copies complete entries under their names, of which the target has no newer ones of somebody else. Returns what
     could not be copied, and the names of what lies beside."""
-    root = Path(target.root)
+    root, known_as = Path(target.root), target.run.tree
     before = described(root)
 
     def placed(name: str) -> str:
-        if is_same(place.tree, root, name):
+        if is_same(place.tree, root, name, known_as=known_as):
             return name
         is_ours = before is not None and is_there(root, before.manifest, name)
         with Making(target) as making:
-            if not copy_entries(place.tree, [name], making.path):
+            if not copy_entries(place.tree, [name], making.path, known_as=known_as):
                 return name
             time_ns = math.inf if is_ours else newest_ns(making.path / name)
             return give_name(making, name, target.run.suffix, time_ns)
@@ -56,16 +56,20 @@ def place_leftovers(
 ) -> tuple[list[UndrainedEntry], dict[str, str]]:
     """Copies entries that may be half-written, those that the target does not hold as they are. Returns what could not
     be copied, and the new names."""
-    root = Path(target.root)
+    root, known_as = Path(target.root), target.run.tree
+
+    def has(name: str, there: str) -> bool:
+        return is_same(place.tree, root, name, there, known_as)
 
     def placed(name: str) -> str:
-        if not is_carried(place.tree, name) or is_same(place.tree, root, name):
+        if not is_carried(place.tree, name) or has(name, name):
             return name
-        other = next(o for o in target.names_beside(name) if not target.look(o) or is_same(place.tree, root, name, o))
+        other = next(o for o in target.names_beside(name) if not target.look(o) or has(name, o))
         note_beside(root, other)
         if target.look(other) is None:
             with Making(target) as making:
-                if copy_entries(place.tree, [name], making.path) and making.give(name, [other]) is None:
+                copied = copy_entries(place.tree, [name], making.path, known_as=known_as)
+                if copied and making.give(name, [other]) is None:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(root / other))
         if os.path.lexists(root / name) and size_of(place.tree / name) <= size_of(root / name):
             note_torn(root, other, name)  # a log that has grown is larger, and stays

@@ -141,6 +141,8 @@ class CheckpointCharter:
     """Whether the program is started anew without a node that is lost."""
     owner: str = ""
     """The run that owns the target, where another one goes on with what this one left."""
+    tree: str = ""
+    """The local directory as the command knew it: what a killed run left is moved."""
 
     def save(self, place: CheckpointPlace) -> None:
         """Writes the charter; it is on the disk before a command can start."""
@@ -171,15 +173,18 @@ class CheckpointCharter:
     def run(self) -> Run:
         """Returns which run writes to the target, as its uploader needs it."""
         node = "" if self.is_alone else self.suffix
-        return Run(self.run_id, self.target, self.target_inode, 0, os.uname().nodename, node)
+        return Run(self.run_id, self.target, self.target_inode, 0, os.uname().nodename, node, self.tree)
 
 
-def charter_of(said: Mapping[str, Any], node: str, earlier: Sequence[str], domain: str = "") -> CheckpointCharter:
+def charter_of(
+    said: Mapping[str, Any], node: str, earlier: Sequence[str], domain: str = "", tree: str = ""
+) -> CheckpointCharter:
     """Returns the charter of one node of a job, by what all its nodes are told, as plain data."""
     fields = {key: value for key, value in said.items() if key != "earlier"}
     protect = fields["protect"]
     typed = {"nodes": tuple(fields["nodes"]), "protect": None if protect is None else (protect[0], protect[1])}
-    return CheckpointCharter(**{**fields, **typed, "node": node, "earlier": tuple(earlier), "domain": domain})
+    own = {"node": node, "earlier": tuple(earlier), "domain": domain, "tree": tree}
+    return CheckpointCharter(**{**fields, **typed, **own})
 
 
 @dataclass(frozen=True)

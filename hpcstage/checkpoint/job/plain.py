@@ -146,11 +146,11 @@ def is_carried(directory: Path, name: str) -> bool:
     return bool(FileTree(directory, (name,)).scan(Files()).entries)
 
 
-def is_same(one: Path, other: Path, name: str, there: str | None = None) -> bool:
+def is_same(one: Path, other: Path, name: str, there: str | None = None, known_as: str = "") -> bool:
     """Tells whether two directories have the same checkpoint, in the other one as `there` if that is given, as far as
-    names, sizes and times tell."""
+    names, sizes and times tell. `known_as` is what the program knew the first one as, if that was moved."""
     try:
-        found = FileTree(one, (name,)).scan(Files()).entries
+        found = FileTree(one, (name,), known_as).scan(Files()).entries
     except (OSError, HpcstageError):
         return False
     other_name = there or name
@@ -171,14 +171,17 @@ def damaged(directory: Path, opened: OpenGeneration) -> dict[str, str]:
     return {name: why for name, why in bad.items() if why}
 
 
-def copy_entries(source: Path, names: Iterable[str], to: Path, pace: Pace = lambda _: None) -> list[str]:
+def copy_entries(
+    source: Path, names: Iterable[str], to: Path, pace: Pace = lambda _: None, known_as: str = ""
+) -> list[str]:
     """Copies checkpoints to a directory in which nothing has their names. Returns those that are there, and has them on
-    the disk. Raises OSError, and StateChanged if one changes meanwhile."""
+    the disk. `known_as` is what the program knew the source as, if that was moved. Raises OSError, and StateChanged if
+    one changes meanwhile."""
     copied = []
     for name in names:
         found = FileTree(source, (name,)).scan(Files())
         if found.entries:
-            _copy(source, name, to, pace)
+            _copy(source, name, to, pace, known_as)
             found.check_unchanged()
             copied.append(name)
     sync_directory(to)
@@ -276,17 +279,17 @@ def _below(path: Path) -> Iterator[Path]:
             yield from _below(path / name)
 
 
-def _copy(directory: Path, name: str, to: Path, pace: Pace) -> None:
+def _copy(directory: Path, name: str, to: Path, pace: Pace, known_as: str) -> None:
     """Copies a checkpoint with modes and times, and has it on the disk. Sockets, pipes and devices are left out."""
     path, made = directory / name, to / name
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
-        made.symlink_to(link_target(directory, name, os.readlink(path)))
+        made.symlink_to(link_target(directory, name, os.readlink(path), known_as))
         os.utime(made, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
     elif stat.S_ISDIR(status.st_mode):
         made.mkdir(0o700)
         for below in sorted(os.listdir(path)):
-            _copy(directory, f"{name}/{below}", to, pace)
+            _copy(directory, f"{name}/{below}", to, pace, known_as)
         with Files().opened(made) as fd:
             finish(fd, status)
     elif stat.S_ISREG(status.st_mode):
