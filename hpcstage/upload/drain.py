@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -26,6 +27,8 @@ from hpcstage.upload.uploading import Uploader
 SEALING = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "xfs"})
 """File systems whose leases count maps, and where the first store through a map changes a time; on tmpfs a store after
 a read does not, and overlayfs may not count maps."""
+NICE = 10
+"""How much nicer than the program uploads are while it runs."""
 MOST_STARTS = 20
 NO_TIME = "there was no time left"
 PAUSE_S = 0.1
@@ -178,11 +181,12 @@ class Drain:
         uploader = Uploader(self._place, manifest, pace, can_seal=_can_seal(self._place))
         living = Living(self._place, manifest, uploader, lambda: PAUSE_S * self._waiting[0], self._may_remove)
         said = ""
-        while said not in {_NORMAL, _OTHERWISE}:
-            living.run(words)
-            said = _line(words)
-            if said.startswith(_FREE):
-                living.free(int(said.split()[1]))
+        with ThreadPoolExecutor(1, initializer=_be_gentle) as beside:
+            while said not in {_NORMAL, _OTHERWISE}:
+                beside.submit(living.run, words).result()
+                said = _line(words)
+                if said.startswith(_FREE):
+                    living.free(int(said.split()[1]))
         living.close()
         is_gone = not self._is_there()
         is_normal = said == _NORMAL and self._may_remove()
@@ -203,6 +207,12 @@ class Drain:
         except OSError:
             return False
         return found.st_ino == os.fstat(self._tree).st_ino
+
+
+def _be_gentle() -> None:
+    """Has this thread leave the processors to programs."""
+    with suppress(OSError):
+        os.nice(NICE)
 
 
 def _line(fd: int) -> str:

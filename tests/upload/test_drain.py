@@ -14,7 +14,7 @@ import pytest
 from conftest import small_tmpfs, wait_for
 
 from hpcstage.owner import OWNER, Owner, let_go, take
-from hpcstage.upload.drain import NO_TIME, Drain, upload_late
+from hpcstage.upload.drain import NICE, NO_TIME, Drain, upload_late
 from hpcstage.upload.ending import UNSEEN
 from hpcstage.upload.facts import Place
 from hpcstage.upload.freeing import free
@@ -77,6 +77,17 @@ def test_what_the_command_removed_is_removed_at_the_end(place: Place, tmp_path: 
     Path(place.tree, "goes").unlink()
     assert ended(drain)["undrained"] == []
     assert os.listdir(tmp_path / "DIR") == ["stays"]
+
+
+def test_uploads_leave_the_processors_to_programs_while_these_run(place: Place, tmp_path: Path) -> None:
+    drain = Drain(place)
+    write_and_wait(place, tmp_path / "DIR", "file")
+    (process,) = psutil.Process().children()
+    nice = sorted(os.getpriority(os.PRIO_PROCESS, thread.id) - os.nice(0) for thread in process.threads())
+    assert nice[1:] == [NICE] * len(nice[1:])
+    assert len(nice) > 2
+    assert nice[0] == 0, "the user waits for the end"
+    ended(drain)
 
 
 @pytest.mark.parametrize("how", ["killed", "failed", "cleaned"])
