@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import psutil
@@ -27,6 +28,9 @@ MARK = "HPCSTAGE_TEST_SESSION"
 SESSION = f"{os.getpid()}-{time.monotonic_ns()}"
 OF_BENCHMARK = re.compile(rf"/(?:hpcstage-bench-{os.getuid()}|netns/hpcstage)-(\d+)-")
 OF_EMULATOR = re.compile(r"hpcstage-slowfs-(\d+)-")
+OF_FIGURES = re.compile(
+    r"nothing-|processes-missed|shim-|uncounted|python-layer|direct-|slow-|dropped|idle-nodes|preprocessing"
+)
 OF_TESTS = re.compile(r"/pytest-of-[^/]+/pytest-\d+/")
 GLOO = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 """For programs of several ranks: they meet on loopback, whatever this machine's name leads to."""
@@ -43,6 +47,11 @@ def pytest_configure(config: pytest.Config) -> None:
     own = tempfile.mkdtemp(prefix="ht-")
     config.add_cleanup(lambda: shutil.rmtree(own, ignore_errors=True))
     os.environ["TMPDIR"] = os.environ["XDG_RUNTIME_DIR"] = tempfile.tempdir = own
+
+
+def problems(record: dict[str, Any]) -> list[dict[str, str]]:
+    """The notes of a record that a program told, without those that follow from the record's figures."""
+    return [note for note in record["notes"] if not OF_FIGURES.match(note["id"])]
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 This module owns the top level of the record (`schema` says what each key holds). The larger sections have modules of
 their own. The parts are read one after the other, and only the `Digest` of each node stays in memory.
 
-A sum over nodes covers the nodes that reported a figure; `group` and `problems` name those that did not.
+A sum over nodes covers the nodes that reported a figure; `group` and `notes` name those that did not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOT_ENDED = "the command has not ended, as far as is known: the times are those 
 
 
 def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None) -> Record:
-    """Returns the record. A missing value is null in it, and `problems` names it.
+    """Returns the record. A missing value is null in it, and `notes` say why.
 
     `running` says why the command is taken to be still running, where hpcstage saw no end of it.
     """
@@ -56,7 +56,6 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         schema_version=VERSION,
         generator=f"hpcstage {__version__}",
         complete=ended(run) and not silent and all(node.state is Presence.OK for node in nodes),
-        problems=tuple(problems_of(run, nodes, silent, total, running)),
         run=_run(run, told, running),
         config=run.config,
         config_origin=run.config_origin,
@@ -75,7 +74,7 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
         checkpoints=_checkpoints(run.checkpoints, told),
         elastic=run.elastic,
     )
-    record = replace(record, notes=notes_of(record))
+    record = replace(record, notes=notes_of(record, problems_of(run, nodes, silent, total, running)))
     return replace(record, verdict=verdict_of(record))
 
 

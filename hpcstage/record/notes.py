@@ -6,9 +6,9 @@ RULES.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from hpcstage.problem import NO_PYTHON
+from hpcstage.problem import NO_PYTHON, Problem
 from hpcstage.protocol.shim import PYTHON_SLOTS_FROM, SLOTS
 from hpcstage.record.figures.counts import DIRECT_LAYER, UNSEEN_LAYERS
 from hpcstage.record.parts.roster import Presence, few
@@ -23,15 +23,13 @@ ERRORS = {
 NEWS = {"running", "unclear", "deferred-to-others"}
 
 
-def notes_of(record: Record) -> tuple[Note, ...]:
-    """Returns all notes that apply, worst first. A rule's note replaces the problem of that id, as its text is better.
-
-    The record's own notes are not read.
-    """
+def notes_of(record: Record, problems: Sequence[Problem]) -> tuple[Note, ...]:
+    """Returns what was told and what the rules find, worst first. A rule's note replaces the problem of that id, as its
+    text is better."""
     found = [note for rule in RULES for note in rule(record)]
     told = {note.id for note in found}
-    problems = [Note(p.id, _severity(p.id), p.text, p.remedy) for p in record.problems if p.id not in told]
-    return tuple(sorted([*problems, *found], key=lambda note: list(Severity).index(note.severity)))
+    rest = [Note(p.id, _severity(p.id), p.text, p.remedy) for p in problems if p.id not in told]
+    return tuple(sorted([*rest, *found], key=lambda note: list(Severity).index(note.severity)))
 
 
 def _severity(problem: str) -> Severity:

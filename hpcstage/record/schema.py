@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from hpcstage import jsonform
 from hpcstage.jsonform import Count, NotNegative, Seconds, Share
-from hpcstage.problem import Problem
 from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.parts.elastic import ElasticPart
 from hpcstage.record.parts.outputs import OutputsPart
@@ -350,8 +349,7 @@ class Record:
     schema_version: str
     generator: str
     complete: bool
-    """False: a node or the end of the command is missing; see problems."""
-    problems: tuple[Problem, ...]
+    """False: a node or the end of the command is missing; see notes."""
     verdict: Verdict | None = None
     run: RunSection
     config: dict[str, Any]
@@ -371,6 +369,7 @@ class Record:
     order: OrderPart
     series: Series
     notes: tuple[Note, ...]
+    """What went wrong and what the figures mean, worst first."""
     drains: dict[str, OutputsPart] = field(default_factory=dict)
     """What became of the command's files, by the option: out or checkpoint."""
     checkpoints: CheckpointsPart | None = None

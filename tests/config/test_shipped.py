@@ -195,7 +195,7 @@ def test_schedulers_that_are_not_at_hand(
     assert done.stdout.decode().split()[:2] == ["--epochs", "90"]
     (path,) = hpcstage.records()
     record = json.loads(path.read_text())
-    assert record["complete"] is True, record["problems"]
+    assert record["complete"] is True, record["notes"]
     found = record["run"]
     assert (found["scheduler"], found["local_dir"]) == (script.partition("-")[0], str(job_dir))
     assert record["coverage"]["swapped"] == 20, "every open was served from the copies"

@@ -250,4 +250,4 @@ def test_a_run_reads_what_sed_wrote(hpcstage, tmp_path):
     done = hpcstage("run", "--data", root, "--", sys.executable, "-c", CODE, root)
     assert (done.returncode, done.stdout) == (0, b"new\n"), done.stderr.decode()
     record = json.loads(hpcstage.records()[-1].read_text())
-    assert not [p for p in record["problems"] if p["id"].startswith("changes")]
+    assert not [p for p in record["notes"] if p["id"].startswith("changes")]

@@ -16,7 +16,7 @@ from typing import Any
 import manylab
 import psutil
 import pytest
-from conftest import Hpcstage, wait_for
+from conftest import Hpcstage, problems, wait_for
 from fakecluster import FakeCluster
 
 Tree = Callable[..., Path]
@@ -85,8 +85,8 @@ def test_in_front_of_pbs(hpcstage: Hpcstage, make_tree: Tree, cluster: FakeClust
     assert [part["host"] for part in parts] == cluster.nodes
     assert all(part["complete"] for part in parts)
     assert cluster.job_output() == "", "the agents print nothing into the job's output"
-    problems = {problem["id"] for problem in manylab.record_of(hpcstage)["problems"]}
-    assert "node-missing" not in problems, "two agents on a node are one node"
+    told = {note["id"] for note in manylab.record_of(hpcstage)["notes"]}
+    assert "node-missing" not in told, "two agents on a node are one node"
 
 
 def test_no_node_executes_a_script_that_others_could_replace(
@@ -123,7 +123,7 @@ def test_the_sites_way_to_start_mpi_reaches_our_mpiexec(
     done = Job(hpcstage, cluster, "pbs").run(words, **site)
     assert done.returncode == 0, done.stderr
     record = manylab.record_of(hpcstage)
-    assert record["problems"] == [], done.stderr
+    assert problems(record) == [], done.stderr
     assert record["totals"]["peer_bytes"] == 2 * record["totals"]["source_bytes"] > 0
 
 
@@ -151,7 +151,7 @@ def test_why_mpi_does_not_connect_the_nodes_is_said_at_once(
         process.wait(300)
         process.stderr.close()
     assert b"rsh: node2: Connection refused" in line
-    (problem,) = manylab.record_of(hpcstage)["problems"]
+    (problem,) = problems(manylab.record_of(hpcstage))
     assert problem["id"] == "group-lost"
     assert "rsh: node2: Connection refused" in problem["text"]
 
@@ -269,9 +269,9 @@ def test_behind_mpirun_over_ssh_each_node_has_a_record_of_its_own(
     found = records_by_host(hpcstage)
     assert sorted(found) == cluster.nodes
     for host, record in found.items():
-        assert record["complete"] is True, record["problems"]
+        assert record["complete"] is True, record["notes"]
         assert [node["host"] for node in record["nodes"]] == [host]
-        assert [problem["id"] for problem in record["problems"]] == ["alone"]
+        assert [problem["id"] for problem in problems(record)] == ["alone"]
         (part,) = hpcstage.cwd.glob(f"hpcstage-runs/*/nodes/{host}.json")
         assert len(json.loads(part.read_text())["processes"]) == 2, "one daemon serves all ranks of a node"
     assert "no report from" not in done.stderr.decode()

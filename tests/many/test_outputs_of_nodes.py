@@ -178,7 +178,7 @@ def test_files_of_a_node_that_died_are_named_with_their_place_and_copied_later(
     assert sorted(os.listdir(results)) == ["kept", "old"], "a node that is lost removes nothing"
     record = manylab.record_of(hpcstage)
     assert [one["host"] for one in record["drains"]["out"]["names"]] == [f"{machine}.v1"]
-    (problem,) = [one for one in record["problems"] if one["id"] == "not-drained"]
+    (problem,) = [one for one in record["notes"] if one["id"] == "not-drained"]
     assert problem["remedy"] == f"hpcstage clean --drain on {machine}; they are in {place}/out/tree"
     assert hpcstage("clean").returncode == NOT_DRAINED
     done = hpcstage("clean", "--drain")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import manylab
 import pytest
-from conftest import Hpcstage, wait_for
+from conftest import Hpcstage, problems, wait_for
 
 from hpcstage.job.launchers import Mpi
 from hpcstage.lead.world import find_mpiexec, mpi_of
@@ -54,7 +54,7 @@ def test_modules_of_other_versions_on_the_commands_pythonpath(hpcstage: Hpcstage
     done = hpcstage("run", "--nodes", "2", "--data", make_tree(files=20), "--", "true", env=env)
     assert done.returncode == 0, done.stderr
     record = manylab.record_of(hpcstage)
-    assert (record["complete"], record["problems"]) == (True, [])
+    assert (record["complete"], problems(record)) == (True, [])
 
 
 @pytest.mark.parametrize("mode", ["upfront", "direct"])
@@ -142,7 +142,7 @@ def test_without_mpi_each_node_stages_alone_and_the_report_says_so(
     assert manylab.written(hpcstage.cwd, 2)[0] == manylab.expected(data, 2, 3)
     assert b"mpi4py is not installed" in done.stderr
     record = manylab.record_of(hpcstage)
-    (lost,) = [problem for problem in record["problems"] if problem["id"] == "group-lost"]
+    (lost,) = [problem for problem in record["notes"] if problem["id"] == "group-lost"]
     assert "see nodes/lead.log in the run directory" in lost["remedy"]
     assert list(hpcstage.cwd.glob("hpcstage-runs/*/nodes/lead.log"))
     parts = manylab.parts_of(hpcstage)
@@ -252,4 +252,4 @@ def test_what_one_rank_wrote_before_a_barrier_others_read_after_it(hpcstage: Hpc
     done = hpcstage("run", "--mode", "upfront", "--nodes", "2", "--data", data, "--", *command)
     assert done.returncode == 0, done.stderr
     assert [(hpcstage.cwd / f"stale.{rank}").read_text() for rank in range(2)] == ["0", "0"]
-    assert manylab.record_of(hpcstage)["problems"] == []
+    assert problems(manylab.record_of(hpcstage)) == []

@@ -6,6 +6,7 @@ import json
 import shlex
 
 import pytest
+from conftest import problems
 from nfslab import PATIENCE_S
 from nfsproject import Project
 
@@ -26,7 +27,7 @@ def test_a_program_reads_the_same_from_copies(project: Project) -> None:
     staged = project.run(f"$HPCSTAGE run --data data -- {READ} 3 0.05 2>/disk/err || cat /disk/err", "/n3")
     assert staged == plain
     record = project.record()
-    assert record["problems"] == []
+    assert problems(record) == []
     assert record["coverage"]["swapped"] > 60, record["coverage"]
 
 
@@ -52,7 +53,7 @@ def test_a_scan_that_got_no_answer_is_repeated(project: Project) -> None:
         timeout_s=500,
     )
     assert "{" in said, said
-    (problem,) = (one for one in json.loads(said[said.index("{") :])["problems"] if one["id"] == "scan-unanswered")
+    (problem,) = (one for one in json.loads(said[said.index("{") :])["notes"] if one["id"] == "scan-unanswered")
     assert "/data: Input/output error" in problem["text"]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from conftest import problems
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recordcases import composed, node_part, run_part, trainer, worker
@@ -39,7 +40,7 @@ def valid(run: RunPart, nodes: list[NodePart]) -> dict[str, Any]:
 
 def test_the_schema_is_a_schema_and_demands_the_kept_keys() -> None:
     VALIDATOR.check_schema(SCHEMA)
-    top = "schema_version complete problems run config datasets nodes totals time_split coverage contention"
+    top = "schema_version complete run config datasets nodes totals time_split coverage contention"
     assert set(f"{top} order series notes".split()) <= set(SCHEMA["required"])
     for section, keys in KEPT.items():
         assert set(keys.split()) <= set(SCHEMA["properties"][section]["required"])
@@ -49,7 +50,7 @@ def test_the_schema_is_a_schema_and_demands_the_kept_keys() -> None:
 def test_a_whole_run(mode: str) -> None:
     record = valid(run_part(), [node_part(mode=mode)])
     assert record["complete"]
-    assert record["problems"] == []
+    assert problems(record) == []
     assert record["totals"]["source_bytes"] == 980_000_000 + 2 * 20_000_000
     assert record["totals"]["local_bytes"] == 2 * 980_000_000
     assert record["totals"]["peer_bytes"] is None
@@ -69,7 +70,7 @@ def test_schema_refuses_a_zero_for_nothing_and_a_lost_key() -> None:
 def test_without_any_node_everything_is_unknown() -> None:
     record = valid(run_part(), [])
     assert not record["complete"]
-    assert "no-part" in {p["id"] for p in record["problems"]}
+    assert "no-part" in {p["id"] for p in record["notes"]}
     assert set(record["totals"]) == set(KEYS)
     assert set(record["totals"].values()) == {None}
     assert record["coverage"]["opens"] is None
@@ -83,7 +84,7 @@ def test_a_killed_run_ends_with_its_last_sample() -> None:
     run = run_part(exit_code=None, child_ended_s=None, ended_s=None)
     record = valid(run, [node_part(complete=False, ended_s=None)])
     assert not record["complete"]
-    assert {"killed", "daemon-died"} <= {p["id"] for p in record["problems"]}
+    assert {"killed", "daemon-died"} <= {p["id"] for p in record["notes"]}
     assert record["time_split"]["wall_s"] == pytest.approx(0.1 + 60.0 - 0.2)
     assert "not seen" in record["time_split"]["unmeasured"][0]
 
@@ -91,7 +92,7 @@ def test_a_killed_run_ends_with_its_last_sample() -> None:
 def test_a_missing_node_is_named() -> None:
     record = valid(run_part(nodes=["node17", "node18"]), [node_part()])
     assert not record["complete"]
-    assert "node18" in record["problems"][0]["text"]
+    assert "node18" in problems(record)[0]["text"]
 
 
 def test_a_layer_that_measures_no_reads_makes_bytes_unknown_not_zero() -> None:
@@ -135,7 +136,7 @@ def test_in_mode_direct_the_daemon_copied_and_scanned_nothing() -> None:
 def test_what_others_told_is_not_told_again() -> None:
     problem = Problem("daemon-died", "the daemon died", "look")
     record = valid(run_part(problems=[problem]), [node_part(complete=False)])
-    assert record["problems"] == [vars(problem)]
+    assert problems(record) == [{**vars(problem), "severity": "error"}]
     assert [note["severity"] for note in record["notes"] if note["id"] == "daemon-died"] == ["error"]
 
 

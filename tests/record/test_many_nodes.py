@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from conftest import problems
 from manycases import FILES, SIZE, ids, job, missing, node, record_of, row, run
 from recordcases import START
 
@@ -18,7 +19,7 @@ def test_each_byte_left_the_source_once(count: int) -> None:
     record = record_of(run(count), job(count))
     totals = record["totals"]
     assert record["complete"]
-    assert record["problems"] == []
+    assert problems(record) == []
     assert totals["source_bytes"] == SIZE
     assert totals["peer_bytes"] == (count - 1) * SIZE
     assert Record.from_json(record).source_times == 1.0
@@ -51,8 +52,8 @@ def test_a_node_that_never_came_up_is_named_with_its_reason() -> None:
     assert row(record, "node0001")["state"] == "missing"
     assert row(record, "node0001")["why"] == "ssh: connection refused"
     assert row(record, "node0001")["source_bytes"] is None
-    assert [p["id"] for p in record["problems"]] == ["node-missing"], "the lead and its part say the same"
-    assert record["problems"][0]["text"] == "nothing is staged on node0001: ssh: connection refused"
+    assert [p["id"] for p in problems(record)] == ["node-missing"], "the lead and its part say the same"
+    assert problems(record)[0]["text"] == "nothing is staged on node0001: ssh: connection refused"
     assert Record.from_json(record).reported == 3
     assert record["totals"]["source_bytes"] == sum(n.totals.copied_bytes or 0 for n in nodes)
     assert record["run"]["mode"] == "runtime", "not what the lead wrote for the missing node"
@@ -68,16 +69,16 @@ def test_the_first_part_may_be_that_of_a_missing_node() -> None:
 def test_many_missing_nodes_are_one_problem() -> None:
     nodes = [missing(i, 512) if i in range(5, 200) else node(i, 512, 5) for i in range(512)]
     record = record_of(run(512, problems=[p for n in nodes for p in n.problems]), nodes)
-    (problem,) = [p for p in record["problems"] if p["id"] == "node-missing"]
+    (problem,) = [p for p in record["notes"] if p["id"] == "node-missing"]
     assert problem["text"].startswith("195 of 512 nodes (node0005, node0006, node0007 and 192 more): nothing is staged")
     assert sum(row["state"] == "missing" for row in record["nodes"]) == 195
 
 
 def test_a_problem_that_nodes_tell_in_different_words_says_whose_words_it_has() -> None:
     def told(*texts: str) -> str:
-        problems = [[Problem("store-full", text, "r")] if text else [] for text in texts]
-        nodes = [node(index, 4, problems=found) for index, found in enumerate(problems)]
-        (problem,) = record_of(run(4), nodes)["problems"]
+        reported = [[Problem("store-full", text, "r")] if text else [] for text in texts]
+        nodes = [node(index, 4, problems=found) for index, found in enumerate(reported)]
+        (problem,) = problems(record_of(run(4), nodes))
         return str(problem["text"])
 
     assert told("", "no room for 3 files", "no room for 5 files", "") == (
@@ -100,7 +101,7 @@ def test_a_node_without_any_part() -> None:
     record = record_of(run(4, problems=[died]), [node(0, 4), node(1, 4), node(3, 4)])
     assert row(record, "node0002")["state"] == "missing"
     assert row(record, "node0002")["why"] == "killed by signal 9"
-    assert "no report from node0002" in {p["text"] for p in record["problems"]}
+    assert "no report from node0002" in {p["text"] for p in problems(record)}
     unheard = record_of(run(2), [node(1, 2)])
     assert row(unheard, "node0000")["why"] == "nothing was heard from it"
 
@@ -111,7 +112,7 @@ def test_a_daemon_that_died() -> None:
     record = record_of(run(3, problems=[died]), nodes)
     assert row(record, "node0002")["state"] == "died"
     assert row(record, "node0002")["why"] == "killed by signal 9"
-    assert [p["id"] for p in record["problems"]] == ["node-dead"], "told once"
+    assert [p["id"] for p in problems(record)] == ["node-dead"], "told once"
 
 
 def test_a_dead_daemon_that_said_nothing_makes_no_sum_unknown() -> None:
@@ -172,7 +173,7 @@ def test_the_group_that_was_not_there() -> None:
     assert record["group"]["placement"] == "private"
     assert (record["group"]["generations"], record["group"]["alone_count"]) == (0, 64)
     assert Record.from_json(record).source_times == 64.0
-    assert [p["text"].split(":")[0] for p in record["problems"]] == [
+    assert [p["text"].split(":")[0] for p in problems(record)] == [
         "64 of 64 nodes (node0000, node0001, node0002 and 61 more)"
     ]
 

@@ -109,7 +109,7 @@ def test_a_killed_run_is_composed_from_its_parts(tmp_path: Path, with_run: bool)
     record = files.load_run(tmp_path)
     assert not record.complete
     assert record.coverage.opens == 20_000
-    assert {"killed", "daemon-died"} <= {p.id for p in record.problems}
+    assert {"killed", "daemon-died"} <= {p.id for p in record.notes}
 
 
 def test_whether_a_run_on_another_host_goes_on_is_not_claimed(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_whether_a_run_on_another_host_goes_on_is_not_claimed(tmp_path: Path) ->
     parts(tmp_path, age_s=7)
     record = files.load_run(tmp_path)
     assert record.run.state == "unclear"
-    assert [p.id for p in record.problems] == ["unclear"]
-    assert "or was killed a moment ago" in record.problems[0].text
+    assert [p.id for p in record.notes] == ["unclear"]
+    assert "or was killed a moment ago" in record.notes[0].text
     assert record.nodes[0].state is Presence.RUNNING
     assert not record.complete
     assert [note.severity for note in record.notes if note.id == "unclear"] == [Severity.INFO]
@@ -141,7 +141,7 @@ def test_a_broken_part_shows_as_a_missing_node(tmp_path: Path, broken: bytes) ->
     parts(tmp_path)
     (tmp_path / "nodes" / "node17.json").write_bytes(broken)
     os.utime(tmp_path / "nodes" / "node17.json", (0, 0))
-    assert "no-part" in {p.id for p in files.load_run(tmp_path).problems}
+    assert "no-part" in {p.id for p in files.load_run(tmp_path).notes}
 
 
 def test_a_broken_run_part_is_named(tmp_path: Path) -> None:

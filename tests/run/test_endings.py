@@ -85,6 +85,6 @@ def test_the_log_that_a_message_names_is_there(hpcstage: Hpcstage, make_tree: Tr
     (line,) = [line for line in errors.decode().splitlines() if "ended early" in line and "its log: " in line][:1]
     assert Path(line.partition("its log: ")[2].rstrip(")")).is_file()
     record = json.loads(hpcstage.records()[-1].read_text())
-    (problem,) = [p for p in record["problems"] if p["id"] == "daemon-died"]
+    (problem,) = [p for p in record["notes"] if p["id"] == "daemon-died"]
     assert Path(problem["remedy"].partition("its log: ")[2]).is_file()
     assert sys.executable in record["run"]["command"]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Hpcstage, below, content, small_tmpfs, wait_for
+from conftest import Hpcstage, below, content, problems, small_tmpfs, wait_for
 from test_modes import DIGEST, digest
 
 Tree = Callable[..., Path]
@@ -145,7 +145,7 @@ def test_kill_a_process_of_ours_at_a_random_moment(hpcstage: Hpcstage, make_tree
     assert out.decode().strip() == digest(data, 2)
     record = json.loads(hpcstage.records()[-1].read_text())
     assert record["complete"] is (victim == "copier"), "a copier is replaced"
-    assert ("daemon-died" in {problem["id"] for problem in record["problems"]}) is (victim == "daemon")
+    assert ("daemon-died" in {problem["id"] for problem in record["notes"]}) is (victim == "daemon")
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -197,7 +197,7 @@ def test_a_full_local_disk(hpcstage: Hpcstage, make_tree: Tree, tmp_path: Path, 
         assert done.stdout.decode().strip() == digest(data, 2)
         assert not list(small.glob("hpcstage-*/*/"))
     record = json.loads(hpcstage.records()[-1].read_text())
-    assert [p["id"] for p in record["problems"]] == ["disk-full"]
+    assert [p["id"] for p in problems(record)] == ["disk-full"]
     assert not any("raise --budget" in note["remedy"] for note in record["notes"])
 
 

@@ -50,7 +50,7 @@ def test_the_same_bytes_in_every_layer(hpcstage: Hpcstage, make_tree: Tree, inte
     assert done.returncode == 0, done.stderr
     assert done.stdout.decode().strip() == digest(data, 2)
     record = last_record(hpcstage)
-    assert record["complete"] is True, record["problems"]
+    assert record["complete"] is True, record["notes"]
     assert record["run"]["exit_code"] == 0
 
 

@@ -443,7 +443,7 @@ def test_all_that_is_another_after_a_kill_is_named(
         part = record(hpcstage)["drains"]["out"]
         assert [one["name"] for one in part["names"] if one["fate"] == "stayed"] == ["mine"]
         assert [one["name"] for one in part["names"] if one["fate"] == "beside"] == ["old"]
-        told = {problem["id"] for problem in record(hpcstage)["problems"]}
+        told = {problem["id"] for problem in record(hpcstage)["notes"]}
         assert {"outputs-stayed", "outputs-beside"} <= told
     assert kept(local_dir) == []
 
@@ -575,7 +575,7 @@ def test_copies_of_datasets_give_way_where_the_local_disk_fills(
         done = run(hpcstage, data, *options, "--", *python_command(FILLS, "{out}", data, small))
     assert (done.returncode, done.stdout.split()) == (0, [b"%d" % (30 << 20)]), done.stderr
     assert (tmp_path / "results/second").stat().st_size == 20 << 20
-    assert "store-closed" in [problem["id"] for problem in record(hpcstage)["problems"]]
+    assert "store-closed" in [problem["id"] for problem in record(hpcstage)["notes"]]
 
 
 FILLS_WITH_OUTPUTS = """
@@ -691,7 +691,7 @@ def test_a_local_directory_that_may_go_with_the_job(
     done = hpcstage("run", "--out", results, "--", "sh", "-c", script, env=env)
     said = done.stderr.decode()
     assert done.returncode == 3, said
-    (problem,) = (one for one in record(hpcstage)["problems"] if one["id"] == "not-drained")
+    (problem,) = (one for one in record(hpcstage)["notes"] if one["id"] == "not-drained")
     goes = "elsewhere" not in named
     assert (f"{of_job} may be deleted with the job" in said) == goes
     assert ("unless that was deleted with the job" in said) == goes

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Hpcstage
+from conftest import Hpcstage, problems
 
 Tree = Callable[..., Path]
 OPEN = """
@@ -156,7 +156,7 @@ def test_modules_of_others_on_the_commands_pythonpath(hpcstage: Hpcstage, make_t
     assert done.returncode == 7, done.stderr
     assert b"Error" not in done.stderr, done.stderr
     (record,) = hpcstage.records()
-    assert json.loads(record.read_text())["problems"] == [], "the daemon lived"
+    assert problems(json.loads(record.read_text())) == [], "the daemon lived"
     assert hpcstage("report", env={"PYTHONPATH": path}).returncode == 0
 
 
@@ -189,7 +189,7 @@ def test_a_wrapper_that_fails_while_it_waits_or_looks_on(hpcstage: Hpcstage, mak
     assert "hpcstage: cannot look after the staging daemon: MemoryError: none left\n" in said
     record = json.loads(hpcstage.records()[0].read_text())
     assert record["run"]["exit_code"] == 7
-    assert [problem["id"] for problem in record["problems"]] == ["not-awaited"]
+    assert [problem["id"] for problem in problems(record)] == ["not-awaited"]
     strict = hpcstage(words[0], "--strict", *words[1:], env=env)
     assert strict.returncode == 125, strict.stderr
 

@@ -31,7 +31,7 @@ def test_a_batch_job_is_staged_and_leaves_nothing(gridengine: GridEngine, projec
     assert done["exit_status"] == "0", project.log()
     assert [said["digest"] for said in project.said("rank-*.said")] == [digest(2)]
     record = project.record()
-    assert record["complete"] is True, record["problems"]
+    assert record["complete"] is True, record["notes"]
     where = record["run"]
     assert (where["scheduler"], where["job_id"]) == ("gridengine", str(job))
     assert where["local_dir"].endswith(f"/{job}.1.all.q")
@@ -84,7 +84,7 @@ def test_the_soft_limit_is_a_warning(gridengine: GridEngine, project: Project) -
     assert heard(project) == {0: [signal.SIGUSR1]}, project.log()
     assert done["exit_status"] == str(40 + signal.SIGUSR1)
     record = project.record()
-    assert record["complete"] is True, record["problems"]
+    assert record["complete"] is True, record["notes"]
     assert gridengine.left_by(job) == {done["hostname"]: ""}
 
 
@@ -129,7 +129,7 @@ def test_qdel_of_a_job_of_several_nodes(gridengine: GridEngine, project: Project
     gridengine.cancel(job)
     gridengine.wait(job)
     record = project.record()
-    assert record["complete"] is True, record["problems"]
+    assert record["complete"] is True, record["notes"]
     assert record["run"]["signal"] == signal.SIGUSR2, "MPICH's mpirun has no handler for it"
     assert set(gridengine.left_by(job).values()) == {""}
 

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 from clusterproject import DATA, DATA_BYTES, NODES, Project, digest, heard, needs_checkpoints, ranks_wait
-from conftest import REPO
+from conftest import REPO, problems
 from gridlab import GridEngine
 from nodeslab import until
 from slurmlab import Slurm
@@ -29,8 +29,8 @@ def checked(project: Project, ranks: int, hosts: int) -> None:
     assert [line["digest"] for line in said] == [digest(2)] * ranks, project.log()
     assert len({line["host"] for line in said}) == hosts
     record = project.record()
-    assert record["complete"] is True, record["problems"]
-    assert record["problems"] == []
+    assert record["complete"] is True, record["notes"]
+    assert problems(record) == []
     assert len(record["nodes"]) == hosts
     assert record["run"]["exit_code"] == 0
 

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from clusterproject import DATA_BYTES, NODES, Project, digest, front, heard, kill_daemons, ranks_wait
+from conftest import problems
 from nodeslab import LOCAL, UID
 from slurmlab import Slurm
 
@@ -16,8 +17,8 @@ pytestmark = pytest.mark.usefixtures("limited")
 def checked_record(slurm: Slurm, project: Project, job: int, nodes: int = NODES) -> dict[str, object]:
     """The record of a run on several nodes, all of which took part and are clean."""
     record = project.record()
-    assert record["complete"] is True, record["problems"]
-    assert record["problems"] == []
+    assert record["complete"] is True, record["notes"]
+    assert problems(record) == []
     assert sorted(node["host"] for node in record["nodes"]) == slurm.nodes.names[:nodes]
     assert slurm.left_by(job) == dict.fromkeys(slurm.nodes.names[:nodes], "")
     return record
@@ -56,7 +57,7 @@ def test_whatever_the_job_asked_for_the_other_node_comes_up(slurm: Slurm, projec
     for number, (shape, job) in enumerate(zip(SHAPES, jobs, strict=True)):
         assert slurm.wait(job)["JobState"] == "COMPLETED", (shape, project.log())
         record = project.record(f"shape{number}")
-        assert (record["complete"], record["problems"]) == (True, []), shape
+        assert (record["complete"], problems(record)) == (True, []), shape
         assert len(record["nodes"]) == 2
 
 
@@ -80,7 +81,7 @@ def test_a_job_that_is_cancelled_while_its_program_saves_names_no_failure(slurm:
     assert heard(project) == {rank: [signal.SIGTERM] for rank in range(2)}
     assert "not connected" not in project.log()
     record = project.record()
-    assert (record["complete"], record["problems"]) == (True, [])
+    assert (record["complete"], problems(record)) == (True, [])
 
 
 def test_a_wrapper_that_is_killed_takes_everything_along_and_has_a_report(slurm: Slurm, project: Project) -> None:
@@ -123,7 +124,7 @@ def test_a_node_without_a_local_disk_reads_the_source_and_is_named(slurm: Slurm,
     assert slurm.wait(job)["JobState"] == "COMPLETED", project.log()
     assert [line["digest"] for line in project.said("rank-*.said")] == [digest()] * 2
     record = project.record()
-    (problem,) = [problem for problem in record["problems"] if problem["id"] == "node-missing"]
+    (problem,) = [problem for problem in record["notes"] if problem["id"] == "node-missing"]
     assert poor in problem["text"]
     assert str(where) in problem["text"]
     assert poor in project.report()
@@ -138,7 +139,7 @@ def test_a_daemon_that_is_killed_on_another_node(slurm: Slurm, project: Project)
     assert kill_daemons(project, index=2) > 0
     slurm.cancel(job, "--batch", "--signal=USR1")
     assert slurm.wait(job)["ExitCode"] == f"{40 + signal.SIGUSR1}:0", project.log()
-    assert slurm.nodes.names[1] in "".join(problem["text"] for problem in project.record()["problems"])
+    assert slurm.nodes.names[1] in "".join(problem["text"] for problem in project.record()["notes"])
     assert slurm.left_by(job) == dict.fromkeys(slurm.nodes.names[:2], "")
 
 
@@ -152,7 +153,7 @@ def test_a_job_of_several_parts_is_one_run(slurm: Slurm, project: Project) -> No
     assert [line["digest"] for line in said] == [digest()] * 3
     record = project.record()
     assert sorted(node["host"] for node in record["nodes"]) == sorted(line["host"] for line in said)
-    assert (record["complete"], record["problems"]) == (True, [])
+    assert (record["complete"], problems(record)) == (True, [])
     assert record["totals"]["source_bytes"] == DATA_BYTES, project.report()
     left = {**slurm.left_by(job), **slurm.left_by(job + 1)}
     assert left == dict.fromkeys((line["host"] for line in said), "")

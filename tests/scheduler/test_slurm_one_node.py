@@ -19,7 +19,7 @@ def test_a_batch_job_is_staged_and_leaves_nothing(slurm: Slurm, project: Project
     assert done["JobState"] == "COMPLETED", project.log()
     assert [said["digest"] for said in project.said("rank-*.said")] == [digest(2)]
     record = project.record()
-    assert record["complete"] is True, record["problems"]
+    assert record["complete"] is True, record["notes"]
     where = record["run"]
     assert (where["scheduler"], where["job_id"]) == ("slurm", str(job))
     assert where["local_dir"].endswith(f"/job.{job}")

@@ -25,7 +25,7 @@ def test_scancel_lets_the_command_save_and_leaves_nothing(slurm: Slurm, project:
     assert done["JobState"] == "CANCELLED", project.log()
     assert heard(project) == {0: [signal.SIGTERM]}
     record = project.record()
-    assert record["complete"] is True, record["problems"]
+    assert record["complete"] is True, record["notes"]
     assert record["run"]["exit_code"] == LEFT_ON_TERM
     assert slurm.left_by(job) == {done["NodeList"]: ""}
 
@@ -38,7 +38,7 @@ def test_scancel_reaches_every_rank_behind_srun(slurm: Slurm, project: Project) 
     assert slurm.wait(job)["JobState"] == "CANCELLED", project.log()
     assert heard(project) == {rank: [signal.SIGTERM] for rank in range(4)}
     record = project.record()
-    assert record["complete"] is True, record["problems"]
+    assert record["complete"] is True, record["notes"]
     assert set(slurm.left_by(job).values()) == {""}
 
 
@@ -53,7 +53,7 @@ def test_a_signal_for_the_batch_script(slurm: Slurm, project: Project) -> None:
     assert done["ExitCode"] == f"{40 + signal.SIGUSR2}:0", project.log()
     assert heard(project) == {0: [signal.SIGUSR1, signal.SIGUSR2]}
     record = project.record()
-    assert record["complete"] is True, record["problems"]
+    assert record["complete"] is True, record["notes"]
     assert slurm.left_by(job) == {done["NodeList"]: ""}
 
 
@@ -72,7 +72,7 @@ def test_a_warning_before_the_time_limit(slurm: Slurm, limited: Limited) -> None
     assert done["ExitCode"] == f"{LEFT_ON_USR1}:0", project.log()
     assert heard(project) == {0: [signal.SIGUSR1]}
     record = project.record()
-    assert record["complete"] is True, record["problems"]
+    assert record["complete"] is True, record["notes"]
     assert slurm.left_by(job) == {done["NodeList"]: ""}
 
 
@@ -93,7 +93,7 @@ def test_the_time_limit(slurm: Slurm, limited: Limited) -> None:
     assert done["JobState"] == "TIMEOUT", project.log()
     assert heard(project) == {0: [signal.SIGTERM]}
     record = project.record()
-    assert record["complete"] is True, record["problems"]
+    assert record["complete"] is True, record["notes"]
     assert record["run"]["exit_code"] == LEFT_ON_TERM
     assert slurm.left_by(job) == {done["NodeList"]: ""}
 
